@@ -1,0 +1,46 @@
+# Every target sets up .venv by itself. Needs Python 3.10+, g++ and make; nothing else is assumed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
+
+.PHONY: test test-slow lint format bench asan wheel clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.ready: constraints.txt $(CORE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	touch $@
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.ready
+	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Times every codec against the same run's memcpy and against what one would use instead; writes the Records behind
+# README's table and then the table.
+bench: $(VENV)/.ready
+	$(BIN)/laconic bench --records results/bench/codecs.jsonl
+	$(BIN)/python bench/readme_table.py
+
+# The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers.
+asan: $(VENV)/.ready
+	bash bench/asan.sh
+
+wheel: $(VENV)/.ready
+	$(BIN)/pip wheel --quiet --no-deps -w dist .
+
+clean:
+	rm -rf build dist $(VENV)

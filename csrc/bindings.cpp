@@ -1,0 +1,236 @@
+// The only file that knows Python. Tensors arrive as addresses and sizes: laconic/kernels/cpu.py, the only caller, has
+// checked them (a DLPack hand-over per tensor would cost more than encoding a small one). The GIL is released around
+// all work.
+
+#include "core.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace laconic;
+
+namespace {
+
+using Address = uintptr_t;
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+Key key_of(uint64_t key) { return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}; }
+// A weight of NaN means: store.
+Sink sink_of(Address out, int64_t n, float weight) { return {at<float>(out), n, !std::isnan(weight), weight}; }
+
+template <class F>
+void split(int64_t n, int threads, F body) {
+  const int64_t ranges = (n + kSplit - 1) / kSplit;
+  if (threads <= 1 || ranges == 1) return body(0, n);
+  parallel_for(ranges, threads, [&](int64_t i) { body(i * kSplit, i * kSplit + kSplit < n ? i * kSplit + kSplit : n); });
+}
+
+uint32_t bucket_encode(EncodeLoop loop, int64_t unit, Address x, int64_t n, int bits, int64_t bucket, bool l2,
+                       bool stochastic, uint64_t key, Address floats, Address packed, int threads) {
+  const BucketEncode args{at<const float>(x), n, bits, bucket, l2, stochastic, key_of(key), at<uint8_t>(floats),
+                          at<uint8_t>(packed), nullptr};
+  return encode_buckets(loop, args, unit, threads);
+}
+bool bucket_decode(DecodeLoop loop, int64_t unit, Address floats, Address packed, int bits, int64_t bucket, Address out,
+                   int64_t n, float weight, int threads) {
+  const BucketDecode args{at<const uint8_t>(floats), at<const uint8_t>(packed), bits, bucket, sink_of(out, n, weight)};
+  return decode_buckets(loop, args, unit, threads);
+}
+
+template <class F>
+auto by_index(bool wide, F body) {
+  return wide ? body(static_cast<int64_t*>(nullptr)) : body(static_cast<int32_t*>(nullptr));
+}
+
+// Any contiguous buffer as a uint8 tensor over the same memory, which it keeps alive. laconic only reads through it.
+nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> byte_view(nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
+  if (data.itemsize() != 1) throw nb::type_error("expected a buffer of bytes");
+  auto* bytes = const_cast<uint8_t*>(static_cast<const uint8_t*>(data.data()));
+  return {bytes, {data.size()}, nb::cast(data)};
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "laconic's C++ core. Private: laconic.kernels.cpu checks what it is given.";
+  m.attr("isa") = simd().name;
+
+  m.def("crc32c", [](Address data, size_t n) { return crc32c(at<const uint8_t>(data), n); }, Unlocked());
+  m.def("byte_view", &byte_view);
+  m.def("bytes_at", [](Address data, size_t n) { return nb::bytes(at<const char>(data), n); });
+  m.def("set_bytes", [](Address to, nb::bytes from) { std::memcpy(at<char>(to), from.c_str(), from.size()); });
+
+  m.def("pack", [](Address symbols, int64_t n, int bits, Address out) {
+    simd().pack(at<const uint32_t>(symbols), n, bits, at<uint8_t>(out));
+  }, Unlocked());
+  m.def("unpack", [](Address packed, int64_t n, int bits, Address out) {
+    simd().unpack(at<const uint8_t>(packed), n, bits, at<uint32_t>(out));
+  }, Unlocked());
+
+  m.def("qsgd_encode", [](Address x, int64_t n, int bits, int64_t bucket, bool l2, bool stochastic, uint64_t key,
+                          Address norms, Address packed, int threads) {
+    return bucket_encode(simd().qsgd_encode, kSplit, x, n, bits, bucket, l2, stochastic, key, norms, packed, threads);
+  }, Unlocked());
+  m.def("ternary_encode", [](Address x, int64_t n, int64_t bucket, uint64_t key, Address norms, Address packed, int threads) {
+    return bucket_encode(simd().ternary_encode, 5 * kSplit, x, n, 2, bucket, false, true, key, norms, packed, threads);
+  }, Unlocked());
+  m.def("sign_encode", [](Address x, int64_t n, int64_t bucket, Address scales, Address packed, int threads) {
+    return bucket_encode(simd().sign_encode, kSplit, x, n, 1, bucket, false, false, 0, scales, packed, threads);
+  }, Unlocked());
+  m.def("onebit_encode", [](Address x, int64_t n, int64_t bucket, Address means, Address packed, int threads) {
+    return bucket_encode(simd().onebit_encode, kSplit, x, n, 1, bucket, false, false, 0, means, packed, threads);
+  }, Unlocked());
+
+  m.def("qsgd_decode", [](Address norms, Address packed, int bits, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+    return bucket_decode(simd().qsgd_decode, kSplit, norms, packed, bits, bucket, out, n, weight, threads);
+  }, Unlocked());
+  m.def("ternary_decode", [](Address norms, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+    return bucket_decode(simd().ternary_decode, 5 * kSplit, norms, packed, 2, bucket, out, n, weight, threads);
+  }, Unlocked());
+  m.def("sign_decode", [](Address scales, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+    return bucket_decode(simd().sign_decode, kSplit, scales, packed, 1, bucket, out, n, weight, threads);
+  }, Unlocked());
+  m.def("onebit_decode", [](Address means, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+    return bucket_decode(simd().onebit_decode, kSplit, means, packed, 1, bucket, out, n, weight, threads);
+  }, Unlocked());
+
+  m.def("largest_key", [](Address x, int64_t n) {
+    float low, high;
+    return simd().value_range(at<const float>(x), 0, n, &low, &high);
+  }, Unlocked());
+  m.def("value_range", [](Address x, int64_t n) {
+    float low, high;
+    const uint32_t key = simd().value_range(at<const float>(x), 0, n, &low, &high);
+    return std::tuple<double, double, uint32_t>(low, high, key);
+  }, Unlocked());
+  m.def("uniform_encode", [](Address x, int64_t n, double low, double high, int levels, int bits, Address packed, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().uniform_encode(at<const float>(x), {low, high, levels, bits}, at<uint8_t>(packed), begin, end, n);
+    });
+  }, Unlocked());
+  m.def("uniform_decode", [](Address packed, double low, double high, int levels, int bits, Address out, int64_t n, float weight, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().uniform_decode(at<const uint8_t>(packed), {low, high, levels, bits}, sink_of(out, n, weight), begin, end);
+    });
+  }, Unlocked());
+
+  m.def("copy_finite", [](Address from, Address to, int64_t nbytes, int itemsize, uint64_t exponent) {
+    return simd().copy_finite(at<const uint8_t>(from), at<uint8_t>(to), nbytes, itemsize, exponent);
+  }, Unlocked());
+  m.def("add_raw", [](Address from, Address out, int64_t n, float weight, int threads) {
+    std::atomic<bool> finite{true};
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      if (!simd().add_raw(at<const uint8_t>(from), sink_of(out, n, weight), begin, end)) finite = false;
+    });
+    return finite.load();
+  }, Unlocked());
+  m.def("cast_encode", [](Address x, int64_t n, bool half, Address out, int threads) {
+    std::atomic<uint32_t> key{0};
+    std::atomic<int64_t> saturated{0};
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      int64_t count;
+      const uint32_t found = simd().cast_encode(at<const float>(x), half, at<uint8_t>(out), begin, end, &count);
+      saturated += count;
+      for (uint32_t seen = key.load(); seen < found && !key.compare_exchange_weak(seen, found);) {
+      }
+    });
+    return std::pair<uint32_t, int64_t>(key.load(), saturated.load());
+  }, Unlocked());
+  m.def("cast_decode", [](Address from, bool half, Address out, int64_t n, float weight, int threads) {
+    std::atomic<bool> finite{true};
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      if (!simd().cast_decode(at<const uint8_t>(from), half, sink_of(out, n, weight), begin, end)) finite = false;
+    });
+    return finite.load();
+  }, Unlocked());
+
+  m.def("topk", [](Address x, int64_t n, int64_t k, bool wide, Address positions, Address values, int threads) {
+    return by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      return topk(at<const float>(x), n, k, at<Index>(positions), at<float>(values), threads);
+    });
+  }, Unlocked());
+  m.def("topk_double", [](Address x, int64_t n, int64_t k, bool wide, Address positions, Address values) {
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      topk_double(at<const double>(x), n, k, at<Index>(positions), at<double>(values));
+    });
+  }, Unlocked());
+  m.def("topk_sampled", [](Address x, int64_t n, int64_t k, uint64_t key, bool wide, Address positions, Address values, int threads) {
+    return by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      return topk_sampled(at<const float>(x), n, k, key_of(key), at<Index>(positions), at<float>(values), threads);
+    });
+  }, Unlocked());
+  m.def("count_above", [](Address x, int64_t n, uint32_t threshold, int threads) {
+    return count_above(at<const float>(x), n, threshold, threads);
+  }, Unlocked());
+  m.def("above", [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values, int64_t count, int threads) {
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      above(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values), count, threads);
+    });
+  }, Unlocked());
+  m.def("random_positions", [](int64_t n, int64_t k, uint64_t key, bool wide, Address positions, int threads) {
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      random_positions(n, k, key_of(key), at<Index>(positions), threads);
+    });
+  }, Unlocked());
+
+  m.def("unary_bits", [](Address positions, int64_t k, bool wide, int low_bits) {
+    int64_t totals[3];
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      unary_bits(at<const Index>(positions), k, low_bits, totals);
+    });
+    return std::tuple<int64_t, int64_t, int64_t>(totals[0], totals[1], totals[2]);
+  }, Unlocked());
+  m.def("rice_write", [](Address positions, int64_t k, bool wide, int low_bits, Address low, Address unary, int64_t unary_nbytes) {
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      rice_write(at<const Index>(positions), k, low_bits, at<uint8_t>(low), at<uint8_t>(unary), unary_nbytes);
+    });
+  }, Unlocked());
+  m.def("rice_read", [](Address low, Address unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n, bool wide, Address positions) {
+    return by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      return rice_read(at<const uint8_t>(low), at<const uint8_t>(unary), unary_nbytes, k, low_bits, n, at<Index>(positions));
+    });
+  }, Unlocked());
+  m.def("bitmap_write", [](Address positions, int64_t k, bool wide, Address out, int64_t nbytes) {
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      bitmap_write(at<const Index>(positions), k, at<uint8_t>(out), nbytes);
+    });
+  }, Unlocked());
+  m.def("bitmap_read", [](Address bitmap, int64_t n, int64_t k, bool wide, Address positions) {
+    return by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      return bitmap_read(at<const uint8_t>(bitmap), n, k, at<Index>(positions));
+    });
+  }, Unlocked());
+  m.def("scatter", [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {
+    const Sink sink = sink_of(out, n, weight);
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      if (wide) {
+        simd().scatter64(at<const int64_t>(positions), at<const float>(values), k, sink, begin, end);
+      } else {
+        simd().scatter32(at<const int32_t>(positions), at<const float>(values), k, sink, begin, end);
+      }
+    });
+  }, Unlocked());
+}

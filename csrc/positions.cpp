@@ -1,0 +1,111 @@
+// Positions of a selector: Rice-coded gaps (low bits packed, high parts in unary) or a bitmap.
+
+#include "core.hpp"
+
+#include <cstring>
+
+namespace laconic {
+namespace {
+
+template <class Index>
+struct Gaps {  // successive gaps: how many positions are skipped before each
+  const Index* positions;
+  int64_t previous = -1;
+  uint64_t operator()(int64_t i) {
+    const int64_t here = positions[i], gap = here - previous - 1;
+    previous = here;
+    return static_cast<uint64_t>(gap);
+  }
+};
+
+}  // namespace
+
+template <class Index>
+void unary_bits(const Index* positions, int64_t k, int low_bits, int64_t totals[3]) {
+  Gaps<Index> gaps{positions};
+  uint64_t sums[3] = {};
+  for (int64_t i = 0; i < k; ++i) {
+    const uint64_t gap = gaps(i);
+    for (int j = 0; j < 3; ++j) sums[j] += gap >> (low_bits + j);
+  }
+  for (int j = 0; j < 3; ++j) totals[j] = k + static_cast<int64_t>(sums[j]);
+}
+
+template <class Index>
+void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary, int64_t unary_nbytes) {
+  Gaps<Index> gaps{positions};
+  const uint32_t mask = (1u << low_bits) - 1;
+  uint32_t symbols[kGroup];
+  std::memset(unary, 0, static_cast<size_t>(unary_nbytes));
+  int64_t bit = -1;
+  for (int64_t at = 0; at < k; at += kGroup) {
+    const int64_t count = at + kGroup <= k ? kGroup : k - at;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t gap = gaps(at + i);
+      symbols[i] = static_cast<uint32_t>(gap) & mask;
+      bit += static_cast<int64_t>(gap >> low_bits) + 1;
+      unary[bit >> 3] |= static_cast<uint8_t>(1 << (bit & 7));
+    }
+    simd().pack(symbols, count, low_bits, low + at / kGroup * 32 * low_bits);
+  }
+}
+
+template <class Index>
+bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n,
+               Index* positions) {
+  uint32_t symbols[kGroup];
+  int64_t found = 0, position = -1, last_end = -1;
+  for (int64_t byte = 0; byte < unary_nbytes; byte += 8) {
+    uint64_t word = 0;
+    const int64_t here = unary_nbytes - byte < 8 ? unary_nbytes - byte : 8;
+    std::memcpy(&word, unary + byte, static_cast<size_t>(here));
+    for (; word; word &= word - 1) {
+      if (found == k) return false;
+      if (found % kGroup == 0) {
+        const int64_t count = k - found < kGroup ? k - found : kGroup;
+        simd().unpack(low + found / kGroup * 32 * low_bits, count, low_bits, symbols);
+      }
+      const int64_t end = byte * 8 + __builtin_ctzll(word), high = end - last_end - 1;
+      last_end = end;
+      if (high > n >> low_bits) return false;
+      position += (high << low_bits) + symbols[found % kGroup] + 1;
+      if (position >= n) return false;
+      positions[found++] = static_cast<Index>(position);
+    }
+  }
+  return found == k && last_end >= (unary_nbytes - 1) * 8;
+}
+
+template <class Index>
+void bitmap_write(const Index* positions, int64_t k, uint8_t* out, int64_t nbytes) {
+  std::memset(out, 0, static_cast<size_t>(nbytes));
+  for (int64_t i = 0; i < k; ++i) out[positions[i] >> 3] |= static_cast<uint8_t>(1 << (positions[i] & 7));
+}
+
+template <class Index>
+bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) {
+  int64_t found = 0;
+  const int64_t nbytes = (n + 7) / 8;
+  for (int64_t byte = 0; byte < nbytes; byte += 8) {
+    uint64_t word = 0;
+    const int64_t here = nbytes - byte < 8 ? nbytes - byte : 8;
+    std::memcpy(&word, bitmap + byte, static_cast<size_t>(here));
+    for (; word; word &= word - 1) {
+      const int64_t position = byte * 8 + __builtin_ctzll(word);
+      if (found == k || position >= n) return false;
+      positions[found++] = static_cast<Index>(position);
+    }
+  }
+  return found == k;
+}
+
+#define LACONIC_FOR_INDEX(Index)                                                                                      \
+  template void unary_bits<Index>(const Index*, int64_t, int, int64_t[3]);                                            \
+  template void rice_write<Index>(const Index*, int64_t, int, uint8_t*, uint8_t*, int64_t);                           \
+  template bool rice_read<Index>(const uint8_t*, const uint8_t*, int64_t, int64_t, int, int64_t, Index*);             \
+  template void bitmap_write<Index>(const Index*, int64_t, uint8_t*, int64_t);                                        \
+  template bool bitmap_read<Index>(const uint8_t*, int64_t, int64_t, Index*);
+LACONIC_FOR_INDEX(int32_t)
+LACONIC_FOR_INDEX(int64_t)
+
+}  // namespace laconic

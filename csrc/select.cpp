@@ -1,0 +1,322 @@
+// Selection: exact top-k in about one pass, thresholds, random positions.
+//
+// Top-k: a threshold a little too low is taken from a sample, one pass keeps what reaches it (about k entries), and the
+// exact k-th magnitude is found among those. When the sample misleads (too few, or far too many as with a constant
+// tensor), counting magnitudes by their high and low bits gives the exact threshold with no memory beyond the result.
+
+#include "core.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace laconic {
+namespace {
+
+constexpr int kHighShift = 15;  // a 31-bit magnitude: 16 high bits, 15 low bits
+constexpr int64_t kRange = int64_t{1} << 30;
+
+uint32_t key_at(const float* x, int64_t i) {
+  uint32_t b;
+  std::memcpy(&b, x + i, 4);
+  return b & kMagnitude;
+}
+
+// Scratch that outlives a call: fresh pages cost more than the work done in them.
+struct Workspace {
+  std::vector<uint32_t> offset, bits, high, low;
+
+  Kept kept(int64_t capacity) {
+    const size_t room = static_cast<size_t>(capacity) + 64;
+    if (offset.size() < room) {
+      offset.resize(room);
+      bits.resize(room);
+    }
+    return {offset.data(), bits.data(), 0, capacity};
+  }
+};
+thread_local Workspace workspace;
+
+// The largest bin such that it and those above hold at least `wanted`; `above` gets what lies strictly above it.
+size_t bin_holding(const std::vector<uint32_t>& bins, int64_t wanted, int64_t* above) {
+  int64_t seen = 0;
+  for (size_t bin = bins.size(); bin-- > 0;) {
+    if (seen + bins[bin] >= wanted) {
+      *above = seen;
+      return bin;
+    }
+    seen += bins[bin];
+  }
+  *above = seen;
+  return 0;
+}
+
+// The k-th largest of m keys, and how many are larger.
+template <class KeyAt>
+uint32_t kth_key(int64_t m, int64_t k, KeyAt key, int64_t* larger) {
+  if (m <= 4096) {
+    uint32_t keys[4096];
+    for (int64_t i = 0; i < m; ++i) keys[i] = key(i);
+    std::nth_element(keys, keys + (k - 1), keys + m, std::greater<uint32_t>());
+    const uint32_t kth = keys[k - 1];
+    *larger = std::count_if(keys, keys + m, [&](uint32_t v) { return v > kth; });
+    return kth;
+  }
+  auto& high = workspace.high;
+  high.assign(size_t{1} << 16, 0);
+  for (int64_t i = 0; i < m; ++i) ++high[key(i) >> kHighShift];
+  int64_t above_bin;
+  const uint32_t bin = static_cast<uint32_t>(bin_holding(high, k, &above_bin));
+  auto& low = workspace.low;
+  low.assign(size_t{1} << kHighShift, 0);
+  for (int64_t i = 0; i < m; ++i) {
+    const uint32_t v = key(i);
+    if (v >> kHighShift == bin) ++low[v & ((1u << kHighShift) - 1)];
+  }
+  int64_t above_low;
+  const uint32_t rest = static_cast<uint32_t>(bin_holding(low, k - above_bin, &above_low));
+  *larger = above_bin + above_low;
+  return bin << kHighShift | rest;
+}
+
+// A magnitude that about `wanted` of the n entries reach or exceed, a little low rather than high.
+uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
+  // Whole cache lines, spread evenly with a jitter so that no period in the data lines up with them.
+  constexpr int64_t lines = 8192, line = 16, samples = lines * line;
+  auto& high = workspace.high;
+  high.assign(size_t{1} << 16, 0);
+  const int64_t stride = (n - line) / lines;
+  for (int64_t i = 0; i < lines; ++i) {
+    const int64_t at = i * stride + static_cast<int64_t>(hash32(i, {0x2545F491u, 0x4F6CDD1Du}) % stride);
+    for (int64_t j = 0; j < line; ++j) ++high[key_at(x, at + j) >> kHighShift];
+  }
+  const double share = static_cast<double>(k) / static_cast<double>(n), expected = share * samples;
+  const int64_t wanted = static_cast<int64_t>(expected + 5.0 * std::sqrt(expected * (1.0 - share)) + 8.0);
+  int64_t above;
+  const size_t bin = bin_holding(high, wanted, &above);
+  return static_cast<uint32_t>(bin) << kHighShift;
+}
+
+template <class Index>
+int64_t write_kept(const Kept& kept, int64_t base, Index* positions, float* values) {
+  for (int64_t i = 0; i < kept.count; ++i) positions[i] = static_cast<Index>(base + kept.offset[i]);
+  std::memcpy(values, kept.bits, static_cast<size_t>(kept.count) * 4);
+  return kept.count;
+}
+
+// Keeps what is above the k-th key, and of those equal to it the first few, in place of the order given.
+template <class Index, class At>
+uint32_t keep_top(int64_t m, int64_t k, uint32_t kth, int64_t larger, At at, Index* positions, float* values) {
+  int64_t ties = k - larger, count = 0;
+  uint32_t key = 0;
+  for (int64_t i = 0; i < m && count < k; ++i) {
+    const auto [position, raw] = at(i);
+    const uint32_t magnitude = raw & kMagnitude;
+    if (magnitude < kth || (magnitude == kth && ties-- <= 0)) continue;
+    positions[count] = static_cast<Index>(position);
+    std::memcpy(values + count++, &raw, 4);
+    key = std::max(key, magnitude);
+  }
+  return key;
+}
+
+struct Entry {
+  int64_t position;
+  uint32_t raw;
+};
+
+template <class Index>
+uint32_t topk_by_counting(const float* x, int64_t n, int64_t k, Index* positions, float* values) {
+  int64_t larger;
+  const uint32_t kth = kth_key(n, k, [&](int64_t i) { return key_at(x, i); }, &larger);
+  return keep_top(n, k, kth, larger, [&](int64_t i) {
+    uint32_t raw;
+    std::memcpy(&raw, x + i, 4);
+    return Entry{i, raw};
+  }, positions, values);
+}
+
+// Candidates of all ranges in order, in the caller's workspace. False when they overflow.
+bool gather_candidates(const float* x, int64_t n, uint32_t threshold, int64_t capacity, int threads, Kept* kept,
+                       std::vector<int64_t>* starts, int64_t range) {
+  const int64_t ranges = (n + range - 1) / range;
+  starts->assign(static_cast<size_t>(ranges) + 1, 0);
+  if (ranges == 1) {
+    *kept = workspace.kept(capacity);
+    const bool fits = simd().compact(x, 0, n, threshold, kept);
+    (*starts)[1] = kept->count;
+    return fits;
+  }
+  // Each range its own share of the room, then moved together.
+  const int64_t share = capacity / ranges + 8192;
+  *kept = workspace.kept((share + 64) * ranges);
+  std::vector<int64_t> counts(static_cast<size_t>(ranges));
+  std::vector<char> fits(static_cast<size_t>(ranges));
+  const Kept all = *kept;
+  parallel_for(ranges, threads, [&](int64_t r) {
+    Kept part{all.offset + r * (share + 64), all.bits + r * (share + 64), 0, share};
+    fits[static_cast<size_t>(r)] = simd().compact(x, r * range, std::min(n, (r + 1) * range), threshold, &part);
+    counts[static_cast<size_t>(r)] = part.count;
+  });
+  int64_t total = 0;
+  for (int64_t r = 0; r < ranges; ++r) {
+    if (!fits[static_cast<size_t>(r)]) return false;
+    const int64_t count = counts[static_cast<size_t>(r)], from = r * (share + 64);
+    std::memmove(all.offset + total, all.offset + from, static_cast<size_t>(count) * 4);
+    std::memmove(all.bits + total, all.bits + from, static_cast<size_t>(count) * 4);
+    total += count;
+    (*starts)[static_cast<size_t>(r) + 1] = total;
+  }
+  kept->count = total;
+  return true;
+}
+
+int64_t range_for(int64_t n, int threads) {
+  if (threads <= 1 || n < 4 * kSplit) return std::min(std::max<int64_t>(n, 1), kRange);
+  const int64_t even = (n + threads - 1) / threads;
+  return std::min((even + kSplit - 1) / kSplit * kSplit, kRange);
+}
+
+}  // namespace
+
+template <class Index>
+uint32_t topk(const float* x, int64_t n, int64_t k, Index* positions, float* values, int threads) {
+  if (n < 2 * kSplit || k > n / 2) return topk_by_counting(x, n, k, positions, values);
+  const uint32_t threshold = sampled_threshold(x, n, k);
+  const int64_t range = range_for(n, threads);
+  Kept kept;
+  std::vector<int64_t> starts;
+  const int64_t capacity = k + k / 2 + 65536;
+  if (threshold == 0 || !gather_candidates(x, n, threshold, capacity, threads, &kept, &starts, range) ||
+      kept.count < k) {
+    return topk_by_counting(x, n, k, positions, values);
+  }
+  int64_t larger;
+  const uint32_t kth = kth_key(kept.count, k, [&](int64_t i) { return kept.bits[i] & kMagnitude; }, &larger);
+  size_t r = 0;
+  return keep_top(kept.count, k, kth, larger, [&](int64_t i) {
+    while (i >= starts[r + 1]) ++r;
+    return Entry{static_cast<int64_t>(r) * range + kept.offset[i], kept.bits[i]};
+  }, positions, values);
+}
+
+template <class Index>
+void topk_double(const double* x, int64_t n, int64_t k, Index* positions, double* values) {
+  std::vector<uint64_t> keys(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t b;
+    std::memcpy(&b, x + i, 8);
+    keys[static_cast<size_t>(i)] = b & 0x7FFFFFFFFFFFFFFFull;
+  }
+  std::vector<uint64_t> sorted = keys;
+  std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<uint64_t>());
+  const uint64_t kth = sorted[static_cast<size_t>(k - 1)];
+  int64_t ties = k - std::count_if(keys.begin(), keys.end(), [&](uint64_t v) { return v > kth; }), count = 0;
+  for (int64_t i = 0; i < n && count < k; ++i) {
+    const uint64_t v = keys[static_cast<size_t>(i)];
+    if (v < kth || (v == kth && ties-- <= 0)) continue;
+    positions[count] = static_cast<Index>(i);
+    values[count++] = x[i];
+  }
+}
+
+template <class Index>
+int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* positions, float* values, int threads) {
+  if (n <= kSamples) return -1;
+  std::vector<uint32_t> sampled(static_cast<size_t>(kSamples));
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const int64_t start = i * n / kSamples, span = (i + 1) * n / kSamples - start;
+    const uint64_t step = static_cast<uint64_t>(hash32(static_cast<uint64_t>(i), key)) * static_cast<uint64_t>(span) >> 32;
+    sampled[static_cast<size_t>(i)] = key_at(x, start + static_cast<int64_t>(step));
+  }
+  const int64_t rank = std::max<int64_t>(1, std::min(kSamples, (k * kSamples + n / 2) / n));
+  std::nth_element(sampled.begin(), sampled.begin() + (rank - 1), sampled.end(), std::greater<uint32_t>());
+  const uint32_t threshold = sampled[static_cast<size_t>(rank - 1)];
+  const int64_t range = range_for(n, threads);
+  Kept kept;
+  std::vector<int64_t> starts;
+  if (threshold == 0 ||
+      !gather_candidates(x, n, threshold, 2 * k + 16 + 2 * 65536, threads, &kept, &starts, range) ||
+      kept.count > 2 * k + 16) {
+    return -1;
+  }
+  size_t r = 0;
+  for (int64_t i = 0; i < kept.count; ++i) {
+    while (i >= starts[r + 1]) ++r;
+    positions[i] = static_cast<Index>(static_cast<int64_t>(r) * range + kept.offset[i]);
+  }
+  std::memcpy(values, kept.bits, static_cast<size_t>(kept.count) * 4);
+  return kept.count;
+}
+
+int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads) {
+  const int64_t range = range_for(n, threads), ranges = (n + range - 1) / range;
+  std::vector<int64_t> counts(static_cast<size_t>(ranges));
+  parallel_for(ranges, threads, [&](int64_t r) {
+    int64_t count = 0;
+    for (int64_t i = r * range; i < std::min(n, (r + 1) * range); ++i) count += key_at(x, i) >= threshold;
+    counts[static_cast<size_t>(r)] = count;
+  });
+  int64_t total = 0;
+  for (int64_t count : counts) total += count;
+  return total;
+}
+
+template <class Index>
+void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t count, int threads) {
+  (void)threads;
+  for (int64_t i = 0, at = 0; i < n && at < count; ++i) {
+    if (key_at(x, i) < threshold) continue;
+    positions[at] = static_cast<Index>(i);
+    values[at++] = x[i];
+  }
+}
+
+template <class Index>
+void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads) {
+  (void)threads;
+  // The k smallest hashes. Hashes are uniform, so the threshold is known up to chance: take a little more than k.
+  const double share = static_cast<double>(k) / static_cast<double>(n);
+  double wanted = static_cast<double>(k) + 6.0 * std::sqrt(static_cast<double>(k) * (1.0 - share)) + 16.0;
+  for (;; wanted = wanted * 2 + 64) {
+    const bool all = wanted >= static_cast<double>(n);
+    const uint32_t at_most = all ? ~0u : static_cast<uint32_t>(wanted / static_cast<double>(n) * 4294967295.0);
+    std::vector<int64_t> at;
+    std::vector<uint32_t> inverted;
+    at.reserve(static_cast<size_t>(std::min(wanted * 1.1, static_cast<double>(n))) + 64);
+    inverted.reserve(at.capacity());
+    constexpr int64_t piece = 65536;
+    for (int64_t begin = 0; begin < n; begin += piece) {
+      Kept kept = workspace.kept(piece + 64);
+      simd().compact_hashes(key, begin, std::min(n, begin + piece), at_most, &kept);
+      for (int64_t i = 0; i < kept.count; ++i) {
+        at.push_back(begin + kept.offset[i]);
+        inverted.push_back(kept.bits[i]);
+      }
+    }
+    const int64_t found = static_cast<int64_t>(at.size());
+    if (found < k) continue;
+    std::vector<uint32_t> sorted = inverted;
+    std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<uint32_t>());
+    const uint32_t kth = sorted[static_cast<size_t>(k - 1)];
+    int64_t ties = k - std::count_if(inverted.begin(), inverted.end(), [&](uint32_t v) { return v > kth; }), count = 0;
+    for (int64_t i = 0; i < found && count < k; ++i) {
+      const uint32_t v = inverted[static_cast<size_t>(i)];
+      if (v < kth || (v == kth && ties-- <= 0)) continue;
+      positions[count++] = static_cast<Index>(at[static_cast<size_t>(i)]);
+    }
+    return;
+  }
+}
+
+#define LACONIC_FOR_INDEX(Index)                                                                                      \
+  template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);                                \
+  template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);                                 \
+  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int);                     \
+  template void above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t, int);                          \
+  template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);
+LACONIC_FOR_INDEX(int32_t)
+LACONIC_FOR_INDEX(int64_t)
+
+}  // namespace laconic

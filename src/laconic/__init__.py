@@ -1,0 +1,44 @@
+"""laconic: distributed training in few words.
+
+Codecs for gradients, parameters and updates, an open wire format, and channels that remember what was not sent.
+
+>>> import torch, laconic
+>>> frame = laconic.encode(torch.randn(100_000), "topk:0.01|qsgd:4", seed=0)
+>>> len(frame) < 2000, laconic.decode(frame).shape
+(True, torch.Size([100000]))
+"""
+
+from __future__ import annotations
+
+from laconic import aggregate
+from laconic._version import __version__
+from laconic.channels import Channel, channel
+from laconic.codecs import codec, codec_names
+from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
+from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
+from laconic.packet import Packet, TensorSpec
+from laconic.policy import Policy
+
+__all__ = [
+    "Channel",
+    "ConfigError",
+    "FileError",
+    "FrameError",
+    "InputError",
+    "LaconicError",
+    "NonFiniteError",
+    "Packet",
+    "Policy",
+    "TensorSpec",
+    "__version__",
+    "aggregate",
+    "channel",
+    "codec",
+    "codec_names",
+    "decode",
+    "decode_bundle",
+    "encode",
+    "encode_bundle",
+    "encode_into",
+    "max_nbytes",
+]

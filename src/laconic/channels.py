@@ -1,0 +1,218 @@
+"""Channel: a codec and its memory for one direction, keyed by slot name, checkpointable.
+
+``ef`` keeps what a lossy codec failed to send and adds it to the next round; ``momentum`` does so with momentum
+applied before compression (Deep Gradient Compression). Both keep their promise by arithmetic on the very bytes sent:
+the residual is the input minus what the receiver will decode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from laconic import kernels, wire
+from laconic._core import bytes_at
+from laconic.codecs import Chain, ChannelStage, parse
+from laconic.codecs import spec as grammar
+from laconic.codecs.feedback import MomentumCorrection
+from laconic.errors import ConfigError, InputError, NonFiniteError
+from laconic.frames import max_nbytes, write_frame
+from laconic.packet import Packet, TensorSpec
+from laconic.policy import Policy
+
+__all__ = ["Channel", "ChannelStats", "channel"]
+
+log = logging.getLogger("laconic")
+
+
+@dataclass
+class ChannelStats:
+    """What a channel has done so far; every count here was also logged once."""
+
+    rounds: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    skipped_nonfinite: int = 0
+    residual_resets: int = 0
+    exempt: dict[str, str] = field(default_factory=dict)
+    """Slots that do not get the channel's own spec, and why."""
+
+
+@dataclass
+class _Memory:
+    """What one slot remembers."""
+
+    residual: Tensor
+    velocity: Tensor | None = None
+
+
+class Channel:
+    """Encodes slots by one spec, remembering per slot what was not sent.
+
+    Args:
+        spec: ``ef|topk:0.01|qsgd:4``, ``momentum:0.9|topk:0.001``, or a codec without memory.
+        policy: Codecs for slots by name pattern; by default small and one-dimensional tensors go uncompressed.
+        nonfinite: ``raise`` on a NaN or an infinity, or ``skip``: send zeros, keep the memory, count it.
+
+    >>> import torch, laconic
+    >>> channel = laconic.channel("ef|topk:0.5", policy=laconic.Policy(min_numel=0, exempt_1d=False))
+    >>> laconic.decode(channel.encode("w", torch.tensor([1.0, 3.0]), seed=0))
+    tensor([0., 3.])
+    >>> laconic.decode(channel.encode("w", torch.tensor([1.0, 1.0]), seed=1))
+    tensor([2., 0.])
+    """
+
+    def __init__(
+        self, spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise"
+    ) -> None:
+        if nonfinite not in ("raise", "skip"):
+            raise ConfigError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+        self.spec = spec
+        self.policy = Policy.of(policy)
+        self.nonfinite = nonfinite
+        self.stats = ChannelStats()
+        self._memories: dict[str, _Memory] = {}
+        self._counted: Counter[str] = Counter()
+        self._room = torch.empty(0, dtype=torch.uint8)
+        stages, codec = parse(spec)
+        if stages and not codec.contractive:
+            log.warning("%s: one encoding may add more error than it removes, so the residual can grow", spec)
+
+    def __str__(self) -> str:
+        stages, codec = parse(self.spec)
+        return grammar.text([*stages, *codec.stages])
+
+    def encode(self, slot: str, x: Tensor, *, seed: int = 0) -> bytes:
+        """The frame of this round's tensor for a slot. ``x`` is left alone; the slot's memory moves on.
+
+        An error leaves the memory as it was, except where a residual itself overflowed: that one is reset and logged.
+        """
+        choice = self.policy.choose(slot, TensorSpec.of(x), self.spec)
+        if choice.reason and slot not in self.stats.exempt:
+            self.stats.exempt[slot] = f"{choice.spec}: {choice.reason}"
+            log.info("slot %r travels as %r instead of %r: it %s", slot, choice.spec, self.spec, choice.reason)
+        stages, codec = parse(choice.spec)
+        try:
+            nbytes = self._encode(slot, x, codec, _memory_stage(stages), seed)
+            frame = bytes_at(self._room.data_ptr(), nbytes)
+        except NonFiniteError as error:
+            if self.nonfinite == "raise":
+                raise NonFiniteError(f"slot {slot!r}: {error}") from None
+            self.stats.skipped_nonfinite += 1
+            self._say_once(f"slot {slot!r} is not finite: its contribution is dropped")
+            frame = bytes(wire.pack(Packet(codec.text, TensorSpec.of(x), ())))
+        except InputError as error:
+            raise type(error)(f"slot {slot!r}: {error}") from None
+        self.stats.rounds += 1
+        self.stats.bytes_in += x.numel() * x.element_size()
+        self.stats.bytes_out += len(frame)
+        return frame
+
+    def _write(self, x: Tensor, codec: Chain, seed: int) -> tuple[int, Packet]:
+        room = max_nbytes(codec, x)
+        if self._room.numel() < room:
+            self._room = torch.empty(room, dtype=torch.uint8)
+        return write_frame(x, codec, self._room, seed=seed)
+
+    def _encode(self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage | None, seed: int) -> int:
+        if stage is None:
+            return self._write(x, codec, seed)[0]
+        flat = x.detach().to(torch.float32).contiguous()
+        if not kernels.of(flat).all_finite(flat.view(-1)):
+            raise NonFiniteError("expected finite values, got a NaN or an infinity")
+        memory = self._memory(slot, flat)
+        velocity = None
+        if isinstance(stage, MomentumCorrection):
+            if memory.velocity is None:
+                memory.velocity = torch.zeros_like(flat)
+            velocity = memory.velocity
+            velocity.mul_(stage.m).add_(flat)
+            memory.residual.add_(torch.add(flat, velocity, alpha=stage.m) if stage.nesterov else velocity)
+        else:
+            memory.residual.add_(flat)
+        try:
+            # The packet says float32 whatever x was: the residual is, and rounding the sum away would lose it.
+            nbytes, packet = self._write(memory.residual, codec, seed)
+        except NonFiniteError:
+            self._memories.pop(slot)
+            self.stats.residual_resets += 1
+            log.warning("slot %r: its residual overflowed float32 and is reset", slot)
+            raise
+        codec.accumulate(_on(packet, memory.residual.device), memory.residual, -1.0)
+        if velocity is not None:
+            sent = codec.positions(packet)
+            if sent is not None:  # momentum factor masking: what was sent starts afresh
+                velocity.view(-1).index_fill_(0, sent.to(velocity.device, torch.int64), 0.0)
+        return nbytes
+
+    def _memory(self, slot: str, like: Tensor) -> _Memory:
+        memory = self._memories.get(slot)
+        if memory is not None and memory.residual.shape == like.shape and memory.residual.device == like.device:
+            return memory
+        if memory is not None:
+            self.stats.residual_resets += 1
+            log.warning(
+                "slot %r changed from %s to %s: its residual is reset",
+                slot, list(memory.residual.shape), list(like.shape),
+            )  # fmt: skip
+        memory = self._memories[slot] = _Memory(torch.zeros_like(like))
+        return memory
+
+    def _say_once(self, message: str) -> None:
+        self._counted[message] += 1
+        if self._counted[message] == 1:
+            log.warning("%s (said once, counted in stats)", message)
+
+    def residual(self, slot: str) -> Tensor | None:
+        """What a slot has yet to send; None when it remembers nothing."""
+        memory = self._memories.get(slot)
+        return None if memory is None else memory.residual
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything remembered, as ``slot/residual`` and ``slot/velocity``: save it with the model."""
+        state = {}
+        for slot, memory in self._memories.items():
+            state[f"{slot}/residual"] = memory.residual.clone()
+            if memory.velocity is not None:
+                state[f"{slot}/velocity"] = memory.velocity.clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the memory by a saved one. Nothing changes unless all of it makes sense."""
+        memories: dict[str, _Memory] = {}
+        for key, tensor in state.items():
+            slot, _, part = key.rpartition("/")
+            if part not in ("residual", "velocity") or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                raise InputError(f"expected float tensors named 'slot/residual' or 'slot/velocity', got {key!r}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(f"{key!r} in the saved state is not finite")
+            if part == "residual":
+                memories[slot] = _Memory(tensor.detach().to(torch.float32).clone().contiguous())
+        for key, tensor in state.items():
+            slot, _, part = key.rpartition("/")
+            if part == "velocity":
+                if slot not in memories or memories[slot].residual.shape != tensor.shape:
+                    raise InputError(f"{key!r} has no residual of the same shape beside it")
+                memories[slot].velocity = tensor.detach().to(torch.float32).clone().contiguous()
+        self._memories = memories
+
+
+def channel(spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise") -> Channel:
+    """A channel for a spec such as ``ef|topk:0.01|qsgd:4``; see ``Channel`` for the arguments."""
+    return Channel(spec, policy=policy, nonfinite=nonfinite)
+
+
+def _memory_stage(stages: tuple[ChannelStage, ...]) -> ChannelStage | None:
+    """The stage that decides the arithmetic: ``momentum`` has error feedback built in, ``ef`` beside it adds nothing."""
+    return next((stage for stage in stages if isinstance(stage, MomentumCorrection)), stages[0] if stages else None)
+
+
+def _on(packet: Packet, device: torch.device) -> Packet:
+    if device.type == "cpu":
+        return packet
+    return Packet(packet.codec, packet.spec, tuple(section.to(device) for section in packet.sections))

@@ -1,0 +1,139 @@
+"""What a stage is, and what a codec is.
+
+A *stage* is a frozen dataclass: its fields are its arguments in the grammar, its class says which kind it is.
+
+- ``Selector``: dense values -> some of them, and where they stood (one section).
+- ``ValueStage``: floats -> bytes. Either a cast (floats stay floats) or a quantizer (floats become symbols).
+- ``ChannelStage``: memory around a codec (error feedback, momentum). It has no bytes of its own.
+
+A codec is a chain of at most one selector and one value stage (``chain.Chain``). Codecs are pure: no state, no
+communication, input untouched, randomness from the seed they are given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from laconic.errors import NonFiniteError
+from laconic.kernels.interface import NONFINITE, Kernels
+from laconic.packet import Arena, Packet, TensorSpec
+
+__all__ = ["ChannelStage", "Codec", "Selected", "Selector", "Stage", "ValueStage", "refuse_nonfinite"]
+
+
+def refuse_nonfinite(key: int, n: int) -> None:
+    """Raise when an encoder's key says that it met a NaN or an infinity."""
+    if key >= NONFINITE:
+        raise NonFiniteError(
+            f"expected finite values, got a NaN or an infinity among {n} (or a value beyond float32). "
+            "Find where it arises, or drop such rounds with nonfinite='skip'."
+        )
+
+
+class Stage:
+    """One word of the grammar. Subclasses are frozen dataclasses; ``name`` is the word."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for tables."""
+    example: ClassVar[str]
+    """A spec that uses it."""
+    biased: ClassVar[bool | str] = False
+    """False when the mean over seeds is the input; otherwise True, or a word on when."""
+    summable: ClassVar[bool] = False
+
+    @property
+    def contractive(self) -> bool:
+        """Whether one encoding always brings the rest closer to zero: what error feedback rests on."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What a selector hands on: its section, the values it kept, and the largest magnitude (a key)."""
+
+    section: Tensor
+    values: Tensor
+    key: int
+
+
+class Selector(Stage):
+    """Dense -> values and positions."""
+
+    kind: ClassVar[str] = "selector"
+
+    def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        """Choose from a flat tensor of any float dtype; the position section is taken from the arena."""
+        raise NotImplementedError
+
+    def count(self, section: Tensor, n: int) -> int:
+        """How many values the section places, read without placing them; ``FrameError`` when it cannot be."""
+        raise NotImplementedError
+
+    def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
+        """Ascending positions back from the section; ``FrameError`` when it lies."""
+        raise NotImplementedError
+
+    def gain(self, n: int) -> float:
+        """What decoded values are multiplied by."""
+        return 1.0
+
+    def max_kept(self, n: int) -> int:
+        raise NotImplementedError
+
+    def max_section_nbytes(self, n: int) -> int:
+        raise NotImplementedError
+
+
+class ValueStage(Stage):
+    """Floats -> sections, and back."""
+
+    num_sections: ClassVar[int]
+    lossless: ClassVar[bool] = False
+    """Keeps the dtype it is given: it then decodes into that dtype instead of float32."""
+
+    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        """Sections of a flat tensor; an empty tuple when every value decodes to zero."""
+        raise NotImplementedError
+
+    def decode(
+        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        """Store into a flat tensor (float32, or the packet's dtype if lossless), or add ``weight`` times the values."""
+        raise NotImplementedError
+
+    def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
+        """Bytes of each section for n values of ``itemsize`` bytes, at most."""
+        raise NotImplementedError
+
+    def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
+        """Whether sections of these sizes can hold n values."""
+        return sections == self.section_nbytes(n, itemsize)
+
+
+class ChannelStage(Stage):
+    """Memory that a channel keeps per slot; see ``laconic.channels``."""
+
+    kind: ClassVar[str] = "channel"
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Maps a tensor to a packet and back. ``str(codec)`` is its canonical spec."""
+
+    def encode(self, x: Tensor, *, seed: int = 0, arena: Arena | None = None) -> Packet: ...
+    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor: ...
+    def accumulate(self, packet: Packet, out: Tensor, weight: float = 1.0) -> None: ...
+    def max_section_nbytes(self, spec: TensorSpec) -> tuple[int, ...]: ...
+
+
+def field_names(stage: type[Stage]) -> list[str]:
+    return list(getattr(stage, "__dataclass_fields__", {}))
+
+
+def options(stage: Stage) -> dict[str, Any]:
+    return {name: getattr(stage, name) for name in field_names(type(stage))}

@@ -1,0 +1,89 @@
+"""``none``, ``fp16``, ``bf16``: the bytes as they are, or rounded to 16 bits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.base import ValueStage, refuse_nonfinite
+from laconic.kernels.interface import NONFINITE, Kernels
+from laconic.packet import Arena, TensorSpec
+
+__all__ = ["BF16", "FP16", "Raw"]
+
+log = logging.getLogger("laconic")
+
+
+@dataclass(frozen=True)
+class Raw(ValueStage):
+    """The values themselves, in their own dtype. Lossless.
+
+    Payload: ``dtype value[n]``.
+    """
+
+    name: ClassVar[str] = "none"
+    kind: ClassVar[str] = "cast"
+    summary: ClassVar[str] = "the values as they are"
+    example: ClassVar[str] = "none"
+    num_sections: ClassVar[int] = 1
+    lossless: ClassVar[bool] = True
+
+    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        section = arena.take(x.numel() * x.element_size())
+        if not kernels.copy_finite(x, section):
+            refuse_nonfinite(NONFINITE, x.numel())
+        return (section,)
+
+    def decode(
+        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        kernels.raw_decode(sections[0], spec.dtype, out, weight)
+
+    def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
+        return (n * itemsize,)
+
+
+class _Half(ValueStage):
+    """A cast to 16 bits, to nearest even, saturating where float32 goes further."""
+
+    kind: ClassVar[str] = "cast"
+    biased: ClassVar[bool | str] = "rounds to nearest"
+    num_sections: ClassVar[int] = 1
+
+    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        section = arena.take(2 * x.numel())
+        key, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
+        refuse_nonfinite(key, x.numel())
+        if saturated:
+            log.warning("%s: %d of %d values saturated at the largest it can hold", self.name, saturated, x.numel())
+        return (section,)
+
+    def decode(
+        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        kernels.cast_decode(sections[0], self.name, out, weight)
+
+    def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
+        return (2 * n,)
+
+
+@dataclass(frozen=True)
+class FP16(_Half):
+    """Half precision: 11 significant bits, range ±65,504 (beyond it saturates and says so)."""
+
+    name: ClassVar[str] = "fp16"
+    summary: ClassVar[str] = "cast to half precision"
+    example: ClassVar[str] = "fp16"
+
+
+@dataclass(frozen=True)
+class BF16(_Half):
+    """bfloat16: 8 significant bits, the range of float32."""
+
+    name: ClassVar[str] = "bf16"
+    summary: ClassVar[str] = "cast to bfloat16"
+    example: ClassVar[str] = "bf16"

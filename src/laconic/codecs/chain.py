@@ -1,0 +1,237 @@
+"""Chain: the codec. At most one selector, then at most one value stage, checked to fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs import spec as grammar
+from laconic.codecs.base import ChannelStage, Selector, Stage, ValueStage, refuse_nonfinite
+from laconic.codecs.cast import Raw
+from laconic.codecs.randk import RandK
+from laconic.errors import ConfigError, FrameError, InputError
+from laconic.packet import FLOATS, Arena, HeapArena, Packet, TensorSpec
+
+__all__ = ["Chain", "split"]
+
+_RAW = Raw()
+
+
+def _allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = False) -> Tensor:
+    try:
+        # zeros() maps pages lazily, so a frame of a few bytes that claims a huge zero tensor costs nothing yet.
+        make = torch.zeros if zero else torch.empty
+        return make(spec.shape, dtype=spec.dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise FrameError(f"no memory for a tensor of shape {list(spec.shape)}: cap frames with max_numel") from error
+
+
+def split(stages: list[Stage], spec: str) -> tuple[list[ChannelStage], Chain]:
+    """Channel stages and the codec behind them; ``ConfigError`` when they do not fit together."""
+    memories = [stage for stage in stages if isinstance(stage, ChannelStage)]
+    rest = stages[len(memories) :]
+    for stage in rest:
+        if isinstance(stage, ChannelStage):
+            raise ConfigError(f"{stage.name!r} keeps memory around a codec: write it first, in {spec!r}")
+    if len({stage.name for stage in memories}) < len(memories):
+        raise ConfigError(f"{memories[0].name!r} stands twice in {spec!r}")
+    if not rest:
+        raise ConfigError(f"{spec!r} has no codec behind {memories[-1].name!r}: add one, such as 'topk:0.01'")
+    selector: Selector | None = None
+    values: ValueStage | None = None
+    for stage in rest:
+        if isinstance(stage, Selector):
+            if values is not None:
+                raise ConfigError(f"{stage.name!r} selects and cannot follow {values.name!r}, which codes, in {spec!r}")
+            if selector is not None:
+                raise ConfigError(f"two selectors, {selector.name!r} and {stage.name!r}, in {spec!r}: keep one")
+            selector = stage
+        elif isinstance(stage, ValueStage):
+            if values is not None:
+                raise ConfigError(f"{stage.name!r} cannot follow {values.name!r} in {spec!r}: values are coded once")
+            values = stage
+        else:
+            raise ConfigError(f"stage {stage.name!r} of kind {stage.kind!r} cannot stand in {spec!r}")
+    if memories and isinstance(selector, RandK) and selector.scale:
+        selector = replace(selector, scale=False)
+    return memories, Chain(selector, values)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """selector | value stage. Either may be missing: values then travel raw, or all of them do.
+
+    >>> import laconic, torch
+    >>> codec = laconic.codec("topk:0.5")
+    >>> codec.decode(codec.encode(torch.tensor([1.0, -4.0, 0.5, 3.0])))
+    tensor([ 0., -4.,  0.,  3.])
+    """
+
+    selector: Selector | None
+    values: ValueStage | None
+
+    def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical spec."""
+        return grammar.text(self.stages)
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [stage for stage in (self.selector, self.values) if stage is not None]
+
+    @cached_property
+    def _value_stage(self) -> ValueStage:
+        return self.values if self.values is not None else _RAW
+
+    @property
+    def biased(self) -> bool | str:
+        return next((stage.biased for stage in self.stages if stage.biased), False)
+
+    @property
+    def summable(self) -> bool:
+        return all(stage.summable for stage in self.stages)
+
+    @property
+    def contractive(self) -> bool:
+        return all(stage.contractive for stage in self.stages)
+
+    @property
+    def num_sections(self) -> int:
+        """Sections of every packet that is not all zero."""
+        return (self.selector is not None) + self._value_stage.num_sections
+
+    # ------------------------------------------------------------------------------------------------------- encode
+
+    def encode(self, x: Tensor, *, seed: int = 0, arena: Arena | None = None, exact: bool = False) -> Packet:
+        """Encode a tensor of any shape, stride and float dtype. ``x`` is left alone.
+
+        Args:
+            x: The tensor; float32, float64, float16 or bfloat16.
+            seed: Decides all randomness: same input, seed and codec, same bytes.
+            arena: Where the sections go; fresh memory by default.
+            exact: Let a lossless codec take integers and booleans, too.
+        """
+        spec = TensorSpec.of(x)
+        if spec.dtype not in FLOATS and not (exact and self._value_stage.lossless and self.selector is None):
+            raise InputError(
+                "expected a float32, float64, float16 or bfloat16 tensor, "
+                f"got {str(spec.dtype).removeprefix('torch.')} of shape {list(spec.shape)}. Convert it first, or leave it out of compression."
+            )
+        n = spec.numel
+        flat = x.detach().reshape(-1)
+        if not flat.is_contiguous():
+            flat = flat.contiguous()
+        return Packet(self.text, spec, self._sections(flat, n, arena or HeapArena(x.device), seed) if n else ())
+
+    def _sections(self, flat: Tensor, n: int, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        backend = kernels.of(flat)
+        if self.selector is None:
+            return self._encode_values(flat, backend, arena, seed)
+        chosen = self.selector.select(flat, backend, arena, seed)
+        refuse_nonfinite(chosen.key, n)
+        if chosen.key == 0:
+            return ()
+        coded = self._encode_values(chosen.values, backend, arena, seed)
+        return (chosen.section, *coded) if coded else ()
+
+    def _encode_values(self, values: Tensor, backend: kernels.Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        stage = self._value_stage
+        if not stage.lossless and values.dtype != torch.float32:
+            values = values.to(torch.float32)
+        return stage.encode(values, backend, arena, seed)
+
+    # ------------------------------------------------------------------------------------------------------- decode
+
+    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
+        """The tensor back, into ``out`` when given (same shape; another dtype is converted to)."""
+        spec = packet.spec
+        if out is not None and tuple(out.shape) != spec.shape:
+            raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")
+        self._check(packet)
+        if not packet.sections:
+            return _allocate(spec, None, zero=True) if out is None else out.zero_()
+        if out is None:
+            out = _allocate(spec, packet.sections[0].device)
+        native = spec.dtype if self._value_stage.lossless else torch.float32
+        direct = out.dtype == native and out.is_contiguous()
+        flat = out.view(-1) if direct else torch.empty(spec.numel, dtype=native, device=packet.sections[0].device)
+        self._fill(packet, flat, None)
+        if not direct:
+            if out.dtype == torch.float16:
+                flat = flat.clamp(-65504, 65504)  # a quantizer's level may lie past the largest half
+            out.copy_(flat.view(spec.shape))
+        return out
+
+    def accumulate(self, packet: Packet, out: Tensor, weight: float = 1.0) -> None:
+        """out += weight * decoded, without decoding into a tensor of its own. ``out`` is contiguous float32."""
+        if tuple(out.shape) != packet.spec.shape:
+            raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(packet.spec.shape)}")
+        if out.dtype != torch.float32 or not out.is_contiguous():
+            raise InputError(f"accumulation needs a contiguous float32 tensor, got {out.dtype}, strides {out.stride()}")
+        if not math.isfinite(weight):
+            raise InputError(f"a weight must be finite, got {weight}")
+        self._check(packet)
+        if packet.sections:
+            self._fill(packet, out.view(-1), weight)
+
+    def _check(self, packet: Packet) -> None:
+        """Whether the sections can hold what the packet says, before anything is allocated for it."""
+        found = tuple(section.numel() for section in packet.sections)
+        if not found:
+            return
+        if len(found) != self.num_sections:
+            raise FrameError(f"codec {self.text!r} has {self.num_sections} sections, the frame {len(found)}")
+        n = k = packet.spec.numel
+        coded = found
+        if self.selector is not None:
+            k, coded = self.selector.count(packet.sections[0], n), found[1:]
+            if k > self.selector.max_kept(n):
+                raise FrameError(f"{k} of {n} values are more than codec {self.text!r} keeps")
+        if n == 0 or not self._value_stage.fits(coded, k, packet.spec.dtype.itemsize):
+            wanted = self._value_stage.section_nbytes(k, packet.spec.dtype.itemsize)
+            raise FrameError(f"codec {self.text!r} codes {k} values in {wanted} bytes, the frame has {coded}")
+
+    def _fill(self, packet: Packet, out: Tensor, weight: float | None) -> None:
+        backend = kernels.of(packet.sections[0])
+        if self.selector is None:
+            self._value_stage.decode(packet.sections, packet.spec, backend, out, weight)
+            return
+        n, dtype = packet.spec.numel, packet.spec.dtype
+        place, *coded = packet.sections
+        positions = self.selector.positions(place, n, backend)
+        k = positions.numel()
+        values = torch.empty(k, dtype=dtype if self._value_stage.lossless else torch.float32, device=place.device)
+        self._value_stage.decode(tuple(coded), TensorSpec((k,), dtype), backend, values, None)
+        gain = self.selector.gain(n)
+        if gain != 1.0:
+            largest = torch.finfo(values.dtype).max
+            values.mul_(gain).clamp_(-largest, largest)
+        if weight is not None:
+            values = values.to(torch.float32)
+        backend.scatter(positions, values, out, weight)
+
+    def positions(self, packet: Packet) -> Tensor | None:
+        """Where a packet's values stand, ascending; None when it holds all of them."""
+        if self.selector is None or not packet.sections:
+            return None
+        return self.selector.positions(packet.sections[0], packet.spec.numel, kernels.of(packet.sections[0]))
+
+    # -------------------------------------------------------------------------------------------------------- sizes
+
+    def max_section_nbytes(self, spec: TensorSpec) -> tuple[int, ...]:
+        """The most bytes each section of this codec can take for such a tensor."""
+        n = spec.numel
+        if n == 0:
+            return ()
+        if self.selector is None:
+            return self._value_stage.section_nbytes(n, spec.dtype.itemsize)
+        coded = self._value_stage.section_nbytes(self.selector.max_kept(n), spec.dtype.itemsize)
+        return (self.selector.max_section_nbytes(n), *coded)

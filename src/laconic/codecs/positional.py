@@ -1,0 +1,37 @@
+"""What selectors that send their positions share: the position section, and how large it can get."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from laconic.codecs.base import Selected, Selector
+from laconic.kernels.interface import POSITIONS_HEADER, Kernels, read_positions_header
+from laconic.packet import Arena
+
+__all__ = ["PositionalSelector"]
+
+
+class PositionalSelector(Selector):
+    """Chooses by value, so the receiver must be told where: gaps in a Rice code or a bitmap, whichever is smaller."""
+
+    def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
+        """Ascending positions, the values there, and the key."""
+        raise NotImplementedError
+
+    def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        positions, values, key = self.choose(x, kernels, seed)
+        if not positions.numel():
+            return Selected(arena.take(0), values, 0)
+        plan = kernels.positions_plan(positions, x.numel())
+        section = arena.take(plan.nbytes)
+        kernels.positions_write(positions, x.numel(), plan, section)
+        return Selected(section, values, key)
+
+    def count(self, section: Tensor, n: int) -> int:
+        return read_positions_header(section, n)[2]
+
+    def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
+        return kernels.positions_read(section, n)
+
+    def max_section_nbytes(self, n: int) -> int:
+        return POSITIONS_HEADER + -(-n // 8)  # a bitmap, the larger of the two at worst

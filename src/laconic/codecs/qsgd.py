@@ -1,0 +1,68 @@
+"""``qsgd:bits``: stochastic rounding to few levels, a norm per bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.codecs import checks
+from laconic.codecs.bucketed import BucketedQuantizer
+from laconic.kernels.interface import Kernels, packed_nbytes
+
+__all__ = ["QSGD"]
+
+
+@dataclass(frozen=True)
+class QSGD(BucketedQuantizer):
+    """A sign and s = 2^(bits-1) - 1 levels of |x| / norm, rounded up or down at random so that the mean is x.
+
+    Alistarh et al. 2017 (arXiv:1610.02132); level l + 1 has probability s |x| / norm - l. Unbiased to 2^-17 of a level.
+
+    Args:
+        bits: Bits per value, 2 to 12.
+        bucket: Values that share a norm: a power of two, 128 to 65,536.
+        norm: ``max`` (less variance, faster) or ``l2`` (the paper's).
+        round: ``stochastic``, or ``nearest``: deterministic and biased, the better partner of error feedback.
+
+    Payload: ``float32 norm[ceil(n / bucket)]``, then packed symbols. 4.0625 bits a value for ``qsgd:4``.
+    """
+
+    bits: int = 4
+    bucket: int = 512
+    norm: str = "max"
+    round: str = "stochastic"
+
+    name: ClassVar[str] = "qsgd"
+    summary: ClassVar[str] = "stochastic rounding, a norm per bucket"
+    example: ClassVar[str] = "qsgd:4"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.whole(self.name, "bits", self.bits, 2, 12)
+        checks.one_of(self.name, "norm", self.norm, ("max", "l2"))
+        checks.one_of(self.name, "round", self.round, ("stochastic", "nearest"))
+
+    @property
+    def contractive(self) -> bool:
+        # One level (two bits) moves an entry by its norm or not at all: the error may exceed the input.
+        return self.round == "nearest" or (self.bits > 2 and self.norm == "max")
+
+    def symbols_nbytes(self, n: int) -> int:
+        return packed_nbytes(n, self.bits)
+
+    def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
+        return kernels.qsgd_encode(
+            x,
+            bits=self.bits,
+            bucket=self.bucket,
+            l2=self.norm == "l2",
+            stochastic=self.round == "stochastic",
+            seed=seed,
+            norms=floats,
+            packed=packed,
+        )
+
+    def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
+        kernels.qsgd_decode(floats, packed, bits=self.bits, bucket=self.bucket, out=out, weight=weight)

@@ -1,0 +1,74 @@
+"""``randk:keep``: random entries, known to the receiver from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import checks
+from laconic.codecs.base import Selected, Selector, refuse_nonfinite
+from laconic.codecs.topk import kept
+from laconic.errors import FrameError
+from laconic.kernels.interface import Kernels
+from laconic.packet import Arena
+
+__all__ = ["RandK"]
+
+
+@dataclass(frozen=True)
+class RandK(Selector):
+    """Keep a random fraction. The packet carries the seed instead of positions: 8 bytes, whatever k is.
+
+    Unbiased with ``scale=true``: decoded values are multiplied by n / k. Behind ``ef`` or ``momentum`` scaling would
+    make the residual grow, so there it is off.
+
+    Args:
+        keep: Fraction of entries kept, in (0, 1]. At least one survives.
+        scale: Multiply by n / k on decoding.
+
+    Payload: ``uint64 seed``, then the values by the next stage.
+    """
+
+    keep: float = 0.01
+    scale: bool = True
+
+    name: ClassVar[str] = "randk"
+    summary: ClassVar[str] = "random entries; positions travel as a seed"
+    example: ClassVar[str] = "randk:0.01"
+    biased: ClassVar[bool | str] = "only with scale=false"
+
+    def __post_init__(self) -> None:
+        checks.fraction(self.name, "keep", self.keep)
+
+    @property
+    def contractive(self) -> bool:
+        return not self.scale
+
+    def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        n = x.numel()
+        section = arena.take(8)
+        section.copy_(torch.tensor(list((seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")), dtype=torch.uint8))
+        values, key = kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x))
+        refuse_nonfinite(key, n)
+        return Selected(section, values, key)
+
+    def count(self, section: Tensor, n: int) -> int:
+        if section.numel() != 8:
+            raise FrameError(f"a randk section holds a seed of 8 bytes, this one has {section.numel()}")
+        return kept(self.keep, n)
+
+    def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
+        seed = int.from_bytes(bytes(section.tolist()), "little")
+        return kernels.random_positions(n, kept(self.keep, n), seed, section)
+
+    def gain(self, n: int) -> float:
+        return n / kept(self.keep, n) if self.scale and n else 1.0
+
+    def max_kept(self, n: int) -> int:
+        return kept(self.keep, n)
+
+    def max_section_nbytes(self, n: int) -> int:
+        return 8

@@ -1,0 +1,64 @@
+"""Which stages exist: ours, and those that other packages offer by the entry-point group ``laconic.codecs``."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from importlib.metadata import entry_points
+
+from laconic.codecs.base import Stage
+from laconic.codecs.cast import BF16, FP16, Raw
+from laconic.codecs.feedback import ErrorFeedback, MomentumCorrection
+from laconic.codecs.qsgd import QSGD
+from laconic.codecs.randk import RandK
+from laconic.codecs.sign import OneBit, Sign
+from laconic.codecs.terngrad import TernGrad
+from laconic.codecs.threshold import Threshold
+from laconic.codecs.topk import TopK
+from laconic.codecs.uniform import Uniform
+
+__all__ = ["find", "names", "stages"]
+
+log = logging.getLogger("laconic")
+
+OURS: tuple[type[Stage], ...] = (
+    Raw,
+    FP16,
+    BF16,
+    Uniform,
+    QSGD,
+    TernGrad,
+    Sign,
+    OneBit,
+    TopK,
+    RandK,
+    Threshold,
+    ErrorFeedback,
+    MomentumCorrection,
+)
+
+
+@lru_cache(maxsize=1)
+def stages() -> dict[str, type[Stage]]:
+    """All stages by name. Other packages' stages are loaded on first use, never at import."""
+    found = {stage.name: stage for stage in OURS}
+    for entry in entry_points(group="laconic.codecs"):
+        if entry.name in found:
+            log.warning("codec %r of %s is ignored: the name is taken", entry.name, entry.value)
+            continue
+        try:
+            stage = entry.load()
+        except Exception as error:  # a broken plugin must not take the other codecs down, nor go unseen
+            log.warning("codec %r of %s cannot be loaded: %s", entry.name, entry.value, error)
+            continue
+        found[entry.name] = stage
+    return found
+
+
+def find(name: str) -> type[Stage] | None:
+    return stages().get(name)
+
+
+def names(*kinds: str) -> list[str]:
+    """Names of the stages, of the given kinds or of all."""
+    return sorted(name for name, stage in stages().items() if not kinds or stage.kind in kinds)

@@ -1,0 +1,72 @@
+"""``sign`` and ``onebit``: one bit a value, and one or two means per bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.codecs.bucketed import BucketedQuantizer
+from laconic.kernels.interface import Kernels, packed_nbytes
+
+__all__ = ["OneBit", "Sign"]
+
+
+@dataclass(frozen=True)
+class Sign(BucketedQuantizer):
+    """±mean|x| by the sign bit (so zero counts as plus). Biased: use it behind ``ef``.
+
+    The scaled sign of Karimireddy et al. 2019 (arXiv:1901.09847), with a scale per bucket.
+
+    Args:
+        bucket: Values that share a scale: a power of two, 128 to 65,536.
+
+    Payload: ``float32 scale[ceil(n / bucket)]``, then one bit a value: 1.008 bits.
+    """
+
+    bucket: int = 4096
+
+    name: ClassVar[str] = "sign"
+    summary: ClassVar[str] = "sign bit and mean magnitude"
+    example: ClassVar[str] = "ef|sign"
+    biased: ClassVar[bool | str] = True
+
+    def symbols_nbytes(self, n: int) -> int:
+        return packed_nbytes(n, 1)
+
+    def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
+        return kernels.sign_encode(x, bucket=self.bucket, scales=floats, packed=packed)
+
+    def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
+        kernels.sign_decode(floats, packed, bucket=self.bucket, out=out, weight=weight)
+
+
+@dataclass(frozen=True)
+class OneBit(BucketedQuantizer):
+    """The mean of the bucket's non-negative values, or of its negative ones, by the sign bit. Use it behind ``ef``.
+
+    Seide et al. 2014, with buckets in place of columns: the least squared error one bit and two numbers can give.
+
+    Args:
+        bucket: Values that share the two means: a power of two, 128 to 65,536.
+
+    Payload: ``float32 plus, minus`` per bucket, then one bit a value: 1.008 bits.
+    """
+
+    bucket: int = 8192
+
+    name: ClassVar[str] = "onebit"
+    summary: ClassVar[str] = "sign bit and the mean of each side"
+    example: ClassVar[str] = "ef|onebit"
+    biased: ClassVar[bool | str] = True
+    floats_per_bucket: ClassVar[int] = 2
+
+    def symbols_nbytes(self, n: int) -> int:
+        return packed_nbytes(n, 1)
+
+    def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
+        return kernels.onebit_encode(x, bucket=self.bucket, means=floats, packed=packed)
+
+    def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
+        kernels.onebit_decode(floats, packed, bucket=self.bucket, out=out, weight=weight)

@@ -1,0 +1,45 @@
+"""``terngrad``: minus, zero or plus the largest magnitude of the bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.codecs.bucketed import BucketedQuantizer
+from laconic.kernels.interface import Kernels, trits_nbytes
+
+__all__ = ["TernGrad"]
+
+
+@dataclass(frozen=True)
+class TernGrad(BucketedQuantizer):
+    """Ternary gradients: ±max|x| with probability |x| / max|x|, else 0. Unbiased, noisy.
+
+    Wen et al. 2017 (arXiv:1705.07878), with a scale per bucket instead of per layer. Five values share a byte.
+
+    Args:
+        bucket: Values that share a scale: a power of two, 128 to 65,536.
+
+    Payload: ``float32 scale[ceil(n / bucket)]``, then five values a byte: 1.66 bits a value.
+    """
+
+    bucket: int = 512
+
+    name: ClassVar[str] = "terngrad"
+    summary: ClassVar[str] = "ternary, stochastic, a scale per bucket"
+    example: ClassVar[str] = "terngrad"
+
+    @property
+    def contractive(self) -> bool:
+        return False
+
+    def symbols_nbytes(self, n: int) -> int:
+        return trits_nbytes(n)
+
+    def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
+        return kernels.ternary_encode(x, bucket=self.bucket, seed=seed, norms=floats, packed=packed)
+
+    def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
+        kernels.ternary_decode(floats, packed, bucket=self.bucket, out=out, weight=weight)

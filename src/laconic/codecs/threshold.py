@@ -1,0 +1,45 @@
+"""``threshold:t``: the entries of magnitude t and more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.codecs.positional import PositionalSelector
+from laconic.errors import ConfigError
+from laconic.kernels.interface import Kernels
+
+__all__ = ["Threshold"]
+
+
+@dataclass(frozen=True)
+class Threshold(PositionalSelector):
+    """Keep the entries with |x| >= t, however many: the size of a frame follows the data. Biased: use it behind ``ef``.
+
+    Strom 2015, without its quantization to ±t.
+
+    Args:
+        t: The smallest magnitude that is sent; positive.
+
+    Payload: positions, then the values by the next stage. Nothing at all when no entry reaches t.
+    """
+
+    t: float = 0.001
+
+    name: ClassVar[str] = "threshold"
+    summary: ClassVar[str] = "entries of magnitude at least t"
+    example: ClassVar[str] = "ef|threshold:0.001"
+    biased: ClassVar[bool | str] = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.t) and 1e-37 <= self.t <= 1e37):
+            raise ConfigError(f"stage 'threshold': t must be a positive number (1e-37 to 1e37), got {self.t}")
+
+    def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
+        return kernels.above(x, self.t)
+
+    def max_kept(self, n: int) -> int:
+        return n

@@ -1,0 +1,191 @@
+"""Tensor <-> frame in one call: encode, decode, and bundles of many."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic import wire
+from laconic._core import bytes_at
+from laconic.codecs import Chain, codec
+from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
+from laconic.packet import Packet, TensorSpec
+from laconic.wire import MAX_NUMEL, Buffer, FrameArena
+
+__all__ = [
+    "decode",
+    "decode_bundle",
+    "encode",
+    "encode_bundle",
+    "encode_into",
+    "max_nbytes",
+    "open_packet",
+    "write_frame",
+]
+
+_NONFINITE = ("raise", "skip")
+
+
+class _Scratch(threading.local):
+    """A buffer per thread that outlives the call: fresh memory costs more than encoding into it."""
+
+    buffer: Tensor | None = None
+    KEEP = 1 << 28
+
+    def of(self, nbytes: int) -> Tensor:
+        if self.buffer is None or self.buffer.numel() < nbytes:
+            fresh = torch.empty(nbytes, dtype=torch.uint8)
+            if nbytes > self.KEEP:  # a rare giant must not stay for the life of the thread
+                return fresh
+            self.buffer = fresh
+        return self.buffer
+
+
+_scratch = _Scratch()
+
+
+def _as_codec(spec: str | Chain) -> Chain:
+    return spec if isinstance(spec, Chain) else codec(spec)
+
+
+def max_nbytes(spec: str | Chain, like: Tensor | TensorSpec) -> int:
+    """The most bytes a frame of such a tensor can take: what to allocate for ``encode_into``."""
+    chain = _as_codec(spec)
+    shape = like if isinstance(like, TensorSpec) else TensorSpec.of(like)
+    return wire.max_nbytes(chain.text, shape, chain.max_section_nbytes(shape))
+
+
+def write_frame(x: Tensor, chain: Chain, room: Tensor, *, seed: int = 0, exact: bool = False) -> tuple[int, Packet]:
+    """Encode into a uint8 tensor; returns the bytes written and the packet, whose sections lie in ``room``."""
+    spec = TensorSpec.of(x)
+    on_cpu = x.device.type == "cpu"
+    arena = FrameArena(room, chain.text, spec, chain.max_section_nbytes(spec))
+    packet = chain.encode(x, seed=seed, arena=arena if on_cpu else None, exact=exact)
+    if not on_cpu:  # sections were made on the device; the frame is for the wire
+        packet = Packet(packet.codec, spec, tuple(section.cpu() for section in packet.sections))
+        for section in packet.sections:
+            arena.take(section.numel()).copy_(section)
+    return wire.seal(packet, arena), packet
+
+
+def encode_into(x: Tensor, spec: str | Chain, buffer: bytearray | memoryview | Tensor, *, seed: int = 0) -> int:
+    """Encode a tensor into a buffer that the caller keeps; returns the bytes written.
+
+    Args:
+        x: Any shape and stride; float32, float64, float16 or bfloat16. Left alone.
+        spec: A codec spec, or a codec.
+        buffer: Writable memory; ``max_nbytes(spec, x)`` bytes always suffice.
+        seed: Decides all randomness.
+
+    >>> import torch, laconic
+    >>> x = torch.randn(1000)
+    >>> buffer = bytearray(laconic.max_nbytes("qsgd:4", x))
+    >>> laconic.decode(buffer[: laconic.encode_into(x, "qsgd:4", buffer)]).shape
+    torch.Size([1000])
+    """
+    if isinstance(buffer, Tensor):
+        if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous() or not buffer.is_cpu:
+            raise InputError("a buffer tensor must be a contiguous uint8 vector on the CPU")
+        room = buffer
+    else:
+        try:
+            view = memoryview(buffer)
+            if view.readonly:
+                raise InputError(f"the buffer is read-only: give a bytearray or a tensor, not {type(buffer).__name__}")
+            room = torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"expected a writable, contiguous buffer, got {type(buffer).__name__}: {error}") from error
+    return write_frame(x, _as_codec(spec), room, seed=seed)[0]
+
+
+def encode(x: Tensor, spec: str | Chain, *, seed: int = 0, nonfinite: str = "raise") -> bytes:
+    """Encode a tensor to a frame: self-contained bytes that ``decode`` turns back.
+
+    Args:
+        x: Any shape and stride; float32, float64, float16 or bfloat16. Left alone.
+        spec: A codec spec such as ``topk:0.01|qsgd:4``, or a codec.
+        seed: Decides all randomness: same input, seed and codec give the same bytes everywhere.
+        nonfinite: What to do about a NaN or an infinity: ``raise``, or ``skip`` (send zeros).
+
+    >>> import torch, laconic
+    >>> laconic.decode(laconic.encode(torch.tensor([1.0, -4.0, 0.5, 3.0]), "topk:0.5"))
+    tensor([ 0., -4.,  0.,  3.])
+    """
+    if nonfinite not in _NONFINITE:
+        raise ConfigError(f"nonfinite must be one of {', '.join(_NONFINITE)}, got {nonfinite!r}")
+    if not isinstance(x, Tensor):
+        raise InputError(f"expected a tensor, got {type(x).__name__}")
+    chain = _as_codec(spec)
+    room = _scratch.of(max_nbytes(chain, x))
+    try:
+        nbytes, _ = write_frame(x, chain, room, seed=seed)
+    except NonFiniteError:
+        if nonfinite == "raise":
+            raise
+        zero = Packet(chain.text, TensorSpec.of(x), ())
+        return bytes(wire.pack(zero))
+    return bytes_at(room.data_ptr(), nbytes)
+
+
+def open_packet(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> tuple[Packet, Chain]:
+    """A frame's packet and the codec that reads it; ``FrameError`` when either makes no sense."""
+    packet = wire.unpack(blob, max_numel=max_numel)
+    try:
+        chain = codec(packet.codec)
+    except ConfigError as error:
+        raise FrameError(f"the frame names a codec that this laconic cannot read: {error}") from None
+    if chain.text != packet.codec:
+        raise FrameError(f"the frame names its codec {packet.codec!r}, which is written {chain.text!r}")
+    if not packet.spec.dtype.is_floating_point and chain.text != "none":
+        raise FrameError(f"codec {chain.text!r} does not carry {packet.spec.dtype}")
+    return packet, chain
+
+
+def decode(
+    blob: Buffer,
+    *,
+    device: torch.device | str | None = None,
+    out: Tensor | None = None,
+    like: Tensor | None = None,
+    max_numel: int = MAX_NUMEL,
+) -> Tensor:
+    """The tensor of a frame. Anything else than a good frame raises ``FrameError``, and nothing but that.
+
+    Args:
+        blob: The frame; anything with the buffer protocol, or a uint8 tensor.
+        device: Where the tensor shall be; the CPU by default.
+        out: A tensor to fill, of the frame's shape; its dtype and device are converted to.
+        like: A tensor whose shape and dtype the frame must have.
+        max_numel: Frames that declare more values are refused.
+    """
+    packet, chain = open_packet(blob, max_numel=max_numel)
+    if like is not None and (tuple(like.shape) != packet.spec.shape or like.dtype != packet.spec.dtype):
+        raise FrameError(
+            f"expected {list(like.shape)} of {like.dtype}, the frame holds {list(packet.spec.shape)} of "
+            f"{packet.spec.dtype}"
+        )
+    if out is not None and out.device.type != "cpu":
+        if tuple(out.shape) != packet.spec.shape:
+            raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(packet.spec.shape)}")
+        return out.copy_(chain.decode(packet))
+    tensor = chain.decode(packet, out=out)
+    return tensor if device is None else tensor.to(device)
+
+
+def encode_bundle(tensors: Mapping[str, Tensor], spec: str | Chain, *, seed: int = 0) -> bytes:
+    """Many named tensors as one frame, each by the same codec. (A channel with a policy chooses per slot.)"""
+    return bytes(wire.pack_bundle([(name, encode(x, spec, seed=seed)) for name, x in tensors.items()]))
+
+
+def decode_bundle(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> dict[str, Tensor]:
+    """The tensors of a bundle by name; ``max_numel`` caps them all together."""
+    tensors: dict[str, Tensor] = {}
+    for name, frame in wire.unpack_bundle(blob):
+        if name in tensors:
+            raise FrameError(f"the bundle holds {name!r} twice")
+        tensors[name] = decode(frame, max_numel=max_numel)
+        max_numel -= tensors[name].numel()
+    return tensors

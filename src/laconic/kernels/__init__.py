@@ -1,0 +1,35 @@
+"""Rounding, packing, selection: one signature (``interface``), several backends.
+
+``reference`` is torch and the truth; ``cpu`` is the C++ core with the same bytes. ``of(tensor)`` picks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor
+
+from laconic.kernels import cpu, reference
+from laconic.kernels.interface import Kernels
+
+__all__ = ["Kernels", "of", "use"]
+
+_BACKENDS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
+_forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
+
+
+def of(x: Tensor) -> Kernels:
+    """The backend that serves this tensor's device."""
+    return _forced.get() or (cpu if x.device.type == "cpu" else reference)
+
+
+@contextmanager
+def use(backend: str) -> Iterator[None]:
+    """Within this context all work goes to one backend: ``reference`` or ``cpu``. For tests and comparisons."""
+    token = _forced.set(_BACKENDS[backend])
+    try:
+        yield
+    finally:
+        _forced.reset(token)

@@ -1,0 +1,394 @@
+"""The C++ core: the bytes of ``reference``, at the speed of memory.
+
+The core takes addresses, so this file is where tensors are checked. Threads: as many as ``torch.get_num_threads()``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from laconic import _core
+from laconic.errors import FrameError
+from laconic.kernels import random, reference
+from laconic.kernels.interface import (
+    ALL,
+    BITMAP,
+    POSITIONS_HEADER,
+    RICE,
+    PositionPlan,
+    low_bits_candidates,
+    num_buckets,
+    packed_nbytes,
+    read_positions_header,
+    trits_nbytes,
+)
+
+_EXPONENT: Final = {
+    torch.float32: 0x7F800000,
+    torch.float64: 0x7FF0000000000000,
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+}
+_STORE: Final = math.nan
+"""The core's word for "store, do not accumulate"."""
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _floats(x: Tensor) -> int:
+    """Address of a flat float32 tensor."""
+    assert x.dtype == torch.float32 and x.dim() == 1 and x.is_contiguous() and x.device.type == "cpu", x
+    return x.data_ptr()
+
+
+def _bytes(section: Tensor, nbytes: int) -> int:
+    """Address of a section of exactly so many bytes."""
+    assert section.dtype == torch.uint8 and section.is_contiguous() and section.numel() == nbytes, (section, nbytes)
+    return section.data_ptr()
+
+
+def _weight(weight: float | None) -> float:
+    return _STORE if weight is None else weight
+
+
+def _refuse(valid: bool, what: str) -> None:
+    if not valid:
+        raise FrameError(f"the frame holds {what}")
+
+
+# ---------------------------------------------------------------------------------------------------------- packing
+
+
+def pack(symbols: Tensor, bits: int, out: Tensor) -> None:
+    symbols = symbols.to(torch.int32).contiguous()
+    n = symbols.numel()
+    _core.pack(symbols.data_ptr(), n, bits, _bytes(out, packed_nbytes(n, bits)))
+
+
+def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
+    out = torch.empty(n, dtype=torch.int32)
+    _core.unpack(_bytes(packed, packed_nbytes(n, bits)), n, bits, out.data_ptr())
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------ casts
+
+
+def all_finite(x: Tensor) -> bool:
+    if x.dtype != torch.float32 or not x.is_contiguous() or not x.numel():
+        return reference.all_finite(x)
+    return _core.largest_key(x.data_ptr(), x.numel()) < 0x7F800000
+
+
+def copy_finite(x: Tensor, out: Tensor) -> bool:
+    nbytes = x.numel() * x.element_size()
+    if x.dtype not in _EXPONENT:
+        return reference.copy_finite(x, out)
+    return _core.copy_finite(x.data_ptr(), _bytes(out, nbytes), nbytes, x.element_size(), _EXPONENT[x.dtype])
+
+
+def raw_decode(section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None:
+    if dtype not in _EXPONENT or (weight is not None and dtype != torch.float32):
+        reference.raw_decode(section, dtype, out, weight)
+        return
+    nbytes = out.numel() * dtype.itemsize
+    if weight is None:
+        finite = _core.copy_finite(_bytes(section, nbytes), out.data_ptr(), nbytes, dtype.itemsize, _EXPONENT[dtype])
+    else:
+        finite = _core.add_raw(_bytes(section, nbytes), _floats(out), out.numel(), weight, _threads())
+    _refuse(finite, "a value that is not finite")
+
+
+def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
+    return _core.cast_encode(_floats(x), x.numel(), to == "fp16", _bytes(out, 2 * x.numel()), _threads())
+
+
+def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None) -> None:
+    n = out.numel()
+    finite = _core.cast_decode(_bytes(section, 2 * n), source == "fp16", _floats(out), n, _weight(weight), _threads())
+    _refuse(finite, f"a {source} value that is not finite")
+
+
+# ------------------------------------------------------------------------------------------------------- quantizers
+
+
+def qsgd_encode(
+    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
+) -> int:
+    n = x.numel()
+    return _core.qsgd_encode(
+        _floats(x),
+        n,
+        bits,
+        bucket,
+        l2,
+        stochastic,
+        random.key(seed, random.ROUNDING),
+        _bytes(norms, 4 * num_buckets(n, bucket)),
+        _bytes(packed, packed_nbytes(n, bits)),
+        _threads(),
+    )
+
+
+def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
+    n = out.numel()
+    valid = _core.qsgd_decode(
+        _bytes(norms, 4 * num_buckets(n, bucket)),
+        _bytes(packed, packed_nbytes(n, bits)),
+        bits,
+        bucket,
+        _floats(out),
+        n,
+        _weight(weight),
+        _threads(),
+    )
+    _refuse(valid, "a norm that is not a finite, non-negative number")
+
+
+def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
+    n = x.numel()
+    return _core.ternary_encode(
+        _floats(x),
+        n,
+        bucket,
+        random.key(seed, random.ROUNDING),
+        _bytes(norms, 4 * num_buckets(n, bucket)),
+        _bytes(packed, trits_nbytes(n)),
+        _threads(),
+    )
+
+
+def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    n = out.numel()
+    valid = _core.ternary_decode(
+        _bytes(norms, 4 * num_buckets(n, bucket)),
+        _bytes(packed, trits_nbytes(n)),
+        bucket,
+        _floats(out),
+        n,
+        _weight(weight),
+        _threads(),
+    )
+    _refuse(valid, "a byte that is not five ternary values, or a scale that is not a finite, non-negative number")
+
+
+def value_range(x: Tensor) -> tuple[float, float, int]:
+    return _core.value_range(_floats(x), x.numel()) if x.numel() else (0.0, 0.0, 0)
+
+
+def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
+    n, bits = x.numel(), (levels - 1).bit_length()
+    _core.uniform_encode(_floats(x), n, low, high, levels, bits, _bytes(packed, packed_nbytes(n, bits)), _threads())
+
+
+def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
+    n, bits = out.numel(), (levels - 1).bit_length()
+    _core.uniform_decode(
+        _bytes(packed, packed_nbytes(n, bits)), low, high, levels, bits, _floats(out), n, _weight(weight), _threads()
+    )
+
+
+def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
+    n = x.numel()
+    return _core.sign_encode(
+        _floats(x),
+        n,
+        bucket,
+        _bytes(scales, 4 * num_buckets(n, bucket)),
+        _bytes(packed, packed_nbytes(n, 1)),
+        _threads(),
+    )
+
+
+def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    n = out.numel()
+    valid = _core.sign_decode(
+        _bytes(scales, 4 * num_buckets(n, bucket)),
+        _bytes(packed, packed_nbytes(n, 1)),
+        bucket,
+        _floats(out),
+        n,
+        _weight(weight),
+        _threads(),
+    )
+    _refuse(valid, "a scale that is not a finite, non-negative number")
+
+
+def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
+    n = x.numel()
+    return _core.onebit_encode(
+        _floats(x),
+        n,
+        bucket,
+        _bytes(means, 8 * num_buckets(n, bucket)),
+        _bytes(packed, packed_nbytes(n, 1)),
+        _threads(),
+    )
+
+
+def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    n = out.numel()
+    valid = _core.onebit_decode(
+        _bytes(means, 8 * num_buckets(n, bucket)),
+        _bytes(packed, packed_nbytes(n, 1)),
+        bucket,
+        _floats(out),
+        n,
+        _weight(weight),
+        _threads(),
+    )
+    _refuse(valid, "a mean that is not a finite, non-negative number")
+
+
+# -------------------------------------------------------------------------------------------------------- selectors
+
+
+def _index(n: int, count: int) -> tuple[bool, Tensor]:
+    """Whether positions need 64 bits, and room for so many."""
+    wide = n > 1 << 31
+    return wide, torch.empty(count, dtype=torch.int64 if wide else torch.int32)
+
+
+def _is_wide(positions: Tensor) -> bool:
+    assert positions.dtype in (torch.int32, torch.int64) and positions.is_contiguous()
+    return positions.dtype == torch.int64
+
+
+def _as_float32(x: Tensor) -> Tensor:
+    """float16 and bfloat16 order the same in float32, exactly."""
+    return x if x.dtype == torch.float32 else x.to(torch.float32)
+
+
+def _key(values: Tensor) -> int:
+    return _core.largest_key(values.data_ptr(), values.numel()) if values.numel() else 0
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+    n = x.numel()
+    wide, positions = _index(n, k)
+    if x.dtype == torch.float64:
+        values = torch.empty(k, dtype=torch.float64)
+        _core.topk_double(x.data_ptr(), n, k, wide, positions.data_ptr(), values.data_ptr())
+        return positions, values, reference.key_of_any(values)
+    flat = _as_float32(x)  # held by name: an address does not keep its tensor alive
+    values = torch.empty(k, dtype=torch.float32)
+    key = _core.topk(_floats(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), _threads())
+    return positions, values.to(x.dtype), key
+
+
+def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
+    n = x.numel()
+    if x.dtype == torch.float64:
+        return reference.topk_sampled(x, k, seed)
+    flat = _as_float32(x)
+    room = 2 * k + 16
+    wide, positions = _index(n, room)
+    values = torch.empty(room, dtype=torch.float32)
+    count = _core.topk_sampled(
+        _floats(flat),
+        n,
+        k,
+        random.key(seed, random.SAMPLING),
+        wide,
+        positions.data_ptr(),
+        values.data_ptr(),
+        _threads(),
+    )
+    if count < 0:
+        return topk(x, k)
+    values = values[:count]
+    return positions[:count], values.to(x.dtype), _key(values)
+
+
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+    if x.dtype == torch.float64:
+        return reference.above(x, threshold)
+    n, flat = x.numel(), _as_float32(x)
+    limit = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
+    count = _core.count_above(_floats(flat), n, limit, _threads())
+    wide, positions = _index(n, count)
+    values = torch.empty(count, dtype=torch.float32)
+    _core.above(_floats(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count, _threads())
+    return positions, values.to(x.dtype), _key(values)
+
+
+def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
+    wide, positions = _index(n, k)
+    if k:
+        _core.random_positions(n, k, random.key(seed, random.POSITIONS), wide, positions.data_ptr(), _threads())
+    return positions
+
+
+def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+    key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
+    return x.index_select(0, positions), key
+
+
+# -------------------------------------------------------------------------------------------------------- positions
+
+
+def positions_plan(positions: Tensor, n: int) -> PositionPlan:
+    k = positions.numel()
+    if k == n:
+        return PositionPlan(ALL, 0, POSITIONS_HEADER)
+    candidates = low_bits_candidates(n, k)
+    unary = _core.unary_bits(positions.data_ptr(), k, _is_wide(positions), candidates[0])
+    plans = [
+        PositionPlan(RICE, low_bits, POSITIONS_HEADER + packed_nbytes(k, low_bits) + -(-total // 8))
+        for low_bits, total in zip(candidates, unary, strict=False)
+    ]
+    plans.append(PositionPlan(BITMAP, 0, POSITIONS_HEADER + -(-n // 8)))
+    return min(plans, key=lambda plan: plan.nbytes)
+
+
+def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None:
+    k, wide = positions.numel(), _is_wide(positions)
+    start = _bytes(out, plan.nbytes)
+    _core.set_bytes(start, (plan.mode | plan.low_bits << 8 | k << 16).to_bytes(8, "little"))
+    body = start + POSITIONS_HEADER
+    if plan.mode == BITMAP:
+        _core.bitmap_write(positions.data_ptr(), k, wide, body, plan.nbytes - POSITIONS_HEADER)
+    elif plan.mode == RICE:
+        low = packed_nbytes(k, plan.low_bits)
+        rest = plan.nbytes - POSITIONS_HEADER - low
+        _core.rice_write(positions.data_ptr(), k, wide, plan.low_bits, body, body + low, rest)
+
+
+def positions_read(section: Tensor, n: int) -> Tensor:
+    mode, low_bits, k = read_positions_header(section, n)
+    wide, positions = _index(n, k)
+    if mode == ALL:
+        return torch.arange(n, dtype=positions.dtype)
+    body = section.data_ptr() + POSITIONS_HEADER
+    if mode == BITMAP:
+        valid = _core.bitmap_read(body, n, k, wide, positions.data_ptr())
+    else:
+        low = packed_nbytes(k, low_bits)
+        rest = section.numel() - POSITIONS_HEADER - low
+        valid = _core.rice_read(body, body + low, rest, k, low_bits, n, wide, positions.data_ptr())
+    _refuse(valid, f"positions that are not {k} ascending ones below {n}")
+    return positions
+
+
+def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
+    if out.dtype != torch.float32:
+        reference.scatter(positions, values, out, weight)
+        return
+    k = positions.numel()
+    assert values.numel() == k
+    _core.scatter(
+        positions.data_ptr(),
+        _floats(values),
+        k,
+        _is_wide(positions),
+        _floats(out),
+        out.numel(),
+        _weight(weight),
+        _threads(),
+    )

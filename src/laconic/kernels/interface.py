@@ -1,0 +1,130 @@
+"""What a backend offers. ``reference`` (torch) defines the bytes; ``cpu`` (C++) must give the same ones, faster.
+
+All tensors are flat and contiguous; sections are uint8. Encoders return the largest magnitude they saw as the bit
+pattern of a float32 without its sign (a *key*), so that one number tells "all zero" (0) and "not finite"
+(``>= NONFINITE``) and neither costs a pass of its own. Decoders store into ``out`` (float32), or add ``weight`` times
+the value to it when a weight is given: that is the fused decode-accumulate of aggregation. Decoders raise
+``FrameError`` when a section holds what no encoder writes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from laconic.errors import FrameError
+
+NONFINITE = 0x7F800000
+"""Keys from here on are infinities and NaNs."""
+
+GROUP = 256
+"""Values per group of the vertical bit packing: 32 rows of 8 lanes."""
+
+TRIT_LANES = 64
+"""Bytes per group of the base-3 packing; each holds five values."""
+
+
+class PositionPlan(NamedTuple):
+    """How a set of positions will be written, and how many bytes that takes."""
+
+    mode: int
+    low_bits: int
+    nbytes: int
+
+
+ALL, RICE, BITMAP = 0, 1, 2
+"""Modes of a position section."""
+
+POSITIONS_HEADER = 8
+MAX_LOW_BITS = 31
+
+
+def packed_nbytes(n: int, bits: int) -> int:
+    """Bytes of n values of the given width: full groups, then a tail without padding beyond its last byte."""
+    return n // GROUP * 32 * bits + (n % GROUP * bits + 7) // 8
+
+
+def trits_nbytes(n: int) -> int:
+    return n // (5 * TRIT_LANES) * TRIT_LANES + (n % (5 * TRIT_LANES) + 4) // 5
+
+
+def low_bits_candidates(n: int, k: int) -> list[int]:
+    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
+    middle = max(1, 69 * n // (100 * k)).bit_length() - 1
+    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
+
+
+def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
+    """Mode, Rice parameter and count, checked against each other and against the section's size."""
+    if section.numel() < POSITIONS_HEADER:
+        raise FrameError(f"a position section needs at least {POSITIONS_HEADER} bytes, this one has {section.numel()}")
+    header = int.from_bytes(bytes(section[:8].tolist()), "little")
+    mode, low_bits, k = header & 0xFF, header >> 8 & 0xFF, header >> 16
+    body = section.numel() - POSITIONS_HEADER
+    fits = {
+        ALL: k == n and low_bits == 0 and body == 0,
+        RICE: 0 < k <= n and low_bits <= MAX_LOW_BITS and body >= packed_nbytes(k, low_bits) + -(-k // 8),
+        BITMAP: 0 < k <= n and low_bits == 0 and body == -(-n // 8),
+    }
+    if not fits.get(mode, False):
+        raise FrameError(
+            f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions in mode {mode}, "
+            f"parameter {low_bits}"
+        )
+    return mode, low_bits, k
+
+
+def num_buckets(n: int, bucket: int) -> int:
+    return -(-n // bucket)
+
+
+class Kernels(Protocol):
+    """The signature that every backend shares."""
+
+    def pack(self, symbols: Tensor, bits: int, out: Tensor) -> None: ...
+    def unpack(self, packed: Tensor, n: int, bits: int) -> Tensor: ...
+
+    def copy_finite(self, x: Tensor, out: Tensor) -> bool: ...
+    def raw_decode(self, section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None: ...
+    def all_finite(self, x: Tensor) -> bool: ...
+    def cast_encode(self, x: Tensor, to: str, out: Tensor) -> tuple[int, int]: ...
+    def cast_decode(self, section: Tensor, source: str, out: Tensor, weight: float | None) -> None: ...
+
+    def qsgd_encode(
+        self, x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
+    ) -> int: ...
+    def qsgd_decode(
+        self, norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None
+    ) -> None: ...
+    def ternary_encode(self, x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int: ...
+    def ternary_decode(
+        self, norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
+    ) -> None: ...
+
+    def value_range(self, x: Tensor) -> tuple[float, float, int]: ...
+    def uniform_encode(self, x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None: ...
+    def uniform_decode(
+        self, packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None
+    ) -> None: ...
+
+    def sign_encode(self, x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int: ...
+    def sign_decode(
+        self, scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
+    ) -> None: ...
+    def onebit_encode(self, x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int: ...
+    def onebit_decode(
+        self, means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
+    ) -> None: ...
+
+    def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, int]: ...
+    def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]: ...
+    def above(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]: ...
+    def random_positions(self, n: int, k: int, seed: int, like: Tensor) -> Tensor: ...
+    def gather(self, x: Tensor, positions: Tensor) -> tuple[Tensor, int]: ...
+
+    def positions_plan(self, positions: Tensor, n: int) -> PositionPlan: ...
+    def positions_write(self, positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None: ...
+    def positions_read(self, section: Tensor, n: int) -> Tensor: ...
+    def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None: ...

@@ -1,0 +1,64 @@
+"""The words all rooms share: what a tensor is on the wire, and what one encoded tensor is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec"]
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""The dtypes that codecs take."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype: all that the receiver must know to make room. The receiver chooses the device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> TensorSpec:
+        return cls(tuple(x.shape), x.dtype)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One encoded tensor, self-contained.
+
+    ``sections`` are contiguous uint8 vectors; what each holds is the codec's business. No sections at all means that
+    every value is zero: that is how an all-zero tensor of any size travels in a header.
+    """
+
+    codec: str
+    spec: TensorSpec
+    sections: tuple[Tensor, ...]
+
+
+class Arena(Protocol):
+    """Where an encoder puts its sections: a frame under construction, or plain memory."""
+
+    def take(self, nbytes: int) -> Tensor: ...
+
+
+class HeapArena:
+    """Sections in fresh memory of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def take(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)

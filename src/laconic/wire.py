@@ -1,0 +1,348 @@
+"""Packet <-> bytes: header, limits, checksums. Knows no codec. docs/wire-format.md says every byte.
+
+Bytes from outside can only raise ``FrameError``: every length is checked against the bytes at hand before anything is
+sliced, and nothing is allocated here.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from laconic._core import byte_view, bytes_at, crc32c
+from laconic.errors import ConfigError, FrameError, InputError
+from laconic.packet import Packet, TensorSpec
+
+__all__ = [
+    "MAX_NUMEL",
+    "Buffer",
+    "FrameArena",
+    "bundle_nbytes",
+    "max_nbytes",
+    "pack",
+    "pack_bundle",
+    "seal",
+    "unpack",
+    "unpack_bundle",
+]
+
+if sys.byteorder != "little":
+    raise ImportError("laconic frames are little-endian and written as they lie in memory: this machine is big-endian")
+
+Buffer = bytes | bytearray | memoryview | Tensor
+"""What frames are read from: anything with the buffer protocol, or a uint8 tensor."""
+
+MAGIC: Final = b"LACO"
+VERSION: Final = 1
+BUNDLE: Final = 1
+WIDE: Final = 2
+ALIGN: Final = 16
+MAX_NUMEL: Final = 1 << 34
+MAX_DIMS: Final = 16
+MAX_SECTIONS: Final = 8
+MAX_SPEC: Final = 256
+MAX_NAME: Final = 1024
+MAX_PACKETS: Final = 1 << 20
+
+_FIXED = struct.Struct("<4sBBBBHBBQI")  # magic, version, flags, dtype, ndim, spec bytes, sections, 0, payload, its crc
+_BUNDLE = struct.Struct("<4sBBHIIQ")  # magic, version, flags, 0, packets, directory bytes, body bytes
+_ENTRY = struct.Struct("<QH")  # frame bytes, name bytes
+_CRC = struct.Struct("<I")
+
+DTYPES: Final[dict[int, torch.dtype]] = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.float16,
+    4: torch.bfloat16,
+    16: torch.uint8,
+    17: torch.int8,
+    18: torch.int16,
+    19: torch.int32,
+    20: torch.int64,
+    21: torch.bool,
+}
+_CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def _align(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def _header_nbytes(codec: str, ndim: int, num_sections: int, wide: bool) -> int:
+    return _align(_FIXED.size + (8 if wide else 4) * (ndim + num_sections) + len(codec) + _CRC.size)
+
+
+def _payload_nbytes(sections: Sequence[int]) -> int:
+    total = 0
+    for nbytes in sections:
+        total = _align(total) + nbytes
+    return total
+
+
+def _is_wide(spec: TensorSpec, payload: int) -> bool:
+    return payload >= 1 << 32 or any(size >= 1 << 32 for size in spec.shape)
+
+
+def max_nbytes(codec: str, spec: TensorSpec, sections: Sequence[int]) -> int:
+    """Bytes of a frame whose sections have at most these sizes."""
+    payload = _payload_nbytes(sections)
+    return _header_nbytes(codec, len(spec.shape), len(sections), _is_wide(spec, payload)) + payload
+
+
+class FrameArena:
+    """Sections laid straight into the frame that will carry them, behind the room its header needs.
+
+    Args:
+        buffer: A uint8 tensor to write the frame into.
+        codec: Canonical spec of the codec that will write.
+        spec: The tensor that it will encode.
+        sections: The most bytes each section can take.
+    """
+
+    def __init__(self, buffer: Tensor, codec: str, spec: TensorSpec, sections: Sequence[int]) -> None:
+        self.buffer = buffer
+        self.wide = _is_wide(spec, _payload_nbytes(sections))
+        self.start = self.end = _header_nbytes(codec, len(spec.shape), len(sections), self.wide)
+        self.limit = _header_nbytes(codec, len(spec.shape), len(sections), self.wide) + _payload_nbytes(sections)
+
+    def take(self, nbytes: int) -> Tensor:
+        begin = _align(self.end)
+        if begin + nbytes > self.buffer.numel():
+            raise InputError(
+                f"the buffer holds {self.buffer.numel()} bytes, the frame needs more (at most {self.limit}): "
+                "size it with laconic.max_nbytes"
+            )
+        self.buffer[self.end : begin] = 0
+        self.end = begin + nbytes
+        return self.buffer[begin : self.end]
+
+
+def seal(packet: Packet, arena: FrameArena) -> int:
+    """Write the header of a packet whose sections lie in the arena; returns the bytes of the frame."""
+    buffer, start, end, wide = arena.buffer, arena.start, arena.end, arena.wide
+    if not packet.sections:
+        wide = _is_wide(packet.spec, 0)
+        start = end = _header_nbytes(packet.codec, len(packet.spec.shape), 0, wide)
+        if end > buffer.numel():
+            raise InputError(f"the buffer holds {buffer.numel()} bytes, the frame needs {end}")
+    lengths = [section.numel() for section in packet.sections]
+    # A selector may have taken room for positions and then found nothing to send; its frame has no payload then.
+    payload = buffer[start:end]
+    header = _header(packet, lengths, payload.numel(), crc32c(payload.data_ptr(), payload.numel()), wide)
+    buffer[:start] = torch.frombuffer(header, dtype=torch.uint8)
+    return end
+
+
+def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: int, wide: bool) -> bytearray:
+    shape, codec = packet.spec.shape, packet.codec.encode("ascii")
+    if len(shape) > MAX_DIMS:
+        raise InputError(f"a tensor on the wire has at most {MAX_DIMS} dimensions, got {len(shape)}")
+    if packet.spec.numel > MAX_NUMEL:
+        raise InputError(f"a tensor on the wire has at most 2^34 values, got {packet.spec.numel}")
+    if len(codec) > MAX_SPEC:
+        raise ConfigError(f"a codec spec on the wire has at most {MAX_SPEC} bytes, got {len(codec)}")
+    size = _header_nbytes(packet.codec, len(shape), len(lengths), wide)
+    header = bytearray(size)
+    _FIXED.pack_into(
+        header, 0, MAGIC, VERSION, WIDE if wide else 0, _CODES[packet.spec.dtype], len(shape), len(codec),
+        len(lengths), 0, payload, payload_crc,
+    )  # fmt: skip
+    numbers = struct.Struct(f"<{len(shape) + len(lengths)}{'Q' if wide else 'I'}")
+    numbers.pack_into(header, _FIXED.size, *shape, *lengths)
+    text = _FIXED.size + numbers.size
+    header[text : text + len(codec)] = codec
+    _CRC.pack_into(header, size - _CRC.size, _crc(header, size - _CRC.size))
+    return header
+
+
+def _crc(header: bytes | bytearray, nbytes: int) -> int:
+    view = byte_view(header)
+    return crc32c(view.data_ptr(), nbytes)
+
+
+def pack(packet: Packet) -> bytearray:
+    """One packet as a frame."""
+    lengths = [section.numel() for section in packet.sections]
+    size = max_nbytes(packet.codec, packet.spec, lengths)
+    frame = bytearray(size)
+    arena = FrameArena(torch.frombuffer(frame, dtype=torch.uint8), packet.codec, packet.spec, lengths)
+    for section in packet.sections:
+        arena.take(section.numel()).copy_(section)
+    seal(packet, arena)
+    return frame
+
+
+def as_bytes(blob: Buffer) -> Tensor:
+    """A buffer as a uint8 tensor, without copying. What it shows is only read."""
+    if isinstance(blob, Tensor):
+        if blob.dtype != torch.uint8 or blob.dim() != 1 or not blob.is_contiguous() or blob.device.type != "cpu":
+            raise InputError("a frame in a tensor must be a contiguous uint8 vector on the CPU")
+        return blob
+    try:
+        return byte_view(blob)
+    except (TypeError, BufferError) as error:
+        raise InputError(f"expected bytes or a uint8 tensor, got {type(blob).__name__}") from error
+
+
+def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
+    """One packet from a frame; its sections are views into ``blob``. Raises ``FrameError`` and nothing else."""
+    data = as_bytes(blob)
+    size = data.numel()
+    head = bytes_at(data.data_ptr(), min(size, 1024))
+    fields = _fixed_fields(head, size)
+    flags, dtype_code, ndim, spec_nbytes, num_sections, payload, payload_crc = fields
+    wide = bool(flags & WIDE)
+    numbers_at = _FIXED.size
+    numbers = struct.Struct(f"<{ndim + num_sections}{'Q' if wide else 'I'}")
+    text_at = numbers_at + numbers.size
+    header = _align(text_at + spec_nbytes + _CRC.size)
+    if size < header:
+        raise FrameError(f"the frame's header has {header} bytes, only {size} are here: it was cut short")
+    (crc,) = _CRC.unpack_from(head, header - _CRC.size)
+    if crc != crc32c(data.data_ptr(), header - _CRC.size):
+        raise FrameError("the frame's header does not match its checksum: it was damaged on the way")
+    if any(head[text_at + spec_nbytes : header - _CRC.size]):
+        raise FrameError("the frame's header has something in its padding")
+    values = numbers.unpack_from(head, numbers_at)
+    shape, lengths = values[:ndim], values[ndim:]
+    if 0 not in shape and math.prod(shape) > max_numel:
+        raise FrameError(f"the frame declares {math.prod(shape)} values, more than the {max_numel} allowed")
+    if _payload_nbytes(lengths) != payload:
+        raise FrameError(f"sections of {lengths} bytes do not make the payload of {payload} bytes")
+    if size - header != payload:
+        raise FrameError(f"the frame promises {payload} payload bytes and carries {size - header}")
+    body = data[header:]
+    if crc32c(body.data_ptr(), payload) != payload_crc:
+        raise FrameError("the frame's payload does not match its checksum: it was damaged on the way")
+    try:
+        codec = head[text_at : text_at + spec_nbytes].decode("ascii")
+    except UnicodeDecodeError:
+        raise FrameError("the frame's codec is not plain ASCII") from None
+    sections, at = [], 0
+    for nbytes in lengths:
+        begin = _align(at)
+        if begin != at and bool(body[at:begin].any()):
+            raise FrameError("the frame's payload has something in its padding")
+        at = begin + nbytes
+        sections.append(body[begin:at])
+    return Packet(codec, TensorSpec(shape, DTYPES[dtype_code]), tuple(sections))
+
+
+def _fixed_fields(head: bytes, size: int) -> tuple[int, int, int, int, int, int, int]:
+    if size < _FIXED.size:
+        raise FrameError(f"a frame has at least {_FIXED.size} bytes, got {size}")
+    magic, version, flags, dtype, ndim, spec_nbytes, num_sections, zero, payload, crc = _FIXED.unpack_from(head)
+    _check_start(magic, version)
+    if flags & BUNDLE:
+        raise FrameError("this is a bundle of packets: read it with laconic.decode_bundle")
+    if flags & ~WIDE or zero:
+        raise FrameError(f"the frame has unknown flags ({flags:#x}, {zero:#x}): it may come from a newer laconic")
+    if dtype not in DTYPES:
+        raise FrameError(f"unknown dtype code {dtype}; known: {', '.join(map(str, DTYPES))}")
+    for what, value, limit in (("dimensions", ndim, MAX_DIMS), ("sections", num_sections, MAX_SECTIONS)):
+        if value > limit:
+            raise FrameError(f"the frame declares {value} {what}, at most {limit} are allowed")
+    if not 1 <= spec_nbytes <= MAX_SPEC:
+        raise FrameError(f"a codec spec has 1 to {MAX_SPEC} bytes, the frame declares {spec_nbytes}")
+    return flags, dtype, ndim, spec_nbytes, num_sections, payload, crc
+
+
+def _check_start(magic: bytes, version: int) -> None:
+    if magic != MAGIC:
+        raise FrameError(f"a frame begins with {MAGIC!r}, this begins with {magic!r}")
+    if version != VERSION:
+        raise FrameError(f"the frame is of format {version}, this laconic reads {VERSION}")
+
+
+# ---------------------------------------------------------------------------------------------------------- bundles
+
+
+def _directory_nbytes(names: Sequence[bytes]) -> int:
+    return sum(_ENTRY.size + len(name) for name in names)
+
+
+def bundle_nbytes(names: Sequence[str], frames: Sequence[int]) -> int:
+    """Bytes of a bundle of frames of these sizes."""
+    header = _align(_BUNDLE.size + _directory_nbytes([name.encode() for name in names]) + _CRC.size)
+    return header + _payload_nbytes(frames)
+
+
+def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
+    """Many frames as one, each with a name (which may be empty)."""
+    names = [name.encode() for name, _ in frames]
+    if len(frames) > MAX_PACKETS:
+        raise InputError(f"a bundle has at most {MAX_PACKETS} packets, got {len(frames)}")
+    for name in names:
+        if len(name) > MAX_NAME:
+            raise InputError(f"a slot name has at most {MAX_NAME} bytes, got {len(name)}")
+    views = [as_bytes(frame) for _, frame in frames]
+    sizes = [view.numel() for view in views]
+    directory = b"".join(_ENTRY.pack(size, len(name)) + name for size, name in zip(sizes, names, strict=True))
+    header = bytearray(_align(_BUNDLE.size + len(directory) + _CRC.size))
+    _BUNDLE.pack_into(header, 0, MAGIC, VERSION, BUNDLE, 0, len(frames), len(directory), _payload_nbytes(sizes))
+    header[_BUNDLE.size : _BUNDLE.size + len(directory)] = directory
+    _CRC.pack_into(header, len(header) - _CRC.size, _crc(header, len(header) - _CRC.size))
+    bundle = bytearray(len(header) + _payload_nbytes(sizes))
+    bundle[: len(header)] = header
+    room = torch.frombuffer(bundle, dtype=torch.uint8)
+    at = len(header)
+    for view in views:
+        at = _align(at)
+        room[at : at + view.numel()] = view
+        at += view.numel()
+    return bundle
+
+
+def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
+    """Names and frames of a bundle, in order; the frames are views, not yet checked themselves."""
+    data = as_bytes(blob)
+    size = data.numel()
+    if size < _BUNDLE.size:
+        raise FrameError(f"a bundle has at least {_BUNDLE.size} bytes, got {size}")
+    magic, version, flags, zero, count, directory, body = _BUNDLE.unpack(bytes_at(data.data_ptr(), _BUNDLE.size))
+    _check_start(magic, version)
+    if flags != BUNDLE or zero:
+        raise FrameError("this is no bundle of packets: read a single packet with laconic.decode")
+    header = _align(_BUNDLE.size + directory + _CRC.size)
+    if count > MAX_PACKETS or directory > count * (_ENTRY.size + MAX_NAME) or size != header + body:
+        raise FrameError(f"a bundle of {count} packets, {directory} and {body} bytes does not have {size} bytes")
+    head = bytes_at(data.data_ptr(), header)
+    if _CRC.unpack_from(head, header - _CRC.size)[0] != crc32c(data.data_ptr(), header - _CRC.size):
+        raise FrameError("the bundle's directory does not match its checksum: it was damaged on the way")
+    entries = list(_entries(head, count, _BUNDLE.size + directory))
+    if _payload_nbytes([nbytes for _, nbytes in entries]) != body or any(
+        head[_BUNDLE.size + directory : header - _CRC.size]
+    ):
+        raise FrameError("the bundle's frames do not fill its body")
+    frames, at = [], header
+    for name, nbytes in entries:
+        begin = _align(at)
+        if begin != at and bool(data[at:begin].any()):
+            raise FrameError("the bundle has something in its padding")
+        at = begin + nbytes
+        frames.append((name, data[begin:at]))
+    return frames
+
+
+def _entries(head: bytes, count: int, end: int) -> Iterator[tuple[str, int]]:
+    at = _BUNDLE.size
+    for _ in range(count):
+        if at + _ENTRY.size > end:
+            raise FrameError("the bundle's directory is shorter than its entries")
+        nbytes, name_nbytes = _ENTRY.unpack_from(head, at)
+        at += _ENTRY.size
+        if name_nbytes > MAX_NAME or at + name_nbytes > end:
+            raise FrameError(f"a name of {name_nbytes} bytes does not fit the bundle's directory")
+        try:
+            yield head[at : at + name_nbytes].decode(), nbytes
+        except UnicodeDecodeError:
+            raise FrameError("a name in the bundle is not UTF-8") from None
+        at += name_nbytes
+    if at != end:
+        raise FrameError("the bundle's directory is longer than its entries")
