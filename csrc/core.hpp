@@ -12,6 +12,7 @@ namespace laconic {
 constexpr int64_t kGroup = 256;        // values per group of the vertical packing: 32 rows of 8 lanes
 constexpr int64_t kTritLanes = 64;     // bytes per group of the base-3 packing, five values each
 constexpr int64_t kSplit = 65536;      // work is split between threads at multiples of this: any bucket divides it
+constexpr int64_t kBatch = 2048;       // values whose norms are found together
 constexpr uint32_t kNonFinite = 0x7F800000u;
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 constexpr int64_t kSamples = 65536;    // values looked at by a sampled threshold
@@ -42,7 +43,7 @@ struct BucketEncode {
   Key key;
   uint8_t* floats;   // norms, scales or means
   uint8_t* packed;
-  float* scratch;    // bucket + kGroup floats per thread
+  float* scratch;    // max(bucket, kBatch) floats, used at the end only
 };
 
 // Stores into out, or adds weight * value to it.
@@ -100,6 +101,7 @@ struct Simd {
 
   // Appends what reaches the threshold; false when it would overflow.
   bool (*compact)(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kept*);
+  int64_t (*count_reaching)(const float* x, int64_t begin, int64_t end, uint32_t threshold);
   bool (*compact_hashes)(Key key, int64_t begin, int64_t end, uint32_t at_most, Kept*);
   void (*scatter32)(const int32_t* positions, const float* values, int64_t k, Sink, int64_t begin, int64_t end);
   void (*scatter64)(const int64_t* positions, const float* values, int64_t k, Sink, int64_t begin, int64_t end);
@@ -138,7 +140,7 @@ template <class Index>
 int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* positions, float* values, int threads);
 int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads);
 template <class Index>
-void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t count, int threads);
+void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values);
 template <class Index>
 void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads);
 

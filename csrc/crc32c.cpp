@@ -71,6 +71,11 @@ __attribute__((target("sse4.2"))) const uint8_t* three_streams(uint64_t& crc, co
   for (; n >= 3 * Run; p += 3 * Run, n -= 3 * Run) {
     uint64_t b = 0, c = 0;
     for (size_t i = 0; i < Run; i += 8) {
+      if (Run >= 4096 && i % 64 == 0) {  // the lines three runs on, one of each stream: they lie on different pages
+        __builtin_prefetch(p + 3 * Run + i);
+        __builtin_prefetch(p + 4 * Run + i);
+        __builtin_prefetch(p + 5 * Run + i);
+      }
       crc = _mm_crc32_u64(crc, word_at(p + i));
       b = _mm_crc32_u64(b, word_at(p + Run + i));
       c = _mm_crc32_u64(c, word_at(p + 2 * Run + i));

@@ -10,7 +10,7 @@ namespace laconic {
 uint32_t encode_buckets(EncodeLoop loop, BucketEncode args, int64_t unit, int threads) {
   const int64_t ranges = (args.n + unit - 1) / unit;
   // Only the last bucket can be partial, so only the last range touches the scratch.
-  const int64_t padded = args.bucket > kGroup ? args.bucket : kGroup;
+  const int64_t padded = args.bucket > kBatch ? args.bucket : kBatch;
   std::vector<float> scratch(args.n % padded ? padded : 0);
   args.scratch = scratch.data();
   if (threads <= 1 || ranges == 1) return loop(args, 0, args.n);

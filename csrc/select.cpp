@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 namespace laconic {
@@ -96,13 +97,6 @@ uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
   int64_t above;
   const size_t bin = bin_holding(high, wanted, &above);
   return static_cast<uint32_t>(bin) << kHighShift;
-}
-
-template <class Index>
-int64_t write_kept(const Kept& kept, int64_t base, Index* positions, float* values) {
-  for (int64_t i = 0; i < kept.count; ++i) positions[i] = static_cast<Index>(base + kept.offset[i]);
-  std::memcpy(values, kept.bits, static_cast<size_t>(kept.count) * 4);
-  return kept.count;
 }
 
 // Keeps what is above the k-th key, and of those equal to it the first few, in place of the order given.
@@ -254,22 +248,19 @@ int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads) 
   const int64_t range = range_for(n, threads), ranges = (n + range - 1) / range;
   std::vector<int64_t> counts(static_cast<size_t>(ranges));
   parallel_for(ranges, threads, [&](int64_t r) {
-    int64_t count = 0;
-    for (int64_t i = r * range; i < std::min(n, (r + 1) * range); ++i) count += key_at(x, i) >= threshold;
-    counts[static_cast<size_t>(r)] = count;
+    counts[static_cast<size_t>(r)] = simd().count_reaching(x, r * range, std::min(n, (r + 1) * range), threshold);
   });
-  int64_t total = 0;
-  for (int64_t count : counts) total += count;
-  return total;
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 template <class Index>
-void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t count, int threads) {
-  (void)threads;
-  for (int64_t i = 0, at = 0; i < n && at < count; ++i) {
-    if (key_at(x, i) < threshold) continue;
-    positions[at] = static_cast<Index>(i);
-    values[at++] = x[i];
+void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values) {
+  for (int64_t begin = 0, at = 0; begin < n; begin += kSplit) {  // piece by piece: the scratch stays in cache
+    Kept kept = workspace.kept(kSplit + 64);
+    simd().compact(x, begin, std::min(n, begin + kSplit), threshold, &kept);
+    for (int64_t i = 0; i < kept.count; ++i) positions[at + i] = static_cast<Index>(begin + kept.offset[i]);
+    std::memcpy(values + at, kept.bits, static_cast<size_t>(kept.count) * 4);
+    at += kept.count;
   }
 }
 
@@ -314,7 +305,7 @@ void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threa
   template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);                                \
   template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);                                 \
   template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int);                     \
-  template void above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t, int);                          \
+  template void above<Index>(const float*, int64_t, uint32_t, Index*, float*);                                       \
   template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)

@@ -54,9 +54,9 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE uint32_t most(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 INLINE uint32_t fold_max(u8v v) {
-  uint32_t m = 0;
-  for (int i = 0; i < 8; ++i) m = most(m, v[i]);
-  return m;
+  v = larger(v, __builtin_shuffle(v, u8v{4, 5, 6, 7, 0, 1, 2, 3}));
+  v = larger(v, __builtin_shuffle(v, u8v{2, 3, 0, 1, 6, 7, 4, 5}));
+  return most(v[0], v[1]);
 }
 
 template <class F, int... J>
@@ -125,6 +125,20 @@ struct RowWriter {
     }
   }
 };
+
+// The same for a symbol that is the integer part of a fixed-point number: where words hold whole symbols, one shift
+// and a mask put it in its place.
+template <int Bits, int FractionBits, int Row>
+INLINE void put_fixed(RowWriter<Bits>& writer, u8v fixed) {
+  constexpr int place = Row * Bits % 32, shift = FractionBits - place;
+  if constexpr (32 % Bits != 0 || place == 0) {
+    writer.template put<Row>(fixed >> FractionBits);
+  } else {
+    const u8v moved = shift >= 0 ? fixed >> (shift & 31) : fixed << (-shift & 31);
+    writer.word |= moved & (((1u << Bits) - 1) << place);
+    if constexpr (place + Bits == 32) store(writer.out + Row * Bits / 32 * 32, writer.word);
+  }
+}
 
 template <int Bits, int Row>
 INLINE u8v row_of(const uint8_t* packed) {
@@ -242,17 +256,15 @@ INLINE void finish_stores() {
 
 // ----------------------------------------------------------------------------------------------- magnitudes and sums
 
-INLINE uint32_t largest_magnitude(const float* x, int64_t n) {
+INLINE uint32_t largest_magnitude(const float* x, int64_t n) {  // n a multiple of 128
   const u8v mask = splat_u(kMagnitude);
-  u8v a = {}, b = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    a = larger(a, load<u8v>(x + i) & mask);
-    b = larger(b, load<u8v>(x + i + 8) & mask);
+  u8v most_of[4] = {};
+  for (int64_t i = 0; i < n; i += 128) {
+    unroll<16>([&](auto row) {
+      most_of[row % 4] = larger(most_of[row % 4], load<u8v>(x + i + 8 * row) & mask);
+    });
   }
-  uint32_t m = fold_max(larger(a, b));
-  for (; i < n; ++i) m = most(m, magnitude_bits(x[i]));
-  return m;
+  return fold_max(larger(larger(most_of[0], most_of[1]), larger(most_of[2], most_of[3])));
 }
 
 // The fixed order of reference.pairwise_sum: rows of 16 lanes, neighbours first, then the lanes folded in half.
@@ -260,20 +272,20 @@ struct Lanes16 {
   f8 low, high;
 };
 template <class Map>
-INLINE Lanes16 sum_rows(const float* x, int64_t rows, Map map) {
-  if (rows == 8) {
-    Lanes16 r[8];
-    unroll<8>([&](auto i) { r[i] = {map(load<f8>(x + 16 * i)), map(load<f8>(x + 16 * i + 8))}; });
-    const f8 low = ((r[0].low + r[1].low) + (r[2].low + r[3].low)) + ((r[4].low + r[5].low) + (r[6].low + r[7].low));
-    const f8 high =
-        ((r[0].high + r[1].high) + (r[2].high + r[3].high)) + ((r[4].high + r[5].high) + (r[6].high + r[7].high));
-    return {low, high};
-  }
+INLINE Lanes16 sum_rows(const float* x, int64_t rows, const float* ahead, int64_t line, Map map) {
   // A stack of partial sums, one per level: merge while the finished count has trailing ones.
   Lanes16 stack[16];
   int depth = 0;
   for (int64_t done = 0; done < rows / 8; ++done) {
-    Lanes16 sum = sum_rows(x + done * 128, 8, map);
+    Lanes16 r[8];
+    unroll<8>([&](auto i) {
+      fetch_ahead(ahead, line + done * 8 + i);
+      const float* row = x + done * 128 + 16 * i;
+      r[i] = {map(load<f8>(row)), map(load<f8>(row + 8))};
+    });
+    Lanes16 sum = {
+        ((r[0].low + r[1].low) + (r[2].low + r[3].low)) + ((r[4].low + r[5].low) + (r[6].low + r[7].low)),
+        ((r[0].high + r[1].high) + (r[2].high + r[3].high)) + ((r[4].high + r[5].high) + (r[6].high + r[7].high))};
     for (int64_t bit = done; bit & 1; bit >>= 1) {
       --depth;
       sum = {stack[depth].low + sum.low, stack[depth].high + sum.high};
@@ -334,34 +346,49 @@ INLINE Scale scale_of(float norm, int levels, int fraction_bits) {
   return {up, quotient * (1.0f - 0x1p-22f)};
 }
 
-// Symbols of one group of 256 values, row by row. Two halves may have different scales (buckets of 128).
+// The odd factor of each row: what turns one hash per lane and group into 32 numbers. See kernels/random.py.
+constexpr uint32_t row_factor(uint64_t row) {
+  uint64_t x = row + 0x9E3779B97F4A7C15u;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return static_cast<uint32_t>(x ^ x >> 31) | 1;
+}
+
+struct RowFactors {
+  alignas(32) uint32_t at[32][8];
+  constexpr RowFactors() : at() {
+    for (int row = 0; row < 32; ++row) {
+      for (int lane = 0; lane < 8; ++lane) at[row][lane] = row_factor(static_cast<uint64_t>(row));
+    }
+  }
+};
+constexpr RowFactors kRowFactors;
+
+// One group of 256 values in fixed point, row by row: put(row, v) gets levels * x / norm + levels + noise, with
+// FractionBits bits after the point. Two halves may have different scales (buckets of 128).
 template <int FractionBits, int Levels, bool Stochastic, class Put>
 INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t group, Key key, const float* ahead,
                            int64_t line, Put put) {
   constexpr uint32_t offset = static_cast<uint32_t>(Levels) << FractionBits;
-  const u8v low = low_key(key, group << 7), high = splat_u(key.high);
-  const u8v counter = splat_u(static_cast<uint32_t>(group << 7)) + kLanes;
+  const uint64_t counter = group << 3;
+  const u8v hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
   const bool tiny = first.up != 1.0f || second.up != 1.0f;
+  alignas(32) float lifted[kGroup];
+  if (__builtin_expect(tiny, 0)) {
+    for (int64_t i = 0; i < kGroup; ++i) lifted[i] = x[i] * (i < 128 ? first.up : second.up);
+    x = lifted;
+  }
   const f8 scales[2] = {splat(first.factor), splat(second.factor)};
-  const f8 ups[2] = {splat(first.up), splat(second.up)};
-  auto fixed = [&](int row) {
-    f8 v = load<f8>(x + 8 * row);
-    if (__builtin_expect(tiny, 0)) v = v * ups[row >> 4];
-    return (u8v) __builtin_convertvector(v * scales[row >> 4], i8);
-  };
-  unroll<16>([&](auto pair) {
-    fetch_ahead(ahead, line + pair);
-    u8v even = fixed(2 * pair), odd = fixed(2 * pair + 1);
+  const auto* factors = kRowFactors.at;
+  asm("" : "+r"(factors));  // as operands in memory: as constants they would be rebuilt in registers for every row
+  unroll<32>([&](auto row) {
+    if constexpr (row % 2 == 0) fetch_ahead(ahead, line + row / 2);
+    const u8v fixed = (u8v) __builtin_convertvector(load<f8>(x + 8 * row) * scales[row / 16], i8);
     if constexpr (Stochastic) {
-      const u8v h = hash8(counter + static_cast<uint32_t>(8 * pair), low, high);
-      even += ((h << 16) >> (32 - FractionBits)) + (offset + (1u << (FractionBits - 17)));
-      odd += (h >> (32 - FractionBits)) + offset;
+      put(row, fixed + ((hash * load<u8v>(factors[row])) >> (32 - FractionBits)) + offset);
     } else {
-      even += offset + (1u << (FractionBits - 1));
-      odd += offset + (1u << (FractionBits - 1));
+      put(row, fixed + (offset + (1u << (FractionBits - 1))));
     }
-    put(std::integral_constant<int, 2 * pair>{}, even >> FractionBits);
-    put(std::integral_constant<int, 2 * pair + 1>{}, odd >> FractionBits);
   });
 }
 
@@ -369,28 +396,32 @@ INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t g
 // `tail(values, scales, count)` for a last partial one. Returns the largest key; stops at one that is not finite.
 template <int FractionBits, int Levels, class Group>
 INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Group group) {
-  const int64_t unit = a.bucket < kGroup ? kGroup : a.bucket;
+  // The norms of a batch come first, then its groups: one bucket at a time would wait for each division in turn.
+  const int64_t unit = a.bucket < kBatch ? kBatch : a.bucket;
+  Scale scales[kBatch / 128];
   uint32_t key = 0;
   for (int64_t at = begin; at < end; at += unit) {
     const int64_t here = least(unit, end - at);
     const float* x = a.x + at;
-    if (here < unit) {  // the last bucket: padded with zeros, which change neither norm nor sum
+    if (here < unit) {  // the end: padded with zeros, which change neither norm nor sum
       std::memcpy(a.scratch, x, here * 4);
       std::memset(a.scratch + here, 0, (unit - here) * 4);
       x = a.scratch;
     }
-    Scale scales[2] = {};
-    for (int64_t b = 0; b < unit / a.bucket && b * a.bucket < here; ++b) {
+    const int64_t buckets = (here + a.bucket - 1) / a.bucket;
+    for (int64_t b = 0; b < buckets; ++b) {
       const float* values = x + b * a.bucket;
       const uint32_t largest = largest_magnitude(values, a.bucket);
       key = most(key, largest);
-      if (largest >= kNonFinite) return key;
+      if (__builtin_expect(largest >= kNonFinite, 0)) return key;
       const float norm = bucket_norm(values, a.bucket, largest, a.l2);
       write_float(a.floats, at / a.bucket + b, norm);
       scales[b] = scale_of(norm, Levels, FractionBits);
     }
-    if (unit == a.bucket) scales[1] = scales[0];
-    for (int64_t g = 0; g < here; g += kGroup) group(x + g, scales, at + g, least(kGroup, here - g));
+    for (int64_t g = 0; g < here; g += kGroup) {
+      const int64_t b = g / a.bucket, second = a.bucket < kGroup ? b + 1 : b;
+      group(x + g, scales[b], scales[second < buckets ? second : b], at + g, least(kGroup, here - g));
+    }
   }
   return key;
 }
@@ -398,19 +429,19 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
 template <int Bits, bool Stochastic>
 uint32_t qsgd_encode_as(const BucketEncode& a, int64_t begin, int64_t end) {
   constexpr int F = 31 - Bits, levels = (1 << (Bits - 1)) - 1;
-  return each_group<F, levels>(a, begin, end, [&](const float* x, const Scale* scales, int64_t at, int64_t count) {
+  return each_group<F, levels>(a, begin, end, [&](const float* x, Scale first, Scale second, int64_t at, int64_t count) {
     uint8_t* out = a.packed + at / kGroup * 32 * Bits;
     const float* ahead = a.x + (at / kBlock + 1) * kBlock;
     const int64_t line = at % kBlock / 16;
     if (count == kGroup) {
       RowWriter<Bits> writer{out};
       quantize_group<F, levels, Stochastic>(
-          x, scales[0], scales[1], at / kGroup, a.key, ahead, line,
-          [&](auto row, u8v symbols) { writer.template put<decltype(row)::value>(symbols); });
+          x, first, second, at / kGroup, a.key, ahead, line,
+          [&](auto row, u8v fixed) { put_fixed<Bits, F, decltype(row)::value>(writer, fixed); });
     } else {
       uint32_t symbols[kGroup];
-      quantize_group<F, levels, Stochastic>(x, scales[0], scales[1], at / kGroup, a.key, x, 0,
-                                            [&](auto row, u8v s) { store(symbols + 8 * decltype(row)::value, s); });
+      quantize_group<F, levels, Stochastic>(x, first, second, at / kGroup, a.key, x, 0,
+                                            [&](auto row, u8v v) { store(symbols + 8 * row, v >> F); });
       pack_tail(symbols, count, Bits, out);
     }
   });
@@ -524,11 +555,11 @@ uint32_t ternary_encode(const BucketEncode& a, int64_t begin, int64_t end) {
     filled = 0;
   };
   const uint32_t key =
-      each_group<29, 1>(a, begin, end, [&](const float* x, const Scale* scales, int64_t at, int64_t count) {
+      each_group<29, 1>(a, begin, end, [&](const float* x, Scale first, Scale second, int64_t at, int64_t count) {
         uint32_t wide[kGroup];
-        quantize_group<29, 1, true>(x, scales[0], scales[1], at / kGroup, a.key, a.x + (at / kBlock + 1) * kBlock,
+        quantize_group<29, 1, true>(x, first, second, at / kGroup, a.key, a.x + (at / kBlock + 1) * kBlock,
                                     at % kBlock / 16,
-                                    [&](auto row, u8v s) { store(wide + 8 * decltype(row)::value, s); });
+                                    [&](auto row, u8v v) { store(wide + 8 * row, v >> 29); });
         for (int64_t i = 0; i < count; ++i) symbols[filled + i] = static_cast<uint8_t>(wide[i]);
         filled += count;
         if (filled == window) flush(false);
@@ -546,13 +577,19 @@ bool ternary_decode(const BucketDecode& a, int64_t begin, int64_t end) {
     int64_t done = 0;
     bool valid = true;
     for (; done + kTritGroup <= count; done += kTritGroup, in += kTritLanes) {
+      uint16_t left[kTritLanes];
+      uint16_t top = 0;
       for (int64_t lane = 0; lane < kTritLanes; ++lane) {
-        int byte = in[lane];
-        valid &= byte <= 242;
-        for (int j = 0; j < 5; ++j) {
-          const int rest = (byte * 171) >> 9;  // byte / 3
-          values[done + 64 * j + lane] = static_cast<int8_t>(byte - 3 * rest - 1);
-          byte = rest;
+        left[lane] = in[lane];
+        top = left[lane] > top ? left[lane] : top;
+      }
+      valid &= top <= 242;
+      for (int j = 0; j < 5; ++j) {
+        int8_t* row = values + done + kTritLanes * j;
+        for (int64_t lane = 0; lane < kTritLanes; ++lane) {
+          const uint16_t third = static_cast<uint16_t>(static_cast<uint16_t>(left[lane] * 171) >> 9);
+          row[lane] = static_cast<int8_t>(left[lane] - 3 * third - 1);
+          left[lane] = third;
         }
       }
     }
@@ -608,10 +645,6 @@ INLINE uint32_t each_sign_bucket(const BucketEncode& a, int64_t begin, int64_t e
   for (int64_t at = begin; at < end; at += a.bucket) {
     const int64_t here = least(a.bucket, end - at);
     const float* x = a.x + at;
-    // The lines of the block ahead, as many as this bucket has.
-    for (int64_t line = at % kBlock / 16, stop = line + here / 16; line < stop; ++line) {
-      fetch_ahead(a.x + (at / kBlock + 1) * kBlock, line);
-    }
     if (here < a.bucket) {
       std::memcpy(a.scratch, x, here * 4);
       std::memset(a.scratch + here, 0, (a.bucket - here) * 4);
@@ -637,9 +670,11 @@ INLINE float mean_of(float scaled_sum, int64_t bucket, int64_t count) {
 uint32_t sign_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   const f8 share = splat(1.0f / static_cast<float>(a.bucket));
   return each_sign_bucket(a, begin, end, [&](const float* x, int64_t at, int64_t count) {
+    const float* ahead = a.x + (at / kBlock + 1) * kBlock;
+    const int64_t line = at % kBlock / 16;
     const u8v mask = splat_u(kMagnitude);
     u8v largest = {};
-    const float sum = fold_sum(sum_rows(x, a.bucket / 16, [&](f8 v) {
+    const float sum = fold_sum(sum_rows(x, a.bucket / 16, ahead, line, [&](f8 v) {
       const u8v magnitude = bits_of(v) & mask;
       largest = larger(largest, magnitude);
       return (f8)magnitude * share;
@@ -652,6 +687,8 @@ uint32_t sign_encode(const BucketEncode& a, int64_t begin, int64_t end) {
 uint32_t onebit_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   const f8 share = splat(1.0f / static_cast<float>(a.bucket));
   return each_sign_bucket(a, begin, end, [&](const float* x, int64_t at, int64_t count) {
+    const float* ahead = a.x + (at / kBlock + 1) * kBlock;
+    const int64_t line = at % kBlock / 16;
     const u8v mask = splat_u(kMagnitude);
     u8v largest = {};
     i8 minus_counts = {};
@@ -660,12 +697,12 @@ uint32_t onebit_encode(const BucketEncode& a, int64_t begin, int64_t end) {
       const u8v is_minus = (u8v)((i8)bits_of(v) >> 31);
       return (f8)((u8v)((f8)magnitude * share) & (minus ? is_minus : ~is_minus));
     };
-    const float plus = fold_sum(sum_rows(x, a.bucket / 16, [&](f8 v) {
+    const float plus = fold_sum(sum_rows(x, a.bucket / 16, ahead, line, [&](f8 v) {
       largest = larger(largest, bits_of(v) & mask);
       minus_counts -= (i8)bits_of(v) >> 31;
       return masked(v, false);
     }));
-    const float minus = fold_sum(sum_rows(x, a.bucket / 16, [&](f8 v) { return masked(v, true); }));
+    const float minus = fold_sum(sum_rows(x, a.bucket / 16, ahead, line, [&](f8 v) { return masked(v, true); }));
     int64_t below = 0;
     for (int i = 0; i < 8; ++i) below += minus_counts[i];
     const int64_t above = count - below;
@@ -740,28 +777,35 @@ bool onebit_decode(const BucketDecode& a, int64_t begin, int64_t end) {
 // ------------------------------------------------------------------------------------------------------------ uniform
 
 uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, float* high) {
-  f8 a = splat(x[begin]), b = a;
+  constexpr int kChains = 4;  // a minimum takes four cycles: so many must be under way at once
+  f8 least_of[kChains], most_of[kChains];
+  for (int c = 0; c < kChains; ++c) least_of[c] = most_of[c] = splat(x[begin]);
   u8v largest = {};
   const u8v mask = splat_u(kMagnitude);
   int64_t i = begin;
-  for (; i + 16 <= end; i += 16) {
-    fetch_ahead(x + (i / kBlock + 1) * kBlock, i % kBlock / 16);
-    for (int64_t j = i; j < i + 16; j += 8) {
-      const f8 v = load<f8>(x + j);
-      a = v < a ? v : a;
-      b = v > b ? v : b;
+  for (; i + 32 <= end; i += 32) {
+    const float* ahead = x + (i / kBlock + 1) * kBlock;
+    const int64_t line = i % kBlock / 16;
+    fetch_ahead(ahead, line);
+    fetch_ahead(ahead, line + 1);
+    unroll<kChains>([&](auto c) {
+      const f8 v = load<f8>(x + i + 8 * c);
+      least_of[c] = v < least_of[c] ? v : least_of[c];
+      most_of[c] = v > most_of[c] ? v : most_of[c];
       largest = larger(largest, bits_of(v) & mask);
-    }
+    });
   }
   uint32_t key = fold_max(largest);
-  float smallest = a[0], greatest = b[0];
-  for (int j = 1; j < 8; ++j) {
-    if (a[j] < smallest) smallest = a[j];
-    if (b[j] > greatest) greatest = b[j];
+  float smallest = x[begin], greatest = x[begin];
+  auto take = [&](float below, float above) {
+    if (below < smallest) smallest = below;
+    if (above > greatest) greatest = above;
+  };
+  for (int c = 0; c < kChains; ++c) {
+    for (int lane = 0; lane < 8; ++lane) take(least_of[c][lane], most_of[c][lane]);
   }
   for (; i < end; ++i) {
-    if (x[i] < smallest) smallest = x[i];
-    if (x[i] > greatest) greatest = x[i];
+    take(x[i], x[i]);
     key = most(key, magnitude_bits(x[i]));
   }
   *low = smallest;
@@ -783,7 +827,9 @@ void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t be
       v = padded;
     }
     alignas(32) int32_t symbols[kGroup];
+    const float* ahead = x + (at / kBlock + 1) * kBlock;
     for (int64_t i = 0; i < kGroup; i += 4) {
+      if (i % 16 == 0) fetch_ahead(ahead, (at % kBlock + i) / 16);
       const d4 t = (__builtin_convertvector(load<f4>(v + i), d4) - low) * scale;
       i4 q = __builtin_convertvector(t, i4);
       q = q > top ? (i4{} + top) : q;
@@ -845,7 +891,7 @@ INLINE bool copy_checked(const uint8_t* from, uint8_t* to, int64_t count, Word e
   Word bad = 0;
   int64_t i = 0;
 #if defined(__AVX2__)
-  if (sizeof(Word) == 4 && count * 4 >= kStreamBytes && reinterpret_cast<uintptr_t>(to) % 32 == 0) {
+  if (sizeof(Word) == 4 && count * 4 >= kStreamBytes && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
     const u8v mask = splat_u(static_cast<uint32_t>(exponent));
     i8 found = {};
     for (; i + 16 <= count; i += 16) {
@@ -853,7 +899,9 @@ INLINE bool copy_checked(const uint8_t* from, uint8_t* to, int64_t count, Word e
       for (int64_t j = i; j < i + 16; j += 8) {
         const u8v v = load<u8v>(from + 4 * j);
         found |= (i8)((v & mask) == mask);
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 4 * j), (__m256i)v);
+        // Sections of a frame are aligned to 16 bytes, not to 32.
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + 4 * j), _mm256_castsi256_si128((__m256i)v));
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + 4 * j + 16), _mm256_extracti128_si256((__m256i)v, 1));
       }
     }
     for (int lane = 0; lane < 8; ++lane) bad |= static_cast<Word>(found[lane]);
@@ -922,43 +970,66 @@ INLINE uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((x + 0x7FFF + (x >> 16 & 1)) >> 16);
 }
 
-uint32_t cast_encode(const float* x, bool half, uint8_t* out, int64_t begin, int64_t end, int64_t* saturated) {
-  constexpr float bf16_max = 0x1.FEp127f;
-  const float limit = half ? 65504.0f : bf16_max;
-  uint32_t limit_bits;
-  std::memcpy(&limit_bits, &limit, 4);
+#if defined(__AVX2__)
+INLINE __m128i to_half8(f8 v) {
+  return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE __m128i to_bf16_8(f8 v) {
+  const u8v x = bits_of(v), rounded = (x + (0x7FFFu + (x >> 16 & 1u))) >> 16;
+  const __m256i halves = _mm256_packus_epi32((__m256i)rounded, (__m256i)rounded);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
+}
+#endif
+
+template <bool Half>
+uint32_t cast_encode_as(const float* x, uint8_t* out, int64_t begin, int64_t end, int64_t* saturated) {
+  constexpr float limit = Half ? 65504.0f : 0x1.FEp127f;
+  const uint32_t limit_bits = magnitude_bits(limit);
   uint32_t key = 0;
   int64_t beyond = 0, i = begin;
 #if defined(__AVX2__)
-  if (half) {
-    const u8v mask = splat_u(kMagnitude), top = splat_u(limit_bits);
-    u8v largest = {};
-    i8 over = {};
-    const __m256 most_v = _mm256_set1_ps(limit), least_v = _mm256_set1_ps(-limit);
-    for (; i + 8 <= end; i += 8) {
-      if (i % 16 == 0) fetch_ahead(x + (i / kBlock + 1) * kBlock, i % kBlock / 16);
-      const __m256 v = _mm256_loadu_ps(x + i);
-      const u8v magnitude = (u8v)v & mask;
+  const bool stream = (end - begin) * 2 >= kStreamBytes && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+  const u8v mask = splat_u(kMagnitude), top = splat_u(limit_bits);
+  const f8 most_v = splat(limit), least_v = splat(-limit);
+  u8v largest = {};
+  i8 over = {};
+  for (; i + 16 <= end; i += 16) {
+    fetch_ahead(x + (i / kBlock + 1) * kBlock, i % kBlock / 16);
+    unroll<2>([&](auto half_row) {
+      const int64_t at = i + 8 * half_row;
+      f8 v = load<f8>(x + at);
+      const u8v magnitude = bits_of(v) & mask;
       largest = larger(largest, magnitude);
       over -= (i8)((i8)magnitude > (i8)top);
-      const __m256 clamped = _mm256_max_ps(_mm256_min_ps(v, most_v), least_v);
-      const __m128i h = _mm256_cvtps_ph(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), h);
-    }
-    key = fold_max(largest);
-    for (int lane = 0; lane < 8; ++lane) beyond += over[lane];
+      v = v > most_v ? most_v : v;
+      v = v < least_v ? least_v : v;
+      const __m128i narrow = Half ? to_half8(v) : to_bf16_8(v);
+      __m128i* to = reinterpret_cast<__m128i*>(out + 2 * at);
+      if (stream) {
+        _mm_stream_si128(to, narrow);
+      } else {
+        _mm_storeu_si128(to, narrow);
+      }
+    });
   }
+  key = fold_max(largest);
+  for (int lane = 0; lane < 8; ++lane) beyond += over[lane];
+  finish_stores();
 #endif
   for (; i < end; ++i) {
     const uint32_t magnitude = magnitude_bits(x[i]);
     key = most(key, magnitude);
     beyond += magnitude > limit_bits;
     const float v = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
-    const uint16_t r = half ? to_half(v) : to_bf16(v);
+    const uint16_t r = Half ? to_half(v) : to_bf16(v);
     std::memcpy(out + 2 * i, &r, 2);
   }
   *saturated = beyond;
   return key;
+}
+uint32_t cast_encode(const float* x, bool half, uint8_t* out, int64_t begin, int64_t end, int64_t* saturated) {
+  return half ? cast_encode_as<true>(x, out, begin, end, saturated)
+              : cast_encode_as<false>(x, out, begin, end, saturated);
 }
 bool cast_decode(const uint8_t* from, bool half, Sink sink, int64_t begin, int64_t end) {
   const uint16_t exponent = half ? 0x7C00 : 0x7F80;
@@ -1084,6 +1155,24 @@ bool compact(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kep
   return true;
 }
 
+int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t threshold) {
+  const u8v mask = splat_u(kMagnitude), limit = splat_u(threshold);
+  int64_t count = 0, i = begin;
+  while (i + 16 <= end) {
+    const int64_t stop = least(i + kBlock, end);
+    const float* ahead = x + i + kBlock;
+    i8 reached = {};
+    for (int64_t line = 0; i + 16 <= stop; i += 16, ++line) {
+      fetch_ahead(ahead, line);
+      reached -= (i8)((i8)(load<u8v>(x + i) & mask) >= (i8)limit);
+      reached -= (i8)((i8)(load<u8v>(x + i + 8) & mask) >= (i8)limit);
+    }
+    for (int lane = 0; lane < 8; ++lane) count += reached[lane];
+  }
+  for (; i < end; ++i) count += magnitude_bits(x[i]) >= threshold;
+  return count;
+}
+
 bool compact_hashes(Key key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
   // The complement turns "at most" into "at least".
   const uint32_t threshold = ~at_most;
@@ -1127,24 +1216,23 @@ void scatter(const Index* positions, const float* values, int64_t k, Sink sink, 
     for (; i < k && positions[i] < end; ++i) emit_one(sink, positions[i], values[i]);
     return;
   }
-  // A small window is filled in L1 and streamed out, so every line is written once and none is read.
-  constexpr int64_t window = 1024;
-  alignas(64) float buffer[window];
-  const bool stream = how_to_store(sink) == Store::stream;
-  const f8 zero = {};
+  if (how_to_store(sink) != Store::stream) {
+    std::memset(sink.out + begin, 0, (end - begin) * 4);
+    for (; i < k && positions[i] < end; ++i) sink.out[positions[i]] = values[i];
+    return;
+  }
+  // A window in L1 is filled, streamed out and emptied again, so every line of the output is written once and none is
+  // read.
+  constexpr int64_t window = 2048;
+  alignas(64) float buffer[window] = {};
+  const f8 unused = {};
   for (int64_t at = begin; at < end; at += window) {
-    const int64_t stop = least(at + window, end);
-    float* out = sink.out + at;
-    if (!stream || stop - at < window) {
-      std::memset(out, 0, (stop - at) * 4);
-      for (; i < k && positions[i] < stop; ++i) sink.out[positions[i]] = values[i];
-    } else if (i >= k || positions[i] >= stop) {
-      for (int64_t j = 0; j < window; j += 8) emit<Store::stream>(out + j, zero, zero);
-    } else {
-      for (int64_t j = 0; j < window; j += 8) store(buffer + j, zero);
-      for (; i < k && positions[i] < stop; ++i) buffer[positions[i] - at] = values[i];
-      for (int64_t j = 0; j < window; j += 8) emit<Store::stream>(out + j, load<f8>(buffer + j), zero);
-    }
+    const int64_t stop = least(at + window, end), first = i;
+    for (; i < k && positions[i] < stop; ++i) buffer[positions[i] - at] = values[i];
+    int64_t j = 0;
+    for (; j + 8 <= stop - at; j += 8) emit<Store::stream>(sink.out + at + j, load<f8>(buffer + j), unused);
+    for (; j < stop - at; ++j) sink.out[at + j] = buffer[j];
+    for (int64_t filled = first; filled < i; ++filled) buffer[positions[filled] - at] = 0.0f;
   }
   finish_stores();
 }
@@ -1163,7 +1251,7 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     qsgd_decode, ternary_decode, sign_decode, onebit_decode,
     value_range, uniform_encode, uniform_decode,
     copy_finite, add_raw, cast_encode, cast_decode,
-    compact, compact_hashes, scatter32, scatter64,
+    compact, count_reaching, compact_hashes, scatter32, scatter64,
     pack, unpack,
 };
 

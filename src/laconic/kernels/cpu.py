@@ -314,7 +314,7 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     count = _core.count_above(_floats(flat), n, limit, _threads())
     wide, positions = _index(n, count)
     values = torch.empty(count, dtype=torch.float32)
-    _core.above(_floats(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count, _threads())
+    _core.above(_floats(flat), n, limit, wide, positions.data_ptr(), values.data_ptr())
     return positions, values.to(x.dtype), _key(values)
 
 

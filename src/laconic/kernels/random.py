@@ -32,8 +32,8 @@ def key(seed: int, stream: int) -> int:
     return splitmix64(splitmix64(seed & M64) ^ (stream * 0xD1B54A32D192ED03 & M64))
 
 
-def _times(a: Tensor, c: int) -> Tensor:
-    # a < 2^32 and a 32-bit constant, modulo 2^32, without leaving int64's positive range.
+def _times(a: Tensor, c: int | Tensor) -> Tensor:
+    # Both below 2^32; modulo 2^32, without leaving int64's positive range.
     return (a * (c & 0xFFFF) + (((a * (c >> 16)) & 0xFFFF) << 16)) & M32
 
 
@@ -48,15 +48,20 @@ def hash32(counter: Tensor, key64: int) -> Tensor:
     return h ^ (h >> 16)
 
 
+def row_factor(row: int) -> int:
+    """The odd number that a lane's hash is multiplied by in each of the 32 rows of a packing group."""
+    return (splitmix64(row) & M32) | 1
+
+
 def dither(n: int, fraction_bits: int, key64: int, device: torch.device) -> Tensor:
     """What stochastic rounding adds to a fixed-point value of ``fraction_bits``, for elements 0..n-1.
 
-    Two neighbouring rows of a packing group share one hash (one multiply a value instead of two): the upper row takes
-    its high bits, the lower row its low 16 bits, centred. A probability is thus exact to 2^-17.
+    One hash per lane of a packing group (256 values, 32 rows of 8 lanes), times an odd factor per row: multiplication
+    by an odd number permutes the 32-bit integers, so every element's noise is uniform, and factors without a simple
+    ratio leave rows uncorrelated. A hash per element would be half the work of encoding.
     """
     element = torch.arange(n, dtype=torch.int64, device=device)
-    counter = ((element >> 8) << 7) | (((element >> 4) & 15) << 3) | (element & 7)
-    h = hash32(counter, key64)
-    high = h >> (32 - fraction_bits)
-    low = (((h << 16) & M32) >> (32 - fraction_bits)) + (1 << (fraction_bits - 17))
-    return torch.where((element >> 3) & 1 == 1, high, low)
+    row, lane = (element >> 3) & 31, element & 7
+    h = hash32(((element >> 8) << 3) | lane, key64)
+    factors = torch.tensor([row_factor(r) for r in range(32)], dtype=torch.int64, device=device)[row]
+    return _times(h, factors) >> (32 - fraction_bits)
