@@ -69,8 +69,10 @@ NB_MODULE(_core, m) {
   m.attr("isa") = simd().name;
 
   m.def("crc32c", [](Address data, size_t n) { return crc32c(at<const uint8_t>(data), n); }, Unlocked());
+  m.def("crc32c_of", [](nb::bytes data) { return crc32c(reinterpret_cast<const uint8_t*>(data.c_str()), data.size()); });
   m.def("byte_view", &byte_view);
   m.def("bytes_at", [](Address data, size_t n) { return nb::bytes(at<const char>(data), n); });
+  m.def("zero_bytes", [](Address to, size_t n) { std::memset(at<char>(to), 0, n); });
   m.def("set_bytes", [](Address to, nb::bytes from) { std::memcpy(at<char>(to), from.c_str(), from.size()); });
 
   m.def("pack", [](Address symbols, int64_t n, int bits, Address out) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from laconic._core import bytes_at
 from laconic.codecs import Chain, codec
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec
-from laconic.wire import MAX_NUMEL, Buffer, FrameArena
+from laconic.wire import MAX_NUMEL, Buffer, FrameArena, FramePlan
 
 __all__ = [
     "decode",
@@ -51,21 +52,26 @@ def _as_codec(spec: str | Chain) -> Chain:
     return spec if isinstance(spec, Chain) else codec(spec)
 
 
+@lru_cache(maxsize=4096)
+def _plan(codec_text: str, shape: tuple[int, ...], dtype: torch.dtype) -> FramePlan:
+    """Sizes depend on little and recur every step."""
+    spec = TensorSpec(tuple(shape), dtype)
+    return FramePlan.of(codec_text, spec, codec(codec_text).max_section_nbytes(spec))
+
+
 def max_nbytes(spec: str | Chain, like: Tensor | TensorSpec) -> int:
     """The most bytes a frame of such a tensor can take: what to allocate for ``encode_into``."""
-    chain = _as_codec(spec)
-    shape = like if isinstance(like, TensorSpec) else TensorSpec.of(like)
-    return wire.max_nbytes(chain.text, shape, chain.max_section_nbytes(shape))
+    return _plan(_as_codec(spec).text, like.shape, like.dtype).limit
 
 
 def write_frame(x: Tensor, chain: Chain, room: Tensor, *, seed: int = 0, exact: bool = False) -> tuple[int, Packet]:
     """Encode into a uint8 tensor; returns the bytes written and the packet, whose sections lie in ``room``."""
-    spec = TensorSpec.of(x)
-    on_cpu = x.device.type == "cpu"
-    arena = FrameArena(room, chain.text, spec, chain.max_section_nbytes(spec))
-    packet = chain.encode(x, seed=seed, arena=arena if on_cpu else None, exact=exact)
-    if not on_cpu:  # sections were made on the device; the frame is for the wire
-        packet = Packet(packet.codec, spec, tuple(section.cpu() for section in packet.sections))
+    arena = FrameArena(room, _plan(chain.text, x.shape, x.dtype))
+    if x.is_cpu:
+        packet = chain.encode(x, seed=seed, arena=arena, exact=exact)
+    else:  # sections are made on the device; the frame is for the wire
+        made = chain.encode(x, seed=seed, exact=exact)
+        packet = Packet(made.codec, made.spec, tuple(section.cpu() for section in made.sections))
         for section in packet.sections:
             arena.take(section.numel()).copy_(section)
     return wire.seal(packet, arena), packet

@@ -10,12 +10,13 @@ import math
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from laconic._core import byte_view, bytes_at, crc32c
+from laconic._core import byte_view, bytes_at, crc32c, crc32c_of, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.packet import Packet, TensorSpec
 
@@ -23,8 +24,8 @@ __all__ = [
     "MAX_NUMEL",
     "Buffer",
     "FrameArena",
+    "FramePlan",
     "bundle_nbytes",
-    "max_nbytes",
     "pack",
     "pack_bundle",
     "seal",
@@ -89,10 +90,21 @@ def _is_wide(spec: TensorSpec, payload: int) -> bool:
     return payload >= 1 << 32 or any(size >= 1 << 32 for size in spec.shape)
 
 
-def max_nbytes(codec: str, spec: TensorSpec, sections: Sequence[int]) -> int:
-    """Bytes of a frame whose sections have at most these sizes."""
-    payload = _payload_nbytes(sections)
-    return _header_nbytes(codec, len(spec.shape), len(sections), _is_wide(spec, payload)) + payload
+class FramePlan(NamedTuple):
+    """Where a frame's payload starts and how long the frame can get."""
+
+    spec: TensorSpec
+    start: int
+    limit: int
+    wide: bool
+
+    @classmethod
+    def of(cls, codec: str, spec: TensorSpec, sections: Sequence[int]) -> FramePlan:
+        """The plan of a frame whose sections have at most these sizes."""
+        payload = _payload_nbytes(sections)
+        wide = _is_wide(spec, payload)
+        start = _header_nbytes(codec, len(spec.shape), len(sections), wide)
+        return cls(spec, start, start + payload, wide)
 
 
 class FrameArena:
@@ -100,46 +112,51 @@ class FrameArena:
 
     Args:
         buffer: A uint8 tensor to write the frame into.
-        codec: Canonical spec of the codec that will write.
-        spec: The tensor that it will encode.
-        sections: The most bytes each section can take.
+        plan: What the codec that will write can need.
     """
 
-    def __init__(self, buffer: Tensor, codec: str, spec: TensorSpec, sections: Sequence[int]) -> None:
+    __slots__ = ("address", "buffer", "capacity", "end", "plan")
+
+    def __init__(self, buffer: Tensor, plan: FramePlan) -> None:
         self.buffer = buffer
-        self.wide = _is_wide(spec, _payload_nbytes(sections))
-        self.start = self.end = _header_nbytes(codec, len(spec.shape), len(sections), self.wide)
-        self.limit = _header_nbytes(codec, len(spec.shape), len(sections), self.wide) + _payload_nbytes(sections)
+        self.address = buffer.data_ptr()
+        self.capacity = buffer.numel()
+        self.plan = plan
+        self.end = plan.start
 
     def take(self, nbytes: int) -> Tensor:
-        begin = _align(self.end)
-        if begin + nbytes > self.buffer.numel():
+        begin, end = _align(self.end), _align(self.end) + nbytes
+        if end > self.capacity:
             raise InputError(
-                f"the buffer holds {self.buffer.numel()} bytes, the frame needs more (at most {self.limit}): "
+                f"the buffer holds {self.capacity} bytes, the frame needs more (at most {self.plan.limit}): "
                 "size it with laconic.max_nbytes"
             )
-        self.buffer[self.end : begin] = 0
-        self.end = begin + nbytes
-        return self.buffer[begin : self.end]
+        if begin > self.end:
+            zero_bytes(self.address + self.end, begin - self.end)
+        self.end = end
+        return self.buffer[begin:end]
 
 
 def seal(packet: Packet, arena: FrameArena) -> int:
     """Write the header of a packet whose sections lie in the arena; returns the bytes of the frame."""
-    buffer, start, end, wide = arena.buffer, arena.start, arena.end, arena.wide
-    if not packet.sections:
+    start, end, wide = arena.plan.start, arena.end, arena.plan.wide
+    if not packet.sections:  # nothing to carry, whatever room the encoder had taken before it found out
         wide = _is_wide(packet.spec, 0)
         start = end = _header_nbytes(packet.codec, len(packet.spec.shape), 0, wide)
-        if end > buffer.numel():
-            raise InputError(f"the buffer holds {buffer.numel()} bytes, the frame needs {end}")
+        if end > arena.capacity:
+            raise InputError(f"the buffer holds {arena.capacity} bytes, the frame needs {end}")
     lengths = [section.numel() for section in packet.sections]
-    # A selector may have taken room for positions and then found nothing to send; its frame has no payload then.
-    payload = buffer[start:end]
-    header = _header(packet, lengths, payload.numel(), crc32c(payload.data_ptr(), payload.numel()), wide)
-    buffer[:start] = torch.frombuffer(header, dtype=torch.uint8)
+    header = _header(packet, lengths, end - start, crc32c(arena.address + start, end - start), wide)
+    set_bytes(arena.address, header)
     return end
 
 
-def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: int, wide: bool) -> bytearray:
+@lru_cache(maxsize=64)
+def _numbers(count: int, wide: bool) -> struct.Struct:
+    return struct.Struct(f"<{count}{'Q' if wide else 'I'}")
+
+
+def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: int, wide: bool) -> bytes:
     shape, codec = packet.spec.shape, packet.codec.encode("ascii")
     if len(shape) > MAX_DIMS:
         raise InputError(f"a tensor on the wire has at most {MAX_DIMS} dimensions, got {len(shape)}")
@@ -147,31 +164,25 @@ def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: i
         raise InputError(f"a tensor on the wire has at most 2^34 values, got {packet.spec.numel}")
     if len(codec) > MAX_SPEC:
         raise ConfigError(f"a codec spec on the wire has at most {MAX_SPEC} bytes, got {len(codec)}")
-    size = _header_nbytes(packet.codec, len(shape), len(lengths), wide)
-    header = bytearray(size)
-    _FIXED.pack_into(
-        header, 0, MAGIC, VERSION, WIDE if wide else 0, _CODES[packet.spec.dtype], len(shape), len(codec),
-        len(lengths), 0, payload, payload_crc,
-    )  # fmt: skip
-    numbers = struct.Struct(f"<{len(shape) + len(lengths)}{'Q' if wide else 'I'}")
-    numbers.pack_into(header, _FIXED.size, *shape, *lengths)
-    text = _FIXED.size + numbers.size
-    header[text : text + len(codec)] = codec
-    _CRC.pack_into(header, size - _CRC.size, _crc(header, size - _CRC.size))
-    return header
+    dtype = _CODES[packet.spec.dtype]
+    fixed = _FIXED.pack(
+        MAGIC, VERSION, WIDE if wide else 0, dtype, len(shape), len(codec), len(lengths), 0, payload, payload_crc
+    )
+    text = fixed + _numbers(len(shape) + len(lengths), wide).pack(*shape, *lengths) + codec
+    return _checked(text)
 
 
-def _crc(header: bytes | bytearray, nbytes: int) -> int:
-    view = byte_view(header)
-    return crc32c(view.data_ptr(), nbytes)
+def _checked(header: bytes) -> bytes:
+    """A header padded so that it ends, its checksum included, on the alignment."""
+    padded = header.ljust(_align(len(header) + _CRC.size) - _CRC.size, b"\0")
+    return padded + _CRC.pack(crc32c_of(padded))
 
 
 def pack(packet: Packet) -> bytearray:
     """One packet as a frame."""
-    lengths = [section.numel() for section in packet.sections]
-    size = max_nbytes(packet.codec, packet.spec, lengths)
-    frame = bytearray(size)
-    arena = FrameArena(torch.frombuffer(frame, dtype=torch.uint8), packet.codec, packet.spec, lengths)
+    plan = FramePlan.of(packet.codec, packet.spec, [section.numel() for section in packet.sections])
+    frame = bytearray(plan.limit)
+    arena = FrameArena(torch.frombuffer(frame, dtype=torch.uint8), plan)
     for section in packet.sections:
         arena.take(section.numel()).copy_(section)
     seal(packet, arena)
@@ -193,23 +204,21 @@ def as_bytes(blob: Buffer) -> Tensor:
 def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     """One packet from a frame; its sections are views into ``blob``. Raises ``FrameError`` and nothing else."""
     data = as_bytes(blob)
-    size = data.numel()
-    head = bytes_at(data.data_ptr(), min(size, 1024))
-    fields = _fixed_fields(head, size)
-    flags, dtype_code, ndim, spec_nbytes, num_sections, payload, payload_crc = fields
-    wide = bool(flags & WIDE)
-    numbers_at = _FIXED.size
-    numbers = struct.Struct(f"<{ndim + num_sections}{'Q' if wide else 'I'}")
-    text_at = numbers_at + numbers.size
-    header = _align(text_at + spec_nbytes + _CRC.size)
+    size, address = data.numel(), data.data_ptr()
+    head = bytes_at(address, min(size, 1024))
+    flags, dtype_code, ndim, spec_nbytes, num_sections, payload, payload_crc = _fixed_fields(head, size)
+    numbers = _numbers(ndim + num_sections, bool(flags & WIDE))
+    text_at = _FIXED.size + numbers.size
+    padding_at = text_at + spec_nbytes
+    header = _align(padding_at + _CRC.size)
     if size < header:
         raise FrameError(f"the frame's header has {header} bytes, only {size} are here: it was cut short")
     (crc,) = _CRC.unpack_from(head, header - _CRC.size)
-    if crc != crc32c(data.data_ptr(), header - _CRC.size):
+    if crc != crc32c(address, header - _CRC.size):
         raise FrameError("the frame's header does not match its checksum: it was damaged on the way")
-    if any(head[text_at + spec_nbytes : header - _CRC.size]):
+    if any(head[padding_at : header - _CRC.size]):
         raise FrameError("the frame's header has something in its padding")
-    values = numbers.unpack_from(head, numbers_at)
+    values = numbers.unpack_from(head, _FIXED.size)
     shape, lengths = values[:ndim], values[ndim:]
     if 0 not in shape and math.prod(shape) > max_numel:
         raise FrameError(f"the frame declares {math.prod(shape)} values, more than the {max_numel} allowed")
@@ -217,21 +226,25 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
         raise FrameError(f"sections of {lengths} bytes do not make the payload of {payload} bytes")
     if size - header != payload:
         raise FrameError(f"the frame promises {payload} payload bytes and carries {size - header}")
-    body = data[header:]
-    if crc32c(body.data_ptr(), payload) != payload_crc:
+    if crc32c(address + header, payload) != payload_crc:
         raise FrameError("the frame's payload does not match its checksum: it was damaged on the way")
     try:
-        codec = head[text_at : text_at + spec_nbytes].decode("ascii")
+        codec = head[text_at:padding_at].decode("ascii")
     except UnicodeDecodeError:
         raise FrameError("the frame's codec is not plain ASCII") from None
-    sections, at = [], 0
+    return Packet(codec, TensorSpec(shape, DTYPES[dtype_code]), _aligned_parts(data, header, lengths))
+
+
+def _aligned_parts(data: Tensor, at: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Views of parts that follow each other from ``at`` on, each from a multiple of 16, with zeros between."""
+    address, sizes = data.data_ptr(), [at]
     for nbytes in lengths:
-        begin = _align(at)
-        if begin != at and bool(body[at:begin].any()):
-            raise FrameError("the frame's payload has something in its padding")
-        at = begin + nbytes
-        sections.append(body[begin:at])
-    return Packet(codec, TensorSpec(shape, DTYPES[dtype_code]), tuple(sections))
+        gap = _align(at) - at
+        if gap and any(bytes_at(address + at, gap)):
+            raise FrameError("there is something in the padding between sections")
+        sizes += [gap, nbytes]
+        at += gap + nbytes
+    return tuple(data.split_with_sizes(sizes)[2::2])
 
 
 def _fixed_fields(head: bytes, size: int) -> tuple[int, int, int, int, int, int, int]:
@@ -284,10 +297,8 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
     views = [as_bytes(frame) for _, frame in frames]
     sizes = [view.numel() for view in views]
     directory = b"".join(_ENTRY.pack(size, len(name)) + name for size, name in zip(sizes, names, strict=True))
-    header = bytearray(_align(_BUNDLE.size + len(directory) + _CRC.size))
-    _BUNDLE.pack_into(header, 0, MAGIC, VERSION, BUNDLE, 0, len(frames), len(directory), _payload_nbytes(sizes))
-    header[_BUNDLE.size : _BUNDLE.size + len(directory)] = directory
-    _CRC.pack_into(header, len(header) - _CRC.size, _crc(header, len(header) - _CRC.size))
+    fixed = _BUNDLE.pack(MAGIC, VERSION, BUNDLE, 0, len(frames), len(directory), _payload_nbytes(sizes))
+    header = _checked(fixed + directory)
     bundle = bytearray(len(header) + _payload_nbytes(sizes))
     bundle[: len(header)] = header
     room = torch.frombuffer(bundle, dtype=torch.uint8)
@@ -320,14 +331,8 @@ def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
         head[_BUNDLE.size + directory : header - _CRC.size]
     ):
         raise FrameError("the bundle's frames do not fill its body")
-    frames, at = [], header
-    for name, nbytes in entries:
-        begin = _align(at)
-        if begin != at and bool(data[at:begin].any()):
-            raise FrameError("the bundle has something in its padding")
-        at = begin + nbytes
-        frames.append((name, data[begin:at]))
-    return frames
+    views = _aligned_parts(data, header, [nbytes for _, nbytes in entries])
+    return [(name, view) for (name, _), view in zip(entries, views, strict=True)]
 
 
 def _entries(head: bytes, count: int, end: int) -> Iterator[tuple[str, int]]:

@@ -126,7 +126,7 @@ class Chain:
                 f"got {str(spec.dtype).removeprefix('torch.')} of shape {list(spec.shape)}. Convert it first, or leave it out of compression."
             )
         n = spec.numel
-        flat = x.detach().reshape(-1)
+        flat = x if x.dim() == 1 and not x.requires_grad else x.detach().reshape(-1)
         if not flat.is_contiguous():
             flat = flat.contiguous()
         return Packet(self.text, spec, self._sections(flat, n, arena or HeapArena(x.device), seed) if n else ())
@@ -162,7 +162,11 @@ class Chain:
             out = _allocate(spec, packet.sections[0].device)
         native = spec.dtype if self._value_stage.lossless else torch.float32
         direct = out.dtype == native and out.is_contiguous()
-        flat = out.view(-1) if direct else torch.empty(spec.numel, dtype=native, device=packet.sections[0].device)
+        flat = (
+            (out if out.dim() == 1 else out.view(-1))
+            if direct
+            else torch.empty(spec.numel, dtype=native, device=packet.sections[0].device)
+        )
         self._fill(packet, flat, None)
         if not direct:
             if out.dtype == torch.float16:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic.codecs import checks
 from laconic.codecs.base import Selected, Selector, refuse_nonfinite
 from laconic.codecs.topk import kept
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels
+from laconic.kernels.interface import Kernels, read_bytes, write_bytes
 from laconic.packet import Arena
 
 __all__ = ["RandK"]
@@ -50,7 +49,7 @@ class RandK(Selector):
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         n = x.numel()
         section = arena.take(8)
-        section.copy_(torch.tensor(list((seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")), dtype=torch.uint8))
+        write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
         values, key = kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x))
         refuse_nonfinite(key, n)
         return Selected(section, values, key)
@@ -61,7 +60,7 @@ class RandK(Selector):
         return kept(self.keep, n)
 
     def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
-        seed = int.from_bytes(bytes(section.tolist()), "little")
+        seed = int.from_bytes(read_bytes(section), "little")
         return kernels.random_positions(n, kept(self.keep, n), seed, section)
 
     def gain(self, n: int) -> float:

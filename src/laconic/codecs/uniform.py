@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, packed_nbytes
+from laconic.kernels.interface import Kernels, packed_nbytes, read_bytes, write_bytes
 from laconic.packet import Arena, TensorSpec
 
 __all__ = ["Uniform"]
@@ -49,7 +49,7 @@ class Uniform(ValueStage):
         if key == 0:
             return ()
         bounds = arena.take(8)
-        bounds.copy_(torch.frombuffer(bytearray(struct.pack("<ff", low, high)), dtype=torch.uint8))
+        write_bytes(bounds, struct.pack("<ff", low, high))
         packed = arena.take(packed_nbytes(x.numel(), self.bits) if low < high else 0)
         if low < high:
             kernels.uniform_encode(x, low=low, high=high, levels=1 << self.bits, packed=packed)
@@ -59,7 +59,7 @@ class Uniform(ValueStage):
         self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         bounds, packed = sections
-        low, high = struct.unpack("<ff", bytes(bounds.tolist()))
+        low, high = struct.unpack("<ff", read_bytes(bounds))
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise FrameError(f"a uniform range must be finite and ordered, got [{low}, {high}]")
         if (low < high) != (packed.numel() > 0):

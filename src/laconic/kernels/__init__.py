@@ -22,7 +22,7 @@ _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None
 
 def of(x: Tensor) -> Kernels:
     """The backend that serves this tensor's device."""
-    return _forced.get() or (cpu if x.device.type == "cpu" else reference)
+    return _forced.get() or (cpu if x.is_cpu else reference)
 
 
 @contextmanager

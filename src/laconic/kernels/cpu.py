@@ -43,7 +43,7 @@ def _threads() -> int:
 
 def _floats(x: Tensor) -> int:
     """Address of a flat float32 tensor."""
-    assert x.dtype == torch.float32 and x.dim() == 1 and x.is_contiguous() and x.device.type == "cpu", x
+    assert x.dtype == torch.float32 and x.dim() == 1 and x.is_contiguous() and x.is_cpu, x
     return x.data_ptr()
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from laconic._core import bytes_at, set_bytes
 from laconic.errors import FrameError
 
 NONFINITE = 0x7F800000
@@ -41,6 +42,19 @@ POSITIONS_HEADER = 8
 MAX_LOW_BITS = 31
 
 
+def read_bytes(section: Tensor) -> bytes:
+    """A few bytes of a section, on the host."""
+    return bytes_at(section.data_ptr(), section.numel()) if section.is_cpu else bytes(section.tolist())
+
+
+def write_bytes(section: Tensor, data: bytes) -> None:
+    """A few bytes into a section, from the host."""
+    if section.is_cpu:
+        set_bytes(section.data_ptr(), data)
+    else:
+        section.copy_(torch.tensor(list(data), dtype=torch.uint8))
+
+
 def packed_nbytes(n: int, bits: int) -> int:
     """Bytes of n values of the given width: full groups, then a tail without padding beyond its last byte."""
     return n // GROUP * 32 * bits + (n % GROUP * bits + 7) // 8
@@ -60,15 +74,16 @@ def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
     """Mode, Rice parameter and count, checked against each other and against the section's size."""
     if section.numel() < POSITIONS_HEADER:
         raise FrameError(f"a position section needs at least {POSITIONS_HEADER} bytes, this one has {section.numel()}")
-    header = int.from_bytes(bytes(section[:8].tolist()), "little")
+    header = int.from_bytes(read_bytes(section[:8]), "little")
     mode, low_bits, k = header & 0xFF, header >> 8 & 0xFF, header >> 16
     body = section.numel() - POSITIONS_HEADER
-    fits = {
-        ALL: k == n and low_bits == 0 and body == 0,
-        RICE: 0 < k <= n and low_bits <= MAX_LOW_BITS and body >= packed_nbytes(k, low_bits) + -(-k // 8),
-        BITMAP: 0 < k <= n and low_bits == 0 and body == -(-n // 8),
-    }
-    if not fits.get(mode, False):
+    if mode == RICE:
+        fits = 0 < k <= n and low_bits <= MAX_LOW_BITS and body >= packed_nbytes(k, low_bits) + (k + 7) // 8
+    elif mode == BITMAP:
+        fits = 0 < k <= n and low_bits == 0 and body == (n + 7) // 8
+    else:
+        fits = mode == ALL and k == n and low_bits == 0 and body == 0
+    if not fits:
         raise FrameError(
             f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions in mode {mode}, "
             f"parameter {low_bits}"

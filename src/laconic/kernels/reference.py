@@ -23,6 +23,7 @@ from laconic.kernels.interface import (
     low_bits_candidates,
     packed_nbytes,
     read_positions_header,
+    write_bytes,
 )
 
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
@@ -470,7 +471,7 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
     """Header (mode, Rice parameter, count), then the low bits of the gaps, then their high parts in unary."""
     k = positions.numel()
     header = plan.mode | plan.low_bits << 8 | k << 16
-    out[:8] = torch.tensor(list(header.to_bytes(8, "little")), dtype=torch.uint8)
+    write_bytes(out[:8], header.to_bytes(8, "little"))
     if plan.mode == BITMAP:
         bits = torch.zeros(n, dtype=torch.int32, device=out.device)
         bits[positions.long()] = 1
