@@ -208,7 +208,7 @@ def channel(spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonf
 
 
 def _memory_stage(stages: tuple[ChannelStage, ...]) -> ChannelStage | None:
-    """The stage that decides the arithmetic: ``momentum`` has error feedback built in, ``ef`` beside it adds nothing."""
+    """The stage that decides the arithmetic: ``momentum`` has error feedback built in, ``ef`` adds nothing to it."""
     return next((stage for stage in stages if isinstance(stage, MomentumCorrection)), stages[0] if stages else None)
 
 

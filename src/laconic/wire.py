@@ -25,7 +25,7 @@ __all__ = [
     "Buffer",
     "FrameArena",
     "FramePlan",
-    "bundle_nbytes",
+    "bundle_header",
     "pack",
     "pack_bundle",
     "seal",
@@ -276,29 +276,24 @@ def _check_start(magic: bytes, version: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- bundles
 
 
-def _directory_nbytes(names: Sequence[bytes]) -> int:
-    return sum(_ENTRY.size + len(name) for name in names)
-
-
-def bundle_nbytes(names: Sequence[str], frames: Sequence[int]) -> int:
-    """Bytes of a bundle of frames of these sizes."""
-    header = _align(_BUNDLE.size + _directory_nbytes([name.encode() for name in names]) + _CRC.size)
-    return header + _payload_nbytes(frames)
+def bundle_header(names: Sequence[str], sizes: Sequence[int]) -> bytes:
+    """The header of a bundle of frames of these sizes; each frame follows at the next multiple of 16."""
+    if len(names) > MAX_PACKETS:
+        raise InputError(f"a bundle has at most {MAX_PACKETS} packets, got {len(names)}")
+    words = [name.encode() for name in names]
+    for word in words:
+        if len(word) > MAX_NAME:
+            raise InputError(f"a slot name has at most {MAX_NAME} bytes, got {len(word)}: {word[:40]!r}…")
+    directory = b"".join(_ENTRY.pack(size, len(word)) + word for size, word in zip(sizes, words, strict=True))
+    fixed = _BUNDLE.pack(MAGIC, VERSION, BUNDLE, 0, len(names), len(directory), _payload_nbytes(sizes))
+    return _checked(fixed + directory)
 
 
 def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
     """Many frames as one, each with a name (which may be empty)."""
-    names = [name.encode() for name, _ in frames]
-    if len(frames) > MAX_PACKETS:
-        raise InputError(f"a bundle has at most {MAX_PACKETS} packets, got {len(frames)}")
-    for name in names:
-        if len(name) > MAX_NAME:
-            raise InputError(f"a slot name has at most {MAX_NAME} bytes, got {len(name)}")
     views = [as_bytes(frame) for _, frame in frames]
     sizes = [view.numel() for view in views]
-    directory = b"".join(_ENTRY.pack(size, len(name)) + name for size, name in zip(sizes, names, strict=True))
-    fixed = _BUNDLE.pack(MAGIC, VERSION, BUNDLE, 0, len(frames), len(directory), _payload_nbytes(sizes))
-    header = _checked(fixed + directory)
+    header = bundle_header([name for name, _ in frames], sizes)
     bundle = bytearray(len(header) + _payload_nbytes(sizes))
     bundle[: len(header)] = header
     room = torch.frombuffer(bundle, dtype=torch.uint8)

@@ -122,8 +122,9 @@ class Chain:
         spec = TensorSpec.of(x)
         if spec.dtype not in FLOATS and not (exact and self._value_stage.lossless and self.selector is None):
             raise InputError(
-                "expected a float32, float64, float16 or bfloat16 tensor, "
-                f"got {str(spec.dtype).removeprefix('torch.')} of shape {list(spec.shape)}. Convert it first, or leave it out of compression."
+                "expected a float32, float64, float16 or bfloat16 tensor, got "
+                f"{str(spec.dtype).removeprefix('torch.')} of shape {list(spec.shape)}. "
+                "Convert it first, or leave it out of compression."
             )
         n = spec.numel
         flat = x if x.dim() == 1 and not x.requires_grad else x.detach().reshape(-1)
