@@ -241,8 +241,9 @@ def _noise(rows: Tensor, fraction_bits: int, stochastic: bool, seed: int) -> Ten
 
 def _steps(norms: Tensor, levels: int) -> Tensor:
     """The distance between levels; a hair less where levels * step would leave float32."""
-    step = norms / levels
-    return torch.where(torch.isinf(step * levels), step * torch.tensor(1 - 2.0**-22, dtype=torch.float32), step)
+    # By a tensor: CUDA divides by a plain number as multiplication with its reciprocal, which rounds differently.
+    step = norms / torch.full_like(norms, levels)
+    return torch.where(torch.isinf(step * levels), step * (1 - 2.0**-22), step)
 
 
 def qsgd_encode(
@@ -319,9 +320,13 @@ def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> in
     rows = _buckets(x, bucket)
     counts = _counts(x.numel(), bucket, x.device)
     total = pairwise_sum(rows.abs() * (1.0 / bucket))  # scaled first: a sum of large values must not overflow
-    _store_floats((total * (bucket / counts)).clamp(max=FLOAT32_MAX), scales)
+    _store_floats((total * _quotient(bucket, counts)).clamp(max=FLOAT32_MAX), scales)
     pack((x.view(torch.int32) < 0), 1, packed)
     return key
+
+
+def _quotient(a: int, b: Tensor) -> Tensor:
+    return torch.full_like(b, a) / b
 
 
 def _counts(n: int, bucket: int, device: torch.device) -> Tensor:
@@ -349,8 +354,8 @@ def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> i
     scaled = rows.abs() * (1.0 / bucket)
     plus_sum = pairwise_sum(torch.where(minus, 0.0, scaled))
     minus_sum = pairwise_sum(torch.where(minus, scaled, 0.0))
-    plus = plus_sum * (bucket / above.clamp(min=1))
-    minus_mean = minus_sum * (bucket / below.clamp(min=1))
+    plus = plus_sum * _quotient(bucket, above.clamp(min=1))
+    minus_mean = minus_sum * _quotient(bucket, below.clamp(min=1))
     _store_floats(torch.stack([plus, minus_mean], 1).view(-1).clamp(max=FLOAT32_MAX), means)
     pack(x.view(torch.int32) < 0, 1, packed)
     return key
