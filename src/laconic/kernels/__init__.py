@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -16,13 +18,26 @@ from laconic.kernels.interface import Kernels
 
 __all__ = ["Kernels", "of", "use"]
 
+log = logging.getLogger("laconic")
+
 _BACKENDS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
 _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
 
 
 def of(x: Tensor) -> Kernels:
     """The backend that serves this tensor's device."""
-    return _forced.get() or (cpu if x.is_cpu else reference)
+    forced = _forced.get()
+    if forced is not None:
+        return forced
+    if x.is_cpu:
+        return cpu
+    _say_reference_serves(x.device.type)
+    return reference
+
+
+@lru_cache(maxsize=8)
+def _say_reference_serves(device: str) -> None:
+    log.info("no kernels for %s yet: plain torch serves there, with the same bytes", device)
 
 
 @contextmanager
