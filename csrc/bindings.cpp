@@ -193,36 +193,24 @@ NB_MODULE(_core, m) {
     });
   }, Unlocked());
 
-  m.def("unary_bits", [](Address positions, int64_t k, bool wide, int low_bits) {
-    int64_t totals[3];
+  m.def("plan_positions", [](Address positions, int64_t k, bool wide, int64_t n) {
+    const PositionPlan plan = by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      return plan_positions(at<const Index>(positions), k, n);
+    });
+    return std::tuple<int, int, int64_t>(static_cast<int>(plan.mode), plan.low_bits, plan.nbytes);
+  }, Unlocked());
+  m.def("write_positions", [](Address positions, int64_t k, bool wide, int mode, int low_bits, int64_t nbytes, Address out) {
+    const PositionPlan plan{static_cast<PositionMode>(mode), low_bits, nbytes};
     by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
-      unary_bits(at<const Index>(positions), k, low_bits, totals);
-    });
-    return std::tuple<int64_t, int64_t, int64_t>(totals[0], totals[1], totals[2]);
-  }, Unlocked());
-  m.def("rice_write", [](Address positions, int64_t k, bool wide, int low_bits, Address low, Address unary, int64_t unary_nbytes) {
-    by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
-      rice_write(at<const Index>(positions), k, low_bits, at<uint8_t>(low), at<uint8_t>(unary), unary_nbytes);
+      write_positions(at<const Index>(positions), k, plan, at<uint8_t>(out));
     });
   }, Unlocked());
-  m.def("rice_read", [](Address low, Address unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n, bool wide, Address positions) {
+  m.def("read_positions", [](Address body, int64_t nbytes, int mode, int low_bits, int64_t k, int64_t n, bool wide, Address positions) {
     return by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
-      return rice_read(at<const uint8_t>(low), at<const uint8_t>(unary), unary_nbytes, k, low_bits, n, at<Index>(positions));
-    });
-  }, Unlocked());
-  m.def("bitmap_write", [](Address positions, int64_t k, bool wide, Address out, int64_t nbytes) {
-    by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
-      bitmap_write(at<const Index>(positions), k, at<uint8_t>(out), nbytes);
-    });
-  }, Unlocked());
-  m.def("bitmap_read", [](Address bitmap, int64_t n, int64_t k, bool wide, Address positions) {
-    return by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
-      return bitmap_read(at<const uint8_t>(bitmap), n, k, at<Index>(positions));
+      return read_positions(at<const uint8_t>(body), nbytes, static_cast<PositionMode>(mode), low_bits, k, n, at<Index>(positions));
     });
   }, Unlocked());
   m.def("scatter", [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {

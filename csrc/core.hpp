@@ -145,17 +145,21 @@ template <class Index>
 void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads);
 
 // --- positions.cpp
-// Bits of the unary part for each of three neighbouring Rice parameters, from `low_bits` on.
+enum class PositionMode : int { all = 0, rice = 1, bitmap = 2 };
+constexpr int64_t kPositionsHeader = 8;
+constexpr int kMaxLowBits = 31;
+struct PositionPlan {
+  PositionMode mode;
+  int low_bits;
+  int64_t nbytes;
+};
 template <class Index>
-void unary_bits(const Index* positions, int64_t k, int low_bits, int64_t totals[3]);
+PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n);
 template <class Index>
-void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary, int64_t unary_nbytes);
+void write_positions(const Index* positions, int64_t k, const PositionPlan& plan, uint8_t* out);
+// False when the body does not hold k ascending positions below n. The caller has checked the header.
 template <class Index>
-bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n,
-               Index* positions);
-template <class Index>
-void bitmap_write(const Index* positions, int64_t k, uint8_t* out, int64_t nbytes);
-template <class Index>
-bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions);
+bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,
+                    Index* positions);
 
 }  // namespace laconic

@@ -21,18 +21,29 @@ struct Gaps {  // successive gaps: how many positions are skipped before each
 }  // namespace
 
 template <class Index>
-void unary_bits(const Index* positions, int64_t k, int low_bits, int64_t totals[3]) {
+PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
+  if (k == n) return {PositionMode::all, 0, kPositionsHeader};
+  // Rice parameters around log2(0.69 n / k), where a geometric gap is coded best.
+  const uint64_t typical = static_cast<uint64_t>(69 * n / (100 * k));
+  const int middle = 63 - __builtin_clzll(typical ? typical : 1), first = middle > 0 ? middle - 1 : 0;
   Gaps<Index> gaps{positions};
-  uint64_t sums[3] = {};
+  uint64_t high[3] = {};
   for (int64_t i = 0; i < k; ++i) {
     const uint64_t gap = gaps(i);
-    for (int j = 0; j < 3; ++j) sums[j] += gap >> (low_bits + j);
+    for (int j = 0; j < 3; ++j) high[j] += gap >> (first + j);
   }
-  for (int j = 0; j < 3; ++j) totals[j] = k + static_cast<int64_t>(sums[j]);
+  PositionPlan best{PositionMode::bitmap, 0, kPositionsHeader + (n + 7) / 8};
+  for (int low_bits = middle + 1; low_bits >= first; --low_bits) {  // of equal sizes the smallest parameter
+    if (low_bits > kMaxLowBits) continue;
+    const int64_t unary = k + static_cast<int64_t>(high[low_bits - first]);
+    const int64_t nbytes = kPositionsHeader + packed_nbytes(k, low_bits) + (unary + 7) / 8;
+    if (nbytes <= best.nbytes) best = {PositionMode::rice, low_bits, nbytes};
+  }
+  return best;
 }
 
 template <class Index>
-void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary, int64_t unary_nbytes) {
+static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary, int64_t unary_nbytes) {
   Gaps<Index> gaps{positions};
   const uint32_t mask = (1u << low_bits) - 1;
   uint32_t symbols[kGroup];
@@ -51,7 +62,23 @@ void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, u
 }
 
 template <class Index>
-bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n,
+void write_positions(const Index* positions, int64_t k, const PositionPlan& plan, uint8_t* out) {
+  const uint64_t header = static_cast<uint64_t>(plan.mode) | static_cast<uint64_t>(plan.low_bits) << 8 |
+                          static_cast<uint64_t>(k) << 16;
+  std::memcpy(out, &header, sizeof header);
+  out += kPositionsHeader;
+  const int64_t body = plan.nbytes - kPositionsHeader;
+  if (plan.mode == PositionMode::rice) {
+    const int64_t low = packed_nbytes(k, plan.low_bits);
+    rice_write(positions, k, plan.low_bits, out, out + low, body - low);
+  } else if (plan.mode == PositionMode::bitmap) {
+    std::memset(out, 0, static_cast<size_t>(body));
+    for (int64_t i = 0; i < k; ++i) out[positions[i] >> 3] |= static_cast<uint8_t>(1 << (positions[i] & 7));
+  }
+}
+
+template <class Index>
+static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n,
                Index* positions) {
   uint32_t symbols[kGroup];
   int64_t found = 0, position = -1, last_end = -1;
@@ -77,13 +104,7 @@ bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, i
 }
 
 template <class Index>
-void bitmap_write(const Index* positions, int64_t k, uint8_t* out, int64_t nbytes) {
-  std::memset(out, 0, static_cast<size_t>(nbytes));
-  for (int64_t i = 0; i < k; ++i) out[positions[i] >> 3] |= static_cast<uint8_t>(1 << (positions[i] & 7));
-}
-
-template <class Index>
-bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) {
+static bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) {
   int64_t found = 0;
   const int64_t nbytes = (n + 7) / 8;
   for (int64_t byte = 0; byte < nbytes; byte += 8) {
@@ -99,12 +120,18 @@ bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) 
   return found == k;
 }
 
+template <class Index>
+bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,
+                    Index* positions) {
+  if (mode == PositionMode::bitmap) return bitmap_read(body, n, k, positions);
+  const int64_t low = packed_nbytes(k, low_bits);
+  return rice_read(body, body + low, nbytes - low, k, low_bits, n, positions);
+}
+
 #define LACONIC_FOR_INDEX(Index)                                                                                      \
-  template void unary_bits<Index>(const Index*, int64_t, int, int64_t[3]);                                            \
-  template void rice_write<Index>(const Index*, int64_t, int, uint8_t*, uint8_t*, int64_t);                           \
-  template bool rice_read<Index>(const uint8_t*, const uint8_t*, int64_t, int64_t, int, int64_t, Index*);             \
-  template void bitmap_write<Index>(const Index*, int64_t, uint8_t*, int64_t);                                        \
-  template bool bitmap_read<Index>(const uint8_t*, int64_t, int64_t, Index*);
+  template PositionPlan plan_positions<Index>(const Index*, int64_t, int64_t);                                        \
+  template void write_positions<Index>(const Index*, int64_t, const PositionPlan&, uint8_t*);                         \
+  template bool read_positions<Index>(const uint8_t*, int64_t, PositionMode, int, int64_t, int64_t, Index*);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)
 

@@ -248,6 +248,18 @@ INLINE Store how_to_store(const Sink& sink) {
   const bool large = sink.n * 4 >= kStreamBytes;
   return large && reinterpret_cast<uintptr_t>(sink.out) % 32 == 0 ? Store::stream : Store::plain;
 }
+#if defined(__AVX2__)
+// One whole line at once. Parts of a line with other traffic between them are flushed one by one, ten times slower.
+INLINE void stream_line(uint8_t* to, __m256i low, __m256i high) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), low);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), high);
+}
+#endif
+// Elements of a size that come before the first whole line of an output.
+INLINE int64_t before_line(const uint8_t* to, int64_t size, int64_t count) {
+  const int64_t gap = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 63);
+  return gap % size ? count : least(gap / size, count);
+}
 INLINE void finish_stores() {
 #if defined(__AVX2__)
   _mm_sfence();
@@ -256,11 +268,12 @@ INLINE void finish_stores() {
 
 // ----------------------------------------------------------------------------------------------- magnitudes and sums
 
-INLINE uint32_t largest_magnitude(const float* x, int64_t n) {  // n a multiple of 128
+INLINE uint32_t largest_magnitude(const float* x, int64_t n, const float* ahead, int64_t line) {  // n a multiple of 128
   const u8v mask = splat_u(kMagnitude);
   u8v most_of[4] = {};
   for (int64_t i = 0; i < n; i += 128) {
     unroll<16>([&](auto row) {
+      if constexpr (row % 8 == 7) fetch_ahead(ahead, line + i / 16 + row / 2);
       most_of[row % 4] = larger(most_of[row % 4], load<u8v>(x + i + 8 * row) & mask);
     });
   }
@@ -382,7 +395,7 @@ INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t g
   const auto* factors = kRowFactors.at;
   asm("" : "+r"(factors));  // as operands in memory: as constants they would be rebuilt in registers for every row
   unroll<32>([&](auto row) {
-    if constexpr (row % 2 == 0) fetch_ahead(ahead, line + row / 2);
+    if constexpr (row % 2 == 0 && row / 2 % 4 != 3) fetch_ahead(ahead, line + row / 2);
     const u8v fixed = (u8v) __builtin_convertvector(load<f8>(x + 8 * row) * scales[row / 16], i8);
     if constexpr (Stochastic) {
       put(row, fixed + ((hash * load<u8v>(factors[row])) >> (32 - FractionBits)) + offset);
@@ -411,7 +424,7 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
     const int64_t buckets = (here + a.bucket - 1) / a.bucket;
     for (int64_t b = 0; b < buckets; ++b) {
       const float* values = x + b * a.bucket;
-      const uint32_t largest = largest_magnitude(values, a.bucket);
+      const uint32_t largest = largest_magnitude(values, a.bucket, a.x + (at / kBlock + 1) * kBlock, (at % kBlock + b * a.bucket) / 16);
       key = most(key, largest);
       if (__builtin_expect(largest >= kNonFinite, 0)) return key;
       const float norm = bucket_norm(values, a.bucket, largest, a.l2);
@@ -889,31 +902,32 @@ void uniform_decode(const uint8_t* packed, UniformCoding c, Sink sink, int64_t b
 template <class Word>
 INLINE bool copy_checked(const uint8_t* from, uint8_t* to, int64_t count, Word exponent) {
   Word bad = 0;
+  auto plain = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Word v;
+      std::memcpy(&v, from + i * sizeof v, sizeof v);
+      bad |= static_cast<Word>((v & exponent) == exponent ? 1 : 0);
+      std::memcpy(to + i * sizeof v, &v, sizeof v);
+    }
+  };
   int64_t i = 0;
 #if defined(__AVX2__)
-  if (sizeof(Word) == 4 && count * 4 >= kStreamBytes && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
+  if (sizeof(Word) == 4 && count * 4 >= kStreamBytes) {
+    i = before_line(to, 4, count);
+    plain(0, i);
     const u8v mask = splat_u(static_cast<uint32_t>(exponent));
     i8 found = {};
     for (; i + 16 <= count; i += 16) {
       fetch_ahead(reinterpret_cast<const float*>(from) + (i / kBlock + 1) * kBlock, i % kBlock / 16);
-      for (int64_t j = i; j < i + 16; j += 8) {
-        const u8v v = load<u8v>(from + 4 * j);
-        found |= (i8)((v & mask) == mask);
-        // Sections of a frame are aligned to 16 bytes, not to 32.
-        _mm_stream_si128(reinterpret_cast<__m128i*>(to + 4 * j), _mm256_castsi256_si128((__m256i)v));
-        _mm_stream_si128(reinterpret_cast<__m128i*>(to + 4 * j + 16), _mm256_extracti128_si256((__m256i)v, 1));
-      }
+      const u8v low = load<u8v>(from + 4 * i), high = load<u8v>(from + 4 * i + 32);
+      found |= (i8)((low & mask) == mask) | (i8)((high & mask) == mask);
+      stream_line(to + 4 * i, (__m256i)low, (__m256i)high);
     }
     for (int lane = 0; lane < 8; ++lane) bad |= static_cast<Word>(found[lane]);
     finish_stores();
   }
 #endif
-  for (; i < count; ++i) {
-    Word v;
-    std::memcpy(&v, from + i * sizeof v, sizeof v);
-    bad |= static_cast<Word>((v & exponent) == exponent ? 1 : 0);
-    std::memcpy(to + i * sizeof v, &v, sizeof v);
-  }
+  plain(i, count);
   return bad == 0;
 }
 bool copy_finite(const uint8_t* from, uint8_t* to, int64_t nbytes, int itemsize, uint64_t exponent) {
@@ -987,43 +1001,50 @@ uint32_t cast_encode_as(const float* x, uint8_t* out, int64_t begin, int64_t end
   const uint32_t limit_bits = magnitude_bits(limit);
   uint32_t key = 0;
   int64_t beyond = 0, i = begin;
+  auto plain = [&](int64_t stop) {
+    for (; i < stop; ++i) {
+      const uint32_t magnitude = magnitude_bits(x[i]);
+      key = most(key, magnitude);
+      beyond += magnitude > limit_bits;
+      const float v = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+      const uint16_t r = Half ? to_half(v) : to_bf16(v);
+      std::memcpy(out + 2 * i, &r, 2);
+    }
+  };
 #if defined(__AVX2__)
-  const bool stream = (end - begin) * 2 >= kStreamBytes && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+  plain(begin + before_line(out + 2 * begin, 2, end - begin));
+  const bool stream = (end - begin) * 2 >= kStreamBytes;
   const u8v mask = splat_u(kMagnitude), top = splat_u(limit_bits);
   const f8 most_v = splat(limit), least_v = splat(-limit);
   u8v largest = {};
   i8 over = {};
-  for (; i + 16 <= end; i += 16) {
-    fetch_ahead(x + (i / kBlock + 1) * kBlock, i % kBlock / 16);
-    unroll<2>([&](auto half_row) {
-      const int64_t at = i + 8 * half_row;
-      f8 v = load<f8>(x + at);
+  for (; i + 32 <= end; i += 32) {
+    const float* ahead = x + (i / kBlock + 1) * kBlock;
+    fetch_ahead(ahead, i % kBlock / 16);
+    fetch_ahead(ahead, i % kBlock / 16 + 1);
+    __m128i narrow[4];
+    unroll<4>([&](auto part) {
+      f8 v = load<f8>(x + i + 8 * part);
       const u8v magnitude = bits_of(v) & mask;
       largest = larger(largest, magnitude);
       over -= (i8)((i8)magnitude > (i8)top);
       v = v > most_v ? most_v : v;
       v = v < least_v ? least_v : v;
-      const __m128i narrow = Half ? to_half8(v) : to_bf16_8(v);
-      __m128i* to = reinterpret_cast<__m128i*>(out + 2 * at);
-      if (stream) {
-        _mm_stream_si128(to, narrow);
-      } else {
-        _mm_storeu_si128(to, narrow);
-      }
+      narrow[part] = Half ? to_half8(v) : to_bf16_8(v);
     });
+    const __m256i low = _mm256_set_m128i(narrow[1], narrow[0]), high = _mm256_set_m128i(narrow[3], narrow[2]);
+    if (stream) {
+      stream_line(out + 2 * i, low, high);
+    } else {
+      store(out + 2 * i, low);
+      store(out + 2 * i + 32, high);
+    }
   }
-  key = fold_max(largest);
+  key = most(key, fold_max(largest));
   for (int lane = 0; lane < 8; ++lane) beyond += over[lane];
   finish_stores();
 #endif
-  for (; i < end; ++i) {
-    const uint32_t magnitude = magnitude_bits(x[i]);
-    key = most(key, magnitude);
-    beyond += magnitude > limit_bits;
-    const float v = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
-    const uint16_t r = Half ? to_half(v) : to_bf16(v);
-    std::memcpy(out + 2 * i, &r, 2);
-  }
+  plain(end);
   *saturated = beyond;
   return key;
 }

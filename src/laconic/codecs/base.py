@@ -12,8 +12,7 @@ communication, input untouched, randomness from the seed they are given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -52,8 +51,7 @@ class Stage:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(NamedTuple):
     """What a selector hands on: its section, the values it kept, and the largest magnitude (a key)."""
 
     section: Tensor

@@ -60,7 +60,7 @@ class RandK(Selector):
         return kept(self.keep, n)
 
     def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
-        seed = int.from_bytes(read_bytes(section), "little")
+        seed = int.from_bytes(read_bytes(section, 8), "little")
         return kernels.random_positions(n, kept(self.keep, n), seed, section)
 
     def gain(self, n: int) -> float:

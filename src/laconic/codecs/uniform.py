@@ -59,7 +59,7 @@ class Uniform(ValueStage):
         self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         bounds, packed = sections
-        low, high = struct.unpack("<ff", read_bytes(bounds))
+        low, high = struct.unpack("<ff", read_bytes(bounds, 8))
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise FrameError(f"a uniform range must be finite and ordered, got [{low}, {high}]")
         if (low < high) != (packed.numel() > 0):

@@ -16,11 +16,8 @@ from laconic.errors import FrameError
 from laconic.kernels import random, reference
 from laconic.kernels.interface import (
     ALL,
-    BITMAP,
     POSITIONS_HEADER,
-    RICE,
     PositionPlan,
-    low_bits_candidates,
     num_buckets,
     packed_nbytes,
     read_positions_header,
@@ -334,30 +331,13 @@ def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
 
 
 def positions_plan(positions: Tensor, n: int) -> PositionPlan:
-    k = positions.numel()
-    if k == n:
-        return PositionPlan(ALL, 0, POSITIONS_HEADER)
-    candidates = low_bits_candidates(n, k)
-    unary = _core.unary_bits(positions.data_ptr(), k, _is_wide(positions), candidates[0])
-    plans = [
-        PositionPlan(RICE, low_bits, POSITIONS_HEADER + packed_nbytes(k, low_bits) + -(-total // 8))
-        for low_bits, total in zip(candidates, unary, strict=False)
-    ]
-    plans.append(PositionPlan(BITMAP, 0, POSITIONS_HEADER + -(-n // 8)))
-    return min(plans, key=lambda plan: plan.nbytes)
+    return PositionPlan(*_core.plan_positions(positions.data_ptr(), positions.numel(), _is_wide(positions), n))
 
 
 def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None:
-    k, wide = positions.numel(), _is_wide(positions)
-    start = _bytes(out, plan.nbytes)
-    _core.set_bytes(start, (plan.mode | plan.low_bits << 8 | k << 16).to_bytes(8, "little"))
-    body = start + POSITIONS_HEADER
-    if plan.mode == BITMAP:
-        _core.bitmap_write(positions.data_ptr(), k, wide, body, plan.nbytes - POSITIONS_HEADER)
-    elif plan.mode == RICE:
-        low = packed_nbytes(k, plan.low_bits)
-        rest = plan.nbytes - POSITIONS_HEADER - low
-        _core.rice_write(positions.data_ptr(), k, wide, plan.low_bits, body, body + low, rest)
+    mode, low_bits, nbytes = plan
+    address, k = positions.data_ptr(), positions.numel()
+    _core.write_positions(address, k, _is_wide(positions), mode, low_bits, nbytes, _bytes(out, nbytes))
 
 
 def positions_read(section: Tensor, n: int) -> Tensor:
@@ -365,13 +345,8 @@ def positions_read(section: Tensor, n: int) -> Tensor:
     wide, positions = _index(n, k)
     if mode == ALL:
         return torch.arange(n, dtype=positions.dtype)
-    body = section.data_ptr() + POSITIONS_HEADER
-    if mode == BITMAP:
-        valid = _core.bitmap_read(body, n, k, wide, positions.data_ptr())
-    else:
-        low = packed_nbytes(k, low_bits)
-        rest = section.numel() - POSITIONS_HEADER - low
-        valid = _core.rice_read(body, body + low, rest, k, low_bits, n, wide, positions.data_ptr())
+    body, nbytes = section.data_ptr() + POSITIONS_HEADER, section.numel() - POSITIONS_HEADER
+    valid = _core.read_positions(body, nbytes, mode, low_bits, k, n, wide, positions.data_ptr())
     _refuse(valid, f"positions that are not {k} ascending ones below {n}")
     return positions
 

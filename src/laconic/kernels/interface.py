@@ -42,9 +42,9 @@ POSITIONS_HEADER = 8
 MAX_LOW_BITS = 31
 
 
-def read_bytes(section: Tensor) -> bytes:
-    """A few bytes of a section, on the host."""
-    return bytes_at(section.data_ptr(), section.numel()) if section.is_cpu else bytes(section.tolist())
+def read_bytes(section: Tensor, nbytes: int) -> bytes:
+    """The first few bytes of a section, on the host."""
+    return bytes_at(section.data_ptr(), nbytes) if section.is_cpu else bytes(section[:nbytes].tolist())
 
 
 def write_bytes(section: Tensor, data: bytes) -> None:
@@ -64,17 +64,11 @@ def trits_nbytes(n: int) -> int:
     return n // (5 * TRIT_LANES) * TRIT_LANES + (n % (5 * TRIT_LANES) + 4) // 5
 
 
-def low_bits_candidates(n: int, k: int) -> list[int]:
-    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
-    middle = max(1, 69 * n // (100 * k)).bit_length() - 1
-    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
-
-
 def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
     """Mode, Rice parameter and count, checked against each other and against the section's size."""
     if section.numel() < POSITIONS_HEADER:
         raise FrameError(f"a position section needs at least {POSITIONS_HEADER} bytes, this one has {section.numel()}")
-    header = int.from_bytes(read_bytes(section[:8]), "little")
+    header = int.from_bytes(read_bytes(section, POSITIONS_HEADER), "little")
     mode, low_bits, k = header & 0xFF, header >> 8 & 0xFF, header >> 16
     body = section.numel() - POSITIONS_HEADER
     if mode == RICE:

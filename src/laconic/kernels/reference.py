@@ -15,12 +15,12 @@ from laconic.kernels.interface import (
     ALL,
     BITMAP,
     GROUP,
+    MAX_LOW_BITS,
     NONFINITE,
     POSITIONS_HEADER,
     RICE,
     TRIT_LANES,
     PositionPlan,
-    low_bits_candidates,
     packed_nbytes,
     read_positions_header,
     write_bytes,
@@ -455,6 +455,12 @@ def _gaps(positions: Tensor) -> Tensor:
     wide = positions.to(torch.int64)
     previous = torch.cat([torch.full((1,), -1, dtype=torch.int64, device=wide.device), wide[:-1]])
     return wide - previous - 1
+
+
+def low_bits_candidates(n: int, k: int) -> list[int]:
+    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
+    middle = max(1, 69 * n // (100 * k)).bit_length() - 1
+    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
 
 
 def positions_plan(positions: Tensor, n: int) -> PositionPlan:
