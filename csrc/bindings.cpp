@@ -180,10 +180,10 @@ NB_MODULE(_core, m) {
   m.def("count_above", [](Address x, int64_t n, uint32_t threshold, int threads) {
     return count_above(at<const float>(x), n, threshold, threads);
   }, Unlocked());
-  m.def("above", [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values) {
-    by_index(wide, [&](auto* index) {
+  m.def("above", [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values, int64_t capacity) {
+    return by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
-      above(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values));
+      return above(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values), capacity);
     });
   }, Unlocked());
   m.def("random_positions", [](int64_t n, int64_t k, uint64_t key, bool wide, Address positions, int threads) {

@@ -139,8 +139,9 @@ void topk_double(const double* x, int64_t n, int64_t k, Index* positions, double
 template <class Index>
 int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* positions, float* values, int threads);
 int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads);
+// Returns how many were written, at most capacity.
 template <class Index>
-void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values);
+int64_t above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t capacity);
 template <class Index>
 void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads);
 

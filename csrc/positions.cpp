@@ -25,7 +25,8 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
   if (k == n) return {PositionMode::all, 0, kPositionsHeader};
   // Rice parameters around log2(0.69 n / k), where a geometric gap is coded best.
   const uint64_t typical = static_cast<uint64_t>(69 * n / (100 * k));
-  const int middle = 63 - __builtin_clzll(typical ? typical : 1), first = middle > 0 ? middle - 1 : 0;
+  const int log2 = 63 - __builtin_clzll(typical ? typical : 1);
+  const int middle = log2 < kMaxLowBits ? log2 : kMaxLowBits, first = middle > 0 ? middle - 1 : 0;
   Gaps<Index> gaps{positions};
   uint64_t high[3] = {};
   for (int64_t i = 0; i < k; ++i) {

@@ -136,12 +136,15 @@ bool gather_candidates(const float* x, int64_t n, uint32_t threshold, int64_t ca
                        std::vector<int64_t>* starts, int64_t range) {
   const int64_t ranges = (n + range - 1) / range;
   starts->assign(static_cast<size_t>(ranges) + 1, 0);
-  if (ranges == 1) {
+  auto one_after_the_other = [&] {
     *kept = workspace.kept(capacity);
-    const bool fits = simd().compact(x, 0, n, threshold, kept);
-    (*starts)[1] = kept->count;
-    return fits;
-  }
+    for (int64_t r = 0; r < ranges; ++r) {
+      if (!simd().compact(x, r * range, std::min(n, (r + 1) * range), threshold, kept)) return false;
+      (*starts)[static_cast<size_t>(r) + 1] = kept->count;
+    }
+    return true;
+  };
+  if (ranges == 1) return one_after_the_other();
   // Each range its own share of the room, then moved together.
   const int64_t share = capacity / ranges + 8192;
   *kept = workspace.kept((share + 64) * ranges);
@@ -155,7 +158,8 @@ bool gather_candidates(const float* x, int64_t n, uint32_t threshold, int64_t ca
   });
   int64_t total = 0;
   for (int64_t r = 0; r < ranges; ++r) {
-    if (!fits[static_cast<size_t>(r)]) return false;
+    // Too many in one place for its share: whether there are too many in all must not depend on the threads.
+    if (!fits[static_cast<size_t>(r)]) return one_after_the_other();
     const int64_t count = counts[static_cast<size_t>(r)], from = r * (share + 64);
     std::memmove(all.offset + total, all.offset + from, static_cast<size_t>(count) * 4);
     std::memmove(all.bits + total, all.bits + from, static_cast<size_t>(count) * 4);
@@ -254,14 +258,19 @@ int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads) 
 }
 
 template <class Index>
-void above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values) {
-  for (int64_t begin = 0, at = 0; begin < n; begin += kSplit) {  // piece by piece: the scratch stays in cache
+int64_t above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t capacity) {
+  int64_t at = 0;
+  for (int64_t begin = 0; begin < n; begin += kSplit) {  // piece by piece: the scratch stays in cache
     Kept kept = workspace.kept(kSplit + 64);
     simd().compact(x, begin, std::min(n, begin + kSplit), threshold, &kept);
-    for (int64_t i = 0; i < kept.count; ++i) positions[at + i] = static_cast<Index>(begin + kept.offset[i]);
-    std::memcpy(values + at, kept.bits, static_cast<size_t>(kept.count) * 4);
-    at += kept.count;
+    // Another thread may have changed x since it was counted: never write past the room there is.
+    const int64_t count = std::min(kept.count, capacity - at);
+    if (count == 0) continue;
+    for (int64_t i = 0; i < count; ++i) positions[at + i] = static_cast<Index>(begin + kept.offset[i]);
+    std::memcpy(values + at, kept.bits, static_cast<size_t>(count) * 4);
+    at += count;
   }
+  return at;
 }
 
 template <class Index>
@@ -305,7 +314,7 @@ void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threa
   template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);                                \
   template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);                                 \
   template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int);                     \
-  template void above<Index>(const float*, int64_t, uint32_t, Index*, float*);                                       \
+  template int64_t above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t);                            \
   template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)

@@ -405,8 +405,8 @@ INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t g
   });
 }
 
-// Walks a range bucket by bucket: norms first, then `group(values, scales, group index, lines)` for each full group and
-// `tail(values, scales, count)` for a last partial one. Returns the largest key; stops at one that is not finite.
+// Walks a range in batches: first the norms of its buckets, then `group(values, scales of its halves, where, count)`
+// for each group, the last of which may be partial. Returns the largest key; stops at one that is not finite.
 template <int FractionBits, int Levels, class Group>
 INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Group group) {
   // The norms of a batch come first, then its groups: one bucket at a time would wait for each division in turn.

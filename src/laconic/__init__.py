@@ -14,7 +14,15 @@ from laconic import aggregate
 from laconic._version import __version__
 from laconic.channels import Channel, channel
 from laconic.codecs import codec, codec_names
-from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
+from laconic.errors import (
+    ConfigError,
+    FileError,
+    FrameError,
+    InputError,
+    LaconicError,
+    NonFiniteError,
+    WrongResultError,
+)
 from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.policy import Policy
@@ -30,6 +38,7 @@ __all__ = [
     "Packet",
     "Policy",
     "TensorSpec",
+    "WrongResultError",
     "__version__",
     "aggregate",
     "channel",

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from laconic import kernels, wire
+from laconic import kernels, notices, wire
 from laconic._core import bytes_at
 from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs import spec as grammar
 from laconic.codecs.feedback import MomentumCorrection
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.frames import max_nbytes, write_frame
-from laconic.packet import Packet, TensorSpec
-from laconic.policy import Policy
+from laconic.packet import FLOATS, Packet, TensorSpec
+from laconic.policy import Choice, Policy
 
 __all__ = ["Channel", "ChannelStats", "channel"]
 
@@ -39,6 +39,7 @@ class ChannelStats:
     bytes_out: int = 0
     skipped_nonfinite: int = 0
     residual_resets: int = 0
+    saturated: int = 0
     exempt: dict[str, str] = field(default_factory=dict)
     """Slots that do not get the channel's own spec, and why."""
 
@@ -49,6 +50,13 @@ class _Memory:
 
     residual: Tensor
     velocity: Tensor | None = None
+
+    def on(self, device: torch.device) -> _Memory:
+        """The same memory where the tensors now are: a state loaded on the CPU may serve a GPU."""
+        if self.residual.device != device:
+            self.residual = self.residual.to(device)
+            self.velocity = None if self.velocity is None else self.velocity.to(device)
+        return self
 
 
 class Channel:
@@ -79,9 +87,10 @@ class Channel:
         self._memories: dict[str, _Memory] = {}
         self._counted: Counter[str] = Counter()
         self._room = torch.empty(0, dtype=torch.uint8)
-        stages, codec = parse(spec)
-        if stages and not codec.contractive:
-            log.warning("%s: one encoding may add more error than it removes, so the residual can grow", spec)
+        for each in (spec, self.policy.small, *self.policy.rules.values()):
+            stages, codec = parse(each)
+            if stages and not codec.contractive:
+                log.warning("%s: an encoding may add more error than it removes, so the residual can grow", each)
 
     def __str__(self) -> str:
         stages, codec = parse(self.spec)
@@ -92,13 +101,18 @@ class Channel:
 
         An error leaves the memory as it was, except where a residual itself overflowed: that one is reset and logged.
         """
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            what = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+            raise InputError(f"slot {slot!r}: expected a float tensor, got {what}")
         choice = self.policy.choose(slot, TensorSpec.of(x), self.spec)
-        if choice.reason and slot not in self.stats.exempt:
-            self.stats.exempt[slot] = f"{choice.spec}: {choice.reason}"
-            log.info("slot %r travels as %r instead of %r: it %s", slot, choice.spec, self.spec, choice.reason)
         stages, codec = parse(choice.spec)
+        self._say_exempt(slot, choice)
+        saturated = notices.counts().get("saturated", 0)
+        memory_stage = _memory_stage(stages)
+        if memory_stage is not None:  # the sum with a residual is float32, and rounding it away would lose it
+            x = x.detach().to(torch.float32)
         try:
-            nbytes = self._encode(slot, x, codec, _memory_stage(stages), seed)
+            nbytes = self._encode(slot, x, codec, memory_stage, seed)
             frame = bytes_at(self._room.data_ptr(), nbytes)
         except NonFiniteError as error:
             if self.nonfinite == "raise":
@@ -111,7 +125,13 @@ class Channel:
         self.stats.rounds += 1
         self.stats.bytes_in += x.numel() * x.element_size()
         self.stats.bytes_out += len(frame)
+        self.stats.saturated += notices.counts().get("saturated", 0) - saturated
         return frame
+
+    def _say_exempt(self, slot: str, choice: Choice) -> None:
+        if choice.reason and slot not in self.stats.exempt:
+            self.stats.exempt[slot] = f"{choice.spec}: {choice.reason}"
+            log.info("slot %r travels as %r instead of %r: it %s", slot, choice.spec, self.spec, choice.reason)
 
     def _write(self, x: Tensor, codec: Chain, seed: int) -> tuple[int, Packet]:
         room = max_nbytes(codec, x)
@@ -122,9 +142,10 @@ class Channel:
     def _encode(self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage | None, seed: int) -> int:
         if stage is None:
             return self._write(x, codec, seed)[0]
-        flat = x.detach().to(torch.float32).contiguous()
+        flat = x.resolve_neg().contiguous()
         if not kernels.of(flat).all_finite(flat.view(-1)):
             raise NonFiniteError("expected finite values, got a NaN or an infinity")
+        max_nbytes(codec, flat)  # refuses what cannot travel before the memory changes
         memory = self._memory(slot, flat)
         velocity = None
         if isinstance(stage, MomentumCorrection):
@@ -136,7 +157,6 @@ class Channel:
         else:
             memory.residual.add_(flat)
         try:
-            # The packet says float32 whatever x was: the residual is, and rounding the sum away would lose it.
             nbytes, packet = self._write(memory.residual, codec, seed)
         except NonFiniteError:
             self._memories.pop(slot)
@@ -152,14 +172,12 @@ class Channel:
 
     def _memory(self, slot: str, like: Tensor) -> _Memory:
         memory = self._memories.get(slot)
-        if memory is not None and memory.residual.shape == like.shape and memory.residual.device == like.device:
-            return memory
+        if memory is not None and memory.residual.shape == like.shape:
+            return memory.on(like.device)
         if memory is not None:
             self.stats.residual_resets += 1
-            log.warning(
-                "slot %r changed from %s to %s: its residual is reset",
-                slot, list(memory.residual.shape), list(like.shape),
-            )  # fmt: skip
+            before, now = list(memory.residual.shape), list(like.shape)
+            log.warning("slot %r changed its shape from %s to %s: its residual is reset", slot, before, now)
         memory = self._memories[slot] = _Memory(torch.zeros_like(like))
         return memory
 

@@ -8,6 +8,7 @@
         NonFiniteError              it holds a NaN or an infinity
       FrameError (ValueError)       bytes from outside are not a frame we can read
       FileError (OSError)           a file is missing, damaged or cannot be written
+      WrongResultError              a benchmark met a wrong answer, and a fast wrong answer is no result
 
 Messages say what was expected, what came, where, and what to do next. Bytes from outside raise ``FrameError`` and
 nothing else.
@@ -15,7 +16,7 @@ nothing else.
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError"]
+__all__ = ["ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError", "WrongResultError"]
 
 
 class LaconicError(Exception):
@@ -40,3 +41,7 @@ class FrameError(LaconicError, ValueError):
 
 class FileError(LaconicError, OSError):
     """A file that is missing, damaged or cannot be written."""
+
+
+class WrongResultError(LaconicError):
+    """A measurement whose result is wrong: it is not reported."""

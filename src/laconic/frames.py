@@ -66,6 +66,8 @@ def max_nbytes(spec: str | Chain, like: Tensor | TensorSpec) -> int:
 
 def write_frame(x: Tensor, chain: Chain, room: Tensor, *, seed: int = 0, exact: bool = False) -> tuple[int, Packet]:
     """Encode into a uint8 tensor; returns the bytes written and the packet, whose sections lie in ``room``."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"expected a tensor, got {type(x).__name__}")
     arena = FrameArena(room, _plan(chain.text, x.shape, x.dtype))
     if x.is_cpu:
         packet = chain.encode(x, seed=seed, arena=arena, exact=exact)

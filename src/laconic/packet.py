@@ -9,10 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec"]
+from laconic.errors import FrameError
+
+__all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that codecs take."""
+
+EXACT = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+"""The dtypes that a frame can carry as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,16 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
+
+
+def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = False) -> Tensor:
+    """Room for a tensor that a frame declares; ``FrameError`` when there is none."""
+    try:
+        # zeros() maps pages lazily, so a frame of a few bytes that claims a huge zero tensor costs nothing yet.
+        make = torch.zeros if zero else torch.empty
+        return make(spec.shape, dtype=spec.dtype, device=device)
+    except (RuntimeError, MemoryError, TypeError, ValueError) as error:
+        raise FrameError(f"no memory for a tensor of shape {list(spec.shape)}: cap frames with max_numel") from error
 
 
 @dataclass(frozen=True, slots=True)

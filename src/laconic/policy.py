@@ -44,8 +44,8 @@ class Policy:
     def __post_init__(self) -> None:
         if self.min_numel < 0:
             raise ConfigError(f"policy: min_numel must not be negative, got {self.min_numel}")
-        for spec in (self.small, *self.rules.values()):
-            parse(spec)
+        for spec in (*self.rules.values(), *([self.small] if self.small != "none" else [])):
+            parse(spec)  # not "none", so that the default policy can be made without looking for stages
 
     @classmethod
     def of(cls, policy: Policy | Mapping[str, str] | None) -> Policy:
@@ -59,11 +59,7 @@ class Policy:
             if fnmatchcase(slot, pattern):
                 return Choice(spec, f"matches {pattern!r}")
         if self.exempt_1d and len(tensor.shape) <= 1:
-            return Choice(self.small, f"has {len(tensor.shape)} dimensions")
+            return Choice(self.small, "is one-dimensional" if tensor.shape else "is a single number")
         if tensor.numel < self.min_numel:
             return Choice(self.small, f"has fewer than {self.min_numel} values")
         return Choice(default)
-
-
-EVERYTHING = Policy(min_numel=0, exempt_1d=False)
-"""No exemptions."""

@@ -96,10 +96,14 @@ class Record:
 
 def write(records: Iterable[Record], path: Path) -> None:
     """Replace ``path`` by these records, one a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(record.to_json() + "\n" for record in records), encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("".join(record.to_json() + "\n" for record in records), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise FileError(f"cannot write records to {path}: {error.strerror or error}") from error
 
 
 def read(path: Path) -> list[Record]:

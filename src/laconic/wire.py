@@ -46,6 +46,7 @@ WIDE: Final = 2
 ALIGN: Final = 16
 MAX_NUMEL: Final = 1 << 34
 MAX_DIMS: Final = 16
+MAX_DIM: Final = 1 << 48
 MAX_SECTIONS: Final = 8
 MAX_SPEC: Final = 256
 MAX_NAME: Final = 1024
@@ -101,6 +102,12 @@ class FramePlan(NamedTuple):
     @classmethod
     def of(cls, codec: str, spec: TensorSpec, sections: Sequence[int]) -> FramePlan:
         """The plan of a frame whose sections have at most these sizes."""
+        if len(spec.shape) > MAX_DIMS:
+            raise InputError(f"a tensor on the wire has at most {MAX_DIMS} dimensions, got {len(spec.shape)}")
+        if any(size > MAX_DIM for size in spec.shape):
+            raise InputError(f"a dimension on the wire is at most 2^48, got {list(spec.shape)}")
+        if spec.numel > MAX_NUMEL:
+            raise InputError(f"a tensor on the wire has at most 2^34 values, got {spec.numel}")
         payload = _payload_nbytes(sections)
         wide = _is_wide(spec, payload)
         start = _header_nbytes(codec, len(spec.shape), len(sections), wide)
@@ -147,6 +154,8 @@ def seal(packet: Packet, arena: FrameArena) -> int:
             raise InputError(f"the buffer holds {arena.capacity} bytes, the frame needs {end}")
     lengths = [section.numel() for section in packet.sections]
     header = _header(packet, lengths, end - start, crc32c(arena.address + start, end - start), wide)
+    if len(header) != start:
+        raise ConfigError(f"codec {packet.codec!r} wrote {len(lengths)} sections, another number than it declares")
     set_bytes(arena.address, header)
     return end
 
@@ -158,10 +167,6 @@ def _numbers(count: int, wide: bool) -> struct.Struct:
 
 def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: int, wide: bool) -> bytes:
     shape, codec = packet.spec.shape, packet.codec.encode("ascii")
-    if len(shape) > MAX_DIMS:
-        raise InputError(f"a tensor on the wire has at most {MAX_DIMS} dimensions, got {len(shape)}")
-    if packet.spec.numel > MAX_NUMEL:
-        raise InputError(f"a tensor on the wire has at most 2^34 values, got {packet.spec.numel}")
     if len(codec) > MAX_SPEC:
         raise ConfigError(f"a codec spec on the wire has at most {MAX_SPEC} bytes, got {len(codec)}")
     dtype = _CODES[packet.spec.dtype]
@@ -220,7 +225,9 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
         raise FrameError("the frame's header has something in its padding")
     values = numbers.unpack_from(head, _FIXED.size)
     shape, lengths = values[:ndim], values[ndim:]
-    if 0 not in shape and math.prod(shape) > max_numel:
+    if any(size > MAX_DIM for size in shape):
+        raise FrameError(f"the frame declares a dimension of {max(shape)}, more than {MAX_DIM}")
+    if math.prod(shape) > max_numel:
         raise FrameError(f"the frame declares {math.prod(shape)} values, more than the {max_numel} allowed")
     if _payload_nbytes(lengths) != payload:
         raise FrameError(f"sections of {lengths} bytes do not make the payload of {payload} bytes")

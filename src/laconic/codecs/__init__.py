@@ -15,14 +15,19 @@ from laconic.errors import ConfigError
 __all__ = ["Chain", "ChannelStage", "Codec", "Selector", "Stage", "ValueStage", "codec", "codec_names", "parse"]
 
 
-@lru_cache(maxsize=512)
 def parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
     """The channel stages of a spec and the codec behind them."""
+    if not isinstance(text, str):
+        raise ConfigError(f"a codec spec is a string such as 'topk:0.01|qsgd:4', got {type(text).__name__}")
+    return _parse(text)
+
+
+@lru_cache(maxsize=512)
+def _parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
     memories, chain = split(spec.parse(text), text)
     return tuple(memories), chain
 
 
-@lru_cache(maxsize=512)
 def codec(text: str) -> Chain:
     """The codec of a spec such as ``topk:0.01|qsgd:4``. It keeps no state; ``str()`` of it is canonical."""
     memories, chain = parse(text)

@@ -12,7 +12,8 @@ communication, input untouched, randomness from the seed they are given.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Stage:
 
     @property
     def contractive(self) -> bool:
-        """Whether one encoding always brings the rest closer to zero: what error feedback rests on."""
+        """Whether an encoding of ordinary data leaves less than it was given: what error feedback rests on."""
         return True
 
 
@@ -130,8 +131,4 @@ class Codec(Protocol):
 
 
 def field_names(stage: type[Stage]) -> list[str]:
-    return list(getattr(stage, "__dataclass_fields__", {}))
-
-
-def options(stage: Stage) -> dict[str, Any]:
-    return {name: getattr(stage, name) for name in field_names(type(stage))}
+    return [field.name for field in dataclasses.fields(cast(Any, stage))]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from laconic import notices
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.kernels.interface import NONFINITE, Kernels
 from laconic.packet import Arena, TensorSpec
 
 __all__ = ["BF16", "FP16", "Raw"]
-
-log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class _Half(ValueStage):
         key, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
         refuse_nonfinite(key, x.numel())
         if saturated:
-            log.warning("%s: %d of %d values saturated at the largest it can hold", self.name, saturated, x.numel())
+            notices.say("saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds")
         return (section,)
 
     def decode(

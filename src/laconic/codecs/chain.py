@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from laconic import kernels
+from laconic import kernels, notices
 from laconic.codecs import spec as grammar
 from laconic.codecs.base import ChannelStage, Selector, Stage, ValueStage, refuse_nonfinite
 from laconic.codecs.cast import Raw
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
-from laconic.packet import FLOATS, Arena, HeapArena, Packet, TensorSpec
+from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, TensorSpec, allocate
 
 __all__ = ["Chain", "split"]
 
 _RAW = Raw()
-
-
-def _allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = False) -> Tensor:
-    try:
-        # zeros() maps pages lazily, so a frame of a few bytes that claims a huge zero tensor costs nothing yet.
-        make = torch.zeros if zero else torch.empty
-        return make(spec.shape, dtype=spec.dtype, device=device)
-    except (RuntimeError, MemoryError) as error:
-        raise FrameError(f"no memory for a tensor of shape {list(spec.shape)}: cap frames with max_numel") from error
 
 
 def split(stages: list[Stage], spec: str) -> tuple[list[ChannelStage], Chain]:
@@ -60,6 +50,17 @@ def split(stages: list[Stage], spec: str) -> tuple[list[ChannelStage], Chain]:
     if memories and isinstance(selector, RandK) and selector.scale:
         selector = replace(selector, scale=False)
     return memories, Chain(selector, values)
+
+
+def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values that fit a narrower dtype: a quantizer's level may lie past the largest value that came in."""
+    if dtype not in (torch.float16, torch.bfloat16) or values.dtype == dtype:
+        return values
+    largest = torch.finfo(dtype).max
+    beyond = int((values.abs() > largest).sum())
+    if beyond:
+        notices.say("saturated", beyond, f"decoded values lie beyond {str(dtype).removeprefix('torch.')} and saturate")
+    return values.clamp(-largest, largest)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Chain:
             exact: Let a lossless codec take integers and booleans, too.
         """
         spec = TensorSpec.of(x)
-        if spec.dtype not in FLOATS and not (exact and self._value_stage.lossless and self.selector is None):
+        as_it_is = exact and self._value_stage.lossless and self.selector is None and spec.dtype in EXACT
+        if spec.dtype not in FLOATS and not as_it_is:
             raise InputError(
                 "expected a float32, float64, float16 or bfloat16 tensor, got "
                 f"{str(spec.dtype).removeprefix('torch.')} of shape {list(spec.shape)}. "
@@ -128,8 +130,8 @@ class Chain:
             )
         n = spec.numel
         flat = x if x.dim() == 1 and not x.requires_grad else x.detach().reshape(-1)
-        if not flat.is_contiguous():
-            flat = flat.contiguous()
+        if not flat.is_contiguous() or flat.is_neg():  # a lazily negated tensor has other bytes than values
+            flat = flat.resolve_neg().contiguous()
         return Packet(self.text, spec, self._sections(flat, n, arena or HeapArena(x.device), seed) if n else ())
 
     def _sections(self, flat: Tensor, n: int, arena: Arena, seed: int) -> tuple[Tensor, ...]:
@@ -158,21 +160,18 @@ class Chain:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")
         self._check(packet)
         if not packet.sections:
-            return _allocate(spec, None, zero=True) if out is None else out.zero_()
+            return allocate(spec, None, zero=True) if out is None else out.zero_()
         if out is None:
-            out = _allocate(spec, packet.sections[0].device)
+            out = allocate(spec, packet.sections[0].device)
         native = spec.dtype if self._value_stage.lossless else torch.float32
         direct = out.dtype == native and out.is_contiguous()
-        flat = (
-            (out if out.dim() == 1 else out.view(-1))
-            if direct
-            else torch.empty(spec.numel, dtype=native, device=packet.sections[0].device)
-        )
+        if not direct:
+            flat = allocate(TensorSpec((spec.numel,), native), packet.sections[0].device)
+        else:
+            flat = out if out.dim() == 1 else out.view(-1)
         self._fill(packet, flat, None)
         if not direct:
-            if out.dtype == torch.float16:
-                flat = flat.clamp(-65504, 65504)  # a quantizer's level may lie past the largest half
-            out.copy_(flat.view(spec.shape))
+            out.copy_(_saturated(flat, out.dtype).view(spec.shape))
         return out
 
     def accumulate(self, packet: Packet, out: Tensor, weight: float = 1.0) -> None:
@@ -181,8 +180,8 @@ class Chain:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(packet.spec.shape)}")
         if out.dtype != torch.float32 or not out.is_contiguous():
             raise InputError(f"accumulation needs a contiguous float32 tensor, got {out.dtype}, strides {out.stride()}")
-        if not math.isfinite(weight):
-            raise InputError(f"a weight must be finite, got {weight}")
+        if not abs(weight) <= torch.finfo(torch.float32).max:
+            raise InputError(f"a weight must be finite in float32, got {weight}")
         self._check(packet)
         if packet.sections:
             self._fill(packet, out.view(-1), weight)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 
+from laconic.codecs.base import Stage
 from laconic.errors import ConfigError
 
-__all__ = ["bucket", "fraction", "one_of", "whole"]
+__all__ = ["bucket", "fraction", "number", "one_of", "whole"]
 
 BUCKETS = (128, 65536)
 
 
-def fraction(stage: str, field: str, value: float) -> None:
-    if not 0.0 < value <= 1.0 or math.isnan(value):
-        raise ConfigError(f"stage {stage!r}: {field} must be in (0, 1], got {value}")
+def fraction(stage: Stage, field: str) -> None:
+    value = number(stage, field)
+    if not 0.0 < value <= 1.0:
+        raise ConfigError(f"stage {stage.name!r}: {field} must be in (0, 1], got {value}")
+
+
+def number(stage: Stage, field: str) -> float:
+    """A field that holds a number, as a float from now on: 1 and 1.0 must be written alike."""
+    value = getattr(stage, field)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"stage {stage.name!r}: {field} must be a finite number, got {value}")
+    object.__setattr__(stage, field, float(value))
+    return float(value)
 
 
 def whole(stage: str, field: str, value: int, low: int, high: int) -> None:

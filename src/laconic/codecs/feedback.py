@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from laconic.codecs import checks
 from laconic.codecs.base import ChannelStage
 from laconic.errors import ConfigError
 
@@ -46,5 +47,5 @@ class MomentumCorrection(ChannelStage):
     example: ClassVar[str] = "momentum:0.9|topk:0.001|qsgd:4"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.m < 1.0:
+        if not 0.0 <= checks.number(self, "m") < 1.0:
             raise ConfigError(f"stage 'momentum': m must be in [0, 1), got {self.m}")

@@ -19,7 +19,7 @@ class QSGD(BucketedQuantizer):
     """A sign and s = 2^(bits-1) - 1 levels of |x| / norm, rounded up or down at random so that the mean is x.
 
     Alistarh et al. 2017 (arXiv:1610.02132); level l + 1 has probability s |x| / norm - l, exact to
-    2^(bits-31).
+    float32's precision.
 
     Args:
         bits: Bits per value, 2 to 12.

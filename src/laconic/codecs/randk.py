@@ -40,7 +40,7 @@ class RandK(Selector):
     biased: ClassVar[bool | str] = "only with scale=false"
 
     def __post_init__(self) -> None:
-        checks.fraction(self.name, "keep", self.keep)
+        checks.fraction(self, "keep")
 
     @property
     def contractive(self) -> bool:

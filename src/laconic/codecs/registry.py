@@ -48,6 +48,8 @@ def stages() -> dict[str, type[Stage]]:
             continue
         try:
             stage = entry.load()
+            if not (isinstance(stage, type) and issubclass(stage, Stage) and stage.name == entry.name):
+                raise TypeError(f"it is no Stage named {entry.name!r}")
         except Exception as error:  # a broken plugin must not take the other codecs down, nor go unseen
             log.warning("codec %r of %s cannot be loaded: %s", entry.name, entry.value, error)
             continue

@@ -14,7 +14,7 @@ import typing
 from typing import Any, TypeVar
 
 from laconic.codecs import registry
-from laconic.codecs.base import Stage, field_names, options
+from laconic.codecs.base import Stage, field_names
 from laconic.errors import ConfigError
 
 __all__ = ["MAX_SPEC", "parse", "text"]
@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 def parse(spec: str) -> list[Stage]:
     """The stages of a spec, in order. ``ConfigError`` names the stage, the value and the valid set."""
-    if not isinstance(spec, str):
-        raise ConfigError(f"a codec spec is a string such as 'topk:0.01|qsgd:4', got {type(spec).__name__}")
     if len(spec) > 4 * MAX_SPEC:
         raise ConfigError(f"a codec spec has at most {MAX_SPEC} bytes, got {len(spec)}")
     stages = [_stage(part.strip(), spec) for part in spec.split("|")]
@@ -57,15 +55,16 @@ def _stage(part: str, spec: str) -> Stage:
     if colon and not arguments.strip():
         raise ConfigError(f"stage {name!r} in {spec!r} has ':' but no argument; it takes {_takes(fields)}")
     values: dict[str, Any] = {}
+    named = False
     for place, argument in enumerate(arguments.split(",") if arguments else []):
         word, equals, raw = argument.partition("=")
         if equals:
-            word = word.strip()
+            named, word = True, word.strip()
             if word not in fields:
                 raise ConfigError(f"stage {name!r} has no argument {word!r}; it takes {_takes(fields)}")
         else:
-            if len(values) != place:
-                raise ConfigError(f"in {part!r} the positional argument {argument!r} follows a named one")
+            if named:
+                raise ConfigError(f"in {part!r} the positional argument {argument.strip()!r} follows a named one")
             if place >= len(fields):
                 raise ConfigError(f"stage {name!r} takes {_takes(fields)}, got {argument.strip()!r} as well")
             word, raw = fields[place], argument
@@ -103,7 +102,7 @@ def _convert(cls: type[Stage], field: str, raw: str) -> Any:
 def _stage_text(stage: Stage) -> str:
     parts = []
     for place, field in enumerate(dataclasses.fields(typing.cast(Any, stage))):
-        value = options(stage)[field.name]
+        value = getattr(stage, field.name)
         if place == 0:
             parts.append(_show(value))
         elif value != field.default:

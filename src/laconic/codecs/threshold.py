@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from laconic.codecs import checks
 from laconic.codecs.positional import PositionalSelector
 from laconic.errors import ConfigError
 from laconic.kernels.interface import Kernels
@@ -35,7 +35,7 @@ class Threshold(PositionalSelector):
     biased: ClassVar[bool | str] = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.t) and 1e-37 <= self.t <= 1e37):
+        if not 1e-37 <= checks.number(self, "t") <= 1e37:
             raise ConfigError(f"stage 'threshold': t must be a positive number (1e-37 to 1e37), got {self.t}")
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:

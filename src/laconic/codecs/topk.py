@@ -43,7 +43,7 @@ class TopK(PositionalSelector):
     biased: ClassVar[bool | str] = True
 
     def __post_init__(self) -> None:
-        checks.fraction(self.name, "keep", self.keep)
+        checks.fraction(self, "keep")
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         k = kept(self.keep, x.numel())

@@ -46,6 +46,10 @@ class Uniform(ValueStage):
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         low, high, key = kernels.value_range(x)
         refuse_nonfinite(key, x.numel())
+        low, high = (
+            low + 0.0,
+            high + 0.0,
+        )  # whichever of -0 and +0 was met first
         if key == 0:
             return ()
         bounds = arena.take(8)

@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 
 from torch import Tensor
 
+from laconic import notices
 from laconic.kernels import cpu, reference
 from laconic.kernels.interface import Kernels
 
 __all__ = ["Kernels", "of", "use"]
-
-log = logging.getLogger("laconic")
 
 _BACKENDS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
 _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
@@ -31,13 +28,8 @@ def of(x: Tensor) -> Kernels:
         return forced
     if x.is_cpu:
         return cpu
-    _say_reference_serves(x.device.type)
+    notices.say("reference_kernels", 1, f"{x.device.type} has no kernels yet: plain torch serves, with the same bytes")
     return reference
-
-
-@lru_cache(maxsize=8)
-def _say_reference_serves(device: str) -> None:
-    log.info("no kernels for %s yet: plain torch serves there, with the same bytes", device)
 
 
 @contextmanager

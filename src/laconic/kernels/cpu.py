@@ -5,7 +5,9 @@ The core takes addresses, so this file is where tensors are checked. Threads: as
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from typing import Final
 
 import torch
@@ -24,12 +26,17 @@ from laconic.kernels.interface import (
     trits_nbytes,
 )
 
+log = logging.getLogger("laconic")
+
 _EXPONENT: Final = {
     torch.float32: 0x7F800000,
     torch.float64: 0x7FF0000000000000,
     torch.float16: 0x7C00,
     torch.bfloat16: 0x7F80,
 }
+if os.environ.get("LACONIC_ISA", _core.isa) != _core.isa:
+    log.warning("LACONIC_ISA=%s cannot be had here: %s serves", os.environ["LACONIC_ISA"], _core.isa)
+
 _STORE: Final = math.nan
 """The core's word for "store, do not accumulate"."""
 
@@ -311,7 +318,8 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     count = _core.count_above(_floats(flat), n, limit, _threads())
     wide, positions = _index(n, count)
     values = torch.empty(count, dtype=torch.float32)
-    _core.above(_floats(flat), n, limit, wide, positions.data_ptr(), values.data_ptr())
+    found = _core.above(_floats(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
+    positions, values = positions[:found], values[:found]
     return positions, values.to(x.dtype), _key(values)
 
 

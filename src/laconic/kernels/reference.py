@@ -188,6 +188,8 @@ def copy_finite(x: Tensor, out: Tensor) -> bool:
 
 def raw_decode(section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None:
     """Values as they were: stored into ``out`` of the same dtype, or weighted and added to a float32 one."""
+    if dtype == torch.bool and bool((section > 1).any()):
+        raise FrameError("a boolean in the frame is neither 0 nor 1")
     values = section.clone().view(dtype)
     if dtype.is_floating_point and not all_finite(values):
         raise FrameError(f"a {str(dtype).removeprefix('torch.')} value in the frame is not finite")
@@ -459,7 +461,7 @@ def _gaps(positions: Tensor) -> Tensor:
 
 def low_bits_candidates(n: int, k: int) -> list[int]:
     """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
-    middle = max(1, 69 * n // (100 * k)).bit_length() - 1
+    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
     return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
 
 

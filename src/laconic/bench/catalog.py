@@ -1,0 +1,59 @@
+"""What each stage of the grammar is, with its size measured rather than promised."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast
+
+from laconic.bench.codecs import gradient_like
+from laconic.codecs import ChannelStage, Stage, ValueStage, registry
+from laconic.frames import encode
+
+__all__ = ["CATALOG_NUMEL", "CatalogEntry", "catalog"]
+
+CATALOG_NUMEL = 65_536
+"""Gaussian values that sizes are measured on."""
+
+KINDS = ("cast", "quantizer", "selector", "channel")
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One stage. ``bits_per_value`` is of a whole frame with default arguments; None for channels, which send nothing.
+
+    ``bias`` is ``exact``, ``unbiased``, ``biased``, or says when it is biased.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    arguments: dict[str, Any]
+    bits_per_value: float | None
+    bias: str | None
+    summable: bool
+    example: str
+
+
+def catalog() -> list[CatalogEntry]:
+    """All stages, ours and other packages', by kind."""
+    found = [_entry(name, stage) for name, stage in registry.stages().items()]
+    return sorted(found, key=lambda entry: KINDS.index(entry.kind) if entry.kind in KINDS else len(KINDS))
+
+
+def _entry(name: str, stage: type[Stage]) -> CatalogEntry:
+    arguments = {field.name: field.default for field in dataclasses.fields(cast(Any, stage))}
+    bits = None
+    if not issubclass(stage, ChannelStage):
+        bits = 8 * len(encode(gradient_like(CATALOG_NUMEL, 0), name)) / CATALOG_NUMEL
+    return CatalogEntry(name, stage.kind, stage.summary, arguments, bits, _bias(stage), stage.summable, stage.example)
+
+
+def _bias(stage: type[Stage]) -> str | None:
+    if issubclass(stage, ChannelStage):
+        return None
+    if issubclass(stage, ValueStage) and stage.lossless:
+        return "exact"
+    if isinstance(stage.biased, str):
+        return f"unbiased; biased {stage.biased}" if stage.biased.startswith("only") else f"biased: {stage.biased}"
+    return "biased" if stage.biased else "unbiased"

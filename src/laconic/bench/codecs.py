@@ -1,0 +1,346 @@
+"""Time codecs: encode and decode end to end, the kernel alone, accumulation, and small tensors; peers beside them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.bench import checks, peers
+from laconic.bench.peers import Peer
+from laconic.bench.timing import Stopwatch, Timing, per_call, quartiles
+from laconic.codecs import Chain, codec
+from laconic.errors import ConfigError, WrongResultError
+from laconic.frames import decode, encode, encode_into, max_nbytes, open_packet
+from laconic.kernels import cpu
+from laconic.packet import TensorSpec
+from laconic.records import Record
+
+__all__ = ["FLOORS", "SPECS", "CodecResult", "PeerResult", "Report", "Settings", "gradient_like", "run"]
+
+SPECS = (
+    "qsgd:4", "qsgd:8", "qsgd:2", "sign", "onebit", "terngrad", "uniform:8",
+    "topk:0.01", "topk:0.001", "topk:0.1", "topk:0.01|qsgd:4", "randk:0.01", "threshold",
+    "fp16", "bf16", "none",
+)  # fmt: skip
+
+FLOORS: dict[str, tuple[float | None, float | None]] = {
+    "qsgd:4": (1.3, 1.3),
+    "qsgd:8": (1.1, 1.2),
+    "qsgd:2": (1.25, 1.2),
+    "sign": (1.9, 1.9),
+    "topk:0.01": (0.65, 1.7),
+    "topk:0.001": (0.8, None),
+    "topk:0.01|qsgd:4": (0.6, 1.5),
+}
+"""Targets of encode and decode, in multiples of memcpy's speed: one thread, 25 M values."""
+
+SMALL_NUMEL = 1000
+JUDGED_NUMEL = 4_000_000
+"""Floors say nothing about tensors that a cache holds: below this many values none is judged."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being measured, the steps done and the steps in all."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run.
+
+    Args:
+        numel: Values of the tensor.
+        repeat: Rounds per measurement.
+        threads: Threads for codecs and torch; memcpy has one in any case.
+        seed: Of the data and of the codecs.
+    """
+
+    numel: int = 25_000_000
+    repeat: int = 9
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("numel", SMALL_NUMEL), ("repeat", 1), ("threads", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+
+    def command(self, specs: Sequence[str]) -> str:
+        """The command line that runs this."""
+        words = ["laconic", "bench"] + ([] if tuple(specs) == SPECS else list(specs))
+        for name, default in (("numel", 25_000_000), ("repeat", 9), ("threads", 1), ("seed", 0)):
+            if getattr(self, name) != default:
+                words += [f"--{name}", str(getattr(self, name))]
+        return shlex.join(words)
+
+    def judges(self) -> bool:
+        """Whether the floors speak about such a run."""
+        return self.threads == 1 and self.numel >= JUDGED_NUMEL
+
+
+@dataclass(frozen=True)
+class CodecResult:
+    """One codec. ``timings`` by name, see ``_operations``; small ones are µs for 1,000 values, each way."""
+
+    spec: str
+    codec: str
+    numel: int
+    nbytes: int
+    error: float
+    timings: dict[str, Timing]
+    small_encode_us: float
+    small_decode_us: float
+
+    @property
+    def bits(self) -> float:
+        return 8 * self.nbytes / self.numel
+
+    @property
+    def floors(self) -> tuple[float | None, float | None]:
+        return next((floor for spec, floor in FLOORS.items() if codec(spec).text == self.codec), (None, None))
+
+    def overhead(self, way: str) -> float:
+        """What end to end costs over the bare kernel, in percent of the kernel."""
+        return 100 * (self.timings[way].median / self.timings[f"{way}_kernel"].median - 1)
+
+    def values(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "spec": self.spec, "codec": self.codec, "numel": self.numel, "nbytes": self.nbytes,
+            "bits_per_value": self.bits, "relative_squared_error": self.error,
+            "encode_overhead_percent": self.overhead("encode"), "decode_overhead_percent": self.overhead("decode"),
+            "small_encode_us": self.small_encode_us, "small_decode_us": self.small_decode_us,
+        }  # fmt: skip
+        found["encode_floor_x_memcpy"], found["decode_floor_x_memcpy"] = self.floors
+        for name, timing in self.timings.items():
+            found |= timing.values(name)
+        return found
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """One alternative; ``of`` is the spec it stands beside, None when it suits no codec in particular."""
+
+    name: str
+    of: str | None
+    numel: int
+    nbytes: int
+    error: float | None
+    note: str
+    timings: dict[str, Timing]
+    small_encode_us: float | None
+    small_decode_us: float | None
+
+    @property
+    def bits(self) -> float:
+        return 8 * self.nbytes / self.numel
+
+    def values(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": self.name, "of": self.of, "numel": self.numel, "nbytes": self.nbytes, "bits_per_value": self.bits,
+            "relative_squared_error": self.error, "note": self.note,
+            "small_encode_us": self.small_encode_us, "small_decode_us": self.small_decode_us,
+        }  # fmt: skip
+        for name, timing in self.timings.items():
+            found |= timing.values(name)
+        return found
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run. ``ceilings`` are passes that only read or only write: what this machine's memory allows."""
+
+    settings: Settings
+    specs: tuple[str, ...]
+    memcpy: Timing
+    ceilings: dict[str, Timing] = field(default_factory=dict)
+    codecs: tuple[CodecResult, ...] = ()
+    peers: tuple[PeerResult, ...] = ()
+
+    @property
+    def memcpy_gb_per_s(self) -> float:
+        return 4 * self.settings.numel / self.memcpy.median / 1e9
+
+    @property
+    def memcpy_quartiles_gb_per_s(self) -> tuple[float, float]:
+        """How steady the machine was: ratios to a memcpy that varied much deserve less trust."""
+        first, _, third = quartiles(self.memcpy.seconds)
+        return 4 * self.settings.numel / third / 1e9, 4 * self.settings.numel / first / 1e9
+
+    def machine_values(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "memcpy_s": self.memcpy.median,
+            "memcpy_gb_per_s": self.memcpy_gb_per_s,
+            "memcpy_quartiles_gb_per_s": list(self.memcpy_quartiles_gb_per_s),
+        }
+        for name, timing in self.ceilings.items():
+            found |= timing.values(name)
+        return found
+
+    def records(self) -> list[Record]:
+        settings, seed = self.settings, self.settings.seed
+        shared = {
+            "command": settings.command(self.specs), "numel": settings.numel,
+            "threads": settings.threads, "repeat": settings.repeat,
+        }  # fmt: skip
+        found = [Record("bench.machine", shared | self.machine_values(), seed)]
+        found += [Record("bench.codec", shared | result.values(), seed) for result in self.codecs]
+        found += [Record("bench.peer", shared | result.values(), seed) for result in self.peers]
+        return found
+
+
+def gradient_like(numel: int, seed: int) -> Tensor:
+    """Gaussian values of the size of gradients, 1e-3."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-3
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run(
+    specs: Sequence[str] = SPECS,
+    settings: Settings | None = None,
+    *,
+    with_peers: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """Check and time codecs, then what one would use instead of each.
+
+    Args:
+        specs: Codecs without memory (no ``ef``: its cost is the codec's and one addition).
+        settings: Sizes and counts.
+        with_peers: Time the alternatives, too. They take most of the time.
+        progress: Called before each step.
+    """
+    settings = settings or Settings()
+    chains = {spec: codec(spec) for spec in specs}  # a wrong spec is told before the work
+    labels = ["memory", *chains, *(["zlib, zstd"] if with_peers else [])]
+    codec_results: list[CodecResult] = []
+    peer_results: list[PeerResult] = []
+    with _threads(settings.threads), peers.quiet():
+        x = gradient_like(settings.numel, settings.seed)
+        watch = Stopwatch(x)
+        ceilings: dict[str, Timing] = {}
+        for done, label in enumerate(labels):
+            if progress is not None:
+                progress(label, done, len(labels))
+            if done == 0:
+                ceilings = _ceilings(x, watch, settings)
+            elif label in chains:
+                codec_results.append(_time_codec(label, chains[label], x, watch, settings))
+                if with_peers:
+                    for peer in peers.peers_of(chains[label], settings.numel):
+                        small = _small_peer(peer.name, chains[label], settings)
+                        peer_results.append(_time_peer(peer, label, x, watch, settings, small))
+            else:
+                peer_results += [_time_peer(peer, None, x, watch, settings) for peer in peers.general(x.numel())]
+        if progress is not None:
+            progress("done", len(labels), len(labels))
+    memcpy = Timing(tuple(watch.copies), tuple(watch.copies))
+    return Report(settings, tuple(specs), memcpy, ceilings, tuple(codec_results), tuple(peer_results))
+
+
+def _ceilings(x: Tensor, watch: Stopwatch, settings: Settings) -> dict[str, Timing]:
+    y = torch.empty_like(x)
+    return watch.measure(
+        {"read": lambda: cpu.all_finite(x), "read_torch": lambda: torch.aminmax(x), "write": y.zero_},
+        settings.repeat,
+    )
+
+
+class _KeptArena:
+    """Sections in memory that stays: what a kernel needs and nothing around it."""
+
+    def __init__(self, chain: Chain, spec: TensorSpec) -> None:
+        self.buffer = torch.zeros(sum(nbytes + 16 for nbytes in chain.max_section_nbytes(spec)), dtype=torch.uint8)
+        self.end = 0
+
+    def take(self, nbytes: int) -> Tensor:
+        begin = -(-self.end // 16) * 16
+        self.end = begin + nbytes
+        return self.buffer[begin : self.end]
+
+
+def _time_codec(spec: str, chain: Chain, x: Tensor, watch: Stopwatch, settings: Settings) -> CodecResult:
+    seed = settings.seed
+    error = checks.check(chain, x, seed=seed)
+    buffer = torch.zeros(max_nbytes(chain, x), dtype=torch.uint8)
+    nbytes = encode_into(x, chain, buffer, seed=seed)
+    timings = watch.measure(_operations(chain, x, buffer, nbytes, seed), settings.repeat)
+    small = gradient_like(SMALL_NUMEL, seed)
+    small_buffer = torch.zeros(max_nbytes(chain, small), dtype=torch.uint8)
+    small_frame = small_buffer[: encode_into(small, chain, small_buffer, seed=seed)]
+    out = torch.empty_like(small)
+    return CodecResult(
+        spec, chain.text, x.numel(), nbytes, error, timings,
+        1e6 * per_call(lambda: encode_into(small, chain, small_buffer, seed=seed)),
+        1e6 * per_call(lambda: decode(small_frame, out=out)),
+    )  # fmt: skip
+
+
+def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int) -> dict[str, Callable[[], object]]:
+    """What is timed. End to end and kernel stand side by side, so that their difference means something."""
+    frame = buffer[:nbytes].clone()
+    packet, _ = open_packet(frame)
+    arena = _KeptArena(chain, TensorSpec.of(x))
+    out, total, blob = torch.empty_like(x), torch.zeros_like(x), encode(x, chain, seed=seed)
+
+    def encode_kernel() -> None:
+        arena.end = 0
+        chain.encode(x, seed=seed, arena=arena)
+
+    return {
+        "encode": lambda: encode_into(x, chain, buffer, seed=seed),
+        "encode_kernel": encode_kernel,
+        "decode": lambda: decode(frame, out=out),
+        "decode_kernel": lambda: chain.decode(packet, out=out),
+        "accumulate": lambda: chain.accumulate(packet, total, 0.5),
+        "encode_bytes": lambda: encode(x, chain, seed=seed),
+        "decode_bytes": lambda: decode(blob),
+    }
+
+
+def _time_peer(
+    peer: Peer,
+    of: str | None,
+    x: Tensor,
+    watch: Stopwatch,
+    settings: Settings,
+    small: tuple[float | None, float | None] = (None, None),
+) -> PeerResult:
+    part = x if peer.numel is None else x[: peer.numel]
+    message = peer.encode(part)
+    error = None
+    operations: dict[str, Callable[[], object]] = {"encode": lambda: peer.encode(part)}
+    if peer.decode is not None:
+        unpeel = peer.decode
+        error = checks.relative_error(part, unpeel(message))
+        if not error <= peer.max_error:
+            raise WrongResultError(
+                f"{peer.name} beside {of}: relative squared error {error:g}, expected at most {peer.max_error:g}"
+            )
+        operations["decode"] = lambda: unpeel(message)
+    # Peers are slow and steady: a third of the rounds tells enough.
+    timings = watch.measure(operations, max(1, settings.repeat // 3), share=part.numel() / x.numel())
+    return PeerResult(peer.name, of, part.numel(), peers.message_nbytes(message), error, peer.note, timings, *small)
+
+
+def _small_peer(name: str, chain: Chain, settings: Settings) -> tuple[float | None, float | None]:
+    """µs each way of the peer of that name for 1,000 values."""
+    x = gradient_like(SMALL_NUMEL, settings.seed)
+    peer = next(peer for peer in peers.peers_of(chain, SMALL_NUMEL) if peer.name == name)
+    message, unpeel = peer.encode(x), peer.decode
+    return (
+        1e6 * per_call(lambda: peer.encode(x)),
+        None if unpeel is None else 1e6 * per_call(lambda: unpeel(message)),
+    )

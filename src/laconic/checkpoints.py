@@ -1,0 +1,427 @@
+"""Checkpoint files: a safetensors file <-> a ``.lac`` file, tensor by tensor.
+
+A ``.lac`` file is one bundle (docs/wire-format.md) whose slots are the tensors. Float tensors go by a codec; integers
+and booleans always travel exactly. The text annotations that a safetensors file may hold travel as one more packet, the
+UTF-8 bytes of a JSON object under the name ``__metadata__``: safetensors itself keeps that name for them, so no tensor
+can have it.
+
+Files appear whole or not at all: they are written beside their target under another name, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from laconic import wire
+from laconic.codecs import Chain, codec, parse
+from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
+from laconic.frames import max_nbytes, open_packet, write_frame
+from laconic.packet import FLOATS, Packet, TensorSpec
+from laconic.policy import Choice, Policy
+
+__all__ = ["METADATA", "Entry", "Summary", "list_file", "pack_file", "unpack_file"]
+
+METADATA = "__metadata__"
+"""The slot that carries a safetensors file's annotations."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of the float side done so far, and in all."""
+
+_SAFETENSORS: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+_TORCH = {dtype: name for name, dtype in _SAFETENSORS.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a ``.lac`` file.
+
+    ``nbytes`` are those of its frame; ``note`` says why it does not travel by the file's own codec (empty when it does,
+    or when nobody remembers: a ``.lac`` file does not say).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    nbytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was packed or unpacked. Bytes are those of the whole files, headers included."""
+
+    entries: tuple[Entry, ...]
+    bytes_in: int
+    bytes_out: int
+    seconds: float
+    metadata: Mapping[str, str] | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------- pack
+
+
+def pack_file(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    spec: str,
+    *,
+    policy: Policy | Mapping[str, str] | None = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Compress a safetensors file into a ``.lac`` file; one tensor is in memory at a time.
+
+    Args:
+        source: A safetensors file.
+        target: The file to write.
+        spec: The codec of float tensors, without memory (no ``ef``).
+        policy: Codecs by name pattern, and what is exempt; by default one-dimensional and small tensors are.
+        seed: Decides all randomness, together with each tensor's name.
+        force: Replace ``target`` if it exists.
+        progress: Called as bytes are done.
+    """
+    began = time.perf_counter()
+    source, target, rules = Path(source), Path(target), Policy.of(policy)
+    for each in (spec, rules.small, *rules.rules.values()):
+        _refuse_memory(each)
+    _check_paths(source, target, force)
+    with _open_safetensors(source) as file:
+        metadata = file.metadata()
+        names = list(getattr(file, "offset_keys", file.keys)())  # in file order where safetensors can tell
+        tensors = {name: _spec_of(file, name, source) for name in names}
+        choices = {name: _choose(name, tensor, spec, rules) for name, tensor in tensors.items()}
+        _refuse_nothing_to_do(tensors, spec, source)
+        entries: list[Entry] = []
+        done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
+        room = torch.empty(0, dtype=torch.uint8)
+        with _replacing(target) as out:
+            bundle = _BundleWriter(out, [*names, METADATA] if metadata is not None else names)
+            for name in names:
+                x, chain = file.get_tensor(name), codec(choices[name].spec)
+                wanted = max_nbytes(chain, x)
+                if room.numel() < wanted:
+                    room = torch.empty(wanted, dtype=torch.uint8)
+                try:
+                    nbytes, _ = write_frame(x, chain, room, seed=seed + zlib.crc32(name.encode()), exact=True)
+                except NonFiniteError:
+                    raise NonFiniteError(
+                        f"tensor {name!r} of {source} holds a NaN, an infinity or a value beyond float32, and a "
+                        ".lac file carries finite values only: repair it, or leave it out"
+                    ) from None
+                except InputError as error:
+                    raise type(error)(f"tensor {name!r} of {source}: {error}") from None
+                bundle.add(room[:nbytes])
+                entries.append(_entry(name, tensors[name], chain, nbytes, choices[name].reason))
+                done += tensors[name].nbytes
+                if progress is not None:
+                    progress(done, total)
+            if metadata is not None:
+                bundle.add(wire.as_bytes(_metadata_frame(metadata)))
+            bytes_out = bundle.close()
+    return Summary(tuple(entries), source.stat().st_size, bytes_out, time.perf_counter() - began, metadata)
+
+
+def _refuse_memory(spec: str) -> None:
+    memories, chain = parse(spec)
+    if memories:
+        raise ConfigError(
+            f"{memories[0].name!r} in {spec!r} keeps memory between rounds, and a file is written once: "
+            f"drop it and use {chain.text!r}"
+        )
+
+
+def _spec_of(file: Any, name: str, source: Path) -> TensorSpec:
+    part = file.get_slice(name)
+    dtype = _SAFETENSORS.get(part.get_dtype())
+    if dtype is None:
+        raise InputError(
+            f"tensor {name!r} of {source} has dtype {part.get_dtype()}; a frame carries {', '.join(_SAFETENSORS)}. "
+            "Convert it first, or keep it in a file of its own."
+        )
+    if len(name.encode()) > wire.MAX_NAME:
+        raise InputError(f"a tensor name has at most {wire.MAX_NAME} bytes in a bundle, {name[:40]!r}… has more")
+    return TensorSpec(tuple(part.get_shape()), dtype)
+
+
+def _choose(name: str, tensor: TensorSpec, spec: str, policy: Policy) -> Choice:
+    if tensor.dtype not in FLOATS:
+        return Choice("none", f"is {_word(tensor.dtype)}")
+    return policy.choose(name, tensor, spec)
+
+
+def _refuse_nothing_to_do(tensors: Mapping[str, TensorSpec], spec: str, source: Path) -> None:
+    if not tensors:
+        raise InputError(f"{source} holds no tensors: there is nothing to pack")
+    if codec(spec).text != "none" and not any(tensor.dtype in FLOATS for tensor in tensors.values()):
+        found = ", ".join(sorted({_word(tensor.dtype) for tensor in tensors.values()}))
+        raise InputError(
+            f"{source} holds no float tensors for {spec!r} to code, only {found}, which travel as they are: "
+            "codec 'none' bundles them anyway"
+        )
+
+
+def _metadata_frame(metadata: Mapping[str, str]) -> bytes:
+    text = json.dumps(metadata, ensure_ascii=False, sort_keys=True).encode()
+    letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return bytes(wire.pack(codec("none").encode(letters, exact=True)))
+
+
+class _BundleWriter:
+    """A bundle written frame by frame. Its directory stands first and names sizes, so it is filled in at the end."""
+
+    def __init__(self, out: BinaryIO, names: list[str]) -> None:
+        self.out, self.names = out, names
+        self.sizes: list[int] = []
+        out.write(bytes(len(wire.bundle_header(names, [0] * len(names)))))
+
+    def add(self, frame: Tensor) -> None:
+        self.out.write(bytes(-self.out.tell() % wire.ALIGN))
+        self.out.write(frame.numpy().data)
+        self.sizes.append(frame.numel())
+
+    def close(self) -> int:
+        """Write the directory; returns the bytes of the bundle."""
+        end = self.out.tell()
+        self.out.seek(0)
+        self.out.write(wire.bundle_header(self.names, self.sizes))
+        return end
+
+
+# ----------------------------------------------------------------------------------------------------------- unpack
+
+
+def unpack_file(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    max_numel: int = wire.MAX_NUMEL,
+    progress: Progress | None = None,
+) -> Summary:
+    """Decode a ``.lac`` file into a safetensors file; one tensor is in memory at a time.
+
+    Every checksum is verified before anything is written.
+
+    Args:
+        source: A ``.lac`` file.
+        target: The file to write.
+        force: Replace ``target`` if it exists.
+        max_numel: A file that declares more values than this, all together, is refused.
+        progress: Called as bytes are done.
+    """
+    began = time.perf_counter()
+    source, target = Path(source), Path(target)
+    _check_paths(source, target, force)
+    slots, metadata = _open_bundle(source, max_numel)
+    header, total = _safetensors_header(slots, metadata)
+    bytes_out = len(header) + total
+    free = shutil.disk_usage(target.resolve().parent).free
+    if free < bytes_out:
+        raise FileError(
+            f"{target} would take {bytes_out} bytes and its disk has {free} left: free some, or go elsewhere"
+        )
+    done = 0
+    with _replacing(target) as out:
+        out.write(header)
+        for name, (packet, chain, _) in slots.items():
+            try:
+                tensor = chain.decode(packet)
+            except FrameError as error:
+                raise FrameError(f"{source}: tensor {name!r}: {error}") from None
+            out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            done += packet.spec.nbytes
+            if progress is not None:
+                progress(done, total)
+    entries = tuple(_entry(name, packet.spec, chain, size) for name, (packet, chain, size) in slots.items())
+    return Summary(entries, source.stat().st_size, bytes_out, time.perf_counter() - began, metadata)
+
+
+def list_file(source: str | os.PathLike[str]) -> Summary:
+    """What a ``.lac`` file holds: checksums are verified, nothing is decoded. ``bytes_out`` is the size unpacked."""
+    began = time.perf_counter()
+    source = Path(source)
+    _check_source(source)
+    slots, metadata = _open_bundle(source, wire.MAX_NUMEL)
+    header, total = _safetensors_header(slots, metadata)
+    entries = tuple(_entry(name, packet.spec, chain, size) for name, (packet, chain, size) in slots.items())
+    return Summary(entries, source.stat().st_size, len(header) + total, time.perf_counter() - began, metadata)
+
+
+Slots = dict[str, tuple[Packet, Chain, int]]
+"""Packets by name, with their codecs and the bytes of their frames."""
+
+
+def _open_bundle(source: Path, max_numel: int) -> tuple[Slots, dict[str, str] | None]:
+    slots: Slots = {}
+    metadata: dict[str, str] | None = None
+    try:
+        frames = wire.unpack_bundle(_map(source))
+    except FrameError as error:
+        raise FrameError(f"{source} is not a .lac file, or a damaged or cut one: {error}") from None
+    for name, frame in frames:
+        if name in slots or (name == METADATA and metadata is not None):
+            raise FrameError(f"{source} holds {name!r} twice")
+        try:
+            packet, chain = open_packet(frame, max_numel=max_numel)
+        except FrameError as error:
+            raise FrameError(f"{source}: tensor {name!r}: {error}") from None
+        max_numel -= packet.spec.numel
+        if name == METADATA:
+            metadata = _read_metadata(packet, chain, source)
+        else:
+            slots[name] = (packet, chain, frame.numel())
+    return slots, metadata
+
+
+def _map(source: Path) -> memoryview:
+    try:
+        with source.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise FileError(f"cannot read {source}: {error.strerror or error}") from None
+
+
+def _read_metadata(packet: Packet, chain: Chain, source: Path) -> dict[str, str]:
+    try:
+        if packet.spec.dtype != torch.uint8 or len(packet.spec.shape) != 1:
+            raise ValueError
+        found = json.loads(bytes(chain.decode(packet).numpy().data))
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise FrameError(f"{source}: {METADATA!r} must hold a JSON object of strings, as UTF-8 bytes") from None
+    return found
+
+
+def _safetensors_header(slots: Slots, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
+    """The head of a safetensors file with these tensors, in this order, and the bytes that follow it.
+
+    Written here because the library's own writer wants every tensor in memory at once, and copies each.
+    """
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata is not None else {}
+    at = 0
+    for name, (packet, _, _) in slots.items():
+        spec = packet.spec
+        header[name] = {"dtype": _TORCH[spec.dtype], "shape": spec.shape, "data_offsets": (at, at + spec.nbytes)}
+        at += spec.nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, at
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _entry(name: str, tensor: TensorSpec, chain: Chain, nbytes: int, note: str = "") -> Entry:
+    return Entry(name, tensor.shape, _word(tensor.dtype), chain.text, nbytes, note)
+
+
+@contextlib.contextmanager
+def _open_safetensors(source: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(source, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise FileError(f"{source} is not a safetensors file, or a damaged one: {error}") from None
+
+
+def _check_source(source: Path) -> None:
+    if not source.exists():
+        raise FileError(f"no such file: {source}")
+    if not source.is_file():
+        raise FileError(f"expected a file to read, {source} is none")
+    if not os.access(source, os.R_OK):
+        raise FileError(f"cannot read {source}: permission denied")
+
+
+def _check_paths(source: Path, target: Path, force: bool) -> None:
+    """Everything that can be known before the work: an hour of packing must not end in a refusal."""
+    _check_source(source)
+    try:
+        _check_target(source, target, force)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def _check_target(source: Path, target: Path, force: bool) -> None:
+    if target.is_dir():
+        raise FileError(f"expected a file to write, {target} is a folder: name a file in it")
+    if target.exists() and not target.is_file():
+        raise FileError(f"expected a file to write, {target} is something else")
+    if target.exists() and target.samefile(source):
+        raise FileError(f"input and output are the same file, {source}: name another output")
+    if target.exists() and not force:
+        raise FileError(f"{target} exists: replace it with --force (force=True), or name another output")
+    folder = target.resolve().parent
+    if not folder.is_dir():
+        raise FileError(f"no such folder: {folder}")
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the target's place when all went well, and is gone when not."""
+    target = target.resolve()  # a link stays a link
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        # Not tempfile: it makes files that nobody else may read.
+        with partial.open("xb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(target)
+        _sync_folder(target.parent)
+    except LaconicError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets folders be synced."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

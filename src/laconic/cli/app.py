@@ -1,0 +1,104 @@
+"""The command group, and the one place where errors become a line and an exit code.
+
+Exit codes: 0 done; 1 something is wrong with data or files; 2 the command line or a codec spec is; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from laconic._version import __version__
+from laconic.cli import bench, codecs, pack, unpack
+from laconic.cli.output import say
+from laconic.errors import ConfigError, LaconicError
+
+__all__ = ["app", "main"]
+
+# typer.BadParameter -> UsageError -> ClickException: newer typers carry their own click, so it has no fixed address.
+_ClickError: type[Any] = typer.BadParameter.__mro__[2]
+
+
+class _Group(TyperGroup):
+    """Says errors in one line on stderr, whoever raised them."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except ConfigError as error:
+            say(f"laconic: {error}")
+            code = 2
+        except LaconicError as error:
+            say(f"laconic: {error}")
+            code = 1
+        except OSError as error:
+            say(f"laconic: {error.filename}: {error.strerror}" if error.filename else f"laconic: {error}")
+            code = 1
+        except MemoryError:
+            say("laconic: out of memory: try fewer values or a smaller file")
+            code = 1
+        except (KeyboardInterrupt, typer.Abort):
+            code = 130
+        except _ClickError as error:
+            say(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
+            code = 2
+        code = code if isinstance(code, int) else 0
+        if code == 130:
+            say("laconic: interrupted")
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+app = typer.Typer(
+    name="laconic",
+    cls=_Group,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
+)
+
+for _module in (codecs, bench, pack, unpack):
+    _module.register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"laconic {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _terminate(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """The console script."""
+    # By default SIGTERM ends a process without its finally blocks, and half-written files would stay.
+    signal.signal(signal.SIGTERM, _terminate)
+    app(prog_name="laconic")

@@ -1,0 +1,55 @@
+"""``laconic codecs``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+
+from laconic.cli.output import examples, results, show_json
+
+__all__ = ["EXAMPLES", "codecs", "register"]
+
+EXAMPLES = ("laconic codecs", "laconic codecs --json")
+
+
+def codecs(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List the stages that codec specs are made of.
+
+    Stages are joined by '|', as in ef|topk:0.01|qsgd:4: channels first, then
+    at most one selector, then at most one cast or quantizer. Arguments come
+    in the order shown, or by name: qsgd:bits=4,bucket=1024.
+    """
+    from laconic.bench.catalog import CATALOG_NUMEL, catalog
+
+    entries = catalog()
+    if json:
+        show_json({"measured_on": f"{CATALOG_NUMEL} gaussian float32", "stages": [asdict(entry) for entry in entries]})
+        return
+    from rich.table import Table
+
+    table = Table(caption=f"bits per value: a frame of {CATALOG_NUMEL:,} gaussian float32 with default arguments")
+    for column in ("name", "kind", "arguments and defaults", "bits per value", "bias", "summable", "what", "example"):
+        justify: Literal["left", "right"] = "right" if column == "bits per value" else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "example")
+    for entry in entries:
+        table.add_row(
+            entry.name,
+            entry.kind,
+            ", ".join(f"{name}={_show(value)}" for name, value in entry.arguments.items()) or "-",
+            "-" if entry.bits_per_value is None else f"{entry.bits_per_value:.3g}",
+            entry.bias or "-",
+            "yes" if entry.summable else "no",
+            entry.summary,
+            entry.example,
+        )
+    results().print(table, markup=False)
+
+
+def _show(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("codecs", epilog=examples(*EXAMPLES))(codecs)

@@ -1,0 +1,62 @@
+"""Where text goes: results on stdout, everything else on stderr. With ``--json`` stdout is one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+__all__ = ["examples", "progress_bar", "results", "say", "show_json", "size"]
+
+PIPED_WIDTH = 160
+"""Columns when nobody's terminal says how many: tables in a file or a log must not be folded to 80."""
+
+
+def results() -> Console:
+    """The console of stdout."""
+    piped = not sys.stdout.isatty()
+    return Console(width=PIPED_WIDTH if piped else None, highlight=False, soft_wrap=False)
+
+
+def say(message: str) -> None:
+    """One line on stderr, as it is: no markup, no folding."""
+    print(message.replace("\n", " "), file=sys.stderr)
+
+
+def show_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar on stderr that leaves nothing behind; silent where stderr is no terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        yield bar, bar.add_task(label, total=None)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5 or unit == "GB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text. The lines are run by tests."""
+    return "\n\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
