@@ -1,0 +1,67 @@
+"""Every codec passes; every kind of slip is caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from laconic.bench import SPECS
+from laconic.bench.checks import WrongResultError, check
+from laconic.bench.codecs import gradient_like
+from laconic.codecs import codec
+from laconic.kernels import cpu, reference
+
+MORE = (
+    "qsgd:12,norm=l2", "qsgd:3,round=nearest", "uniform:1", "uniform:16", "sign:128", "topk:1.0",
+    "topk:0.01,approx=true", "randk:0.5,scale=false", "threshold:1.0", "randk:0.1|sign", "topk:0.1|fp16",
+    "threshold|uniform:4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *MORE])
+@pytest.mark.parametrize("n", [1000, 20_011])
+def test_right_codec_passes(spec: str, n: int) -> None:
+    check(codec(spec), gradient_like(n, 1), seed=2)
+
+
+def test_zeros_and_constants_pass() -> None:
+    for spec in SPECS:
+        check(codec(spec), torch.zeros(2000))
+        check(codec(spec), torch.full((2000,), -0.5))
+
+
+@pytest.mark.parametrize(
+    "spec, kernel, place",
+    [
+        ("qsgd:4", "qsgd_decode", "out"),
+        ("qsgd:4", "qsgd_encode", "norms"),
+        ("sign", "sign_decode", "out"),
+        ("sign", "sign_encode", "scales"),
+        ("onebit", "onebit_encode", "means"),
+        ("terngrad", "ternary_decode", "out"),
+        ("uniform:8", "uniform_decode", "out"),
+    ],
+)
+@pytest.mark.parametrize("backends", [(cpu,), (cpu, reference)], ids=["core", "both"])
+def test_wrong_kernel_is_caught(monkeypatch, spec, kernel, place, backends) -> None:  # type: ignore[no-untyped-def]
+    """In the core alone the bytes give it away; in both, the bound does."""
+    for backend in backends:
+        real = getattr(backend, kernel)
+
+        def broken(*args, _real=real, **kwargs):  # type: ignore[no-untyped-def]
+            result = _real(*args, **kwargs)
+            room = kwargs[place]
+            room[7] = 0.5 if room.is_floating_point() else int(room[7]) ^ 0x3F
+            return result
+
+        monkeypatch.setattr(backend, kernel, broken)
+    with pytest.raises(WrongResultError):
+        check(codec(spec), gradient_like(5000, 0))
+
+
+def test_wrong_selection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in (cpu, reference):
+        real = backend.topk
+        monkeypatch.setattr(backend, "topk", lambda x, k, _real=real: _real(1.0 / x, k))
+    with pytest.raises(WrongResultError):
+        check(codec("topk:0.01"), gradient_like(5000, 0))

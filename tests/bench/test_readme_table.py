@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from laconic.bench import Settings, run
+from laconic.records import write
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "readme_table.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme_table", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    report = run(["topk:0.01|qsgd:4", "sign"], Settings(numel=2000, repeat=1))
+    write(report.records(), tmp_path / "codecs.jsonl")
+    (tmp_path / "README.md").write_text("# top\n\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n\nend\n")
+    return ["--records", str(tmp_path / "codecs.jsonl"), "--readme", str(tmp_path / "README.md")]
+
+
+def test_table_is_written_once_and_checked(script: ModuleType, files: list[str], tmp_path: Path) -> None:
+    assert script.main([*files, "--check"]) == 1
+    assert "old" in (tmp_path / "README.md").read_text()
+    assert script.main(files) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("# top\n\n<!-- bench:begin -->\n| codec |") and text.endswith("<!-- bench:end -->\n\nend\n")
+    assert "| `topk:0.01\\|qsgd:4` |" in text and "old" not in text
+    assert "`laconic bench 'topk:0.01|qsgd:4' sign --numel 2000 --repeat 1`" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert script.main([*files, "--check"]) == 0
+
+
+def test_missing_markers_and_records_are_told(
+    script: ModuleType, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("# top\n")
+    assert script.main(files) == 1 and "<!-- bench:begin -->" in capsys.readouterr().err
+    (tmp_path / "codecs.jsonl").write_text("")
+    assert script.main(files) == 1 and "laconic bench --records" in capsys.readouterr().err
+    (tmp_path / "codecs.jsonl").unlink()
+    assert script.main(files) == 1 and "cannot read records" in capsys.readouterr().err

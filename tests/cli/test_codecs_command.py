@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import json
+
+from command import Run
+
+from laconic.codecs import registry
+
+
+def test_table_names_every_stage(run: Run) -> None:
+    result = run("codecs")
+    assert result.exit_code == 0
+    for name in registry.names():
+        assert f" {name} " in result.stdout
+    assert "momentum:0.9|topk:0.001|qsgd:4" in result.stdout
+
+
+def test_json_says_what_each_stage_is(run: Run) -> None:
+    stages = {stage["name"]: stage for stage in json.loads(run("codecs", "--json").stdout)["stages"]}
+    assert sorted(stages) == registry.names()
+    assert stages["qsgd"]["arguments"] == {"bits": 4, "bucket": 512, "norm": "max", "round": "stochastic"}
+    assert 4.06 < stages["qsgd"]["bits_per_value"] < 4.08
+    assert stages["qsgd"]["bias"] == "unbiased" and stages["none"]["bias"] == "exact"
+    assert stages["randk"]["bias"] == "unbiased; biased only with scale=false"
+    assert stages["ef"]["kind"] == "channel" and stages["ef"]["bits_per_value"] is None

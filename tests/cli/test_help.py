@@ -1,0 +1,63 @@
+"""Every command explains itself, and its examples run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from command import Run, laconic
+
+import laconic as package
+from laconic.cli import bench, codecs, pack, unpack
+
+COMMANDS = {"codecs": codecs, "bench": bench, "pack": pack, "unpack": unpack}
+EXAMPLES = [example for module in COMMANDS.values() for example in module.EXAMPLES]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_the_examples(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    shown = " ".join(result.stdout.split())
+    assert "Examples:" in shown
+    for example in COMMANDS[command].EXAMPLES:
+        assert f"$ {example}" in shown
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_runs(run: Run, model: Path, example: str) -> None:
+    _, *words = shlex.split(example)
+    if words[0] == "bench":
+        words += ["--quick", "--numel", "20000", "--repeat", "1"]
+        if not any(word for word in words[1:] if (not word.startswith("--") and ":" in word) or word == "sign"):
+            words.append("--no-peers")  # all codecs: their peers would take the time of all other tests together
+    if words[0] == "unpack":
+        assert run("pack", model, "-o", "model.lac", "--codec", "qsgd:8").exit_code == 0
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout
+    if "--json" in words:
+        assert isinstance(json.loads(result.stdout), dict)
+
+
+def test_bare_command_and_version(run: Run) -> None:
+    bare = run()
+    assert bare.exit_code == 0 and all(command in bare.stdout for command in COMMANDS)
+    version = run("--version")
+    assert version.exit_code == 0 and version.stdout.strip() == f"laconic {package.__version__}"
+
+
+def test_module_is_the_command() -> None:
+    done = laconic("--version")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("laconic ")
+
+
+def test_import_stays_light() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, laconic; print([m for m in ('typer', 'rich', 'safetensors', 'zstandard') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,45 @@
+"""The mean over seeds is the input, to what chance allows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import laconic
+import laws
+
+
+def between_levels(n=160):
+    """Values spread over (0.2, 1] with both signs, a few zeros, and a last bucket that is not full."""
+    x = laws.normal(n, seed=20)
+    x = x.sign() * (0.2 + 0.8 * (x.abs() % 1))
+    x[::16] = 0.0
+    x[1] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("spec", laws.UNBIASED)
+def test_mean_over_2000_seeds_is_the_input(spec):
+    assert not laconic.codec(spec).biased or "randk" in spec
+    assert laws.looks_unbiased(spec, between_levels(), seeds=2000)
+
+
+@pytest.mark.parametrize("spec", laws.UNBIASED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_mean_is_the_input_in_other_dtypes(spec, dtype):
+    # bfloat16 rounds what is decoded to it: give it values whose levels it can hold.
+    x = between_levels().to(dtype)
+    if dtype == torch.bfloat16:
+        x = x.float()
+    assert laws.looks_unbiased(spec, x, seeds=500)
+
+
+@pytest.mark.parametrize("spec", ["qsgd:3,round=nearest", "topk:0.5", "sign", "uniform:3", "randk:0.5,scale=false"])
+def test_the_test_can_tell_a_biased_codec(spec):
+    assert not laws.looks_unbiased(spec, between_levels(), seeds=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", laws.UNBIASED)
+def test_mean_over_many_seeds_is_the_input(spec):
+    assert laws.looks_unbiased(spec, between_levels(700), seeds=40_000)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+import laws
+
+# Examples are derived from the test alone, so a red run is red for everybody; `HYPOTHESIS_PROFILE=wide` looks further.
+settings.register_profile("same", derandomize=True, deadline=None, database=None, max_examples=400)
+settings.register_profile("wide", deadline=None, database=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    """A test may change how many threads torch (and so laconic) uses; the next one starts from the default again."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+def threads(request):
+    torch.set_num_threads(request.param)
+    return request.param
+
+
+def pytest_generate_tests(metafunc):
+    """A file that says ``SPECS = [...]`` and has a test of ``law`` and ``spec`` gets every shared law over each."""
+    if {"law", "spec"} <= set(metafunc.fixturenames):
+        metafunc.parametrize("spec", metafunc.module.SPECS)
+        metafunc.parametrize("law", laws.CODEC, ids=[law.__name__ for law in laws.CODEC])

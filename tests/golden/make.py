@@ -1,0 +1,118 @@
+"""Golden frames: what format 1 looked like when it was frozen.
+
+``python tests/golden/make.py`` writes the frames that are missing and refuses to touch those that exist: a frame that
+no longer matches is a change of the wire format, to be made on purpose (delete the file, run this, say so in
+CHANGELOG.md under "Wire format"). Inputs come from integer arithmetic, so that no library's random numbers matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import laconic
+
+HERE = Path(__file__).resolve().parent
+DIGESTS = HERE / "decoded.sha256"
+
+
+def ramp(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values in (-1, 1), small ones more often, from a multiplicative hash: exact in float64, rounded once."""
+    n = torch.Size(shape).numel()
+    unit = ((torch.arange(1, n + 1) * 2654435761 % 2**32).double() - 2**31) / 2**31
+    return (unit * unit * unit).to(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One frozen frame: a name, the codec, the input, the seed."""
+
+    name: str
+    spec: str
+    make: Callable[[], Tensor]
+    seed: int = 7
+
+    @property
+    def path(self) -> Path:
+        return HERE / f"{self.name}.bin"
+
+    def encode(self) -> bytes:
+        return laconic.encode(self.make(), self.spec, seed=self.seed)
+
+
+CASES = (
+    Case("none", "none", lambda: ramp(5, 7)),
+    Case("none-bf16", "none", lambda: ramp(5, 7, dtype=torch.bfloat16)),
+    Case("none-fp64", "none", lambda: ramp(3, dtype=torch.float64)),
+    Case("fp16", "fp16", lambda: ramp(33)),
+    Case("bf16", "bf16", lambda: ramp(33)),
+    Case("uniform", "uniform:5", lambda: ramp(9, 37)),
+    Case("uniform-constant", "uniform:8", lambda: torch.full((1000, 1000), 0.75)),
+    Case("qsgd", "qsgd:4,bucket=128", lambda: ramp(9, 37)),
+    Case("qsgd-l2", "qsgd:3,bucket=128,norm=l2", lambda: ramp(9, 37)),
+    Case("qsgd-nearest", "qsgd:8,round=nearest", lambda: ramp(9, 37)),
+    Case("qsgd-fp16", "qsgd:4", lambda: ramp(9, 37, dtype=torch.float16)),
+    Case("terngrad", "terngrad:128", lambda: ramp(9, 37)),
+    Case("sign", "sign:128", lambda: ramp(9, 37)),
+    Case("onebit", "onebit:128", lambda: ramp(9, 37)),
+    Case("topk-rice", "topk:0.02", lambda: ramp(30, 37)),
+    Case("topk-bitmap", "topk:0.4", lambda: ramp(9, 37)),
+    Case("topk-all", "topk:1.0", lambda: ramp(11)),
+    Case("topk-approx", "topk:0.05,approx=true", lambda: ramp(9, 37)),
+    Case("topk-fp64", "topk:0.05", lambda: ramp(9, 37, dtype=torch.float64)),
+    Case("randk", "randk:0.05", lambda: ramp(9, 37)),
+    Case("threshold", "threshold:0.6", lambda: ramp(9, 37)),
+    Case("topk-qsgd", "topk:0.3|qsgd:4", lambda: ramp(30, 37)),
+    Case("randk-bf16", "randk:0.1,scale=false|bf16", lambda: ramp(9, 37)),
+    Case("threshold-sign", "threshold:0.3|sign:128", lambda: ramp(30, 37)),
+    Case("zero", "qsgd:4", lambda: torch.zeros(512, 512)),
+    Case("scalar", "qsgd:4", lambda: torch.tensor(-0.5)),
+    Case("empty", "topk:0.01", lambda: torch.empty(3, 0, 2)),
+    Case("wide", "none", lambda: torch.empty(0, 2**33)),
+)
+BUNDLE = HERE / "bundle.bin"
+
+
+def bundle() -> bytes:
+    tensors = {"layer.weight": ramp(9, 37), "layer.bias": ramp(9), "ŝ": torch.zeros(2, 2), "": ramp(1)}
+    return laconic.encode_bundle(tensors, "topk:0.1|qsgd:4", seed=7)
+
+
+def digest(x: Tensor) -> str:
+    flat = x.contiguous().view(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"").hexdigest()
+
+
+def digests() -> dict[str, str]:
+    """What each frame decodes to, by name."""
+    lines = DIGESTS.read_text().splitlines() if DIGESTS.exists() else []
+    return {name: value for value, name in (line.split() for line in lines)}
+
+
+def main() -> int:
+    known = digests()
+    for case in CASES:
+        if case.path.exists():
+            print(f"{case.path.name} is frozen: left alone")
+            continue
+        blob = case.encode()
+        case.path.write_bytes(blob)
+        known[case.name] = digest(laconic.decode(blob))
+        print(f"{case.path.name} written, {len(blob)} bytes")
+    if BUNDLE.exists():
+        print(f"{BUNDLE.name} is frozen: left alone")
+    else:
+        BUNDLE.write_bytes(bundle())
+        print(f"{BUNDLE.name} written")
+    DIGESTS.write_text("".join(f"{known[name]}  {name}\n" for name in sorted(known)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

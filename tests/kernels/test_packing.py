@@ -1,0 +1,175 @@
+"""Kernels by themselves where a codec does not reach: every width, very wide positions, the hash."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import laws
+from laconic import FrameError
+from laconic._core import byte_view, crc32c
+from laconic.kernels import cpu, random, reference
+from laconic.kernels.interface import ALL, BITMAP, RICE, PositionPlan, packed_nbytes
+
+BACKENDS = pytest.mark.parametrize("backend", [cpu, reference], ids=["cpu", "reference"])
+LENGTHS = (0, 1, 7, 8, 31, 255, 256, 257, 511, 512, 700)
+
+
+@pytest.mark.parametrize("bits", range(32))
+def test_symbols_of_every_width_return(bits):
+    for n in LENGTHS:
+        symbols = random.hash32(torch.arange(n), bits) & ((1 << bits) - 1)
+        ours, truth = (torch.full((packed_nbytes(n, bits),), 0xEE, dtype=torch.uint8) for _ in range(2))
+        cpu.pack(symbols, bits, ours)
+        reference.pack(symbols, bits, truth)
+        assert torch.equal(ours, truth)
+        assert torch.equal(cpu.unpack(truth, n, bits).long(), symbols)
+        assert torch.equal(reference.unpack(truth, n, bits).long(), symbols)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 11])
+def test_a_tail_has_no_more_than_its_last_byte_of_padding(bits):
+    for n in LENGTHS:
+        assert packed_nbytes(n, bits) == -(-n * bits // 8)
+
+
+def test_symbols_lie_in_lanes_of_eight():
+    """By hand, from the words of the format: value 8 r + i of a group is bits r·b … of lane i."""
+    bits, n = 4, 256
+    symbols = torch.arange(n) % 16
+    packed = torch.empty(packed_nbytes(n, bits), dtype=torch.uint8)
+    reference.pack(symbols, bits, packed)
+    for lane in range(8):
+        stream = sum(int(symbols[8 * row + lane]) << (row * bits) for row in range(32))
+        words = [int(w) & 0xFFFFFFFF for w in packed.view(torch.int32)[lane::8]]
+        assert words == [stream >> (32 * m) & 0xFFFFFFFF for m in range(bits)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 64, 257, 1000, 70_001])
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.2, 0.9, 1.0])
+def test_positions_return_in_every_mode(n, share):
+    k = max(1, round(share * n))
+    chosen = {
+        "random": torch.randperm(n, generator=torch.Generator().manual_seed(n))[:k].sort().values,
+        "first": torch.arange(k),
+        "last": torch.arange(n - k, n),
+    }
+    for positions in chosen.values():
+        positions = positions.to(torch.int32)
+        best = cpu.positions_plan(positions, n)
+        assert best == reference.positions_plan(positions, n)
+        tried = [best] if k == n else [best, PositionPlan(BITMAP, 0, 8 + -(-n // 8))]
+        assert best.nbytes <= min(plan.nbytes for plan in tried)
+        for plan in tried:
+            ours, truth = (torch.full((plan.nbytes,), 0xEE, dtype=torch.uint8) for _ in range(2))
+            cpu.positions_write(positions, n, plan, ours)
+            reference.positions_write(positions, n, plan, truth)
+            assert torch.equal(ours, truth)
+            assert torch.equal(cpu.positions_read(truth, n), positions)
+            assert torch.equal(reference.positions_read(truth, n), positions)
+
+
+@pytest.mark.parametrize("n", [2**31 + 5, 2**33, 2**34])
+@pytest.mark.parametrize("k", [1, 2, 40])
+def test_positions_past_32_bits_return(n, k):
+    positions = torch.linspace(0, 1, k, dtype=torch.float64).mul(n - 1).long()
+    positions[-1] = n - 1
+    plan = cpu.positions_plan(positions, n)
+    assert plan.mode == RICE and plan.nbytes < 8 + 10 * k, "a few positions must not cost a bitmap of all"
+    assert plan == reference.positions_plan(positions, n)
+    ours, truth = (torch.empty(plan.nbytes, dtype=torch.uint8) for _ in range(2))
+    cpu.positions_write(positions, n, plan, ours)
+    reference.positions_write(positions, n, plan, truth)
+    assert torch.equal(ours, truth)
+    assert torch.equal(cpu.positions_read(ours, n), positions)
+    assert torch.equal(reference.positions_read(ours, n), positions)
+
+
+def section(mode, low_bits, k, body):
+    return torch.tensor(list((mode | low_bits << 8 | k << 16).to_bytes(8, "little") + bytes(body)), dtype=torch.uint8)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "lie",
+    [
+        section(ALL, 0, 9, []),
+        section(ALL, 0, 10, [0]),
+        section(ALL, 1, 10, []),
+        section(3, 0, 1, [1]),
+        section(BITMAP, 0, 2, [1, 0]),
+        section(BITMAP, 0, 1, [3, 0]),
+        section(BITMAP, 0, 1, [0, 4]),  # position 10 of 10
+        section(BITMAP, 0, 0, [0, 0]),
+        section(BITMAP, 0, 1, [1]),
+        section(RICE, 0, 0, []),
+        section(RICE, 0, 1, [0]),
+        section(RICE, 0, 2, [1]),
+        section(RICE, 0, 1, [3]),
+        section(RICE, 0, 1, [0, 4]),  # position 10
+        section(RICE, 0, 1, [1, 0]),  # a byte after the last position
+        section(RICE, 40, 1, [1] * 8),
+        section(RICE, 31, 1, [255, 255, 255, 127, 1]),
+        section(RICE, 31, 1, [0, 0, 0, 0, 128]),
+        section(RICE, 0, 11, [255, 7]),
+        section(RICE, 0, 1 << 47, [255] * 8),
+        torch.zeros(3, dtype=torch.uint8),
+    ],
+    ids=lambda lie: lie.tolist().__repr__()[:60],
+)
+def test_positions_that_lie_are_refused(backend, lie):
+    with pytest.raises(FrameError):
+        backend.positions_read(lie, 10)
+
+
+def test_random_positions_agree_and_are_k_of_n(threads):
+    like = torch.empty(0)
+    for n, k in ((1, 1), (10, 3), (10, 10), (1000, 1), (65_537, 700), (200_000, 199_999)):
+        ours = cpu.random_positions(n, k, 5, like)
+        assert torch.equal(ours, reference.random_positions(n, k, 5, like))
+        assert ours.unique().numel() == k and int(ours[-1]) < n and int(ours[0]) >= 0
+
+
+def test_hash_is_the_formula():
+    def times(a, b):
+        return a * b & 0xFFFFFFFF
+
+    def hash32(counter, key):
+        h = (counter & 0xFFFFFFFF) ^ (key & 0xFFFFFFFF) ^ times(counter >> 32, 0x9E3779B9)
+        h = times(h ^ h >> 16, 0x7FEB352D)
+        h = times(h ^ h >> 15 ^ key >> 32, 0x846CA68B)
+        return h ^ h >> 16
+
+    counters = [0, 1, 2, 255, 2**31, 2**32 - 1, 2**32, 2**34 + 7]
+    for seed in (0, 1, 2**64 - 1):
+        key = random.key(seed, random.ROUNDING)
+        assert random.hash32(torch.tensor(counters), key).tolist() == [hash32(c, key) for c in counters]
+    assert random.key(-1, 0) == random.key(2**64 - 1, 0)
+    assert len({random.key(3, stream) for stream in range(3)}) == 3
+
+
+def test_checksum_is_crc32c():
+    def of(data):
+        view = byte_view(data)
+        return crc32c(view.data_ptr(), len(data))
+
+    def bitwise(data):
+        crc = 0xFFFFFFFF
+        for byte in data:
+            crc ^= byte
+            for _ in range(8):
+                crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        return crc ^ 0xFFFFFFFF
+
+    assert of(b"123456789") == 0xE3069283
+    noise = bytes(random.hash32(torch.arange(20_000), 1).to(torch.uint8).tolist())
+    for n in (1, 7, 8, 9, 63, 64, 1000, 4099, 20_000):
+        assert of(noise[:n]) == bitwise(noise[:n])
+    for shift in range(16):  # any alignment
+        view = byte_view(noise)
+        assert crc32c(view.data_ptr() + shift, 3000) == bitwise(noise[shift : shift + 3000])
+
+
+def test_pairwise_sum_is_a_sum():
+    rows = laws.normal(3, 4096)
+    torch.testing.assert_close(reference.pairwise_sum(rows), rows.sum(1), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,154 @@
+"""The C++ core against the reference: the same bytes out, the same bits back, for any size, dtype and thread count."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import laconic
+import laws
+from laconic import kernels
+
+# Around groups of packing (256; 320 for trits), buckets, ranges of threads (65,536; five times that for trits).
+EDGES = (8, 64, 128, 256, 320, 512, 1024, 4096, 65536, 131072, 327680)
+SIZES = sorted({1, 2, 3, 7, 31, 100, 300, *(n + d for n in EDGES for d in (-1, 0, 1))})
+SMALL = [n for n in SIZES if n < 5000]
+LARGE = [n for n in SIZES if n >= 5000] + [400_003]
+
+# The rest of the large sizes is for the slow run: the reference takes its time.
+SOME_LARGE = (65535, 65537, 131073, 327681)
+
+
+@pytest.fixture(autouse=True)
+def _reference_alone():
+    """The reference on several threads is slower where cores are shared; tests of threads say so themselves."""
+    torch.set_num_threads(1)
+
+
+def zeros_of_both_signs(n):
+    return torch.where(laws.normal(n, seed=5) > 0, 0.0, -0.0)
+
+
+KINDS = {
+    "normal": lambda n: laws.normal(n, seed=n),
+    "wide range": lambda n: laws.normal(n, seed=1) * torch.exp2(laws.normal(n, seed=2) * 30),
+    "sparse": lambda n: laws.normal(n, seed=3) * (laws.normal(n, seed=4) > 1.5),
+    "zeros and a one": lambda n: torch.where(torch.arange(n) == n // 2, 1.0, zeros_of_both_signs(n)),
+    "zeros and minus one": lambda n: torch.where(torch.arange(n) == n - 1, -1.0, zeros_of_both_signs(n)),
+    "one sign": lambda n: -laws.normal(n, seed=6).abs(),
+    "constant": lambda n: torch.full((n,), -0.7),
+    "two values": lambda n: torch.where(laws.normal(n, seed=7) > 0, 0.5, -0.25),
+    "on the levels": lambda n: (torch.arange(n) % 15 - 7).float() / 7,
+    "subnormal": lambda n: laws.normal(n, seed=8) * 1e-40,
+    "least": lambda n: torch.full((n,), 2.0**-149),
+    "huge": lambda n: laws.normal(n, seed=9).clamp(-1, 1) * laws.FLOAT32_MAX,
+    "largest": lambda n: torch.where(laws.normal(n, seed=10) > 0, laws.FLOAT32_MAX, -laws.FLOAT32_MAX),
+    "halves": lambda n: laws.normal(n, seed=11).to(torch.bfloat16).float() * 3e4,
+    "outliers": lambda n: laws.normal(n, seed=12) + (torch.arange(n) % 97 == 0) * 1e20,
+}
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_small_sizes_agree(spec, threads):
+    for n in SMALL:
+        laws.agree(laws.normal(n, seed=n), spec, seed=n)
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+@pytest.mark.parametrize("n", [n if n in SOME_LARGE else pytest.param(n, marks=pytest.mark.slow) for n in LARGE])
+def test_large_sizes_agree(spec, n):
+    x = laws.normal(n, seed=n)
+    with kernels.use("reference"):
+        truth = laconic.encode(x, spec, seed=n)
+        value = laconic.decode(truth)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert laconic.encode(x, spec, seed=n) == truth, threads
+        assert laws.same_bits(laconic.decode(truth), value), threads
+
+
+@pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_dtypes_agree(spec, dtype):
+    for n in (1, 130, 257, 1000, 66_001):
+        laws.agree(laws.normal(n, seed=n, dtype=dtype), spec, seed=7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_odd_values_agree(spec, kind):
+    for n in (1, 5, 9, 129, 700, 2051):
+        laws.agree(KINDS[kind](n), spec, seed=n)
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_nonfinite_values_are_seen_at_every_place(spec):
+    for n in (1, 15, 300):
+        for at in range(n):
+            x = torch.full((n,), 0.5)
+            x[at] = float("inf") if at % 2 else float("nan")
+            with pytest.raises(laconic.NonFiniteError):
+                laconic.encode(x, spec)
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+@pytest.mark.parametrize("weight", [1.0, -0.3, 1e-3])
+def test_accumulation_agrees(spec, weight, threads):
+    codec = laconic.codec(spec)
+    for n in (3, 257, 1000, 70_001):
+        packet = codec.encode(laws.normal(n, seed=n), seed=n)
+        ours, truth = laws.normal(n, seed=1), laws.normal(n, seed=1)
+        codec.accumulate(packet, ours, weight)
+        with kernels.use("reference"):
+            codec.accumulate(packet, truth, weight)
+        assert laws.same_bits(ours, truth)
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_a_thread_count_far_past_the_cores_agrees(spec):
+    x = laws.normal(400_003)
+    torch.set_num_threads(1)
+    alone = laconic.encode(x, spec)
+    torch.set_num_threads(16)
+    assert laconic.encode(x, spec) == alone
+
+
+def test_the_reference_is_another_road():
+    """Guards the other tests: were ``use`` without effect, they would compare the core with itself."""
+    x = torch.ones(8)
+    assert kernels.of(x).__name__ == "laconic.kernels.cpu"
+    with kernels.use("reference"):
+        assert kernels.of(x).__name__ == "laconic.kernels.reference"
+    assert kernels.of(x).__name__ == "laconic.kernels.cpu"
+
+
+def digest() -> str:
+    """One hash over the frames and decoded values of every codec for many sizes and kinds of data."""
+    found = hashlib.sha256()
+    for spec in laws.EVERY:
+        for name in KINDS:
+            for n in (1, 9, 257, 1000, 5003):
+                frame = laconic.encode(KINDS[name](n), spec, seed=n)
+                found.update(frame)
+                found.update(laws.bytes_of(laconic.decode(frame)))
+        found.update(laconic.encode(laws.normal(140_001), spec))
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_instruction_sets_agree(isa):
+    here = Path(__file__).resolve()
+    code = f"import sys; sys.path[:0] = [{str(here.parent.parent)!r}, {str(here.parent)!r}]\n"
+    code += "import test_parity, laconic._core as core; print(core.isa, test_parity.digest())"
+    env = {**os.environ, "LACONIC_ISA": isa}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    ran, found = done.stdout.split()
+    if ran != isa:
+        pytest.skip(f"this machine has no {isa}")
+    assert found == digest()

@@ -1,0 +1,152 @@
+"""Bytes from outside raise ``FrameError`` or decode to a tensor as declared: no crash, hang, other error, or appetite.
+
+``LACONIC_MUTATIONS`` sets how many bent frames are tried, ``LACONIC_MUTATION_SEED`` where they start.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+import laconic
+import laws
+import mutate
+from golden import make
+from laconic import FrameError, kernels
+
+MUTATIONS = int(os.environ.get("LACONIC_MUTATIONS", "100000"))
+SEED = int(os.environ.get("LACONIC_MUTATION_SEED", "0"))
+CASES = pytest.mark.parametrize("case", make.CASES, ids=[case.name for case in make.CASES])
+
+
+def golden_frames():
+    return [case.path.read_bytes() for case in make.CASES]
+
+
+@CASES
+def test_every_flipped_bit_of_a_golden_frame_is_noticed(case):
+    frame = bytearray(case.path.read_bytes())
+    for bit in range(8 * len(frame)):
+        frame[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FrameError):
+            laconic.decode(frame)
+        frame[bit // 8] ^= 1 << bit % 8
+    assert laconic.decode(frame).shape == case.make().shape
+
+
+@CASES
+def test_every_truncation_of_a_golden_frame_is_noticed(case):
+    frame = case.path.read_bytes()
+    for end in range(len(frame)):
+        with pytest.raises(FrameError):
+            laconic.decode(memoryview(frame)[:end])
+
+
+def test_bent_frames_with_good_checksums_are_refused_or_decode_as_declared():
+    seeds, failures, slowest = golden_frames(), Counter(), 0.0
+    examples, taken = {}, 0
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for i, (blob, is_bundle) in enumerate(mutate.cases(seeds, MUTATIONS, SEED)):
+        began = time.perf_counter()
+        try:
+            taken += mutate.survives(blob, is_bundle)
+        except Exception as error:
+            kind = f"{type(error).__name__}: {str(error)[:80]}"
+            failures[kind] += 1
+            examples.setdefault(kind, (i, blob[:400].hex()))
+        slowest = max(slowest, time.perf_counter() - began)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
+    assert not failures, f"{failures}; first of each: {examples}"
+    assert 0.02 * MUTATIONS < taken < 0.6 * MUTATIONS, "the mutator has lost its aim: all or none are refused"
+    assert slowest < 2.0, f"one frame took {slowest:.1f} s"
+    # The largest tensor allowed has 512 KiB; the rest is slack for the allocator.
+    assert grown < 64, f"decoding small frames took {grown:.0f} MiB"
+
+
+def test_both_backends_take_and_refuse_the_same_frames():
+    for blob, is_bundle in mutate.cases(golden_frames(), MUTATIONS // 20, SEED + 1):
+        if is_bundle:
+            continue
+        answers = []
+        for backend in ("cpu", "reference"):
+            with kernels.use(backend):
+                try:
+                    answers.append(laconic.decode(blob, max_numel=mutate.MAX_NUMEL))
+                except FrameError:
+                    answers.append(None)
+        ours, truth = answers
+        assert (ours is None) == (truth is None), blob.hex()
+        assert ours is None or laws.same_bits(ours, truth), blob.hex()
+
+
+def test_a_refused_frame_does_not_spoil_the_next():
+    good = [case.path.read_bytes() for case in make.CASES]
+    wanted = [make.digest(laconic.decode(blob)) for blob in good]
+    for blob, is_bundle in mutate.cases(good, 300, SEED + 2):
+        mutate.survives(blob, is_bundle)
+    assert [make.digest(laconic.decode(blob)) for blob in good] == wanted
+
+
+@pytest.mark.parametrize("noise", range(20))
+def test_noise_is_no_frame(noise):
+    dice = torch.Generator().manual_seed(noise)
+    blob = bytes(torch.randint(0, 256, (noise * 37,), generator=dice, dtype=torch.uint8).tolist())
+    with pytest.raises(FrameError):
+        laconic.decode(blob)
+    with pytest.raises(FrameError):
+        laconic.decode(b"LACO\x01\x00" + blob)
+    with pytest.raises(FrameError):
+        laconic.decode_bundle(b"LACO\x01\x01" + blob)
+
+
+HUGE = """
+import resource, torch, laconic, mutate
+limit = 3 << 30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+positions = (1 | 31 << 8 | 1 << 16).to_bytes(8, "little") + bytes(4) + b"\\x01"
+frames = {
+    "zeros": mutate.Frame([2**34], [], b"qsgd:4"),
+    "zeros of many sizes": mutate.Frame([2**17, 2**17], [], b"topk:0.01"),
+    "one of many": mutate.Frame([2**34], [positions, bytes(4)], b"topk:1e-12"),
+    "one of many halves": mutate.Frame([2**29], [positions, bytes(2)], b"topk:1e-12", dtype=3),
+    "a random one of many": mutate.Frame([2**30], [bytes(8), bytes(4)], b"randk:1e-12"),
+    "a constant": mutate.Frame([2**34], [bytes.fromhex("0000803f0000803f"), b""], b"uniform:8"),
+}
+for name, frame in frames.items():
+    for what, read in {
+        "decode": laconic.decode,
+        "mean": lambda blob: laconic.aggregate.mean([blob]),
+        "bundle": lambda blob: laconic.decode_bundle(mutate.Bundle([b"a"], [blob]).write()),
+    }.items():
+        try:
+            read(frame.write())
+            print(name, what, "decoded", sep=": ")
+        except laconic.FrameError:
+            print(name, what, "FrameError", sep=": ")
+        except BaseException as error:
+            print(name, what, type(error).__name__ + " " + str(error)[:60].replace(chr(10), " "), sep=": ")
+"""
+
+
+def test_a_few_bytes_that_claim_more_than_memory_raise_frame_error():
+    path = os.pathsep.join(sys.path)
+    code = textwrap.dedent(HUGE)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 18
+    assert [line for line in lines if not line.endswith((": FrameError", ": decoded"))] == []

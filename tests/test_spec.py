@@ -1,0 +1,224 @@
+"""The grammar: what parses, how it is written back, and what the messages say."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import ClassVar
+
+import pytest
+import torch
+
+import laconic
+import laws
+from laconic import ConfigError
+from laconic.codecs import _parse as cached_parse
+from laconic.codecs import registry
+from laconic.codecs.cast import BF16
+
+
+@pytest.mark.parametrize(
+    "text, canonical",
+    [
+        ("none", "none"),
+        ("qsgd", "qsgd:4"),
+        ("qsgd:4", "qsgd:4"),
+        ("qsgd:bits=4,bucket=512", "qsgd:4"),
+        ("qsgd:bucket=1024,bits=8", "qsgd:8,bucket=1024"),
+        ("qsgd:4,512,l2", "qsgd:4,norm=l2"),
+        ("topk:1", "topk:1.0"),
+        ("topk:1e-2", "topk:0.01"),
+        ("topk:.5,true", "topk:0.5,approx=true"),
+        ("topk:0.5,approx=TRUE", "topk:0.5,approx=true"),
+        (" topk : 0.01 | qsgd : bits = 4 ", "topk:0.01|qsgd:4"),
+        ("sign", "sign:4096"),
+        ("terngrad:bucket=512", "terngrad:512"),
+        ("topk:0.1|none", "topk:0.1|none"),
+        ("threshold:1E-3", "threshold:0.001"),
+    ],
+)
+def test_text_has_one_canonical_form(text, canonical):
+    assert str(laconic.codec(text)) == canonical
+    assert laconic.codec(text) == laconic.codec(canonical)
+    assert laconic.encode(laws.normal(200), text) == laconic.encode(laws.normal(200), canonical)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("gzip", r"unknown stage 'gzip' in 'gzip'; valid stages: bf16, ef, fp16, .*uniform"),
+        ("topkk:0.1", "unknown stage 'topkk'.*Did you mean 'topk'"),
+        ("qgsd:4", "Did you mean 'qsgd'"),
+        ("topk:0.1|qsdg:4", "unknown stage 'qsdg' in 'topk:0.1|qsdg:4'.*Did you mean 'qsgd'"),
+        ("topk:keep=0", r"stage 'topk': keep must be in \(0, 1\], got 0"),
+        ("topk:-0.1", r"keep must be in \(0, 1\], got -0.1"),
+        ("topk:1.5", r"keep must be in \(0, 1\], got 1.5"),
+        ("randk:0", r"stage 'randk': keep must be in \(0, 1\], got 0"),
+        ("topk:nan", "stage 'topk': keep must be a finite number, got 'nan'"),
+        ("topk:inf", "keep must be a finite number, got 'inf'"),
+        ("topk:1e999", "keep must be a finite number"),
+        ("topk:much", "keep must be a finite number, got 'much'"),
+        ("topk:0.1,approx=maybe", "approx must be true or false, got 'maybe'"),
+        ("qsgd:40", "stage 'qsgd': bits must be a whole number from 2 to 12, got 40"),
+        ("qsgd:1", "bits must be a whole number from 2 to 12, got 1"),
+        ("qsgd:4.5", "stage 'qsgd': bits must be a whole number, got '4.5'"),
+        ("qsgd:4,bucket=500", "bucket must be a power of two from 128 to 65536, got 500"),
+        ("qsgd:4,bucket=64", "bucket must be a power of two from 128 to 65536, got 64"),
+        ("qsgd:4,bucket=131072", "got 131072"),
+        ("qsgd:4,norm=l3", "norm must be one of max, l2, got 'l3'"),
+        ("qsgd:4,round=up", "round must be one of stochastic, nearest, got 'up'"),
+        ("uniform:0", "stage 'uniform': bits must be a whole number from 1 to 16, got 0"),
+        ("uniform:17", "from 1 to 16, got 17"),
+        ("threshold:0", "t must be a positive number"),
+        ("threshold:-1", "t must be a positive number"),
+        ("sign:100", "stage 'sign': bucket must be a power of two"),
+        ("qsgd:bits=4,bits=5", "argument 'bits' is given twice"),
+        ("qsgd:4,bits=5", "argument 'bits' is given twice"),
+        ("qsgd:bitz=4", "stage 'qsgd' has no argument 'bitz'; it takes bits, bucket, norm, round"),
+        ("qsgd:name=4", "stage 'qsgd' has no argument 'name'; it takes bits, bucket, norm, round"),
+        ("qsgd:bits=4,512", "positional argument '512' follows a named one"),
+        ("qsgd:bucket=512,4", "positional argument '4' follows a named one"),
+        ("topk:keep=0.1,true", "positional argument 'true' follows a named one"),
+        ("topk:0.1,true,3", "stage 'topk' takes keep, approx, got '3' as well"),
+        ("none:1", "stage 'none' takes no arguments, got '1' as well"),
+        ("fp16:x=1", "stage 'fp16' has no argument 'x'; it takes no arguments"),
+        ("ef:1|topk", "stage 'ef' takes no arguments"),
+        ("topk:", "stage 'topk' in 'topk:' has ':' but no argument; it takes keep, approx"),
+        ("topk:0.1,", "topk"),
+        ("", "empty stage in ''"),
+        ("|qsgd:4", r"empty stage in '\|qsgd:4'"),
+        ("qsgd:4|", "empty stage"),
+        ("topk:0.1||qsgd:4", "empty stage"),
+        (":4", "empty stage"),
+        ("qsgd:4|topk:0.1", "'topk' selects and cannot follow 'qsgd', which codes"),
+        ("topk:0.1|randk:0.1", "two selectors, 'topk' and 'randk'"),
+        ("topk:0.1|topk:0.1", "two selectors, 'topk' and 'topk'"),
+        ("qsgd:4|fp16", "'fp16' cannot follow 'qsgd'.*values are coded once"),
+        ("topk:0.1|ef", "'ef' keeps memory around a codec: write it first"),
+        ("topk:0.1|ef|qsgd:4", "'ef' keeps memory around a codec: write it first"),
+        ("ef", "'ef' has no codec behind 'ef': add one, such as 'topk:0.01'"),
+        ("momentum:0.9", "has no codec behind 'momentum'"),
+        ("ef|ef|topk:0.1", "'ef' stands twice"),
+        ("momentum:1.0|topk", r"stage 'momentum': m must be in \[0, 1\), got 1.0"),
+        ("momentum:-0.1|topk", r"m must be in \[0, 1\)"),
+        ("qsgd:4" + " " * 2000, "at most 256 bytes"),
+    ],
+)
+def test_a_bad_spec_is_named(text, message):
+    with pytest.raises(ConfigError, match=message):
+        laconic.channel(text)
+    with pytest.raises(ConfigError):
+        laconic.encode(laws.normal(4), text)
+
+
+@pytest.mark.parametrize("spec", ["ef|topk:0.01", "momentum:0.9|topk:0.01|qsgd:4", "ef|qsgd:4"])
+def test_memory_is_sent_to_the_channel_door(spec):
+    name = spec.split("|")[0].split(":")[0]
+    for call in (lambda: laconic.codec(spec), lambda: laconic.encode(laws.normal(9), spec)):
+        with pytest.raises(ConfigError, match=rf"'{name}' in .* keeps memory.*use laconic\.channel\('{name}"):
+            call()
+
+
+@pytest.mark.parametrize("spec", [None, 4, b"qsgd:4", ["qsgd:4"], {"qsgd": 4}], ids=repr)
+def test_a_spec_is_a_string(spec):
+    with pytest.raises(ConfigError, match="a codec spec is a string"):
+        laconic.codec(spec)
+
+
+def test_config_errors_are_value_errors():
+    with pytest.raises(ValueError):
+        laconic.codec("gzip")
+
+
+def test_codec_names_are_the_codecs_alone():
+    assert laconic.codec_names() == ["bf16", "fp16", "none", "onebit", "qsgd", "randk", "sign", "terngrad", "threshold",
+                                     "topk", "uniform"]  # fmt: skip
+
+
+def test_unknown_ways_with_nonfinite_values_are_named():
+    with pytest.raises(ConfigError, match="nonfinite must be one of raise, skip, got 'ignore'"):
+        laconic.encode(laws.normal(3), "none", nonfinite="ignore")
+    with pytest.raises(ConfigError, match="nonfinite must be"):
+        laconic.channel("ef|topk", nonfinite="zero")
+
+
+# ---------------------------------------------------------------------------------------------------- entry points
+
+
+@dataclass(frozen=True)
+class Doubled(BF16):
+    """A stage of somebody else's: bfloat16 of the double."""
+
+    factor: int = 2
+
+    name: ClassVar[str] = "doubled"
+    summary: ClassVar[str] = "a test stage"
+    example: ClassVar[str] = "doubled"
+
+    def encode(self, x, kernels, arena, seed):
+        return super().encode(x * self.factor, kernels, arena, seed)
+
+
+def not_a_stage():
+    """Something that a package may offer by mistake."""
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """Stages that other packages offer; ours are found as if for the first time, and forgotten afterwards."""
+    found = []
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [e for e in found if e.group == group])
+    caches = (registry.stages, cached_parse)
+
+    def offer(**values):
+        found.extend(EntryPoint(name, value, "laconic.codecs") for name, value in values.items())
+        for cache in caches:
+            cache.cache_clear()
+
+    yield offer
+    monkeypatch.undo()
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_stage_of_another_package_joins_the_grammar(offered):
+    offered(doubled="test_spec:Doubled")
+    assert "doubled" in laconic.codec_names()
+    assert str(laconic.codec("topk:0.5|doubled:3")) == "topk:0.5|doubled:3"
+    x = torch.tensor([1.0, -4.0, 0.5, 3.0])
+    assert laws.roundtrip(x, "doubled").tolist() == [2.0, -8.0, 1.0, 6.0]
+    assert laws.roundtrip(x, "topk:0.5|doubled").tolist() == [0.0, -8.0, 0.0, 6.0]
+
+
+def test_a_frame_of_a_stage_that_is_gone_is_a_frame_error(offered, monkeypatch):
+    offered(doubled="test_spec:Doubled")
+    frame = laconic.encode(laws.normal(5), "doubled")
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [])
+    offered()
+    with pytest.raises(laconic.FrameError, match=r"codec that this laconic cannot read.*unknown stage 'doubled'"):
+        laconic.decode(frame)
+
+
+@pytest.mark.parametrize("value", ["test_spec:Missing", "no_such_module_of_ours:Stage", "test_spec:not_a_stage"])
+def test_a_broken_stage_is_skipped_with_a_warning(offered, caplog, value):
+    with caplog.at_level(logging.WARNING, "laconic"):
+        offered(broken=value, doubled="test_spec:Doubled")
+        assert "doubled" in laconic.codec_names()
+        assert "broken" not in laconic.codec_names()
+        assert laws.roundtrip(laws.normal(9), "qsgd:4").shape == (9,)
+    assert "'broken'" in caplog.text and value in caplog.text
+
+
+def test_a_stage_cannot_take_one_of_our_names(offered, caplog):
+    with caplog.at_level(logging.WARNING, "laconic"):
+        offered(qsgd="test_spec:Doubled")
+        assert type(laconic.codec("qsgd:4").values).__name__ == "QSGD"
+    assert "the name is taken" in caplog.text
+
+
+def test_a_stage_offered_under_another_name_is_no_trap(offered):
+    """Frames carry ``stage.name``: were it not the name it is found by, nobody could read them."""
+    offered(alias="test_spec:Doubled")
+    if "alias" in laconic.codec_names():
+        assert laws.roundtrip(torch.ones(3), "alias").tolist() == [2.0, 2.0, 2.0]
