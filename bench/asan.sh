@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds the core with the address and undefined-behaviour sanitizers and runs the tests that feed it hostile frames and
+# compare it with the reference, once per instruction set this machine has. Everything goes to build/asan; the installed
+# package is left alone. Extra arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$PWD/.venv/bin/python
+work=$PWD/build/asan
+tests=(tests/test_hostile.py tests/kernels)
+
+for path in "${tests[@]}"; do
+  test -e "$path" || { echo "asan: $path is missing" >&2; exit 1; }
+done
+
+# Sanitizers and a clang without its runtime as a shared library do not go together: g++ by default.
+export CXX=${CXX:-g++}
+runtime() {
+  local path
+  path=$("$CXX" -print-file-name="$1")
+  test -e "$path" || { echo "asan: $CXX has no $1; install its sanitizer runtime" >&2; exit 1; }
+  realpath "$path"
+}
+# The interpreter is not instrumented, so the runtime must come first. libstdc++ beside it, or the interceptor of
+# __cxa_throw finds nothing to forward to.
+preload="$(runtime libasan.so):$(runtime libubsan.so):$(runtime libstdc++.so)"
+
+# Without isolation when the build tools are at hand (no downloads), else as `make` does it.
+isolation=()
+if "$python" -c 'import nanobind, scikit_build_core' 2>/dev/null; then isolation=(--no-build-isolation); fi
+rm -rf "$work/package"
+"$python" -m pip install --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --target "$work/package" \
+  --config-settings=build-dir="$work/cmake" --config-settings=cmake.define.LACONIC_SANITIZE=ON .
+
+# The installed package is editable: a .pth file puts its import hook before any path. Without `site` (-S) no .pth file
+# is read, and the path below decides. The guard runs inside pytest and stops it if another core was loaded after all.
+cat > "$work/package/laconic_asan_guard.py" <<'GUARD'
+import os
+import pathlib
+
+import laconic._core
+
+
+def pytest_configure(config):
+    loaded = pathlib.Path(laconic._core.__file__).resolve()
+    wanted = pathlib.Path(__file__).resolve().parent
+    if wanted not in loaded.parents:
+        raise SystemExit(f"asan: expected the core below {wanted}, loaded {loaded}")
+    if b"__asan_" not in loaded.read_bytes() or b"__ubsan_" not in loaded.read_bytes():
+        raise SystemExit(f"asan: {loaded} is not built with the sanitizers")
+    if laconic._core.isa != os.environ["LACONIC_ISA"]:
+        raise SystemExit(f"asan: asked for {os.environ['LACONIC_ISA']}, the core runs {laconic._core.isa}")
+    print(f"asan: {loaded}, {laconic._core.isa}")
+GUARD
+
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+export PYTHONPATH=$work/package:$site
+# torch and the interpreter leak on purpose at exit. A frame may ask for more memory than there is: that must come back
+# as an error, not end the process.
+export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
+export LACONIC_MUTATIONS=${LACONIC_MUTATIONS:-2000}
+export PYTHONDONTWRITEBYTECODE=1
+
+for isa in baseline avx2 avx512; do
+  export LACONIC_ISA=$isa
+  chosen=$(LD_PRELOAD=$preload "$python" -S -c 'import laconic._core; print(laconic._core.isa)')
+  if [ "$chosen" != "$isa" ]; then
+    echo "asan: this machine does not run $isa, skipped"
+    continue
+  fi
+  # The deselected test limits the address space, in which the sanitizer's shadow memory finds no room.
+  # A finding ends the process at once. Its report goes to stderr, which pytest would keep to itself: --capture=sys.
+  LD_PRELOAD=$preload "$python" -S -m pytest -p laconic_asan_guard -p no:cacheprovider --capture=sys -q --timeout 1800 \
+    --deselect tests/test_hostile.py::test_a_few_bytes_that_claim_more_than_memory_raise_frame_error "${tests[@]}" "$@"
+done

@@ -1,0 +1,100 @@
+"""Rewrite README's benchmark table from the Records of a run: ``python bench/readme_table.py [--check]``.
+
+The block between ``<!-- bench:begin -->`` and ``<!-- bench:end -->`` is replaced; ``--check`` only says, by its exit
+code, whether it would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import FileError
+from laconic.records import Record, read
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+PLAIN = "plain torch"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The Markdown between the markers."""
+    machines = [record for record in records if record.kind == "bench.machine"]
+    codecs = [record.values for record in records if record.kind == "bench.codec"]
+    plain = {
+        record.values["of"]: record.values
+        for record in records
+        if record.kind == "bench.peer" and record.values["name"] == PLAIN
+    }
+    if len(machines) != 1 or not codecs:
+        raise FileError(
+            f"expected the records of one run with codecs, got {len(machines)} runs and {len(codecs)} codecs: "
+            "write them with laconic bench --records"
+        )
+    run, about = machines[0].values, machines[0]
+    lines = [
+        "| codec | bits per value | encode, × memcpy | decode, × memcpy | the same in plain torch | speed-up |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(_row(values, plain.get(values["spec"])) for values in codecs),
+        "",
+        f"{about.machine['cpu']} ({about.machine['vector']}), torch {about.versions['torch']}, "
+        f"{run['numel']:,} gaussian float32, {run['threads']} thread{'s' if run['threads'] > 1 else ''}. Speeds are "
+        f"multiples of the same run's memcpy ({run['memcpy_gb_per_s']:.1f} GB/s; a pass that only reads runs at "
+        f"{run['read_x_memcpy']:.2f}, one that only writes at {run['write_x_memcpy']:.2f}): medians, encode / decode "
+        f"where there are two. Measured by `{run['command']}`.",
+    ]
+    return "\n".join(lines)
+
+
+def _row(values: Any, plain: Any) -> str:
+    spec = values["spec"].replace("|", "\\|")
+    ours = [values["encode_x_memcpy"], values["decode_x_memcpy"]]
+    cells = [f"`{spec}`", f"{values['bits_per_value']:.2f}", *(_figure(speed) for speed in ours)]
+    if plain is None:
+        return f"| {' | '.join([*cells, '', ''])} |"
+    theirs = [plain["encode_x_memcpy"], plain["decode_x_memcpy"]]
+    cells.append(" / ".join(_figure(speed) for speed in theirs) + f" ({plain['bits_per_value']:.2f} bits)")
+    cells.append(" / ".join(f"{_figure(mine / other)}×" for mine, other in zip(ours, theirs, strict=True)))
+    return f"| {' | '.join(cells)} |"
+
+
+def _figure(value: float) -> str:
+    """Two or three digits that matter."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"
+
+
+def rewritten(readme: str, block: str) -> str:
+    begin, end = readme.find(BEGIN), readme.find(END)
+    if begin < 0 or end < begin:
+        raise FileError(f"README.md has no block to fill: add the lines {BEGIN} and {END}, in this order")
+    return f"{readme[:begin]}{BEGIN}\n{block}\n{readme[end:]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fill README's benchmark table from the Records of a run.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when the table is stale")
+    parser.add_argument("--records", type=Path, default=ROOT / "results" / "bench" / "codecs.jsonl")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    args = parser.parse_args(argv)
+    try:
+        before = args.readme.read_text(encoding="utf-8")
+        after = rewritten(before, table(read(args.records)))
+    except (OSError, KeyError) as error:
+        reason = f"{args.records} lacks {error}: write it again" if isinstance(error, KeyError) else error
+        print(f"readme_table: {reason}", file=sys.stderr)
+        return 1
+    if args.check:
+        if after != before:
+            print(f"readme_table: {args.readme} is stale: run python bench/readme_table.py", file=sys.stderr)
+        return int(after != before)
+    if after != before:
+        args.readme.write_text(after, encoding="utf-8")
+    print(f"{args.readme}: {'rewritten' if after != before else 'up to date'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
