@@ -269,6 +269,18 @@ INLINE void finish_stores() {
 // ----------------------------------------------------------------------------------------------- magnitudes and sums
 
 INLINE uint32_t largest_magnitude(const float* x, int64_t n, const float* ahead, int64_t line) {  // n a multiple of 128
+#if defined(__AVX512F__)
+  const __m512i wide_mask = _mm512_set1_epi32(static_cast<int>(kMagnitude));
+  __m512i wide[2] = {};
+  for (int64_t i = 0; i < n; i += 128) {
+    unroll<8>([&](auto row) {
+      if constexpr (row % 4 == 3) fetch_ahead(ahead, line + i / 16 + row);
+      wide[row % 2] = _mm512_max_epi32(wide[row % 2], _mm512_and_si512(_mm512_loadu_si512(x + i + 16 * row), wide_mask));
+    });
+  }
+  const __m512i both = _mm512_max_epi32(wide[0], wide[1]);
+  return fold_max(larger((u8v)_mm512_castsi512_si256(both), (u8v)_mm512_extracti64x4_epi64(both, 1)));
+#else
   const u8v mask = splat_u(kMagnitude);
   u8v most_of[4] = {};
   for (int64_t i = 0; i < n; i += 128) {
@@ -278,6 +290,7 @@ INLINE uint32_t largest_magnitude(const float* x, int64_t n, const float* ahead,
     });
   }
   return fold_max(larger(larger(most_of[0], most_of[1]), larger(most_of[2], most_of[3])));
+#endif
 }
 
 // The fixed order of reference.pairwise_sum: rows of 16 lanes, neighbours first, then the lanes folded in half.
@@ -405,6 +418,55 @@ INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t g
   });
 }
 
+#if defined(__AVX512F__)
+// The same for widths that divide 32, two rows a register. Rotating a fixed-point value and masking it puts a symbol in
+// its place, to the left or to the right, in one step for both rows.
+template <int Bits>
+struct Places {
+  alignas(64) uint32_t rotate[16 / Bits][16], mask[16 / Bits][16];
+  constexpr Places() : rotate(), mask() {
+    for (int pair = 0; pair < 16 / Bits; ++pair) {
+      for (int lane = 0; lane < 16; ++lane) {
+        const int place = (2 * pair + lane / 8) * Bits % 32;
+        rotate[pair][lane] = static_cast<uint32_t>(31 - Bits - place) & 31;
+        mask[pair][lane] = ((1u << Bits) - 1) << place;
+      }
+    }
+  }
+};
+template <int Bits>
+constexpr Places<Bits> kPlaces;
+
+template <int Bits, bool Stochastic>
+INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_t group, Key key, const float* ahead,
+                              int64_t line, uint8_t* out) {
+  constexpr int F = 31 - Bits, pairs = 16 / Bits;
+  constexpr uint32_t offset = ((1u << (Bits - 1)) - 1) << F;
+  const uint64_t counter = group << 3;
+  const u8v narrow = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+  const __m512i hash = _mm512_broadcast_i64x4((__m256i)narrow);
+  const __m512i shift = _mm512_set1_epi32(static_cast<int>(Stochastic ? offset : offset + (1u << (F - 1))));
+  const __m512 scales[2] = {_mm512_set1_ps(first.factor), _mm512_set1_ps(second.factor)};
+  const auto* factors = kRowFactors.at;
+  asm("" : "+r"(factors));
+  __m512i word = _mm512_setzero_si512();
+  unroll<16>([&](auto pair) {
+    if constexpr (pair % 4 != 3) fetch_ahead(ahead, line + pair);
+    __m512i v = _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * pair), scales[pair / 8]));
+    if constexpr (Stochastic) {
+      v = _mm512_add_epi32(v, _mm512_srli_epi32(_mm512_mullo_epi32(hash, _mm512_load_si512(factors[2 * pair])), 32 - F));
+    }
+    v = _mm512_rorv_epi32(_mm512_add_epi32(v, shift), _mm512_load_si512(kPlaces<Bits>.rotate[pair % pairs]));
+    word = _mm512_or_si512(word, _mm512_and_si512(v, _mm512_load_si512(kPlaces<Bits>.mask[pair % pairs])));
+    if constexpr (pair % pairs == pairs - 1) {
+      store(out + pair / pairs * 32,
+            _mm256_or_si256(_mm512_castsi512_si256(word), _mm512_extracti64x4_epi64(word, 1)));
+      word = _mm512_setzero_si512();
+    }
+  });
+}
+#endif
+
 // Walks a range in batches: first the norms of its buckets, then `group(values, scales of its halves, where, count)`
 // for each group, the last of which may be partial. Returns the largest key; stops at one that is not finite.
 template <int FractionBits, int Levels, class Group>
@@ -446,6 +508,13 @@ uint32_t qsgd_encode_as(const BucketEncode& a, int64_t begin, int64_t end) {
     uint8_t* out = a.packed + at / kGroup * 32 * Bits;
     const float* ahead = a.x + (at / kBlock + 1) * kBlock;
     const int64_t line = at % kBlock / 16;
+#if defined(__AVX512F__)
+    if constexpr (16 % Bits == 0) {
+      if (count == kGroup && first.up == 1.0f && second.up == 1.0f) {
+        return quantize_and_pack<Bits, Stochastic>(x, first, second, at / kGroup, a.key, ahead, line, out);
+      }
+    }
+#endif
     if (count == kGroup) {
       RowWriter<Bits> writer{out};
       quantize_group<F, levels, Stochastic>(

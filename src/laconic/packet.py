@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 
-__all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate"]
+__all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate", "tensor_spec"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that codecs take."""
@@ -27,9 +28,9 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @classmethod
-    def of(cls, x: Tensor) -> TensorSpec:
-        return cls(tuple(x.shape), x.dtype)
+    @staticmethod
+    def of(x: Tensor) -> TensorSpec:
+        return tensor_spec(x.shape, x.dtype)
 
     @property
     def numel(self) -> int:
@@ -48,6 +49,12 @@ def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = Fals
         return make(spec.shape, dtype=spec.dtype, device=device)
     except (RuntimeError, MemoryError, TypeError, ValueError) as error:
         raise FrameError(f"no memory for a tensor of shape {list(spec.shape)}: cap frames with max_numel") from error
+
+
+@lru_cache(maxsize=4096)
+def tensor_spec(shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+    """The spec of a shape and dtype; they recur every step."""
+    return TensorSpec(tuple(shape), dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic._core import byte_view, bytes_at, crc32c, crc32c_of, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
-from laconic.packet import Packet, TensorSpec
+from laconic.packet import Packet, TensorSpec, tensor_spec
 
 __all__ = [
     "MAX_NUMEL",
@@ -73,7 +73,7 @@ _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def _align(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
+    return (nbytes + ALIGN - 1) & -ALIGN
 
 
 def _header_nbytes(codec: str, ndim: int, num_sections: int, wide: bool) -> int:
@@ -221,14 +221,15 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     (crc,) = _CRC.unpack_from(head, header - _CRC.size)
     if crc != crc32c(address, header - _CRC.size):
         raise FrameError("the frame's header does not match its checksum: it was damaged on the way")
-    if any(head[padding_at : header - _CRC.size]):
+    if head[padding_at : header - _CRC.size].strip(b"\0"):
         raise FrameError("the frame's header has something in its padding")
     values = numbers.unpack_from(head, _FIXED.size)
     shape, lengths = values[:ndim], values[ndim:]
-    if any(size > MAX_DIM for size in shape):
+    numel = math.prod(shape)
+    if numel > max_numel:
+        raise FrameError(f"the frame declares {numel} values, more than the {max_numel} allowed")
+    if numel == 0 and max(shape) > MAX_DIM:
         raise FrameError(f"the frame declares a dimension of {max(shape)}, more than {MAX_DIM}")
-    if math.prod(shape) > max_numel:
-        raise FrameError(f"the frame declares {math.prod(shape)} values, more than the {max_numel} allowed")
     if _payload_nbytes(lengths) != payload:
         raise FrameError(f"sections of {lengths} bytes do not make the payload of {payload} bytes")
     if size - header != payload:
@@ -239,15 +240,15 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
         codec = head[text_at:padding_at].decode("ascii")
     except UnicodeDecodeError:
         raise FrameError("the frame's codec is not plain ASCII") from None
-    return Packet(codec, TensorSpec(shape, DTYPES[dtype_code]), _aligned_parts(data, header, lengths))
+    return Packet(codec, tensor_spec(shape, DTYPES[dtype_code]), _aligned_parts(data, header, lengths))
 
 
 def _aligned_parts(data: Tensor, at: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
     """Views of parts that follow each other from ``at`` on, each from a multiple of 16, with zeros between."""
     address, sizes = data.data_ptr(), [at]
     for nbytes in lengths:
-        gap = _align(at) - at
-        if gap and any(bytes_at(address + at, gap)):
+        gap = -at & (ALIGN - 1)
+        if gap and bytes_at(address + at, gap).strip(b"\0"):
             raise FrameError("there is something in the padding between sections")
         sizes += [gap, nbytes]
         at += gap + nbytes
@@ -265,9 +266,10 @@ def _fixed_fields(head: bytes, size: int) -> tuple[int, int, int, int, int, int,
         raise FrameError(f"the frame has unknown flags ({flags:#x}, {zero:#x}): it may come from a newer laconic")
     if dtype not in DTYPES:
         raise FrameError(f"unknown dtype code {dtype}; known: {', '.join(map(str, DTYPES))}")
-    for what, value, limit in (("dimensions", ndim, MAX_DIMS), ("sections", num_sections, MAX_SECTIONS)):
-        if value > limit:
-            raise FrameError(f"the frame declares {value} {what}, at most {limit} are allowed")
+    if ndim > MAX_DIMS:
+        raise FrameError(f"the frame declares {ndim} dimensions, at most {MAX_DIMS} are allowed")
+    if num_sections > MAX_SECTIONS:
+        raise FrameError(f"the frame declares {num_sections} sections, at most {MAX_SECTIONS} are allowed")
     if not 1 <= spec_nbytes <= MAX_SPEC:
         raise FrameError(f"a codec spec has 1 to {MAX_SPEC} bytes, the frame declares {spec_nbytes}")
     return flags, dtype, ndim, spec_nbytes, num_sections, payload, crc

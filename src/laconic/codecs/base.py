@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from laconic.errors import NonFiniteError
@@ -100,9 +101,9 @@ class ValueStage(Stage):
         raise NotImplementedError
 
     def decode(
-        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+        self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
-        """Store into a flat tensor (float32, or the packet's dtype if lossless), or add ``weight`` times the values."""
+        """Store into a flat tensor (float32, or ``dtype``, the packet's, if lossless), or add ``weight`` times."""
         raise NotImplementedError
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from laconic.codecs import checks
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.kernels.interface import Kernels, num_buckets
-from laconic.packet import Arena, TensorSpec
+from laconic.packet import Arena
 
 __all__ = ["BucketedQuantizer"]
 
@@ -36,13 +37,14 @@ class BucketedQuantizer(ValueStage):
         raise NotImplementedError
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        floats, packed = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
+        for_floats, for_symbols = self.section_nbytes(x.numel(), 4)
+        floats, packed = arena.take(for_floats), arena.take(for_symbols)
         key = self.quantize(x, kernels, seed, floats, packed)
         refuse_nonfinite(key, x.numel())
         return (floats, packed) if key else ()
 
     def decode(
-        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+        self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         floats, packed = sections
         self.dequantize(floats, packed, kernels, out, weight)

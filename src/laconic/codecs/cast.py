@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic import notices
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.kernels.interface import NONFINITE, Kernels
-from laconic.packet import Arena, TensorSpec
+from laconic.packet import Arena
 
 __all__ = ["BF16", "FP16", "Raw"]
 
@@ -37,9 +37,9 @@ class Raw(ValueStage):
         return (section,)
 
     def decode(
-        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+        self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
-        kernels.raw_decode(sections[0], spec.dtype, out, weight)
+        kernels.raw_decode(sections[0], dtype, out, weight)
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         return (n * itemsize,)
@@ -61,7 +61,7 @@ class _Half(ValueStage):
         return (section,)
 
     def decode(
-        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+        self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         kernels.cast_decode(sections[0], self.name, out, weight)
 

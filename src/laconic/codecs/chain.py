@@ -206,18 +206,18 @@ class Chain:
     def _fill(self, packet: Packet, out: Tensor, weight: float | None) -> None:
         backend = kernels.of(packet.sections[0])
         if self.selector is None:
-            self._value_stage.decode(packet.sections, packet.spec, backend, out, weight)
+            self._value_stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)
             return
         n, dtype = packet.spec.numel, packet.spec.dtype
         place, *coded = packet.sections
         positions = self.selector.positions(place, n, backend)
         k = positions.numel()
         values = torch.empty(k, dtype=dtype if self._value_stage.lossless else torch.float32, device=place.device)
-        self._value_stage.decode(tuple(coded), TensorSpec((k,), dtype), backend, values, None)
+        self._value_stage.decode(tuple(coded), dtype, backend, values, None)
         gain = self.selector.gain(n)
-        if gain != 1.0:
+        if gain != 1.0 and not backend.all_finite(values.mul_(gain)):
             largest = torch.finfo(values.dtype).max
-            values.mul_(gain).clamp_(-largest, largest)
+            values.clamp_(-largest, largest)
         if weight is not None:
             values = values.to(torch.float32)
         backend.scatter(positions, values, out, weight)

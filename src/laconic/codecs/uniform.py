@@ -14,7 +14,7 @@ from laconic.codecs import checks
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.errors import FrameError
 from laconic.kernels.interface import Kernels, packed_nbytes, read_bytes, write_bytes
-from laconic.packet import Arena, TensorSpec
+from laconic.packet import Arena
 
 __all__ = ["Uniform"]
 
@@ -60,7 +60,7 @@ class Uniform(ValueStage):
         return bounds, packed
 
     def decode(
-        self, sections: tuple[Tensor, ...], spec: TensorSpec, kernels: Kernels, out: Tensor, weight: float | None
+        self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         bounds, packed = sections
         low, high = struct.unpack("<ff", read_bytes(bounds, 8))

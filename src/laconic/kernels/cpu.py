@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import struct
 from typing import Final
 
 import torch
@@ -283,7 +284,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     flat = _as_float32(x)  # held by name: an address does not keep its tensor alive
     values = torch.empty(k, dtype=torch.float32)
     key = _core.topk(_floats(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), _threads())
-    return positions, values.to(x.dtype), key
+    return positions, values if x is flat else values.to(x.dtype), key
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
@@ -307,20 +308,21 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     if count < 0:
         return topk(x, k)
     values = values[:count]
-    return positions[:count], values.to(x.dtype), _key(values)
+    return positions[:count], values if x is flat else values.to(x.dtype), _key(values)
 
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
         return reference.above(x, threshold)
     n, flat = x.numel(), _as_float32(x)
-    limit = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
+    (limit,) = struct.unpack("<I", struct.pack("<f", threshold))
     count = _core.count_above(_floats(flat), n, limit, _threads())
     wide, positions = _index(n, count)
     values = torch.empty(count, dtype=torch.float32)
     found = _core.above(_floats(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
-    positions, values = positions[:found], values[:found]
-    return positions, values.to(x.dtype), _key(values)
+    if found < count:
+        positions, values = positions[:found], values[:found]
+    return positions, values if x is flat else values.to(x.dtype), _key(values)
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
