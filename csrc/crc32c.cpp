@@ -71,10 +71,12 @@ __attribute__((target("sse4.2"))) const uint8_t* three_streams(uint64_t& crc, co
   for (; n >= 3 * Run; p += 3 * Run, n -= 3 * Run) {
     uint64_t b = 0, c = 0;
     for (size_t i = 0; i < Run; i += 8) {
-      if (Run >= 4096 && i % 64 == 0) {  // the lines three runs on, one of each stream: they lie on different pages
-        __builtin_prefetch(p + 3 * Run + i);
-        __builtin_prefetch(p + 4 * Run + i);
-        __builtin_prefetch(p + 5 * Run + i);
+      if (Run >= 4096 && i % 64 == 0) {
+        // Three lines of what comes next for three that are consumed, interleaved over its pages: more are in flight.
+        constexpr size_t pages = 3 * Run / 4096;
+        for (size_t line = i / 64 * 3, last = line + 3; line < last; ++line) {
+          __builtin_prefetch(p + 3 * Run + line % pages * 4096 + line / pages * 64);
+        }
       }
       crc = _mm_crc32_u64(crc, word_at(p + i));
       b = _mm_crc32_u64(b, word_at(p + Run + i));
@@ -87,7 +89,7 @@ __attribute__((target("sse4.2"))) const uint8_t* three_streams(uint64_t& crc, co
 }
 
 __attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t start, const uint8_t* p, size_t n) {
-  static const Advance<4096> far;
+  static const Advance<8192> far;
   static const Advance<256> near;
   uint64_t crc = start;
   p = three_streams(crc, p, n, far);
