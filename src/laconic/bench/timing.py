@@ -34,7 +34,7 @@ def quartiles(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Runs of one operation, each with the faster of the copies before and after it, in seconds of wall clock."""
+    """Runs of one operation, each with the mean of the copies before and after it, in seconds of wall clock."""
 
     seconds: tuple[float, ...]
     copies: tuple[float, ...]
@@ -110,8 +110,7 @@ class Stopwatch:
                 operation()
                 seconds = time.perf_counter() - begin
                 after = self.copy()
-                # The faster of the two: a disturbed copy would flatter the operation.
-                runs[name].append((seconds, share * min(before, after)))
+                runs[name].append((seconds, share * (before + after) / 2))
                 self.copies.append(after)
                 before = after
         return {
