@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
+CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 
 .PHONY: test test-slow lint format bench asan wheel clean
 .DEFAULT_GOAL := test

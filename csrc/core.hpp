@@ -1,7 +1,7 @@
 // The core on plain pointers and sizes: no Python, no torch. bindings.cpp alone knows Python.
 //
 // Sections of a frame may start at any address, so bytes are read and written with memcpy; float tensors are aligned
-// to their elements. What the bytes must be is defined by src/laconic/kernels/reference.py.
+// to their elements. What the bytes must be is defined by src/laconic/kernels/reference/.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,178 @@
+// Selection: what reaches a threshold, gathered; and values back to their positions.
+#pragma once
+
+#include "storing.hpp"
+
+namespace laconic {
+namespace {
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// For each mask of eight lanes, the permutation that moves its set lanes to the front.
+struct Compress {
+  alignas(32) uint32_t order[256][8];
+  constexpr Compress() : order() {
+    for (int mask = 0; mask < 256; ++mask) {
+      int at = 0;
+      for (int lane = 0; lane < 8; ++lane) {
+        if (mask >> lane & 1) order[mask][at++] = static_cast<uint32_t>(lane);
+      }
+    }
+  }
+};
+constexpr Compress kCompress;
+#endif
+
+// Appends offset + lane and raw bits of the lanes whose key (raw & mask) is at least the threshold. Writes up to
+// 16 entries past the count, so the arrays have that much room to spare.
+INLINE int64_t append16(const uint32_t* raw, uint32_t mask, uint32_t threshold, uint32_t offset, uint32_t* offsets,
+                        uint32_t* bits, int64_t count) {
+#if defined(__AVX512F__)
+  const __m512i v = _mm512_loadu_si512(raw);
+  const __mmask16 hit = _mm512_cmpge_epu32_mask(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(mask))),
+                                                _mm512_set1_epi32(static_cast<int>(threshold)));
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(offset)));
+  _mm512_storeu_si512(offsets + count, _mm512_maskz_compress_epi32(hit, index));
+  _mm512_storeu_si512(bits + count, _mm512_maskz_compress_epi32(hit, v));
+  return count + __builtin_popcount(hit);
+#elif defined(__AVX2__)
+  for (int half = 0; half < 16; half += 8) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(raw + half));
+    const __m256i key = _mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(mask)));
+    const __m256i limit = _mm256_set1_epi32(static_cast<int>(threshold));
+    const __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(key, limit), key);
+    const unsigned hit = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(reached)));
+    const __m256i order = _mm256_load_si256(reinterpret_cast<const __m256i*>(kCompress.order[hit]));
+    const __m256i index = _mm256_add_epi32(order, _mm256_set1_epi32(static_cast<int>(offset) + half));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(offsets + count), index);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(bits + count), _mm256_permutevar8x32_epi32(v, order));
+    count += __builtin_popcount(hit);
+  }
+  return count;
+#else
+  for (uint32_t i = 0; i < 16; ++i) {
+    offsets[count] = offset + i;
+    bits[count] = raw[i];
+    count += (raw[i] & mask) >= threshold;
+  }
+  return count;
+#endif
+}
+INLINE int64_t append_rest(const uint32_t* raw, int64_t n, uint32_t mask, uint32_t threshold, uint32_t offset,
+                           Kept* kept, int64_t count) {
+  for (int64_t i = 0; i < n; ++i) {
+    kept->offset[count] = offset + static_cast<uint32_t>(i);
+    kept->bits[count] = raw[i];
+    count += (raw[i] & mask) >= threshold;
+  }
+  return count;
+}
+
+bool compact(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kept* kept) {
+  const uint32_t* raw = reinterpret_cast<const uint32_t*>(x);
+  int64_t count = kept->count;
+  for (int64_t at = begin; at < end; at += kBlock) {
+    const int64_t stop = least(at + kBlock, end);
+    if (count + (stop - at) > kept->capacity) {
+      // Room for the worst case is short: look before writing.
+      int64_t reached = 0;
+      for (int64_t i = at; i < stop; ++i) reached += (raw[i] & kMagnitude) >= threshold;
+      if (count + reached + 16 > kept->capacity) return false;
+    }
+    int64_t i = at;
+    for (; i + 16 <= stop; i += 16) {
+      fetch_ahead(x + at + kBlock, (i - at) / 16);
+      count = append16(raw + i, kMagnitude, threshold, static_cast<uint32_t>(i - begin), kept->offset, kept->bits, count);
+    }
+    count = append_rest(raw + i, stop - i, kMagnitude, threshold, static_cast<uint32_t>(i - begin), kept, count);
+  }
+  kept->count = count;
+  return true;
+}
+
+int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t threshold) {
+  const u8v mask = splat_u(kMagnitude), limit = splat_u(threshold);
+  int64_t count = 0, i = begin;
+  while (i + 16 <= end) {
+    const int64_t stop = least(i + kBlock, end);
+    const float* ahead = x + i + kBlock;
+    i8 reached = {};
+    for (int64_t line = 0; i + 16 <= stop; i += 16, ++line) {
+      fetch_ahead(ahead, line);
+      reached -= (i8)((i8)(load<u8v>(x + i) & mask) >= (i8)limit);
+      reached -= (i8)((i8)(load<u8v>(x + i + 8) & mask) >= (i8)limit);
+    }
+    for (int lane = 0; lane < 8; ++lane) count += reached[lane];
+  }
+  for (; i < end; ++i) count += magnitude_bits(x[i]) >= threshold;
+  return count;
+}
+
+bool compact_hashes(Key key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
+  // The complement turns "at most" into "at least".
+  const uint32_t threshold = ~at_most;
+  int64_t count = kept->count;
+  alignas(64) uint32_t inverted[256];
+  for (int64_t at = begin; at < end; at += 256) {
+    const int64_t n = least(256, end - at);
+    if (count + n + 16 > kept->capacity) return false;
+    const u8v low = low_key(key, static_cast<uint64_t>(at)), high = splat_u(key.high);
+    const u8v counter = splat_u(static_cast<uint32_t>(at)) + kLanes;
+    for (uint32_t i = 0; i < 256; i += 8) store(inverted + i, ~hash8(counter + i, low, high));
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+      count = append16(inverted + i, ~0u, threshold, static_cast<uint32_t>(at - begin + i), kept->offset, kept->bits,
+                       count);
+    }
+    count = append_rest(inverted + i, n - i, ~0u, threshold, static_cast<uint32_t>(at - begin + i), kept, count);
+  }
+  kept->count = count;
+  return true;
+}
+
+template <class Index>
+int64_t first_at_least(const Index* positions, int64_t k, int64_t value) {
+  int64_t low = 0, high = k;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (positions[middle] < value) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <class Index>
+void scatter(const Index* positions, const float* values, int64_t k, Sink sink, int64_t begin, int64_t end) {
+  int64_t i = first_at_least(positions, k, begin);
+  if (sink.accumulate) {
+    for (; i < k && positions[i] < end; ++i) emit_one(sink, positions[i], values[i]);
+    return;
+  }
+  if (how_to_store(sink) != Store::stream) {
+    std::memset(sink.out + begin, 0, (end - begin) * 4);
+    for (; i < k && positions[i] < end; ++i) sink.out[positions[i]] = values[i];
+    return;
+  }
+  // A window in L1 is filled, streamed out and emptied again, so every line of the output is written once and none is
+  // read.
+  constexpr int64_t window = 2048;
+  alignas(64) float buffer[window] = {};
+  const f8 unused = {};
+  for (int64_t at = begin; at < end; at += window) {
+    const int64_t stop = least(at + window, end), first = i;
+    for (; i < k && positions[i] < stop; ++i) buffer[positions[i] - at] = values[i];
+    int64_t j = 0;
+    for (; j + 8 <= stop - at; j += 8) emit<Store::stream>(sink.out + at + j, load<f8>(buffer + j), unused);
+    for (; j < stop - at; ++j) sink.out[at + j] = buffer[j];
+    for (int64_t filled = first; filled < i; ++filled) buffer[positions[filled] - at] = 0.0f;
+  }
+  finish_stores();
+}
+void scatter32(const int32_t* p, const float* v, int64_t k, Sink s, int64_t b, int64_t e) { scatter(p, v, k, s, b, e); }
+void scatter64(const int64_t* p, const float* v, int64_t k, Sink s, int64_t b, int64_t e) { scatter(p, v, k, s, b, e); }
+
+}  // namespace
+}  // namespace laconic

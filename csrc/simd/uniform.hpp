@@ -1,0 +1,119 @@
+// uniform: the range of a tensor, and bins of equal width over it, in double precision.
+#pragma once
+
+#include "packing.hpp"
+#include "storing.hpp"
+
+namespace laconic {
+namespace {
+
+uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, float* high) {
+  constexpr int kChains = 4;  // a minimum takes four cycles: so many must be under way at once
+  f8 least_of[kChains], most_of[kChains];
+  for (int c = 0; c < kChains; ++c) least_of[c] = most_of[c] = splat(x[begin]);
+  u8v largest = {};
+  const u8v mask = splat_u(kMagnitude);
+  int64_t i = begin;
+  for (; i + 32 <= end; i += 32) {
+    const float* ahead = x + (i / kBlock + 1) * kBlock;
+    const int64_t line = i % kBlock / 16;
+    fetch_ahead(ahead, line);
+    fetch_ahead(ahead, line + 1);
+    unroll<kChains>([&](auto c) {
+      const f8 v = load<f8>(x + i + 8 * c);
+      least_of[c] = v < least_of[c] ? v : least_of[c];
+      most_of[c] = v > most_of[c] ? v : most_of[c];
+      largest = larger(largest, bits_of(v) & mask);
+    });
+  }
+  uint32_t key = fold_max(largest);
+  float smallest = x[begin], greatest = x[begin];
+  auto take = [&](float below, float above) {
+    if (below < smallest) smallest = below;
+    if (above > greatest) greatest = above;
+  };
+  for (int c = 0; c < kChains; ++c) {
+    for (int lane = 0; lane < 8; ++lane) take(least_of[c][lane], most_of[c][lane]);
+  }
+  for (; i < end; ++i) {
+    take(x[i], x[i]);
+    key = most(key, magnitude_bits(x[i]));
+  }
+  *low = smallest;
+  *high = greatest;
+  return key;
+}
+
+void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t begin, int64_t end, int64_t) {
+  const PackGroup group = pack_group_of(c.bits);
+  const double inverse = static_cast<double>(c.levels) / (c.high - c.low);
+  const d4 low = {c.low, c.low, c.low, c.low}, scale = {inverse, inverse, inverse, inverse};
+  const int32_t top = c.levels - 1;
+  for (int64_t at = begin; at < end; at += kGroup) {
+    const int64_t count = least(kGroup, end - at);
+    float padded[kGroup];
+    const float* v = x + at;
+    if (count < kGroup) {
+      for (int64_t i = 0; i < kGroup; ++i) padded[i] = i < count ? v[i] : static_cast<float>(c.low);
+      v = padded;
+    }
+    alignas(32) int32_t symbols[kGroup];
+    const float* ahead = x + (at / kBlock + 1) * kBlock;
+    for (int64_t i = 0; i < kGroup; i += 4) {
+      if (i % 16 == 0) fetch_ahead(ahead, (at % kBlock + i) / 16);
+      const d4 t = (__builtin_convertvector(load<f4>(v + i), d4) - low) * scale;
+      i4 q = __builtin_convertvector(t, i4);
+      q = q > top ? (i4{} + top) : q;
+      store(symbols + i, q);
+    }
+    uint8_t* out = packed + at / kGroup * 32 * c.bits;
+    if (count == kGroup) {
+      group(reinterpret_cast<uint32_t*>(symbols), out);
+    } else {
+      pack_tail(reinterpret_cast<uint32_t*>(symbols), count, c.bits, out);
+    }
+  }
+}
+
+template <Store How>
+void uniform_decode_as(const uint8_t* packed, UniformCoding c, const Sink& sink, int64_t begin, int64_t end) {
+  const UnpackGroup group = unpack_group_of(c.bits);
+  const double width = (c.high - c.low) / static_cast<double>(c.levels);
+  const d4 low = {c.low, c.low, c.low, c.low}, w = {width, width, width, width}, half = {.5, .5, .5, .5};
+  const int32_t top = c.levels - 1;
+  const f8 weight = splat(sink.weight);
+  alignas(32) uint32_t symbols[kGroup];
+  alignas(32) float values[kGroup];
+  for (int64_t at = begin; at < end; at += kGroup) {
+    const int64_t count = least(kGroup, end - at);
+    const uint8_t* in = packed + at / kGroup * 32 * c.bits;
+    if (count == kGroup) {
+      group(in, symbols);
+    } else {
+      std::memset(symbols, 0, sizeof symbols);
+      unpack_tail(in, count, c.bits, symbols);
+    }
+    for (int64_t i = 0; i < kGroup; i += 4) {
+      i4 q = load<i4>(symbols + i);
+      q = q > top ? (i4{} + top) : q;
+      const d4 v = low + (__builtin_convertvector(q, d4) + half) * w;
+      store(values + i, __builtin_convertvector(v, f4));
+    }
+    if (count == kGroup) {
+      for (int64_t i = 0; i < kGroup; i += 8) emit<How>(sink.out + at + i, load<f8>(values + i), weight);
+    } else {
+      for (int64_t i = 0; i < count; ++i) emit_one(sink, at + i, values[i]);
+    }
+  }
+  finish_stores();
+}
+void uniform_decode(const uint8_t* packed, UniformCoding c, Sink sink, int64_t begin, int64_t end) {
+  switch (how_to_store(sink)) {
+    case Store::add: return uniform_decode_as<Store::add>(packed, c, sink, begin, end);
+    case Store::stream: return uniform_decode_as<Store::stream>(packed, c, sink, begin, end);
+    default: return uniform_decode_as<Store::plain>(packed, c, sink, begin, end);
+  }
+}
+
+}  // namespace
+}  // namespace laconic

@@ -1,0 +1,58 @@
+"""The truth, in plain torch, on any device: what bytes a codec sends is what these functions write.
+
+Written to be read, in vectors rather than element loops; docs/wire-format.md says the same in words. Sums that decide
+bytes have a fixed order (``pairwise_sum``), so that thread count and backend cannot change a frame.
+"""
+
+from __future__ import annotations
+
+from laconic.kernels.reference.casts import all_finite, cast_decode, cast_encode, copy_finite, raw_decode
+from laconic.kernels.reference.packing import pack, unpack
+from laconic.kernels.reference.positions import positions_plan, positions_read, positions_write, scatter
+from laconic.kernels.reference.quantizers import (
+    onebit_decode,
+    onebit_encode,
+    qsgd_decode,
+    qsgd_encode,
+    sign_decode,
+    sign_encode,
+    ternary_decode,
+    ternary_encode,
+    uniform_decode,
+    uniform_encode,
+    value_range,
+)
+from laconic.kernels.reference.selection import above, gather, key_of_any, random_positions, topk, topk_sampled
+from laconic.kernels.reference.sums import pairwise_sum
+
+__all__ = [
+    "above",
+    "all_finite",
+    "cast_decode",
+    "cast_encode",
+    "copy_finite",
+    "gather",
+    "key_of_any",
+    "onebit_decode",
+    "onebit_encode",
+    "pack",
+    "pairwise_sum",
+    "positions_plan",
+    "positions_read",
+    "positions_write",
+    "qsgd_decode",
+    "qsgd_encode",
+    "random_positions",
+    "raw_decode",
+    "scatter",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+    "topk",
+    "topk_sampled",
+    "uniform_decode",
+    "uniform_encode",
+    "unpack",
+    "value_range",
+]

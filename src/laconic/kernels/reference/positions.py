@@ -1,0 +1,101 @@
+"""Where they stand: Rice-coded gaps or a bitmap; and values back to their places."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.errors import FrameError
+from laconic.kernels.interface import (
+    ALL,
+    BITMAP,
+    MAX_LOW_BITS,
+    POSITIONS_HEADER,
+    RICE,
+    PositionPlan,
+    packed_nbytes,
+    read_positions_header,
+    write_bytes,
+)
+from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
+from laconic.kernels.reference.selection import index_dtype
+
+
+def _gaps(positions: Tensor) -> Tensor:
+    wide = positions.to(torch.int64)
+    previous = torch.cat([torch.full((1,), -1, dtype=torch.int64, device=wide.device), wide[:-1]])
+    return wide - previous - 1
+
+
+def low_bits_candidates(n: int, k: int) -> list[int]:
+    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
+    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
+    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
+
+
+def positions_plan(positions: Tensor, n: int) -> PositionPlan:
+    """The smaller of Rice-coded gaps and a bitmap; of several Rice parameters the first that is smallest."""
+    k = positions.numel()
+    if k == n:
+        return PositionPlan(ALL, 0, POSITIONS_HEADER)
+    gaps = _gaps(positions)
+    plans = []
+    for low_bits in low_bits_candidates(n, k):
+        unary = k + int((gaps >> low_bits).sum())
+        nbytes = POSITIONS_HEADER + packed_nbytes(k, low_bits) + -(-unary // 8)
+        plans.append(PositionPlan(RICE, low_bits, nbytes))
+    plans.append(PositionPlan(BITMAP, 0, POSITIONS_HEADER + -(-n // 8)))
+    return min(plans, key=lambda plan: plan.nbytes)
+
+
+def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None:
+    """Header (mode, Rice parameter, count), then the low bits of the gaps, then their high parts in unary."""
+    k = positions.numel()
+    header = plan.mode | plan.low_bits << 8 | k << 16
+    write_bytes(out[:8], header.to_bytes(8, "little"))
+    if plan.mode == BITMAP:
+        bits = torch.zeros(n, dtype=torch.int32, device=out.device)
+        bits[positions.long()] = 1
+        out[8:] = bits_to_bytes(bits)
+    elif plan.mode == RICE:
+        gaps = _gaps(positions)
+        low_end = 8 + packed_nbytes(k, plan.low_bits)
+        pack(gaps & ((1 << plan.low_bits) - 1), plan.low_bits, out[8:low_end])
+        ends = ((gaps >> plan.low_bits) + 1).cumsum(0) - 1
+        bits = torch.zeros(int(ends[-1]) + 1, dtype=torch.int32, device=out.device)
+        bits[ends] = 1
+        out[low_end:] = bits_to_bytes(bits)
+
+
+def positions_read(section: Tensor, n: int) -> Tensor:
+    mode, low_bits, k = read_positions_header(section, n)
+    dtype = index_dtype(n)
+    if mode == ALL:
+        return torch.arange(n, dtype=dtype, device=section.device)
+    if mode == BITMAP:
+        bits = bytes_to_bits(section[8:])
+        positions = torch.nonzero(bits).view(-1)
+        if positions.numel() != k or (k and int(positions[-1]) >= n):
+            raise FrameError(f"a bitmap of {n} positions promises {k} and marks {positions.numel()}")
+        return positions.to(dtype)
+    low_end = 8 + packed_nbytes(k, low_bits)
+    ends = torch.nonzero(bytes_to_bits(section[low_end:])).view(-1)
+    if ends.numel() != k or int(ends[-1]) < (section.numel() - low_end - 1) * 8:
+        raise FrameError(f"coded positions promise {k} and hold {ends.numel()}")
+    high = torch.cat([ends[:1], ends[1:] - ends[:-1] - 1])
+    gaps = (high << low_bits) | unpack(section[8:low_end], k, low_bits).to(torch.int64)
+    positions = (gaps + 1).cumsum(0) - 1
+    if int(positions[-1]) >= n:
+        raise FrameError(f"a coded position is {int(positions[-1])}, past the end of {n} values")
+    return positions.to(dtype)
+
+
+def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
+    """Values at their positions and zeros elsewhere; with a weight, added to what is there."""
+    where = positions.long()
+    if weight is None:
+        out.zero_()
+        out[where] = values
+    else:
+        factor = torch.tensor(weight, dtype=torch.float32, device=out.device)
+        out[where] = out[where] + values * factor

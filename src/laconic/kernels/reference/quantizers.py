@@ -1,0 +1,177 @@
+"""qsgd, terngrad, uniform, sign, onebit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.errors import FrameError
+from laconic.kernels import random
+from laconic.kernels.interface import NONFINITE
+from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
+from laconic.kernels.reference.sums import (
+    FLOAT32_MAX,
+    in_buckets,
+    key_of,
+    pairwise_sum,
+    put,
+    read_floats,
+    write_floats,
+)
+
+
+def _bucket_norms(rows: Tensor, l2: bool) -> Tensor:
+    largest = rows.abs().amax(1)
+    if not l2:
+        return largest
+    squares = rows.to(torch.float64).square()
+    root = pairwise_sum(squares).sqrt().to(torch.float32)
+    return torch.maximum(root, largest).clamp(max=FLOAT32_MAX)
+
+
+def _stochastic_symbols(rows: Tensor, norms: Tensor, levels: int, fraction_bits: int, noise: Tensor) -> Tensor:
+    """floor(levels * x / norm + noise) + levels, in fixed point with ``fraction_bits`` bits after the point."""
+    tiny = norms < 2.0**-90  # the quotient below would overflow: shift such a bucket up, exactly
+    up = torch.where(tiny, 2.0**64, 1.0).to(torch.float32)
+    unit = torch.tensor(float(levels << fraction_bits), dtype=torch.float32, device=rows.device)
+    # A hair less than exact, so that rounding can never lift the largest value past the top level.
+    scale = (unit / (norms * up)) * torch.tensor(1 - 2.0**-22, dtype=torch.float32, device=rows.device)
+    scale = torch.where(norms > 0, scale, 0.0)
+    fixed = ((rows * up.unsqueeze(1)) * scale.unsqueeze(1)).to(torch.int32).to(torch.int64)
+    return (fixed + noise + (levels << fraction_bits)) >> fraction_bits
+
+
+def _noise(rows: Tensor, fraction_bits: int, stochastic: bool, seed: int) -> Tensor:
+    if not stochastic:
+        return torch.tensor(1 << (fraction_bits - 1), dtype=torch.int64, device=rows.device)
+    return random.dither(rows.numel(), fraction_bits, random.key(seed, random.ROUNDING), rows.device).view_as(rows)
+
+
+def _steps(norms: Tensor, levels: int) -> Tensor:
+    """The distance between levels; a hair less where levels * step would leave float32."""
+    # By a tensor: CUDA divides by a plain number as multiplication with its reciprocal, which rounds differently.
+    step = norms / torch.full_like(norms, levels)
+    return torch.where(torch.isinf(step * levels), step * (1 - 2.0**-22), step)
+
+
+def qsgd_encode(
+    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
+) -> int:
+    key = key_of(x)
+    if key >= NONFINITE or x.numel() == 0:
+        return key
+    rows = in_buckets(x, bucket)
+    scale = _bucket_norms(rows, l2)
+    fraction_bits, levels = 31 - bits, (1 << (bits - 1)) - 1
+    noise = _noise(rows, fraction_bits, stochastic, seed)
+    symbols = _stochastic_symbols(rows, scale, levels, fraction_bits, noise).view(-1)[: x.numel()]
+    write_floats(scale, norms)
+    pack(symbols, bits, packed)
+    return key
+
+
+def _dequantize(symbols: Tensor, norms: Tensor, levels: int, bucket: int) -> Tensor:
+    centred = (symbols.to(torch.int64) - levels).clamp(max=levels)
+    step = _steps(norms, levels).repeat_interleave(bucket)[: symbols.numel()]
+    return centred.to(torch.float32) * step
+
+
+def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
+    symbols = unpack(packed, out.numel(), bits)
+    put(out, _dequantize(symbols, read_floats(norms, "norm"), (1 << (bits - 1)) - 1, bucket), weight)
+
+
+def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
+    key = key_of(x)
+    if key >= NONFINITE or x.numel() == 0:
+        return key
+    rows = in_buckets(x, bucket)
+    scale = _bucket_norms(rows, l2=False)
+    symbols = _stochastic_symbols(rows, scale, 1, 29, _noise(rows, 29, True, seed)).view(-1)[: x.numel()]
+    write_floats(scale, norms)
+    pack_trits(symbols, packed)
+    return key
+
+
+def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    if packed.numel() and int(packed.max()) > 242:
+        raise FrameError("a byte of five ternary values is above 242")
+    put(out, _dequantize(unpack_trits(packed, out.numel()), read_floats(norms, "norm"), 1, bucket), weight)
+
+
+def value_range(x: Tensor) -> tuple[float, float, int]:
+    """Smallest and largest value, and the key."""
+    key = key_of(x)
+    if key >= NONFINITE or x.numel() == 0:
+        return 0.0, 0.0, key
+    return float(x.min()), float(x.max()), key
+
+
+def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
+    """Index of the bin of equal width over [low, high], in float64, so that no float32 range overflows or vanishes."""
+    inverse = levels / (high - low)
+    index = ((x.to(torch.float64) - low) * inverse).to(torch.int64).clamp(max=levels - 1)
+    pack(index, (levels - 1).bit_length(), packed)
+
+
+def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
+    index = unpack(packed, out.numel(), (levels - 1).bit_length()).clamp(max=levels - 1)
+    width = (high - low) / levels
+    put(out, (low + (index.to(torch.float64) + 0.5) * width).to(torch.float32), weight)
+
+
+def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
+    """Sign bits, and the mean magnitude of each bucket."""
+    key = key_of(x)
+    if key >= NONFINITE or x.numel() == 0:
+        return key
+    rows = in_buckets(x, bucket)
+    counts = _counts(x.numel(), bucket, x.device)
+    total = pairwise_sum(rows.abs() * (1.0 / bucket))  # scaled first: a sum of large values must not overflow
+    write_floats((total * _quotient(bucket, counts)).clamp(max=FLOAT32_MAX), scales)
+    pack((x.view(torch.int32) < 0), 1, packed)
+    return key
+
+
+def _quotient(a: int, b: Tensor) -> Tensor:
+    return torch.full_like(b, a) / b
+
+
+def _counts(n: int, bucket: int, device: torch.device) -> Tensor:
+    counts = torch.full((-(-n // bucket),), bucket, dtype=torch.float32, device=device)
+    counts[-1] = n - (counts.numel() - 1) * bucket
+    return counts
+
+
+def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    negative = unpack(packed, out.numel(), 1) == 1
+    each = read_floats(scales, "scale").repeat_interleave(bucket)[: out.numel()]
+    put(out, torch.where(negative, -each, each), weight)
+
+
+def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
+    """Sign bits, and per bucket the mean of its non-negative and of its negative values (two numbers)."""
+    key = key_of(x)
+    if key >= NONFINITE or x.numel() == 0:
+        return key
+    rows = in_buckets(x, bucket)
+    minus = rows.view(torch.int32) < 0
+    counts = _counts(x.numel(), bucket, x.device)
+    below = minus.sum(1).to(torch.float32)
+    above = counts - below
+    scaled = rows.abs() * (1.0 / bucket)
+    plus_sum = pairwise_sum(torch.where(minus, 0.0, scaled))
+    minus_sum = pairwise_sum(torch.where(minus, scaled, 0.0))
+    plus = plus_sum * _quotient(bucket, above.clamp(min=1))
+    minus_mean = minus_sum * _quotient(bucket, below.clamp(min=1))
+    write_floats(torch.stack([plus, minus_mean], 1).view(-1).clamp(max=FLOAT32_MAX), means)
+    pack(x.view(torch.int32) < 0, 1, packed)
+    return key
+
+
+def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    negative = unpack(packed, out.numel(), 1) == 1
+    pairs = read_floats(means, "mean").view(-1, 2)
+    plus = pairs[:, 0].repeat_interleave(bucket)[: out.numel()]
+    minus = pairs[:, 1].repeat_interleave(bucket)[: out.numel()]
+    put(out, torch.where(negative, -minus, plus), weight)

@@ -1,0 +1,55 @@
+"""Magnitudes, sums in a fixed order, and how decoded values reach their tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.errors import FrameError
+
+FLOAT32_MAX = float(torch.finfo(torch.float32).max)
+
+
+def key_of(x: Tensor) -> int:
+    """The largest magnitude in a float32 tensor, as a key (see ``interface``)."""
+    return int((x.view(torch.int32) & 0x7FFFFFFF).max()) if x.numel() else 0
+
+
+def in_buckets(x: Tensor, bucket: int) -> Tensor:
+    """x as rows of one bucket each, the last padded with zeros."""
+    rows = -(-x.numel() // bucket)
+    padded = torch.zeros(rows * bucket, dtype=x.dtype, device=x.device)
+    padded[: x.numel()] = x
+    return padded.view(rows, bucket)
+
+
+def pairwise_sum(x: Tensor) -> Tensor:
+    """Sum each row (length a power of two, at least 16) in the order every backend keeps.
+
+    As rows of 16 lanes: neighbouring rows are added until one is left, then the lanes are folded in half four times.
+    """
+    t = x.view(x.shape[0], -1, 16)
+    while t.shape[1] > 1:
+        t = t[:, 0::2] + t[:, 1::2]
+    t = t[:, 0]
+    for lanes in (8, 4, 2, 1):
+        t = t[:, :lanes] + t[:, lanes:]
+    return t[:, 0]
+
+
+def put(out: Tensor, values: Tensor, weight: float | None) -> None:
+    if weight is None:
+        out.copy_(values)
+    else:
+        out.add_(values * torch.tensor(weight, dtype=torch.float32, device=out.device))
+
+
+def read_floats(section: Tensor, what: str, *, signed: bool = False) -> Tensor:
+    values = section.clone().view(torch.float32)
+    if not bool(torch.isfinite(values).all()) or (not signed and bool((values < 0).any())):
+        raise FrameError(f"a {what} in the frame is not a finite{'' if signed else ', non-negative'} number")
+    return values
+
+
+def write_floats(values: Tensor, section: Tensor) -> None:
+    section.copy_(values.to(torch.float32).contiguous().view(torch.uint8))
