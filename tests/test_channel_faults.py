@@ -115,6 +115,8 @@ def test_bytes_are_counted():
     assert sender.stats.bytes_in == 3 * 1200
     assert sender.stats.bytes_out == sum(len(frame) for frame in frames)
     assert sender.stats.rounds == 3
+    sender.encode("half", laws.normal(300).to(torch.bfloat16))
+    assert sender.stats.bytes_in == 3 * 1200 + 600  # of what came, not of the float32 sum with the residual
 
 
 # ----------------------------------------------------------------------------------------------------------- policy

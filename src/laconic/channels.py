@@ -107,7 +107,7 @@ class Channel:
         choice = self.policy.choose(slot, TensorSpec.of(x), self.spec)
         stages, codec = parse(choice.spec)
         self._say_exempt(slot, choice)
-        saturated = notices.counts().get("saturated", 0)
+        bytes_in, saturated = x.numel() * x.element_size(), notices.counts().get("saturated", 0)
         memory_stage = _memory_stage(stages)
         if memory_stage is not None:  # the sum with a residual is float32, and rounding it away would lose it
             x = x.detach().to(torch.float32)
@@ -123,7 +123,7 @@ class Channel:
         except InputError as error:
             raise type(error)(f"slot {slot!r}: {error}") from None
         self.stats.rounds += 1
-        self.stats.bytes_in += x.numel() * x.element_size()
+        self.stats.bytes_in += bytes_in
         self.stats.bytes_out += len(frame)
         self.stats.saturated += notices.counts().get("saturated", 0) - saturated
         return frame

@@ -10,12 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from laconic._core import advise_large_pages
 from laconic.errors import FrameError
 
 __all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate", "tensor_spec"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that codecs take."""
+
+LARGE = 1 << 23
+"""Bytes from which on fresh memory is asked for in large pages."""
 
 EXACT = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 """The dtypes that a frame can carry as they are."""
@@ -45,10 +49,14 @@ def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = Fals
     """Room for a tensor that a frame declares; ``FrameError`` when there is none."""
     try:
         # zeros() maps pages lazily, so a frame of a few bytes that claims a huge zero tensor costs nothing yet.
-        make = torch.zeros if zero else torch.empty
-        return make(spec.shape, dtype=spec.dtype, device=device)
+        if zero:
+            return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+        fresh = torch.empty(spec.shape, dtype=spec.dtype, device=device)
     except (RuntimeError, MemoryError, TypeError, ValueError) as error:
         raise FrameError(f"no memory for a tensor of shape {list(spec.shape)}: cap frames with max_numel") from error
+    if fresh.is_cpu and spec.nbytes >= LARGE:
+        advise_large_pages(fresh.data_ptr(), spec.nbytes)
+    return fresh
 
 
 @lru_cache(maxsize=4096)
