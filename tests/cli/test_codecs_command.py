@@ -20,6 +20,7 @@ def test_json_says_what_each_stage_is(run: Run) -> None:
     assert sorted(stages) == registry.names()
     assert stages["qsgd"]["arguments"] == {"bits": 4, "bucket": 512, "norm": "max", "round": "stochastic"}
     assert 4.06 < stages["qsgd"]["bits_per_value"] < 4.08
-    assert stages["qsgd"]["bias"] == "unbiased" and stages["none"]["bias"] == "exact"
+    assert stages["terngrad"]["bias"] == "unbiased" and stages["none"]["bias"] == "exact"
+    assert stages["qsgd"]["bias"] == "unbiased; biased only with round=nearest"
     assert stages["randk"]["bias"] == "unbiased; biased only with scale=false"
     assert stages["ef"]["kind"] == "channel" and stages["ef"]["bits_per_value"] is None

@@ -48,6 +48,11 @@ class Stage:
     summable: ClassVar[bool] = False
 
     @property
+    def is_biased(self) -> bool:
+        """Whether this very stage, with its arguments, is."""
+        return bool(self.biased)
+
+    @property
     def contractive(self) -> bool:
         """Whether an encoding of ordinary data leaves less than it was given: what error feedback rests on."""
         return True

@@ -93,8 +93,9 @@ class Chain:
         return self.values if self.values is not None else _RAW
 
     @property
-    def biased(self) -> bool | str:
-        return next((stage.biased for stage in self.stages if stage.biased), False)
+    def biased(self) -> bool:
+        """Whether the mean over seeds is another than the input."""
+        return any(stage.is_biased for stage in self.stages)
 
     @property
     def summable(self) -> bool:

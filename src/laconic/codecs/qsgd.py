@@ -38,12 +38,17 @@ class QSGD(BucketedQuantizer):
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "stochastic rounding, a norm per bucket"
     example: ClassVar[str] = "qsgd:4"
+    biased: ClassVar[bool | str] = "only with round=nearest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.whole(self.name, "bits", self.bits, 2, 12)
         checks.one_of(self.name, "norm", self.norm, ("max", "l2"))
         checks.one_of(self.name, "round", self.round, ("stochastic", "nearest"))
+
+    @property
+    def is_biased(self) -> bool:
+        return self.round == "nearest"
 
     @property
     def contractive(self) -> bool:

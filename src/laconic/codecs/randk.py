@@ -43,6 +43,10 @@ class RandK(Selector):
         checks.fraction(self, "keep")
 
     @property
+    def is_biased(self) -> bool:
+        return not self.scale
+
+    @property
     def contractive(self) -> bool:
         return not self.scale
 
