@@ -58,10 +58,10 @@ export PYTHONPATH=$work/package:$site
 # torch and the interpreter leak on purpose at exit. A frame may ask for more memory than there is: that must come back
 # as an error, not end the process.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-export LACONIC_MUTATIONS=${LACONIC_MUTATIONS:-2000}
+export LACONIC_MUTATIONS=${LACONIC_MUTATIONS:-100000}
 export PYTHONDONTWRITEBYTECODE=1
 
-for isa in baseline avx2 avx512; do
+for isa in ${LACONIC_ISAS:-baseline avx2 avx512}; do
   export LACONIC_ISA=$isa
   chosen=$(LD_PRELOAD=$preload "$python" -S -c 'import laconic._core; print(laconic._core.isa)')
   if [ "$chosen" != "$isa" ]; then

@@ -40,7 +40,7 @@ constexpr uint32_t row_factor(uint64_t row) {
 }
 
 struct RowFactors {
-  alignas(32) uint32_t at[32][8];
+  alignas(64) uint32_t at[32][8];  // two rows a register, where registers are that wide
   constexpr RowFactors() : at() {
     for (int row = 0; row < 32; ++row) {
       for (int lane = 0; lane < 8; ++lane) at[row][lane] = row_factor(static_cast<uint64_t>(row));
