@@ -39,12 +39,13 @@ template <class F>
 void split(int64_t n, int threads, F body) {
   const int64_t ranges = (n + kSplit - 1) / kSplit;
   if (threads <= 1 || ranges == 1) return body(0, n);
-  parallel_for(ranges, threads, [&](int64_t i) { body(i * kSplit, i * kSplit + kSplit < n ? i * kSplit + kSplit : n); });
+  parallel_for(ranges, threads,
+               [&](int64_t i) { body(i * kSplit, i * kSplit + kSplit < n ? i * kSplit + kSplit : n); });
 }
 
 uint32_t bucket_encode(EncodeLoop loop, int64_t unit, Address x, int64_t n, int bits, int64_t bucket, bool l2,
                        bool stochastic, uint64_t key, Address floats, Address packed, int threads) {
-  const BucketEncode args{at<const float>(x), n, bits, bucket, l2, stochastic, key_of(key), at<uint8_t>(floats),
+  const BucketEncode args{at<const float>(x),  n,      bits, bucket, l2, stochastic, key_of(key), at<uint8_t>(floats),
                           at<uint8_t>(packed), nullptr};
   return encode_buckets(loop, args, unit, threads);
 }
@@ -60,7 +61,8 @@ auto by_index(bool wide, F body) {
 }
 
 // Any contiguous buffer as a uint8 tensor over the same memory, which it keeps alive. laconic only reads through it.
-nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> byte_view(nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
+nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> byte_view(
+    nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
   if (data.itemsize() != 1) throw nb::type_error("expected a buffer of bytes");
   auto* bytes = const_cast<uint8_t*>(static_cast<const uint8_t*>(data.data()));
   return {bytes, {data.size()}, nb::cast(data)};
@@ -73,7 +75,8 @@ NB_MODULE(_core, m) {
   m.attr("isa") = simd().name;
 
   m.def("crc32c", [](Address data, size_t n) { return crc32c(at<const uint8_t>(data), n); }, Unlocked());
-  m.def("crc32c_of", [](nb::bytes data) { return crc32c(reinterpret_cast<const uint8_t*>(data.c_str()), data.size()); });
+  m.def("crc32c_of",
+        [](nb::bytes data) { return crc32c(reinterpret_cast<const uint8_t*>(data.c_str()), data.size()); });
   m.def("byte_view", &byte_view);
   m.def("bytes_at", [](Address data, size_t n) { return nb::bytes(at<const char>(data), n); });
   m.def("zero_bytes", [](Address to, size_t n) { std::memset(at<char>(to), 0, n); });
@@ -97,11 +100,14 @@ NB_MODULE(_core, m) {
     simd().unpack(at<const uint8_t>(packed), n, bits, at<uint32_t>(out));
   }, Unlocked());
 
-  m.def("qsgd_encode", [](Address x, int64_t n, int bits, int64_t bucket, bool l2, bool stochastic, uint64_t key,
-                          Address norms, Address packed, int threads) {
+  m.def("qsgd_encode",
+        [](Address x, int64_t n, int bits, int64_t bucket, bool l2, bool stochastic, uint64_t key, Address norms,
+           Address packed, int threads) {
     return bucket_encode(simd().qsgd_encode, kSplit, x, n, bits, bucket, l2, stochastic, key, norms, packed, threads);
-  }, Unlocked());
-  m.def("ternary_encode", [](Address x, int64_t n, int64_t bucket, uint64_t key, Address norms, Address packed, int threads) {
+  },
+        Unlocked());
+  m.def("ternary_encode",
+        [](Address x, int64_t n, int64_t bucket, uint64_t key, Address norms, Address packed, int threads) {
     return bucket_encode(simd().ternary_encode, 5 * kSplit, x, n, 2, bucket, false, true, key, norms, packed, threads);
   }, Unlocked());
   m.def("sign_encode", [](Address x, int64_t n, int64_t bucket, Address scales, Address packed, int threads) {
@@ -111,16 +117,20 @@ NB_MODULE(_core, m) {
     return bucket_encode(simd().onebit_encode, kSplit, x, n, 1, bucket, false, false, 0, means, packed, threads);
   }, Unlocked());
 
-  m.def("qsgd_decode", [](Address norms, Address packed, int bits, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+  m.def("qsgd_decode",
+        [](Address norms, Address packed, int bits, int64_t bucket, Address out, int64_t n, float weight, int threads) {
     return bucket_decode(simd().qsgd_decode, kSplit, norms, packed, bits, bucket, out, n, weight, threads);
   }, Unlocked());
-  m.def("ternary_decode", [](Address norms, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+  m.def("ternary_decode",
+        [](Address norms, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
     return bucket_decode(simd().ternary_decode, 5 * kSplit, norms, packed, 2, bucket, out, n, weight, threads);
   }, Unlocked());
-  m.def("sign_decode", [](Address scales, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+  m.def("sign_decode",
+        [](Address scales, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
     return bucket_decode(simd().sign_decode, kSplit, scales, packed, 1, bucket, out, n, weight, threads);
   }, Unlocked());
-  m.def("onebit_decode", [](Address means, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+  m.def("onebit_decode",
+        [](Address means, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
     return bucket_decode(simd().onebit_decode, kSplit, means, packed, 1, bucket, out, n, weight, threads);
   }, Unlocked());
 
@@ -133,16 +143,20 @@ NB_MODULE(_core, m) {
     const uint32_t key = simd().value_range(at<const float>(x), 0, n, &low, &high);
     return std::tuple<double, double, uint32_t>(low, high, key);
   }, Unlocked());
-  m.def("uniform_encode", [](Address x, int64_t n, double low, double high, int levels, int bits, Address packed, int threads) {
+  m.def("uniform_encode",
+        [](Address x, int64_t n, double low, double high, int levels, int bits, Address packed, int threads) {
     split(n, threads, [&](int64_t begin, int64_t end) {
       simd().uniform_encode(at<const float>(x), {low, high, levels, bits}, at<uint8_t>(packed), begin, end, n);
     });
   }, Unlocked());
-  m.def("uniform_decode", [](Address packed, double low, double high, int levels, int bits, Address out, int64_t n, float weight, int threads) {
+  m.def("uniform_decode",
+        [](Address packed, double low, double high, int levels, int bits, Address out, int64_t n, float weight,
+           int threads) {
     split(n, threads, [&](int64_t begin, int64_t end) {
       simd().uniform_decode(at<const uint8_t>(packed), {low, high, levels, bits}, sink_of(out, n, weight), begin, end);
     });
-  }, Unlocked());
+  },
+        Unlocked());
 
   m.def("copy_finite", [](Address from, Address to, int64_t nbytes, int itemsize, uint64_t exponent) {
     return simd().copy_finite(at<const uint8_t>(from), at<uint8_t>(to), nbytes, itemsize, exponent);
@@ -186,7 +200,8 @@ NB_MODULE(_core, m) {
       topk_double(at<const double>(x), n, k, at<Index>(positions), at<double>(values));
     });
   }, Unlocked());
-  m.def("topk_sampled", [](Address x, int64_t n, int64_t k, uint64_t key, bool wide, Address positions, Address values, int threads) {
+  m.def("topk_sampled",
+        [](Address x, int64_t n, int64_t k, uint64_t key, bool wide, Address positions, Address values, int threads) {
     return by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
       return topk_sampled(at<const float>(x), n, k, key_of(key), at<Index>(positions), at<float>(values), threads);
@@ -195,7 +210,8 @@ NB_MODULE(_core, m) {
   m.def("count_above", [](Address x, int64_t n, uint32_t threshold, int threads) {
     return count_above(at<const float>(x), n, threshold, threads);
   }, Unlocked());
-  m.def("above", [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values, int64_t capacity) {
+  m.def("above",
+        [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values, int64_t capacity) {
     return by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
       return above(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values), capacity);
@@ -215,20 +231,24 @@ NB_MODULE(_core, m) {
     });
     return std::tuple<int, int, int64_t>(static_cast<int>(plan.mode), plan.low_bits, plan.nbytes);
   }, Unlocked());
-  m.def("write_positions", [](Address positions, int64_t k, bool wide, int mode, int low_bits, int64_t nbytes, Address out) {
+  m.def("write_positions",
+        [](Address positions, int64_t k, bool wide, int mode, int low_bits, int64_t nbytes, Address out) {
     const PositionPlan plan{static_cast<PositionMode>(mode), low_bits, nbytes};
     by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
       write_positions(at<const Index>(positions), k, plan, at<uint8_t>(out));
     });
   }, Unlocked());
-  m.def("read_positions", [](Address body, int64_t nbytes, int mode, int low_bits, int64_t k, int64_t n, bool wide, Address positions) {
+  m.def("read_positions",
+        [](Address body, int64_t nbytes, int mode, int low_bits, int64_t k, int64_t n, bool wide, Address positions) {
     return by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;
-      return read_positions(at<const uint8_t>(body), nbytes, static_cast<PositionMode>(mode), low_bits, k, n, at<Index>(positions));
+      return read_positions(at<const uint8_t>(body), nbytes, static_cast<PositionMode>(mode), low_bits, k, n,
+                            at<Index>(positions));
     });
   }, Unlocked());
-  m.def("scatter", [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {
+  m.def("scatter",
+        [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {
     const Sink sink = sink_of(out, n, weight);
     split(n, threads, [&](int64_t begin, int64_t end) {
       if (wide) {

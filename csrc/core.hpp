@@ -9,13 +9,13 @@
 
 namespace laconic {
 
-constexpr int64_t kGroup = 256;        // values per group of the vertical packing: 32 rows of 8 lanes
-constexpr int64_t kTritLanes = 64;     // bytes per group of the base-3 packing, five values each
-constexpr int64_t kSplit = 65536;      // work is split between threads at multiples of this: any bucket divides it
-constexpr int64_t kBatch = 2048;       // values whose norms are found together
+constexpr int64_t kGroup = 256;     // values per group of the vertical packing: 32 rows of 8 lanes
+constexpr int64_t kTritLanes = 64;  // bytes per group of the base-3 packing, five values each
+constexpr int64_t kSplit = 65536;   // work is split between threads at multiples of this: any bucket divides it
+constexpr int64_t kBatch = 2048;    // values whose norms are found together
 constexpr uint32_t kNonFinite = 0x7F800000u;
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
-constexpr int64_t kSamples = 65536;    // values looked at by a sampled threshold
+constexpr int64_t kSamples = 65536;        // values looked at by a sampled threshold
 constexpr int64_t kStreamBytes = 8 << 20;  // outputs from here on bypass the cache
 
 // The two words of a stream's key; see kernels/random.py.
@@ -37,13 +37,13 @@ inline uint32_t hash32(uint64_t counter, Key key) {
 struct BucketEncode {
   const float* x;
   int64_t n;
-  int bits;          // qsgd: 2 to 12
-  int64_t bucket;    // a power of two, 128 to 65536
+  int bits;        // qsgd: 2 to 12
+  int64_t bucket;  // a power of two, 128 to 65536
   bool l2, stochastic;
   Key key;
-  uint8_t* floats;   // norms, scales or means
+  uint8_t* floats;  // norms, scales or means
   uint8_t* packed;
-  float* scratch;    // max(bucket, kBatch) floats, used at the end only
+  float* scratch;  // max(bucket, kBatch) floats, used at the end only
 };
 
 // Stores into out, or adds weight * value to it.
@@ -110,8 +110,8 @@ struct Simd {
   void (*unpack)(const uint8_t* packed, int64_t n, int bits, uint32_t* out);
 };
 
-const Simd& simd();                    // of this machine, chosen once; LACONIC_ISA in the environment can lower it
-const Simd* simd_named(const char*);   // null when unknown or not supported here
+const Simd& simd();                   // of this machine, chosen once; LACONIC_ISA in the environment can lower it
+const Simd* simd_named(const char*);  // null when unknown or not supported here
 
 uint32_t crc32c(const uint8_t* data, size_t nbytes);
 

@@ -44,7 +44,8 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
 }
 
 template <class Index>
-static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary, int64_t unary_nbytes) {
+static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary,
+                       int64_t unary_nbytes) {
   Gaps<Index> gaps{positions};
   const uint32_t mask = (1u << low_bits) - 1;
   uint32_t symbols[kGroup];
@@ -64,8 +65,8 @@ static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t*
 
 template <class Index>
 void write_positions(const Index* positions, int64_t k, const PositionPlan& plan, uint8_t* out) {
-  const uint64_t header = static_cast<uint64_t>(plan.mode) | static_cast<uint64_t>(plan.low_bits) << 8 |
-                          static_cast<uint64_t>(k) << 16;
+  const uint64_t header =
+      static_cast<uint64_t>(plan.mode) | static_cast<uint64_t>(plan.low_bits) << 8 | static_cast<uint64_t>(k) << 16;
   std::memcpy(out, &header, sizeof header);
   out += kPositionsHeader;
   const int64_t body = plan.nbytes - kPositionsHeader;
@@ -79,8 +80,8 @@ void write_positions(const Index* positions, int64_t k, const PositionPlan& plan
 }
 
 template <class Index>
-static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits, int64_t n,
-               Index* positions) {
+static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits,
+                      int64_t n, Index* positions) {
   uint32_t symbols[kGroup];
   int64_t found = 0, position = -1, last_end = -1;
   for (int64_t byte = 0; byte < unary_nbytes; byte += 8) {
@@ -129,9 +130,9 @@ bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int 
   return rice_read(body, body + low, nbytes - low, k, low_bits, n, positions);
 }
 
-#define LACONIC_FOR_INDEX(Index)                                                                                      \
-  template PositionPlan plan_positions<Index>(const Index*, int64_t, int64_t);                                        \
-  template void write_positions<Index>(const Index*, int64_t, const PositionPlan&, uint8_t*);                         \
+#define LACONIC_FOR_INDEX(Index)                                                              \
+  template PositionPlan plan_positions<Index>(const Index*, int64_t, int64_t);                \
+  template void write_positions<Index>(const Index*, int64_t, const PositionPlan&, uint8_t*); \
   template bool read_positions<Index>(const uint8_t*, int64_t, PositionMode, int, int64_t, int64_t, Index*);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)

@@ -225,7 +225,8 @@ int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* posit
   std::vector<uint32_t> sampled(static_cast<size_t>(kSamples));
   for (int64_t i = 0; i < kSamples; ++i) {
     const int64_t start = i * n / kSamples, span = (i + 1) * n / kSamples - start;
-    const uint64_t step = static_cast<uint64_t>(hash32(static_cast<uint64_t>(i), key)) * static_cast<uint64_t>(span) >> 32;
+    const uint64_t step =
+        static_cast<uint64_t>(hash32(static_cast<uint64_t>(i), key)) * static_cast<uint64_t>(span) >> 32;
     sampled[static_cast<size_t>(i)] = key_at(x, start + static_cast<int64_t>(step));
   }
   const int64_t rank = std::max<int64_t>(1, std::min(kSamples, (k * kSamples + n / 2) / n));
@@ -234,8 +235,7 @@ int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* posit
   const int64_t range = range_for(n, threads);
   Kept kept;
   std::vector<int64_t> starts;
-  if (threshold == 0 ||
-      !gather_candidates(x, n, threshold, 2 * k + 16 + 2 * 65536, threads, &kept, &starts, range) ||
+  if (threshold == 0 || !gather_candidates(x, n, threshold, 2 * k + 16 + 2 * 65536, threads, &kept, &starts, range) ||
       kept.count > 2 * k + 16) {
     return -1;
   }
@@ -310,11 +310,11 @@ void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threa
   }
 }
 
-#define LACONIC_FOR_INDEX(Index)                                                                                      \
-  template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);                                \
-  template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);                                 \
-  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int);                     \
-  template int64_t above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t);                            \
+#define LACONIC_FOR_INDEX(Index)                                                                  \
+  template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);             \
+  template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);             \
+  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int); \
+  template int64_t above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t);        \
   template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)

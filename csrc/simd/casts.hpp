@@ -92,9 +92,7 @@ INLINE uint16_t to_bf16(float value) {
 }
 
 #if defined(__AVX2__)
-INLINE __m128i to_half8(f8 v) {
-  return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+INLINE __m128i to_half8(f8 v) { return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE __m128i to_bf16_8(f8 v) {
   const u8v x = bits_of(v), rounded = (x + (0x7FFFu + (x >> 16 & 1u))) >> 16;
   const __m256i halves = _mm256_packus_epi32((__m256i)rounded, (__m256i)rounded);

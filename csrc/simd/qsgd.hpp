@@ -113,13 +113,13 @@ INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_
     if constexpr (pair % 4 != 3) fetch_ahead(ahead, line + pair);
     __m512i v = _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * pair), scales[pair / 8]));
     if constexpr (Stochastic) {
-      v = _mm512_add_epi32(v, _mm512_srli_epi32(_mm512_mullo_epi32(hash, _mm512_load_si512(factors[2 * pair])), 32 - F));
+      v = _mm512_add_epi32(v,
+                           _mm512_srli_epi32(_mm512_mullo_epi32(hash, _mm512_load_si512(factors[2 * pair])), 32 - F));
     }
     v = _mm512_rorv_epi32(_mm512_add_epi32(v, shift), _mm512_load_si512(kPlaces<Bits>.rotate[pair % pairs]));
     word = _mm512_or_si512(word, _mm512_and_si512(v, _mm512_load_si512(kPlaces<Bits>.mask[pair % pairs])));
     if constexpr (pair % pairs == pairs - 1) {
-      store(out + pair / pairs * 32,
-            _mm256_or_si256(_mm512_castsi512_si256(word), _mm512_extracti64x4_epi64(word, 1)));
+      store(out + pair / pairs * 32, _mm256_or_si256(_mm512_castsi512_si256(word), _mm512_extracti64x4_epi64(word, 1)));
       word = _mm512_setzero_si512();
     }
   });
@@ -145,7 +145,8 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
     const int64_t buckets = (here + a.bucket - 1) / a.bucket;
     for (int64_t b = 0; b < buckets; ++b) {
       const float* values = x + b * a.bucket;
-      const uint32_t largest = largest_magnitude(values, a.bucket, a.x + (at / kBlock + 1) * kBlock, (at % kBlock + b * a.bucket) / 16);
+      const uint32_t largest =
+          largest_magnitude(values, a.bucket, a.x + (at / kBlock + 1) * kBlock, (at % kBlock + b * a.bucket) / 16);
       key = most(key, largest);
       if (__builtin_expect(largest >= kNonFinite, 0)) return key;
       const float norm = bucket_norm(values, a.bucket, largest, a.l2);
@@ -163,7 +164,8 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
 template <int Bits, bool Stochastic>
 uint32_t qsgd_encode_as(const BucketEncode& a, int64_t begin, int64_t end) {
   constexpr int F = 31 - Bits, levels = (1 << (Bits - 1)) - 1;
-  return each_group<F, levels>(a, begin, end, [&](const float* x, Scale first, Scale second, int64_t at, int64_t count) {
+  return each_group<F, levels>(a, begin, end,
+                               [&](const float* x, Scale first, Scale second, int64_t at, int64_t count) {
     uint8_t* out = a.packed + at / kGroup * 32 * Bits;
     const float* ahead = a.x + (at / kBlock + 1) * kBlock;
     const int64_t line = at % kBlock / 16;

@@ -82,7 +82,8 @@ bool compact(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kep
     int64_t i = at;
     for (; i + 16 <= stop; i += 16) {
       fetch_ahead(x + at + kBlock, (i - at) / 16);
-      count = append16(raw + i, kMagnitude, threshold, static_cast<uint32_t>(i - begin), kept->offset, kept->bits, count);
+      count =
+          append16(raw + i, kMagnitude, threshold, static_cast<uint32_t>(i - begin), kept->offset, kept->bits, count);
     }
     count = append_rest(raw + i, stop - i, kMagnitude, threshold, static_cast<uint32_t>(i - begin), kept, count);
   }

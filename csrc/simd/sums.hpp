@@ -13,7 +13,8 @@ INLINE uint32_t largest_magnitude(const float* x, int64_t n, const float* ahead,
   for (int64_t i = 0; i < n; i += 128) {
     unroll<8>([&](auto row) {
       if constexpr (row % 4 == 3) fetch_ahead(ahead, line + i / 16 + row);
-      wide[row % 2] = _mm512_max_epi32(wide[row % 2], _mm512_and_si512(_mm512_loadu_si512(x + i + 16 * row), wide_mask));
+      wide[row % 2] =
+          _mm512_max_epi32(wide[row % 2], _mm512_and_si512(_mm512_loadu_si512(x + i + 16 * row), wide_mask));
     });
   }
   const __m512i both = _mm512_max_epi32(wide[0], wide[1]);

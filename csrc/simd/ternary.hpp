@@ -32,14 +32,13 @@ uint32_t ternary_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   };
   const uint32_t key =
       each_group<29, 1>(a, begin, end, [&](const float* x, Scale first, Scale second, int64_t at, int64_t count) {
-        uint32_t wide[kGroup];
-        quantize_group<29, 1, true>(x, first, second, at / kGroup, a.key, a.x + (at / kBlock + 1) * kBlock,
-                                    at % kBlock / 16,
-                                    [&](auto row, u8v v) { store(wide + 8 * row, v >> 29); });
-        for (int64_t i = 0; i < count; ++i) symbols[filled + i] = static_cast<uint8_t>(wide[i]);
-        filled += count;
-        if (filled == window) flush(false);
-      });
+    uint32_t wide[kGroup];
+    quantize_group<29, 1, true>(x, first, second, at / kGroup, a.key, a.x + (at / kBlock + 1) * kBlock,
+                                at % kBlock / 16, [&](auto row, u8v v) { store(wide + 8 * row, v >> 29); });
+    for (int64_t i = 0; i < count; ++i) symbols[filled + i] = static_cast<uint8_t>(wide[i]);
+    filled += count;
+    if (filled == window) flush(false);
+  });
   flush(true);
   return key;
 }

@@ -82,7 +82,6 @@ INLINE bool finite_and_positive(float v) {  // what a norm or a mean magnitude m
   return magnitude_bits(v) < kNonFinite && !(v < 0.0f);
 }
 
-
 INLINE u8v hash8(u8v counter, u8v low, u8v high) {
   u8v h = counter ^ low;
   h ^= h >> 16;
