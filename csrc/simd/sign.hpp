@@ -26,7 +26,8 @@ void pack_signs(const float* x, int64_t count, uint8_t* out) {
   }
 }
 
-// Walks a range bucket by bucket; `scale(values padded to the bucket, count)` writes its floats and returns a key.
+// Walks a range bucket by bucket; `scale(values padded to the bucket, the block
+// ahead, where, count)` writes its floats and returns a key.
 template <class ScaleFn>
 INLINE uint32_t each_sign_bucket(const BucketEncode& a, int64_t begin, int64_t end, ScaleFn scale) {
   uint32_t key = 0;
@@ -38,7 +39,7 @@ INLINE uint32_t each_sign_bucket(const BucketEncode& a, int64_t begin, int64_t e
       std::memset(a.scratch + here, 0, (a.bucket - here) * 4);
       x = a.scratch;
     }
-    key = most(key, scale(x, at, here));
+    key = most(key, scale(x, a.x + (at / kBlock + 1) * kBlock, at, here));
     if (key >= kNonFinite) return key;
     if (a.bucket >= kGroup) {
       pack_signs(x, here, a.packed + at / 8);
@@ -57,8 +58,7 @@ INLINE float mean_of(float scaled_sum, int64_t bucket, int64_t count) {
 
 uint32_t sign_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   const f8 share = splat(1.0f / static_cast<float>(a.bucket));
-  return each_sign_bucket(a, begin, end, [&](const float* x, int64_t at, int64_t count) {
-    const float* ahead = a.x + (at / kBlock + 1) * kBlock;
+  return each_sign_bucket(a, begin, end, [&](const float* x, const float* ahead, int64_t at, int64_t count) {
     const int64_t line = at % kBlock / 16;
     const u8v mask = splat_u(kMagnitude);
     u8v largest = {};
@@ -74,8 +74,7 @@ uint32_t sign_encode(const BucketEncode& a, int64_t begin, int64_t end) {
 
 uint32_t onebit_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   const f8 share = splat(1.0f / static_cast<float>(a.bucket));
-  return each_sign_bucket(a, begin, end, [&](const float* x, int64_t at, int64_t count) {
-    const float* ahead = a.x + (at / kBlock + 1) * kBlock;
+  return each_sign_bucket(a, begin, end, [&](const float* x, const float* ahead, int64_t at, int64_t count) {
     const int64_t line = at % kBlock / 16;
     const u8v mask = splat_u(kMagnitude);
     u8v largest = {};

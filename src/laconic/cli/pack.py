@@ -13,9 +13,11 @@ from laconic.cli.output import examples, progress_bar, results, show_json, size
 from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from laconic.checkpoints import Summary
 
-__all__ = ["EXAMPLES", "pack", "register", "summary_json", "times_smaller"]
+__all__ = ["EXAMPLES", "pack", "register", "summary_json", "summary_table", "times_smaller"]
 
 EXAMPLES = (
     "laconic pack model.safetensors -o model.lac --codec uniform:8",
@@ -90,19 +92,19 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _print(summary: Summary, output: Path, codec: str) -> None:
+def summary_table(summary: Summary, ratio_heading: str, ratio: str) -> Table:
+    """One row: what went in, what came out, and the ratio between them, which says itself which way it goes."""
     from rich.table import Table
 
-    table = Table("tensors", "bytes in", "bytes out", "", "time")
-    table.add_row(
-        str(len(summary.entries)),
-        size(summary.bytes_in),
-        size(summary.bytes_out),
-        times_smaller(summary.bytes_in, summary.bytes_out),
-        f"{summary.seconds:.2f} s",
-    )
+    table = Table("tensors", "bytes in", "bytes out", ratio_heading, "time")
+    sizes = size(summary.bytes_in), size(summary.bytes_out)
+    table.add_row(str(len(summary.entries)), *sizes, ratio, f"{summary.seconds:.2f} s")
+    return table
+
+
+def _print(summary: Summary, output: Path, codec: str) -> None:
     console = results()
-    console.print(table, markup=False)
+    console.print(summary_table(summary, "", times_smaller(summary.bytes_in, summary.bytes_out)), markup=False)
     exempt = Counter((entry.codec, entry.note) for entry in summary.entries if entry.note)
     for (other, note), count in exempt.items():
         what = "1 tensor that" if count == 1 else f"{count} tensors, each of which"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from laconic.cli.output import examples, progress_bar, results, show_json, size
-from laconic.cli.pack import summary_json, times_smaller
+from laconic.cli.pack import summary_json, summary_table, times_smaller
 from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,18 +68,9 @@ def _json(summary: Summary) -> dict[str, object]:
 
 
 def _print(summary: Summary, output: Path) -> None:
-    from rich.table import Table
-
-    table = Table("tensors", "bytes in", "bytes out", "the .lac file was", "time")
-    table.add_row(
-        str(len(summary.entries)),
-        size(summary.bytes_in),
-        size(summary.bytes_out),
-        times_smaller(summary.bytes_out, summary.bytes_in),
-        f"{summary.seconds:.2f} s",
-    )
     console = results()
-    console.print(table, markup=False)
+    ratio = times_smaller(summary.bytes_out, summary.bytes_in)
+    console.print(summary_table(summary, "the .lac file was", ratio), markup=False)
     console.print(f"wrote {output}", markup=False)
 
 
