@@ -138,10 +138,9 @@ NB_MODULE(_core, m) {
     float low, high;
     return simd().value_range(at<const float>(x), 0, n, &low, &high);
   }, Unlocked());
-  m.def("value_range", [](Address x, int64_t n) {
-    float low, high;
-    const uint32_t key = simd().value_range(at<const float>(x), 0, n, &low, &high);
-    return std::tuple<double, double, uint32_t>(low, high, key);
+  m.def("value_range", [](Address x, int64_t n, int threads) {
+    const ValueRange found = value_range(at<const float>(x), n, threads);
+    return std::tuple<double, double, uint32_t>(found.low, found.high, found.key);
   }, Unlocked());
   m.def("uniform_encode",
         [](Address x, int64_t n, double low, double high, int levels, int bits, Address packed, int threads) {
@@ -257,5 +256,64 @@ NB_MODULE(_core, m) {
         simd().scatter32(at<const int32_t>(positions), at<const float>(values), k, sink, begin, end);
       }
     });
+  }, Unlocked());
+
+  m.def("linear_encode",
+        [](Address x, int64_t n, float pre, float base, float inverse, int levels, int bits, Address packed,
+           int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().linear_encode(at<const float>(x), {pre, base, inverse, levels}, bits, at<uint8_t>(packed), begin, end);
+    });
+  },
+        Unlocked());
+  m.def("table_decode",
+        [](Address packed, int bits, Address table, Address out, int64_t n, float weight, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().table_decode(at<const uint8_t>(packed), bits, at<const float>(table), sink_of(out, n, weight), begin, end);
+    });
+  }, Unlocked());
+  m.def("sample", [](Address x, int64_t n, int64_t count, uint64_t key, Address out) {
+    sample(at<const float>(x), n, count, key_of(key), at<float>(out));
+  }, Unlocked());
+  m.def("histogram",
+        [](Address x, int64_t n, float pre, float base, float inverse, int levels, Address counts, int threads) {
+    histogram(at<const float>(x), n, {pre, base, inverse, levels}, at<int64_t>(counts), threads);
+  }, Unlocked());
+  m.def("unpack_symbols", [](Address packed, int64_t n, int alphabet, bool trits, Address out) {
+    unpack_symbols(at<const uint8_t>(packed), n, alphabet, trits, at<void>(out));
+  }, Unlocked());
+  m.def("pack_symbols", [](Address symbols, int64_t n, int alphabet, bool trits, Address out) {
+    pack_symbols(at<const void>(symbols), n, alphabet, trits, at<uint8_t>(out));
+  }, Unlocked());
+  m.def("coded_limit", [](int64_t n, int alphabet) { return coded_limit(n, alphabet); });
+  m.def("code_symbols", [](Address symbols, int64_t n, int alphabet, int coding, Address out, int threads) {
+    return code_symbols({at<const void>(symbols), nullptr, {}}, n, alphabet, static_cast<Coding>(coding),
+                        at<uint8_t>(out), threads);
+  }, Unlocked());
+  m.def("code_linear",
+        [](Address x, int64_t n, float pre, float base, float inverse, int levels, int coding, Address out,
+           int threads) {
+    return code_symbols({nullptr, at<const float>(x), {pre, base, inverse, levels}}, n, levels,
+                        static_cast<Coding>(coding), at<uint8_t>(out), threads);
+  },
+        Unlocked());
+  m.def("decode_symbols",
+        [](Address section, int64_t nbytes, int64_t n, int alphabet, Address symbols, int threads) {
+    return decode_symbols(at<const uint8_t>(section), nbytes, n, alphabet, at<void>(symbols), threads);
+  }, Unlocked());
+  m.def("decode_values",
+        [](Address section, int64_t nbytes, int alphabet, Address table, Address out, int64_t n, float weight,
+           int threads) {
+    return decode_values(at<const uint8_t>(section), nbytes, n, alphabet, at<const float>(table),
+                         sink_of(out, n, weight), threads);
+  },
+        Unlocked());
+  m.def("huffman_nbytes", [](Address counts, int64_t batch, int alphabet, Address out, int threads) {
+    parallel_for(batch, threads, [&](int64_t i) {
+      at<int64_t>(out)[i] = huffman_nbytes(at<const uint32_t>(counts) + i * alphabet, alphabet);
+    });
+  }, Unlocked());
+  m.def("coded_modes", [](Address section, int64_t nbytes, int64_t n, Address modes) {
+    return coded_modes(at<const uint8_t>(section), nbytes, n, at<uint8_t>(modes));
   }, Unlocked());
 }

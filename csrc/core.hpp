@@ -67,6 +67,55 @@ struct UniformCoding {
   int levels, bits;
 };
 
+// Bins of equal width in float32: symbol = (x * pre - base) * inverse, cut to a whole number from 0 to levels - 1.
+struct LinearGrid {
+  float pre, base, inverse;
+  int levels;
+};
+
+// --- entropy coding
+constexpr int kMaxAlphabet = 4096;        // symbols of at most 12 bits
+constexpr int64_t kChunk = 1 << 19;       // symbols that share a codebook
+constexpr int kMaxLength = 15;            // bits of the longest code, and of rANS frequencies
+constexpr int kHuffmanStreams = 30;       // of a large chunk
+constexpr int kRansLanes = 32;            // of a large chunk
+constexpr uint32_t kRansLow = 1u << 15;   // states lie in [2^15, 2^31)
+
+// A bit stream under construction: `count` bits, fewer than eight, wait at the top of `held`.
+struct BitSink {
+  uint8_t* at;
+  uint64_t held;
+  int count;
+};
+
+struct HuffmanRead {
+  const uint8_t* bits;
+  int64_t nbytes;
+  const uint64_t* table;  // 2^longest entries: the value above, the code's length in the lowest byte
+  int longest, streams;
+  int64_t each, n;       // symbols of every stream but the last, and of all
+  const int64_t* start;  // the bit at which each stream begins
+
+  int64_t count(int stream) const { return stream + 1 < streams ? each : n - each * (streams - 1); }
+  // A stream ends where the next begins; the last in the last byte, with zeros behind it.
+  bool ends_well(int stream, int64_t bit) const {
+    if (stream + 1 < streams) return bit == start[stream + 1];
+    return bit >= 0 && (bit + 7) / 8 == nbytes && (bit % 8 == 0 || bits[nbytes - 1] >> (bit % 8) == 0);
+  }
+};
+
+struct RansWrite {
+  // By symbol: 16 bits of frequency f, 16 of where its slots start, 32 of ceil(2^(31 + ceil(log2 f)) / f).
+  const uint64_t* table;
+  int scale, lanes;
+};
+struct RansRead {
+  const uint32_t* step;   // by slot: 16 bits of frequency, 16 of the place among the symbol's slots
+  const uint32_t* value;  // by slot
+  const uint8_t *states, *words, *end;
+  int scale, lanes;
+};
+
 // Growing arrays of what a selector kept: offsets from a base, and the raw 32 bits of each value.
 struct Kept {
   uint32_t* offset;
@@ -108,6 +157,27 @@ struct Simd {
 
   void (*pack)(const uint32_t* symbols, int64_t n, int bits, uint8_t* out);
   void (*unpack)(const uint8_t* packed, int64_t n, int bits, uint32_t* out);
+
+  void (*linear_encode)(const float* x, const LinearGrid&, int bits, uint8_t* packed, int64_t begin, int64_t end);
+  void (*linear_symbols8)(const float* x, int64_t n, const LinearGrid&, uint8_t* out);
+  void (*linear_symbols16)(const float* x, int64_t n, const LinearGrid&, uint16_t* out);
+  // Each value is the entry of a table of 2^bits.
+  void (*table_decode)(const uint8_t* packed, int bits, const float* table, Sink, int64_t begin, int64_t end);
+  void (*count_symbols8)(const uint8_t* symbols, int64_t n, int alphabet, uint32_t* counts);
+  void (*count_symbols16)(const uint16_t* symbols, int64_t n, int alphabet, uint32_t* counts);
+
+  // Writers of whole chunks. The table holds a code at the top of each entry and its length in the lowest byte.
+  void (*huffman_write8)(const uint8_t* symbols, int64_t n, const uint64_t* table, int longest, BitSink&);
+  void (*huffman_write16)(const uint16_t* symbols, int64_t n, const uint64_t* table, int longest, BitSink&);
+  uint8_t* (*rans_write8)(const RansWrite&, const uint8_t* symbols, int64_t n, uint8_t* end, uint32_t* state);
+  uint8_t* (*rans_write16)(const RansWrite&, const uint16_t* symbols, int64_t n, uint8_t* end, uint32_t* state);
+  // Readers tell whether the stream ended where it must. `begin` is the chunk's place in the sink.
+  bool (*huffman_read_floats)(const HuffmanRead&, const Sink&, int64_t begin);
+  bool (*huffman_read8)(const HuffmanRead&, uint8_t* out);
+  bool (*huffman_read16)(const HuffmanRead&, uint16_t* out);
+  bool (*rans_read_floats)(const RansRead&, const Sink&, int64_t begin, int64_t n);
+  bool (*rans_read8)(const RansRead&, int64_t n, uint8_t* out);
+  bool (*rans_read16)(const RansRead&, int64_t n, uint16_t* out);
 };
 
 const Simd& simd();                   // of this machine, chosen once; LACONIC_ISA in the environment can lower it
@@ -128,6 +198,15 @@ using EncodeLoop = uint32_t (*)(const BucketEncode&, int64_t, int64_t);
 using DecodeLoop = bool (*)(const BucketDecode&, int64_t, int64_t);
 uint32_t encode_buckets(EncodeLoop loop, BucketEncode args, int64_t unit, int threads);
 bool decode_buckets(DecodeLoop loop, const BucketDecode& args, int64_t unit, int threads);
+
+struct ValueRange {
+  float low, high;
+  uint32_t key;
+};
+ValueRange value_range(const float* x, int64_t n, int threads);
+// One value out of each of `count` equal parts of x, where a hash says.
+void sample(const float* x, int64_t n, int64_t count, Key key, float* out);
+void histogram(const float* x, int64_t n, const LinearGrid& grid, int64_t* counts, int threads);
 
 // --- select.cpp
 // The k entries of largest magnitude, ascending; lowest index first among equals. Returns the largest key.
@@ -162,5 +241,43 @@ void write_positions(const Index* positions, int64_t k, const PositionPlan& plan
 template <class Index>
 bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,
                     Index* positions);
+
+// --- book.cpp: which code or share each symbol gets, and how a receiver is told
+// Lengths of an optimal prefix code in which none is longer than a limit that follows from the number of symbols in
+// use (at least two of them); 0 for symbols that do not occur. Returns the longest.
+int code_lengths(const uint32_t* counts, int alphabet, uint8_t* lengths);
+// Whole shares of 2^scale in proportion to the counts, at least 1 for each symbol in use, of which there are two or
+// more and at most half as many as shares.
+void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint32_t* freqs);
+// log2(f) in units of 2^-16, for 1 <= f <= 2^15.
+uint32_t log2_fixed(uint32_t f);
+// A small number per symbol, 0 for those not in use, and with `mantissa` the bits of a share below its leading one.
+// Returns the bytes; `out` may be null, to only count them.
+int64_t write_book(const uint8_t* classes, const uint32_t* mantissa, int alphabet, uint8_t* out);
+// Reads classes and shares back; returns the bytes read, or -1 when it makes no sense.
+int64_t read_book(const uint8_t* in, int64_t nbytes, int alphabet, bool shares, uint8_t* classes, uint32_t* freqs);
+
+// --- coder.cpp: sections of coded symbols
+enum class Coding : int { huffman = 0, rans = 1, huffman_auto = 2, rans_auto = 3 };
+int64_t coded_limit(int64_t n, int alphabet);  // the most bytes a section can take
+// The symbols of a tensor: ready-made (one or two bytes each, by alphabet), or made from floats as they are coded.
+struct Symbols {
+  const void* ready;
+  const float* x;
+  LinearGrid grid;
+};
+// Returns the bytes of the section. `out` has coded_limit bytes.
+int64_t code_symbols(const Symbols& source, int64_t n, int alphabet, Coding coding, uint8_t* out, int threads);
+// False when the section is not what a writer makes. Either into symbols, or through a table of alphabet values.
+bool decode_symbols(const uint8_t* section, int64_t nbytes, int64_t n, int alphabet, void* symbols, int threads);
+bool decode_values(const uint8_t* section, int64_t nbytes, int64_t n, int alphabet, const float* table, Sink,
+                   int threads);
+// Bytes of the section that a chunk with these counts becomes under Huffman's code.
+int64_t huffman_nbytes(const uint32_t* counts, int alphabet);
+// Between a quantizer's packed symbols and ready-made ones (a byte each, or two where the alphabet exceeds 256).
+void unpack_symbols(const uint8_t* packed, int64_t n, int alphabet, bool trits, void* symbols);
+void pack_symbols(const void* symbols, int64_t n, int alphabet, bool trits, uint8_t* packed);
+// Modes of a section's chunks, one byte each; false when it cannot be read.
+bool coded_modes(const uint8_t* section, int64_t nbytes, int64_t n, uint8_t* modes);
 
 }  // namespace laconic

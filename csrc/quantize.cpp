@@ -2,6 +2,7 @@
 
 #include "core.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -33,6 +34,55 @@ bool decode_buckets(DecodeLoop loop, const BucketDecode& args, int64_t unit, int
     if (!loop(args, begin, end)) valid = false;
   });
   return valid;
+}
+
+ValueRange value_range(const float* x, int64_t n, int threads) {
+  ValueRange all{};
+  const int64_t ranges = (n + kSplit - 1) / kSplit;
+  if (threads <= 1 || ranges == 1) {
+    all.key = simd().value_range(x, 0, n, &all.low, &all.high);
+    return all;
+  }
+  std::vector<ValueRange> parts(static_cast<size_t>(ranges));
+  parallel_for(ranges, threads, [&](int64_t i) {
+    ValueRange& part = parts[static_cast<size_t>(i)];
+    part.key = simd().value_range(x, i * kSplit, std::min(n, (i + 1) * kSplit), &part.low, &part.high);
+  });
+  all = parts[0];
+  for (const ValueRange& part : parts) {
+    all.low = part.low < all.low ? part.low : all.low;
+    all.high = part.high > all.high ? part.high : all.high;
+    all.key = std::max(all.key, part.key);
+  }
+  return all;
+}
+
+void sample(const float* x, int64_t n, int64_t count, Key key, float* out) {
+  const auto edge = [&](int64_t j) { return static_cast<int64_t>(static_cast<__int128>(j) * n / count); };
+  int64_t begin = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t end = edge(j + 1);
+    const uint64_t within = static_cast<uint64_t>(hash32(static_cast<uint64_t>(j), key)) *
+                                static_cast<uint64_t>(end - begin) >> 32;
+    out[j] = x[begin + static_cast<int64_t>(within)];
+    begin = end;
+  }
+}
+
+void histogram(const float* x, int64_t n, const LinearGrid& grid, int64_t* counts, int threads) {
+  const int64_t ranges = (n + kSplit - 1) / kSplit;
+  std::vector<uint32_t> parts(static_cast<size_t>(ranges) * static_cast<size_t>(grid.levels));
+  parallel_for(ranges, threads, [&](int64_t i) {
+    std::vector<uint16_t> symbols(kSplit);
+    const int64_t count = std::min(kSplit, n - i * kSplit);
+    simd().linear_symbols16(x + i * kSplit, count, grid, symbols.data());
+    simd().count_symbols16(symbols.data(), count, grid.levels,
+                           parts.data() + static_cast<size_t>(i) * static_cast<size_t>(grid.levels));
+  });
+  for (int level = 0; level < grid.levels; ++level) {
+    counts[level] = 0;
+    for (int64_t i = 0; i < ranges; ++i) counts[level] += parts[static_cast<size_t>(i * grid.levels + level)];
+  }
 }
 
 }  // namespace laconic

@@ -3,7 +3,10 @@
 
 #include "core.hpp"
 #include "simd/casts.hpp"
+#include "simd/huffman.hpp"
+#include "simd/linear.hpp"
 #include "simd/qsgd.hpp"
+#include "simd/rans.hpp"
 #include "simd/selection.hpp"
 #include "simd/sign.hpp"
 #include "simd/ternary.hpp"
@@ -45,6 +48,22 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     scatter64,
     pack,
     unpack,
+    linear_encode,
+    linear_symbols8,
+    linear_symbols16,
+    table_decode,
+    count_symbols8,
+    count_symbols16,
+    huffman_write8,
+    huffman_write16,
+    rans_write8,
+    rans_write16,
+    huffman_read_floats,
+    huffman_read8,
+    huffman_read16,
+    rans_read_floats,
+    rans_read8,
+    rans_read16,
 };
 
 }  // namespace laconic

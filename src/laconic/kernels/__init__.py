@@ -1,6 +1,7 @@
 """Rounding, packing, selection: one signature (``interface``), several backends.
 
-``reference`` is torch and the truth; ``cpu`` is the C++ core with the same bytes. ``of(tensor)`` picks one.
+``reference`` is torch and the truth; ``cpu`` is the C++ core with the same bytes; ``hosted`` is torch on other devices.
+``of(tensor)`` picks one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextvars import ContextVar
 from torch import Tensor
 
 from laconic import notices
-from laconic.kernels import cpu, reference
+from laconic.kernels import cpu, hosted, reference
 from laconic.kernels.interface import Kernels
 
 __all__ = ["Kernels", "of", "use"]
@@ -29,7 +30,7 @@ def of(x: Tensor) -> Kernels:
     if x.is_cpu:
         return cpu
     notices.say("reference_kernels", 1, f"{x.device.type} has no kernels yet: plain torch serves, with the same bytes")
-    return reference
+    return hosted
 
 
 @contextmanager

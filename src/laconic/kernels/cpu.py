@@ -15,15 +15,21 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.errors import FrameError
+from laconic.errors import FrameError, InputError
 from laconic.kernels import random, reference
 from laconic.kernels.interface import (
     ALL,
+    CHUNK,
+    MAX_ALPHABET,
     POSITIONS_HEADER,
+    LinearGrid,
     PositionPlan,
+    coded_limit,
     num_buckets,
     packed_nbytes,
     read_positions_header,
+    symbol_bits,
+    symbol_dtype,
     trits_nbytes,
 )
 
@@ -184,7 +190,7 @@ def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, w
 
 
 def value_range(x: Tensor) -> tuple[float, float, int]:
-    return _core.value_range(_floats(x), x.numel()) if x.numel() else (0.0, 0.0, 0)
+    return _core.value_range(_floats(x), x.numel(), _threads()) if x.numel() else (0.0, 0.0, 0)
 
 
 def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
@@ -377,3 +383,99 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
         _weight(weight),
         _threads(),
     )
+
+
+# --------------------------------------------------------------------------------------------------- linear grids
+
+
+def linear_encode(x: Tensor, grid: LinearGrid, packed: Tensor) -> None:
+    n = x.numel()
+    bits = symbol_bits(grid.levels)
+    _core.linear_encode(_floats(x), n, *grid, bits, _bytes(packed, packed_nbytes(n, bits)), _threads())
+
+
+def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+    n, bits = out.numel(), symbol_bits(table.numel())
+    full = reference.full_table(table)  # symbols beyond the last level read as the last
+    address = _bytes(packed, packed_nbytes(n, bits))
+    _core.table_decode(address, bits, _floats(full), _floats(out), n, _weight(weight), _threads())
+
+
+def sample(x: Tensor, count: int, seed: int) -> Tensor:
+    if count == x.numel():
+        return x
+    out = torch.empty(count)
+    _core.sample(_floats(x), x.numel(), count, random.key(seed, random.SAMPLING), out.data_ptr())
+    return out
+
+
+def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
+    counts = torch.empty(grid.levels, dtype=torch.int64)
+    _core.histogram(_floats(x), x.numel(), *grid, counts.data_ptr(), _threads())
+    return counts
+
+
+# ---------------------------------------------------------------------------------------------------------- coders
+
+
+def _symbols(symbols: Tensor, alphabet: int) -> int:
+    """Address of ready-made symbols: a byte each where the alphabet fits one, two bytes otherwise."""
+    assert symbols.dtype == symbol_dtype(alphabet) and symbols.is_contiguous() and symbols.is_cpu, symbols
+    return symbols.data_ptr()
+
+
+def unpack_symbols(packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:
+    symbols = torch.empty(n, dtype=symbol_dtype(alphabet))
+    nbytes = trits_nbytes(n) if trits else packed_nbytes(n, symbol_bits(alphabet))
+    _core.unpack_symbols(_bytes(packed, nbytes), n, alphabet, trits, symbols.data_ptr())
+    return symbols
+
+
+def pack_symbols(symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> None:
+    n = symbols.numel()
+    nbytes = trits_nbytes(n) if trits else packed_nbytes(n, symbol_bits(alphabet))
+    _core.pack_symbols(_symbols(symbols, alphabet), n, alphabet, trits, _bytes(out, nbytes))
+
+
+def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+    n = symbols.numel()
+    room = _bytes(out, coded_limit(n, alphabet))
+    return _core.code_symbols(_symbols(symbols, alphabet), n, alphabet, coding, room, _threads())
+
+
+def code_linear(x: Tensor, grid: LinearGrid, coding: int, out: Tensor) -> int:
+    n = x.numel()
+    return _core.code_linear(_floats(x), n, *grid, coding, _bytes(out, coded_limit(n, grid.levels)), _threads())
+
+
+def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
+    symbols = torch.empty(n, dtype=symbol_dtype(alphabet))
+    valid = _core.decode_symbols(section.data_ptr(), section.numel(), n, alphabet, symbols.data_ptr(), _threads())
+    _refuse(valid, f"{n} symbols of {alphabet} that no coder wrote")
+    return symbols
+
+
+def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+    n, alphabet, nbytes = out.numel(), table.numel(), section.numel()
+    valid = _core.decode_values(
+        section.data_ptr(), nbytes, alphabet, _floats(table), _floats(out), n, _weight(weight), _threads()
+    )
+    _refuse(valid, f"{n} symbols of {alphabet} that no coder wrote")
+
+
+def coded_modes(section: Tensor, n: int) -> Tensor:
+    modes = torch.empty(-(-n // CHUNK), dtype=torch.uint8)
+    _refuse(_core.coded_modes(section.data_ptr(), section.numel(), n, modes.data_ptr()), "chunks that do not fit")
+    return modes
+
+
+def huffman_nbytes(counts: Tensor) -> Tensor:
+    """Bytes of the coded section of one chunk, for each row of symbol counts (at most 2^19 symbols in all)."""
+    if counts.dim() != 2 or not 1 <= counts.shape[1] <= MAX_ALPHABET:
+        raise InputError(f"expected counts of [batch, 1 to {MAX_ALPHABET} symbols], got {list(counts.shape)}")
+    if counts.numel() and (int(counts.min()) < 0 or int(counts.sum(1).max()) > CHUNK):
+        raise InputError(f"expected counts of 0 to {CHUNK} symbols in all")
+    rows = counts.to(device="cpu", dtype=torch.int32).contiguous()
+    out = torch.empty(rows.shape[0], dtype=torch.int64)
+    _core.huffman_nbytes(rows.data_ptr(), rows.shape[0], rows.shape[1], out.data_ptr(), _threads())
+    return out

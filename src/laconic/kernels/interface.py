@@ -9,6 +9,7 @@ the value to it when a weight is given: that is the fused decode-accumulate of a
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,6 +41,59 @@ ALL, RICE, BITMAP = 0, 1, 2
 
 POSITIONS_HEADER = 8
 MAX_LOW_BITS = 31
+
+
+class LinearGrid(NamedTuple):
+    """Bins of equal width in float32: ``trunc((x * pre - base) * inverse)``, cut to 0 … levels - 1."""
+
+    pre: float
+    base: float
+    inverse: float
+    levels: int
+
+
+class Coding(IntEnum):
+    """How the chunks of a section are coded: by one method, or each by the smallest, with the one named preferred."""
+
+    HUFFMAN = 0
+    RANS = 1
+    HUFFMAN_AUTO = 2
+    RANS_AUTO = 3
+
+
+CONSTANT, RAW, HUFFMAN, RANS = 0, 1, 2, 3
+"""Modes of a coded chunk."""
+
+MAX_ALPHABET = 4096
+"""Symbols that a coder can tell apart."""
+
+CHUNK = 1 << 19
+"""Symbols that share a codebook."""
+
+
+def symbol_bits(alphabet: int) -> int:
+    """Bits of a symbol as it is packed."""
+    return (alphabet - 1).bit_length()
+
+
+def chunk_limit(n: int, alphabet: int) -> int:
+    """The most bytes a coded chunk can take, and its writer touch.
+
+    A class of seven bits and fourteen of mantissa a symbol; then what the optimal code cannot exceed (one of equal
+    lengths), and rANS by less than two bits: a share is cut to no less than a third of what it should be.
+    """
+    return 2 + 4 + (21 * alphabet + 7) // 8 + 128 + n * (symbol_bits(alphabet) + 2) // 8 + 64
+
+
+def coded_limit(n: int, alphabet: int) -> int:
+    """The most bytes a section of coded symbols can take."""
+    full, rest = divmod(n, CHUNK)
+    return full * (4 + chunk_limit(CHUNK, alphabet)) + (4 + chunk_limit(rest, alphabet) if rest else 0)
+
+
+def symbol_dtype(alphabet: int) -> torch.dtype:
+    """How symbols lie in memory between a quantizer and a coder. (int16: torch can do little with uint16.)"""
+    return torch.uint8 if alphabet <= 256 else torch.int16
 
 
 def read_bytes(section: Tensor, nbytes: int) -> bytes:
@@ -118,6 +172,11 @@ class Kernels(Protocol):
         self, packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None
     ) -> None: ...
 
+    def linear_encode(self, x: Tensor, grid: LinearGrid, packed: Tensor) -> None: ...
+    def table_decode(self, packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
+    def sample(self, x: Tensor, count: int, seed: int) -> Tensor: ...
+    def histogram(self, x: Tensor, grid: LinearGrid) -> Tensor: ...
+
     def sign_encode(self, x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int: ...
     def sign_decode(
         self, scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
@@ -137,3 +196,11 @@ class Kernels(Protocol):
     def positions_write(self, positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None: ...
     def positions_read(self, section: Tensor, n: int) -> Tensor: ...
     def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None: ...
+
+    def unpack_symbols(self, packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor: ...
+    def pack_symbols(self, symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> None: ...
+    def code_symbols(self, symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int: ...
+    def code_linear(self, x: Tensor, grid: LinearGrid, coding: int, out: Tensor) -> int: ...
+    def decode_symbols(self, section: Tensor, n: int, alphabet: int) -> Tensor: ...
+    def decode_values(self, section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
+    def coded_modes(self, section: Tensor, n: int) -> Tensor: ...

@@ -7,6 +7,17 @@ bytes have a fixed order (``pairwise_sum``), so that thread count and backend ca
 from __future__ import annotations
 
 from laconic.kernels.reference.casts import all_finite, cast_decode, cast_encode, copy_finite, raw_decode
+from laconic.kernels.reference.coding import code_linear, code_symbols, coded_modes, decode_symbols, decode_values
+from laconic.kernels.reference.linear import (
+    full_table,
+    histogram,
+    linear_encode,
+    linear_symbols,
+    pack_symbols,
+    sample,
+    table_decode,
+    unpack_symbols,
+)
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.positions import positions_plan, positions_read, positions_write, scatter
 from laconic.kernels.reference.quantizers import (
@@ -30,12 +41,22 @@ __all__ = [
     "all_finite",
     "cast_decode",
     "cast_encode",
+    "code_linear",
+    "code_symbols",
+    "coded_modes",
     "copy_finite",
+    "decode_symbols",
+    "decode_values",
+    "full_table",
     "gather",
+    "histogram",
     "key_of_any",
+    "linear_encode",
+    "linear_symbols",
     "onebit_decode",
     "onebit_encode",
     "pack",
+    "pack_symbols",
     "pairwise_sum",
     "positions_plan",
     "positions_read",
@@ -44,9 +65,11 @@ __all__ = [
     "qsgd_encode",
     "random_positions",
     "raw_decode",
+    "sample",
     "scatter",
     "sign_decode",
     "sign_encode",
+    "table_decode",
     "ternary_decode",
     "ternary_encode",
     "topk",
@@ -54,5 +77,6 @@ __all__ = [
     "uniform_decode",
     "uniform_encode",
     "unpack",
+    "unpack_symbols",
     "value_range",
 ]

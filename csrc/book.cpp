@@ -1,0 +1,240 @@
+// Codebooks: lengths of a prefix code, shares of rANS, and both as few bits for the receiver. All in whole numbers, so
+// that every backend comes to the same book.
+
+#include "core.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace laconic {
+namespace {
+
+struct Leaf {
+  uint64_t weight;
+  int symbol;
+};
+
+// Symbols in use, the rarest first, the lower one first among equals.
+std::vector<Leaf> leaves_of(const uint32_t* counts, int alphabet) {
+  std::vector<Leaf> leaves;
+  leaves.reserve(static_cast<size_t>(alphabet));
+  for (int s = 0; s < alphabet; ++s) {
+    if (counts[s]) leaves.push_back({counts[s], s});
+  }
+  std::stable_sort(leaves.begin(), leaves.end(), [](const Leaf& a, const Leaf& b) { return a.weight < b.weight; });
+  return leaves;
+}
+
+int bits_for(uint32_t values) { return values > 1 ? 32 - __builtin_clz(values - 1) : 0; }
+
+// The limit keeps the reader's table in a near cache, at little cost: rare symbols get codes a few bits too short.
+int length_limit(int used) {
+  const int few = used <= 128 ? 11 : 12;
+  const int many = bits_for(static_cast<uint32_t>(used)) + 3;
+  return std::min(kMaxLength, std::max(few, many));
+}
+
+}  // namespace
+
+int code_lengths(const uint32_t* counts, int alphabet, uint8_t* lengths) {
+  // Package-merge (Larmore and Hirschberg 1990). Level by level the cheapest pairs of the level below are merged with
+  // the leaves; a symbol's length is the number of levels at which its leaf is among the 2 n - 2 cheapest items.
+  std::memset(lengths, 0, static_cast<size_t>(alphabet));
+  const std::vector<Leaf> leaves = leaves_of(counts, alphabet);
+  const int used = static_cast<int>(leaves.size()), limit = length_limit(used);
+  const size_t room = 2 * static_cast<size_t>(used);
+  std::vector<uint64_t> items(room), merged(room);
+  std::vector<uint8_t> is_leaf(room * static_cast<size_t>(limit));
+  int count = used;
+  for (int i = 0; i < used; ++i) items[i] = leaves[i].weight;
+  std::fill_n(is_leaf.begin(), used, uint8_t{1});
+  for (int level = 1; level < limit; ++level) {
+    uint8_t* leaf_here = is_leaf.data() + room * static_cast<size_t>(level);
+    const int pairs = count / 2;
+    int leaf = 0, pair = 0, total = 0;
+    while (leaf < used || pair < pairs) {
+      const uint64_t package = pair < pairs ? items[2 * pair] + items[2 * pair + 1] : UINT64_MAX;
+      const bool take_leaf = leaf < used && leaves[leaf].weight <= package;
+      merged[total] = take_leaf ? leaves[leaf++].weight : package;
+      pair += !take_leaf;
+      leaf_here[total++] = take_leaf;
+    }
+    items.swap(merged);
+    count = total;
+  }
+  int chosen = 2 * used - 2, longest = 0;
+  for (int level = limit - 1; level >= 0 && chosen > 0; --level) {
+    const uint8_t* leaf_here = is_leaf.data() + room * static_cast<size_t>(level);
+    int among = 0;
+    for (int i = 0; i < chosen; ++i) among += leaf_here[i];
+    for (int i = 0; i < among; ++i) ++lengths[leaves[i].symbol];
+    chosen = 2 * (chosen - among);
+  }
+  for (int s = 0; s < alphabet; ++s) longest = std::max<int>(longest, lengths[s]);
+  return longest;
+}
+
+void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint32_t* freqs) {
+  const uint64_t whole = uint64_t{1} << scale;
+  int64_t left = static_cast<int64_t>(whole);
+  std::vector<Leaf> remainders;
+  for (int s = 0; s < alphabet; ++s) {
+    freqs[s] = 0;
+    if (!counts[s]) continue;
+    const uint64_t exact = counts[s] * whole, part = exact / static_cast<uint64_t>(n);
+    freqs[s] = static_cast<uint32_t>(part ? part : 1);
+    left -= freqs[s];
+    if (part) remainders.push_back({exact % static_cast<uint64_t>(n), s});
+  }
+  if (left > 0) {  // to those cut off most
+    const auto larger = [](const Leaf& a, const Leaf& b) {
+      return a.weight > b.weight || (a.weight == b.weight && a.symbol < b.symbol);
+    };
+    std::sort(remainders.begin(), remainders.end(), larger);
+    for (size_t i = 0; left > 0; i = (i + 1) % remainders.size(), --left) ++freqs[remainders[i].symbol];
+  } else if (left < 0) {  // what the rare ones got too much, the others give in proportion
+    std::vector<Leaf> leaves = leaves_of(counts, alphabet);
+    int64_t givers = 0, owed = -left;
+    for (const Leaf& leaf : leaves) givers += freqs[leaf.symbol] > 1 ? freqs[leaf.symbol] : 0;
+    for (auto leaf = leaves.rbegin(); owed > 0 && leaf != leaves.rend(); ++leaf) {
+      uint32_t& freq = freqs[leaf->symbol];
+      const int64_t part = (-left * freq + givers - 1) / givers, give = std::min({part, owed, int64_t{freq} - 1});
+      freq -= static_cast<uint32_t>(give);
+      owed -= give;
+    }
+    for (auto leaf = leaves.rbegin(); owed > 0; leaf = leaf + 1 == leaves.rend() ? leaves.rbegin() : leaf + 1) {
+      if (freqs[leaf->symbol] > 1) --freqs[leaf->symbol], --owed;
+    }
+  }
+}
+
+uint32_t log2_fixed(uint32_t f) {
+  const int whole = 31 - __builtin_clz(f);
+  uint64_t y = static_cast<uint64_t>(f) << (31 - whole);  // [2^31, 2^32): squared and halved, bit by bit
+  uint32_t fraction = 0;
+  for (int bit = 0; bit < 16; ++bit) {
+    y = y * y >> 31;
+    fraction <<= 1;
+    if (y >> 32) {
+      fraction |= 1;
+      y >>= 1;
+    }
+  }
+  return static_cast<uint32_t>(whole) << 16 | fraction;
+}
+
+// A book is u16 first symbol in use, u16 symbols from there to the last one less one, and for each of these a token:
+// 0 the class before (8 at first), 10s one less or one more, 110vvvv class v, 111 and an Elias gamma number: a run of
+// symbols not in use. A class is followed by its mantissa.
+namespace {
+
+constexpr int kFirstClass = 8;
+
+struct BookWriter {
+  uint8_t* out;
+  int64_t bits = 0;
+  uint64_t held = 0;
+  int waiting = 0;
+
+  void put(uint32_t value, int count) {
+    bits += count;
+    if (!out) return;
+    held |= static_cast<uint64_t>(value) << waiting;
+    for (waiting += count; waiting >= 8; waiting -= 8, held >>= 8) *out++ = static_cast<uint8_t>(held);
+  }
+  void finish() {
+    if (out && waiting) *out++ = static_cast<uint8_t>(held);
+  }
+};
+
+struct BookReader {
+  const uint8_t* in;
+  int64_t bits, at = 0;
+  bool failed = false;
+
+  uint32_t take(int count) {
+    uint32_t value = 0;
+    for (int i = 0; i < count; ++i, ++at) {
+      if (at >= bits) {
+        failed = true;
+        return 0;
+      }
+      value |= static_cast<uint32_t>(in[at >> 3] >> (at & 7) & 1) << i;
+    }
+    return value;
+  }
+};
+
+}  // namespace
+
+int64_t write_book(const uint8_t* classes, const uint32_t* mantissa, int alphabet, uint8_t* out) {
+  int first = 0, last = alphabet - 1;
+  while (!classes[first]) ++first;
+  while (!classes[last]) --last;
+  BookWriter writer{out};
+  writer.put(static_cast<uint32_t>(first), 16);
+  writer.put(static_cast<uint32_t>(last - first), 16);
+  int before = kFirstClass;
+  for (int s = first; s <= last; ++s) {
+    if (!classes[s]) {
+      const int begin = s;
+      while (!classes[s + 1]) ++s;
+      const uint32_t run = static_cast<uint32_t>(s - begin + 1);
+      const int below = 31 - __builtin_clz(run);
+      writer.put(0b111, 3);
+      writer.put(1u << below, below + 1);
+      writer.put(run & ((1u << below) - 1), below);
+      continue;
+    }
+    const int here = classes[s], change = here - before;
+    if (change == 0) {
+      writer.put(0, 1);
+    } else if (change == 1 || change == -1) {
+      writer.put(0b01u | (change > 0 ? 0b100u : 0u), 3);
+    } else {
+      writer.put(0b011u | static_cast<uint32_t>(here) << 3, 7);
+    }
+    if (mantissa) writer.put(mantissa[s] & ((1u << (here - 1)) - 1), here - 1);
+    before = here;
+  }
+  writer.finish();
+  return (writer.bits + 7) / 8;
+}
+
+int64_t read_book(const uint8_t* in, int64_t nbytes, int alphabet, bool shares, uint8_t* classes, uint32_t* freqs) {
+  std::memset(classes, 0, static_cast<size_t>(alphabet));
+  if (freqs) std::memset(freqs, 0, static_cast<size_t>(alphabet) * sizeof(uint32_t));
+  BookReader reader{in, 8 * nbytes};
+  const int first = static_cast<int>(reader.take(16)), last = first + static_cast<int>(reader.take(16));
+  if (reader.failed || last >= alphabet) return -1;
+  int before = kFirstClass;
+  for (int s = first; s <= last && !reader.failed;) {
+    int here = before;
+    if (reader.take(1)) {
+      if (!reader.take(1)) {
+        here += reader.take(1) ? 1 : -1;
+      } else if (!reader.take(1)) {
+        here = static_cast<int>(reader.take(4));
+      } else {
+        int below = 0;
+        while (!reader.failed && below < 12 && !reader.take(1)) ++below;
+        if (below >= 12) return -1;
+        const uint32_t run = 1u << below | reader.take(below);
+        s += static_cast<int>(run);
+        if (s > last) return -1;  // the last symbol is in use
+        continue;
+      }
+    }
+    if (here < 1 || here > kMaxLength) return -1;
+    classes[s] = static_cast<uint8_t>(here);
+    if (shares) freqs[s] = 1u << (here - 1) | reader.take(here - 1);
+    before = here;
+    ++s;
+  }
+  if (reader.failed) return -1;
+  const int64_t used = (reader.at + 7) / 8;
+  return reader.take(static_cast<int>(8 * used - reader.at)) ? -1 : used;  // what is left of the last byte is zero
+}
+
+}  // namespace laconic
