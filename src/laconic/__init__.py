@@ -23,6 +23,7 @@ from laconic.errors import (
     NonFiniteError,
     WrongResultError,
 )
+from laconic.explanations import Explanation, explain
 from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.policy import Policy
@@ -30,6 +31,7 @@ from laconic.policy import Policy
 __all__ = [
     "Channel",
     "ConfigError",
+    "Explanation",
     "FileError",
     "FrameError",
     "InputError",
@@ -49,5 +51,6 @@ __all__ = [
     "encode",
     "encode_bundle",
     "encode_into",
+    "explain",
     "max_nbytes",
 ]

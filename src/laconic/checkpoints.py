@@ -29,11 +29,20 @@ from torch import Tensor
 from laconic import wire
 from laconic.codecs import Chain, codec, parse
 from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
+from laconic.explanations import Explanation, explain
 from laconic.frames import max_nbytes, open_packet, write_frame
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 
-__all__ = ["METADATA", "Entry", "Summary", "list_file", "pack_file", "unpack_file"]
+__all__ = [
+    "METADATA",
+    "Entry",
+    "Summary",
+    "explain_file",
+    "list_file",
+    "pack_file",
+    "unpack_file",
+]
 
 METADATA = "__metadata__"
 """The slot that carries a safetensors file's annotations."""
@@ -272,6 +281,16 @@ def list_file(source: str | os.PathLike[str]) -> Summary:
     header, total = _safetensors_header(slots, metadata)
     entries = tuple(_entry(name, packet.spec, chain, size) for name, (packet, chain, size) in slots.items())
     return Summary(entries, source.stat().st_size, len(header) + total, time.perf_counter() - began, metadata)
+
+
+def explain_file(source: str | os.PathLike[str]) -> list[Explanation]:
+    """How each tensor of a ``.lac`` file was coded, and where its bits went."""
+    source = Path(source)
+    _check_source(source)
+    try:
+        return [packet for packet in explain(_map(source)) if packet.name != METADATA]
+    except FrameError as error:
+        raise FrameError(f"{source} is not a .lac file, or a damaged or cut one: {error}") from None
 
 
 Slots = dict[str, tuple[Packet, Chain, int]]

@@ -64,15 +64,17 @@ def max_nbytes(spec: str | Chain, like: Tensor | TensorSpec) -> int:
     return _plan(_as_codec(spec).text, like.shape, like.dtype).limit
 
 
-def write_frame(x: Tensor, chain: Chain, room: Tensor, *, seed: int = 0, exact: bool = False) -> tuple[int, Packet]:
+def write_frame(
+    x: Tensor, chain: Chain, room: Tensor, *, seed: int = 0, exact: bool = False, gradient: Tensor | None = None
+) -> tuple[int, Packet]:
     """Encode into a uint8 tensor; returns the bytes written and the packet, whose sections lie in ``room``."""
     if not isinstance(x, Tensor):
         raise InputError(f"expected a tensor, got {type(x).__name__}")
     arena = FrameArena(room, _plan(chain.text, x.shape, x.dtype))
     if x.is_cpu:
-        packet = chain.encode(x, seed=seed, arena=arena, exact=exact)
+        packet = chain.encode(x, seed=seed, arena=arena, exact=exact, gradient=gradient)
     else:  # sections are made on the device; the frame is for the wire
-        made = chain.encode(x, seed=seed, exact=exact)
+        made = chain.encode(x, seed=seed, exact=exact, gradient=gradient)
         packet = Packet(made.codec, made.spec, tuple(section.cpu() for section in made.sections))
         for section in packet.sections:
             arena.take(section.numel()).copy_(section)
@@ -109,7 +111,14 @@ def encode_into(x: Tensor, spec: str | Chain, buffer: bytearray | memoryview | T
     return write_frame(x, _as_codec(spec), room, seed=seed)[0]
 
 
-def encode(x: Tensor, spec: str | Chain, *, seed: int = 0, nonfinite: str = "raise") -> bytes:
+def encode(
+    x: Tensor,
+    spec: str | Chain,
+    *,
+    seed: int = 0,
+    nonfinite: str = "raise",
+    gradient: Tensor | None = None,
+) -> bytes:
     """Encode a tensor to a frame: self-contained bytes that ``decode`` turns back.
 
     Args:
@@ -117,6 +126,7 @@ def encode(x: Tensor, spec: str | Chain, *, seed: int = 0, nonfinite: str = "rai
         spec: A codec spec such as ``topk:0.01|qsgd:4``, or a codec.
         seed: Decides all randomness: same input, seed and codec give the same bytes everywhere.
         nonfinite: What to do about a NaN or an infinity: ``raise``, or ``skip`` (send zeros).
+        gradient: The derivative with respect to x, for ``adaptive:by=grad``.
 
     >>> import torch, laconic
     >>> laconic.decode(laconic.encode(torch.tensor([1.0, -4.0, 0.5, 3.0]), "topk:0.5"))
@@ -129,7 +139,7 @@ def encode(x: Tensor, spec: str | Chain, *, seed: int = 0, nonfinite: str = "rai
     chain = _as_codec(spec)
     room = _scratch.of(max_nbytes(chain, x))
     try:
-        nbytes, _ = write_frame(x, chain, room, seed=seed)
+        nbytes, _ = write_frame(x, chain, room, seed=seed, gradient=gradient)
     except NonFiniteError:
         if nonfinite == "raise":
             raise

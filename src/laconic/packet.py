@@ -82,6 +82,9 @@ class Arena(Protocol):
     """Where an encoder puts its sections: a frame under construction, or plain memory."""
 
     def take(self, nbytes: int) -> Tensor: ...
+    def trim(self, section: Tensor, nbytes: int) -> Tensor:
+        """Give back what the section taken last does not need; returns what is left of it."""
+        ...
 
 
 class HeapArena:
@@ -92,3 +95,6 @@ class HeapArena:
 
     def take(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def trim(self, section: Tensor, nbytes: int) -> Tensor:
+        return section[:nbytes].clone()  # a coder asks for several times what it needs

@@ -26,6 +26,7 @@ __all__ = [
     "FrameArena",
     "FramePlan",
     "bundle_header",
+    "is_bundle",
     "pack",
     "pack_bundle",
     "seal",
@@ -142,6 +143,11 @@ class FrameArena:
             zero_bytes(self.address + self.end, begin - self.end)
         self.end = end
         return self.buffer[begin:end]
+
+    def trim(self, section: Tensor, nbytes: int) -> Tensor:
+        """Give back what the section taken last does not need; returns what is left of it."""
+        self.end -= section.numel() - nbytes
+        return section[:nbytes]
 
 
 def seal(packet: Packet, arena: FrameArena) -> int:
@@ -312,6 +318,12 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
         room[at : at + view.numel()] = view
         at += view.numel()
     return bundle
+
+
+def is_bundle(blob: Buffer) -> bool:
+    """Whether these bytes begin as a bundle does."""
+    data = as_bytes(blob)
+    return data.numel() >= 6 and bytes_at(data.data_ptr(), 4) == MAGIC and bool(int(data[5]) & BUNDLE)
 
 
 def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +13,17 @@ from laconic.cli.pack import summary_json, summary_table, times_smaller
 from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from laconic.checkpoints import Summary
+    from laconic.explanations import Explanation
 
 __all__ = ["EXAMPLES", "register", "unpack"]
 
 EXAMPLES = (
     "laconic unpack model.lac -o restored.safetensors",
     "laconic unpack --list model.lac",
+    "laconic unpack --explain model.lac",
 )
 
 
@@ -28,17 +33,29 @@ def unpack(
         Path | None, typer.Option("--output", "-o", metavar="OUT.safetensors", help="The file to write.")
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Only say what the file holds.")] = False,
+    explaining: Annotated[
+        bool, typer.Option("--explain", help="Only say how each tensor was coded: entropy, levels, bits.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.safetensors if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Decode a .lac file into a safetensors file, or list what it holds.
+    """Decode a .lac file into a safetensors file, or list what it holds, or explain how it was coded.
 
     Every checksum is verified before anything is written.
     """
-    from laconic.checkpoints import list_file, unpack_file
+    from laconic.checkpoints import explain_file, list_file, unpack_file
 
-    if listing and output is not None:
-        raise ConfigError("--list only looks: drop it, or drop --output")
+    if (listing or explaining) and output is not None:
+        raise ConfigError("--list and --explain only look: drop them, or drop --output")
+    if listing and explaining:
+        raise ConfigError("--list and --explain are two views: choose one")
+    if explaining:
+        packets = explain_file(source)
+        if json:
+            show_json({"input": str(source), "packets": [asdict(packet) for packet in packets]})
+        else:
+            results().print(explanation_table(packets), markup=False)
+        return
     if listing:
         summary = list_file(source)
         if json:
@@ -47,7 +64,7 @@ def unpack(
             _print_list(summary)
         return
     if output is None:
-        raise ConfigError("expected --output OUT.safetensors, or --list to only look")
+        raise ConfigError("expected --output OUT.safetensors, or --list or --explain to only look")
     with progress_bar("unpack") as (bar, task):
         summary = unpack_file(
             source,
@@ -91,6 +108,36 @@ def _print_list(summary: Summary) -> None:
         + (f"; annotations: {', '.join(summary.metadata)}" if summary.metadata else ""),
         markup=False,
     )
+
+
+def explanation_table(packets: list[Explanation]) -> Table:
+    """One row a packet. Bits of symbols and positions are per value sent; frames also per value of the tensor."""
+    from rich.table import Table
+
+    table = Table("name", "codec")
+    bits = ("entropy", "packed", "coded", "positions", "frame per value sent", "frame per value")
+    for column in ("values sent", "H", "N", "levels", *bits, "bytes"):
+        table.add_column(column, justify="right")
+    for packet in packets:
+        details = packet.details
+        measure = details.get("entropy_estimate", details.get("gradient_rms"))
+        table.add_row(
+            packet.name,
+            packet.codec,
+            f"{packet.kept:,}",
+            _number(measure),
+            _number(details.get("bits_wanted")),
+            str(details.get("levels", "")),
+            *map(_number, (packet.entropy, packet.bits_before, packet.bits_after, packet.position_bits)),
+            _number(packet.bits_per_kept),
+            _number(packet.bits_per_value),
+            f"{packet.nbytes:,}",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def register(app: typer.Typer) -> None:

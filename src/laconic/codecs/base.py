@@ -3,11 +3,12 @@
 A *stage* is a frozen dataclass: its fields are its arguments in the grammar, its class says which kind it is.
 
 - ``Selector``: dense values -> some of them, and where they stood (one section).
-- ``ValueStage``: floats -> bytes. Either a cast (floats stay floats) or a quantizer (floats become symbols).
+- ``ValueStage``: floats -> bytes. Either a cast (floats stay floats) or a ``Quantizer`` (floats become symbols).
+- ``Coder``: the symbols of a quantizer -> fewer bytes, without loss.
 - ``ChannelStage``: memory around a codec (error feedback, momentum). It has no bytes of its own.
 
-A codec is a chain of at most one selector and one value stage (``chain.Chain``). Codecs are pure: no state, no
-communication, input untouched, randomness from the seed they are given.
+A codec is a chain of at most one selector, one value stage and, behind a quantizer, one coder (``chain.Chain``).
+Codecs are pure: no state, no communication, input untouched, randomness from the seed they are given.
 """
 
 from __future__ import annotations
@@ -19,10 +20,22 @@ import torch
 from torch import Tensor
 
 from laconic.errors import NonFiniteError
-from laconic.kernels.interface import NONFINITE, Kernels
+from laconic.kernels.interface import NONFINITE, Kernels, LinearGrid, packed_nbytes, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
-__all__ = ["ChannelStage", "Codec", "Selected", "Selector", "Stage", "ValueStage", "refuse_nonfinite"]
+__all__ = [
+    "ChannelStage",
+    "Codec",
+    "Coder",
+    "Quantizer",
+    "Selected",
+    "Selector",
+    "Stage",
+    "SymbolReader",
+    "Symbols",
+    "ValueStage",
+    "refuse_nonfinite",
+]
 
 
 def refuse_nonfinite(key: int, n: int) -> None:
@@ -118,6 +131,103 @@ class ValueStage(Stage):
     def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
         """Whether sections of these sizes can hold n values."""
         return sections == self.section_nbytes(n, itemsize)
+
+
+class Symbols(NamedTuple):
+    """A quantizer's output before it is packed or coded: ready-made, or values and the grid to put them on."""
+
+    alphabet: int
+    ready: Tensor | None = None
+    x: Tensor | None = None
+    grid: LinearGrid | None = None
+
+    def made(self, kernels: Kernels) -> Tensor:
+        """The symbols, one element each."""
+        if self.ready is not None:
+            return self.ready
+        assert self.x is not None and self.grid is not None
+        packed = torch.empty(packed_nbytes(self.x.numel(), symbol_bits(self.alphabet)), dtype=torch.uint8)
+        packed = packed.to(self.x.device)
+        kernels.linear_encode(self.x, self.grid, packed)
+        return kernels.unpack_symbols(packed, self.x.numel(), self.alphabet, False)
+
+
+class SymbolReader(Protocol):
+    """A coded section on its way back, as a quantizer sees it."""
+
+    def symbols(self, n: int, alphabet: int) -> Tensor:
+        """n symbols, one element each."""
+        ...
+
+    def values(self, table: Tensor, out: Tensor, weight: float | None) -> None:
+        """The table's entry for each symbol, stored or added ``weight`` times."""
+        ...
+
+
+class Quantizer(ValueStage):
+    """Floats -> symbols and a few numbers. The symbols are the last section; a coder can take their place."""
+
+    kind: ClassVar[str] = "quantizer"
+
+    @property
+    def max_alphabet(self) -> int:
+        """Symbols that this quantizer can use, at most."""
+        raise NotImplementedError
+
+    def split(
+        self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
+    ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
+        """All sections but the symbols, and the symbols; None for these where none are needed, for all when zero."""
+        raise NotImplementedError
+
+    def join(
+        self, side: tuple[Tensor, ...], reader: SymbolReader | None, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        """Decode from the other sections and coded symbols (None: the section is empty)."""
+        raise NotImplementedError
+
+    def describe(self, side: tuple[Tensor, ...], n: int) -> dict[str, Any]:
+        """What the other sections say, for ``laconic.explain``."""
+        return {}
+
+    def alphabet(self, side: tuple[Tensor, ...]) -> int:
+        """Symbols that this packet tells apart."""
+        return self.max_alphabet
+
+    def packed_bits(self, side: tuple[Tensor, ...], n: int) -> float:
+        """Bits of a symbol where no coder takes its place."""
+        return symbol_bits(self.alphabet(side))
+
+    def packed_symbols(self, packed: Tensor, side: tuple[Tensor, ...], n: int, kernels: Kernels) -> Tensor:
+        """The symbols out of a section that was not coded, one element each."""
+        return kernels.unpack_symbols(packed, n, self.alphabet(side), False)
+
+
+class Coder(Stage):
+    """The symbols of a quantizer -> a section, without loss."""
+
+    kind: ClassVar[str] = "coder"
+
+    def limit(self, n: int, alphabet: int) -> int:
+        """The most bytes that n symbols can take, and encoding them need."""
+        raise NotImplementedError
+
+    def encode(self, symbols: Symbols, kernels: Kernels, arena: Arena) -> Tensor:
+        raise NotImplementedError
+
+    def decode(self, section: Tensor, n: int, alphabet: int, kernels: Kernels) -> Tensor:
+        """The symbols, one element each; ``FrameError`` when the section lies."""
+        raise NotImplementedError
+
+    def decode_values(
+        self, section: Tensor, table: Tensor, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        """The table's entry for each symbol, stored or added ``weight`` times."""
+        values = table.to(out.device)[self.decode(section, out.numel(), table.numel(), kernels).long()]
+        if weight is None:
+            out.copy_(values)
+        else:
+            out.add_(values * torch.tensor(weight, dtype=torch.float32, device=out.device))
 
 
 class ChannelStage(Stage):

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import ValueStage, refuse_nonfinite
+from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
+from laconic.errors import FrameError
 from laconic.kernels.interface import Kernels, num_buckets
 from laconic.packet import Arena
 
 __all__ = ["BucketedQuantizer"]
 
 
-class BucketedQuantizer(ValueStage):
+class BucketedQuantizer(Quantizer):
     """Buckets are scaled on their own, so one outlier spoils its bucket only, and one pass over memory suffices."""
 
-    kind: ClassVar[str] = "quantizer"
     num_sections: ClassVar[int] = 2
     floats_per_bucket: ClassVar[int] = 1
+    ternary: ClassVar[bool] = False
+    """Symbols are packed five a byte."""
     bucket: int
 
     def __post_init__(self) -> None:
@@ -51,3 +53,32 @@ class BucketedQuantizer(ValueStage):
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         return 4 * self.floats_per_bucket * num_buckets(n, self.bucket), self.symbols_nbytes(n)
+
+    def split(
+        self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
+    ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
+        n = x.numel()
+        floats = arena.take(self.section_nbytes(n, 4)[0])
+        packed = torch.empty(self.symbols_nbytes(n), dtype=torch.uint8, device=x.device)
+        key = self.quantize(x, kernels, seed, floats, packed)
+        refuse_nonfinite(key, n)
+        if not key:
+            return None
+        return (floats,), Symbols(self.max_alphabet, self.packed_symbols(packed, (floats,), n, kernels))
+
+    def join(
+        self, side: tuple[Tensor, ...], reader: SymbolReader | None, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        n = out.numel()
+        if reader is None:
+            raise FrameError(f"codec {self.name!r} has coded symbols, the frame none")
+        symbols = reader.symbols(n, self.max_alphabet)
+        packed = torch.empty(self.symbols_nbytes(n), dtype=torch.uint8, device=symbols.device)
+        kernels.pack_symbols(symbols, self.max_alphabet, self.ternary, packed)
+        self.dequantize(side[0], packed, kernels, out, weight)
+
+    def packed_bits(self, side: tuple[Tensor, ...], n: int) -> float:
+        return 8 * self.symbols_nbytes(n) / n
+
+    def packed_symbols(self, packed: Tensor, side: tuple[Tensor, ...], n: int, kernels: Kernels) -> Tensor:
+        return kernels.unpack_symbols(packed, n, self.max_alphabet, self.ternary)

@@ -1,4 +1,4 @@
-"""Chain: the codec. At most one selector, then at most one value stage, checked to fit."""
+"""Chain: the codec. At most one selector, one value stage and one coder, in this order, checked to fit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from torch import Tensor
 
 from laconic import kernels, notices
 from laconic.codecs import spec as grammar
-from laconic.codecs.base import ChannelStage, Selector, Stage, ValueStage, refuse_nonfinite
+from laconic.codecs.adaptive import Adaptive
+from laconic.codecs.base import ChannelStage, Coder, Quantizer, Selector, Stage, ValueStage, refuse_nonfinite
 from laconic.codecs.cast import Raw
+from laconic.codecs.coded import Coded
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
+from laconic.kernels.interface import MAX_ALPHABET
 from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, TensorSpec, allocate
 
 __all__ = ["Chain", "split"]
@@ -34,7 +37,10 @@ def split(stages: list[Stage], spec: str) -> tuple[list[ChannelStage], Chain]:
         raise ConfigError(f"{spec!r} has no codec behind {memories[-1].name!r}: add one, such as 'topk:0.01'")
     selector: Selector | None = None
     values: ValueStage | None = None
+    coder: Coder | None = None
     for stage in rest:
+        if coder is not None:
+            raise ConfigError(f"{stage.name!r} cannot follow {coder.name!r}, which comes last, in {spec!r}")
         if isinstance(stage, Selector):
             if values is not None:
                 raise ConfigError(f"{stage.name!r} selects and cannot follow {values.name!r}, which codes, in {spec!r}")
@@ -45,11 +51,23 @@ def split(stages: list[Stage], spec: str) -> tuple[list[ChannelStage], Chain]:
             if values is not None:
                 raise ConfigError(f"{stage.name!r} cannot follow {values.name!r} in {spec!r}: values are coded once")
             values = stage
+        elif isinstance(stage, Coder):
+            coder = _coder_behind(values, stage, spec)
         else:
             raise ConfigError(f"stage {stage.name!r} of kind {stage.kind!r} cannot stand in {spec!r}")
     if memories and isinstance(selector, RandK) and selector.scale:
         selector = replace(selector, scale=False)
-    return memories, Chain(selector, values)
+    return memories, Chain(selector, values, coder)
+
+
+def _coder_behind(values: ValueStage | None, coder: Coder, spec: str) -> Coder:
+    if not isinstance(values, Quantizer):
+        raise ConfigError(
+            f"{coder.name!r} codes the symbols of a quantizer, such as 'qsgd:4': put one before it in {spec!r}"
+        )
+    if values.max_alphabet > MAX_ALPHABET:
+        raise ConfigError(f"{coder.name!r} codes at most {MAX_ALPHABET} symbols, {values.name!r} has more in {spec!r}")
+    return coder
 
 
 def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -65,7 +83,7 @@ def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Chain:
-    """selector | value stage. Either may be missing: values then travel raw, or all of them do.
+    """selector | value stage | coder. Each may be missing: all values travel then, or raw, or with packed symbols.
 
     >>> import laconic, torch
     >>> codec = laconic.codec("topk:0.5")
@@ -75,6 +93,7 @@ class Chain:
 
     selector: Selector | None
     values: ValueStage | None
+    coder: Coder | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -86,10 +105,13 @@ class Chain:
 
     @property
     def stages(self) -> list[Stage]:
-        return [stage for stage in (self.selector, self.values) if stage is not None]
+        return [stage for stage in (self.selector, self.values, self.coder) if stage is not None]
 
     @cached_property
     def _value_stage(self) -> ValueStage:
+        if self.coder is not None:
+            assert isinstance(self.values, Quantizer)
+            return Coded(self.values, self.coder)
         return self.values if self.values is not None else _RAW
 
     @property
@@ -112,7 +134,15 @@ class Chain:
 
     # ------------------------------------------------------------------------------------------------------- encode
 
-    def encode(self, x: Tensor, *, seed: int = 0, arena: Arena | None = None, exact: bool = False) -> Packet:
+    def encode(
+        self,
+        x: Tensor,
+        *,
+        seed: int = 0,
+        arena: Arena | None = None,
+        exact: bool = False,
+        gradient: Tensor | None = None,
+    ) -> Packet:
         """Encode a tensor of any shape, stride and float dtype. ``x`` is left alone.
 
         Args:
@@ -120,7 +150,17 @@ class Chain:
             seed: Decides all randomness: same input, seed and codec, same bytes.
             arena: Where the sections go; fresh memory by default.
             exact: Let a lossless codec take integers and booleans, too.
+            gradient: What ``adaptive:by=grad`` takes the number of levels from.
         """
+        if isinstance(self.values, Adaptive) and self.values.by == "grad":
+            tuned = replace(self, values=self.values.given(gradient))
+            packet = tuned._encode(x, seed, arena, exact)
+            return Packet(self.text, packet.spec, packet.sections)
+        if gradient is not None:
+            raise InputError(f"codec {self.text!r} has no use for a gradient: only adaptive:by=grad does")
+        return self._encode(x, seed, arena, exact)
+
+    def _encode(self, x: Tensor, seed: int, arena: Arena | None, exact: bool) -> Packet:
         spec = TensorSpec.of(x)
         as_it_is = exact and self._value_stage.lossless and self.selector is None and spec.dtype in EXACT
         if spec.dtype not in FLOATS and not as_it_is:
@@ -159,7 +199,7 @@ class Chain:
         spec = packet.spec
         if out is not None and tuple(out.shape) != spec.shape:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")
-        self._check(packet)
+        self.check(packet)
         if not packet.sections:
             return allocate(spec, None, zero=True) if out is None else out.zero_()
         if out is None:
@@ -183,11 +223,11 @@ class Chain:
             raise InputError(f"accumulation needs a contiguous float32 tensor, got {out.dtype}, strides {out.stride()}")
         if not abs(weight) <= torch.finfo(torch.float32).max:
             raise InputError(f"a weight must be finite in float32, got {weight}")
-        self._check(packet)
+        self.check(packet)
         if packet.sections:
             self._fill(packet, out.view(-1), weight)
 
-    def _check(self, packet: Packet) -> None:
+    def check(self, packet: Packet) -> None:
         """Whether the sections can hold what the packet says, before anything is allocated for it."""
         found = tuple(section.numel() for section in packet.sections)
         if not found:

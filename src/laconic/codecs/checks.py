@@ -41,3 +41,9 @@ def bucket(stage: str, value: int) -> None:
 def one_of(stage: str, field: str, value: str, valid: tuple[str, ...]) -> None:
     if value not in valid:
         raise ConfigError(f"stage {stage!r}: {field} must be one of {', '.join(valid)}, got {value!r}")
+
+
+def between(stage: Stage, field: str, low: float, high: float) -> None:
+    value = number(stage, field)
+    if not low <= value <= high:
+        raise ConfigError(f"stage {stage.name!r}: {field} must be from {low:g} to {high:g}, got {value}")

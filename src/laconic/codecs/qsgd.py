@@ -55,6 +55,10 @@ class QSGD(BucketedQuantizer):
         # One level (two bits) moves an entry by its norm or not at all: the error may exceed the input.
         return self.round == "nearest" or (self.bits > 2 and self.norm == "max")
 
+    @property
+    def max_alphabet(self) -> int:
+        return 1 << self.bits
+
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, self.bits)
 

@@ -6,8 +6,10 @@ import logging
 from functools import lru_cache
 from importlib.metadata import entry_points
 
+from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.base import Stage
 from laconic.codecs.cast import BF16, FP16, Raw
+from laconic.codecs.coders import Deflate, Huffman, Rans, Zstd
 from laconic.codecs.feedback import ErrorFeedback, MomentumCorrection
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
@@ -26,6 +28,7 @@ OURS: tuple[type[Stage], ...] = (
     FP16,
     BF16,
     Uniform,
+    Adaptive,
     QSGD,
     TernGrad,
     Sign,
@@ -33,6 +36,10 @@ OURS: tuple[type[Stage], ...] = (
     TopK,
     RandK,
     Threshold,
+    Huffman,
+    Rans,
+    Deflate,
+    Zstd,
     ErrorFeedback,
     MomentumCorrection,
 )

@@ -32,6 +32,10 @@ class Sign(BucketedQuantizer):
     example: ClassVar[str] = "ef|sign"
     biased: ClassVar[bool | str] = True
 
+    @property
+    def max_alphabet(self) -> int:
+        return 2
+
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, 1)
 
@@ -61,6 +65,10 @@ class OneBit(BucketedQuantizer):
     example: ClassVar[str] = "ef|onebit"
     biased: ClassVar[bool | str] = True
     floats_per_bucket: ClassVar[int] = 2
+
+    @property
+    def max_alphabet(self) -> int:
+        return 2
 
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, 1)

@@ -30,10 +30,15 @@ class TernGrad(BucketedQuantizer):
     name: ClassVar[str] = "terngrad"
     summary: ClassVar[str] = "ternary, stochastic, a scale per bucket"
     example: ClassVar[str] = "terngrad"
+    ternary: ClassVar[bool] = True
 
     @property
     def contractive(self) -> bool:
         return False
+
+    @property
+    def max_alphabet(self) -> int:
+        return 3
 
     def symbols_nbytes(self, n: int) -> int:
         return trits_nbytes(n)

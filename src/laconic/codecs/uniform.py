@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import ValueStage, refuse_nonfinite
+from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError
 from laconic.kernels.interface import Kernels, packed_nbytes, read_bytes, write_bytes
 from laconic.packet import Arena
@@ -20,13 +20,13 @@ __all__ = ["Uniform"]
 
 
 @dataclass(frozen=True)
-class Uniform(ValueStage):
+class Uniform(Quantizer):
     """Min-max quantization: 2^bits bins of equal width over [min, max], decoded to the bin's centre.
 
     Deterministic, so biased by at most half a bin. One far outlier widens every bin: for gradients prefer ``qsgd``.
 
     Args:
-        bits: Bits per value, 1 to 16.
+        bits: Bits per value, 1 to 30; at most 12 before a coder.
 
     Payload: ``float32 min, max``, then packed symbols (none when min = max: a constant tensor costs 8 bytes).
     """
@@ -34,49 +34,96 @@ class Uniform(ValueStage):
     bits: int = 8
 
     name: ClassVar[str] = "uniform"
-    kind: ClassVar[str] = "quantizer"
     summary: ClassVar[str] = "min-max bins of equal width"
     example: ClassVar[str] = "uniform:8"
     biased: ClassVar[bool | str] = "decodes to the bin's centre"
     num_sections: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        checks.whole(self.name, "bits", self.bits, 1, 16)
+        checks.whole(self.name, "bits", self.bits, 1, 30)
 
-    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+    @property
+    def max_alphabet(self) -> int:
+        return 1 << self.bits
+
+    def _bounds(self, x: Tensor, kernels: Kernels, arena: Arena) -> tuple[float, float, Tensor] | None:
+        """The range, and its section; None when every value is zero."""
         low, high, key = kernels.value_range(x)
         refuse_nonfinite(key, x.numel())
-        low, high = (
-            low + 0.0,
-            high + 0.0,
-        )  # whichever of -0 and +0 was met first
         if key == 0:
-            return ()
+            return None
+        low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
         bounds = arena.take(8)
         write_bytes(bounds, struct.pack("<ff", low, high))
+        return low, high, bounds
+
+    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        found = self._bounds(x, kernels, arena)
+        if found is None:
+            return ()
+        low, high, bounds = found
         packed = arena.take(packed_nbytes(x.numel(), self.bits) if low < high else 0)
         if low < high:
-            kernels.uniform_encode(x, low=low, high=high, levels=1 << self.bits, packed=packed)
+            kernels.uniform_encode(x, low=low, high=high, levels=self.max_alphabet, packed=packed)
         return bounds, packed
+
+    def split(
+        self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
+    ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
+        found = self._bounds(x, kernels, arena)
+        if found is None:
+            return None
+        low, high, bounds = found
+        if low == high:
+            return (bounds,), None
+        n = x.numel()
+        packed = torch.empty(packed_nbytes(n, self.bits), dtype=torch.uint8, device=x.device)
+        kernels.uniform_encode(x, low=low, high=high, levels=self.max_alphabet, packed=packed)
+        return (bounds,), Symbols(self.max_alphabet, kernels.unpack_symbols(packed, n, self.max_alphabet, False))
+
+    def _range(self, bounds: Tensor, has_symbols: bool) -> tuple[float, float]:
+        low, high = struct.unpack("<ff", read_bytes(bounds, 8))
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise FrameError(f"a uniform range must be finite and ordered, got [{low}, {high}]")
+        if (low < high) != has_symbols:
+            raise FrameError(f"{'' if has_symbols else 'no '}symbols do not go with the range [{low}, {high}]")
+        return low, high
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         bounds, packed = sections
-        low, high = struct.unpack("<ff", read_bytes(bounds, 8))
-        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            raise FrameError(f"a uniform range must be finite and ordered, got [{low}, {high}]")
-        if (low < high) != (packed.numel() > 0):
-            raise FrameError(f"{packed.numel()} bytes of symbols do not go with the range [{low}, {high}]")
+        low, high = self._range(bounds, packed.numel() > 0)
         if low < high:
-            kernels.uniform_decode(packed, low=low, high=high, levels=1 << self.bits, out=out, weight=weight)
-        elif weight is None:
-            out.fill_(low)
+            kernels.uniform_decode(packed, low=low, high=high, levels=self.max_alphabet, out=out, weight=weight)
         else:
-            out.add_(torch.tensor(low, dtype=torch.float32) * torch.tensor(weight, dtype=torch.float32))
+            _fill(low, out, weight)
+
+    def join(
+        self, side: tuple[Tensor, ...], reader: SymbolReader | None, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        low, high = self._range(side[0], reader is not None)
+        if reader is None:
+            _fill(low, out, weight)
+            return
+        width = (high - low) / self.max_alphabet
+        centres = low + (torch.arange(self.max_alphabet, dtype=torch.float64) + 0.5) * width
+        reader.values(centres.to(torch.float32), out, weight)
+
+    def describe(self, side: tuple[Tensor, ...], n: int) -> dict[str, Any]:
+        low, high = struct.unpack("<ff", read_bytes(side[0], 8))
+        return {"levels": self.max_alphabet, "lowest": low, "highest": high}
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         return 8, packed_nbytes(n, self.bits)
 
     def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
         return sections in (self.section_nbytes(n, itemsize), (8, 0))
+
+
+def _fill(value: float, out: Tensor, weight: float | None) -> None:
+    """A constant tensor."""
+    if weight is None:
+        out.fill_(value)
+    else:
+        out.add_(torch.tensor(value, dtype=torch.float32) * torch.tensor(weight, dtype=torch.float32))
