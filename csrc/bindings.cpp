@@ -272,8 +272,8 @@ NB_MODULE(_core, m) {
       simd().table_decode(at<const uint8_t>(packed), bits, at<const float>(table), sink_of(out, n, weight), begin, end);
     });
   }, Unlocked());
-  m.def("sample", [](Address x, int64_t n, int64_t count, uint64_t key, Address out) {
-    sample(at<const float>(x), n, count, key_of(key), at<float>(out));
+  m.def("sample", [](Address x, int64_t n, int64_t count, uint64_t key, Address out, int threads) {
+    sample(at<const float>(x), n, count, key_of(key), at<float>(out), threads);
   }, Unlocked());
   m.def("histogram",
         [](Address x, int64_t n, float pre, float base, float inverse, int levels, Address counts, int threads) {

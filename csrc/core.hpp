@@ -205,7 +205,7 @@ struct ValueRange {
 };
 ValueRange value_range(const float* x, int64_t n, int threads);
 // One value out of each of `count` equal parts of x, where a hash says.
-void sample(const float* x, int64_t n, int64_t count, Key key, float* out);
+void sample(const float* x, int64_t n, int64_t count, Key key, float* out, int threads);
 void histogram(const float* x, int64_t n, const LinearGrid& grid, int64_t* counts, int threads);
 
 // --- select.cpp

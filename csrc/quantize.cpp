@@ -57,16 +57,31 @@ ValueRange value_range(const float* x, int64_t n, int threads) {
   return all;
 }
 
-void sample(const float* x, int64_t n, int64_t count, Key key, float* out) {
-  const auto edge = [&](int64_t j) { return static_cast<int64_t>(static_cast<__int128>(j) * n / count); };
-  int64_t begin = 0;
-  for (int64_t j = 0; j < count; ++j) {
-    const int64_t end = edge(j + 1);
-    const uint64_t within = static_cast<uint64_t>(hash32(static_cast<uint64_t>(j), key)) *
-                                static_cast<uint64_t>(end - begin) >> 32;
-    out[j] = x[begin + static_cast<int64_t>(within)];
-    begin = end;
-  }
+void sample(const float* x, int64_t n, int64_t count, Key key, float* out, int threads) {
+  const int64_t whole = n / count, part = n % count;
+  parallel_for((count + kSplit - 1) / kSplit, threads, [&](int64_t range) {
+    // The edge floor(j n / count) goes on from one part to the next without a division.
+    const int64_t first = range * kSplit, last = std::min(count, first + kSplit);
+    const __int128 product = static_cast<__int128>(first) * n;
+    int64_t begin = static_cast<int64_t>(product / count), rest = static_cast<int64_t>(product % count);
+    constexpr int64_t kAhead = 64;  // lines asked for before the first of them is read
+    const float* places[kAhead];
+    for (int64_t at = first; at < last; at += kAhead) {
+      const int64_t stop = std::min(last, at + kAhead);
+      for (int64_t j = at; j < stop; ++j) {
+        rest += part;
+        const bool carry = rest >= count;
+        rest -= carry ? count : 0;
+        const int64_t length = whole + carry;
+        const uint64_t within =
+            static_cast<uint64_t>(hash32(static_cast<uint64_t>(j), key)) * static_cast<uint64_t>(length) >> 32;
+        places[j - at] = x + begin + static_cast<int64_t>(within);
+        __builtin_prefetch(places[j - at]);
+        begin += length;
+      }
+      for (int64_t j = at; j < stop; ++j) out[j] = *places[j - at];
+    }
+  });
 }
 
 void histogram(const float* x, int64_t n, const LinearGrid& grid, int64_t* counts, int threads) {

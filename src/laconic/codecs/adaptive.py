@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,18 +25,33 @@ from laconic.kernels.interface import (
     symbol_bits,
     write_bytes,
 )
+from laconic.kernels.reference import pairwise_sum
 from laconic.packet import Arena
 
 __all__ = ["Adaptive"]
 
 _HEADER = 16
-_TINY, _FLOAT32_MAX = 2.0**-149, (2 - 2.0**-23) * 2.0**127
+_FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 _LEAST_SAMPLE = 1024
 
 
 def _float32(value: float) -> float:
     """The nearest float32."""
     return float(struct.unpack("<f", struct.pack("<f", max(-_FLOAT32_MAX, min(value, _FLOAT32_MAX))))[0])
+
+
+def _next_up(value: float) -> float:
+    """The next float32 above a float32 that is not negative."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return float(struct.unpack("<f", struct.pack("<I", bits + 1))[0])
+
+
+def _sum_of_squares(x: Tensor) -> float:
+    """In float64 and in a fixed order, so that the levels it leads to are the same everywhere."""
+    values = x.reshape(-1).to(torch.float64).square()
+    while values.numel() > 1:
+        values = pairwise_sum(torch.nn.functional.pad(values, (0, -values.numel() % 1024)).view(-1, 1024))
+    return float(values)
 
 
 def _power(spread: float) -> float:
@@ -68,8 +83,10 @@ class Levels(NamedTuple):
         if not 1 <= levels.number <= MAX_ALPHABET:
             raise FrameError(f"an adaptive header speaks of {levels.number} levels, 1 to {MAX_ALPHABET} are allowed")
         if zero:
-            last = abs(int(levels.other)) + levels.number
-            if last > 2 * MAX_ALPHABET or abs(levels.origin) * last > 2 * _FLOAT32_MAX:
+            first = int(levels.other)
+            farthest = max(abs(first), abs(first + levels.number - 1))
+            # The outermost centre may lie half a step beyond the largest value, which is then cut to float32's range.
+            if farthest > MAX_ALPHABET or abs(levels.origin) * (farthest - 1) > _FLOAT32_MAX:
                 raise FrameError(
                     f"{levels.number} multiples of {levels.origin} from {levels.other} on are out of range"
                 )
@@ -150,6 +167,7 @@ class Adaptive(Quantizer):
 
     @property
     def contractive(self) -> bool:
+        # Gradients have outliers that leave nearly all values in one bin, and its centre away from them.
         return self.zero
 
     # ------------------------------------------------------------------------------------------------------ encode
@@ -162,10 +180,10 @@ class Adaptive(Quantizer):
             raise InputError("adaptive:by=grad needs the gradient: encode(x, spec, gradient=g)")
         if not gradient.numel():
             raise InputError("adaptive:by=grad needs a gradient with values, got an empty one")
-        rms = float(gradient.detach().to(torch.float64).square().mean().sqrt())
+        rms = math.sqrt(_sum_of_squares(gradient.detach()) / gradient.numel())
         if not math.isfinite(rms):
             raise InputError("adaptive:by=grad needs a finite gradient")
-        return _WithGradient(**{f: getattr(self, f) for f in self.__dataclass_fields__}, rms=rms)
+        return _WithGradient(**{field.name: getattr(self, field.name) for field in fields(self)}, rms=rms)
 
     def _measure(self, x: Tensor, low: float, high: float, kernels: Kernels, seed: int) -> tuple[float, float]:
         """What decides the levels, and how many that is."""
@@ -192,7 +210,9 @@ class Adaptive(Quantizer):
             notices.say("levels", 1, f"adaptive asks for {wanted:.0f} levels, {most} are used: lower c")
         if not self.zero:
             return Levels(low, high, count, _float32(measure), False)
-        step = max(_float32((high - low) / count), _TINY)
+        step = _float32((high - low) / count)
+        if step * count < high - low:  # rounded down, by a third among subnormals: more multiples than asked for
+            step = _next_up(step)
         first, last = math.floor(low / step + 0.5), math.floor(high / step + 0.5)
         return Levels(step, first, last - first + 1, _float32(measure), True)
 
@@ -221,22 +241,22 @@ class Adaptive(Quantizer):
         picked = kernels.sample(x, self._sample_size(n), seed).abs()
         rank = min(picked.numel(), max(1, math.floor(self.tail * picked.numel() + 0.5)))
         limit = float(picked.topk(rank).values[-1])
-        (bits,) = struct.unpack("<I", struct.pack("<f", limit))
-        (beyond,) = struct.unpack("<f", struct.pack("<I", bits + 1))
+        beyond = _next_up(limit)
         positions, values, _ = kernels.above(x, beyond) if math.isfinite(beyond) else kernels.above(x[:0], 1.0)
         if positions.numel() > self._max_apart(n):
             notices.say(
                 "tail", 1, f"adaptive: {positions.numel()} of {n} values lie beyond the sampled range: none apart"
             )
             positions, values, limit = positions[:0], values[:0], max(-low, high)
+        low, high = max(low, -limit) + 0.0, min(high, limit) + 0.0  # no -0
         if not positions.numel():
-            return max(low, -limit), min(high, limit), (arena.take(0), arena.take(0))
+            return low, high, (arena.take(0), arena.take(0))
         plan = kernels.positions_plan(positions, n)
         place = arena.take(plan.nbytes)
         kernels.positions_write(positions, n, plan, place)
         exact = arena.take(4 * values.numel())
         exact.copy_(values.view(torch.uint8))
-        return max(low, -limit), min(high, limit), (place, exact)
+        return low, high, (place, exact)
 
     def _max_apart(self, n: int) -> int:
         return min(n, max(64, math.ceil(4 * self.tail * n)))

@@ -19,12 +19,12 @@ def fraction(stage: Stage, field: str) -> None:
 
 
 def number(stage: Stage, field: str) -> float:
-    """A field that holds a number, as a float from now on: 1 and 1.0 must be written alike."""
+    """A field that holds a number, as a float from now on: 1 and 1.0 must be written alike, and so must 0 and -0."""
     value = getattr(stage, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"stage {stage.name!r}: {field} must be a finite number, got {value}")
-    object.__setattr__(stage, field, float(value))
-    return float(value)
+    object.__setattr__(stage, field, float(value) + 0.0)
+    return float(value) + 0.0
 
 
 def whole(stage: str, field: str, value: int, low: int, high: int) -> None:

@@ -188,7 +188,10 @@ class Zstd(ByteCoder):
         return bytes(self._library().ZstdCompressor(level=self.level).compress(data))
 
     def _decompress(self, data: bytes, expected: int) -> bytes:
-        library = self._library()
+        try:
+            library = self._library()
+        except ConfigError as error:
+            raise FrameError(f"the frame cannot be read here: {error}") from None
         reader = library.ZstdDecompressor(max_window_size=1 << 27).decompressobj(write_size=1 << 16)
         raw = bytearray()
         try:  # piece by piece, since a few bytes can claim to be gigabytes

@@ -46,6 +46,11 @@ class Uniform(Quantizer):
     def max_alphabet(self) -> int:
         return 1 << self.bits
 
+    @property
+    def contractive(self) -> bool:
+        # The largest entry of a gradient is a hundred times a usual one: wide bins move small values by more than that.
+        return self.bits >= 8
+
     def _bounds(self, x: Tensor, kernels: Kernels, arena: Arena) -> tuple[float, float, Tensor] | None:
         """The range, and its section; None when every value is zero."""
         low, high, key = kernels.value_range(x)

@@ -405,7 +405,7 @@ def sample(x: Tensor, count: int, seed: int) -> Tensor:
     if count == x.numel():
         return x
     out = torch.empty(count)
-    _core.sample(_floats(x), x.numel(), count, random.key(seed, random.SAMPLING), out.data_ptr())
+    _core.sample(_floats(x), x.numel(), count, random.key(seed, random.SAMPLING), out.data_ptr(), _threads())
     return out
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, POSITIONS, SAMPLING = 0, 1, 2
-"""Streams: what the numbers are for. Stages of one chain share a seed and never a stream."""
+"""Streams: what the numbers are for. Stages of one chain share a seed; only samples (of others' values) a stream."""
 
 M32 = 0xFFFFFFFF
 M64 = 0xFFFFFFFFFFFFFFFF
