@@ -287,16 +287,32 @@ NB_MODULE(_core, m) {
   }, Unlocked());
   m.def("coded_limit", [](int64_t n, int alphabet) { return coded_limit(n, alphabet); });
   m.def("code_symbols", [](Address symbols, int64_t n, int alphabet, int coding, Address out, int threads) {
-    return code_symbols({at<const void>(symbols), nullptr, {}}, n, alphabet, static_cast<Coding>(coding),
-                        at<uint8_t>(out), threads);
+    return code_symbols({at<const void>(symbols), nullptr, nullptr, nullptr}, n, alphabet,
+                        static_cast<Coding>(coding), at<uint8_t>(out), threads);
   }, Unlocked());
   m.def("code_linear",
         [](Address x, int64_t n, float pre, float base, float inverse, int levels, int coding, Address out,
            int threads) {
-    return code_symbols({nullptr, at<const float>(x), {pre, base, inverse, levels}}, n, levels,
-                        static_cast<Coding>(coding), at<uint8_t>(out), threads);
+    const LinearGrid grid{pre, base, inverse, levels};
+    return code_symbols({nullptr, at<const float>(x), &grid, nullptr}, n, levels, static_cast<Coding>(coding),
+                        at<uint8_t>(out), threads);
   },
         Unlocked());
+  m.def("code_uniform",
+        [](Address x, int64_t n, double low, double high, int levels, int coding, Address out, int threads) {
+    const UniformCoding grid{low, high, levels, 0};
+    return code_symbols({nullptr, at<const float>(x), nullptr, &grid}, n, levels, static_cast<Coding>(coding),
+                        at<uint8_t>(out), threads);
+  }, Unlocked());
+  m.def("linear_symbols",
+        [](Address x, int64_t n, float pre, float base, float inverse, int levels, Address out, int threads) {
+    const LinearGrid grid{pre, base, inverse, levels};
+    make_symbols({nullptr, at<const float>(x), &grid, nullptr}, n, levels, at<void>(out), threads);
+  }, Unlocked());
+  m.def("uniform_symbols", [](Address x, int64_t n, double low, double high, int levels, Address out, int threads) {
+    const UniformCoding grid{low, high, levels, 0};
+    make_symbols({nullptr, at<const float>(x), nullptr, &grid}, n, levels, at<void>(out), threads);
+  }, Unlocked());
   m.def("decode_symbols",
         [](Address section, int64_t nbytes, int64_t n, int alphabet, Address symbols, int threads) {
     return decode_symbols(at<const uint8_t>(section), nbytes, n, alphabet, at<void>(symbols), threads);

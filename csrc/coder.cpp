@@ -216,14 +216,21 @@ int64_t code_chunk(const Symbol* symbols, int64_t n, int alphabet, Coding coding
 }
 
 template <class Symbol>
+void make_chunk(const Symbols& source, int64_t begin, int64_t n, Symbol* out) {
+  const float* x = source.x + begin;
+  if constexpr (sizeof(Symbol) == 1) {
+    source.linear ? simd().linear_symbols8(x, n, *source.linear, out)
+                  : simd().uniform_symbols8(x, n, *source.uniform, out);
+  } else {
+    source.linear ? simd().linear_symbols16(x, n, *source.linear, out)
+                  : simd().uniform_symbols16(x, n, *source.uniform, out);
+  }
+}
+template <class Symbol>
 const Symbol* chunk_symbols(const Symbols& source, int64_t begin, int64_t n, Workspace& work) {
   if (source.ready) return static_cast<const Symbol*>(source.ready) + begin;
   Symbol* made = reinterpret_cast<Symbol*>(work.symbols.data());
-  if constexpr (sizeof(Symbol) == 1) {
-    simd().linear_symbols8(source.x + begin, n, source.grid, made);
-  } else {
-    simd().linear_symbols16(source.x + begin, n, source.grid, made);
-  }
+  make_chunk(source, begin, n, made);
   return made;
 }
 
@@ -401,6 +408,17 @@ int64_t coded_limit(int64_t n, int alphabet) {
   if (!chunks) return 0;
   return 4 * chunks + (chunks - 1) * chunk_limit(kChunk, alphabet) +
          chunk_limit(n - (chunks - 1) * kChunk, alphabet);
+}
+
+void make_symbols(const Symbols& source, int64_t n, int alphabet, void* out, int threads) {
+  parallel_for(chunks_of(n), threads, [&](int64_t i) {
+    const int64_t begin = i * kChunk, count = std::min(kChunk, n - begin);
+    if (alphabet <= 256) {
+      make_chunk(source, begin, count, static_cast<uint8_t*>(out) + begin);
+    } else {
+      make_chunk(source, begin, count, static_cast<uint16_t*>(out) + begin);
+    }
+  });
 }
 
 int64_t code_symbols(const Symbols& source, int64_t n, int alphabet, Coding coding, uint8_t* out, int threads) {

@@ -141,6 +141,8 @@ struct Simd {
   uint32_t (*value_range)(const float* x, int64_t begin, int64_t end, float* low, float* high);
   void (*uniform_encode)(const float* x, UniformCoding, uint8_t* packed, int64_t begin, int64_t end, int64_t n);
   void (*uniform_decode)(const uint8_t* packed, UniformCoding, Sink, int64_t begin, int64_t end);
+  void (*uniform_symbols8)(const float* x, int64_t n, UniformCoding, uint8_t* out);
+  void (*uniform_symbols16)(const float* x, int64_t n, UniformCoding, uint16_t* out);
 
   // itemsize 2 with exponent mask 0x7C00 or 0x7F80, 4, 8; copies nbytes and tells whether every float was finite.
   bool (*copy_finite)(const uint8_t* from, uint8_t* to, int64_t nbytes, int itemsize, uint64_t exponent);
@@ -260,12 +262,15 @@ int64_t read_book(const uint8_t* in, int64_t nbytes, int alphabet, bool shares, 
 // --- coder.cpp: sections of coded symbols
 enum class Coding : int { huffman = 0, rans = 1, huffman_auto = 2, rans_auto = 3 };
 int64_t coded_limit(int64_t n, int alphabet);  // the most bytes a section can take
-// The symbols of a tensor: ready-made (one or two bytes each, by alphabet), or made from floats as they are coded.
+// The symbols of a tensor: ready-made (one or two bytes each, by alphabet), or made from floats as they are coded, on
+// either kind of grid.
 struct Symbols {
   const void* ready;
   const float* x;
-  LinearGrid grid;
+  const LinearGrid* linear;
+  const UniformCoding* uniform;
 };
+void make_symbols(const Symbols& source, int64_t n, int alphabet, void* out, int threads);
 // Returns the bytes of the section. `out` has coded_limit bytes.
 int64_t code_symbols(const Symbols& source, int64_t n, int alphabet, Coding coding, uint8_t* out, int threads);
 // False when the section is not what a writer makes. Either into symbols, or through a table of alphabet values.

@@ -37,6 +37,8 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     value_range,
     uniform_encode,
     uniform_decode,
+    uniform_symbols8,
+    uniform_symbols16,
     copy_finite,
     add_raw,
     cast_encode,

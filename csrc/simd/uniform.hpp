@@ -44,11 +44,41 @@ uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, flo
   return key;
 }
 
+struct UniformBins {
+  d4 low, scale;
+  int32_t top;
+
+  explicit UniformBins(const UniformCoding& c) : top(c.levels - 1) {
+    const double inverse = static_cast<double>(c.levels) / (c.high - c.low);
+    low = d4{c.low, c.low, c.low, c.low};
+    scale = d4{inverse, inverse, inverse, inverse};
+  }
+  INLINE i4 of(const float* v) const {
+    const i4 q = __builtin_convertvector((__builtin_convertvector(load<f4>(v), d4) - low) * scale, i4);
+    return q > top ? (i4{} + top) : q;
+  }
+};
+
+template <class Symbol>
+INLINE void uniform_symbols(const float* x, int64_t n, const UniformCoding& c, Symbol* out) {
+  typedef Symbol Narrow __attribute__((vector_size(4 * sizeof(Symbol))));
+  const UniformBins bins(c);
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    if (i % 16 == 0) fetch_ahead(x + (i / kBlock + 1) * kBlock, i % kBlock / 16);
+    store(out + i, __builtin_convertvector(bins.of(x + i), Narrow));
+  }
+  float rest[4] = {};
+  for (int64_t k = 0; k < n - i; ++k) rest[k] = x[i + k];
+  const i4 last = bins.of(rest);
+  for (int64_t k = 0; k < n - i; ++k) out[i + k] = static_cast<Symbol>(last[k]);
+}
+void uniform_symbols8(const float* x, int64_t n, UniformCoding c, uint8_t* out) { uniform_symbols(x, n, c, out); }
+void uniform_symbols16(const float* x, int64_t n, UniformCoding c, uint16_t* out) { uniform_symbols(x, n, c, out); }
+
 void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t begin, int64_t end, int64_t) {
   const PackGroup group = pack_group_of(c.bits);
-  const double inverse = static_cast<double>(c.levels) / (c.high - c.low);
-  const d4 low = {c.low, c.low, c.low, c.low}, scale = {inverse, inverse, inverse, inverse};
-  const int32_t top = c.levels - 1;
+  const UniformBins bins(c);
   for (int64_t at = begin; at < end; at += kGroup) {
     const int64_t count = least(kGroup, end - at);
     float padded[kGroup];
@@ -61,10 +91,7 @@ void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t be
     const float* ahead = x + (at / kBlock + 1) * kBlock;
     for (int64_t i = 0; i < kGroup; i += 4) {
       if (i % 16 == 0) fetch_ahead(ahead, (at % kBlock + i) / 16);
-      const d4 t = (__builtin_convertvector(load<f4>(v + i), d4) - low) * scale;
-      i4 q = __builtin_convertvector(t, i4);
-      q = q > top ? (i4{} + top) : q;
-      store(symbols + i, q);
+      store(symbols + i, bins.of(v + i));
     }
     uint8_t* out = packed + at / kGroup * 32 * c.bits;
     if (count == kGroup) {

@@ -230,7 +230,7 @@ class Adaptive(Quantizer):
             low, high, apart = self._set_apart(x, low, high, kernels, arena, seed)
         levels = self._levels(x, low, high, kernels, seed)
         write_bytes(header, levels.to_bytes())
-        symbols = Symbols(levels.number, x=x, grid=levels.grid()) if levels.number > 1 else None
+        symbols = Symbols(levels.number, x, levels.grid()) if levels.number > 1 else None
         return (header, *apart), symbols
 
     def _set_apart(
@@ -268,7 +268,7 @@ class Adaptive(Quantizer):
         side, symbols = found
         if symbols is None:
             return (*side, arena.take(0))
-        assert symbols.grid is not None
+        assert isinstance(symbols.grid, LinearGrid)
         packed = arena.take(packed_nbytes(x.numel(), symbol_bits(symbols.alphabet)))
         kernels.linear_encode(x, symbols.grid, packed)
         return (*side, packed)

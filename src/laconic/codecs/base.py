@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import NonFiniteError
-from laconic.kernels.interface import NONFINITE, Kernels, LinearGrid, packed_nbytes, symbol_bits
+from laconic.kernels.interface import NONFINITE, Grid, Kernels, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
 __all__ = [
@@ -137,19 +137,13 @@ class Symbols(NamedTuple):
     """A quantizer's output before it is packed or coded: ready-made, or values and the grid to put them on."""
 
     alphabet: int
-    ready: Tensor | None = None
-    x: Tensor | None = None
-    grid: LinearGrid | None = None
+    source: Tensor
+    """The symbols, one element each, or the values."""
+    grid: Grid | None = None
+    """For values."""
 
     def made(self, kernels: Kernels) -> Tensor:
-        """The symbols, one element each."""
-        if self.ready is not None:
-            return self.ready
-        assert self.x is not None and self.grid is not None
-        packed = torch.empty(packed_nbytes(self.x.numel(), symbol_bits(self.alphabet)), dtype=torch.uint8)
-        packed = packed.to(self.x.device)
-        kernels.linear_encode(self.x, self.grid, packed)
-        return kernels.unpack_symbols(packed, self.x.numel(), self.alphabet, False)
+        return self.source if self.grid is None else kernels.make_symbols(self.source, self.grid)
 
 
 class SymbolReader(Protocol):

@@ -34,14 +34,11 @@ class ChunkCoder(Coder):
 
     def encode(self, symbols: Symbols, kernels: Kernels, arena: Arena) -> Tensor:
         coding = self.auto if self.mode == "auto" else self.pure
-        source = symbols.x if symbols.ready is None else symbols.ready
-        assert source is not None
-        section = arena.take(coded_limit(source.numel(), symbols.alphabet))
-        if symbols.ready is None:
-            assert symbols.grid is not None
-            nbytes = kernels.code_linear(source, symbols.grid, coding, section)
+        section = arena.take(coded_limit(symbols.source.numel(), symbols.alphabet))
+        if symbols.grid is None:
+            nbytes = kernels.code_symbols(symbols.source, symbols.alphabet, coding, section)
         else:
-            nbytes = kernels.code_symbols(source, symbols.alphabet, coding, section)
+            nbytes = kernels.code_values(symbols.source, symbols.grid, coding, section)
         return arena.trim(section, nbytes)
 
     def decode(self, section: Tensor, n: int, alphabet: int, kernels: Kernels) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, packed_nbytes, read_bytes, write_bytes
+from laconic.kernels.interface import Kernels, UniformGrid, packed_nbytes, read_bytes, write_bytes
 from laconic.packet import Arena
 
 __all__ = ["Uniform"]
@@ -81,10 +81,7 @@ class Uniform(Quantizer):
         low, high, bounds = found
         if low == high:
             return (bounds,), None
-        n = x.numel()
-        packed = torch.empty(packed_nbytes(n, self.bits), dtype=torch.uint8, device=x.device)
-        kernels.uniform_encode(x, low=low, high=high, levels=self.max_alphabet, packed=packed)
-        return (bounds,), Symbols(self.max_alphabet, kernels.unpack_symbols(packed, n, self.max_alphabet, False))
+        return (bounds,), Symbols(self.max_alphabet, x, UniformGrid(low, high, self.max_alphabet))
 
     def _range(self, bounds: Tensor, has_symbols: bool) -> tuple[float, float]:
         low, high = struct.unpack("<ff", read_bytes(bounds, 8))

@@ -22,6 +22,7 @@ from laconic.kernels.interface import (
     CHUNK,
     MAX_ALPHABET,
     POSITIONS_HEADER,
+    Grid,
     LinearGrid,
     PositionPlan,
     coded_limit,
@@ -443,9 +444,21 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     return _core.code_symbols(_symbols(symbols, alphabet), n, alphabet, coding, room, _threads())
 
 
-def code_linear(x: Tensor, grid: LinearGrid, coding: int, out: Tensor) -> int:
+def make_symbols(x: Tensor, grid: Grid) -> Tensor:
+    out = torch.empty(x.numel(), dtype=symbol_dtype(grid.levels))
+    if isinstance(grid, LinearGrid):
+        _core.linear_symbols(_floats(x), x.numel(), *grid, out.data_ptr(), _threads())
+    else:
+        _core.uniform_symbols(_floats(x), x.numel(), *grid, out.data_ptr(), _threads())
+    return out
+
+
+def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     n = x.numel()
-    return _core.code_linear(_floats(x), n, *grid, coding, _bytes(out, coded_limit(n, grid.levels)), _threads())
+    room = _bytes(out, coded_limit(n, grid.levels))
+    if isinstance(grid, LinearGrid):
+        return _core.code_linear(_floats(x), n, *grid, coding, room, _threads())
+    return _core.code_uniform(_floats(x), n, *grid, coding, room, _threads())
 
 
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:

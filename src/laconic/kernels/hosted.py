@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from laconic.kernels import cpu
-from laconic.kernels.interface import LinearGrid, coded_limit, symbol_dtype
+from laconic.kernels.interface import Grid, coded_limit
 from laconic.kernels.reference import *  # noqa: F403
-from laconic.kernels.reference import linear_symbols
+from laconic.kernels.reference import make_symbols
 from laconic.kernels.reference.sums import put
 
 
@@ -22,8 +22,8 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     return nbytes
 
 
-def code_linear(x: Tensor, grid: LinearGrid, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
-    return code_symbols(linear_symbols(x, grid).to(symbol_dtype(grid.levels)), grid.levels, coding, out)
+def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
+    return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:  # type: ignore[no-redef]

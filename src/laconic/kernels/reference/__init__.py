@@ -7,12 +7,13 @@ bytes have a fixed order (``pairwise_sum``), so that thread count and backend ca
 from __future__ import annotations
 
 from laconic.kernels.reference.casts import all_finite, cast_decode, cast_encode, copy_finite, raw_decode
-from laconic.kernels.reference.coding import code_linear, code_symbols, coded_modes, decode_symbols, decode_values
+from laconic.kernels.reference.coding import code_symbols, code_values, coded_modes, decode_symbols, decode_values
 from laconic.kernels.reference.linear import (
     full_table,
     histogram,
     linear_encode,
     linear_symbols,
+    make_symbols,
     pack_symbols,
     sample,
     table_decode,
@@ -41,8 +42,8 @@ __all__ = [
     "all_finite",
     "cast_decode",
     "cast_encode",
-    "code_linear",
     "code_symbols",
+    "code_values",
     "coded_modes",
     "copy_finite",
     "decode_symbols",
@@ -53,6 +54,7 @@ __all__ = [
     "key_of_any",
     "linear_encode",
     "linear_symbols",
+    "make_symbols",
     "onebit_decode",
     "onebit_encode",
     "pack",

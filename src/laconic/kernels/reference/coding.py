@@ -24,7 +24,7 @@ from laconic.kernels.interface import (
     RANS,
     RAW,
     Coding,
-    LinearGrid,
+    Grid,
     packed_nbytes,
     symbol_bits,
     symbol_dtype,
@@ -38,7 +38,7 @@ from laconic.kernels.reference.books import (
     share_out,
     write_book,
 )
-from laconic.kernels.reference.linear import linear_symbols
+from laconic.kernels.reference.linear import make_symbols
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.sums import put
 
@@ -161,8 +161,8 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     return len(section)
 
 
-def code_linear(x: Tensor, grid: LinearGrid, coding: int, out: Tensor) -> int:
-    return code_symbols(linear_symbols(x, grid), grid.levels, coding, out)
+def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+    return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
 # --------------------------------------------------------------------------------------------------------- reading

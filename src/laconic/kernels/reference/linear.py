@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import LinearGrid, symbol_bits, symbol_dtype
+from laconic.kernels.interface import Grid, LinearGrid, symbol_bits, symbol_dtype
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
+from laconic.kernels.reference.quantizers import uniform_symbols
 from laconic.kernels.reference.sums import put
 
 
@@ -15,6 +16,12 @@ def linear_symbols(x: Tensor, grid: LinearGrid) -> Tensor:
     """The bin of each value, as int64. Values outside the grid fall into its first or last bin."""
     bins = (x * grid.pre - grid.base) * grid.inverse
     return bins.clamp(0.0, float(grid.levels - 1)).to(torch.int64)
+
+
+def make_symbols(x: Tensor, grid: Grid) -> Tensor:
+    """The bin of each value on either kind of grid, as a coder takes it."""
+    bins = linear_symbols(x, grid) if isinstance(grid, LinearGrid) else uniform_symbols(x, *grid)
+    return bins.to(symbol_dtype(grid.levels))
 
 
 def linear_encode(x: Tensor, grid: LinearGrid, packed: Tensor) -> None:

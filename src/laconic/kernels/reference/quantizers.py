@@ -107,11 +107,14 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
     return float(x.min()), float(x.max()), key
 
 
-def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
+def uniform_symbols(x: Tensor, low: float, high: float, levels: int) -> Tensor:
     """Index of the bin of equal width over [low, high], in float64, so that no float32 range overflows or vanishes."""
     inverse = levels / (high - low)
-    index = ((x.to(torch.float64) - low) * inverse).to(torch.int64).clamp(max=levels - 1)
-    pack(index, (levels - 1).bit_length(), packed)
+    return ((x.to(torch.float64) - low) * inverse).to(torch.int64).clamp(max=levels - 1)
+
+
+def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
+    pack(uniform_symbols(x, low, high, levels), (levels - 1).bit_length(), packed)
 
 
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
