@@ -1,0 +1,7 @@
+"""Training: data sets so far."""
+
+from __future__ import annotations
+
+from laconic.train.data import Images, load
+
+__all__ = ["Images", "load"]
