@@ -18,6 +18,7 @@ from laconic.records import Record, read
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PLAIN = "plain torch"
+STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
 
 def table(records: Sequence[Record]) -> str:
@@ -35,28 +36,74 @@ def table(records: Sequence[Record]) -> str:
             "write them with laconic bench --records"
         )
     run, about = machines[0].values, machines[0]
+    coders = [values for values in codecs if "entropy_bits_per_symbol" in values]
+    others = [values for values in codecs if "entropy_bits_per_symbol" not in values]
     lines = [
-        "| codec | bits per value | encode, × memcpy | decode, × memcpy | the same in plain torch | speed-up |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        *(_row(values, plain.get(values["spec"])) for values in codecs),
-        "",
         f"{about.machine['cpu']} ({about.machine['vector']}), torch {about.versions['torch']}, "
         f"{run['numel']:,} gaussian float32, {run['threads']} thread{'s' if run['threads'] > 1 else ''}. Speeds are "
         f"multiples of the same run's memcpy ({run['memcpy_gb_per_s']:.1f} GB/s; a pass that only reads runs at "
         f"{run['read_x_memcpy']:.2f}, one that only writes at {run['write_x_memcpy']:.2f}): medians, encode / decode "
         f"where there are two. Measured by `{run['command']}`.",
     ]
+    if others:
+        lines = [
+            "| codec | bits per value | encode, × memcpy | decode, × memcpy | the same in plain torch | speed-up |",
+            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            *(_row(values, plain.get(values["spec"])) for values in others),
+            "",
+            *lines,
+        ]
+    if coders:
+        lines += ["", *_coder_lines(coders, [record.values for record in records if record.kind == "bench.peer"])]
     return "\n".join(lines)
 
 
+def _coder_lines(coders: Sequence[Any], peers: Sequence[Any]) -> list[str]:
+    """Entropy coders, on each kind of data."""
+    stock = {(values["of"], values["data"], values["name"]): values for values in peers if values["name"] in STOCK}
+    lines = [
+        "| entropy coder | data | bits per symbol | over entropy | encode | decode | two threads, × one | "
+        f"{' | '.join(f'{name} on the symbols' for name in STOCK.values())} |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |" + " ---: |" * len(STOCK),
+    ]
+    for values in coders:
+        cells = [f"`{_escaped(values['spec'])}`", values["data"], f"{values['coded_bits_per_symbol']:.3f}"]
+        cells += [_overhead(values), *(_figure(values[f"{way}_x_memcpy"]) for way in ("encode", "decode"))]
+        scaling = [values[f"{way}_scaling_2_threads"] for way in ("encode", "decode")]
+        cells.append(" / ".join(_figure(value) for value in scaling if value is not None))
+        for name in STOCK:
+            found = stock.get((values["spec"], values["data"], name))
+            cells.append("" if found is None else f"{_speeds(found)} (+{_overhead(found)})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return [
+        *lines,
+        "",
+        "Ours take and give floats, stock coders symbols; those stand beside the first codec of a quantizer. "
+        "Entropy is that of the symbols one by one; over it lie code tables and what a code loses. Data: gaussian; "
+        "weights are Laplace's; grads are gaussian in rows of log-normal scale.",
+    ]
+
+
+def _overhead(values: Any) -> str:
+    found = values["over_entropy_percent"]
+    return "" if found is None else f"{found:.2f} %"
+
+
+def _speeds(values: Any) -> str:
+    return " / ".join(_figure(values[f"{way}_x_memcpy"]) for way in ("encode", "decode"))
+
+
+def _escaped(spec: str) -> str:
+    return spec.replace("|", "\\|")
+
+
 def _row(values: Any, plain: Any) -> str:
-    spec = values["spec"].replace("|", "\\|")
     ours = [values["encode_x_memcpy"], values["decode_x_memcpy"]]
-    cells = [f"`{spec}`", f"{values['bits_per_value']:.2f}", *(_figure(speed) for speed in ours)]
+    cells = [f"`{_escaped(values['spec'])}`", f"{values['bits_per_value']:.2f}", *(_figure(speed) for speed in ours)]
     if plain is None:
         return f"| {' | '.join([*cells, '', ''])} |"
     theirs = [plain["encode_x_memcpy"], plain["decode_x_memcpy"]]
-    cells.append(" / ".join(_figure(speed) for speed in theirs) + f" ({plain['bits_per_value']:.2f} bits)")
+    cells.append(f"{_speeds(plain)} ({plain['bits_per_value']:.2f} bits)")
     cells.append(" / ".join(f"{_figure(mine / other)}×" for mine, other in zip(ours, theirs, strict=True)))
     return f"| {' | '.join(cells)} |"
 

@@ -14,7 +14,9 @@ from laconic.kernels import cpu, reference
 MORE = (
     "qsgd:12,norm=l2", "qsgd:3,round=nearest", "uniform:1", "uniform:16", "sign:128", "topk:1.0",
     "topk:0.01,approx=true", "randk:0.5,scale=false", "threshold:1.0", "randk:0.1|sign", "topk:0.1|fp16",
-    "threshold|uniform:4",
+    "threshold|uniform:4", "topk:0.01|qsgd:4|rans", "qsgd:4|huffman", "terngrad|rans", "sign|deflate",
+    "adaptive:3.0", "adaptive:5.0,zero=true|huffman", "adaptive:5.0,tail=0.01|rans", "adaptive:2.0,integer=true|zstd",
+    "topk:0.1|adaptive:4.0|huffman:auto",
 )  # fmt: skip
 
 
@@ -65,3 +67,26 @@ def test_wrong_selection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "topk", lambda x, k, _real=real: _real(1.0 / x, k))
     with pytest.raises(WrongResultError):
         check(codec("topk:0.01"), gradient_like(5000, 0))
+
+
+@pytest.mark.parametrize("spec", ["adaptive:5.0|huffman", "uniform:8|rans"])
+@pytest.mark.parametrize("backends", [(cpu,), (cpu, reference)], ids=["core", "both"])
+def test_coder_that_loses_is_caught(monkeypatch, spec, backends) -> None:  # type: ignore[no-untyped-def]
+    """Even by one level, which the bound on values would let pass now and then."""
+    for backend in backends:
+        real = backend.decode_values
+
+        def broken(section, table, out, weight, _real=real):  # type: ignore[no-untyped-def]
+            _real(section, torch.cat([table[:1], table[:-1]]), out, weight)
+
+        monkeypatch.setattr(backend, "decode_values", broken)
+    with pytest.raises(WrongResultError):
+        check(codec(spec), gradient_like(5000, 0))
+
+
+def test_too_few_levels_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in (cpu, reference):
+        real = backend.histogram
+        monkeypatch.setattr(backend, "histogram", lambda x, grid, _real=real: _real(x[:1], grid))
+    with pytest.raises(WrongResultError, match="further off"):
+        check(codec("adaptive:5.0|huffman"), gradient_like(5000, 0))

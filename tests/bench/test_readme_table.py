@@ -42,6 +42,23 @@ def test_table_is_written_once_and_checked(script: ModuleType, files: list[str],
     assert script.main([*files, "--check"]) == 0
 
 
+def test_coders_get_a_table_of_their_own(script: ModuleType, tmp_path: Path) -> None:
+    settings = Settings(numel=2000, repeat=1, data=("gaussian", "weights"))
+    for name, specs in (("both", ["sign", "uniform:8|huffman", "uniform:8|rans"]), ("coders", ["uniform:8|huffman"])):
+        records, readme = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.md"
+        write(run(specs, settings).records(), records)
+        readme.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
+        assert script.main(["--records", str(records), "--readme", str(readme)]) == 0
+        tables = readme.read_text().split("\n\n")
+        assert [("| codec |" in part, "| entropy coder |" in part) for part in tables] == (
+            [(True, False), (False, False)] if name == "both" else [(False, False)]
+        ) + [(False, True), (False, False)]
+        rows = [line for line in tables[-2].splitlines() if line.startswith("|")]
+        assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+        assert len(rows) == 2 + 2 * (len(specs) - (name == "both"))
+        assert sum("| weights |" in row and " % |" in row for row in rows) == (len(rows) - 2) // 2
+
+
 def test_missing_markers_and_records_are_told(
     script: ModuleType, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

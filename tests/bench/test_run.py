@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from laconic.bench import SPECS, Settings, run
+from laconic.bench import SETS, SPECS, Settings, run
 from laconic.bench.codecs import FLOORS, gradient_like
 from laconic.bench.peers import PLAIN, Peer, general, message_nbytes, peers_of
 from laconic.codecs import codec
@@ -13,10 +13,10 @@ from laconic.records import Record
 
 def test_report_holds_every_codec_beside_its_plain_torch() -> None:
     report = run(settings=Settings(numel=5000, repeat=1))
-    assert [result.spec for result in report.codecs] == list(SPECS)
-    assert {peer.of for peer in report.peers if peer.name == PLAIN} == set(SPECS)
+    assert [result.spec for result in report.codecs if result.data == "gaussian"] == list(SPECS)
+    assert {peer.of for peer in report.peers if peer.name == PLAIN} == set(SETS["codecs"])
     for result in report.codecs:
-        assert result.timings.keys() == {
+        assert result.timings.keys() - {"encode_2_threads", "decode_2_threads"} == {
             "encode", "encode_kernel", "decode", "decode_kernel", "accumulate", "encode_bytes", "decode_bytes",
         }  # fmt: skip
         assert result.nbytes > 0 and result.small_encode_us > 0
@@ -56,7 +56,7 @@ def test_floors_are_judged_on_large_tensors_and_one_thread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates its quantized tensors
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SETS["codecs"])
 def test_peers_do_what_they_say(spec: str) -> None:
     x = gradient_like(20_011, 0)
     for peer in peers_of(codec(spec), x.numel()):

@@ -5,7 +5,8 @@ Right before fast: nothing is timed that was not checked first (``checks``).
 
 from __future__ import annotations
 
-from laconic.bench.codecs import SPECS, CodecResult, PeerResult, Report, Settings, run
+from laconic.bench.codecs import SETS, SPECS, CodecResult, PeerResult, Report, Settings, run
+from laconic.bench.coders import Rate
 from laconic.bench.timing import Timing
 
-__all__ = ["SPECS", "CodecResult", "PeerResult", "Report", "Settings", "Timing", "run"]
+__all__ = ["SETS", "SPECS", "CodecResult", "PeerResult", "Rate", "Report", "Settings", "Timing", "run"]

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, cast
 
-from laconic.bench.codecs import gradient_like
+from laconic.bench.samples import gradient_like
 from laconic.codecs import ChannelStage, Stage, ValueStage, registry
 from laconic.frames import encode
 
@@ -15,12 +15,16 @@ __all__ = ["CATALOG_NUMEL", "CatalogEntry", "catalog"]
 CATALOG_NUMEL = 65_536
 """Gaussian values that sizes are measured on."""
 
-KINDS = ("cast", "quantizer", "selector", "channel")
+QUANTIZER = "uniform:8"
+"""What coders are shown behind, so that they can be compared."""
+
+KINDS = ("cast", "quantizer", "selector", "coder", "channel")
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One stage. ``bits_per_value`` is of a whole frame with default arguments; None for channels, which send nothing.
+    """One stage. ``bits_per_value`` is of a whole frame with default arguments (a coder's: behind ``uniform:8``);
+    None for channels, which send nothing.
 
     ``bias`` is ``exact``, ``unbiased``, ``biased``, or says when it is biased.
     """
@@ -45,14 +49,15 @@ def _entry(name: str, stage: type[Stage]) -> CatalogEntry:
     arguments = {field.name: field.default for field in dataclasses.fields(cast(Any, stage))}
     bits = None
     if not issubclass(stage, ChannelStage):
-        bits = 8 * len(encode(gradient_like(CATALOG_NUMEL, 0), name)) / CATALOG_NUMEL
+        spec = f"{QUANTIZER}|{name}" if stage.kind == "coder" else name  # a coder does not stand alone
+        bits = 8 * len(encode(gradient_like(CATALOG_NUMEL, 0), spec)) / CATALOG_NUMEL
     return CatalogEntry(name, stage.kind, stage.summary, arguments, bits, _bias(stage), stage.summable, stage.example)
 
 
 def _bias(stage: type[Stage]) -> str | None:
     if issubclass(stage, ChannelStage):
         return None
-    if issubclass(stage, ValueStage) and stage.lossless:
+    if stage.kind == "coder" or (issubclass(stage, ValueStage) and stage.lossless):
         return "exact"
     if isinstance(stage.biased, str):
         return f"unbiased; biased {stage.biased}" if stage.biased.startswith("only") else f"biased: {stage.biased}"

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.bench.coders import uncoded
 from laconic.codecs import Chain, Selector, ValueStage
+from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.cast import BF16, FP16, Raw
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
@@ -23,6 +25,7 @@ from laconic.codecs.topk import TopK, kept
 from laconic.codecs.uniform import Uniform
 from laconic.errors import WrongResultError
 from laconic.frames import decode, encode, open_packet
+from laconic.kernels.interface import MAX_ALPHABET
 
 __all__ = ["PARITY_NUMEL", "check", "relative_error"]
 
@@ -49,6 +52,8 @@ def check(chain: Chain, x: Tensor, *, seed: int = 0) -> float:
     chain.accumulate(packet, total, 2.0)
     if not torch.allclose(total, 2 * y, rtol=1e-6, atol=0.0):
         raise WrongResultError(f"{chain}: accumulating differs from decoding and adding")
+    if chain.coder is not None and not torch.equal(y, decode(encode(x, uncoded(chain), seed=seed))):
+        raise WrongResultError(f"{chain}: decoded to other values than {uncoded(chain)}, and a coder must lose nothing")
     if chain.selector is None:
         _check_values(chain, chain.values, x, y)
     else:
@@ -148,6 +153,19 @@ def _uniform(stage: Uniform, x: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.full_like(x, half_bin * 1.001 + 1e-6 * float(x.abs().max()))
 
 
+def _adaptive(stage: Adaptive, x: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = (float(end) for end in x.aminmax())
+    if stage.zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:
+        return x, torch.zeros_like(x)
+    share = torch.histc(x, 2**stage.m, low, high).double() / x.numel()
+    entropy = -float(share.xlogy(share).sum()) / math.log(2)
+    levels = max(2.0, min(2 ** (entropy + stage.c), MAX_ALPHABET))
+    # The codec estimates the entropy from a sample: a quarter more is a third of a bit.
+    return x, torch.full_like(x, (high - low) / levels / 2 * 1.25 + 1e-6 * float(x.abs().max()))
+
+
 def _qsgd(stage: QSGD, x: Tensor) -> tuple[Tensor, Tensor]:
     rows = _bucketed(x, stage.bucket)
     norm = rows.double().norm(dim=1) if stage.norm == "l2" else rows.abs().amax(1)
@@ -181,6 +199,7 @@ _BOUNDS: dict[type, Callable[..., tuple[Tensor, Tensor]]] = {
     FP16: _fp16,
     BF16: _bf16,
     Uniform: _uniform,
+    Adaptive: _adaptive,
     QSGD: _qsgd,
     TernGrad: _terngrad,
     Sign: _sign,

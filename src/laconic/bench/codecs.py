@@ -1,18 +1,24 @@
-"""Time codecs: encode and decode end to end, the kernel alone, accumulation, and small tensors; peers beside them."""
+"""Time codecs: encode and decode end to end, the kernel alone, accumulation, and small tensors; peers beside them.
+
+Codecs with an entropy coder are timed on data of several shapes, with one thread and two, and beside stock coders.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from laconic.bench import checks, peers
+from laconic.bench import checks, coders, peers
+from laconic.bench.coders import Rate
 from laconic.bench.peers import Peer
+from laconic.bench.samples import SAMPLES, gradient_like
 from laconic.bench.timing import Stopwatch, Timing, per_call, quartiles
 from laconic.codecs import Chain, codec
 from laconic.errors import ConfigError, WrongResultError
@@ -21,13 +27,22 @@ from laconic.kernels import cpu
 from laconic.packet import TensorSpec
 from laconic.records import Record
 
-__all__ = ["FLOORS", "SPECS", "CodecResult", "PeerResult", "Report", "Settings", "gradient_like", "run"]
+__all__ = ["FLOORS", "SETS", "SPECS", "CodecResult", "PeerResult", "Report", "Settings", "gradient_like", "run"]
 
-SPECS = (
+CODECS = (
     "qsgd:4", "qsgd:8", "qsgd:2", "sign", "onebit", "terngrad", "uniform:8",
     "topk:0.01", "topk:0.001", "topk:0.1", "topk:0.01|qsgd:4", "randk:0.01", "threshold",
     "fp16", "bf16", "none",
 )  # fmt: skip
+
+CODERS = (
+    "adaptive:5.0|huffman", "adaptive:5.0|rans", "adaptive:6.0|huffman",
+    "uniform:8|huffman", "uniform:8|rans", "uniform:10|huffman",
+)  # fmt: skip
+"""Codecs with an entropy coder. Those of one quantizer stand together: they share the stock coders beside them."""
+
+SETS = {"codecs": CODECS, "coders": CODERS}
+SPECS = (*CODECS, *CODERS)
 
 FLOORS: dict[str, tuple[float | None, float | None]] = {
     "qsgd:4": (1.3, 1.3),
@@ -37,10 +52,13 @@ FLOORS: dict[str, tuple[float | None, float | None]] = {
     "topk:0.01": (0.65, 1.7),
     "topk:0.001": (0.8, None),
     "topk:0.01|qsgd:4": (0.6, 1.5),
+    "adaptive:5.0|huffman": (0.2, 0.45),
+    "adaptive:5.0|rans": (0.18, 0.28),
 }
-"""Targets of encode and decode, in multiples of memcpy's speed: one thread, 25 M values."""
+"""Targets of encode and decode, in multiples of memcpy's speed: one thread, 25 M gaussian values."""
 
 SMALL_NUMEL = 1000
+GAUSSIAN = "gaussian"
 JUDGED_NUMEL = 4_000_000
 """Floors say nothing about tensors that a cache holds: below this many values none is judged."""
 
@@ -57,24 +75,32 @@ class Settings:
         repeat: Rounds per measurement.
         threads: Threads for codecs and torch; memcpy has one in any case.
         seed: Of the data and of the codecs.
+        data: What codecs with an entropy coder are timed on; the others do not care and get gaussian values.
     """
 
     numel: int = 25_000_000
     repeat: int = 9
     threads: int = 1
     seed: int = 0
+    data: tuple[str, ...] = tuple(SAMPLES)
 
     def __post_init__(self) -> None:
         for name, low in (("numel", SMALL_NUMEL), ("repeat", 1), ("threads", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if not self.data or any(name not in SAMPLES for name in self.data):
+            raise ConfigError(f"data must be of {', '.join(SAMPLES)}, got {', '.join(self.data) or 'nothing'}")
 
     def command(self, specs: Sequence[str]) -> str:
         """The command line that runs this."""
-        words = ["laconic", "bench"] + ([] if tuple(specs) == SPECS else list(specs))
+        known: dict[Sequence[str], list[str]] = {named: ["--only", name] for name, named in SETS.items()}
+        known[SPECS] = []
+        words = ["laconic", "bench", *known.get(tuple(specs), specs)]
         for name, default in (("numel", 25_000_000), ("repeat", 9), ("threads", 1), ("seed", 0)):
             if getattr(self, name) != default:
                 words += [f"--{name}", str(getattr(self, name))]
+        if self.data != tuple(SAMPLES):
+            words += [word for name in self.data for word in ("--data", name)]
         return shlex.join(words)
 
     def judges(self) -> bool:
@@ -84,7 +110,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class CodecResult:
-    """One codec. ``timings`` by name, see ``_operations``; small ones are µs for 1,000 values, each way."""
+    """One codec. ``timings`` by name, see ``_operations``; small ones are µs for 1,000 values, each way.
+
+    ``rate`` is what its entropy coder did, if it has one.
+    """
 
     spec: str
     codec: str
@@ -94,6 +123,8 @@ class CodecResult:
     timings: dict[str, Timing]
     small_encode_us: float
     small_decode_us: float
+    data: str = GAUSSIAN
+    rate: Rate | None = None
 
     @property
     def bits(self) -> float:
@@ -101,20 +132,30 @@ class CodecResult:
 
     @property
     def floors(self) -> tuple[float | None, float | None]:
+        if self.data != GAUSSIAN:
+            return None, None
         return next((floor for spec, floor in FLOORS.items() if codec(spec).text == self.codec), (None, None))
 
     def overhead(self, way: str) -> float:
         """What end to end costs over the bare kernel, in percent of the kernel."""
         return 100 * (self.timings[way].median / self.timings[f"{way}_kernel"].median - 1)
 
+    def scaling(self, way: str) -> float | None:
+        """Times as fast with two threads as with one; None where that was not measured."""
+        two = self.timings.get(f"{way}_2_threads")
+        return None if two is None else two.speed / self.timings[way].speed
+
     def values(self) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "spec": self.spec, "codec": self.codec, "numel": self.numel, "nbytes": self.nbytes,
+            "spec": self.spec, "codec": self.codec, "data": self.data, "numel": self.numel, "nbytes": self.nbytes,
             "bits_per_value": self.bits, "relative_squared_error": self.error,
             "encode_overhead_percent": self.overhead("encode"), "decode_overhead_percent": self.overhead("decode"),
             "small_encode_us": self.small_encode_us, "small_decode_us": self.small_decode_us,
         }  # fmt: skip
         found["encode_floor_x_memcpy"], found["decode_floor_x_memcpy"] = self.floors
+        if self.rate is not None:
+            found |= self.rate.values()
+            found |= {f"{way}_scaling_2_threads": self.scaling(way) for way in ("encode", "decode")}
         for name, timing in self.timings.items():
             found |= timing.values(name)
         return found
@@ -122,7 +163,10 @@ class CodecResult:
 
 @dataclass(frozen=True)
 class PeerResult:
-    """One alternative; ``of`` is the spec it stands beside, None when it suits no codec in particular."""
+    """One alternative; ``of`` is the spec it stands beside, None when it suits no codec in particular.
+
+    A stock coder has a ``rate``; what it calls values are symbols.
+    """
 
     name: str
     of: str | None
@@ -133,6 +177,8 @@ class PeerResult:
     timings: dict[str, Timing]
     small_encode_us: float | None
     small_decode_us: float | None
+    data: str = GAUSSIAN
+    rate: Rate | None = None
 
     @property
     def bits(self) -> float:
@@ -140,10 +186,12 @@ class PeerResult:
 
     def values(self) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "name": self.name, "of": self.of, "numel": self.numel, "nbytes": self.nbytes, "bits_per_value": self.bits,
-            "relative_squared_error": self.error, "note": self.note,
+            "name": self.name, "of": self.of, "data": self.data, "numel": self.numel, "nbytes": self.nbytes,
+            "bits_per_value": self.bits, "relative_squared_error": self.error, "note": self.note,
             "small_encode_us": self.small_encode_us, "small_decode_us": self.small_decode_us,
         }  # fmt: skip
+        if self.rate is not None:
+            found |= self.rate.values()
         for name, timing in self.timings.items():
             found |= timing.values(name)
         return found
@@ -151,7 +199,10 @@ class PeerResult:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. ``ceilings`` are passes that only read or only write: what this machine's memory allows."""
+    """A whole run. ``ceilings`` are passes that only read or only write: what this machine's memory allows.
+
+    ``notes`` say what was left out.
+    """
 
     settings: Settings
     specs: tuple[str, ...]
@@ -159,6 +210,7 @@ class Report:
     ceilings: dict[str, Timing] = field(default_factory=dict)
     codecs: tuple[CodecResult, ...] = ()
     peers: tuple[PeerResult, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def memcpy_gb_per_s(self) -> float:
@@ -192,11 +244,6 @@ class Report:
         return found
 
 
-def gradient_like(numel: int, seed: int) -> Tensor:
-    """Gaussian values of the size of gradients, 1e-3."""
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-3
-
-
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -224,30 +271,45 @@ def run(
     """
     settings = settings or Settings()
     chains = {spec: codec(spec) for spec in specs}  # a wrong spec is told before the work
-    labels = ["memory", *chains, *(["zlib, zstd"] if with_peers else [])]
+    jobs = [
+        (data, spec, chain)
+        for data in SAMPLES
+        for spec, chain in chains.items()
+        if data in (settings.data if chain.coder is not None else (GAUSSIAN,))
+    ]
+    lossless = with_peers and any(chain.coder is None for chain in chains.values())
     codec_results: list[CodecResult] = []
     peer_results: list[PeerResult] = []
-    with _threads(settings.threads), peers.quiet():
-        x = gradient_like(settings.numel, settings.seed)
-        watch = Stopwatch(x)
-        ceilings: dict[str, Timing] = {}
-        for done, label in enumerate(labels):
-            if progress is not None:
-                progress(label, done, len(labels))
-            if done == 0:
-                ceilings = _ceilings(x, watch, settings)
-            elif label in chains:
-                codec_results.append(_time_codec(label, chains[label], x, watch, settings))
-                if with_peers:
-                    for peer in peers.peers_of(chains[label], settings.numel):
-                        small = _small_peer(peer.name, chains[label], settings)
-                        peer_results.append(_time_peer(peer, label, x, watch, settings, small))
-            else:
-                peer_results += [_time_peer(peer, None, x, watch, settings) for peer in peers.general(x.numel())]
+
+    def tell(what: str, done: int) -> None:
         if progress is not None:
-            progress("done", len(labels), len(labels))
+            progress(what, done, 1 + len(jobs) + lossless)
+
+    with _threads(settings.threads), peers.quiet():
+        tell("memory", 0)
+        made, x = GAUSSIAN, gradient_like(settings.numel, settings.seed)
+        watch = Stopwatch(x)
+        ceilings = _ceilings(x, watch, settings)
+        seen: set[tuple[str, str]] = set()
+        for done, (data, spec, chain) in enumerate(jobs, 1):
+            tell(spec if data == GAUSSIAN else f"{spec}, {data}", done)
+            if data != made:
+                made, x = data, SAMPLES[data](settings.numel, settings.seed)
+            codec_results.append(_time_codec(spec, chain, data, x, watch, settings))
+            if not with_peers:
+                continue
+            if chain.coder is None:
+                peer_results += _time_peers(spec, chain, x, watch, settings)
+            elif (symbols := (data, coders.uncoded(chain).text)) not in seen:
+                seen.add(symbols)
+                peer_results += _time_coders(spec, chain, data, x, watch, settings)
+        if lossless:
+            tell("zlib, zstd", 1 + len(jobs))
+            peer_results += [_time_peer(peer, None, watch.source, watch, settings) for peer in peers.general(x.numel())]
+        tell("done", 1 + len(jobs) + lossless)
     memcpy = Timing(tuple(watch.copies), tuple(watch.copies))
-    return Report(settings, tuple(specs), memcpy, ceilings, tuple(codec_results), tuple(peer_results))
+    notes = coders.missing() if with_peers and any(chain.coder is not None for chain in chains.values()) else ()
+    return Report(settings, tuple(specs), memcpy, ceilings, tuple(codec_results), tuple(peer_results), tuple(notes))
 
 
 def _ceilings(x: Tensor, watch: Stopwatch, settings: Settings) -> dict[str, Timing]:
@@ -270,13 +332,22 @@ class _KeptArena:
         self.end = begin + nbytes
         return self.buffer[begin : self.end]
 
+    def trim(self, section: Tensor, nbytes: int) -> Tensor:
+        self.end -= section.numel() - nbytes
+        return section[:nbytes]
 
-def _time_codec(spec: str, chain: Chain, x: Tensor, watch: Stopwatch, settings: Settings) -> CodecResult:
+
+def _time_codec(spec: str, chain: Chain, data: str, x: Tensor, watch: Stopwatch, settings: Settings) -> CodecResult:
     seed = settings.seed
     error = checks.check(chain, x, seed=seed)
     buffer = torch.zeros(max_nbytes(chain, x), dtype=torch.uint8)
     nbytes = encode_into(x, chain, buffer, seed=seed)
-    timings = watch.measure(_operations(chain, x, buffer, nbytes, seed), settings.repeat)
+    operations = _operations(chain, x, buffer, nbytes, seed)
+    rate = coders.measure(chain, x, seed) if chain.coder is not None else None
+    if rate is not None and settings.threads == 1 and (os.cpu_count() or 1) > 1:
+        operations |= {f"{way}_2_threads": _with_threads(2, operations[way]) for way in ("encode", "decode")}
+    # What floors and the other codecs are compared on gets all rounds; the rest shows what skew does.
+    timings = watch.measure(operations, settings.repeat if data == GAUSSIAN else max(1, settings.repeat // 3))
     small = gradient_like(SMALL_NUMEL, seed)
     small_buffer = torch.zeros(max_nbytes(chain, small), dtype=torch.uint8)
     small_frame = small_buffer[: encode_into(small, chain, small_buffer, seed=seed)]
@@ -285,7 +356,16 @@ def _time_codec(spec: str, chain: Chain, x: Tensor, watch: Stopwatch, settings: 
         spec, chain.text, x.numel(), nbytes, error, timings,
         1e6 * per_call(lambda: encode_into(small, chain, small_buffer, seed=seed)),
         1e6 * per_call(lambda: decode(small_frame, out=out)),
+        data, rate,
     )  # fmt: skip
+
+
+def _with_threads(count: int, operation: Callable[[], object]) -> Callable[[], None]:
+    def run_it() -> None:
+        with _threads(count):
+            operation()
+
+    return run_it
 
 
 def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int) -> dict[str, Callable[[], object]]:
@@ -310,6 +390,27 @@ def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int)
     }
 
 
+def _time_peers(spec: str, chain: Chain, x: Tensor, watch: Stopwatch, settings: Settings) -> list[PeerResult]:
+    """What one would use instead of a codec."""
+    return [
+        _time_peer(peer, spec, x, watch, settings, _small_peer(peer.name, chain, settings))
+        for peer in peers.peers_of(chain, settings.numel)
+    ]
+
+
+def _time_coders(
+    spec: str, chain: Chain, data: str, x: Tensor, watch: Stopwatch, settings: Settings
+) -> list[PeerResult]:
+    """Stock coders on the symbols that this codec's coder gets."""
+    symbols = coders.symbols(chain, x, settings.seed)
+    found = []
+    for peer in coders.coder_peers(symbols.dtype, symbols.numel()):
+        result = _time_peer(peer, spec, symbols, watch, settings)
+        rate = Rate(result.numel, coders.entropy(symbols[: result.numel]), result.nbytes)
+        found.append(replace(result, data=data, rate=rate))
+    return found
+
+
 def _time_peer(
     peer: Peer,
     of: str | None,
@@ -318,7 +419,7 @@ def _time_peer(
     settings: Settings,
     small: tuple[float | None, float | None] = (None, None),
 ) -> PeerResult:
-    part = x if peer.numel is None else x[: peer.numel]
+    part = x[: peer.numel].to(peer.dtype or x.dtype)
     message = peer.encode(part)
     error = None
     operations: dict[str, Callable[[], object]] = {"encode": lambda: peer.encode(part)}

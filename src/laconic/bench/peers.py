@@ -47,6 +47,7 @@ class Peer:
         max_error: The relative squared error it may have on gaussian data; checked before it is timed.
         note: What to know when comparing.
         numel: It works on this many of the values only.
+        dtype: It is handed its values in this dtype; the conversion is not timed.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Peer:
     max_error: float = 0.0
     note: str = ""
     numel: int | None = None
+    dtype: torch.dtype | None = None
 
 
 def message_nbytes(message: Any) -> int:
@@ -291,7 +293,9 @@ def _torch_topk(keep: float) -> Peer:
 
 
 def peers_of(chain: Chain, n: int) -> list[Peer]:
-    """What one would use instead of a codec, for tensors of n values."""
+    """What one would use instead of a codec without an entropy coder, for tensors of n values."""
+    if chain.coder is not None:
+        return []
     plain = _plain(chain, n)
     found = [plain] if plain is not None else []
     if chain.selector is None and isinstance(chain.values, (FP16, BF16)):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from laconic.cli.output import examples, progress_bar, results, say, show_json
-from laconic.errors import FileError
+from laconic.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
-    from laconic.bench import CodecResult, PeerResult, Report, Timing
+    from rich.table import Table
+
+    from laconic.bench import CodecResult, PeerResult, Rate, Report, Timing
 
 __all__ = ["EXAMPLES", "bench", "register"]
 
@@ -20,6 +23,7 @@ EXAMPLES = (
     "laconic bench --quick",
     "laconic bench qsgd:4 'topk:0.01|qsgd:4' --no-peers",
     "laconic bench sign --threads 2 --records sign.jsonl --json",
+    "laconic bench --only coders --data weights --quick",
 )
 
 QUICK_NUMEL, QUICK_REPEAT = 1_000_000, 3
@@ -29,6 +33,8 @@ WIDE = 140
 
 COLUMNS = ("bits per\nvalue", "encode\n× memcpy", "floor", "decode\n× memcpy", "floor")
 MORE_COLUMNS = ("over bare\nkernel %", "add\n× memcpy", "to and from\nbytes ×", "1,000 values\nµs", "error²")
+CODER_COLUMNS = ("bits per\nsymbol", "over\nentropy %", *COLUMNS[1:])
+MORE_CODER_COLUMNS = ("two threads\n× one", "1,000 values\nµs", "error²")
 
 
 def bench(
@@ -38,6 +44,15 @@ def bench(
     repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
     threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy has one.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the data and the codecs.")] = 0,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="What entropy coders are timed on: gaussian, weights, grads; all by default."
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="SET", help="A part of the default set: codecs, or coders (entropy coders).")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A million values, three rounds: a look, no figures.")] = False,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time what one would use instead, too.")] = True,
     records: Annotated[
@@ -49,7 +64,7 @@ def bench(
 
     Every codec is checked first: its bytes against the reference, its error against the method's bound.
     """
-    from laconic.bench import SPECS, Settings, run
+    from laconic.bench import Settings, run
     from laconic.records import write
 
     settings = Settings(
@@ -57,12 +72,13 @@ def bench(
         repeat=repeat or (QUICK_REPEAT if quick else Settings.repeat),
         threads=threads,
         seed=seed,
+        data=tuple(data or Settings.data),
     )
     if records is not None:
         _check_writable(records)
     with progress_bar("bench") as (bar, task):
         report = run(
-            specs or SPECS,
+            _chosen(specs, only),
             settings,
             with_peers=peers,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
@@ -74,6 +90,18 @@ def bench(
         show_json(_json(report))
     else:
         _print(report)
+
+
+def _chosen(specs: list[str] | None, only: str | None) -> Sequence[str]:
+    from laconic.bench import SETS, SPECS
+
+    if only is None:
+        return specs or SPECS
+    if only not in SETS:
+        raise ConfigError(f"--only takes {' or '.join(SETS)}, got {only!r}")
+    if specs:
+        raise ConfigError(f"--only {only} names a set, and {specs[0]!r} a codec: take one or the other")
+    return SETS[only]
 
 
 def _check_writable(path: Path) -> None:
@@ -97,12 +125,14 @@ def _json(report: Report) -> dict[str, Any]:
         "threads": settings.threads,
         "repeat": settings.repeat,
         "seed": settings.seed,
+        "data": list(settings.data),
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
         "memory": report.machine_values(),
         "codecs": [result.values() for result in report.codecs],
         "peers": [result.values() for result in report.peers],
+        "notes": list(report.notes),
     }
 
 
@@ -110,9 +140,6 @@ def _json(report: Report) -> dict[str, Any]:
 
 
 def _print(report: Report) -> None:
-    from rich import box
-    from rich.table import Table
-
     from laconic.records import machine, versions
 
     settings, console = report.settings, results()
@@ -128,19 +155,11 @@ def _print(report: Report) -> None:
         f"memcpy {report.memcpy_gb_per_s:.1f} GB/s (quartiles {slow:.1f}-{fast:.1f}) = 1.00; on this machine a pass "
         f"that only reads runs at {read} (torch.aminmax {read_torch}), one that only writes at {write}"
     )
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("codec, and what\none would use instead", overflow="fold")
-    for column in (*COLUMNS, *(MORE_COLUMNS if wide else ())):
-        table.add_column(column, justify="right", no_wrap=True)
-    for result in report.codecs:
-        table.add_row(*_codec_cells(result, judged, wide))
-        for peer in report.peers:
-            if peer.of == result.spec:
-                table.add_row(*_peer_cells(peer, wide))
-    for peer in report.peers:
-        if peer.of is None:
-            table.add_row(*_peer_cells(peer, wide))
-    console.print(table)
+    coders = [result for result in report.codecs if result.rate]
+    if len(coders) < len(report.codecs):
+        console.print(_codec_table(report, judged, wide))
+    if coders:
+        console.print(_coder_table(report, judged, wide))
     console.print(
         "Speeds are multiples of memcpy's on the same payload. encode, decode: into kept buffers, header and checksums "
         "included"
@@ -153,10 +172,64 @@ def _print(report: Report) -> None:
         ),
         markup=False,
     )
+    if coders:
+        console.print(
+            "Coders: ours begin with floats and end with floats, stock ones get symbols ready-made and give them back; "
+            "bits count code tables, entropy is that of the symbols one by one; above 256 levels zlib and zstd get two "
+            "bytes a symbol.",
+            markup=False,
+        )
     for name, note in {peer.name: peer.note for peer in report.peers if peer.note}.items():
         console.print(f"{name}: {note}.", markup=False)
+    for note in report.notes:
+        console.print(f"{note}.", markup=False)
     if not judged:
         console.print("Floors are for one thread and 25,000,000 values, so none is judged here.")
+
+
+def _table(first: str, columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _codec_table(report: Report, judged: bool, wide: bool) -> Table:
+    table = _table("codec, and what\none would use instead", (*COLUMNS, *(MORE_COLUMNS if wide else ())))
+    for result in report.codecs:
+        if result.rate is None:
+            table.add_row(*_codec_cells(result, judged, wide))
+            for peer in report.peers:
+                if peer.of == result.spec:
+                    table.add_row(*_peer_cells(peer, wide))
+    for peer in report.peers:
+        if peer.of is None:
+            table.add_row(*_peer_cells(peer, wide))
+    return table
+
+
+def _coder_table(report: Report, judged: bool, wide: bool) -> Table:
+    table = _table(
+        "entropy coders, and stock\nones on the symbols", (*CODER_COLUMNS, *(MORE_CODER_COLUMNS if wide else ()))
+    )
+    data = ""
+    for result in report.codecs:
+        if result.rate is None:
+            continue
+        if result.data != data:
+            data = result.data
+            table.add_section()
+            table.add_row(f"[italic]{data}[/italic]")
+        table.add_row(*_coder_cells(result, judged, wide))
+        for peer in report.peers:
+            if (peer.of, peer.data) == (result.spec, data) and peer.rate is not None:
+                cells = _peer_cells(peer, wide)
+                table.add_row(cells[0], *_rate_cells(peer.rate), *cells[2:6])
+    return table
 
 
 def _speed(timing: Timing) -> str:
@@ -183,24 +256,41 @@ def _floor(timing: Timing, floor: float | None, judged: bool) -> str:
 
 
 def _codec_cells(result: CodecResult, judged: bool, wide: bool) -> list[str]:
-    times, floors = result.timings, result.floors
-    cells = [
-        f"[bold]{result.spec}[/bold]",
-        f"{result.bits:.3f}",
-        _spread(times["encode"], wide),
-        _floor(times["encode"], floors[0], judged),
-        _spread(times["decode"], wide),
-        _floor(times["decode"], floors[1], judged),
-    ]
+    times = result.timings
+    cells = [f"[bold]{result.spec}[/bold]", f"{result.bits:.3f}", *_speed_cells(result, judged, wide)]
     if wide:
         cells += [
             f"{result.overhead('encode'):.0f} / {result.overhead('decode'):.0f}",
             _speed(times["accumulate"]),
             f"{_speed(times['encode_bytes'])} / {_speed(times['decode_bytes'])}",
-            f"{result.small_encode_us:.0f} / {result.small_decode_us:.0f}",
+            _small_cell(result),
             _error(result.error),
         ]
     return cells
+
+
+def _coder_cells(result: CodecResult, judged: bool, wide: bool) -> list[str]:
+    assert result.rate is not None
+    cells = [f"[bold]{result.spec}[/bold]", *_rate_cells(result.rate), *_speed_cells(result, judged, wide)]
+    if wide:
+        scaling = [f"{value:.2f}" for value in map(result.scaling, ("encode", "decode")) if value is not None]
+        cells += [" / ".join(scaling), _small_cell(result), _error(result.error)]
+    return cells
+
+
+def _rate_cells(rate: Rate) -> list[str]:
+    return [f"{rate.bits:.3f}", "" if rate.overhead is None else f"{rate.overhead:.2f}"]
+
+
+def _speed_cells(result: CodecResult, judged: bool, wide: bool) -> list[str]:
+    cells = []
+    for way, floor in zip(("encode", "decode"), result.floors, strict=True):
+        cells += [_spread(result.timings[way], wide), _floor(result.timings[way], floor, judged)]
+    return cells
+
+
+def _small_cell(result: CodecResult) -> str:
+    return f"{result.small_encode_us:.0f} / {result.small_decode_us:.0f}"
 
 
 def _peer_cells(result: PeerResult, wide: bool) -> list[str]:

@@ -1,0 +1,46 @@
+"""``laconic bench``: which codecs and which data, and the table of entropy coders."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from laconic.cli.app import app
+
+SMALL = ("--numel", "20000", "--repeat", "2")
+
+
+def bench(*args: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *args], prog_name="laconic")
+
+
+def test_coders_stand_beside_stock_ones() -> None:
+    result = bench("uniform:8|huffman", "--data", "weights", *SMALL)
+    assert result.exit_code == 0, result.output
+    for text in ("entropy %", "weights", "uniform:8|huffman", "zlib, Huffman only", "two threads"):
+        assert text in result.stdout
+    assert "plain torch" not in result.stdout and "zlib level 1" not in result.stdout
+
+
+def test_a_set_can_be_chosen() -> None:
+    result = bench("--only", "coders", "--data", "grads", "--no-peers", "--json", *SMALL)
+    found = json.loads(result.stdout)
+    assert found["command"] == "laconic bench --only coders --numel 20000 --repeat 2 --data grads"
+    assert found["data"] == ["grads"] and {codec["data"] for codec in found["codecs"]} == {"grads"}
+    assert all(codec["over_entropy_percent"] > 0 for codec in found["codecs"])
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["--only", "nothing"], "--only takes codecs or coders, got 'nothing'"),
+        (["sign", "--only", "coders"], "take one or the other"),
+        (["sign", "--data", "noise"], "data must be of gaussian, weights, grads, got noise"),
+    ],
+)
+def test_wrong_choices_are_told_in_one_line(args: list[str], words: str) -> None:
+    result = bench(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1 and not result.stdout
