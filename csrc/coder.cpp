@@ -379,8 +379,9 @@ std::vector<int64_t> chunk_bounds(const uint8_t* section, int64_t nbytes, int64_
   std::vector<int64_t> bounds(static_cast<size_t>(chunks) + 1);
   int64_t at = bounds[0] = 4 * chunks;
   for (int64_t i = 0; i < chunks; ++i) {
-    at += read<uint32_t>(section + 4 * i);
-    if (at > nbytes) return {};
+    const uint32_t size = read<uint32_t>(section + 4 * i);
+    at += size;
+    if (size == 0 || at > nbytes) return {};
     bounds[static_cast<size_t>(i) + 1] = at;
   }
   if (at != nbytes) return {};

@@ -207,7 +207,7 @@ class Adaptive(Quantizer):
         most = MAX_ALPHABET - 2 if self.zero else MAX_ALPHABET
         count = max(2, min(math.floor(wanted + 0.5), most))
         if wanted >= most + 0.5:
-            notices.say("levels", 1, f"adaptive asks for {wanted:.0f} levels, {most} are used: lower c")
+            notices.say("levels", 1, f"adaptive asks for more levels than {most}, which are used: lower c")
         if not self.zero:
             return Levels(low, high, count, _float32(measure), False)
         step = _float32((high - low) / count)
@@ -244,9 +244,7 @@ class Adaptive(Quantizer):
         beyond = _next_up(limit)
         positions, values, _ = kernels.above(x, beyond) if math.isfinite(beyond) else kernels.above(x[:0], 1.0)
         if positions.numel() > self._max_apart(n):
-            notices.say(
-                "tail", 1, f"adaptive: {positions.numel()} of {n} values lie beyond the sampled range: none apart"
-            )
+            notices.say("tail", 1, "adaptive: far more than tail= of a tensor lies beyond the sampled range: none apart")
             positions, values, limit = positions[:0], values[:0], max(-low, high)
         low, high = max(low, -limit) + 0.0, min(high, limit) + 0.0  # no -0
         if not positions.numel():

@@ -174,7 +174,7 @@ def chunks_of(section: bytes, n: int) -> Iterator[tuple[bytes, int]]:
     if len(section) < 5 * count:
         raise FrameError(f"{len(section)} bytes are too few for {count} coded chunks")
     sizes = struct.unpack_from(f"<{count}I", section)
-    if 4 * count + sum(sizes) != len(section):
+    if 4 * count + sum(sizes) != len(section) or not all(sizes):
         raise FrameError(f"coded chunks of {sum(sizes)} bytes do not fill a section of {len(section)}")
     at = 4 * count
     for i, size in enumerate(sizes):
@@ -259,8 +259,6 @@ def _read_rans(body: bytes, n: int, alphabet: int) -> list[int]:
 
 
 def _symbols(chunk: bytes, n: int, alphabet: int) -> Tensor:
-    if not chunk:
-        raise FrameError("a coded chunk in the frame is empty")
     mode, body = chunk[0], chunk[1:]
     if mode == CONSTANT:
         if len(body) != 2 or int.from_bytes(body, "little") >= alphabet:
@@ -290,4 +288,4 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
 
 
 def coded_modes(section: Tensor, n: int) -> Tensor:
-    return torch.tensor([chunk[0] if chunk else 0 for chunk, _ in chunks_of(bytes(section.tolist()), n)])
+    return torch.tensor([chunk[0] for chunk, _ in chunks_of(bytes(section.tolist()), n)])
