@@ -92,8 +92,8 @@ void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint3
       return a.weight > b.weight || (a.weight == b.weight && a.symbol < b.symbol);
     };
     std::sort(remainders.begin(), remainders.end(), larger);
-    for (size_t i = 0; left > 0; i = (i + 1) % remainders.size(), --left) ++freqs[remainders[i].symbol];
-  } else if (left < 0) {  // what the rare ones got too much, the others give in proportion
+    for (int64_t i = 0; i < left; ++i) ++freqs[remainders[static_cast<size_t>(i)].symbol];
+  } else if (left < 0) {  // what the rare ones got too much, the others give in proportion: less than a third each
     std::vector<Leaf> leaves = leaves_of(counts, alphabet);
     int64_t givers = 0, owed = -left;
     for (const Leaf& leaf : leaves) givers += freqs[leaf.symbol] > 1 ? freqs[leaf.symbol] : 0;
@@ -102,9 +102,6 @@ void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint3
       const int64_t part = (-left * freq + givers - 1) / givers, give = std::min({part, owed, int64_t{freq} - 1});
       freq -= static_cast<uint32_t>(give);
       owed -= give;
-    }
-    for (auto leaf = leaves.rbegin(); owed > 0; leaf = leaf + 1 == leaves.rend() ? leaves.rbegin() : leaf + 1) {
-      if (freqs[leaf->symbol] > 1) --freqs[leaf->symbol], --owed;
     }
   }
 }

@@ -249,7 +249,7 @@ bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int 
 // use (at least two of them); 0 for symbols that do not occur. Returns the longest.
 int code_lengths(const uint32_t* counts, int alphabet, uint8_t* lengths);
 // Whole shares of 2^scale in proportion to the counts, at least 1 for each symbol in use, of which there are two or
-// more and at most half as many as shares.
+// more and at most a quarter as many as shares.
 void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint32_t* freqs);
 // log2(f) in units of 2^-16, for 1 <= f <= 2^15.
 uint32_t log2_fixed(uint32_t f);

@@ -16,7 +16,7 @@ from laconic.codecs.coded import Coded
 from laconic.codecs.coders import ChunkCoder
 from laconic.errors import FrameError
 from laconic.frames import open_packet
-from laconic.kernels.interface import CONSTANT, HUFFMAN, RANS, RAW
+from laconic.kernels.interface import CONSTANT, HUFFMAN, MAX_ALPHABET, RANS, RAW
 from laconic.packet import Packet
 from laconic.wire import MAX_NUMEL, Buffer
 
@@ -127,7 +127,7 @@ def _symbols(sections: tuple[Tensor, ...], n: int, chain: Chain, quantizer: Quan
         if isinstance(chain.coder, ChunkCoder):
             modes = backend.coded_modes(last, n).tolist()
             known["modes"] = {_MODES[mode]: modes.count(mode) for mode in sorted(set(modes))}
-    elif quantizer.max_alphabet > 1 << 16:  # too many to count
+    elif quantizer.max_alphabet > MAX_ALPHABET:  # too many to count
         return known | {"bits_before": 8 * last.numel() / n, "bits_after": 8 * last.numel() / n}
     else:
         symbols = quantizer.packed_symbols(last, side, n, backend)

@@ -244,7 +244,9 @@ class Adaptive(Quantizer):
         beyond = _next_up(limit)
         positions, values, _ = kernels.above(x, beyond) if math.isfinite(beyond) else kernels.above(x[:0], 1.0)
         if positions.numel() > self._max_apart(n):
-            notices.say("tail", 1, "adaptive: far more than tail= of a tensor lies beyond the sampled range: none apart")
+            notices.say(
+                "tail", 1, "adaptive: far more than tail= of a tensor lies beyond the sampled range: none apart"
+            )
             positions, values, limit = positions[:0], values[:0], max(-low, high)
         low, high = max(low, -limit) + 0.0, min(high, limit) + 0.0  # no -0
         if not positions.numel():

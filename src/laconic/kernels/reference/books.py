@@ -47,16 +47,19 @@ def canonical_codes(lengths: list[int]) -> list[int]:
 
 
 def share_out(counts: list[int], scale: int) -> list[int]:
-    """Whole shares of 2^scale in proportion to the counts, at least 1 for each symbol that occurs."""
+    """Whole shares of 2^scale in proportion to the counts, at least 1 for each symbol that occurs.
+
+    At most a quarter as many symbols occur as there are shares, so one round of giving or taking suffices.
+    """
     n, whole = sum(counts), 1 << scale
     shares = [max(1, count * whole // n) if count else 0 for count in counts]
     left = whole - sum(shares)
     if left > 0:  # to those cut off most
         cut = [symbol for symbol, count in enumerate(counts) if count * whole >= n]
         cut.sort(key=lambda symbol: (-(counts[symbol] * whole % n), symbol))
-        for i in range(left):
-            shares[cut[i % len(cut)]] += 1
-    elif left < 0:  # what the rare ones got too much, the others give in proportion
+        for symbol in cut[:left]:
+            shares[symbol] += 1
+    elif left < 0:  # what the rare ones got too much, the others give in proportion: less than a third each
         often = sorted((symbol for symbol, count in enumerate(counts) if count), key=lambda symbol: counts[symbol])
         often.reverse()  # of equal counts the last symbol gives first
         givers, owed = sum(share for share in shares if share > 1), -left
@@ -64,11 +67,6 @@ def share_out(counts: list[int], scale: int) -> list[int]:
             give = min(-(left * shares[symbol] // givers), owed, shares[symbol] - 1)
             shares[symbol] -= give
             owed -= give
-        while owed:
-            for symbol in often:
-                if owed and shares[symbol] > 1:
-                    shares[symbol] -= 1
-                    owed -= 1
     return shares
 
 
