@@ -81,7 +81,14 @@ def write_frame(
     return wire.seal(packet, arena), packet
 
 
-def encode_into(x: Tensor, spec: str | Chain, buffer: bytearray | memoryview | Tensor, *, seed: int = 0) -> int:
+def encode_into(
+    x: Tensor,
+    spec: str | Chain,
+    buffer: bytearray | memoryview | Tensor,
+    *,
+    seed: int = 0,
+    gradient: Tensor | None = None,
+) -> int:
     """Encode a tensor into a buffer that the caller keeps; returns the bytes written.
 
     Args:
@@ -89,6 +96,7 @@ def encode_into(x: Tensor, spec: str | Chain, buffer: bytearray | memoryview | T
         spec: A codec spec, or a codec.
         buffer: Writable memory; ``max_nbytes(spec, x)`` bytes always suffice.
         seed: Decides all randomness.
+        gradient: The derivative with respect to x, for ``adaptive:by=grad``.
 
     >>> import torch, laconic
     >>> x = torch.randn(1000)
@@ -108,7 +116,7 @@ def encode_into(x: Tensor, spec: str | Chain, buffer: bytearray | memoryview | T
             room = torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
         except (TypeError, ValueError) as error:
             raise InputError(f"expected a writable, contiguous buffer, got {type(buffer).__name__}: {error}") from error
-    return write_frame(x, _as_codec(spec), room, seed=seed)[0]
+    return write_frame(x, _as_codec(spec), room, seed=seed, gradient=gradient)[0]
 
 
 def encode(

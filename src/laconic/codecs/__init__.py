@@ -8,11 +8,23 @@ from __future__ import annotations
 from functools import lru_cache
 
 from laconic.codecs import registry, spec
-from laconic.codecs.base import ChannelStage, Codec, Selector, Stage, ValueStage
+from laconic.codecs.base import ChannelStage, Codec, Coder, Quantizer, Selector, Stage, ValueStage
 from laconic.codecs.chain import Chain, split
 from laconic.errors import ConfigError
 
-__all__ = ["Chain", "ChannelStage", "Codec", "Selector", "Stage", "ValueStage", "codec", "codec_names", "parse"]
+__all__ = [
+    "Chain",
+    "ChannelStage",
+    "Codec",
+    "Coder",
+    "Quantizer",
+    "Selector",
+    "Stage",
+    "ValueStage",
+    "codec",
+    "codec_names",
+    "parse",
+]
 
 
 def parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
