@@ -111,12 +111,13 @@ def _print_list(summary: Summary) -> None:
 
 
 def explanation_table(packets: list[Explanation]) -> Table:
-    """One row a packet. Bits of symbols and positions are per value sent; frames also per value of the tensor."""
+    """One row a packet. Bits of symbols and positions are per value sent; of frames also per value of the tensor."""
     from rich.table import Table
 
-    table = Table("name", "codec")
-    bits = ("entropy", "packed", "coded", "positions", "frame per value sent", "frame per value")
-    for column in ("values sent", "H", "N", "levels", *bits, "bytes"):
+    caption = "bits of a symbol: its entropy, packed, coded; of a frame: per value sent, per value of the tensor"
+    table = Table("name", "codec", caption=caption)
+    bits = ("entropy", "packed", "coded", "positions", "per sent", "per value")
+    for column in ("sent", "H", "N", "levels", *bits, "bytes"):
         table.add_column(column, justify="right")
     for packet in packets:
         details = packet.details
