@@ -48,7 +48,29 @@ CHAINS = (
     "threshold:0.1|onebit:128",
     "topk:0.5|none",
 )
-EVERY = CASTS + QUANTIZERS + SELECTORS + CHAINS
+ADAPTIVE = (
+    "adaptive",
+    "adaptive:4.0,zero=true",
+    "adaptive:6.0,m=6,f=1.0,integer=true",
+    "adaptive:3.0,tail=0.01",
+)
+CODED = (
+    "adaptive:5.0|huffman",
+    "adaptive:5.0|rans",
+    "uniform:8|huffman:auto",
+    "uniform:10|rans",
+    "qsgd:4|rans:auto",
+    "terngrad|rans",
+    "sign|huffman",
+    "onebit|rans",
+    "topk:0.01|qsgd:4|rans",
+    "topk:0.1|adaptive:5.0,zero=true|huffman",
+    "uniform:6|deflate",
+    "uniform:8|zstd",
+)
+"""Chains with a coder. Their reference goes symbol by symbol: large sizes of these are for the slow run."""
+
+EVERY = CASTS + QUANTIZERS + ADAPTIVE + SELECTORS + CHAINS + CODED
 UNBIASED = (
     "qsgd:4",
     "qsgd:2,bucket=128",
@@ -83,11 +105,14 @@ def bytes_of(x: Tensor) -> bytes:
 
 
 def is_random(spec: str) -> bool:
-    """Whether the seed decides bytes of an ordinary tensor."""
+    """Whether the seed decides bytes of an ordinary tensor of more than 1,024 values."""
     stages = spec.split("|")
-    return any(stage.startswith(("terngrad", "randk")) for stage in stages) or any(
-        stage.startswith("qsgd") and "nearest" not in stage for stage in stages
-    )
+    if any(stage.startswith(("terngrad", "randk")) for stage in stages):
+        return True
+    if any(stage.startswith("qsgd") and "nearest" not in stage for stage in stages):
+        return True
+    # A sample of so few values is all of them, and of more than that it is drawn by the seed.
+    return stages[0].startswith("adaptive") and "f=1.0" not in stages[0]
 
 
 def keeps_dtype(spec: str) -> bool:

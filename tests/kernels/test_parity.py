@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def test_the_reference_is_another_road():
     assert kernels.of(x).__name__ == "laconic.kernels.cpu"
 
 
+@cache
 def digest() -> str:
     """One hash over the frames and decoded values of every codec for many sizes and kinds of data."""
     found = hashlib.sha256()
