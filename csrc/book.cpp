@@ -30,9 +30,7 @@ int bits_for(uint32_t values) { return values > 1 ? 32 - __builtin_clz(values - 
 
 // The limit keeps the reader's table in a near cache, at little cost: rare symbols get codes a few bits too short.
 int length_limit(int used) {
-  const int few = used <= 128 ? 11 : 12;
-  const int many = bits_for(static_cast<uint32_t>(used)) + 3;
-  return std::min(kMaxLength, std::max(few, many));
+  return std::min(kMaxLength, std::max(12, bits_for(static_cast<uint32_t>(used)) + 3));
 }
 
 }  // namespace

@@ -92,7 +92,8 @@ Plan plan_rans(const uint32_t* counts, int alphabet, int used, int64_t n, Worksp
       if (counts[s]) cost += counts[s] * (static_cast<uint64_t>(scale << 16) - log2_fixed(freqs[s]));
     }
     const int64_t book = write_book(work.classes, freqs, alphabet, nullptr);
-    const int64_t nbytes = 2 + book + 2 * lanes_for(n) + static_cast<int64_t>((cost + (1 << 19) - 1) >> 19);
+    // A state ends in four bytes, of which it began with nearly two and one is of use on average.
+    const int64_t nbytes = 2 + book + 3 * lanes_for(n) + static_cast<int64_t>((cost + (1 << 19) - 1) >> 19);
     // The small scale reads faster: the larger must save one byte in 512.
     if (best.scale && nbytes + nbytes / 512 >= best.nbytes) continue;
     if (best.scale) std::memcpy(work.freqs, freqs, static_cast<size_t>(alphabet) * sizeof(uint32_t));

@@ -18,7 +18,7 @@ def code_lengths(counts: list[int]) -> list[int]:
     """
     order = sorted((symbol for symbol, count in enumerate(counts) if count), key=lambda symbol: counts[symbol])
     used = len(order)
-    limit = min(MAX_LENGTH, max(11 if used <= 128 else 12, (used - 1).bit_length() + 3))
+    limit = min(MAX_LENGTH, max(12, (used - 1).bit_length() + 3))
     leaves = [(counts[symbol], True) for symbol in order]
     levels = [leaves]
     for _ in range(limit - 1):

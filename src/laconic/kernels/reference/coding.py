@@ -77,7 +77,8 @@ def rans_size(counts: list[int]) -> tuple[int, int, list[int]]:
             count * ((scale << 16) - log2_fixed(share)) for count, share in zip(counts, shares, strict=True) if count
         )
         book = write_book([share.bit_length() for share in shares], shares)
-        nbytes = 2 + len(book) + 2 * lanes_for(sum(counts)) + -(-cost // (1 << 19))
+        # A state ends in four bytes, of which it began with nearly two and one is of use on average.
+        nbytes = 2 + len(book) + 3 * lanes_for(sum(counts)) + -(-cost // (1 << 19))
         if best is None or nbytes + nbytes // 512 < best[0]:  # the small scale reads faster
             best = nbytes, scale, shares
     assert best is not None
