@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from laconic.errors import ConfigError, FileError
-from laconic.train import data, load
+from laconic.train import data, load, load_text
 
 CONTENTS = "683f48c38d0d072e8aa2f41c72cc9e7e8c17227621f45382c907914e722762d4"
 EMBEDDED = Path(data.__file__).with_name(data.EMBEDDED)
@@ -288,3 +288,40 @@ def test_fifo_is_no_file(mnist: Path) -> None:
     (mnist / IMAGES).unlink()
     os.mkfifo(mnist / IMAGES)
     assert f"has no {IMAGES}" in refusal("mnist", mnist)
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def test_text_is_split_nine_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "play.txt").write_bytes(bytes(range(256)))
+    monkeypatch.setenv(data.DATA_DIR_VARIABLE, str(tmp_path))
+    for found in (load_text(), load_text(tmp_path)):
+        assert found.train.tolist() == list(range(231)) and found.test.tolist() == list(range(231, 256))
+        assert found.train.dtype == torch.uint8
+
+
+def test_folder_of_texts_goes_before_a_readme(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_bytes(b"not this one")
+    (tmp_path / "text").mkdir()
+    assert bytes(load_text(tmp_path).train) == b"not this on"
+    (tmp_path / "text" / "play.txt").write_bytes(b"First Citizen:")
+    assert bytes(load_text(tmp_path).train) == b"First Citizen"
+
+
+def test_missing_or_wrong_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(data.DATA_DIR_VARIABLE, raising=False)
+
+    def refused(folder: Path | None) -> str:
+        with pytest.raises(FileError) as caught:
+            load_text(folder)
+        assert len(str(caught.value).splitlines()) == 1
+        return str(caught.value)
+
+    assert "data_dir or LACONIC_DATA" in refused(None) and "'digits' needs no files" in refused(None)
+    assert f"there is none in {tmp_path / 'text'}, {tmp_path};" in refused(tmp_path)
+    assert "there is none" in refused(tmp_path / "elsewhere")
+    (tmp_path / "a.txt").write_bytes(b"too short")
+    assert "at least 10 bytes, got 9" in refused(tmp_path)
+    (tmp_path / "b.txt").write_bytes(b"which of the two")
+    assert f"{tmp_path} has 2: a.txt, b.txt" in refused(tmp_path)

@@ -18,7 +18,7 @@ from laconic.kernels.interface import Kernels
 
 __all__ = ["Kernels", "of", "use"]
 
-_BACKENDS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
+_BACKENDS: dict[str, Kernels] = {"cpu": cpu, "hosted": hosted, "reference": reference}
 _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
 
 
@@ -35,7 +35,7 @@ def of(x: Tensor) -> Kernels:
 
 @contextmanager
 def use(backend: str) -> Iterator[None]:
-    """Within this context all work goes to one backend: ``reference`` or ``cpu``. For tests and comparisons."""
+    """Within this context all work goes to one backend: ``reference``, ``hosted`` or ``cpu``. For tests."""
     token = _forced.set(_BACKENDS[backend])
     try:
         yield

@@ -1,7 +1,23 @@
-"""Training: data sets so far."""
+"""Training: models, data sets, tasks made of both, and who takes which examples."""
 
 from __future__ import annotations
 
-from laconic.train.data import Images, load
+from laconic.train.data import Images, Text, load, load_text
+from laconic.train.examples import Batch
+from laconic.train.models import MODELS, build_model
+from laconic.train.shards import Shards
+from laconic.train.task import DATA, Task, build_task
 
-__all__ = ["Images", "load"]
+__all__ = [
+    "DATA",
+    "MODELS",
+    "Batch",
+    "Images",
+    "Shards",
+    "Task",
+    "Text",
+    "build_model",
+    "build_task",
+    "load",
+    "load_text",
+]

@@ -1,8 +1,10 @@
-"""Labelled images: MNIST and CIFAR-10 from their publishers' files, and ``digits``, which comes with the package.
+"""Data sets: MNIST and CIFAR-10 from their publishers' files, any text, and ``digits``, which comes with the package.
 
 ``digits`` are 4,000 + 1,000 images of MNIST (Y. LeCun, C. Cortes and C. J. C. Burges; commonly redistributed as CC
 BY-SA 3.0), as many of each class: enough to see a training run learn without a download. ``bench/make_digits.py`` says
 which they are. They lie in ``digits.idx.gz`` as idx files one after the other.
+
+Values are as in the files, bytes: ``examples`` normalises images, batch by batch.
 
 Files come from outside. Whatever is wrong with one is a ``FileError`` in one line, and nothing is allocated that the
 size of the file does not justify.
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from laconic.errors import ConfigError, FileError
 
-__all__ = ["DATA_DIR_VARIABLE", "Images", "load"]
+__all__ = ["DATA_DIR_VARIABLE", "Images", "Text", "load", "load_text"]
 
 DATA_DIR_VARIABLE = "LACONIC_DATA"
 """The environment variable that names the folder of data sets."""
@@ -46,10 +48,15 @@ CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 CIFAR10_FOLDERS = ("", "cifar-10-batches-bin")
 CIFAR10_SHAPE = (3, 32, 32)
 
+TEXT_FOLDERS = ("text", "")  # in this order: a data folder may well have a readme.txt
+TEXT_TEST = 10  # one byte in so many is for the test
+
 DEFLATE_LIMIT = 1032
 """Deflate makes at most so many bytes of one: a header that declares more lies."""
 
 STEP = 1 << 20
+
+INSTEAD = "the set 'digits' needs no files"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +71,17 @@ class Images:
     num_classes: int = CLASSES
 
 
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A corpus of bytes (uint8): the first nine tenths are for training, the rest for the test."""
+
+    name: str
+    train: Tensor
+    test: Tensor
+
+
 def load(name: str, data_dir: Path | None = None) -> Images:
-    """Read a data set.
+    """Read a set of images.
 
     Args:
         name: ``digits`` (comes with the package), ``mnist`` (idx files, plain or .gz) or ``cifar10`` (binary version).
@@ -80,9 +96,30 @@ def load(name: str, data_dir: Path | None = None) -> Images:
     readers: dict[str, Callable[[Path | None], Images]] = {"mnist": _mnist, "cifar10": _cifar10}
     if name not in readers:
         raise ConfigError(f"unknown data set {name!r}: take digits, {' or '.join(readers)}")
+    return readers[name](_folder(data_dir))
+
+
+def load_text(data_dir: Path | None = None) -> Text:
+    """Read the .txt file in ``text``, or else the one in the folder itself; the folder is named as for ``load``."""
+    data_dir = _folder(data_dir)
+    if data_dir is None:
+        raise FileError(f"text is read from a .txt file: name its folder by data_dir or {DATA_DIR_VARIABLE}; {INSTEAD}")
+    places = [data_dir / folder for folder in TEXT_FOLDERS]
+    for place in places:
+        found = sorted(path for path in place.glob("*.txt") if path.is_file())
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise FileError(f"text is read from the only .txt file of a folder, and {place} has {len(found)}: {names}")
+        if found:
+            return _read_text(found[0])
+    where = ", ".join(str(place) for place in places)
+    raise FileError(f"text is read from a .txt file, and there is none in {where}; {INSTEAD}")
+
+
+def _folder(data_dir: Path | None) -> Path | None:
     if data_dir is None and os.environ.get(DATA_DIR_VARIABLE):
-        data_dir = Path(os.environ[DATA_DIR_VARIABLE])
-    return readers[name](data_dir)
+        return Path(os.environ[DATA_DIR_VARIABLE])
+    return data_dir
 
 
 def _digits() -> Images:
@@ -105,9 +142,8 @@ def _digits() -> Images:
 def _find(name: str, data_dir: Path | None, files: tuple[str, ...], folders: tuple[str, ...], gz: bool) -> list[Path]:
     """The files of a set, all from the first folder that has every one."""
     expected = f"{name} is read from {', '.join(files)}{' (each plain or .gz)' if gz else ''}"
-    instead = "the set 'digits' needs no files"
     if data_dir is None:
-        raise FileError(f"{expected}: name their folder by data_dir or {DATA_DIR_VARIABLE}; {instead}")
+        raise FileError(f"{expected}: name their folder by data_dir or {DATA_DIR_VARIABLE}; {INSTEAD}")
     places = [data_dir / folder for folder in folders]
     missing: list[str] = []
     for place in places:
@@ -118,7 +154,7 @@ def _find(name: str, data_dir: Path | None, files: tuple[str, ...], folders: tup
         if len(absent) < len(files):  # this is the folder that was meant
             missing.append(f"{place} has no {', '.join(absent)}")
     where = "; ".join(missing) or f"there are none in {', '.join(str(place) for place in places)}"
-    raise FileError(f"{expected}, and {where}; {instead}")
+    raise FileError(f"{expected}, and {where}; {INSTEAD}")
 
 
 def _plain_or_gz(path: Path) -> Path:
@@ -131,6 +167,16 @@ def _take(stream: BinaryIO, nbytes: int) -> bytearray:
     while len(found) < nbytes and (part := stream.read(min(STEP, nbytes - len(found)))):
         found += part
     return found
+
+
+def _whole(path: Path) -> tuple[bytearray, int]:
+    """A file's bytes, and the size that it says it has: one that grows is read one byte further."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return _take(file, size + 1), size
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _check_labels(labels: Tensor, where: object) -> None:
@@ -217,14 +263,21 @@ def _cifar10(data_dir: Path | None) -> Images:
 def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
     """A file of the binary version: per image a label byte, then red, green and blue, row by row."""
     record = 1 + CIFAR10_SHAPE[0] * CIFAR10_SHAPE[1] * CIFAR10_SHAPE[2]
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            values = _take(file, size + 1)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    values, size = _whole(path)
     if not size or size % record or len(values) != size:
         raise FileError(f"{path}: expected {record} bytes an image (a label, 3 x 32 x 32 values), got {size} in all")
     rows = torch.frombuffer(values, dtype=torch.uint8).view(-1, record)
     _check_labels(rows[:, 0], path)
     return rows[:, 1:].reshape(-1, *CIFAR10_SHAPE), rows[:, 0].long()
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def _read_text(path: Path) -> Text:
+    values, size = _whole(path)
+    if size < TEXT_TEST or len(values) != size:
+        raise FileError(f"{path}: expected a text of at least {TEXT_TEST} bytes, got {size}")
+    corpus = torch.frombuffer(values, dtype=torch.uint8)
+    train = size - size // TEXT_TEST
+    return Text("text", corpus[:train], corpus[train:])

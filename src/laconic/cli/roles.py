@@ -1,0 +1,43 @@
+"""``laconic server`` and ``laconic worker``: the two roles of a run, on this host or on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.cli.output import examples
+
+__all__ = ["EXAMPLES", "register", "server", "worker"]
+
+EXAMPLES = ()
+
+
+def server(
+    run_dir: Annotated[Path, typer.Argument(help="The run's folder, with its config.json.")],
+    host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+) -> None:
+    """Serve a run: hold its parameters, answer its workers, keep checkpoints."""
+    from laconic.train.run import serve
+
+    serve(run_dir, host=host, port=port, resume=resume)
+
+
+def worker(
+    run_dir: Annotated[Path, typer.Argument(help="The run's folder, with its config.json.")],
+    number: Annotated[int, typer.Option("--worker", help="This worker's number, from 0 on.")],
+    incarnation: Annotated[int, typer.Option("--incarnation", help="Grows with each start of this worker.")] = 0,
+    address: Annotated[str | None, typer.Option("--server", help="host:port; by default told by the folder.")] = None,
+) -> None:
+    """Train as one worker of a run."""
+    from laconic.train.run import work
+
+    work(run_dir, number, incarnation=incarnation, address=address)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("server", epilog=examples(*EXAMPLES))(server)
+    app.command("worker", epilog=examples(*EXAMPLES))(worker)

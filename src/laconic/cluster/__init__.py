@@ -1,0 +1,1 @@
+"""The parameter server: protocol, server, worker, membership, checkpoints, security."""

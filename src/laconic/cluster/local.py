@@ -1,0 +1,40 @@
+"""A worker's connection within one process: the same core, frames and byte counts, without a network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from laconic.cluster.core import Contribution, Core, Reply
+from laconic.cluster.job import Job
+
+__all__ = ["LocalLink"]
+
+
+class LocalLink:
+    """What ``Client`` is to a server, for a ``Core`` in this process.
+
+    Args:
+        core: The server's core.
+        worker: This worker's number.
+        incarnation: Grows with each start of this worker.
+        timeout: Seconds that an exchange may wait for the others.
+    """
+
+    def __init__(self, core: Core, worker: int, *, incarnation: int = 0, timeout: float = 60.0) -> None:
+        self.core, self.worker, self.incarnation, self.timeout = core, worker, incarnation, timeout
+
+    def connect(self) -> tuple[int, Job]:
+        answer = self.core.welcome(self.worker, self.incarnation, self.core.slots.fingerprint)
+        return int(answer["sequence"]), Job.from_json(answer["job"])
+
+    def snapshot(self) -> Reply:
+        return self.core.snapshot(self.worker)
+
+    def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
+        came = dict(frames)
+        push = Contribution(self.worker, self.incarnation, sequence, [came[slot] for slot in range(len(came))], score())
+        return self.core.exchange(push, deadline=time.monotonic() + self.timeout)
+
+    def leave(self) -> None:
+        self.core.leave(self.worker, self.incarnation)

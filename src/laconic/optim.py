@@ -1,0 +1,126 @@
+"""SGD over named tensors, and learning rates: for a server, whose parameters are not in a module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.errors import ConfigError, InputError
+
+__all__ = ["KINDS", "SGD", "Schedule"]
+
+
+class SGD:
+    """Stochastic gradient descent with momentum and weight decay; bit for bit what ``torch.optim.SGD`` does.
+
+    Args:
+        momentum: What is kept of the last step, in [0, 1).
+        weight_decay: What is added to the gradient, times the parameters.
+        nesterov: Look ahead by one step of the momentum.
+
+    >>> parameters = {"w": torch.ones(2)}
+    >>> SGD(momentum=0.9).step(parameters, {"w": torch.tensor([1.0, 2.0])}, lr=0.5)
+    >>> parameters["w"]
+    tensor([0.5000, 0.0000])
+    """
+
+    def __init__(self, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> None:
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"momentum must be in [0, 1), got {momentum}")
+        if not 0 <= weight_decay < math.inf:
+            raise ConfigError(f"weight decay must be a finite number, not below 0, got {weight_decay}")
+        if nesterov and not momentum:
+            raise ConfigError("nesterov needs a momentum above 0")
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+        self._velocity: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], *, lr: float) -> None:
+        """Change the parameters that have a gradient, in place. Gradients are left as they are."""
+        for slot, gradient in gradients.items():
+            self._check(slot, parameters, gradient)  # all of them before any is changed
+        for slot, gradient in gradients.items():
+            parameter = parameters[slot]
+            if self.weight_decay:
+                gradient = gradient.add(parameter, alpha=self.weight_decay)
+            if self.momentum:
+                velocity = self._velocity.get(slot)
+                if velocity is None:
+                    velocity = self._velocity[slot] = gradient.clone()
+                else:
+                    velocity.mul_(self.momentum).add_(gradient)
+                gradient = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+            parameter.add_(gradient, alpha=-lr)
+
+    def _check(self, slot: str, parameters: Mapping[str, Tensor], gradient: Tensor) -> None:
+        if slot not in parameters:
+            raise InputError(f"there is a gradient for slot {slot!r}, and no such parameter")
+        shape = parameters[slot].shape
+        velocity = self._velocity.get(slot, gradient)
+        for what, x in (("gradient", gradient), ("momentum", velocity)):
+            if x.shape != shape:  # torch would broadcast, and learn something else
+                raise InputError(f"slot {slot!r} has the shape {list(shape)}, its {what} {list(x.shape)}")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The momentum of each slot that has had a step, a copy."""
+        return {slot: velocity.clone() for slot, velocity in self._velocity.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._velocity = {slot: velocity.clone() for slot, velocity in state.items()}
+
+
+KINDS = ("constant", "step", "cosine")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of each iteration: a function of its number alone, so that a run can resume anywhere.
+
+    Args:
+        lr: The rate after the warm-up.
+        kind: ``constant``; ``step``, times ``factor`` after every ``every`` iterations; ``cosine``, down to 0 at
+            ``iterations`` along half a wave.
+        warmup: Iterations that lead up to ``lr`` on a straight line, before any of these.
+        every: Of ``step``; counted from the first iteration, warm-up included.
+        factor: Of ``step``.
+        iterations: Of ``cosine``: how many there are in all.
+
+    >>> schedule = Schedule(0.1, "cosine", warmup=2, iterations=12)
+    >>> [round(schedule(i), 3) for i in (0, 1, 2, 7, 12)]
+    [0.05, 0.1, 0.1, 0.05, 0.0]
+    """
+
+    lr: float
+    kind: str = "constant"
+    warmup: int = 0
+    every: int = 0
+    factor: float = 0.1
+    iterations: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"the learning rate must be a finite number above 0, got {self.lr}")
+        if self.kind not in KINDS:
+            raise ConfigError(f"unknown schedule {self.kind!r}: take {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        if self.warmup < 0:
+            raise ConfigError(f"warm-up must not be negative, got {self.warmup} iterations")
+        if self.kind == "step" and (self.every < 1 or not 0 < self.factor <= 1):
+            raise ConfigError(f"step needs every >= 1 and a factor in (0, 1], got {self.every} and {self.factor}")
+        if self.kind == "cosine" and self.iterations <= self.warmup:
+            raise ConfigError(f"cosine needs more iterations than warm-up ({self.warmup}), got {self.iterations}")
+
+    def __call__(self, iteration: int) -> float:
+        if iteration < self.warmup:
+            return self.lr * (iteration + 1) / self.warmup
+        part = 1.0
+        if self.kind == "step":
+            part = self.factor ** (iteration // self.every)
+        elif self.kind == "cosine":
+            done = min(1.0, (iteration - self.warmup) / (self.iterations - self.warmup))
+            part = (1 + math.cos(math.pi * done)) / 2
+        # Machines' cosines and powers differ in the last bit, and workers that run the same optimizer must not.
+        return self.lr * float(f"{part:.12g}")

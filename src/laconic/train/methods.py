@@ -1,0 +1,64 @@
+"""Methods: presets of a job's options, nothing more. Each can be spelled out by flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from laconic.errors import ConfigError
+
+__all__ = ["METHODS", "method_flags", "method_options"]
+
+_QSGD = "qsgd:4,norm=l2"
+_SPARSE = f"topk:0.01|{_QSGD}"
+
+METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "1": ("push gradients, pull weights, nothing compressed", {"returns": "weights"}),
+    "2": ("push QSGD gradients, pull weights", {"push": _QSGD, "returns": "weights"}),
+    "2w": (
+        "push QSGD gradients, pull QSGD weights: does not converge, kept to show it",
+        {"push": _QSGD, "pull": _QSGD, "returns": "weights"},
+    ),
+    "3": ("push and pull gradients, nothing compressed", {"returns": "gradients"}),
+    "4": ("push and pull QSGD gradients", {"push": _QSGD, "pull": _QSGD, "returns": "gradients"}),
+    "5": ("push and pull gradients by Top-k, then QSGD", {"push": _SPARSE, "pull": _SPARSE, "returns": "gradients"}),
+    "6": (
+        "method 5's codecs every 20 iterations; the best worker's change counts",
+        {"push": _SPARSE, "pull": _SPARSE, "returns": "gradients", "every": 20, "after": "best", "sends": "changes"},
+    ),
+    "laconic": (
+        "Top-k with momentum correction and error feedback both ways, entropy-coded",
+        {
+            "push": "momentum:0.9|topk:0.005|qsgd:4|rans:auto",
+            "pull": "ef|topk:0.01|qsgd:4|rans:auto",
+            "returns": "gradients",
+            "momentum": 0.0,
+        },
+    ),
+    "adaptive": (
+        "weights in as many levels as they ask for, Huffman-coded and averaged every 20 iterations",
+        {
+            "push": "adaptive:5.0,zero=true|huffman",
+            "pull": "adaptive:5.0,zero=true|huffman",
+            "returns": "weights",
+            "every": 20,
+            "sends": "weights",
+        },
+    ),
+}
+"""Name, what it does, and the options it sets: 1 to 6 are those of Kothari et al. 2021, the others ours."""
+
+
+def method_options(name: str) -> dict[str, Any]:
+    """The options that a method sets."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}: expected one of {', '.join(METHODS)}")
+    return dict(METHODS[name][1])
+
+
+def method_flags(name: str) -> list[str]:
+    """The same as flags of ``laconic train``."""
+    flags = []
+    for option, value in method_options(name).items():
+        flags += [f"--{option.replace('_', '-')}", str(value)]
+    return flags

@@ -1,0 +1,59 @@
+"""Jobs small enough for a test: threads as workers, one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from laconic.cluster.core import Core
+from laconic.cluster.job import Job
+from laconic.cluster.local import LocalLink
+from laconic.optim import SGD, Schedule
+from laconic.train import Shards, build_task
+from laconic.train.worker import Worker
+
+BATCH = 32
+
+
+def core_of(job: Job, parameters: dict[str, Tensor], events: list[dict[str, Any]] | None = None) -> Core:
+    optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
+    return Core(job, parameters, optimizer, Schedule(job.lr), events.append if events is not None else None)
+
+
+def train(
+    job: Job,
+    exchanges: int,
+    *,
+    model: str = "mlp",
+    link: Callable[[Core, int], Any] = LocalLink,
+    events: list[dict[str, Any]] | None = None,
+) -> tuple[Core, list[Worker]]:
+    """The whole job in threads; the core and the workers at its end."""
+    first = build_task(model, "digits", seed=job.seed)
+    core = core_of(job, {name: p.detach().clone() for name, p in first.model.named_parameters()}, events)
+    workers, failed = [], []
+    for number in range(job.workers):
+        task = build_task(model, "digits", seed=job.seed)
+        shards = Shards(task.num_train, job.workers, BATCH, job.seed)
+        workers.append(Worker(number, task, shards, job, Schedule(job.lr), link(core, number)))
+
+    def run(worker: Worker) -> None:
+        try:
+            sequence, _ = worker.link.connect()  # type: ignore[attr-defined]
+            worker.join()
+            worker.run(sequence, exchanges)
+            worker.link.leave()  # type: ignore[attr-defined]
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failed, failed
+    return core, workers
