@@ -245,6 +245,17 @@ class Chain:
             raise FrameError(f"codec {self.text!r} codes {k} values in {wanted} bytes, the frame has {coded}")
 
     def _fill(self, packet: Packet, out: Tensor, weight: float | None) -> None:
+        try:
+            self._fill_out(packet, out, weight)
+        except (MemoryError, RuntimeError) as error:
+            # A few bytes may stand for more values than there is room to decode: that is the frame's fault.
+            if isinstance(error, MemoryError) or "allocate" in str(error):
+                raise FrameError(
+                    f"no memory to decode {packet.spec.numel} values: cap frames with max_numel"
+                ) from error
+            raise
+
+    def _fill_out(self, packet: Packet, out: Tensor, weight: float | None) -> None:
         backend = kernels.of(packet.sections[0])
         if self.selector is None:
             self._value_stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)
