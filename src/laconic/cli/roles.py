@@ -15,7 +15,7 @@ EXAMPLES = ()
 
 
 def server(
-    run_dir: Annotated[Path, typer.Argument(help="The run's folder, with its config.json.")],
+    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs, each with its config.json; in turn.")],
     host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
@@ -23,11 +23,12 @@ def server(
     """Serve a run: hold its parameters, answer its workers, keep checkpoints."""
     from laconic.train.run import serve
 
-    serve(run_dir, host=host, port=port, resume=resume)
+    for run_dir in run_dirs:
+        serve(run_dir, host=host, port=port, resume=resume)
 
 
 def worker(
-    run_dir: Annotated[Path, typer.Argument(help="The run's folder, with its config.json.")],
+    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs, each with its config.json; in turn.")],
     number: Annotated[int, typer.Option("--worker", help="This worker's number, from 0 on.")],
     incarnation: Annotated[int, typer.Option("--incarnation", help="Grows with each start of this worker.")] = 0,
     address: Annotated[str | None, typer.Option("--server", help="host:port; by default told by the folder.")] = None,
@@ -35,7 +36,8 @@ def worker(
     """Train as one worker of a run."""
     from laconic.train.run import work
 
-    work(run_dir, number, incarnation=incarnation, address=address)
+    for run_dir in run_dirs:
+        work(run_dir, number, incarnation=incarnation, address=address)
 
 
 def register(app: typer.Typer) -> None:

@@ -96,11 +96,11 @@ def train(
     folder = run_dir or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{method}"
     with progress_bar("starting") as (bar, task):
 
-        def tell(lines: dict[str, Any]) -> None:
-            done = min(line["iteration"] for line in lines.values())
-            sent = sum(line["bytes_sent"] + line["bytes_received"] for line in lines.values())
-            loss = sum(line["loss"] for line in lines.values()) / len(lines)
-            seconds = max(line["total_s"] for line in lines.values())
+        def tell(lines: list[dict[str, Any]]) -> None:
+            done = min(line["iteration"] for line in lines)
+            sent = sum(line["bytes_sent"] + line["bytes_received"] for line in lines)
+            loss = sum(line["loss"] for line in lines) / len(lines)
+            seconds = max(line["total_s"] for line in lines)
             bar.update(
                 task,
                 completed=done,
@@ -108,7 +108,7 @@ def train(
                 description=f"iteration {done}, loss {loss:.3f}, {size(sent / max(seconds, 1e-9))}/s",
             )
 
-        summary = launch(config, folder, resume=resume, tell=tell)
+        (summary,) = launch({folder: config}, resume=resume, tell=tell)
     if json:
         show_json(summary | {"run_dir": str(folder)})
     else:

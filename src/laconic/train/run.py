@@ -185,6 +185,7 @@ def serve(run_dir: Path, *, host: str = "127.0.0.1", port: int = 0, resume: bool
         history({"event": "stopped", "version": core.version, "received": server.traffic.received,
                  "sent": server.traffic.sent})  # fmt: skip
         server.stop()
+        _write_whole(run_dir / SERVER, json.dumps({"done": True}))
 
 
 # ----------------------------------------------------------------------------------------------------------- worker
@@ -195,12 +196,15 @@ def work(run_dir: Path, number: int, *, incarnation: int = 0, address: str | Non
     from laconic.cluster.client import Client
 
     config = Config.load(run_dir)
+    address = address or _address(run_dir)
+    if address is None:
+        return  # it is over: this process was started again late
     task = config.task()
     parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
     _, codec = parse(config.job.pull)
     limits = [max(max_nbytes("none", p), max_nbytes(codec, p)) for p in parameters.values()]
     client = Client(
-        address or _address(run_dir),
+        address,
         worker=number,
         incarnation=incarnation,
         slots=Slots.of(parameters),
@@ -213,7 +217,13 @@ def work(run_dir: Path, number: int, *, incarnation: int = 0, address: str | Non
     began = time.perf_counter()
 
     def tell(progress: Progress) -> None:
-        line = {"worker": number, "total_s": time.perf_counter() - began, **asdict(progress), **asdict(worker.times)}
+        line = {
+            "run_dir": str(run_dir),
+            "worker": number,
+            "total_s": time.perf_counter() - began,
+            **asdict(progress),
+            **asdict(worker.times),
+        }
         print(json.dumps(line), flush=True)
 
     worker.run(first, config.exchanges, tell)
@@ -221,14 +231,15 @@ def work(run_dir: Path, number: int, *, incarnation: int = 0, address: str | Non
     client.close()
 
 
-def _address(run_dir: Path, patience: float = 60.0) -> str:
-    """Where the server of a run on this host listens, once it does."""
+def _address(run_dir: Path, patience: float = 600.0) -> str | None:
+    """Where the server of a run on this host listens, once it does; None when it has ended."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         try:
-            return str(json.loads((run_dir / SERVER).read_text(encoding="utf-8"))["address"])
+            told = json.loads((run_dir / SERVER).read_text(encoding="utf-8"))
+            return None if told.get("done") else str(told["address"])
         except (OSError, ValueError, KeyError):
-            time.sleep(0.05)
+            time.sleep(0.02)
     raise FileError(f"no server of {run_dir} has told its address in {patience:.0f} s")
 
 
@@ -236,29 +247,40 @@ def _address(run_dir: Path, patience: float = 60.0) -> str:
 
 
 def launch(
-    config: Config,
-    run_dir: Path,
+    runs: Mapping[Path, Config],
     *,
     resume: bool = False,
     restarts: int = 3,
-    tell: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """Server and workers on this host; a summary when they are done."""
-    if resume:
-        if Config.load(run_dir) != config:
-            raise ConfigError(f"{run_dir} is a run of another configuration: resume it with the same flags")
-    else:
-        if (run_dir / CONFIG).exists():
-            raise FileError(f"{run_dir} holds a run already: choose another --run-dir, or --resume it")
-        config.save(run_dir)
-    (run_dir / SERVER).unlink(missing_ok=True)
-    began = time.perf_counter()
+    tell: Callable[[list[dict[str, Any]]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Server and workers on this host, one run after the other in the same processes; a summary of each.
+
+    Args:
+        runs: Configurations by folder; all with as many workers.
+        resume: Go on with what is in the folders.
+        restarts: How often a worker that dies is started again.
+        tell: Told the newest line of each worker about each run, again and again.
+    """
+    for run_dir, config in runs.items():
+        if resume:
+            if Config.load(run_dir) != config:
+                raise ConfigError(f"{run_dir} is a run of another configuration: resume it with the same flags")
+        else:
+            if (run_dir / CONFIG).exists():
+                raise FileError(f"{run_dir} holds a run already: choose another --run-dir, or --resume it")
+            config.save(run_dir)
+        (run_dir / SERVER).unlink(missing_ok=True)
+    folders = [str(run_dir) for run_dir in runs]
+    workers = next(iter(runs.values())).job.workers
     with _roles() as roles:
-        roles.start("server", ["server", str(run_dir), *(["--resume"] if resume else [])])
-        for number in range(config.job.workers):
-            roles.start(f"worker {number}", ["worker", str(run_dir), "--worker", str(number)])
-        reports = roles.watch(run_dir, restarts, tell)
-    return _summary(config, run_dir, reports, time.perf_counter() - began)
+        roles.start("server", ["server", *folders, *(["--resume"] if resume else [])])
+        for number in range(workers):
+            roles.start(f"worker {number}", ["worker", *folders, "--worker", str(number)])
+        reports = roles.watch(restarts, tell)
+    return [
+        _summary(config, run_dir, [line for line in reports if line["run_dir"] == str(run_dir)])
+        for run_dir, config in runs.items()
+    ]
 
 
 class _Roles:
@@ -267,7 +289,8 @@ class _Roles:
     def __init__(self) -> None:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._commands: dict[str, list[str]] = {}
-        self._lines: dict[str, dict[str, Any]] = {}
+        self._lines: dict[tuple[str, str], dict[str, Any]] = {}
+        """The newest report of each worker about each run."""
         self._starts: dict[str, int] = {}
 
     def start(self, name: str, arguments: list[str]) -> None:
@@ -285,19 +308,18 @@ class _Roles:
         assert process.stdout is not None
         for line in process.stdout:
             try:
-                self._lines[name] = json.loads(line)
-            except ValueError:
+                report = json.loads(line)
+                self._lines[name, report["run_dir"]] = report
+            except (ValueError, KeyError, TypeError):
                 log.info("%s: %s", name, line.rstrip())
 
-    def watch(
-        self, run_dir: Path, restarts: int, tell: Callable[[dict[str, Any]], None] | None
-    ) -> dict[str, dict[str, Any]]:
+    def watch(self, restarts: int, tell: Callable[[list[dict[str, Any]]], None] | None) -> list[dict[str, Any]]:
         """Until the server has ended; a worker that died is started again, each time after a longer wait."""
         due: dict[str, float] = {}
         while (server := self._processes["server"]).poll() is None:
             time.sleep(0.05)
             if tell is not None and self._lines:
-                tell(dict(self._lines))
+                tell(list(self._lines.values()))
             for name, process in list(self._processes.items()):
                 code = process.poll()
                 if name == "server" or code in (None, 0):
@@ -312,11 +334,11 @@ class _Roles:
                     del due[name]
                     self.start(name, self._commands[name])
         if server.returncode:
-            raise LaconicError(f"the server has died with exit code {server.returncode}: see {run_dir / EVENTS}")
+            raise LaconicError(f"the server has died with exit code {server.returncode}: go on with --resume")
         for process in self._processes.values():
             process.wait(10)
         time.sleep(0.05)  # the last lines
-        return self._lines
+        return list(self._lines.values())
 
     def stop(self) -> None:
         for process in self._processes.values():
@@ -344,7 +366,7 @@ def _environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
-def _summary(config: Config, run_dir: Path, reports: Mapping[str, Mapping[str, Any]], total: float) -> dict[str, Any]:
+def _summary(config: Config, run_dir: Path, workers: list[dict[str, Any]]) -> dict[str, Any]:
     found = checkpoint.load_latest(run_dir / CHECKPOINTS)
     if found is None:
         raise FileError(f"{run_dir} has no checkpoint: the run did not end well")
@@ -353,7 +375,6 @@ def _summary(config: Config, run_dir: Path, reports: Mapping[str, Mapping[str, A
         for name, parameter in task.model.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(found.tensors[f"parameter/{name}"])
-    workers = [report for name, report in reports.items() if name.startswith("worker")]
     wire = sum(report["bytes_sent"] + report["bytes_received"] for report in workers)
     worst: Callable[[str], float] = lambda key: max((report[key] for report in workers), default=0.0)  # noqa: E731
     summary = {
@@ -369,7 +390,7 @@ def _summary(config: Config, run_dir: Path, reports: Mapping[str, Mapping[str, A
         "compute_s": worst("compute"),
         "encode_s": worst("encode"),
         "communication_s": worst("communication"),
-        "total_s": total,
+        "total_s": worst("total_s"),
     }
     _write_whole(run_dir / SUMMARY, json.dumps(summary, indent=2))
     return summary
