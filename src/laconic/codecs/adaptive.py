@@ -329,7 +329,7 @@ class Adaptive(Quantizer):
         found: dict[str, Any] = {"levels": levels.number, "bits_wanted": math.log2(levels.number)}
         found["entropy_estimate" if self.by == "entropy" else "gradient_rms"] = levels.measure
         table = levels.table()
-        found |= {"lowest": float(table[0]), "highest": float(table[-1])}
+        found |= {"lowest_level": float(table[0]), "highest_level": float(table[-1])}
         if self.tail:
             found["apart"] = read_positions_header(side[1], n)[2] if side[1].numel() else 0
         return found

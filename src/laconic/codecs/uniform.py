@@ -114,7 +114,7 @@ class Uniform(Quantizer):
 
     def describe(self, side: tuple[Tensor, ...], n: int) -> dict[str, Any]:
         low, high = struct.unpack("<ff", read_bytes(side[0], 8))
-        return {"levels": self.max_alphabet, "lowest": low, "highest": high}
+        return {"levels": self.max_alphabet, "low": low, "high": high}
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         return 8, packed_nbytes(n, self.bits)
