@@ -13,16 +13,16 @@ typedef uint16_t h8 __attribute__((vector_size(16)));
 INLINE i8 bins_of(f8 v, const LinearGrid& grid) {
   const f8 top = splat(static_cast<float>(grid.levels - 1)), zero = {};
   f8 t = (v * grid.pre - grid.base) * grid.inverse;
-  t = t < zero ? zero : t;
-  t = t > top ? top : t;
+  t = t > zero ? t : zero;  // a NaN, too: symbols are indices
+  t = t < top ? t : top;
   return __builtin_convertvector(t, i8);
 }
 INLINE int32_t bin_of(float v, const LinearGrid& grid) {
   const float top = static_cast<float>(grid.levels - 1);
   const float scaled = v * grid.pre, above = scaled - grid.base;
   float t = above * grid.inverse;
-  t = t < 0.0f ? 0.0f : t;
-  t = t > top ? top : t;
+  t = t > 0.0f ? t : 0.0f;
+  t = t < top ? t : top;
   return static_cast<int32_t>(t);
 }
 

@@ -45,17 +45,21 @@ uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, flo
 }
 
 struct UniformBins {
-  d4 low, scale;
-  int32_t top;
+  d4 low, scale, top;
 
-  explicit UniformBins(const UniformCoding& c) : top(c.levels - 1) {
-    const double inverse = static_cast<double>(c.levels) / (c.high - c.low);
+  explicit UniformBins(const UniformCoding& c) {
+    const double inverse = static_cast<double>(c.levels) / (c.high - c.low), last = c.levels - 1;
+    top = d4{last, last, last, last};
     low = d4{c.low, c.low, c.low, c.low};
     scale = d4{inverse, inverse, inverse, inverse};
   }
+  // Cut at both ends, and a NaN at the lower one: another thread may change a tensor between its range and this, and
+  // symbols are indices.
   INLINE i4 of(const float* v) const {
-    const i4 q = __builtin_convertvector((__builtin_convertvector(load<f4>(v), d4) - low) * scale, i4);
-    return q > top ? (i4{} + top) : q;
+    d4 t = (__builtin_convertvector(load<f4>(v), d4) - low) * scale;
+    t = t > d4{} ? t : d4{};
+    t = t < top ? t : top;
+    return __builtin_convertvector(t, i4);
   }
 };
 

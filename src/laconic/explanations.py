@@ -75,8 +75,10 @@ def explain(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> list[Explanation]:
     (4.0, 512, 9.0)
     """
     if wire.is_bundle(blob):
-        found = []
+        found: list[Explanation] = []
         for name, frame in wire.unpack_bundle(blob):
+            if any(name == before.name for before in found):
+                raise FrameError(f"the bundle holds {name!r} twice")
             found.append(_explain(name, frame, max_numel))
             max_numel -= found[-1].numel
         return found
