@@ -45,6 +45,7 @@ OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.enable_http_proxy", 0),  # what is for this host stays on it
     ("grpc.so_reuseport", 0),  # a busy port is an error, not a second server
 )
 
@@ -73,7 +74,7 @@ class Server:
         core: What it serves.
         address: ``host:port``; port 0 takes a free one (see ``port``).
         credentials: gRPC server credentials; None for plaintext, which the caller allows on loopback only.
-        identify: With credentials: gives the worker number of a call's peer certificate, or raises ``RefusedError``.
+        identify: With credentials: gives the worker number of a call's peer certificate, or raises ``FrameError``.
     """
 
     def __init__(

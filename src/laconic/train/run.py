@@ -147,12 +147,25 @@ class History:
             self._file.flush()
 
 
-def serve(run_dir: Path, *, host: str = "127.0.0.1", port: int = 0, resume: bool = False) -> None:
-    """The server of a run, until all its exchanges are done and told, or SIGTERM."""
+def serve(
+    run_dir: Path, *, host: str = "127.0.0.1", port: int = 0, certs: Path | None = None, resume: bool = False
+) -> None:
+    """The server of a run, until all its exchanges are done and told, or SIGTERM.
+
+    Args:
+        run_dir: The run's folder.
+        host: Where to listen; other than loopback needs certificates.
+        port: 0 takes a free one.
+        certs: The folder of ``laconic certs new``.
+        resume: Go on from the newest checkpoint.
+    """
+    from laconic.cluster import security
     from laconic.cluster.core import Core
     from laconic.cluster.server import Server
 
     config = Config.load(run_dir)
+    credentials = security.load_server(certs) if certs is not None else None
+    security.require_tls(host, credentials)
     task = config.task()
     parameters = {name: p.detach().clone() for name, p in task.model.named_parameters() if p.requires_grad}
     optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
@@ -171,7 +184,16 @@ def serve(run_dir: Path, *, host: str = "127.0.0.1", port: int = 0, resume: bool
             history({"event": "checkpoint", "version": version})
 
     core.on_update(keep)
-    server = Server(core, f"{host}:{port}")
+    if credentials is None:
+        server = Server(core, f"{host}:{port}")
+    else:
+        job = credentials.identity.job
+        server = Server(
+            core,
+            f"{host}:{port}",
+            credentials=security.server_credentials(credentials),
+            identify=lambda context: security.require_worker(context.auth_context(), job),
+        )
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     _write_whole(run_dir / SERVER, json.dumps({"address": f"{host}:{server.port}", "pid": os.getpid()}))
@@ -180,25 +202,30 @@ def serve(run_dir: Path, *, host: str = "127.0.0.1", port: int = 0, resume: bool
             if core.finished(config.exchanges) and core.all_gone():
                 break
     finally:
-        tensors, meta = core.state()
-        checkpoint.save(folder, core.version, tensors, meta)
+        server.stop()
         history({"event": "stopped", "version": core.version, "received": server.traffic.received,
                  "sent": server.traffic.sent})  # fmt: skip
-        server.stop()
+        tensors, meta = core.state()
+        checkpoint.save(folder, core.version, tensors, meta)
         _write_whole(run_dir / SERVER, json.dumps({"done": True}))
 
 
 # ----------------------------------------------------------------------------------------------------------- worker
 
 
-def work(run_dir: Path, number: int, *, incarnation: int = 0, address: str | None = None) -> None:
+def work(
+    run_dir: Path, number: int, *, incarnation: int = 0, address: str | None = None, certs: Path | None = None
+) -> None:
     """One worker of a run, from where the server says to the end."""
+    from laconic.cluster import security
     from laconic.cluster.client import Client
 
     config = Config.load(run_dir)
     address = address or _address(run_dir)
     if address is None:
         return  # it is over: this process was started again late
+    credentials = security.load_worker(certs, number) if certs is not None else None
+    security.require_tls(address, credentials)
     task = config.task()
     parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
     _, codec = parse(config.job.pull)
@@ -209,6 +236,7 @@ def work(run_dir: Path, number: int, *, incarnation: int = 0, address: str | Non
         incarnation=incarnation,
         slots=Slots.of(parameters),
         limits=limits,
+        credentials=security.channel_credentials(credentials) if credentials is not None else None,
     )
     first, job = client.connect()
     shards = Shards(task.num_train, job.workers, config.batch, job.seed)

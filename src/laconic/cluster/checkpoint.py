@@ -1,0 +1,365 @@
+"""Checkpoints of a running server: written so that the newest complete one always loads.
+
+A checkpoint is a folder among others of its kind::
+
+    00000041-step-820/
+      tensors.safetensors
+      manifest.json           format, version, step, meta, size and SHA-256 of the tensors, and its own SHA-256
+    00000042-step-840/
+    latest                    the name of the newest, for people and scripts; nothing here depends on it
+
+They count up in the order in which they were written, not by step: after going back to step 800, step 820 is written
+again and is newer than a step 840 from before. Each is written under a hidden name, synced and renamed, and an old one
+is hidden again before it is deleted, so whatever bears such a name is complete. One process at a time may write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from laconic.errors import ConfigError, FileError, InputError
+
+__all__ = ["VERSION", "Checkpoint", "load", "load_latest", "save"]
+
+VERSION = 1
+
+log = logging.getLogger("laconic")
+
+_FORMAT = "laconic checkpoint"
+_TENSORS, _MANIFEST, _LATEST = "tensors.safetensors", "manifest.json", "latest"
+_MAX_MANIFEST = 1 << 26
+_NAME = re.compile(r"[0-9]{8,}-step-[0-9]+")
+_PARTIAL = re.compile(rf"\.({_LATEST}|{_NAME.pattern})\.partial")
+_DTYPES: Mapping[torch.dtype, str] = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved. The tensors are copies in memory: the files may go."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    path: Path
+
+
+# ------------------------------------------------------------------------------------------------------------- save
+
+
+def save(
+    folder: str | os.PathLike[str],
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: dict[str, Any],
+    *,
+    keep: int = 3,
+) -> Path:
+    """Write a checkpoint and return its folder; when this returns, it survives a crash and a power cut.
+
+    A full disk or the like raises ``FileError``, and then the folder is as it was.
+
+    Args:
+        folder: Where checkpoints are; made if it is missing.
+        step: The iteration to go on from.
+        tensors: What to keep, by name. Nobody may change them meanwhile.
+        meta: Plain JSON: strings as keys, lists, no tuples, finite numbers.
+        keep: How many of the newest remain.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ConfigError(f"step must be a whole number from 0, got {step!r}")
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ConfigError(f"keep must be a whole number from 1, got {keep!r}")
+    _check_meta(meta)
+    header = _safetensors_header(tensors)
+    folder = Path(folder)
+    try:
+        _make_folder(folder)
+        _remove_partials(folder)  # of a process that was killed
+        number = max(map(_number, _complete(folder)), default=0) + 1
+        path = folder / f"{number:08d}-step-{step}"
+        try:
+            _write(folder, path, header, step, tensors, meta)
+        except BaseException:
+            with contextlib.suppress(OSError):  # what went wrong first is what to tell
+                _remove_partials(folder)
+            raise
+    except OSError as error:
+        raise FileError(
+            f"cannot write the checkpoint of step {step} to {folder}: {error.strerror or error}; older ones are intact"
+        ) from None
+    try:
+        _remove_old(folder, keep)
+    except OSError as error:
+        log.warning("cannot remove old checkpoints from %s: %s", folder, error.strerror or error)
+    return path
+
+
+def _write(
+    folder: Path, path: Path, header: bytes, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]
+) -> None:
+    # Everything that takes room is written before the first rename: a full disk cannot come between the two.
+    partial, latest = folder / f".{path.name}.partial", folder / f".{_LATEST}.partial"
+    partial.mkdir()
+    with _synced(partial / _TENSORS) as out:
+        entry = _write_tensors(out, header, tensors)
+    _check_readable(partial / _TENSORS)
+    body = {"format": _FORMAT, "version": VERSION, "step": step, "files": {_TENSORS: entry}, "meta": meta}
+    manifest = _dump(body | {"sha256": _sha256(_dump(body))})
+    if len(manifest) > _MAX_MANIFEST:
+        raise InputError(f"a checkpoint's meta takes at most {_MAX_MANIFEST} bytes as JSON: put it into tensors")
+    with _synced(partial / _MANIFEST) as out:
+        out.write(manifest)
+    _sync(partial)
+    with _synced(latest) as out:
+        out.write(f"{path.name}\n".encode())
+    partial.rename(path)
+    _sync(folder)
+    latest.replace(folder / _LATEST)
+    _sync(folder)
+
+
+def _check_meta(meta: dict[str, Any]) -> None:
+    try:
+        if isinstance(meta, dict) and json.loads(json.dumps(meta, allow_nan=False)) == meta:
+            return
+        reason = "it would not come back as it is"
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = str(error)
+    raise InputError(f"a checkpoint's meta must be plain JSON (string keys, lists, finite numbers): {reason}")
+
+
+def _dump(value: Any) -> bytes:
+    """The one spelling of a JSON value: a manifest in any other was tampered with."""
+    return json.dumps(value, allow_nan=False, indent=1, sort_keys=True).encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _safetensors_header(tensors: Mapping[str, Tensor]) -> bytes:
+    """The head of a file with these tensors, which follow it in this order.
+
+    Written here because the library's writer copies every tensor first, and hashing is part of our way.
+    """
+    header, at = {}, 0
+    for name, x in tensors.items():
+        if not isinstance(name, str) or not isinstance(x, Tensor) or name == "__metadata__":
+            raise InputError(f"a checkpoint holds tensors by name, got {type(x).__name__} under {name!r}")
+        if x.dtype not in _DTYPES or x.layout != torch.strided or x.is_quantized or x.is_meta:
+            raise InputError(f"a checkpoint cannot hold tensor {name!r}: {x.dtype}, {x.layout}, on {x.device}")
+        header[name] = {"dtype": _DTYPES[x.dtype], "shape": [*x.shape], "data_offsets": [at, at + x.nbytes]}
+        at += x.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _check_readable(file: Path) -> None:
+    """What the library would refuse (a name that is not Unicode, a header beyond its limit) must not be kept."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise InputError(f"a checkpoint cannot hold these tensors: {error}") from None
+
+
+def _write_tensors(out: BinaryIO, header: bytes, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    digest = hashlib.sha256(header)
+    nbytes = out.write(header)
+    for x in tensors.values():
+        if x.numel():  # numpy cannot view nothing as bytes
+            data = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digest.update(data)
+            nbytes += out.write(data)
+    return {"nbytes": nbytes, "sha256": digest.hexdigest()}
+
+
+def _make_folder(folder: Path) -> None:
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(exist_ok=True)
+        _sync(missing.parent)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    """Rename first: a folder that is half deleted must not look like a checkpoint."""
+    for path in _complete(folder)[:-keep]:
+        path.rename(folder / f".{path.name}.partial")
+    _remove_partials(folder)
+
+
+def _remove_partials(folder: Path) -> None:
+    for path in folder.iterdir():
+        if _PARTIAL.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    with path.open("xb") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make what was renamed stay so after a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ------------------------------------------------------------------------------------------------------------- load
+
+
+def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None if there is none at all.
+
+    A damaged one is logged and passed over. Where all are, ``FileError`` says so: to begin anew is not ours to decide.
+    """
+    folder = Path(folder)
+    try:
+        paths = _complete(folder)[::-1] if folder.exists() else []
+    except OSError as error:
+        raise FileError(f"cannot read checkpoints from {folder}: {error.strerror or error}") from None
+    faults = []
+    for path in paths:
+        try:
+            return load(path)
+        except FileError as error:
+            log.warning("passing over a checkpoint: %s", error)
+            faults.append(str(error))
+    if faults:
+        raise FileError(f"none of the {len(faults)} checkpoints in {folder} can be read; the newest: {faults[0]}")
+    return None
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """One checkpoint, every byte of it verified; ``FileError`` says what is wrong with it."""
+    path = Path(path)
+    try:
+        return _load(path)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
+
+
+def _load(path: Path) -> Checkpoint:
+    from safetensors import SafetensorError, safe_open
+
+    body = _read_manifest(path)
+    file = path / _TENSORS
+    _verify(file, body["files"][_TENSORS])
+    tensors = {}
+    try:
+        with safe_open(file, framework="pt") as source:
+            for name in getattr(source, "offset_keys", source.keys)():  # in the order of saving where it can tell
+                tensors[name] = source.get_tensor(name).clone()  # not a view of a file that may be removed
+    except SafetensorError as error:
+        raise FileError(f"{file} is not a safetensors file: {error}") from None
+    return Checkpoint(body["step"], tensors, body["meta"], path)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / _MANIFEST
+    if not file.is_file():
+        raise FileError(f"{path} is not a checkpoint: it has no {_MANIFEST}")
+    if file.stat().st_size > _MAX_MANIFEST:
+        raise FileError(f"{file} is too large to be a manifest")
+    body = _open_sealed(file.read_bytes())
+    if body is None:
+        raise FileError(f"{file} is damaged: it does not agree with its own SHA-256")
+    if body.get("format") != _FORMAT or body.get("version") != VERSION:
+        raise FileError(
+            f"{file} is a {body.get('format')!r} of version {body.get('version')!r}, expected {_FORMAT!r} of version "
+            f"{VERSION}: a newer laconic may read it"
+        )
+    if not _well_formed(body):
+        raise FileError(f"{file} must hold a step, meta, and the size and SHA-256 of {_TENSORS} and of nothing else")
+    return body
+
+
+def _open_sealed(text: bytes) -> dict[str, Any] | None:
+    """What a manifest says, if its SHA-256 says that it is whole."""
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or _dump(found) != text:
+            return None
+        claimed = found.pop("sha256", None)
+        return found if claimed == _sha256(_dump(found)) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _well_formed(body: dict[str, Any]) -> bool:
+    files = body.get("files")
+    if not isinstance(files, dict) or list(files) != [_TENSORS]:  # a name from a file is never opened
+        return False
+    entry, step = files[_TENSORS], body.get("step")
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("nbytes"), int)
+        and isinstance(entry.get("sha256"), str)
+        and isinstance(step, int)
+        and step >= 0
+        and isinstance(body.get("meta"), dict)
+    )
+
+
+def _verify(file: Path, entry: dict[str, Any]) -> None:
+    found = file.stat().st_size if file.is_file() else None
+    if found != entry["nbytes"]:
+        raise FileError(f"{file} should have {entry['nbytes']} bytes, it has {'gone' if found is None else found}")
+    digest = hashlib.sha256()
+    with file.open("rb") as source:
+        while block := source.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != entry["sha256"]:
+        raise FileError(f"{file} is damaged: its SHA-256 is not that of the manifest")
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Checkpoints that were written to the end, the newest last."""
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.partition("-")[0])

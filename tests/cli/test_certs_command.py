@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from command import Run, listed
+
+from laconic.cli import certs
+from laconic.cluster import security
+
+pytest.importorskip("cryptography")
+
+NEW = ("certs", "new", "job", "--job", "digits", "--host", "ps.example.org", "--host", "10.0.0.5", "--workers", "2")
+
+
+def one_line(result, code: int, *words: str) -> None:  # type: ignore[no-untyped-def]
+    assert result.exit_code == code, result.output
+    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout, result.output
+    for word in words:
+        assert word in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("command", [("certs",), ("certs", "new"), ("certs", "show")], ids=" ".join)
+def test_help_shows_the_examples(run: Run, command: tuple[str, ...]) -> None:
+    shown = " ".join(run(*command, "--help").stdout.split())
+    mine = [example for example in certs.EXAMPLES if example.startswith(" ".join(("laconic", *command)))]
+    assert len(mine) >= 2 and all(f"$ {example}" in shown for example in mine)
+    assert run("certs").stdout == run("certs", "--help").stdout
+
+
+def test_examples_run_in_their_order(run: Run, here: Path) -> None:
+    for example in certs.EXAMPLES:
+        result = run(*shlex.split(example)[1:])
+        assert result.exit_code == 0 and result.stdout, result.output
+        if "--json" in example:
+            assert isinstance(json.loads(result.stdout), dict)
+    assert listed() == ["certs", "lab"]
+
+
+def test_new_says_what_goes_where(run: Run, here: Path) -> None:
+    result = run(*NEW)
+    assert result.exit_code == 0 and listed() == ["job"]
+    for word in ("wrote job", "ca.pem, server.pem, server.key", "worker-1", "ps.example.org", "10.0.0.5", "good"):
+        assert word in result.stdout
+    assert security.load_worker("job", 1).identity.job == "digits"
+
+
+def test_show_says_who_until_when_and_for_which_hosts(run: Run, here: Path) -> None:
+    made = json.loads(run(*NEW, "--days", "7", "--json").stdout)
+    found = json.loads(run("certs", "show", "job", "--json").stdout)
+    assert found == made and found["folder"] == "job"
+    server, first, second = found["certificates"]
+    assert (server["job"], server["role"], server["worker"]) == ("digits", "server", None)
+    assert [(worker["role"], worker["worker"], worker["hosts"]) for worker in (first, second)] == [
+        ("worker", 0, []),
+        ("worker", 1, []),
+    ]
+    assert {"ps.example.org", "10.0.0.5", "localhost"} <= set(server["hosts"]) and server["fault"] is None
+    until = datetime.fromisoformat(server["until"])
+    assert timedelta(days=6.9) < until - datetime.now(timezone.utc) <= timedelta(days=7)
+    text = run("certs", "show", "job").stdout
+    assert f"{until:%Y-%m-%d}" in text and "worker-1" in text and "ps.example.org" in text
+
+
+def test_show_says_what_is_wrong(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*NEW)
+    Path("job/worker-0.key").unlink()
+    shutil.copy("job/server.pem", "job/worker-1.pem")
+    Path("job/worker-2.pem").write_text("nothing")
+    result = run("certs", "show", "job", "--json")
+    server, *others = json.loads(result.stdout)["certificates"]
+    assert result.exit_code == 1 and server["fault"] is None
+    for other, word in zip(others, ("worker-0.key", "under another name", "not a certificate"), strict=True):
+        assert word in other["fault"]
+    assert "another name" in run("certs", "show", "job").stdout
+    later = datetime.now(timezone.utc) + timedelta(days=400)
+    monkeypatch.setattr(security, "_now", lambda: later)
+    result = run("certs", "show", "job")
+    assert result.exit_code == 1 and "expired on" in result.stdout
+
+
+def test_bad_input_is_one_line(run: Run, here: Path) -> None:
+    one_line(run("certs", "show", "job"), 1, "no such folder: job", "laconic certs new")
+    one_line(run(*NEW, "--host", "ps:50051"), 2, "without port", "'ps:50051'")
+    one_line(run(*NEW[:-1], "0"), 2, "workers must be a whole number from 1 to 4096, got 0")
+    one_line(run(*NEW[:-1], "many"), 2, "--workers")
+    one_line(run(*NEW, "--days", "0"), 2, "days must be")
+    one_line(run("certs", "new", "job", "--job", "a b", "--host", "h", "--workers", "1"), 2, "job's name", "'a b'")
+    one_line(run("certs", "new", "job", "--job", "a", "--workers", "1"), 2, "--host")
+    one_line(run("certs", "new", "no/job", *NEW[3:]), 1, "cannot make certificates in no/job")
+    one_line(run("certs", "nothing"), 2, "nothing")
+    assert listed() == []
+    Path("job").mkdir()
+    one_line(run("certs", "show", "job"), 1, "no such file: job/ca.pem")
+    assert run(*NEW).exit_code == 0
+    before = {path.name: path.read_bytes() for path in Path("job").iterdir()}
+    one_line(run(*NEW), 1, "job exists and is not an empty folder")
+    assert {path.name: path.read_bytes() for path in Path("job").iterdir()} == before and listed() == ["job"]
+    for path in Path("job").glob("[sw]*"):
+        path.unlink()
+    one_line(run("certs", "show", "job"), 1, "holds a CA's certificate and no other")
