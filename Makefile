@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 
-.PHONY: test test-slow lint format bench asan wheel clean
+.PHONY: demo test test-slow lint format bench asan wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -13,6 +13,10 @@ $(VENV)/.ready: constraints.txt $(CORE)
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
 	touch $@
+
+# A server and two workers, each a process of its own, train on embedded digits by one method after the other.
+demo: $(VENV)/.ready
+	$(BIN)/laconic demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not slow and not gpu"
