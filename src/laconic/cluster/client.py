@@ -90,9 +90,10 @@ class Client:
         return int(answer["sequence"]), Job.from_json(answer["job"])
 
     def snapshot(self) -> Reply:
-        """All weights, as they are."""
+        """All weights, as they are, and the optimizer's memory where workers take the steps."""
         return self._again(
-            lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout)), "fetch the weights"
+            lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), parts=2),
+            "fetch the weights",
         )
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
@@ -129,15 +130,16 @@ class Client:
     def close(self) -> None:
         self._channel.close()
 
-    def _receive(self, messages: Iterator[bytes]) -> Reply:
+    def _receive(self, messages: Iterator[bytes], parts: int = 1) -> Reply:
+        """A frame per slot, or up to ``parts`` of each."""
         head = read_note(next(messages, b""))
-        assembler, frames = Assembler(self.limits), {}
+        assembler, frames = Assembler(parts * self.limits), {}
         for message in messages:
             done = assembler.feed(message)
             if done is not None:
                 frames[done[0]] = done[1]
-        if len(frames) != len(self.slots) or assembler.in_pieces:
-            raise FrameError(f"the server sent {len(frames)} of {len(self.slots)} frames")
+        if not frames or len(frames) % len(self.slots) or assembler.in_pieces:
+            raise FrameError(f"the server sent {len(frames)} frames for {len(self.slots)} slots")
         self.traffic.count(received=assembler.total)
         return Reply(int(head["sequence"]), tuple(frames[slot] for slot in range(len(frames))))
 

@@ -167,12 +167,19 @@ class Core:
                 self._changed.notify_all()
 
     def snapshot(self, worker: int) -> Reply:
-        """All weights as they are, for a worker that (re)joins; from here on it is known to hold them."""
+        """All weights as they are, for a worker that (re)joins; from here on it is known to hold them.
+
+        Where workers take the steps themselves, the optimizer's memory follows: a second frame for every slot.
+        """
         with self._changed:
             seat = self._seats[worker]
             if self.job.returns == "delta":
                 seat.shadow = {name: x.clone() for name, x in self.parameters.items()}
-            return Reply(seat.clock, tuple(encode(x, "none") for x in self.parameters.values()))
+            tensors = list(self.parameters.values())
+            if self.job.returns == "gradients":
+                memory = self.optimizer.state_dict()
+                tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
+            return Reply(seat.clock, tuple(encode(x, "none") for x in tensors))
 
     def on_update(self, call: Callable[[int], None]) -> None:
         """Have ``call(version)`` called after each update, before anybody is told of it."""

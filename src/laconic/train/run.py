@@ -320,6 +320,7 @@ class _Roles:
         self._lines: dict[tuple[str, str], dict[str, Any]] = {}
         """The newest report of each worker about each run."""
         self._starts: dict[str, int] = {}
+        self._readers: list[threading.Thread] = []
 
     def start(self, name: str, arguments: list[str]) -> None:
         self._commands[name] = arguments
@@ -330,16 +331,19 @@ class _Roles:
             [sys.executable, "-m", "laconic", *arguments], stdout=subprocess.PIPE, text=True, env=_environment()
         )
         self._processes[name] = process
-        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
+        reader = threading.Thread(target=self._read, args=(name, process), daemon=True)
+        reader.start()
+        self._readers.append(reader)
 
     def _read(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            try:
-                report = json.loads(line)
-                self._lines[name, report["run_dir"]] = report
-            except (ValueError, KeyError, TypeError):
-                log.info("%s: %s", name, line.rstrip())
+        with process.stdout as lines:
+            for line in lines:
+                try:
+                    report = json.loads(line)
+                    self._lines[name, report["run_dir"]] = report
+                except (ValueError, KeyError, TypeError):
+                    log.info("%s: %s", name, line.rstrip())
 
     def watch(self, restarts: int, tell: Callable[[list[dict[str, Any]]], None] | None) -> list[dict[str, Any]]:
         """Until the server has ended; a worker that died is started again, each time after a longer wait."""
@@ -365,7 +369,7 @@ class _Roles:
             raise LaconicError(f"the server has died with exit code {server.returncode}: go on with --resume")
         for process in self._processes.values():
             process.wait(10)
-        time.sleep(0.05)  # the last lines
+        self._finish_reading()
         return list(self._lines.values())
 
     def stop(self) -> None:
@@ -378,6 +382,11 @@ class _Roles:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._finish_reading()
+
+    def _finish_reading(self) -> None:
+        for reader in self._readers:
+            reader.join(5)
 
 
 @contextmanager

@@ -91,8 +91,13 @@ class Worker:
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-push")
 
     def join(self) -> None:
-        """Take over the server's weights."""
-        self._load(self.link.snapshot())
+        """Take over the server's weights, and its optimizer's memory where workers take the same steps."""
+        reply = self.link.snapshot()
+        count = len(self.parameters)
+        self._load(Reply(reply.sequence, reply.frames[:count]))
+        memory = zip(self.parameters, reply.frames[count:], strict=False)
+        if self.job.momentum:
+            self.optimizer.load_state_dict({name: decode(frame) for name, frame in memory})
 
     def run(self, first: int, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
         """Exchanges ``first`` to ``exchanges`` - 1, each ``every`` iterations."""
