@@ -22,6 +22,7 @@ QUANTIZERS = (
     "uniform:1",
     "uniform:5",
     "uniform:16",
+    "uniform:30",
     "qsgd:4",
     "qsgd:2,bucket=128",
     "qsgd:3,norm=l2",

@@ -30,12 +30,18 @@ SPECS = (
     b"none", b"fp16", b"bf16", b"uniform:8", b"uniform:1", b"uniform:16", b"qsgd:4", b"qsgd:2,bucket=128",
     b"qsgd:12,bucket=65536", b"qsgd:4,norm=l2", b"terngrad:512", b"terngrad:128", b"sign:4096", b"sign:128",
     b"onebit:8192", b"onebit:128", b"topk:0.01", b"topk:1.0", b"topk:0.3|qsgd:4", b"topk:0.1,approx=true",
-    b"randk:0.01", b"randk:0.5|fp16", b"threshold:0.001", b"threshold:0.5|sign:128",
+    b"randk:0.01", b"randk:0.5|fp16", b"threshold:0.001", b"threshold:0.5|sign:128", b"uniform:30", b"adaptive:5.0",
+    b"adaptive:4.0,zero=true", b"adaptive:3.0,tail=0.01", b"adaptive:5.0,by=grad", b"adaptive:5.0|huffman:pure",
+    b"adaptive:5.0|rans:auto", b"uniform:8|huffman:auto", b"uniform:12|rans:pure", b"qsgd:4|rans:pure",
+    b"terngrad:512|huffman:pure", b"sign:4096|rans:pure", b"topk:0.3|qsgd:4|rans:pure", b"uniform:8|deflate:6",
+    b"uniform:10|zstd:3", b"adaptive:3.0,zero=true,tail=0.01|huffman:pure",
 )  # fmt: skip
 BAD_SPECS = (
     b"", b"|", b"qsgd", b"qsgd:4|", b"|qsgd:4", b"qsgd:0", b"qsgd:13", b"qsgd:4,bucket=1", b"topk:0.0", b"topk:nan",
     b"topk:inf", b"topk:1e999", b"topk:-1.0", b"ef|topk:0.1", b"momentum:0.9|qsgd:4", b"topk:0.5|topk:0.5", b"\xff\xfe",
-    b"qsgd:99999999999999999999", b"uniform:17", b"topk:0.5|qsgd:4|huffman", b"none:1", b"a" * 256, b"topk:1e-320",
+    b"qsgd:99999999999999999999", b"uniform:31", b"topk:0.5|qsgd:4|huffman", b"none:1", b"a" * 256, b"topk:1e-320",
+    b"huffman:pure", b"uniform:13|huffman:pure", b"none|rans:pure", b"qsgd:4|rans:pure|huffman:pure", b"adaptive:13.0",
+    b"qsgd:4|rans:best", b"adaptive:5.0,by=hand", b"uniform:8|deflate:0", b"adaptive:5.0,tail=0.5", b"adaptive:-0.0",
 )  # fmt: skip
 SIZES = (0, 1, 2, 3, 7, 127, 128, 129, 255, 256, 257, 1000, 65535, 65536, 65537, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 WIDE_SIZES = (2**32, 2**33, 2**34, 2**34 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -260,6 +266,51 @@ def _bend_positions(it: Frame, dice: random.Random) -> None:
     it.sections[0] = bytes(data)
 
 
+def _bend_coded(it: Frame, dice: random.Random) -> None:
+    """The last section as coded chunks: sizes, mode, scale, the book's ends, and what comes behind."""
+    if not it.sections or len(it.sections[-1]) < 6:
+        return
+    data = bytearray(it.sections[-1])
+    move = dice.randrange(8)
+    if move == 0:
+        data[4] = dice.choice((0, 1, 2, 3, 4, 255))
+    elif move == 1:
+        (size,) = struct.unpack_from("<I", data)
+        size += dice.choice((-1, 1, 2, -size, 2**31, 2**32 - 1 - size))
+        struct.pack_into("<I", data, 0, size & 0xFFFFFFFF)
+    elif move == 2:
+        data[5] = dice.choice((0, 11, 12, 13, 15, 16, 255))
+    elif move == 3 and len(data) >= 10:
+        struct.pack_into("<H", data, dice.choice((5, 6, 7, 8)), dice.choice((0, 1, 2, 255, 4095, 4096, 65535)))
+    elif move == 4 and len(data) >= 16:
+        number = dice.choice((0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1))
+        struct.pack_into("<I", data, dice.randrange(9, len(data) - 4), number)
+    elif move == 5:  # shorter or longer, with a size that fits
+        longer = data + dice.randbytes(dice.choice((1, 2, 4, 64)))
+        data = dice.choice((longer, data[: dice.randint(6, len(data))]))
+        struct.pack_into("<I", data, 0, len(data) - 4)
+    else:
+        at = dice.randrange(4, min(len(data), dice.choice((8, 16, 40, len(data)))))
+        data[at] ^= 1 << dice.randrange(8)
+    it.sections[-1] = bytes(data)
+
+
+def _bend_levels(it: Frame, dice: random.Random) -> None:
+    """The first section as an adaptive header: two ends or a step and a multiple, levels, what they came from."""
+    first = next((i for i, section in enumerate(it.sections) if len(section) == 16), None)
+    if first is None:
+        return
+    data = bytearray(it.sections[first])
+    field = dice.randrange(4)
+    if field == 2 or dice.random() < 0.3:
+        (value,) = struct.unpack_from("<I", data, 4 * field)
+        other = dice.choice((0, 1, 2, 255, 256, 257, 4095, 4096, 4097, 2**31, 2**32 - 1, value + 1, max(0, value - 1)))
+        struct.pack_into("<I", data, 4 * field, other & 0xFFFFFFFF)
+    else:
+        struct.pack_into("<f", data, 4 * field, dice.choice(FLOATS))
+    it.sections[first] = bytes(data)
+
+
 def _bend_claims(it: Frame, dice: random.Random) -> None:
     lengths = [len(section) for section in it.sections]
     move = dice.randrange(9)
@@ -292,7 +343,7 @@ def _bend_start(it: Frame, dice: random.Random) -> None:
 
 MOVES = (
     (_bend_shape, 3), (_bend_dtype, 2), (_bend_spec, 3), (_bend_section, 4), (_bend_section_list, 2), (_bend_float, 4),
-    (_bend_positions, 5), (_bend_claims, 3), (_bend_start, 1),
+    (_bend_positions, 5), (_bend_coded, 5), (_bend_levels, 3), (_bend_claims, 3), (_bend_start, 1),
 )  # fmt: skip
 
 
@@ -349,15 +400,29 @@ def cases(seeds: list[bytes], count: int, seed: int = 0) -> Iterator[tuple[bytes
 
 
 def survives(blob: bytes, is_bundle: bool) -> bool:
-    """Whether a receiver takes the bytes. Anything but ``FrameError`` or a tensor as declared escapes as an error."""
+    """Whether a receiver takes the bytes. Anything but ``FrameError`` or a tensor as declared escapes as an error.
+
+    One frame in eight is explained, too, whether it decodes or not.
+    """
+    explained = crc32c(blob) % 8 == 0
     try:
         if is_bundle:
             tensors = laconic.decode_bundle(blob, max_numel=MAX_NUMEL)
             assert sum(tensor.numel() for tensor in tensors.values()) <= MAX_NUMEL
+            assert not explained or len(laconic.explain(blob, max_numel=MAX_NUMEL)) == len(tensors)
             return True
         tensor = laconic.decode(blob, max_numel=MAX_NUMEL)
     except laconic.FrameError:
+        if explained:
+            try:
+                laconic.explain(blob, max_numel=MAX_NUMEL)
+            except laconic.FrameError:
+                return False
+            assert is_bundle, "explained, though it does not decode"  # of a bundle, names are not compared
         return False
+    if explained:
+        (told,) = laconic.explain(blob, max_numel=MAX_NUMEL)
+        assert list(told.shape) == list(tensor.shape) and told.nbytes == len(blob)
     declared = Frame.read(blob)
     assert list(tensor.shape) == declared.shape, f"declared {declared.shape}, got {list(tensor.shape)}"
     assert tensor.dtype == CODES[declared.dtype] and tensor.is_contiguous()

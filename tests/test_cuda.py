@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import laconic
+import laws
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +21,12 @@ SPECS = [
     "topk:0.01|qsgd:4",
     "randk:0.1|sign",
     "threshold:1.0|fp16",
+    "uniform:30",
+    "adaptive:4.0,zero=true",
+    "adaptive:6.0,m=6,f=1.0,integer=true",
+    "adaptive:3.0,tail=0.01",
+    "adaptive:12.0,zero=true,tail=0.001|rans:auto",
+    *laws.CODED,
 ]
 
 
@@ -61,6 +68,44 @@ def test_a_channel_remembers_on_the_device(spec):
         assert on_cuda.encode("w", x.cuda(), seed=step) == on_cpu.encode("w", x, seed=step)
     residual = on_cuda.residual("w")
     assert residual is not None and residual.is_cuda
+
+
+@pytest.mark.parametrize("spec", ["adaptive:5.0|huffman", "adaptive:4.0,tail=0.01|rans", "uniform:12|rans:auto"])
+def test_several_chunks_of_a_coder_give_the_bytes_of_their_cpu_copy(spec):
+    x = _values(1_100_003, torch.float32)
+    frame = laconic.encode(x, spec, seed=3)
+    assert laconic.encode(x.cuda(), spec, seed=3) == frame
+    packet = laconic.codec(spec).encode(x.cuda(), seed=3)
+    assert laws.same_bits(laconic.codec(spec).decode(packet).cpu(), laconic.decode(frame))
+
+
+@pytest.mark.parametrize("on", ["cpu", "cuda"])
+def test_a_gradient_on_either_device_decides_the_levels(on):
+    x, gradient = _values(5000, torch.float32), _values(70_001, torch.float32)
+    wanted = laconic.encode(x, "adaptive:4.0,by=grad|huffman", gradient=gradient)
+    assert laconic.encode(x.cuda(), "adaptive:4.0,by=grad|huffman", gradient=gradient.to(on)) == wanted
+
+
+@pytest.mark.parametrize("kind", ["huge", "subnormal", "mostly zero", "far from zero"])
+def test_adaptive_bins_are_the_same_at_the_ends_of_float32(kind):
+    x = {
+        "huge": _values(5000, torch.float32).clamp(-1, 1) * laws.FLOAT32_MAX,
+        "subnormal": _values(5000, torch.float32) * 1e-41,
+        "mostly zero": _values(5000, torch.float32) * (_values(5001, torch.float32)[1:] > 3),
+        "far from zero": 1000 + _values(5000, torch.float32) * 1e-3,
+    }[kind]
+    for spec in ("adaptive:5.0", "adaptive:12.0,zero=true", "adaptive:5.0,tail=0.01|rans", "uniform:8|huffman"):
+        assert laconic.encode(x.cuda(), spec) == laconic.encode(x, spec), spec
+
+
+def test_frames_with_coded_symbols_that_lie_are_refused_on_the_device():
+    codec = laconic.codec("adaptive:5.0|rans")
+    packet = codec.encode(_values(5000, torch.float32).cuda())
+    for at in (4, 5, 6, 40, -1):
+        section = packet.sections[1].clone()
+        section[at] ^= 0x81
+        with pytest.raises(laconic.FrameError):
+            codec.decode(laconic.Packet(packet.codec, packet.spec, (packet.sections[0], section)))
 
 
 def test_non_finite_values_are_refused_on_the_device():

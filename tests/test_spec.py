@@ -13,9 +13,10 @@ import torch
 import laconic
 import laws
 from laconic import ConfigError
+from laconic.codecs import Coder, registry
 from laconic.codecs import _parse as cached_parse
-from laconic.codecs import registry
 from laconic.codecs.cast import BF16
+from laconic.kernels.interface import symbol_dtype
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,20 @@ from laconic.codecs.cast import BF16
         ("terngrad:bucket=512", "terngrad:512"),
         ("topk:0.1|none", "topk:0.1|none"),
         ("threshold:1E-3", "threshold:0.001"),
+        ("uniform:30", "uniform:30"),
+        ("adaptive", "adaptive:5.0"),
+        ("adaptive:5", "adaptive:5.0"),
+        ("adaptive:c=5,m=4,f=0.03,integer=false,by=entropy,c0=1,zero=false,tail=0", "adaptive:5.0"),
+        ("adaptive:tail=1e-2,zero=TRUE,c=3", "adaptive:3.0,zero=true,tail=0.01"),
+        ("adaptive:6,6,1,true", "adaptive:6.0,m=6,f=1.0,integer=true"),
+        ("adaptive:-0.0", "adaptive:0.0"),
+        ("adaptive:5.0,c0=-0,tail=-0.0", "adaptive:5.0,c0=0.0"),
+        ("qsgd:4|huffman", "qsgd:4|huffman:pure"),
+        ("qsgd:4|rans:mode=pure", "qsgd:4|rans:pure"),
+        ("topk:.01 | qsgd | rans : auto", "topk:0.01|qsgd:4|rans:auto"),
+        ("uniform:12|deflate", "uniform:12|deflate:6"),
+        ("uniform|zstd:level=19", "uniform:8|zstd:19"),
+        ("sign|huffman:auto", "sign:4096|huffman:auto"),
     ],
 )
 def test_text_has_one_canonical_form(text, canonical):
@@ -47,7 +62,7 @@ def test_text_has_one_canonical_form(text, canonical):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("gzip", r"unknown stage 'gzip' in 'gzip'; valid stages: bf16, ef, fp16, .*uniform"),
+        ("gzip", r"unknown stage 'gzip' in 'gzip'; valid stages: adaptive, bf16, deflate, ef, fp16, .*uniform, zstd"),
         ("topkk:0.1", "unknown stage 'topkk'.*Did you mean 'topk'"),
         ("qgsd:4", "Did you mean 'qsgd'"),
         ("topk:0.1|qsdg:4", "unknown stage 'qsdg' in 'topk:0.1|qsdg:4'.*Did you mean 'qsgd'"),
@@ -68,8 +83,45 @@ def test_text_has_one_canonical_form(text, canonical):
         ("qsgd:4,bucket=131072", "got 131072"),
         ("qsgd:4,norm=l3", "norm must be one of max, l2, got 'l3'"),
         ("qsgd:4,round=up", "round must be one of stochastic, nearest, got 'up'"),
-        ("uniform:0", "stage 'uniform': bits must be a whole number from 1 to 16, got 0"),
-        ("uniform:17", "from 1 to 16, got 17"),
+        ("uniform:0", "stage 'uniform': bits must be a whole number from 1 to 30, got 0"),
+        ("uniform:31", "from 1 to 30, got 31"),
+        ("adaptive:13", "stage 'adaptive': c must be from 0 to 12, got 13"),
+        ("adaptive:-1", "stage 'adaptive': c must be from 0 to 12, got -1"),
+        ("adaptive:5,m=0", "stage 'adaptive': m must be a whole number from 1 to 12, got 0"),
+        ("adaptive:5,m=13", "from 1 to 12, got 13"),
+        ("adaptive:5,m=2.5", "m must be a whole number, got '2.5'"),
+        ("adaptive:5,f=0", r"stage 'adaptive': f must be in \(0, 1\], got 0"),
+        ("adaptive:5,f=1.1", r"f must be in \(0, 1\], got 1.1"),
+        ("adaptive:5,integer=1", "integer must be true or false, got '1'"),
+        ("adaptive:5,by=hand", "stage 'adaptive': by must be one of entropy, grad, got 'hand'"),
+        ("adaptive:5,c0=-1", "c0 must be from 0 to"),
+        ("adaptive:5,tail=0.2", "stage 'adaptive': tail must be from 0 to 0.1, got 0.2"),
+        ("adaptive:5,tail=-0.01", "tail must be from 0 to 0.1, got -0.01"),
+        ("adaptive:nan", "stage 'adaptive': c must be a finite number"),
+        ("adaptive:5,c1=2", "has no argument 'c1'; it takes c, m, f, integer, by, c0, zero, tail"),
+        ("qsgd:4|huffman:best", "stage 'huffman': mode must be one of pure, auto, got 'best'"),
+        ("qsgd:4|rans:1", "stage 'rans': mode must be one of pure, auto, got '1'"),
+        ("qsgd:4|deflate:0", "stage 'deflate': level must be a whole number from 1 to 9, got 0"),
+        ("qsgd:4|zstd:20", "stage 'zstd': level must be a whole number from 1 to 19, got 20"),
+        ("qsgd:4|hufman", "unknown stage 'hufman'.*Did you mean 'huffman'"),
+        ("huffman", "'huffman' codes the symbols of a quantizer, such as 'qsgd:4': put one before it in 'huffman'"),
+        ("rans:auto", "'rans' codes the symbols of a quantizer, such as 'qsgd:4': put one before it"),
+        ("deflate", "'deflate' codes the symbols of a quantizer"),
+        ("zstd", "'zstd' codes the symbols of a quantizer"),
+        ("ef|rans", "'rans' codes the symbols of a quantizer"),
+        ("topk:0.1|huffman", r"'huffman' codes the symbols of a quantizer.*put one before it in 'topk:0.1\|huffman'"),
+        ("none|huffman", r"'huffman' codes the symbols of a quantizer.*put one before it in 'none\|huffman'"),
+        ("fp16|rans", r"'rans' codes the symbols of a quantizer.*put one before it in 'fp16\|rans'"),
+        ("topk:0.1|bf16|rans", "'rans' codes the symbols of a quantizer"),
+        ("huffman|qsgd:4", r"'huffman' codes the symbols of a quantizer.*put one before it in 'huffman\|qsgd:4'"),
+        ("qsgd:4|huffman|rans", "'rans' cannot follow 'huffman', which comes last"),
+        ("qsgd:4|huffman|huffman", "'huffman' cannot follow 'huffman', which comes last"),
+        ("qsgd:4|huffman|topk:0.1", "'topk' cannot follow 'huffman', which comes last"),
+        ("qsgd:4|rans|fp16", "'fp16' cannot follow 'rans', which comes last"),
+        ("qsgd:4|rans|ef", "'ef' keeps memory around a codec: write it first"),
+        ("uniform:13|huffman", r"'huffman' codes at most 4096 symbols, 'uniform' has more in 'uniform:13\|huffman'"),
+        ("uniform:30|rans:auto", "'rans' codes at most 4096 symbols, 'uniform' has more"),
+        ("topk:0.1|uniform:16|deflate", "'deflate' codes at most 4096 symbols, 'uniform' has more"),
         ("threshold:0", "t must be a positive number"),
         ("threshold:-1", "t must be a positive number"),
         ("sign:100", "stage 'sign': bucket must be a power of two"),
@@ -106,8 +158,9 @@ def test_text_has_one_canonical_form(text, canonical):
     ],
 )
 def test_a_bad_spec_is_named(text, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         laconic.channel(text)
+    assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError):
         laconic.encode(laws.normal(4), text)
 
@@ -132,8 +185,26 @@ def test_config_errors_are_value_errors():
 
 
 def test_codec_names_are_the_codecs_alone():
-    assert laconic.codec_names() == ["bf16", "fp16", "none", "onebit", "qsgd", "randk", "sign", "terngrad", "threshold",
-                                     "topk", "uniform"]  # fmt: skip
+    assert laconic.codec_names() == ["adaptive", "bf16", "fp16", "none", "onebit", "qsgd", "randk", "sign", "terngrad",
+                                     "threshold", "topk", "uniform"]  # fmt: skip
+    assert registry.names("coder") == ["deflate", "huffman", "rans", "zstd"]
+
+
+@pytest.mark.parametrize("name", registry.names("coder"))
+def test_a_coder_alone_is_sent_to_a_quantizer(name):
+    """The most natural mistake: the line must say what to write instead."""
+    with pytest.raises(ConfigError, match="the symbols of a quantizer, such as 'qsgd:4': put one before it") as caught:
+        laconic.codec(name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 120
+    assert laws.roundtrip(laws.normal(50), f"qsgd:4|{name}").shape == (50,)
+
+
+@pytest.mark.parametrize(
+    "spec", [*laws.EVERY, "adaptive:1.5,m=3,f=0.5,integer=true,by=grad,c0=2.0,zero=true,tail=0.1|rans:auto"]
+)
+def test_canonical_text_parses_back_to_itself(spec):
+    text = str(laconic.codec(spec))
+    assert str(laconic.codec(text)) == text and laconic.codec(text) == laconic.codec(spec)
 
 
 def test_unknown_ways_with_nonfinite_values_are_named():
@@ -158,6 +229,30 @@ class Doubled(BF16):
 
     def encode(self, x, kernels, arena, seed):
         return super().encode(x * self.factor, kernels, arena, seed)
+
+
+@dataclass(frozen=True)
+class Reversed(Coder):
+    """A coder of somebody else's: symbols as bytes, the last one first."""
+
+    name: ClassVar[str] = "reversed"
+    summary: ClassVar[str] = "a test coder"
+    example: ClassVar[str] = "qsgd:4|reversed"
+
+    def limit(self, n, alphabet):
+        return 2 * n
+
+    def encode(self, symbols, kernels, arena):
+        made = symbols.made(kernels).flip(0).contiguous().view(torch.uint8)
+        section = arena.take(made.numel())
+        section.copy_(made)
+        return section
+
+    def decode(self, section, n, alphabet, kernels):
+        symbols = section.clone().view(symbol_dtype(alphabet))
+        if symbols.numel() != n or int(symbols.max()) >= alphabet:
+            raise laconic.FrameError("these are no reversed symbols")
+        return symbols.flip(0).contiguous()
 
 
 def not_a_stage():
@@ -189,6 +284,21 @@ def test_a_stage_of_another_package_joins_the_grammar(offered):
     x = torch.tensor([1.0, -4.0, 0.5, 3.0])
     assert laws.roundtrip(x, "doubled").tolist() == [2.0, -8.0, 1.0, 6.0]
     assert laws.roundtrip(x, "topk:0.5|doubled").tolist() == [0.0, -8.0, 0.0, 6.0]
+
+
+def test_a_coder_of_another_package_joins_the_grammar(offered):
+    offered(reversed="test_spec:Reversed")
+    assert "reversed" not in laconic.codec_names()
+    x = laws.normal(700)
+    for quantizer in ("qsgd:4", "uniform:10", "terngrad", "adaptive:5.0", "topk:0.5|sign"):
+        assert laws.same_bits(laws.roundtrip(x, f"{quantizer}|reversed"), laws.roundtrip(x, quantizer))
+    out, wanted = torch.ones(700), torch.ones(700)
+    for spec, to in (("adaptive:5.0|reversed", out), ("adaptive:5.0", wanted)):
+        codec = laconic.codec(spec)
+        codec.accumulate(codec.encode(x), to, 0.3)
+    assert laws.same_bits(out, wanted)
+    with pytest.raises(ConfigError, match="'reversed' codes the symbols of a quantizer"):
+        laconic.codec("fp16|reversed")
 
 
 def test_a_frame_of_a_stage_that_is_gone_is_a_frame_error(offered, monkeypatch):

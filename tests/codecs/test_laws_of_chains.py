@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import laconic
 import laws
 from laconic import wire
+from laconic.codecs import registry
 
 
 def numbers(low, high):
@@ -17,9 +18,20 @@ def numbers(low, high):
 
 
 buckets = st.integers(7, 16).map(lambda power: 1 << power)
-values = st.one_of(
-    st.sampled_from(["none", "fp16", "bf16"]),
-    st.builds("uniform:{}".format, st.integers(1, 16)),
+truth = st.sampled_from(["true", "false"])
+adaptive = st.builds(
+    "adaptive:{!r},m={},f={!r},integer={},zero={},tail={!r}".format,
+    numbers(0.0, 12.0),
+    st.integers(1, 12),
+    numbers(1e-9, 1.0),
+    truth,
+    truth,
+    st.one_of(st.just(0.0), numbers(1e-9, 0.1)),
+)
+# What a coder can stand behind: at most 4,096 symbols.
+quantizers = st.one_of(
+    adaptive,
+    st.builds("uniform:{}".format, st.integers(1, 12)),
     st.builds(
         "qsgd:{},bucket={},norm={},round={}".format,
         st.integers(2, 12),
@@ -31,10 +43,17 @@ values = st.one_of(
     st.builds("sign:{}".format, buckets),
     st.builds("onebit:bucket={}".format, buckets),
 )
+coders = st.sampled_from(["huffman", "huffman:auto", "rans", "rans:auto", "deflate", "zstd:1"])
+values = st.one_of(
+    st.sampled_from(["none", "fp16", "bf16"]),
+    st.builds("uniform:{}".format, st.integers(13, 30)),
+    quantizers,
+    st.builds("{}|{}".format, quantizers, coders),
+)
 keeps = st.one_of(numbers(1e-9, 1.0), st.sampled_from([1.0, 0.5, 0.001, 1e-300]))
 selectors = st.one_of(
-    st.builds("topk:{!r},approx={}".format, keeps, st.sampled_from(["true", "false"])),
-    st.builds("randk:keep={!r},scale={}".format, keeps, st.sampled_from(["true", "false"])),
+    st.builds("topk:{!r},approx={}".format, keeps, truth),
+    st.builds("randk:keep={!r},scale={}".format, keeps, truth),
     st.builds("threshold:{!r}".format, numbers(1e-37, 1e37)),
 )
 specs = st.one_of(values, selectors, st.builds("{}|{}".format, selectors, values))
@@ -85,7 +104,7 @@ def test_accumulation_is_decoding_for_random_chains(spec, x, weight):
 
 def test_every_codec_runs_the_laws():
     named = {stage.split(":")[0] for spec in laws.EVERY for stage in spec.split("|")}
-    assert set(laconic.codec_names()) <= named
+    assert {*laconic.codec_names(), *registry.names("coder")} <= named
 
 
 @pytest.mark.parametrize("name", laconic.codec_names())

@@ -13,20 +13,35 @@ def test_law(law, spec):
     law(spec)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 7, 8, 12, 16])
+@pytest.mark.parametrize("bits", [1, 2, 3, 7, 8, 12, 16, 17, 20, 24, 29, 30])
 def test_error_is_at_most_half_a_bin(bits):
-    x = laws.normal(50000, seed=bits).double()
-    width = float(x.float().max().double() - x.float().min().double()) / 2**bits
-    y = laws.roundtrip(x.float(), f"uniform:{bits}").double()
-    assert float((y - x.float().double()).abs().max()) <= width / 2 + 1e-6
+    x = laws.normal(50000, seed=bits)
+    width = float(x.max().double() - x.min().double()) / 2**bits
+    y = laws.roundtrip(x, f"uniform:{bits}")
+    # What is decoded is rounded to float32: from about 23 bits on that is all that is left of the error.
+    error = (y.double() - x.double()).abs() - x.double().abs().clamp(min=width) * 2.0**-24
+    assert float(error.max()) <= width / 2 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("bits", [1, 4, 16])
+@pytest.mark.parametrize("bits", [1, 4, 16, 24, 30])
 def test_values_decode_to_centres_of_equal_bins(bits):
     x = torch.linspace(-3, 5, 4001)
     width = 8 / 2**bits
     index = ((x.double() + 3) / width).floor().clamp(max=2**bits - 1)
     torch.testing.assert_close(laws.roundtrip(x, f"uniform:{bits}").double(), -3 + (index + 0.5) * width)
+
+
+@pytest.mark.parametrize("bits", range(1, 31))
+def test_a_value_takes_so_many_bits(bits):
+    assert laconic.codec(f"uniform:{bits}").encode(laws.normal(2560)).sections[1].numel() == 320 * bits
+
+
+@pytest.mark.parametrize("bits", range(1, 13))
+@pytest.mark.parametrize("scale", [1.0, 1e-40, 3.4e38])
+def test_a_coder_finds_the_values_that_the_packing_does(bits, scale):
+    x = laws.normal(700).clamp(-1, 1) * scale
+    for coder in ("huffman", "rans:auto", "deflate"):
+        assert laws.same_bits(laws.roundtrip(x, f"uniform:{bits}|{coder}"), laws.roundtrip(x, f"uniform:{bits}"))
 
 
 def test_largest_value_falls_into_the_last_bin():

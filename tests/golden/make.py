@@ -31,19 +31,25 @@ def ramp(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One frozen frame: a name, the codec, the input, the seed."""
+    """One frozen frame: a name, the codec, the input, the seed; and the gradient, for a codec that asks for one."""
 
     name: str
     spec: str
     make: Callable[[], Tensor]
     seed: int = 7
+    gradient: Callable[[], Tensor | None] = lambda: None
 
     @property
     def path(self) -> Path:
         return HERE / f"{self.name}.bin"
 
+    @property
+    def bytes_are_ours(self) -> bool:
+        """False where another library writes them, which may do so in another way tomorrow."""
+        return not self.spec.rpartition("|")[2].startswith(("deflate", "zstd"))
+
     def encode(self) -> bytes:
-        return laconic.encode(self.make(), self.spec, seed=self.seed)
+        return laconic.encode(self.make(), self.spec, seed=self.seed, gradient=self.gradient())
 
 
 CASES = (
@@ -75,6 +81,31 @@ CASES = (
     Case("scalar", "qsgd:4", lambda: torch.tensor(-0.5)),
     Case("empty", "topk:0.01", lambda: torch.empty(3, 0, 2)),
     Case("wide", "none", lambda: torch.empty(0, 2**33)),
+    Case("uniform-30", "uniform:30", lambda: ramp(9, 37)),
+    Case("adaptive", "adaptive:5.0", lambda: ramp(9, 37)),
+    Case("adaptive-sampled", "adaptive:3.0", lambda: ramp(40, 50)),
+    Case("adaptive-integer", "adaptive:2.0,m=3,f=1.0,integer=true", lambda: ramp(9, 37)),
+    Case("adaptive-zero", "adaptive:4.0,zero=true", lambda: ramp(9, 37)),
+    Case("adaptive-tail", "adaptive:3.0,tail=0.02", lambda: ramp(30, 37)),
+    Case("adaptive-constant", "adaptive:5.0|huffman", lambda: torch.full((1000, 1000), 0.75)),
+    Case("adaptive-grad", "adaptive:3.0,by=grad", lambda: ramp(9, 37), gradient=lambda: 5 * ramp(3, 37)),
+    Case("adaptive-huffman", "adaptive:3.0|huffman", lambda: ramp(60, 37)),
+    Case("adaptive-rans", "adaptive:5.0,zero=true|rans", lambda: ramp(9, 37)),
+    Case("adaptive-tail-rans", "adaptive:3.0,tail=0.02|rans", lambda: ramp(30, 37)),
+    Case("uniform-huffman", "uniform:10|huffman", lambda: ramp(9, 37)),
+    Case("uniform-huffman-auto", "uniform:5|huffman:auto", lambda: ramp(9, 37)),
+    Case("uniform-raw", "uniform:3|rans:auto", lambda: torch.arange(77) / 64 - 0.5),
+    Case("uniform-streams", "uniform:1|huffman", lambda: ramp(256, 257)),
+    Case("uniform-lanes", "uniform:2|rans", lambda: ramp(130, 127)),
+    Case("uniform-chunks", "uniform:4|rans", lambda: torch.cat([torch.zeros(1 << 19), ramp(300)])),
+    Case("qsgd-rans", "qsgd:4,bucket=128|rans:auto", lambda: ramp(9, 37)),
+    Case("terngrad-rans", "terngrad:128|rans", lambda: ramp(9, 37)),
+    Case("sign-huffman", "sign:128|huffman", lambda: ramp(9, 37)),
+    Case("onebit-rans", "onebit:128|rans", lambda: ramp(9, 37)),
+    Case("topk-qsgd-rans", "topk:0.3|qsgd:4|rans", lambda: ramp(30, 37)),
+    Case("topk-adaptive-huffman", "topk:0.2|adaptive:5.0,zero=true|huffman", lambda: ramp(30, 37)),
+    Case("uniform-deflate", "uniform:6|deflate", lambda: ramp(9, 37)),
+    Case("uniform-zstd", "uniform:10|zstd", lambda: ramp(9, 37)),
 )
 BUNDLE = HERE / "bundle.bin"
 

@@ -1,0 +1,520 @@
+"""Coders behind quantizers: nothing is lost but bits, and nothing is trusted on the way back."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+
+import pytest
+import torch
+
+import laconic
+import laws
+import mutate
+from laconic import ConfigError, FrameError, wire
+from laconic.codecs import registry
+from laconic.kernels.interface import CHUNK
+
+# Chains behind a selector run the laws in the selector's file.
+SPECS = [spec for spec in laws.CODED if not spec.startswith("topk")]
+
+QUANTIZERS = (
+    "uniform:1",
+    "uniform:5",
+    "uniform:12",
+    "qsgd:2,bucket=128",
+    "qsgd:4",
+    "qsgd:9,norm=l2",
+    "qsgd:12,round=nearest",
+    "terngrad:128",
+    "sign:128",
+    "onebit:256",
+    "adaptive:0.0,m=1",
+    "adaptive:5.0",
+    "adaptive:6.0,integer=true",
+    "adaptive:4.0,zero=true",
+    "adaptive:3.0,tail=0.02",
+    "adaptive:12.0,zero=true,tail=0.01",
+)
+CODERS = ("huffman", "huffman:auto", "rans", "rans:auto", "deflate", "deflate:1", "zstd", "zstd:19")
+
+
+def test_law(law, spec):
+    law(spec)
+
+
+def weights(n, seed=0):
+    return laws.normal(n, seed=seed) * 0.05
+
+
+def gradients(n, seed=0):
+    return laws.normal(n, seed=seed) * torch.exp(2 * laws.normal(n, seed=seed + 1)) * 1e-3
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+@pytest.mark.parametrize("coder", CODERS)
+def test_a_coder_changes_the_bytes_and_nothing_else(quantizer, coder):
+    plain, coded = laconic.codec(quantizer), laconic.codec(f"{quantizer}|{coder}")
+    for n in (1, 2, 77, 1500, 20_011):
+        for x in (weights(n), gradients(n), torch.full((n,), -0.3), torch.where(weights(n) > 0.05, 1.0, 0.0)):
+            before, packet = plain.encode(x, seed=n), coded.encode(x, seed=n)
+            assert laws.same_bits(coded.decode(packet), plain.decode(before)), n
+            # All sections but the last are the quantizer's own.
+            assert [laws.bytes_of(section) for section in packet.sections[:-1]] == [
+                laws.bytes_of(section) for section in before.sections[:-1]
+            ]
+            ours, wanted = laws.normal(n, seed=5), laws.normal(n, seed=5)
+            coded.accumulate(packet, ours, -0.7)
+            plain.accumulate(before, wanted, -0.7)
+            assert laws.same_bits(ours, wanted), n
+
+
+@pytest.mark.parametrize("selector", ["topk:0.1", "randk:0.2", "threshold:0.05"])
+@pytest.mark.parametrize("coder", ["huffman", "rans:auto", "deflate"])
+def test_a_coder_behind_a_selector_changes_the_bytes_alone(selector, coder):
+    x = weights(30_000)
+    for quantizer in ("qsgd:4", "adaptive:5.0,zero=true", "terngrad", "adaptive:4.0,tail=0.01"):
+        spec = f"{selector}|{quantizer}"
+        assert laws.same_bits(laws.roundtrip(x, f"{spec}|{coder}", 3), laws.roundtrip(x, spec, 3))
+
+
+@pytest.mark.parametrize("memory", ["ef", "momentum:0.9"])
+def test_a_channel_remembers_the_same_with_and_without_a_coder(memory):
+    plain, coded = (laconic.channel(f"{memory}|topk:0.05|qsgd:4{coder}") for coder in ("", "|rans"))
+    for step in range(4):
+        x = gradients(8000, seed=step).view(80, 100)
+        assert laws.same_bits(
+            laconic.decode(plain.encode("w", x, seed=step)), laconic.decode(coded.encode("w", x, seed=step))
+        )
+    assert laws.same_bits(plain.residual("w"), coded.residual("w"))
+
+
+def test_every_quantizer_and_every_coder_is_tried_here():
+    named = {spec.split(":")[0] for spec in QUANTIZERS}
+    assert set(registry.names("quantizer")) == named
+    assert {spec.split(":")[0] for spec in CODERS} == set(registry.names("coder"))
+
+
+def test_large_tensors_of_several_chunks_return(threads):
+    x = weights(2 * CHUNK + 3)
+    for quantizer in ("adaptive:5.0", "uniform:10", "qsgd:4", "terngrad"):
+        wanted = laws.roundtrip(x, quantizer, 1)
+        for coder in ("huffman", "rans"):
+            assert laws.same_bits(laws.roundtrip(x, f"{quantizer}|{coder}", 1), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", ["adaptive:5.0|huffman", "adaptive:5.0|rans", "qsgd:4|rans:auto", "uniform:10|huffman"]
+)
+def test_25_million_values_return(spec):
+    x = weights(25_000_000)
+    assert laws.same_bits(laws.roundtrip(x, spec), laws.roundtrip(x, spec.split("|")[0]))
+
+
+# ------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("spec, beyond", [("adaptive:5.0|huffman", 1.013), ("adaptive:5.0|rans", 1.01)])
+@pytest.mark.parametrize("n", [1_500_000, pytest.param(25_000_000, marks=pytest.mark.slow)])
+def test_a_whole_frame_is_close_to_the_entropy(spec, beyond, n):
+    frame = laconic.encode(weights(n), spec)
+    (packet,) = laconic.explain(frame)
+    assert packet.entropy > 3
+    assert 8 * len(frame) <= beyond * packet.entropy * n
+
+
+def test_coders_save_what_quantizers_leave():
+    x = gradients(200_000)
+    for quantizer in ("adaptive:5.0", "uniform:8", "qsgd:4", "terngrad", "topk:0.01|qsgd:4"):
+        plain = len(laconic.encode(x, quantizer))
+        for coder in ("rans", "huffman:auto", "rans:auto"):
+            assert len(laconic.encode(x, f"{quantizer}|{coder}")) < plain, (quantizer, coder)
+
+
+def test_noise_costs_no_more_behind_auto_than_packed():
+    x = (torch.arange(100_000) * 2654435761 % 2**32).float()
+    plain = len(laconic.encode(x, "uniform:8"))
+    for coder in ("huffman:auto", "rans:auto"):
+        assert len(laconic.encode(x, f"uniform:8|{coder}")) <= 1.0005 * plain + 64
+
+
+# ------------------------------------------------------------------------------------------- other people's compressors
+
+
+def test_any_level_of_a_compressor_is_read():
+    x = weights(5000)
+    for name, levels in (("deflate", (1, 6, 9)), ("zstd", (1, 3, 19))):
+        decoded = {laws.bytes_of(laws.roundtrip(x, f"uniform:6|{name}:{level}")) for level in levels}
+        assert decoded == {laws.bytes_of(laws.roundtrip(x, "uniform:6"))}
+
+
+def test_bytes_of_another_version_of_the_compressor_are_read():
+    """The format says a zlib stream, not which: stored blocks, another window, another strategy."""
+    x = weights(3000)
+    it = mutate.Frame.read(laconic.encode(x, "uniform:8|deflate"))
+    symbols = zlib.decompress(it.sections[1])
+    for how in ((0,), (9,), (6, zlib.DEFLATED, 9), (6, zlib.DEFLATED, 15, 1, zlib.Z_HUFFMAN_ONLY)):
+        packer = zlib.compressobj(*how)
+        it.sections[1] = packer.compress(symbols) + packer.flush()
+        assert laws.same_bits(laconic.decode(it.write()), laws.roundtrip(x, "uniform:8"))
+
+
+def test_a_section_longer_than_any_sender_makes_is_refused():
+    # Empty blocks are good deflate, and as many as one likes.
+    it = mutate.Frame.read(laconic.encode(weights(1000), "uniform:8|deflate"))
+    symbols = zlib.decompress(it.sections[1])
+    for blocks, taken in ((50, True), (1000, False)):
+        packer = zlib.compressobj()
+        it.sections[1] = packer.compress(symbols) + packer.flush(zlib.Z_FULL_FLUSH)
+        it.sections[1] += b"\x00\x00\x00\xff\xff" * blocks + packer.flush()
+        assert zlib.decompress(it.sections[1]) == symbols
+        assert mutate.survives(it.write(), False) is taken
+
+
+@pytest.mark.parametrize("coder", ["deflate:6", "zstd:3"])
+def test_compressed_symbols_that_lie_are_refused(coder):
+    zstandard = pytest.importorskip("zstandard")
+    n = 1000
+    it = mutate.Frame.read(laconic.encode(weights(n), f"uniform:5|{coder}"))
+    pack = (lambda data: zlib.compress(data)) if coder.startswith("deflate") else zstandard.ZstdCompressor().compress
+    assert laconic.decode(it.write()).shape == (n,)
+    good = it.sections[1]
+    for section in (
+        pack(bytes(n - 1)),
+        pack(bytes(n + 1)),
+        pack(bytes(2 * n)),
+        pack(b""),
+        pack(bytes(n - 1) + b"\x20"),  # symbol 32 of 32
+        pack(b"\xff" * n),
+        pack(bytes(n)) + b"\0",
+        pack(bytes(n)) + pack(b""),
+        pack(bytes(n // 2)) + pack(bytes(n // 2)),
+        good[:-1],
+        good[: len(good) // 2],
+        good[1:],
+        bytes(100),
+        b"\x78\x9c",
+        b"\x28\xb5\x2f\xfd",
+    ):
+        it.sections[1] = section
+        with pytest.raises(FrameError):
+            laconic.decode(it.write())
+    it.sections[1] = pack(bytes(n))
+    assert laconic.decode(it.write()).shape == (n,)
+
+
+def test_zstd_without_its_package_is_named(monkeypatch):
+    x = weights(100)
+    frame = laconic.encode(x, "uniform:8|zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ConfigError, match="pip install zstandard"):
+        laconic.encode(x, "uniform:8|zstd")
+    with pytest.raises(FrameError, match="zstandard"):
+        laconic.decode(frame)
+    assert str(laconic.codec("uniform:8|zstd")) == "uniform:8|zstd:3"
+
+
+BOMBS = """
+import resource, struct, sys, time, zlib, torch, zstandard, laconic, mutate
+torch.set_num_threads(2)
+
+def rle(window, blocks):
+    block = ((1 << 17) << 3 | 1 << 1).to_bytes(3, "little") + b"\\0"
+    last = ((1 << 17) << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\\0"
+    return b"\\x28\\xb5\\x2f\\xfd" + bytes([0, window - 10 << 3]) + block * (blocks - 1) + last
+
+def deflated(blocks):
+    packer = zlib.compressobj(9)
+    head = packer.compress(bytes(1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)
+    return head + block * (blocks - 1) + packer.flush()
+
+bounds = struct.pack("<ff", 0.0, 1.0)
+claims = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(1 << 26))
+states = struct.pack("<32I", *[1 << 15] * 32)
+constant = struct.pack("<BH", 0, 1)
+frames = {}
+for n in (100_000, 1 << 22):
+    bomb = deflated(5 if n < 1 << 20 else 64)
+    frames |= {
+        f"deflate {n}": ([n], [bounds, bomb], b"uniform:8|deflate:6"),
+        f"deflate of two bytes {n}": ([n], [bounds, bomb], b"uniform:10|deflate:6"),
+        f"deflate behind buckets {n}": ([n], [bytes(4 * -(-n // 512)), bomb], b"terngrad:512|deflate:6"),
+        f"deflate cut {n}": ([n], [bounds, bomb[:50_000]], b"uniform:8|deflate:6"),
+        f"zstd that says its size {n}": ([n], [bounds, claims], b"uniform:8|zstd:3"),
+        f"zstd of runs {n}": ([n], [bounds, rle(17, 8000)], b"uniform:8|zstd:3"),
+        f"zstd of runs and a large window {n}": ([n], [bounds, rle(27, 8000)], b"uniform:8|zstd:3"),
+        f"zstd of runs and a larger window {n}": ([n], [bounds, rle(31, 8000)], b"uniform:8|zstd:3"),
+    }
+# Chunks that are not there, for as many values as are allowed.
+frames |= {
+    "chunks": ([1 << 22], [bounds, struct.pack("<I", 3) + constant], b"uniform:8|huffman:pure"),
+    "chunks of nothing": ([1 << 22], [bounds, bytes(40)], b"uniform:8|rans:pure"),
+    "chunks that overflow": ([1 << 22], [bounds, b"\\xff" * 60], b"uniform:8|rans:auto"),
+    "words": ([1 << 22], [bounds, struct.pack("<8I", *[9] * 8) + b"\\3\\x0c" * 36], b"uniform:8|rans:pure"),
+    "adaptive": ([1 << 22], [struct.pack("<ffIf", 0, 1, 2**32 - 1, 5), bytes(9)], b"adaptive:5.0|rans:pure"),
+    "apart": ([1 << 22], [struct.pack("<ffIf", 0, 1, 16, 5), struct.pack("<Q", 1 | 31 << 8 | 2**40 << 16), bytes(400),
+                          bytes(9)], b"adaptive:5.0,tail=0.01|rans:pure"),
+}
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name, (shape, sections, spec) in frames.items():
+    blob = mutate.Frame(shape, sections, spec).write()
+    for what in (laconic.decode, laconic.explain):
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        try:
+            what(blob, max_numel=1 << 22)
+            outcome = "decoded"
+        except laconic.FrameError:
+            outcome = "FrameError"
+        except BaseException as error:
+            outcome = type(error).__name__ + " " + str(error)[:60]
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+        print(name, what.__name__, outcome, f"{time.perf_counter() - began:.3f}", grown, sep="|")
+"""
+
+
+def test_bombs_neither_take_time_nor_memory():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", BOMBS], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert len(lines) == 2 * (2 * 8 + 6)
+    for name, what, outcome, seconds, grown in lines:
+        assert outcome == "FrameError", (name, what, outcome)
+        assert float(seconds) < 1.0, (name, what, seconds)
+        # The largest tensor has 16 MiB, its symbols 8 at most, read and copied; a window of zstd's may be touched once.
+        assert int(grown) < 100, (name, what, grown)
+
+
+# ----------------------------------------------------------------------------------------------------------- threads
+
+
+def test_two_python_threads_encode_at_once(threads):
+    """Workspaces belong to a thread: another one's chunk at the same time must not show."""
+    jobs = [
+        (f"{quantizer}|{coder}", weights(n, seed=i))
+        for i, (quantizer, coder, n) in enumerate(
+            (quantizer, coder, n)
+            for quantizer in ("adaptive:5.0", "uniform:10", "qsgd:4")
+            for coder in ("huffman", "rans", "huffman:auto")
+            for n in (3001, CHUNK + 77)
+        )
+    ]
+    wanted = [laconic.encode(x, spec, seed=1) for spec, x in jobs]
+    values = [laws.bytes_of(laconic.decode(frame)) for frame in wanted]
+    failures, start = [], threading.Barrier(2)
+
+    def work(part):
+        torch.set_num_threads(threads)
+        start.wait()
+        for turn in range(len(jobs)):
+            at = (turn + part * 7) % len(jobs)
+            spec, x = jobs[at]
+            frame = laconic.encode(x, spec, seed=1)
+            if frame != wanted[at]:
+                failures.append(("encode", spec, x.numel()))
+            if laws.bytes_of(laconic.decode(wanted[at])) != values[at]:
+                failures.append(("decode", spec, x.numel()))
+
+    workers = [threading.Thread(target=work, args=(part,)) for part in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+
+
+# ----------------------------------------------------------------------------------------- lies with good checksums
+
+
+SMALL = (
+    "adaptive:5.0|huffman:pure",
+    "adaptive:5.0|rans:pure",
+    "adaptive:3.0,zero=true|rans:auto",
+    "adaptive:3.0,tail=0.02|huffman:pure",
+    "adaptive:4.0",
+    "uniform:3|huffman:auto",
+    "qsgd:4|rans:pure",
+    "terngrad:128|rans:pure",
+    "sign:128|huffman:pure",
+    "onebit:128|rans:pure",
+    "topk:0.3|qsgd:4|rans:pure",
+    "uniform:5|deflate:6",
+    "uniform:5|zstd:3",
+)
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_every_flipped_bit_is_refused_or_decodes_as_declared(spec):
+    it = mutate.Frame.read(laconic.encode(weights(90), spec))
+    good, taken, tried = list(it.sections), 0, 0
+    for at, section in enumerate(good):
+        for bit in range(8 * len(section)):
+            bent = bytearray(section)
+            bent[bit // 8] ^= 1 << bit % 8
+            it.sections = [*good[:at], bytes(bent), *good[at + 1 :]]
+            taken += mutate.survives(it.write(), False)
+            tried += 1
+    assert tried > 150 and taken < tried
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_every_truncation_of_a_section_is_refused(spec):
+    it = mutate.Frame.read(laconic.encode(weights(90), spec))
+    good = list(it.sections)
+    for at, section in enumerate(good):
+        for end in range(len(section)):
+            it.sections = [*good[:at], section[:end], *good[at + 1 :]]
+            with pytest.raises(FrameError):
+                laconic.decode(it.write())
+        for more in (b"\0", b"\0" * 16, b"\xff" * 100):
+            it.sections = [*good[:at], section + more, *good[at + 1 :]]
+            with pytest.raises(FrameError):
+                laconic.decode(it.write())
+
+
+def with_header(header: bytes, zero: bool) -> bytes:
+    """Forty times the first symbol: whatever the alphabet, that is good, so the header alone decides."""
+    spec = b"adaptive:5.0,zero=true|huffman:pure" if zero else b"adaptive:5.0|huffman:pure"
+    return mutate.Frame([40], [header, struct.pack("<IBH", 3, 0, 0)], spec).write()
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0, 8, 2.0), (-1e38, 3e38, 4096, 0.0), (-3.4e38, 3.4e38, 2, 12.0)])
+def test_a_handmade_header_is_read(values):
+    low, high, levels, _ = values
+    y = laconic.decode(with_header(struct.pack("<ffIf", *values), False))
+    assert y.tolist() == pytest.approx([low + 0.5 * (high - low) / levels] * 40)
+
+
+@pytest.mark.parametrize(
+    "values", [(0.5, -4, 8, 2.0), (1e35, -2047, 4095, 0.0), (0.25, -4096, 8, 1.0), (3.0, 4089, 8, 1.0)]
+)
+def test_a_handmade_header_around_zero_is_read(values):
+    step, first, _, _ = values
+    y = laconic.decode(with_header(struct.pack("<fiIf", *values), True))
+    assert y.tolist() == pytest.approx([step * first] * 40)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (math.nan, 1.0, 8, 2.0),
+        (0.0, math.nan, 8, 2.0),
+        (0.0, math.inf, 8, 2.0),
+        (-math.inf, 1.0, 8, 2.0),
+        (0.0, 1.0, 8, math.nan),
+        (0.0, 1.0, 8, math.inf),
+        (1.0, 0.0, 8, 2.0),
+        (1.0, 1.0, 8, 2.0),
+        (0.0, 1.0, 0, 2.0),
+        (0.0, 1.0, 1, 2.0),
+        (0.0, 1.0, 4097, 2.0),
+        (0.0, 1.0, 2**32 - 1, 2.0),
+    ],
+)
+def test_a_header_that_lies_is_refused(values):
+    for read in (laconic.decode, laconic.explain):
+        with pytest.raises(FrameError):
+            read(with_header(struct.pack("<ffIf", *values), False))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (math.nan, -4, 8, 2.0),
+        (math.inf, -4, 8, 2.0),
+        (0.5, -4, 0, 2.0),
+        (0.5, -4, 4097, 2.0),
+        (0.5, 2**31 - 1, 8, 2.0),
+        (0.5, -(2**31), 8, 2.0),
+        (0.5, -4097, 8, 2.0),
+        (0.5, 4090, 8, 2.0),
+        (3e38, -4, 8, 2.0),
+        (3e38, 1, 3, 2.0),
+        (0.5, -4, 8, math.nan),
+        (0.5, -4, 8, math.inf),
+    ],
+)
+def test_a_header_around_zero_that_lies_is_refused(values):
+    for read in (laconic.decode, laconic.explain):
+        with pytest.raises(FrameError):
+            read(with_header(struct.pack("<fiIf", *values), True))
+
+
+def test_symbols_that_do_not_go_with_the_header_are_refused():
+    for coder in ("", "|huffman:pure", "|rans:pure"):
+        it = mutate.Frame.read(laconic.encode(torch.full((40,), 0.5), "adaptive:5.0" + coder))
+        assert it.sections[1] == b""
+        for section in (b"\0", bytes(5), struct.pack("<IBH", 3, 0, 0)):
+            it.sections[1] = section
+            with pytest.raises(FrameError):
+                laconic.decode(it.write())
+        other = mutate.Frame.read(laconic.encode(weights(40), "adaptive:5.0" + coder))
+        other.sections[1] = b""
+        with pytest.raises(FrameError):
+            laconic.decode(other.write())
+    for quantizer in ("qsgd:4", "terngrad:512", "sign:4096", "onebit:8192", "uniform:8"):
+        it = mutate.Frame.read(laconic.encode(weights(40), quantizer + "|rans:pure"))
+        it.sections[-1] = b""
+        with pytest.raises(FrameError):
+            laconic.decode(it.write())
+
+
+def test_fewer_levels_than_symbols_are_refused():
+    for coder in ("|huffman:pure", "|rans:pure", "|deflate:6"):
+        it = mutate.Frame.read(laconic.encode(weights(400), "adaptive:5.0" + coder))
+        low, high, levels, measure = struct.unpack("<ffIf", it.sections[0])
+        it.sections[0] = struct.pack("<ffIf", low, high, levels - 1, measure)  # the last one occurs: it is the maximum
+        with pytest.raises(FrameError):
+            laconic.decode(it.write())
+        with pytest.raises(FrameError):
+            laconic.explain(it.write())
+
+
+def apart_frame():
+    return mutate.Frame.read(laconic.encode(gradients(3000), "adaptive:3.0,tail=0.01|rans:pure"))
+
+
+def test_values_apart_that_lie_are_refused():
+    it = apart_frame()
+    place, exact = it.sections[1], it.sections[2]
+    count = int.from_bytes(place[2:8], "little")
+    assert len(exact) == 4 * count > 0
+    for sections in (
+        (b"", exact),
+        (place, b""),
+        (place, exact[:-4]),
+        (place, exact + bytes(4)),
+        (place, exact[:-1]),
+        (place[:-1], exact),
+        (place[:4], exact),
+        (place, exact[:-4] + struct.pack("<f", math.nan)),
+        (place, struct.pack("<f", math.inf) + exact[4:]),
+        (place[:2] + (count - 1).to_bytes(6, "little") + place[8:], exact[:-4]),
+        (place[:2] + (3000).to_bytes(6, "little") + place[8:], bytes(12_000)),  # more than any sender sets apart
+        (bytes([0, 0]) + (3000).to_bytes(6, "little"), bytes(12_000)),
+        (b"\2\0" + place[2:8] + b"\xff" * 375, exact),
+    ):
+        it.sections[1:3] = sections
+        with pytest.raises(FrameError):
+            laconic.decode(it.write())
+    it.sections[1:3] = [place, exact]
+    assert laconic.decode(it.write()).shape == (3000,)
+
+
+def test_nothing_apart_is_two_empty_sections():
+    it = apart_frame()
+    it.sections[1:3] = [b"", b""]
+    assert bool(torch.isfinite(laconic.decode(it.write())).all())
+
+
+def test_packets_are_what_frames_hold():
+    for spec in SMALL:
+        frame = laconic.encode(weights(90), spec)
+        assert wire.unpack(frame).codec == spec

@@ -1,0 +1,452 @@
+"""Coded symbols come back exactly, in the same bytes from the core and the reference, whatever the threads."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import laws
+from laconic import InputError, _core
+from laconic.kernels import cpu, reference
+from laconic.kernels.interface import (
+    CHUNK,
+    CONSTANT,
+    HUFFMAN,
+    RANS,
+    RAW,
+    Coding,
+    LinearGrid,
+    UniformGrid,
+    coded_limit,
+    symbol_dtype,
+)
+from laconic.kernels.reference import books
+from laconic.kernels.reference import coding as coding_of
+from symbols import CODINGS, KINDS, PURE, code, make, normal, raw_nbytes
+
+# Streams of Huffman's code begin at 2,048 and 65,536 symbols, lanes of rANS at 16,384, another chunk behind 2^19.
+EDGES = (2048, 16384, 65536)
+ALPHABETS = (2, 3, 16, 200, 256, 257, 1000, 4096)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def reads_back(symbols, alphabet, section):
+    """Through all ways of the core: as symbols, through a table, and added to what was there."""
+    n = symbols.numel()
+    assert torch.equal(cpu.decode_symbols(section, n, alphabet), symbols)
+    table = normal(alphabet, seed=9).float()
+    values, out = table[symbols.long()], torch.full((n,), torch.nan)
+    cpu.decode_values(section, table, out, None)
+    assert laws.same_bits(out, values)
+    start = normal(n, seed=10).float()
+    out = start.clone()
+    cpu.decode_values(section, table, out, -0.3)
+    assert laws.same_bits(out, start + values * torch.tensor(-0.3))
+
+
+def agree(symbols, alphabet, codings=CODINGS):
+    """Core and reference write the same section, and both read it back."""
+    for coding in codings:
+        section = code(cpu, symbols, alphabet, coding)
+        truth = code(reference, symbols, alphabet, coding)
+        assert torch.equal(section, truth), (symbols.numel(), alphabet, coding)
+        assert torch.equal(reference.decode_symbols(truth, symbols.numel(), alphabet), symbols)
+        reads_back(symbols, alphabet, section)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+def test_sections_agree_and_read_back(kind, alphabet):
+    for n in (1, 2, 3, 7, 64, 257, 1000):
+        agree(make(kind, n, alphabet), alphabet)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_every_length_up_to_a_thousand_agrees(part):
+    for n in range(100 * part + 1, 100 * part + 101):
+        alphabet = (5, 2, 33)[n % 3]
+        agree(make(("normal", "two symbols", "geometric")[n % 3], n, alphabet), alphabet, PURE)
+
+
+@pytest.mark.parametrize("alphabet", [2, 37, 256, 300, 4096])
+@pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.name)
+def test_every_length_up_to_a_thousand_reads_back(alphabet, coding):
+    whole = make("normal", 1000, alphabet)
+    for n in range(1, 1001):
+        symbols = whole[:n].clone()
+        section = code(cpu, symbols, alphabet, coding)
+        assert torch.equal(cpu.decode_symbols(section, n, alphabet), symbols), n
+
+
+@pytest.mark.parametrize("step", [-1, 0, 1])
+@pytest.mark.parametrize("edge, alphabets", [(2048, (2, 40, 256, 1000)), (16384, (2, 256, 1000)), (65536, (40, 300))])
+def test_sections_agree_where_streams_and_lanes_begin(edge, alphabets, step):
+    for alphabet in alphabets:
+        agree(make("normal", edge + step, alphabet), alphabet, PURE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alphabet", [2, 256, 4096])
+@pytest.mark.parametrize("n", [65535, 65536, 65537, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
+def test_sections_agree_at_large_sizes(n, alphabet):
+    agree(make("normal", n, alphabet), alphabet)
+
+
+# From 30 streams on, the last one may be shorter than the others by up to 29 symbols; here by each number of them.
+@pytest.mark.parametrize("alphabet", [2, 256, 4096])
+@pytest.mark.parametrize("kind", ["normal", "skewed", "all but equal", "fibonacci"])
+def test_large_sections_read_back(alphabet, kind):
+    sizes = {e + d for e in EDGES for d in (-1, 0, 1, 31, 33)} | {65536 + d for d in range(30)}
+    whole = make(kind, max(sizes), alphabet)
+    for n in sorted(sizes):
+        symbols = whole[:n].clone()
+        for coding in PURE:
+            reads_back(symbols, alphabet, code(cpu, symbols, alphabet, coding))
+
+
+@pytest.mark.parametrize("n", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
+@pytest.mark.parametrize("alphabet", [2, 30, 256, 4096])
+@pytest.mark.parametrize("kind", ["normal", "skewed", "one symbol"])
+def test_chunks_read_back_on_any_number_of_threads(n, alphabet, kind):
+    symbols = make(kind, n, alphabet)
+    for coding in CODINGS:
+        found = []
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            found.append(code(cpu, symbols, alphabet, coding))
+            assert torch.equal(cpu.decode_symbols(found[0], n, alphabet), symbols), (coding, threads)
+        assert all(torch.equal(section, found[0]) for section in found)
+    reads_back(symbols, alphabet, found[0])
+
+
+@pytest.mark.parametrize("alphabet", [2, 256, 4096])
+def test_no_symbols_are_no_bytes(alphabet):
+    empty = torch.empty(0, dtype=symbol_dtype(alphabet))
+    for coding in CODINGS:
+        assert code(cpu, empty, alphabet, coding).numel() == 0
+    assert coded_limit(0, alphabet) == 0
+
+
+def symbols_of(counts: list[int], seed: int = 0) -> torch.Tensor:
+    """Symbols with these counts, in any order."""
+    each = torch.tensor(counts)
+    symbols = torch.arange(len(counts)).repeat_interleave(each)
+    order = torch.randperm(symbols.numel(), generator=torch.Generator().manual_seed(seed))
+    return symbols[order].to(symbol_dtype(len(counts)))
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(
+    st.one_of(
+        st.lists(st.integers(0, 40), min_size=1, max_size=20),
+        st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 5, 8, 200]), min_size=1, max_size=300),
+        st.integers(2, 13).map(lambda used: [2**i for i in range(used)]),
+        st.builds(lambda a, b, gap: [a, *[0] * gap, b], st.integers(1, 9), st.integers(1, 3000), st.integers(0, 4000)),
+        st.builds(lambda used, more: [1] * used + [more], st.integers(1, 1500), st.integers(1, 500)),
+    ).filter(any),
+    st.integers(0, 9),
+)
+def test_sections_of_any_counts_agree(counts, seed):
+    agree(symbols_of(counts, seed), len(counts))
+
+
+@pytest.mark.parametrize("used", [12, 14, 20, 26])
+def test_counts_that_meet_the_length_limit_agree(used):
+    counts = [1, 1]
+    while len(counts) < used:
+        counts.append(min(counts[-1] + counts[-2], 20_000))
+    agree(symbols_of(counts), used, PURE)
+
+
+# Codes of 13, 14 and 15 bits: the reader's largest tables, and three symbols instead of four at a time.
+@pytest.mark.parametrize("used, longest", [(600, 13), (1100, 14), (2100, 15), (4096, 15)])
+def test_long_codes_agree(used, longest):
+    counts = [max(1, 3000 >> (i % 14)) if i < 40 else 1 for i in range(used)]
+    symbols = symbols_of(counts)
+    agree(symbols, used, PURE)
+    lengths = reference.coding.code_lengths(counts)
+    assert max(lengths) >= longest - 2
+    large = symbols.repeat(-(-70_000 // symbols.numel()))
+    reads_back(large, used, code(cpu, large, used, Coding.HUFFMAN))
+    reads_back(large, used, code(cpu, large, used, Coding.RANS))
+
+
+# ------------------------------------------------------------------------------------------------------------- modes
+
+
+def modes(section, n):
+    found = cpu.coded_modes(section, n).tolist()
+    assert found == reference.coded_modes(section, n).tolist()
+    return found
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.name)
+def test_one_symbol_alone_costs_three_bytes_a_chunk(coding):
+    for alphabet in (2, 256, 4096):
+        section = code(cpu, make("one symbol", CHUNK + 5, alphabet), alphabet, coding)
+        assert section.numel() == 2 * (4 + 3)
+        assert modes(section, CHUNK + 5) == [CONSTANT, CONSTANT]
+
+
+def test_a_pure_coder_uses_its_own_mode_alone():
+    for kind in ("even", "normal", "skewed"):
+        for n in (3, 300, 70_000):
+            symbols = make(kind, n, 200)
+            for coding, mode in ((Coding.HUFFMAN, HUFFMAN), (Coding.RANS, RANS)):
+                found = modes(code(cpu, symbols, 200, coding), n)
+                assert found == [mode if len(set(symbols.tolist())) > 1 else CONSTANT]
+
+
+def test_auto_takes_what_is_smallest():
+    for coding in (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
+        assert modes(code(cpu, make("even", 5000, 256), 256, coding), 5000) == [RAW]
+        assert modes(code(cpu, make("skewed", 200_000, 256), 256, coding), 200_000) == [RANS]
+        assert modes(code(cpu, make("one symbol", 900, 9), 9, coding), 900) == [CONSTANT]
+        # Powers of two: Huffman's code is perfect, and its book is the smaller one.
+        dyadic = symbols_of([1 << (9 - i) for i in range(9)] + [1])
+        assert modes(code(cpu, dyadic, 10, coding), dyadic.numel()) == [HUFFMAN]
+
+
+def test_both_sides_prefer_the_named_coder_by_as_much():
+    """Sizes that differ by less than a byte in 2,048 or little more: the choice must be the same one."""
+    chosen = set()
+    for each in range(330, 450, 7):
+        symbols = symbols_of([each] * 31)
+        agree(symbols, 31, (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO))
+        found = [code(cpu, symbols, 31, coding) for coding in (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO)]
+        chosen.add(tuple(modes(section, symbols.numel())[0] for section in found))
+    assert (HUFFMAN, RANS) in chosen, "no case was close enough"
+
+
+def plans_agree(counts):
+    """What the core decides for a chunk with these counts is what the reference does; quick, since nothing is coded."""
+    symbols, alphabet = symbols_of(counts), len(counts)
+    for coding in CODINGS:
+        section = code(cpu, symbols, alphabet, coding)
+        mode = coding_of.choose(counts, alphabet, coding)
+        assert modes(section, symbols.numel()) == [mode], coding
+        if mode == HUFFMAN:
+            nbytes, lengths = coding_of.huffman_size(counts)
+            book = books.write_book(lengths)
+            assert section.numel() == 4 + nbytes
+        elif mode == RANS:
+            _, scale, shares = coding_of.rans_size(counts)
+            book = bytes([scale]) + books.write_book([share.bit_length() for share in shares], shares)
+        else:
+            continue
+        assert laws.bytes_of(section)[5 : 5 + len(book)] == book, coding
+
+
+@pytest.mark.parametrize("kind", ["normal", "laplace", "heavy tail", "geometric", "skewed", "even", "fibonacci"])
+def test_plans_of_large_chunks_agree(kind):
+    for n, alphabet in ((CHUNK, 40), (CHUNK, 1000), (100_000, 256), (70_000, 4096)):
+        plans_agree(torch.bincount(make(kind, n, alphabet).long(), minlength=alphabet).tolist())
+
+
+def test_plans_agree_where_the_finer_scale_barely_pays():
+    for n in range(30_000, 500_000, 60_000):
+        for rare in (5, 10, 20):
+            plans_agree([1] * rare + [n // 3, n - n // 3])
+    dice = random.Random(1)
+    for _ in range(25):
+        weights = [dice.random() ** dice.choice((1, 4, 10, 20)) + 10 ** -dice.uniform(2, 6) for _ in range(200)]
+        plans_agree([max(1, int(300_000 * weight / sum(weights))) for weight in weights])
+
+
+@pytest.mark.parametrize("rare", [50, 100, 200, 300])
+def test_equally_frequent_symbols_give_in_the_same_order(rare):
+    for often in (5, 7, 12):
+        plans_agree([1] * rare + [1000] * often)
+        plans_agree([1000] * often + [1] * rare)
+
+
+def test_each_chunk_is_coded_on_its_own():
+    parts = [make(kind, CHUNK, 256) for kind in ("skewed", "even", "one symbol")] + [make("even", 999, 256)]
+    section = code(cpu, torch.cat(parts), 256, Coding.HUFFMAN_AUTO)
+    assert modes(section, 3 * CHUNK + 999) == [RANS, HUFFMAN, CONSTANT, RAW]
+    alone = [code(cpu, part, 256, Coding.HUFFMAN_AUTO) for part in parts]
+    together = [part[:4] for part in alone] + [part[4:] for part in alone]
+    assert torch.equal(section, torch.cat(together))
+
+
+# ------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 3, 255, 256, 257, 4095, 4096])
+def test_both_sides_know_the_same_limit(alphabet):
+    for n in (0, 1, 255, 256, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 25_000_000, 2**34):
+        assert coded_limit(n, alphabet) == _core.coded_limit(n, alphabet)
+
+
+def test_the_limit_grows_with_symbols_and_alphabet():
+    for alphabet in (2, 3, 256, 4096):
+        limits = [coded_limit(n, alphabet) for n in (1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK)]
+        assert limits == sorted(limits)
+    assert [coded_limit(5000, a) for a in range(1, 4097)] == sorted(coded_limit(5000, a) for a in range(1, 4097))
+
+
+def unloved(alphabet: int) -> list[list[int]]:
+    """Counts that cost coders most for their entropy: shares just below 3, cut to 1; all symbols once; one apart."""
+    half = alphabet // 2
+    return [
+        [1] * alphabet,
+        [2] * alphabet,
+        [1] * half + [1495] * (alphabet - half),
+        [1] * (alphabet - 2) + [100_000, 100_000],
+        [3] + [1] * (alphabet - 1),
+        [max(1, int(2**19 / (i + 1) ** 2 / 2)) for i in range(alphabet)],
+    ]
+
+
+@pytest.mark.parametrize("alphabet", [2, 3, 5, 16, 250, 256, 700, 1024, 1025, 4096])
+def test_sections_never_exceed_their_limit(alphabet):
+    for counts in unloved(alphabet):
+        symbols = symbols_of(counts)[: 2 * CHUNK]
+        for coding in CODINGS:
+            section = code(cpu, symbols, alphabet, coding)  # checks the limit, and what lies behind it
+            assert torch.equal(cpu.decode_symbols(section, symbols.numel(), alphabet), symbols)
+
+
+@pytest.mark.parametrize("alphabet", [2, 5, 64, 256, 1000, 4096])
+def test_huffman_nbytes_is_the_sections_size(alphabet, threads):
+    dice = random.Random(alphabet)
+    rows = []
+    for _ in range(40):
+        skew, used = dice.random() * 8, dice.randint(1, alphabet)
+        counts = [int(2 ** (dice.random() * skew)) for _ in range(used)] + [0] * (alphabet - used)
+        dice.shuffle(counts)
+        rows.append(counts)
+    rows += [counts for counts in unloved(alphabet) if sum(counts) <= CHUNK]
+    rows += [[0] * (alphabet - 1) + [77], [0] * alphabet]
+    sizes = cpu.huffman_nbytes(torch.tensor(rows)).tolist()
+    for counts, nbytes in zip(rows, sizes, strict=True):
+        assert nbytes == code(cpu, symbols_of(counts), alphabet, Coding.HUFFMAN).numel()
+
+
+def test_huffman_nbytes_of_a_full_chunk():
+    for kind in ("normal", "skewed", "even", "heavy tail"):
+        for alphabet in (16, 256, 4096):
+            symbols = make(kind, CHUNK, alphabet)
+            counts = torch.bincount(symbols.long(), minlength=alphabet).view(1, -1)
+            wanted = code(cpu, symbols, alphabet, Coding.HUFFMAN).numel()
+            assert cpu.huffman_nbytes(counts).tolist() == [wanted]
+
+
+def test_huffman_nbytes_refuses_what_no_chunk_holds():
+    for counts in (
+        torch.ones(5),
+        torch.ones(2, 4097),
+        torch.ones(2, 0),
+        torch.tensor([[CHUNK, 1]]),
+        torch.tensor([[5, -1]]),
+        torch.tensor([[2**31, 2**31]]),
+    ):
+        with pytest.raises(InputError, match="expected counts"):
+            cpu.huffman_nbytes(counts.long())
+    assert cpu.huffman_nbytes(torch.zeros(0, 7, dtype=torch.int64)).tolist() == []
+
+
+# ------------------------------------------------------------------------------------------------------- other roads
+
+
+@pytest.mark.parametrize("levels", [2, 33, 256, 257, 4096])
+@pytest.mark.parametrize("kind", ["linear", "uniform"])
+def test_values_are_coded_like_their_symbols(levels, kind):
+    for n in (2, 15, 16, 17, 300, 20_000, 140_001):
+        x = normal(n, seed=n).float()
+        # A linear grid cuts what lies outside; a uniform one is always that of the values' own range.
+        grid = LinearGrid(1.0, -4.0, levels / 8.0, levels)
+        if kind == "uniform":
+            grid = UniformGrid(float(x.min()), float(x.max()), levels)
+        symbols = reference.make_symbols(x, grid)
+        assert symbols.dtype == symbol_dtype(levels)
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(cpu.make_symbols(x, grid), symbols)
+            for coding in CODINGS:
+                room = torch.empty(coded_limit(n, levels), dtype=torch.uint8)
+                nbytes = cpu.code_values(x, grid, coding, room)
+                assert torch.equal(room[:nbytes], code(cpu, symbols, levels, coding))
+
+
+def test_symbols_are_packed_and_unpacked_alike():
+    for n in (1, 255, 256, 257, 319, 320, 321, 1000):
+        for alphabet, trits in ((3, True), *((alphabet, False) for alphabet in (2, 3, 16, 256, 300, 4096))):
+            symbols = make("even", n, alphabet)
+            nbytes = n // 320 * 64 + -(-(n % 320) // 5) if trits else raw_nbytes(n, alphabet)
+            ours, truth = torch.full((nbytes,), 7, dtype=torch.uint8), torch.full((nbytes,), 9, dtype=torch.uint8)
+            cpu.pack_symbols(symbols, alphabet, trits, ours)
+            reference.pack_symbols(symbols, alphabet, trits, truth)
+            assert torch.equal(ours, truth), (n, alphabet, trits)
+            for backend in (cpu, reference):
+                assert torch.equal(backend.unpack_symbols(ours, n, alphabet, trits), symbols)
+
+
+def test_a_section_is_read_at_any_address():
+    for coding in CODINGS:
+        for n in (300, 20_000, 66_000):
+            symbols = make("normal", n, 200)
+            section = code(cpu, symbols, 200, coding)
+            for shift in (1, 2, 3, 7):
+                room = torch.full((section.numel() + 16,), 0xFF, dtype=torch.uint8)
+                room[shift : shift + section.numel()] = section
+                assert torch.equal(cpu.decode_symbols(room[shift : shift + section.numel()], n, 200), symbols)
+
+
+def test_python_threads_do_not_share_a_workspace():
+    """Chunks of different alphabets and modes at once: each thread of the core keeps its own tables."""
+    jobs = [
+        (make(kind, n, alphabet), alphabet, coding)
+        for kind in ("normal", "geometric")
+        for n in (3000, 40_000, CHUNK + 9)
+        for alphabet, coding in ((5, Coding.RANS), (256, Coding.HUFFMAN), (4000, Coding.RANS), (900, Coding.HUFFMAN))
+    ]
+    wanted = [code(cpu, *job) for job in jobs]
+    failures, start = [], threading.Barrier(4)
+
+    def work(part):
+        torch.set_num_threads(1 + part % 2)
+        start.wait()
+        for _ in range(3):
+            for at in range(part, len(jobs) + part):
+                (symbols, alphabet, coding), section = jobs[at % len(jobs)], wanted[at % len(jobs)]
+                if not torch.equal(code(cpu, symbols, alphabet, coding), section):
+                    failures.append(("encode", at))
+                if not torch.equal(cpu.decode_symbols(section, symbols.numel(), alphabet), symbols):
+                    failures.append(("decode", at))
+
+    workers = [threading.Thread(target=work, args=(part,)) for part in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+
+
+def digest() -> str:
+    """One hash over sections, symbols and values of many kinds, alphabets and sizes: for ``test_parity``."""
+    found = hashlib.sha256()
+    for alphabet in (2, 100, 256, 1500, 4096):
+        table = normal(alphabet, seed=3).float()
+        for kind in ("normal", "skewed", "fibonacci", "all but equal"):
+            whole = make(kind, 65_541, alphabet)
+            for n in (1, 33, 2048, 16_390, 65_541):
+                symbols = whole[:n].clone()
+                for coding in PURE:
+                    section = code(cpu, symbols, alphabet, coding)
+                    found.update(laws.bytes_of(section))
+                    found.update(laws.bytes_of(cpu.decode_symbols(section, n, alphabet)))
+                    out = torch.ones(n)
+                    cpu.decode_values(section, table, out, 0.7)
+                    found.update(laws.bytes_of(out))
+    return found.hexdigest()

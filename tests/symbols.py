@@ -1,0 +1,89 @@
+"""Symbols to code: distributions that coders meet and some that they do not like. By name, size and alphabet."""
+
+from __future__ import annotations
+
+import heapq
+
+import torch
+from torch import Tensor
+
+from laconic.kernels.interface import Coding, Kernels, coded_limit, symbol_bits, symbol_dtype
+
+CODINGS = tuple(Coding)
+PURE = (Coding.HUFFMAN, Coding.RANS)
+
+
+def noise(n: int, seed: int = 0) -> Tensor:
+    """Even in [0, 1), the same everywhere, and cheap for millions."""
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def normal(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).double()
+
+
+def _bins(x: Tensor, alphabet: int) -> Tensor:
+    low, high = x.min(), x.max()
+    return ((x - low) / (high - low + 1e-300) * alphabet).clamp(0, alphabet - 1)
+
+
+def _fibonacci(n: int, alphabet: int) -> Tensor:
+    weights = [1.0, 1.0]
+    while len(weights) < alphabet:
+        weights.append(weights[-1] + weights[-2] if len(weights) < 60 else 1.0)
+    bounds = torch.tensor(weights[:alphabet], dtype=torch.float64).cumsum(0)
+    return torch.searchsorted(bounds, noise(n, 5) * bounds[-1], right=True).clamp(max=alphabet - 1).double()
+
+
+KINDS = {
+    "even": lambda n, a: noise(n) * a,
+    "normal": lambda n, a: _bins(normal(n, 1), a),
+    "laplace": lambda n, a: _bins(noise(n, 2).sub(0.5).sign() * noise(n, 3).clamp(min=1e-12).log(), a),
+    "heavy tail": lambda n, a: _bins(normal(n, 3) * (3 * normal(n, 4)).exp(), a),
+    "geometric": lambda n, a: (noise(n, 4).clamp(min=1e-12).log() / -0.7).clamp(max=a - 1),
+    "skewed": lambda n, a: torch.where(noise(n, 6) < 0.9999, 1.0, noise(n, 7) * a),
+    "one symbol": lambda n, a: torch.full((n,), float(a - 1)),
+    "two symbols": lambda n, a: torch.where(noise(n, 8) < 0.3, 0.0, float(a - 1)),
+    "all but equal": lambda n, a: (torch.arange(n) % a).double(),
+    "fibonacci": _fibonacci,
+    "one in the middle": lambda n, a: torch.where(torch.arange(n) == n // 2, 0.0, float(a - 1)),
+    "first and last": lambda n, a: torch.where((torch.arange(n) == 0) | (torch.arange(n) == n - 1), 0.0, a / 2),
+}
+
+
+def make(kind: str, n: int, alphabet: int) -> Tensor:
+    return KINDS[kind](n, alphabet).floor().clamp(0, alphabet - 1).to(symbol_dtype(alphabet))
+
+
+def code(backend: Kernels, symbols: Tensor, alphabet: int, coding: Coding) -> Tensor:
+    """The section; fails when the writer touches what lies before or behind its room."""
+    limit = coded_limit(symbols.numel(), alphabet)
+    room = torch.full((limit + 96,), 0xA5, dtype=torch.uint8)
+    nbytes = backend.code_symbols(symbols, alphabet, coding, room[32 : 32 + limit])
+    assert nbytes <= limit
+    assert bool((room[:32] == 0xA5).all()) and bool((room[32 + limit :] == 0xA5).all()), "wrote past its room"
+    return room[32 : 32 + nbytes].clone()
+
+
+def entropy(symbols: Tensor) -> float:
+    """Bits of all symbols together, by their own frequencies."""
+    counts = torch.bincount(symbols.long()).double()
+    counts = counts[counts > 0]
+    n = symbols.numel()
+    return float((counts * (n / counts).log2()).sum())
+
+
+def raw_nbytes(n: int, alphabet: int) -> int:
+    return n // 256 * 32 * symbol_bits(alphabet) + (n % 256 * symbol_bits(alphabet) + 7) // 8
+
+
+def huffman_cost(counts: list[int]) -> tuple[int, int]:
+    """Bits of an optimal prefix code without a limit, and the longest code of one that is as short as can be."""
+    heap = [(count, 0) for count in counts if count]
+    heapq.heapify(heap)
+    bits = 0
+    while len(heap) > 1:
+        (a, deep), (b, deeper) = heapq.heappop(heap), heapq.heappop(heap)
+        bits += a + b
+        heapq.heappush(heap, (a + b, max(deep, deeper) + 1))
+    return bits, heap[0][1]

@@ -1,0 +1,122 @@
+"""What ``laconic.explain`` says of a frame is what the frame holds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import laconic
+import laws
+import mutate
+from laconic import FrameError, wire
+from laconic.kernels.interface import CHUNK
+
+
+def shannon(symbols):
+    counts = torch.bincount(symbols.long()).double()
+    p = counts[counts > 0] / symbols.numel()
+    return float(-(p * p.log2()).sum())
+
+
+def told(x, spec, **how):
+    frame = laconic.encode(x, spec, **how)
+    (packet,) = laconic.explain(frame)
+    assert packet.name == "" and packet.codec == str(laconic.codec(spec))
+    assert packet.shape == tuple(x.shape) and packet.numel == x.numel()
+    assert packet.nbytes == len(frame)
+    assert packet.sections == tuple(section.numel() for section in wire.unpack(frame).sections)
+    return packet
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_every_codec_is_explained(spec):
+    for x in (laws.normal(30, 50), laws.normal(1), torch.tensor(0.5), torch.full((70,), -1.0)):
+        packet = told(x, spec)
+        if spec.startswith("threshold:1.0") and not packet.sections:  # nothing reaches it
+            continue
+        assert 1 <= packet.kept <= x.numel()
+        assert packet.bits_per_value == pytest.approx(8 * packet.nbytes / x.numel())
+        assert packet.bits_per_kept == pytest.approx(8 * packet.nbytes / packet.kept)
+        if packet.entropy is not None:
+            assert 0 <= packet.entropy <= math.log2(packet.symbols) + 1e-9
+
+
+@pytest.mark.parametrize("spec", laws.EVERY)
+def test_zeros_and_nothing_are_explained(spec):
+    packet = told(torch.zeros(9, 9) if spec not in laws.CASTS else torch.empty(0, 9), spec)
+    assert packet.kept == 0 and packet.sections == () and packet.bits_per_kept is None and packet.entropy is None
+    assert told(torch.empty(3, 0), spec).bits_per_value is None
+
+
+@pytest.mark.parametrize("quantizer", ["uniform:5", "adaptive:4.0", "adaptive:4.0,zero=true", "sign:65536"])
+@pytest.mark.parametrize("coder", ["", "|huffman", "|rans", "|deflate"])
+def test_the_entropy_is_that_of_the_symbols(quantizer, coder):
+    # With one scale for all, symbols and decoded values are the same thing.
+    x = laws.normal(20_000)
+    packet = told(x, quantizer + coder)
+    _, symbols = laws.roundtrip(x, quantizer).unique(return_inverse=True)
+    assert packet.entropy == pytest.approx(shannon(symbols), rel=1e-9)
+    assert packet.symbols == int(symbols.max()) + 1
+    assert packet.bits_after == pytest.approx(8 * packet.sections[-1] / x.numel())
+    assert packet.bits_before == pytest.approx(8 * told(x, quantizer).sections[-1] / x.numel(), rel=1e-2)
+    if coder in ("|huffman", "|rans"):
+        assert packet.entropy < packet.bits_after < 1.1 * packet.entropy + 0.1
+
+
+def test_a_selectors_positions_are_counted_apart():
+    x = laws.normal(50_000)
+    packet = told(x, "topk:0.02|qsgd:4|rans", seed=3)
+    assert packet.kept == 1000 and packet.numel == 50_000
+    assert packet.position_bits == pytest.approx(8 * packet.sections[0] / 1000)
+    assert packet.bits_after == pytest.approx(8 * packet.sections[-1] / 1000)
+    assert packet.bits_before == pytest.approx(4, rel=1e-2)
+    assert told(x, "qsgd:4").position_bits is None
+
+
+def test_modes_are_counted_by_chunk():
+    x = torch.zeros(3 * CHUNK)
+    x[:CHUNK] = laws.normal(CHUNK)
+    x[2 * CHUNK] = 1.0
+    assert told(x, "uniform:8|rans").modes == {"constant": 1, "rans": 2}
+    assert told(x, "uniform:8|huffman").modes == {"constant": 1, "huffman": 2}
+    noise = (torch.arange(3000) * 2654435761 % 2**32).float()
+    assert told(noise, "uniform:8|huffman:auto").modes == {"raw": 1}
+    assert told(noise, "uniform:8|deflate").modes == {} == told(noise, "uniform:8").modes
+
+
+def test_more_bits_than_can_be_counted_are_explained_without_an_entropy():
+    packet = told(laws.normal(500), "uniform:30")
+    assert packet.entropy is None and packet.bits_after == packet.bits_before == pytest.approx(30, rel=1e-2)
+
+
+def test_a_bundle_is_explained_packet_by_packet():
+    tensors = {"a": laws.normal(30, 20), "": torch.zeros(5), "ŝ": torch.full((9,), 2.0)}
+    blob = laconic.encode_bundle(tensors, "adaptive:5.0|rans")
+    packets = laconic.explain(blob)
+    assert [packet.name for packet in packets] == list(tensors)
+    assert [packet.shape for packet in packets] == [(30, 20), (5,), (9,)]
+    assert [packet.kept for packet in packets] == [600, 0, 9]
+    with pytest.raises(FrameError, match="declares 9 values, more than the"):
+        laconic.explain(blob, max_numel=613)
+    assert len(laconic.explain(blob, max_numel=614)) == 3
+
+
+@pytest.mark.parametrize("spec", [*laws.ADAPTIVE, "uniform:5", "qsgd:4", "terngrad", *laws.CODED])
+def test_a_frame_that_lies_is_a_frame_error(spec):
+    it = mutate.Frame.read(laconic.encode(laws.normal(90) ** 3, spec))
+    good = list(it.sections)
+    for at, section in enumerate(good):
+        for end in range(len(section)):
+            it.sections = [*good[:at], section[:end], *good[at + 1 :]]
+            with pytest.raises(FrameError):
+                laconic.explain(it.write())
+        it.sections = [*good[:at], section + b"\0", *good[at + 1 :]]
+        with pytest.raises(FrameError):
+            laconic.explain(it.write())
+    it.sections = good
+    assert laconic.explain(it.write())
+    for blob in (b"", b"LACO", it.write()[:-1], it.write() + b"\0"):
+        with pytest.raises(FrameError):
+            laconic.explain(blob)
