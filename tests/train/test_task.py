@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from laconic.errors import ConfigError, FileError
-from laconic.train import DATA, SGD, Schedule, Shards, Task, build_task
+from laconic.optim import SGD, Schedule
+from laconic.train import DATA, Shards, Task, build_task
 from laconic.train.task import cross_entropy
 
 
