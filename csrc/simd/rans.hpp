@@ -3,8 +3,8 @@
 // States lie in [2^15, 2^31): a division by a frequency is then exact as a multiplication by a 32-bit reciprocal. The
 // writer goes from the last symbol to the first, so the reader meets words in the order of memory. With 32 lanes and
 // vectors a step is a look-up, a product and an expansion of the next words into the lanes that need one. The look-ups
-// are loads of their own: gathers are several times slower where processors guard them against leaks (measured: 26
-// cycles each, and nothing runs beside them).
+// are loads of their own: gathers are several times slower where processors guard them against leaks, and nothing runs
+// beside them.
 #pragma once
 
 #include "huffman.hpp"
