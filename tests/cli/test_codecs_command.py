@@ -24,3 +24,7 @@ def test_json_says_what_each_stage_is(run: Run) -> None:
     assert stages["qsgd"]["bias"] == "unbiased; biased only with round=nearest"
     assert stages["randk"]["bias"] == "unbiased; biased only with scale=false"
     assert stages["ef"]["kind"] == "channel" and stages["ef"]["bits_per_value"] is None
+    for name in ("huffman", "rans", "deflate", "zstd"):
+        assert stages[name]["kind"] == "coder" and stages[name]["bias"] == "exact"
+        assert stages[name]["bits_per_value"] < stages["uniform"]["bits_per_value"], "shown behind a quantizer"
+    assert stages["adaptive"]["kind"] == "quantizer" and stages["adaptive"]["arguments"]["f"] == 0.03

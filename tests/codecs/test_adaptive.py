@@ -613,6 +613,9 @@ def test_a_packet_is_explained():
     assert packet.details["entropy_estimate"] == found.measure
     assert packet.details["bits_wanted"] == pytest.approx(math.log2(found.levels))
     assert packet.details["apart"] == found.apart.size > 0
+    rest = torch.from_numpy(wanted.values[~wanted.apart])
+    assert packet.details["lowest_level"] == float(rest.min())
+    assert packet.details["highest_level"] == float(rest.max())
     p = np.bincount(wanted.symbols) / x.numel()
     assert packet.entropy == pytest.approx(float(-(p[p > 0] * np.log2(p[p > 0])).sum()), rel=1e-9)
     assert packet.symbols == int((p > 0).sum())

@@ -45,10 +45,10 @@ def check_sizes(symbols, alphabet, is_normal):
 
 
 @pytest.mark.parametrize("name", SPREADS)
-def test_two_million_symbols_are_close_to_their_entropy(name):
+def test_a_million_symbols_are_close_to_their_entropy(name):
     torch.set_num_threads(2)
     kind, alphabet = SPREADS[name]
-    check_sizes(make(kind, 2_000_000, alphabet), alphabet, kind == "normal")
+    check_sizes(make(kind, 1_000_000, alphabet), alphabet, kind == "normal")
 
 
 @pytest.mark.parametrize("p", [0.5, 0.6, 0.75, 0.9, 0.94, 0.946])
@@ -77,10 +77,12 @@ TINY = 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("alphabet", [2, 3, 16, 100, 256, 1000, 4096])
+@pytest.mark.parametrize("alphabet", [2, 16, 100, 256, 4096])
 def test_auto_is_never_worse_than_the_best_by_more_than_a_few_bytes(kind, alphabet):
-    for n in (1, 2, 5, 10, 30, 100, 250, 600, 1500, 2047, 2048, 5000, 16383, 16384, 40_000, 65536):
-        symbols = make(kind, n, alphabet)
+    torch.set_num_threads(1)
+    whole = make(kind, 40_000, alphabet)
+    for n in (1, 2, 5, 30, 100, 600, 2047, 2048, 5000, 16383, 16384, 40_000):
+        symbols = whole[:n].clone()
         sizes = {coding: code(cpu, symbols, alphabet, coding).numel() for coding in CODINGS}
         raw = 5 + raw_nbytes(n, alphabet)
         best = min(raw, sizes[Coding.HUFFMAN], sizes[Coding.RANS])

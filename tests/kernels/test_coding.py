@@ -78,8 +78,8 @@ def test_every_length_up_to_a_thousand_agrees(part):
         agree(make(("normal", "two symbols", "geometric")[n % 3], n, alphabet), alphabet, PURE)
 
 
-@pytest.mark.parametrize("alphabet", [2, 37, 256, 300, 4096])
-@pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.name)
+@pytest.mark.parametrize("alphabet", [2, 37, 256, 4096])
+@pytest.mark.parametrize("coding", (*PURE, Coding.RANS_AUTO), ids=lambda coding: coding.name)
 def test_every_length_up_to_a_thousand_reads_back(alphabet, coding):
     whole = make("normal", 1000, alphabet)
     for n in range(1, 1001):
@@ -115,8 +115,7 @@ def test_large_sections_read_back(alphabet, kind):
 
 
 @pytest.mark.parametrize("n", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
-@pytest.mark.parametrize("alphabet", [2, 30, 256, 4096])
-@pytest.mark.parametrize("kind", ["normal", "skewed", "one symbol"])
+@pytest.mark.parametrize("alphabet, kind", [(2, "skewed"), (30, "one symbol"), (256, "normal"), (4096, "normal")])
 def test_chunks_read_back_on_any_number_of_threads(n, alphabet, kind):
     symbols = make(kind, n, alphabet)
     for coding in CODINGS:
@@ -321,7 +320,7 @@ def test_sections_never_exceed_their_limit(alphabet):
 def test_huffman_nbytes_is_the_sections_size(alphabet, threads):
     dice = random.Random(alphabet)
     rows = []
-    for _ in range(40):
+    for _ in range(12):
         skew, used = dice.random() * 8, dice.randint(1, alphabet)
         counts = [int(2 ** (dice.random() * skew)) for _ in range(used)] + [0] * (alphabet - used)
         dice.shuffle(counts)

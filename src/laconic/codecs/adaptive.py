@@ -178,6 +178,9 @@ class Adaptive(Quantizer):
             return self
         if gradient is None:
             raise InputError("adaptive:by=grad needs the gradient: encode(x, spec, gradient=g)")
+        if not isinstance(gradient, Tensor) or not gradient.is_floating_point():
+            what = gradient.dtype if isinstance(gradient, Tensor) else type(gradient).__name__
+            raise InputError(f"adaptive:by=grad needs a gradient of floats, got {what}")
         if not gradient.numel():
             raise InputError("adaptive:by=grad needs a gradient with values, got an empty one")
         rms = math.sqrt(_sum_of_squares(gradient.detach()) / gradient.numel())
