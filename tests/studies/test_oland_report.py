@@ -63,6 +63,7 @@ def test_the_study_of_most_runs_speaks() -> None:
     "relation, interval, verdict",
     [
         ("=", (5.0, 4.9, 5.1), "yes"),
+        ("=", (5.0, 4.0, 6.0), "not seen"),
         ("=", (5.2, 5.15, 5.25), "close"),
         ("=", (6.0, 5.9, 6.1), "no"),
         (">", (5.2, 5.1, 5.3), "yes"),

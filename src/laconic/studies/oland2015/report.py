@@ -133,7 +133,9 @@ class Finding:
         if claim.relation == "best":
             return "no" if not low <= claim.value <= high else "yes" if low == high else "not seen"
         if claim.relation == "=":
-            return "yes" if low <= claim.value <= high else "close" if abs(mean - claim.value) <= claim.close else "no"
+            if low <= claim.value <= high:  # a wide interval contains anything
+                return "yes" if high - low <= 2 * claim.close else "not seen"
+            return "close" if abs(mean - claim.value) <= claim.close else "no"
         above, below = (low > claim.value, high < claim.value)
         if claim.relation == "<":
             above, below = below, above
