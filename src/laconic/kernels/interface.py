@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from laconic import _core
 from laconic._core import bytes_at, set_bytes
 from laconic.errors import FrameError
 
@@ -87,19 +88,9 @@ def symbol_bits(alphabet: int) -> int:
     return (alphabet - 1).bit_length()
 
 
-def chunk_limit(n: int, alphabet: int) -> int:
-    """The most bytes a coded chunk can take, and its writer touch.
-
-    A class of seven bits and fourteen of mantissa a symbol; then what the optimal code cannot exceed (one of equal
-    lengths), and rANS by less than two bits: a share is cut to no less than a third of what it should be.
-    """
-    return 2 + 4 + (21 * alphabet + 7) // 8 + 128 + n * (symbol_bits(alphabet) + 2) // 8 + 64
-
-
 def coded_limit(n: int, alphabet: int) -> int:
-    """The most bytes a section of coded symbols can take."""
-    full, rest = divmod(n, CHUNK)
-    return full * (4 + chunk_limit(CHUNK, alphabet)) + (4 + chunk_limit(rest, alphabet) if rest else 0)
+    """The most bytes a section of coded symbols can take, and its writer touch."""
+    return _core.coded_limit(n, alphabet)
 
 
 def symbol_dtype(alphabet: int) -> torch.dtype:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -431,8 +431,3 @@ def _summary(config: Config, run_dir: Path, workers: list[dict[str, Any]]) -> di
     }
     _write_whole(run_dir / SUMMARY, json.dumps(summary, indent=2))
     return summary
-
-
-def with_options(config: Config, **options: Any) -> Config:
-    """A configuration with some options of its job changed."""
-    return replace(config, job=replace(config.job, **options))

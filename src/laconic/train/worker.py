@@ -41,12 +41,11 @@ class Link(Protocol):
 
 @dataclass
 class Times:
-    """Seconds of a worker, apart. ``communication`` is what it waited for; ``overlapped`` ran beside its computing."""
+    """Seconds of a worker. ``communication`` is what it waited for, ``encode`` runs beside computing where it can."""
 
     compute: float = 0.0
     encode: float = 0.0
     communication: float = 0.0
-    overlapped: float = 0.0
 
 
 @dataclass(frozen=True)
