@@ -21,6 +21,7 @@ ROOMS = (
     "_version",
     "_core",
     "errors",
+    "durable",
     "notices",
     "records",
     "packet",

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from laconic import wire
 from laconic.codecs import Chain, codec, parse
+from laconic.durable import sync_folder
 from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
 from laconic.explanations import Explanation, explain
 from laconic.frames import max_nbytes, open_packet, write_frame
@@ -425,7 +426,7 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
             out.flush()
             os.fsync(out.fileno())
         partial.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except LaconicError:
         raise
     except OSError as error:
@@ -433,14 +434,3 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system lets folders be synced."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

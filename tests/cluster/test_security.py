@@ -104,7 +104,7 @@ def test_an_existing_job_is_never_touched(copy: Path) -> None:
 
 
 def test_whoever_is_first_keeps_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, sync = tmp_path / "job", security._sync
+    target, sync = tmp_path / "job", security.sync_folder
 
     def somebody_else(folder: Path) -> None:
         if not target.exists():
@@ -112,7 +112,7 @@ def test_whoever_is_first_keeps_the_folder(tmp_path: Path, monkeypatch: pytest.M
             (target / "theirs").touch()
         sync(folder)
 
-    monkeypatch.setattr(security, "_sync", somebody_else)
+    monkeypatch.setattr(security, "sync_folder", somebody_else)
     with pytest.raises(FileError) as error:
         security.new_job(target, name="a", hosts=[], workers=1)
     one_line(error, "cannot make certificates")

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from laconic.durable import sync_folder
 from laconic.errors import ConfigError, FileError, InputError
 
 __all__ = ["VERSION", "Checkpoint", "load", "load_latest", "save"]
@@ -139,13 +140,13 @@ def _write(
         raise InputError(f"a checkpoint's meta takes at most {_MAX_MANIFEST} bytes as JSON: put it into tensors")
     with _synced(partial / _MANIFEST) as out:
         out.write(manifest)
-    _sync(partial)
+    sync_folder(partial)
     with _synced(latest) as out:
         out.write(f"{path.name}\n".encode())
     partial.rename(path)
-    _sync(folder)
+    sync_folder(folder)
     latest.replace(folder / _LATEST)
-    _sync(folder)
+    sync_folder(folder)
 
 
 def _check_meta(meta: dict[str, Any]) -> None:
@@ -210,7 +211,7 @@ def _write_tensors(out: BinaryIO, header: bytes, tensors: Mapping[str, Tensor]) 
 def _make_folder(folder: Path) -> None:
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(exist_ok=True)
-        _sync(missing.parent)
+        sync_folder(missing.parent)
 
 
 def _remove_old(folder: Path, keep: int) -> None:
@@ -235,15 +236,6 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
         yield out
         out.flush()
         os.fsync(out.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make what was renamed stay so after a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ------------------------------------------------------------------------------------------------------------- load

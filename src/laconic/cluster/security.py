@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from laconic import notices
+from laconic.durable import sync_folder
 from laconic.errors import ConfigError, FileError, FrameError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def new_job(
         partial.mkdir(mode=0o700)
         _write_job(partial, name, names, workers, timedelta(days=days))
         partial.rename(target)  # an error if somebody has put anything there meanwhile
-        _sync(target.parent)
+        sync_folder(target.parent)
     except FileError:
         raise
     except OSError as error:
@@ -183,7 +184,7 @@ def _write_job(folder: Path, job: str, hosts: list[str], workers: int, valid: ti
         certificate, key = authority.issue(identity, names, since, until)
         _write(folder / f"{identity.name}.pem", certificate, 0o644)
         _write(folder / f"{identity.name}.key", key, 0o600)
-    _sync(folder)
+    sync_folder(folder)
 
 
 class _Authority:
@@ -270,14 +271,6 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         out.write(data)
         out.flush()
         os.fsync(out.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ------------------------------------------------------------------------------------------------------------- load
