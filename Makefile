@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 
-.PHONY: demo test test-slow lint format bench asan wheel clean
+.PHONY: demo test test-slow lint format readme bench asan wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -14,9 +14,10 @@ $(VENV)/.ready: constraints.txt $(CORE)
 	$(PIP) -e '.[dev]'
 	touch $@
 
-# A server and two workers, each a process of its own, train on embedded digits by one method after the other.
+# A server and two workers, each a process of its own, train on embedded digits by one method after the other. Ends
+# with a table, and a page with the same and charts.
 demo: $(VENV)/.ready
-	$(BIN)/laconic demo
+	$(BIN)/laconic demo --html runs/demo.html
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not slow and not gpu"
@@ -33,8 +34,13 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Runs the demo quietly for the Records behind README's first table, and writes the table.
+readme: $(VENV)/.ready
+	$(BIN)/laconic demo --html runs/demo.html --record results/demo/demo.jsonl
+	$(BIN)/python bench/readme_table.py
+
 # Times every codec against the same run's memcpy and against what one would use instead; writes the Records behind
-# README's table and then the table.
+# README's second table and then the table.
 bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
 	$(BIN)/python bench/readme_table.py

@@ -1,7 +1,8 @@
-"""Rewrite README's benchmark table from the Records of a run: ``python bench/readme_table.py [--check]``.
+"""Rewrite README's tables from the Records behind them: ``python bench/readme_table.py [--check]``.
 
-The block between ``<!-- bench:begin -->`` and ``<!-- bench:end -->`` is replaced; ``--check`` only says, by its exit
-code, whether it would change.
+What the demo measured goes between ``<!-- demo:begin -->`` and ``<!-- demo:end -->``, what ``laconic bench`` did
+between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``; a file's Records say which of the two it is. ``--check``
+only says, by its exit code, whether anything would change.
 """
 
 from __future__ import annotations
@@ -14,15 +15,39 @@ from typing import Any
 
 from laconic.errors import FileError
 from laconic.records import Record, read
+from laconic.report import NOTES, compare
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+README = (ROOT / "results" / "demo" / "demo.jsonl", ROOT / "results" / "bench" / "codecs.jsonl")
+DEMO = "demo.method"
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
 
+def block(records: Sequence[Record]) -> tuple[str, str]:
+    """The markers' name, and the Markdown between them."""
+    runs = [record for record in records if record.kind == DEMO]
+    return ("demo", demo_table(runs)) if runs else ("bench", table(records))
+
+
+def demo_table(runs: Sequence[Record]) -> str:
+    """Methods of training side by side."""
+    found, first = compare(runs), runs[0]
+    return "\n".join(
+        [
+            f"| {' | '.join(found.columns)} |",
+            f"|{''.join(' --- |' if column < found.words else ' ---: |' for column in range(len(found.columns)))}",
+            *(f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in found.rows),
+            "",
+            f"{first.machine['cpu']}, {first.machine['cores']} cores, torch {first.versions['torch']}: "
+            f"{first.values['model']} on {first.values['data']}, {first.values['workers']} workers, "
+            f"{first.values['iterations']} iterations of each method. {NOTES} Measured by `{first.values['command']}`.",
+        ]
+    )
+
+
 def table(records: Sequence[Record]) -> str:
-    """The Markdown between the markers."""
+    """Codecs and coders, timed."""
     machines = [record for record in records if record.kind == "bench.machine"]
     codecs = [record.values for record in records if record.kind == "bench.codec"]
     plain = {
@@ -113,24 +138,27 @@ def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"
 
 
-def rewritten(readme: str, block: str) -> str:
-    begin, end = readme.find(BEGIN), readme.find(END)
+def rewritten(page: str, name: str, text: str) -> str:
+    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    begin, end = page.find(first), page.find(last)
     if begin < 0 or end < begin:
-        raise FileError(f"README.md has no block to fill: add the lines {BEGIN} and {END}, in this order")
-    return f"{readme[:begin]}{BEGIN}\n{block}\n{readme[end:]}"
+        raise FileError(f"the page has no block to fill: add the lines {first} and {last}, in this order")
+    return f"{page[:begin]}{first}\n{text}\n{page[end:]}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fill README's benchmark table from the Records of a run.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when the table is stale")
-    parser.add_argument("--records", type=Path, default=ROOT / "results" / "bench" / "codecs.jsonl")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser = argparse.ArgumentParser(description="Fill README's tables from the Records behind them.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a table is stale")
+    parser.add_argument("--records", type=Path, help="by default both of README's")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="or another page")
     args = parser.parse_args(argv)
+    path = args.records
     try:
-        before = args.readme.read_text(encoding="utf-8")
-        after = rewritten(before, table(read(args.records)))
+        before = after = args.readme.read_text(encoding="utf-8")
+        for path in [args.records] if args.records else README:
+            after = rewritten(after, *block(read(path)))
     except (OSError, KeyError) as error:
-        reason = f"{args.records} lacks {error}: write it again" if isinstance(error, KeyError) else error
+        reason = f"{path} lacks {error}: write it again" if isinstance(error, KeyError) else error
         print(f"readme_table: {reason}", file=sys.stderr)
         return 1
     if args.check:

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from laconic.bench import Settings, run
-from laconic.records import write
+from laconic.records import Record, write
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "readme_table.py"
 
@@ -57,6 +57,22 @@ def test_coders_get_a_table_of_their_own(script: ModuleType, tmp_path: Path) -> 
         assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
         assert len(rows) == 2 + 2 * (len(specs) - (name == "both"))
         assert sum("| weights |" in row and " % |" in row for row in rows) == (len(rows) - 2) // 2
+
+
+def test_the_demo_has_markers_of_its_own(script: ModuleType, files: list[str], tmp_path: Path) -> None:
+    common = {"model": "mlp", "data": "digits", "workers": 2, "iterations": 20, "command": "laconic demo --methods 1,5"}
+    runs = [
+        {"method": "1", "what": "all", "accuracy": 91.25, "wire_bytes_per_iteration": 5_000_000.0, "total_s": 2.0},
+        {"method": "5", "what": "a | b", "accuracy": 90.0, "wire_bytes_per_iteration": 20_000.0, "total_s": 1.5},
+    ]
+    write([Record("demo.method", run | common) for run in runs], tmp_path / "demo.jsonl")
+    page = tmp_path / "README.md"
+    page.write_text("<!-- demo:begin -->\n<!-- demo:end -->\n" + page.read_text())
+    files[1] = str(tmp_path / "demo.jsonl")
+    assert script.main([*files, "--check"]) == 1 and script.main(files) == 0 and script.main([*files, "--check"]) == 0
+    text = page.read_text()
+    assert "| 5 | a \\| b | 90.0 | 20.0 | 1/250 | 1.50 |" in text and "`laconic demo --methods 1,5`" in text
+    assert "old" in text.split("<!-- bench:begin -->")[1]
 
 
 def test_missing_markers_and_records_are_told(

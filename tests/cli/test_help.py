@@ -10,10 +10,37 @@ import pytest
 from command import Run, laconic
 
 import laconic as package
-from laconic.cli import bench, codecs, pack, unpack
+from laconic.cli import bench, certs, codecs, demo, pack, roles, study, train, unpack
+from laconic.cli.app import app
 
-COMMANDS = {"codecs": codecs, "bench": bench, "pack": pack, "unpack": unpack}
-EXAMPLES = [example for module in COMMANDS.values() for example in module.EXAMPLES]
+COMMANDS = {
+    "demo": demo.EXAMPLES,
+    "codecs": codecs.EXAMPLES,
+    "bench": bench.EXAMPLES,
+    "pack": pack.EXAMPLES,
+    "unpack": unpack.EXAMPLES,
+    "train": train.EXAMPLES,
+    "server": roles.SERVER,
+    "worker": roles.WORKER,
+    "certs": certs.EXAMPLES,
+    "study": study.EXAMPLES,
+}
+RUN_HERE = ("codecs", "bench", "pack", "unpack")
+"""Those of demo, train and certs run in the tests of these commands; those of roles need several hosts."""
+EXAMPLES = [example for command in RUN_HERE for example in COMMANDS[command]]
+
+
+REGISTERED = [
+    *(command.name or command.callback.__name__ for command in app.registered_commands),  # type: ignore[union-attr]
+    *(str(group.name) for group in app.registered_groups),
+]
+
+
+@pytest.mark.parametrize("command", REGISTERED)
+def test_every_command_has_examples(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    shown = " ".join(result.stdout.split())
+    assert result.exit_code == 0 and "Examples:" in shown and f"$ laconic {command}" in shown
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -21,9 +48,23 @@ def test_help_shows_the_examples(run: Run, command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
-    assert "Examples:" in shown
-    for example in COMMANDS[command].EXAMPLES:
-        assert f"$ {example}" in shown
+    assert "Examples:" in shown and len(COMMANDS[command]) >= 2
+    for example in COMMANDS[command]:
+        assert example.startswith(f"laconic {command}") and f"$ {example}" in shown
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("demo", ("--methods", "--html", "--record", "HTML file")),
+        ("train", ("--workers", "--servers", "--prepare", "--resume", "--explain")),
+        ("server", ("config.json", "--host", "--port", "--certs", "laconic certs new", "--prepare", "--resume")),
+        ("worker", ("config.json", "--server", "--certs", "--incarnation", "laconic server --help")),
+    ],
+)
+def test_help_explains_several_hosts(run: Run, command: str, words: tuple[str, ...]) -> None:
+    shown = " ".join(run(command, "--help").stdout.split())
+    assert [word for word in words if word not in shown] == []
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

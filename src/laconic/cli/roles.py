@@ -2,46 +2,140 @@
 
 from __future__ import annotations
 
+import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from laconic.cli.output import examples
+from laconic.errors import ConfigError, LaconicError
 
-__all__ = ["EXAMPLES", "register", "server", "worker"]
+__all__ = ["EXAMPLES", "SERVER", "WORKER", "check_grpc", "register", "server", "worker"]
 
-EXAMPLES = ()
+SERVER = (
+    "laconic server run --host 10.0.0.5 --port 50051 --certs certs",
+    "laconic server run --host 10.0.0.5 --port 50051 --certs certs --resume",
+    "laconic server run",
+)
+WORKER = (
+    "laconic worker run --worker 0 --server 10.0.0.5:50051 --certs certs",
+    "laconic worker run --worker 1",
+)
+EXAMPLES = SERVER + WORKER
+
+RunDirs = Annotated[
+    list[Path], typer.Argument(metavar="RUN_DIR", help="Folders of runs, each with its config.json; in turn.")
+]
 
 
 def server(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs, each with its config.json; in turn.")],
-    host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 0,
-    certs: Annotated[Path | None, typer.Option("--certs", help="Folder of laconic certs new.")] = None,
+    run_dirs: RunDirs,
+    host: Annotated[
+        str, typer.Option("--host", metavar="H", help="The address to listen on; any but loopback needs --certs.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 0,
+    certs: Annotated[
+        Path | None,
+        typer.Option("--certs", metavar="DIR", help="The server's part of what laconic certs new made."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
 ) -> None:
-    """Serve a run: hold its parameters, answer its workers, keep checkpoints."""
+    """Serve a run: hold its parameters, answer its workers, keep checkpoints.
+
+    laconic train starts a server and its workers on one host. On several:
+
+    1. Write the run's folder:
+    laconic train … --workers 2 --run-dir run --prepare
+
+    2. Make certificates, --host being the server's address:
+    laconic certs new certs --job digits --host 10.0.0.5 --workers 2
+
+    3. Copy run/config.json to every host, and of certs what that command says.
+
+    4. Start the server there with --host, --port and --certs, and on the others
+    a worker each with --server and --certs; it waits a minute for the server.
+
+    Ends when all iterations are done and the workers have left, or on SIGTERM.
+    Either way a checkpoint stays in RUN_DIR/checkpoints, from which --resume
+    goes on. What happened is in RUN_DIR/events.jsonl.
+    """
     from laconic.train.run import serve
 
+    check_grpc()
+    _check_free(host, port)
     for run_dir in run_dirs:
         serve(run_dir, host=host, port=port, certs=certs, resume=resume)
 
 
 def worker(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs, each with its config.json; in turn.")],
-    number: Annotated[int, typer.Option("--worker", help="This worker's number, from 0 on.")],
-    incarnation: Annotated[int, typer.Option("--incarnation", help="Grows with each start of this worker.")] = 0,
-    address: Annotated[str | None, typer.Option("--server", help="host:port; by default told by the folder.")] = None,
-    certs: Annotated[Path | None, typer.Option("--certs", help="Folder of laconic certs new.")] = None,
+    run_dirs: RunDirs,
+    number: Annotated[int, typer.Option("--worker", metavar="N", help="This worker's number, from 0 on.")],
+    incarnation: Annotated[
+        int, typer.Option("--incarnation", metavar="N", help="Grows with each start of this worker.", min=0)
+    ] = 0,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--server", metavar="HOST:PORT", help="Where the server listens.", show_default="told by the folder"
+        ),
+    ] = None,
+    certs: Annotated[
+        Path | None,
+        typer.Option("--certs", metavar="DIR", help="This worker's part of what laconic certs new made."),
+    ] = None,
 ) -> None:
-    """Train as one worker of a run."""
-    from laconic.train.run import work
+    """Train as one worker of a run, and print a JSON line after each exchange.
 
+    On the server's host --server may be left out: the server writes its address
+    to the folder. On another host the folder needs nothing but config.json, a
+    copy of the server's, and data sets lie where --data-dir of laconic train
+    or $LACONIC_DATA says. laconic server --help tells how to set all up.
+
+    A worker that has died is started again with a higher --incarnation: the
+    server then refuses what is still under way from before, and says where to
+    go on.
+    """
+    from laconic.train.run import Config, work
+
+    check_grpc()
+    if address is not None:
+        _check_address(address)
+    for run_dir in run_dirs:
+        workers = Config.load(run_dir).job.workers
+        if not 0 <= number < workers:
+            raise ConfigError(f"{run_dir} has the workers 0 to {workers - 1}, there is no --worker {number}")
     for run_dir in run_dirs:
         work(run_dir, number, incarnation=incarnation, address=address, certs=certs)
 
 
+def check_grpc() -> None:
+    """Without it neither role can begin: said once, before anything starts."""
+    if find_spec("grpc") is None:
+        raise LaconicError("servers and workers talk by gRPC, which is not installed: pip install 'laconic[cluster]'")
+
+
+def _check_free(host: str, port: int) -> None:
+    """Says in a line what gRPC says in several."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(where)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another --port, or one of this host's "
+            "addresses for --host"
+        ) from None
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--server must be host:port, such as 10.0.0.5:50051, got {address!r}")
+
+
 def register(app: typer.Typer) -> None:
-    app.command("server", epilog=examples(*EXAMPLES))(server)
-    app.command("worker", epilog=examples(*EXAMPLES))(worker)
+    app.command("server", epilog=examples(*SERVER))(server)
+    app.command("worker", epilog=examples(*WORKER))(worker)

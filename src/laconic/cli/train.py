@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from laconic.cli.output import examples, progress_bar, results, show_json, size
-from laconic.errors import ConfigError
+from laconic.cli.progress import Log, status
+from laconic.cli.roles import check_grpc
+from laconic.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
+    from laconic.cluster.job import Job
     from laconic.train.run import Config
+    from laconic.train.task import Task
 
 __all__ = ["EXAMPLES", "register", "train"]
 
 EXAMPLES = (
     "laconic train --method 5 --explain",
-    "laconic train --method laconic --model mlp --iterations 20",
+    "laconic train --method laconic --iterations 20 --json",
+    "laconic train --method 5 --workers 4 --run-dir run --prepare",
 )
+
+TIMES = (
+    ("compute_s", "computing"),
+    ("encode_s", "encoding"),
+    ("overlapped_s", "overlapped"),
+    ("communication_s", "waiting"),
+    ("total_s", "in all"),
+)
+
+CUSTOM = "custom"
+"""The method of a run whose options are no method's."""
 
 
 def train(
-    method: Annotated[str, typer.Option("--method", help="1, 2, 2w, 3, 4, 5, 6, laconic or adaptive.")] = "1",
-    model: Annotated[str, typer.Option("--model", help="mlp, lenet5, vgg11, gpt, …")] = "mlp",
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="1, 2, 2w, 3, 4, 5, 6, laconic or adaptive.", show_default="1"),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="mlp, lenet5, vgg11, alexnet, resnet50 or gpt.")] = "mlp",
     data: Annotated[str, typer.Option("--data", help="digits (embedded), mnist, cifar10 or text.")] = "digits",
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Where data sets lie; else $LACONIC_DATA.")
@@ -34,6 +55,7 @@ def train(
         str | None, typer.Option("--script", metavar="FILE.py:FUNCTION", help="A model of your own.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 2,
+    servers: Annotated[int, typer.Option("--servers", help="How many servers share the parameters.")] = 1,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data; or give --iterations.")] = None,
     iterations: Annotated[int | None, typer.Option("--iterations", help="How many; by default three epochs.")] = None,
     batch: Annotated[int, typer.Option("--batch", help="Examples of a worker in an iteration.")] = 64,
@@ -56,6 +78,9 @@ def train(
         Path | None, typer.Option("--run-dir", help="The run's folder; by default a new one in runs/.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run-dir.")] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only write --run-dir, for laconic server and laconic worker.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Only print the flags that the method stands for.")
     ] = False,
@@ -63,18 +88,21 @@ def train(
 ) -> None:
     """Train a model with a parameter server and workers, each a process of its own on this host.
 
-    A method is a set of options; every option can be given by its flag, which then counts.
+    A method is a set of options; each can be given by its flag, which then
+    counts. For several hosts --prepare writes the run's folder: see
+    laconic server --help.
     """
     from laconic.cluster.job import Job
     from laconic.train.methods import METHODS, method_flags, method_options
     from laconic.train.run import Config, launch
 
-    options = method_options(method)
+    options = method_options(method or "1")
     if explain:
+        name = method or "1"
         if json:
-            show_json({"method": method, "summary": METHODS[method][0], "flags": method_flags(method)})
+            show_json({"method": name, "summary": METHODS[name][0], "flags": method_flags(name)})
         else:
-            print(f"laconic train {shlex.join(method_flags(method))}  # {METHODS[method][0]}")
+            print(f"laconic train {shlex.join(method_flags(name))}  # {METHODS[name][0]}")
         return
     given: dict[str, Any] = {
         "push": push, "pull": pull, "returns": returns, "sends": sends, "every": every, "after": after,
@@ -88,25 +116,30 @@ def train(
     job = Job(**base | options)
     config = Config(
         model=model, data=data, data_dir=str(data_dir) if data_dir else None, script=script, batch=batch,
-        iterations=job.every, method=method, schedule=schedule, warmup=warmup, job=job,
+        iterations=job.every, method=method or _name(job, base), schedule=schedule, warmup=warmup, job=job,
+        **_servers(servers),
     )  # fmt: skip
-    config = _long_enough(config, epochs, iterations)
-    if resume and run_dir is None:
-        raise ConfigError("--resume needs the --run-dir of the run to go on with")
-    folder = run_dir or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{method}"
-    with progress_bar("starting") as (bar, task):
+    if epochs is not None and iterations is not None:
+        raise ConfigError("give --epochs or --iterations, not both")
+    if (resume or prepare) and run_dir is None:
+        raise ConfigError(f"--{'resume' if resume else 'prepare'} needs the --run-dir of the run")
+    if resume and prepare:
+        raise ConfigError("--prepare begins a run and --resume goes on with one: give one of them")
+    folder = run_dir or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{config.method}"
+    _check_folder(folder)
+    config, task = _checked(config, epochs, iterations)
+    if prepare:
+        _prepare(config, folder, json)
+        return
+    check_grpc()
+    with progress_bar("starting") as (bar, shown):
+        log, raw = Log(), None if resume else _raw_nbytes(task) / job.every
 
         def tell(lines: list[dict[str, Any]]) -> None:
-            done = min(line["iteration"] for line in lines)
-            sent = sum(line["bytes_sent"] + line["bytes_received"] for line in lines)
-            loss = sum(line["loss"] for line in lines) / len(lines)
-            seconds = max(line["total_s"] for line in lines)
-            bar.update(
-                task,
-                completed=done,
-                total=config.iterations,
-                description=f"iteration {done}, loss {loss:.3f}, {size(sent / max(seconds, 1e-9))}/s",
-            )
+            line = status(lines, raw_nbytes=raw)
+            log(line)
+            done = min(one["iteration"] for one in lines)
+            bar.update(shown, completed=done, total=config.iterations, description=line)
 
         (summary,) = launch({folder: config}, resume=resume, tell=tell)
     if json:
@@ -115,42 +148,98 @@ def train(
         _print(summary, folder)
 
 
-def _long_enough(config: Config, epochs: int | None, iterations: int | None) -> Config:
-    """As many iterations as were asked for, rounded up to whole exchanges."""
-    from dataclasses import replace
+def _servers(count: int) -> dict[str, Any]:
+    """Where the number of servers enters the configuration: here, and nowhere else in this file."""
+    from laconic.train.run import Config
 
+    if count < 1:
+        raise ConfigError(f"servers must be a whole number, at least 1, got {count}")
+    if "servers" in {field.name for field in fields(Config)}:
+        return {"servers": count}
+    if count != 1:
+        raise ConfigError(f"parameters cannot be shared by several servers yet: --servers must be 1, got {count}")
+    return {}
+
+
+def _name(job: Job, base: dict[str, Any]) -> str:
+    """The method that a job spelled out by flags amounts to."""
+    from laconic.cluster.job import Job
+    from laconic.train.methods import METHODS
+
+    return next((name for name, (_, options) in METHODS.items() if Job(**base | dict(options)) == job), CUSTOM)
+
+
+def _check_folder(folder: Path) -> None:
+    """What would go wrong with it, in words, before anything starts."""
+    for path in (folder, *folder.absolute().parents):
+        if path.exists():
+            if not path.is_dir():
+                raise FileError(f"expected a folder for the run, {path} is a file: choose another --run-dir")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise FileError(f"cannot write to {path}: choose another --run-dir")
+            return
+
+
+def _checked(config: Config, epochs: int | None, iterations: int | None) -> tuple[Config, Task]:
+    """As many iterations as were asked for, rounded up to whole exchanges; and what is trained.
+
+    All that servers and workers make of the configuration is made here first: what is wrong with it is said once, and
+    no process has started.
+    """
     from laconic.train.shards import Shards
 
-    if epochs is not None and iterations is not None:
-        raise ConfigError("give --epochs or --iterations, not both")
+    task, job = config.task(), config.job
+    shards = Shards(task.num_train, job.workers, config.batch, job.seed)
     if iterations is None:
-        job = config.job
-        per_epoch = Shards(config.task().num_train, job.workers, config.batch, job.seed).iterations_per_epoch
-        iterations = (3 if epochs is None else epochs) * per_epoch
+        iterations = (3 if epochs is None else epochs) * shards.iterations_per_epoch
     if iterations < 1:
         raise ConfigError(f"expected at least one iteration, got {iterations}")
-    every = config.job.every
-    return replace(config, iterations=-(-iterations // every) * every)
+    config = replace(config, iterations=-(-iterations // job.every) * job.every)
+    config.rates()
+    return config, task
+
+
+def _raw_nbytes(task: Task) -> int:
+    """What an exchange of a worker takes when nothing is compressed."""
+    return 2 * 4 * sum(parameter.numel() for parameter in task.model.parameters() if parameter.requires_grad)
+
+
+def _prepare(config: Config, folder: Path, json: bool) -> None:
+    if (folder / "config.json").exists():
+        raise FileError(f"{folder} holds a run already: choose another --run-dir")
+    config.save(folder)
+    if json:
+        show_json({"run_dir": str(folder), "config": config.to_json()})
+        return
+    console = results()
+    console.print(f"wrote {folder / 'config.json'}: copy it to every host, then there", markup=False, soft_wrap=True)
+    console.print(f"  laconic server {folder} --host … --port … --certs …", markup=False, soft_wrap=True)
+    console.print(
+        f"  laconic worker {folder} --worker N --server host:port --certs …, N from 0 to {config.job.workers - 1}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _print(summary: dict[str, Any], folder: Path) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("method", "push", "pull")
-    for column in ("accuracy %", "per iteration", "compute s", "encode s", "waiting s", "total s"):
-        table.add_column(column, justify="right")
-    accuracy = summary.get("accuracy")
-    table.add_row(
-        summary["method"],
-        summary["codec_push"],
-        summary["codec_pull"],
-        "" if accuracy is None else f"{accuracy:.2f}",
-        size(summary["wire_bytes_per_iteration"]),
-        *(f"{summary[key]:.2f}" for key in ("compute_s", "encode_s", "communication_s", "total_s")),
-    )
+    rows = {"method": summary["method"], "push": summary["codec_push"], "pull": summary["codec_pull"]}
+    if summary.get("accuracy") is not None:
+        rows["accuracy"] = f"{summary['accuracy']:.2f} %"
+    rows["bytes per iteration"] = size(summary["wire_bytes_per_iteration"])
+    if summary.get("bytes_saved") is not None:
+        rows["bytes saved"] = size(max(summary["bytes_saved"], 0))
+    rows |= {name: f"{summary[key]:.2f} s" for key, name in TIMES if summary.get(key) is not None}
+    if summary.get("restarts"):
+        rows["restarts"] = str(summary["restarts"])
+    table = Table.grid("", "", padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(name, Text(value))  # specs are no markup
     console = results()
-    console.print(table, markup=False)
-    console.print(f"wrote {folder}", markup=False)
+    console.print(table)
+    console.print(f"wrote {folder}", markup=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

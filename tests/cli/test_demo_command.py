@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Run, listed
+from processes import running
+
+from laconic.cli import demo
+from laconic.records import read
+from laconic.train.run import Config
+
+pytest.importorskip("grpc")
+
+
+def test_a_short_demo_ends_with_table_page_and_records(run: Run, here: Path) -> None:
+    whole, example = demo.EXAMPLES
+    assert whole == "laconic demo"
+    result = run(*shlex.split(example)[1:], "--run-dir", here / "kept")
+    assert result.exit_code == 0, result.output
+    for text in ("push and pull gradients by Top-k", "of method", "5,247.2", "1/14", "wrote quick.html"):
+        assert text in result.stdout
+    assert "method 1: iteration 20, loss " in result.stderr and " MB/s" in result.stderr
+    assert "2 records written to quick.jsonl" in result.stderr
+    assert listed() == ["kept", "quick.html", "quick.jsonl"] and running(here) == []
+    records = read(Path("quick.jsonl"))
+    assert [(record.kind, record.values["method"]) for record in records] == [
+        ("demo.method", "1"),
+        ("demo.method", "5"),
+    ]
+    assert records[0].values["command"] == "laconic demo --methods 1,5 --iterations 20"
+    assert all(record.values["accuracy"] > 30 and record.values["workers"] == 2 for record in records)
+    text = Path("quick.html").read_text()
+    assert text.count("<svg") == 2 and "laconic demo --methods 1,5 --iterations 20" in text
+    assert json.loads(Path("kept/5/summary.json").read_text())["method"] == "5"
+    again = run("demo", "--methods", "5", "--run-dir", "kept")
+    assert again.exit_code == 1 and "holds a run already" in again.stderr
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """What would have been trained."""
+    seen: list[Config] = []
+
+    def launch(runs: dict[Path, Config], **_: Any) -> list[dict[str, Any]]:
+        seen.extend(runs.values())
+        common = {"accuracy": 90.0, "wire_bytes_per_iteration": 100.0, "workers": 2, "model": "mlp", "data": "digits"}
+        return [common | {"method": config.method, "iterations": config.iterations} for config in runs.values()]
+
+    monkeypatch.setattr("laconic.train.run.launch", launch)
+    return seen
+
+
+def test_by_default_all_methods_and_a_page_here(run: Run, here: Path, launched: list[Config]) -> None:
+    result = run("demo", "--iterations", "50", "--json")
+    found = json.loads(result.stdout)
+    assert [one["method"] for one in found["runs"]] == list(demo.METHODS) and found["html"] == "demo.html"
+    assert {config.method: config.iterations for config in launched if config.job.every > 1} == {
+        "6": 60,
+        "adaptive": 60,
+    }
+    assert {config.job.workers for config in launched} == {2} and listed() == ["demo.html"]
+
+
+def test_page_lies_with_the_runs_that_are_kept(run: Run, here: Path, launched: list[Config]) -> None:
+    result = run("demo", "--methods", " 2w, laconic,2w", "--run-dir", "kept")
+    assert result.exit_code == 0 and "wrote kept/demo.html" in result.stdout and listed() == ["kept"]
+    assert [config.method for config in launched] == ["2w", "laconic"] and "of method 2w" in Path(
+        "kept/demo.html"
+    ).read_text()
+
+
+def test_a_narrow_terminal_gets_the_words_below(
+    run: Run, here: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    monkeypatch.setattr(demo, "results", lambda: Console(width=80, highlight=False))
+    result = run("demo", "--methods", "1,6")
+    assert "\n6: method 5's codecs every 20 iterations" in result.stdout and "…" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "args, code, words",
+    [
+        (["--methods", "1,9"], 2, "unknown method '9'"),
+        (["--methods", " , "], 2, "got none"),
+        (["--iterations", "0"], 2, "at least one iteration, got 0"),
+        (["--html", "folder"], 1, "folder is a folder"),
+        (["--record", "folder"], 1, "folder is a folder"),
+        (["--html", "file/demo.html"], 1, "is no folder that can be written to"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Run, here: Path, launched: list[Config], args: list[str], code: int, words: str
+) -> None:
+    Path("folder").mkdir()
+    Path("file").touch()
+    result = run("demo", *args)
+    assert result.exit_code == code and words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout
+    assert not launched and listed() == ["file", "folder"]
+
+
+def test_progress_says_what_each_method_saved() -> None:
+    runs = {Path("runs") / name: demo._config(name, 20) for name in ("1", "5")}
+    progress = demo._Progress(runs)
+
+    def line(method: str, iteration: int, sent: int) -> dict[str, Any]:
+        told = {"loss": 1.0, "bytes_sent": sent, "bytes_received": sent, "total_s": 1.0}
+        return {"run_dir": f"runs/{method}", "iteration": iteration} | told
+
+    assert progress.finished([line("1", 4, 4000)]) == []
+    assert (progress.done, progress.total) == (2, 40)
+    assert progress.line == "method 1: iteration 4, loss 1.000, 0.01 MB/s"
+    first = [line("1", 20, 20_000), line("1", 20, 20_000)]
+    assert progress.finished([*first, line("5", 10, 500)]) == ["method 1: iteration 20, loss 1.000, 0.08 MB/s"]
+    progress.finished([*first, line("5", 11, 500)])
+    assert progress.line == "method 5: iteration 11, loss 1.000, 0.00 MB/s, 21 kB saved"
+    assert progress.finished([*first, line("5", 12, 500)]) == []

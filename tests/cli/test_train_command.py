@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Run, listed
+from processes import running, wait_for
+from typer.testing import Result
+
+from laconic.cli import train
+from laconic.cli.progress import Log, status
+from laconic.train.methods import METHODS
+from laconic.train.run import Config
+
+pytest.importorskip("grpc")
+
+KEYS = {
+    "accuracy", "wire_bytes_per_iteration", "iterations", "compute_s", "encode_s", "communication_s", "total_s",
+    "workers", "method", "codec_push", "codec_pull",
+}  # fmt: skip
+
+SUMMARY: dict[str, Any] = {
+    "method": "5", "model": "mlp", "data": "digits", "workers": 2, "iterations": 20, "codec_push": "topk:0.01|qsgd:4",
+    "codec_pull": "none", "accuracy": 91.25, "wire_bytes_per_iteration": 37_100.0, "compute_s": 1.5, "encode_s": 0.25,
+    "communication_s": 2.0, "total_s": 3.75,
+}  # fmt: skip
+
+
+def one_line(result: Result, code: int, *words: str) -> None:
+    assert result.exit_code == code, result.output
+    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout, result.output
+    for word in words:
+        assert word in result.stderr, result.stderr
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations that would have been trained."""
+    seen: list[Config] = []
+
+    def launch(runs: dict[Path, Config], **_: Any) -> list[dict[str, Any]]:
+        seen.extend(runs.values())
+        return [SUMMARY]
+
+    monkeypatch.setattr("laconic.train.run.launch", launch)
+    return seen
+
+
+def test_a_run_from_its_example_to_its_end(run: Run, here: Path) -> None:
+    (example,) = (one for one in train.EXAMPLES if "--json" in one)
+    result = run(*shlex.split(example)[1:], "--run-dir", here / "run")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert set(found) >= KEYS | {"run_dir"}
+    assert (found["method"], found["iterations"], found["workers"]) == ("laconic", 20, 2)
+    assert 0 < found["wire_bytes_per_iteration"] < 100_000 and found["accuracy"] > 30
+    assert found["run_dir"] == str(here / "run") and listed() == ["run"]
+    assert json.loads(Path("run/summary.json").read_text())["accuracy"] == found["accuracy"]
+    assert running(here) == []
+    again = ("train", "--method", "laconic", "--iterations", "20", "--run-dir", "run")
+    one_line(run(*again), 1, "run holds a run already", "--resume")
+    one_line(run(*again, "--prepare"), 1, "run holds a run already")
+    one_line(run(*again, "--resume", "--model", "lenet5"), 2, "another configuration")
+    Path("run/config.json").write_text("{}")
+    one_line(run(*again, "--resume"), 1, "does not hold a configuration")
+
+
+def test_nothing_stays_when_the_launcher_is_ended(here: Path) -> None:
+    command = [sys.executable, "-m", "laconic", "train", "--iterations", "1000000", "--run-dir", str(here / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert wait_for(lambda: (here / "run" / "server.json").exists() and len(running(here)) == 4)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in said
+    assert wait_for(lambda: running(here) == [], 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_what_its_flags_say(run: Run, here: Path, launched: list[Config], method: str) -> None:
+    told = run("train", "--method", method, "--explain")
+    assert told.exit_code == 0 and METHODS[method][0] in told.stdout and not launched
+    command, _, _ = told.stdout.partition("  # ")
+    name, *flags = shlex.split(command)
+    assert name == "laconic" and "--method" not in flags
+    assert json.loads(run("train", "--method", method, "--explain", "--json").stdout)["flags"] == flags[1:]
+    short = ("--iterations", "20")
+    assert run("train", "--method", method, *short).exit_code == run(*flags, *short).exit_code == 0
+    by_name, by_flags = launched
+    assert by_name == by_flags and by_name.method == method and by_name.iterations == 20
+
+
+def test_flags_count_more_than_the_method(run: Run, here: Path, launched: list[Config]) -> None:
+    assert run("train", "--method", "5", "--push", "qsgd:8", "--iterations", "3").exit_code == 0
+    assert run("train", "--push", "qsgd:8", "--iterations", "3").exit_code == 0
+    assert run("train", "--every", "7", "--sends", "changes", "--iterations", "8").exit_code == 0
+    assert run("train", "--epochs", "2", "--batch", "100").exit_code == 0
+    changed, custom, rounded, epochs = launched
+    assert (changed.method, changed.job.push, changed.job.returns) == ("5", "qsgd:8", "gradients")
+    assert (custom.method, custom.job.push) == ("custom", "qsgd:8")
+    assert rounded.iterations == 14
+    assert (epochs.method, epochs.iterations) == ("1", 2 * 19)  # of 3,800 images a half, in hundreds
+
+
+def test_text_says_what_was_measured(
+    run: Run, here: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run("train", "--method", "5", "--iterations", "20", "--run-dir", "here")
+    for text in ("topk:0.01|qsgd:4", "91.25 %", "37.1 kB", "3.75 s", "wrote here"):
+        assert text in result.stdout
+    assert "saved" not in result.stdout and "restarts" not in result.stdout
+    more = {"bytes_saved": 2_000_000, "overlapped_s": 0.5, "restarts": 1, "accuracy": None}
+    monkeypatch.setattr("laconic.train.run.launch", lambda *_, **__: [SUMMARY | more])
+    result = run("train", "--iterations", "20")
+    for text in ("2 MB", "0.50 s", "restarts"):
+        assert text in result.stdout
+    assert "accuracy" not in result.stdout
+    monkeypatch.setattr("laconic.train.run.launch", lambda *_, **__: [SUMMARY])
+    shown = json.loads(run("train", "--iterations", "20", "--json").stdout)
+    assert shown.items() >= SUMMARY.items() and shown["run_dir"].startswith("runs/")
+
+
+def test_prepare_writes_the_folder_and_starts_nothing(run: Run, here: Path, launched: list[Config]) -> None:
+    (example,) = (one for one in train.EXAMPLES if "--prepare" in one)
+    result = run(*shlex.split(example)[1:])
+    assert result.exit_code == 0 and "laconic server run" in result.stdout and "0 to 3" in result.stdout
+    assert listed() == ["run"] and [path.name for path in Path("run").iterdir()] == ["config.json"] and not launched
+    config = Config.load(Path("run"))
+    assert (config.method, config.job.workers) == ("5", 4)
+    shown = json.loads(run("train", "--run-dir", "other", "--prepare", "--json").stdout)
+    assert shown["run_dir"] == "other" and Config.from_json(shown["config"]) == Config.load(Path("other"))
+
+
+@pytest.mark.parametrize(
+    "args, code, words",
+    [
+        (["--workers", "0"], 2, "workers must be a whole number, at least 1, got 0"),
+        (["--servers", "0"], 2, "servers must be a whole number, at least 1, got 0"),
+        (["--method", "9"], 2, "unknown method '9'"),
+        (["--method", "9", "--explain"], 2, "unknown method '9'"),
+        (["--model", "nope"], 2, "unknown model 'nope'"),
+        (["--data", "nope"], 2, "unknown data set 'nope'"),
+        (["--epochs", "1"], 2, "give --epochs or --iterations, not both"),
+        (["--data", "mnist", "--data-dir", "nowhere"], 1, "there are none in nowhere"),
+        (["--data", "cifar10", "--model", "vgg11"], 1, "name their folder"),
+        (["--batch", "0"], 2, "batch must be at least 1, got 0"),
+        (["--batch", "100000"], 2, "too few for a batch of 100000"),
+        (["--schedule", "often"], 2, "unknown schedule 'often'"),
+        (["--push", "ef"], 2, "'ef' has no codec behind"),
+        (["--mode", "late"], 2, "mode must be sync, async or bounded:S"),
+        (["--lr", "nan"], 2, "lr must be a number"),
+        (["--script", "nothing.py:f"], 1, "there is no file"),
+        (["--resume"], 2, "--resume needs the --run-dir"),
+        (["--prepare"], 2, "--prepare needs the --run-dir"),
+        (["--resume", "--run-dir", "none"], 1, "none is no run folder"),
+        (["--resume", "--prepare", "--run-dir", "none"], 2, "give one of them"),
+        (["--run-dir", "file"], 1, "file is a file"),
+        (["--run-dir", "file/run"], 1, "file is a file"),
+        (["--run-dir", "/proc/run"], 1, "/proc"),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, words: str
+) -> None:
+    monkeypatch.delenv("LACONIC_DATA", raising=False)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    Path("file").touch()
+    one_line(run("train", "--iterations", "3", *args), code, words)
+    assert listed() == ["file"]
+
+
+def test_servers_are_passed_on_once_there_can_be_several(run: Run, here: Path, launched: list[Config]) -> None:
+    result = run("train", "--servers", "2", "--iterations", "3")
+    if hasattr(Config(), "servers"):
+        assert result.exit_code == 0 and launched[0].servers == 2
+    else:
+        one_line(result, 2, "--servers must be 1, got 2")
+
+
+def test_no_iteration_is_no_run(run: Run, here: Path) -> None:
+    one_line(run("train", "--iterations", "0"), 2, "at least one iteration, got 0")
+    one_line(run("train", "--epochs", "-1"), 2, "at least one iteration")
+    assert listed() == []
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+
+
+def line(worker: int, iteration: int, **more: Any) -> dict[str, Any]:
+    told = {"bytes_sent": 1_000_000, "bytes_received": 500_000, "total_s": 2.0, "loss": 0.5 + worker}
+    return {"run_dir": "run", "worker": worker, "iteration": iteration} | told | more
+
+
+def test_status_has_iteration_loss_speed_and_bytes_saved() -> None:
+    lines = [line(0, 21), line(1, 20)]
+    assert status(lines) == "iteration 20, loss 1.000, 1.50 MB/s"
+    assert status(lines, raw_nbytes=1_000_000) == "iteration 20, loss 1.000, 1.50 MB/s, 38 MB saved"
+    told = [one | {"bytes_raw": 6_500_000} for one in lines]
+    assert status(told, raw_nbytes=1.0) == "iteration 20, loss 1.000, 1.50 MB/s, 10 MB saved"
+    assert status([line(0, 1, total_s=0.0)]).startswith("iteration 1, loss 0.500, ")
+
+
+def test_log_speaks_now_and_then_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(every=0.0)
+    log("iteration 1")
+    Log(every=60.0)("iteration 2")
+    assert capsys.readouterr().err == "iteration 1\n"
