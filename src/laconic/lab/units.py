@@ -1,0 +1,80 @@
+"""Rates and times as people write them: ``100mbit``, ``5ms``. And what a shaper needs to know of a rate."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from laconic.errors import ConfigError
+
+__all__ = ["GOODPUT", "parse_rate", "parse_time", "queue_time", "shaper_burst", "show_rate", "show_time"]
+
+GOODPUT = 0.956
+"""What is left of a rate for payload: 1448 of 1514 bytes, which is what Ethernet, IP and TCP leave of a frame."""
+
+_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second.
+
+    >>> parse_rate("100mbit")
+    100000000.0
+    """
+    rate = _parse(text, _RATES, "a rate", "100mbit")
+    if rate < 8_000:
+        raise ConfigError(f"a rate must be at least 8kbit, got {text!r}")
+    return rate
+
+
+def parse_time(text: str) -> float:
+    """Seconds.
+
+    >>> parse_time("5ms")
+    0.005
+    """
+    return 0.0 if text.strip() == "0" else _parse(text, _TIMES, "a time", "5ms")
+
+
+def _parse(text: str, units: dict[str, float], what: str, example: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    if found is None or found[2].lower() not in units:
+        raise ConfigError(f"{what} is a number and one of {', '.join(units)}, such as {example}; got {text!r}")
+    return float(found[1]) * units[found[2].lower()]
+
+
+def show_rate(rate: float | None) -> str:
+    """For people: ``100 Mbit/s``."""
+    if rate is None:
+        return "unlimited"
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.4g} {unit}"
+    return f"{rate:.4g} bit/s"
+
+
+def show_time(seconds: float) -> str:
+    """For people: ``5 ms``."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def shaper_burst(rate: float) -> int:
+    """Bytes that a token bucket may pass at once: enough to keep the rate, too few to be seen in a measurement.
+
+    Measured at 10, 100 and 1000 Mbit/s, where they give 95.3 to 96.6, 94.9 to 95.3 and 94.4 to 95.4 % of the rate.
+    """
+    if rate < 3e6:
+        return 8 * 1024
+    if rate < 30e6:
+        return 32 * 1024
+    return 64 * 1024 if rate < 300e6 else 256 * 1024
+
+
+def queue_time(rate: float) -> float:
+    """Seconds that a packet may wait at a shaper before it is dropped: 50 ms, or what half a megabyte takes.
+
+    At 10 Mbit/s a queue of 50 ms overflows all the time (3,000 retransmits in 5 s); one of 400 ms does not.
+    """
+    return max(0.05, math.ceil(500_000 * 8 / rate * 1e3) / 1e3)
