@@ -1,28 +1,34 @@
-"""Put the tables and figures of the committed Records into docs/studies/oland2015.md: python docs/studies/refresh.py"""
+"""Put the tables and figures of the committed Records into the studies' pages: python docs/studies/refresh.py"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
-from laconic.studies import oland2015
+from laconic.studies import kothari2021, oland2015
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE.parents[1] / "results" / "oland2015"
-PAGE = HERE / "oland2015.md"
+RECORDS = HERE.parents[1] / "results"
 
 
-def main() -> None:
-    results = oland2015.Results(oland2015.load(RECORDS))
-    page = PAGE.read_text(encoding="utf-8")
-    for table in oland2015.tables(results):
+def refresh(study: ModuleType, name: str) -> None:
+    results = study.Results(study.load(RECORDS / name))
+    path = HERE / f"{name}.md"
+    page = path.read_text(encoding="utf-8")
+    for table in study.tables(results):
         place = re.compile(rf"(<!-- {re.escape(table.title)} -->\n).*?(<!-- end -->)", re.DOTALL)
         page, found = place.subn(lambda match, table=table: f"{match[1]}{table.markdown()}\n{match[2]}", page)
         if found != 1:
-            raise SystemExit(f"{PAGE.name} has no place for the table {table.title!r}")
-    PAGE.write_text(page, encoding="utf-8")
-    for path in oland2015.draw(results, HERE / "oland2015"):
-        print(path.relative_to(HERE))
+            raise SystemExit(f"{path.name} has no place for the table {table.title!r}")
+    path.write_text(page, encoding="utf-8")
+    for drawn in study.draw(results, HERE / name):
+        print(drawn.relative_to(HERE))
+
+
+def main() -> None:
+    for study, name in ((oland2015, "oland2015"), (kothari2021, "kothari2021")):
+        refresh(study, name)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from command import Run
 
 from laconic.records import read
@@ -30,6 +31,19 @@ def test_json_records_and_figures(run: Run, here: Path) -> None:
     assert json.loads(again.stdout)["claims"] == found["claims"]
 
 
+@pytest.mark.usefixtures("_threads_as_before")
+def test_methods_of_the_parameter_server_beside_each_other(run: Run, here: Path) -> None:
+    torch.set_num_threads(1)
+    flags = ("--models", "lenet5", "--methods", "1,5", "--seeds", "0", "--data", "digits", "--epochs", "1")
+    result = run("study", "kothari2021", *flags, "--records", "kept", "--device", "cpu", "--json")
+    found = json.loads(result.stdout)
+    assert (found["records"], found["runs"], found["frames_that_differ"]) == (2, 2, 0) and found["frames_compared"] > 0
+    titles = [table["title"] for table in found["tables"]]
+    assert "Top-1 accuracy" in titles and "Average cost of an iteration" in titles
+    again = run("study", "kothari2021", "--part", "report", "--records", "kept")
+    assert again.exit_code == 0 and "LeNet-5" in again.stdout and "0.9893" in again.stdout
+
+
 @pytest.mark.parametrize(
     "args, code, words",
     [
@@ -42,6 +56,12 @@ def test_json_records_and_figures(run: Run, here: Path) -> None:
         (["oland2015", "--device", "tpu"], 2, "device must be auto, cpu or cuda"),
         (["oland2015", "--data", "mnist", "--data-dir", "."], 1, "mnist is read from"),
         (["oland2015", "--data", "faces"], 2, "unknown data set 'faces'"),
+        (["kothari2021", "--part", "map"], 2, "unknown part 'map'"),
+        (["kothari2021", "--models", "resnet18"], 2, "unknown model 'resnet18'"),
+        (["kothari2021", "--methods", "1,7"], 2, "unknown method '7'"),
+        (["kothari2021", "--seeds", "one"], 2, "seeds are whole numbers"),
+        (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
+        (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
     ],
 )
 def test_bad_arguments_are_told_in_one_line(run: Run, here: Path, args: list[str], code: int, words: str) -> None:

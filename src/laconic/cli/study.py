@@ -19,9 +19,10 @@ __all__ = ["EXAMPLES", "register", "study"]
 EXAMPLES = (
     "laconic study oland2015 --runs 1 --epochs 2",
     "laconic study oland2015 --part collapse --runs 1 --epochs 2 --records runs/oland2015 --json",
+    "laconic study kothari2021 --models lenet5 --methods 1,5,laconic --data digits --epochs 2",
 )
 
-STUDIES = ("oland2015",)
+STUDIES = ("oland2015", "kothari2021")
 REPORT = "report"
 EVERYTHING = "all"
 
@@ -32,21 +33,38 @@ def study(
         list[str] | None,
         typer.Option(
             metavar="PART",
-            help="headline, fixed, grid, entropy, map, collapse, beyond, gradients, or all; may be repeated. "
-            "report trains nothing and reads Records.",
-            show_default="headline",
+            help="oland2015: headline, fixed, grid, entropy, map, collapse, beyond, gradients. kothari2021: accuracy, "
+            "ingredients, frontier, workers. Or all; may be repeated. report trains nothing and reads Records.",
+            show_default="the first",
         ),
     ] = None,
     runs: Annotated[
         int | None, typer.Option(help="Runs of each setting.", min=1, show_default="2; on a GPU the paper's")
     ] = None,
+    models: Annotated[
+        str | None, typer.Option(metavar="LIST", help="kothari2021: lenet5, vgg11.", show_default="both")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="LIST", help="kothari2021: such as 1,5,laconic.", show_default="all")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="LIST", help="kothari2021: such as 0,1,2.", show_default="the part's")
+    ] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(help="kothari2021: runs side by side.", min=1, show_default="4 on a GPU, 1 on a CPU"),
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the images.", min=1, show_default="100; 10 for gradients")
+        int | None,
+        typer.Option(help="Passes over the images.", min=1, show_default="100, 10 for gradients; 20 and 30"),
     ] = None,
     workers: Annotated[int, typer.Option(help="Workers with exclusive shares of the images.", min=1)] = 5,
-    data: Annotated[str, typer.Option(help="digits, which come with the package, or mnist.")] = "digits",
+    data: Annotated[
+        str | None,
+        typer.Option(help="digits, which come with the package, or mnist.", show_default="digits; mnist and cifar10"),
+    ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the files of mnist lie.", show_default="$LACONIC_DATA")
+        Path | None, typer.Option(metavar="DIR", help="Where the files of data sets lie.", show_default="$LACONIC_DATA")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.8")] = None,
@@ -64,21 +82,50 @@ def study(
 ) -> None:
     """Run a paper's experiments again, and say which of its claims hold.
 
-    Up to eight runs on a CPU exchange real frames. With more, or on a GPU, all runs are one computation, and frames
-    are compared with it by sample.
+    Options that name a study are that study's alone; --runs, --workers and the hyper-parameters are oland2015's.
     """
-    from laconic.studies import oland2015
-
     if name not in STUDIES:
         raise ConfigError(f"unknown study {name!r}: there is {', '.join(STUDIES)}")
-    chosen = _parts(part or ["headline"])
-    hyper = {"lr": lr, "decay": decay, "l1": l1, "batch": batch}
-    default = oland2015.Setting(**{key: value for key, value in hyper.items() if value is not None})  # type: ignore[arg-type]
-    found: list[Record] = []
-    if chosen == [REPORT]:
-        if records is None:
-            raise ConfigError("--part report reads Records: name their folder by --records")
-        found = oland2015.load(records)
+    if name == "kothari2021":
+        found, study_of, extra = _kothari2021(
+            part, models, methods, seeds, lanes, epochs, data, data_dir, device, records
+        )
+    else:
+        hyper = {"lr": lr, "decay": decay, "l1": l1, "batch": batch}
+        found, study_of, extra = _oland2015(
+            part, runs, epochs, workers, data or "digits", data_dir, device, hyper, seed, records
+        )
+    all_results = study_of.Results(found)
+    drawn = study_of.draw(all_results, figures) if figures is not None else []
+    for path in drawn:
+        say(f"{path} written")
+    tables = study_of.tables(all_results)
+    if json:
+        claims = [finding.values() for finding in study_of.findings(all_results)]
+        show_json(_json(found, tables, claims, extra))
+    else:
+        for table in tables:
+            _print(table)
+
+
+def _oland2015(
+    part: list[str] | None,
+    runs: int | None,
+    epochs: int | None,
+    workers: int,
+    data: str,
+    data_dir: Path | None,
+    device: str,
+    hyper: dict[str, Any],
+    seed: int,
+    records: Path | None,
+) -> tuple[list[Record], Any, dict[str, Any]]:
+    """Up to eight runs on a CPU exchange real frames; others are one computation, and frames are compared by sample."""
+    from laconic.studies import oland2015
+
+    chosen = _parts(part or ["headline"], oland2015.PARTS)
+    default = oland2015.Setting(**{key: value for key, value in hyper.items() if value is not None})
+    found: list[Record] = _kept(oland2015, chosen, records)
     with progress_bar("study") as (bar, task):
         for one in chosen:
             if one != REPORT:
@@ -95,39 +142,78 @@ def study(
                     records=records,
                     progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
                 )
-    all_results = oland2015.Results(found)
-    drawn = oland2015.draw(all_results, figures) if figures is not None else []
-    for path in drawn:
-        say(f"{path} written")
-    tables = oland2015.tables(all_results)
-    if json:
-        show_json(_json(found, tables, [finding.values() for finding in oland2015.findings(all_results)]))
-    else:
-        for table in tables:
-            _print(table)
+    differ = sum(r.values["packets_other_values"] + r.values["packets_other_sizes"] for r in found)
+    return found, oland2015, {"runs": sum(r.values["runs"] for r in found), "packets_that_differ": differ}
 
 
-def _parts(wanted: list[str]) -> list[str]:
-    from laconic.studies.oland2015 import PARTS
+def _kothari2021(
+    part: list[str] | None,
+    models: str | None,
+    methods: str | None,
+    seeds: str | None,
+    lanes: int | None,
+    epochs: int | None,
+    data: str | None,
+    data_dir: Path | None,
+    device: str,
+    records: Path | None,
+) -> tuple[list[Record], Any, dict[str, Any]]:
+    from laconic.studies import kothari2021
 
-    known = (*PARTS, EVERYTHING, REPORT)
+    chosen = _parts(part or ["accuracy"], kothari2021.PARTS)
+    try:
+        numbers = None if seeds is None else [int(one) for one in seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"seeds are whole numbers, such as 0,1,2; got {seeds!r}") from None
+    found: list[Record] = _kept(kothari2021, chosen, records)
+    with progress_bar("study") as (bar, task):
+        for one in chosen:
+            if one != REPORT:
+                found += kothari2021.run(
+                    one,
+                    models=models.split(",") if models else tuple(kothari2021.HYPER),
+                    methods=methods.split(",") if methods else None,
+                    epochs=epochs,
+                    seeds=numbers,
+                    data=data,
+                    data_dir=data_dir,
+                    device=device,
+                    lanes=lanes,
+                    records=records,
+                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+                )
+    compared = sum(record.values.get("frames_compared", 0) for record in found)
+    differ = sum(record.values.get("frames_other", 0) for record in found)
+    return found, kothari2021, {"runs": len(found), "frames_compared": compared, "frames_that_differ": differ}
+
+
+def _parts(wanted: list[str], parts: tuple[str, ...]) -> list[str]:
+    known = (*parts, EVERYTHING, REPORT)
     for one in wanted:
         if one not in known:
             raise ConfigError(f"unknown part {one!r}: expected one of {', '.join(known)}")
     if REPORT in wanted and len(wanted) > 1:
         raise ConfigError("--part report trains nothing: give it alone")
-    return list(PARTS) if EVERYTHING in wanted else list(dict.fromkeys(wanted))
+    return list(parts) if EVERYTHING in wanted else list(dict.fromkeys(wanted))
 
 
-def _json(found: list[Record], tables: list[Table], claims: list[dict[str, Any]]) -> dict[str, Any]:
+def _kept(study_of: Any, chosen: list[str], records: Path | None) -> list[Record]:
+    if chosen != [REPORT]:
+        return []
+    if records is None:
+        raise ConfigError("--part report reads Records: name their folder by --records")
+    found: list[Record] = study_of.load(records)
+    return found
+
+
+def _json(
+    found: list[Record], tables: list[Table], claims: list[dict[str, Any]], extra: dict[str, Any]
+) -> dict[str, Any]:
     from laconic.records import commit, machine, versions
 
     return {
         "records": len(found),
-        "runs": sum(record.values["runs"] for record in found),
-        "packets_that_differ": sum(
-            record.values["packets_other_values"] + record.values["packets_other_sizes"] for record in found
-        ),
+        **extra,
         "claims": claims,
         "tables": [
             {"title": table.title, "columns": list(table.columns), "rows": [list(row) for row in table.rows]}

@@ -27,10 +27,14 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"push": _SPARSE, "pull": _SPARSE, "returns": "gradients", "every": 20, "after": "best", "sends": "changes"},
     ),
     "laconic": (
-        "Top-k with momentum correction and error feedback both ways, entropy-coded",
+        "signs of the largest entries with momentum correction and error feedback: below 1/285 of the bytes",
+        {"push": "momentum:0.9|topk:0.005|sign", "pull": "ef|topk:0.01|sign", "returns": "gradients", "momentum": 0.0},
+    ),
+    "laconic-min": (
+        "the same with a quarter of the entries: below 1/1,000",
         {
-            "push": "momentum:0.9|topk:0.005|qsgd:4|rans:auto",
-            "pull": "ef|topk:0.01|qsgd:4|rans:auto",
+            "push": "momentum:0.9|topk:0.0012|sign",
+            "pull": "ef|topk:0.0024|sign",
             "returns": "gradients",
             "momentum": 0.0,
         },

@@ -1,0 +1,104 @@
+"""Four and eight workers, synchronous or not: the server's core and real workers, in threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.cluster.core import Core
+from laconic.cluster.local import LocalLink
+from laconic.errors import LaconicError
+from laconic.optim import SGD
+from laconic.studies.kothari2021.settings import Setting
+from laconic.train.shards import Shards
+from laconic.train.task import build_task
+from laconic.train.worker import Worker
+
+__all__ = ["Staleness", "train"]
+
+PATIENCE = 120.0
+"""Seconds that a worker waits for the others in an exchange."""
+
+
+class Staleness:
+    """How many updates of others came between what a worker computed on and its own: from the core's events."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
+        self.found: list[int] = []
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        worker, version = event.get("worker"), event.get("version")
+        if worker is None or version is None:
+            return
+        if event["event"] == "applied":
+            self.found.append(version - 1 - self._held.get(worker, 0))
+            self._held[worker] = version  # what a synchronous round answers with
+        elif event["event"] == "pull":
+            self._held[worker] = version
+
+
+def train(
+    setting: Setting, seed: int, epochs: int, data_dir: Path | None, tick: Callable[[int], None]
+) -> dict[str, Any]:
+    """One run; what is recorded of it."""
+    job = setting.job(seed)
+    tasks = [
+        build_task(setting.model, setting.data, data_dir=data_dir, seed=seed, holdout=setting.holdout)
+        for _ in range(job.workers)
+    ]
+    shards = Shards(tasks[0].num_train, job.workers, setting.batch, seed)
+    iterations = epochs * shards.iterations_per_epoch // job.every * job.every
+    # Each update of an asynchronous server is one worker's: there are as many times more of them.
+    updates = iterations * (1 if job.mode == "sync" else job.workers)
+    staleness = Staleness()
+    parameters = {name: p.detach().clone() for name, p in tasks[0].model.named_parameters()}
+    optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
+    rates = setting.schedule(updates, updates // max(1, epochs))
+    rate: Callable[[int], float] = rates if job.mode == "sync" else (lambda update: rates(update) / job.workers)
+    core = Core(job, parameters, optimizer, rate, staleness)
+    schedule = setting.schedule(iterations, shards.iterations_per_epoch)
+    links = [LocalLink(core, number, timeout=PATIENCE) for number in range(job.workers)]
+    workers = [
+        Worker(number, task, shards, job, schedule, link)
+        for number, (task, link) in enumerate(zip(tasks, links, strict=True))
+    ]
+    failed: list[BaseException] = []
+
+    def work(worker: Worker, link: LocalLink) -> None:
+        try:
+            first, _ = link.connect()
+            worker.join()
+            worker.run(first, iterations // job.every)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            link.leave()
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(workers, links, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        diverged = isinstance(failed[0], LaconicError) and "finite" in str(failed[0])
+        if not diverged:
+            raise failed[0]
+    with torch.no_grad():
+        for name, p in tasks[0].model.named_parameters():
+            p.copy_(core.parameters[name])
+    tick(epochs)
+    late = staleness.found
+    return {
+        "accuracy": [tasks[0].evaluate()["accuracy"]],
+        "diverged": bool(failed),
+        "iterations": iterations,
+        "push_bytes": [sum(worker.bytes_sent for worker in workers)],
+        "pull_bytes": [sum(worker.bytes_received for worker in workers)],
+        "staleness_mean": sum(late) / max(1, len(late)),
+        "staleness_most": max(late, default=0),
+    }

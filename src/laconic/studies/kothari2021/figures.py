@@ -1,0 +1,151 @@
+"""Figures from Records, as SVG files that are the same for the same Records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from laconic.errors import ConfigError, FileError
+from laconic.studies.kothari2021.report import MODEL_NAMES, Results, Row
+from laconic.studies.oland2015.figures import STYLE
+
+__all__ = ["FIGURES", "draw"]
+
+COLOURS = {
+    "1": "#222222", "2": "#7570b3", "2w": "#b8860b", "3": "#999999", "4": "#1b9e77", "5": "#d95f02", "6": "#c2185b",
+    "laconic": "#1f6fb4", "laconic-min": "#0b3d66", "adaptive": "#66a61e",
+}  # fmt: skip
+OTHERS = ("#8c6bb1", "#41ae76", "#ef6548", "#4eb3d3", "#fd8d3c", "#969696", "#df65b0", "#74c476")
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """All figures that the Records allow."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("figures need matplotlib: pip install 'laconic[plots]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn = []
+    with plt.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        for name, (part, paint) in FIGURES.items():
+            if not results.models(part) or (name == "time" and not results.times):
+                continue
+            figure = paint(results, plt)
+            path = folder / f"{name}.svg"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                figure.savefig(path, metadata={"Date": None, "Creator": None})
+            except OSError as error:
+                raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+            plt.close(figure)
+            drawn.append(path)
+    return drawn
+
+
+def _panels(results: Results, plt: Any, part: str) -> tuple[Any, list[tuple[str, Any]]]:
+    models = results.models(part)
+    figure, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models), 3.8), squeeze=False)
+    return figure, list(zip(models, axes[0], strict=True))
+
+
+def _colour(row: Row, number: int) -> str:
+    return COLOURS.get(row.name, OTHERS[number % len(OTHERS)])
+
+
+def _caption(model: str, rows: list[Row]) -> str:
+    values = rows[0].values
+    return f"{MODEL_NAMES[model]}, {values['data']}, {values['epochs']} epochs"
+
+
+def _curves(results: Results, plt: Any, against: Callable[[Row], list[float]], label: str, log: bool) -> Any:
+    figure, panels = _panels(results, plt, "accuracy")
+    for model, axes in panels:
+        rows = results.rows("accuracy", model)
+        for number, row in enumerate(rows):
+            axes.plot(against(row), row.curve("accuracy"), color=_colour(row, number), linewidth=1.2, label=row.name)
+        top = max(fmean(row.final) for row in rows)
+        axes.set(xlabel=label, ylabel="top-1 %", title=_caption(model, rows))
+        axes.set_ylim(top - (30 if model == "vgg11" else 3), top + 0.5)
+        if log:
+            axes.set_xscale("log")
+    figure.legend(*panels[-1][1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _by_epoch(results: Results, plt: Any) -> Any:
+    return _curves(results, plt, lambda row: [float(i + 1) for i in range(len(row.curve("accuracy")))], "epoch", False)
+
+
+def _by_bytes(results: Results, plt: Any) -> Any:
+    def megabytes(row: Row) -> list[float]:
+        return [one / 1e6 for one in row.bytes_by_epoch()]
+
+    return _curves(results, plt, megabytes, "MB sent and received so far, both workers", True)
+
+
+def _by_time(results: Results, plt: Any) -> Any:
+    """Accuracy against what the server took for as many iterations."""
+    pairs = sorted({(values["model"], values["link"]) for values in results.times})
+    figure, grid = plt.subplots(1, len(pairs), figsize=(4.4 * len(pairs), 3.8), squeeze=False)
+    for (model, link), axes in zip(pairs, grid[0], strict=True):
+        rows = results.rows("accuracy", model)
+        for number, row in enumerate(rows):
+            for values in results.times:
+                if (values["model"], values["link"], values["method"]) == (model, link, row.name):
+                    epoch = values["total_s"] / values["iterations"] * row.iterations / row.values["epochs"] / 60
+                    minutes = [epoch * (i + 1) for i in range(len(row.curve("accuracy")))]
+                    axes.plot(minutes, row.curve("accuracy"), color=_colour(row, number), linewidth=1.2, label=row.name)
+        axes.set(xlabel="minutes", ylabel="top-1 %", xscale="log", title=f"{MODEL_NAMES[model]}, {link}")
+        top = max((fmean(row.final) for row in rows), default=100.0)
+        axes.set_ylim(top - (30 if model == "vgg11" else 3), top + 0.5)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _frontier(results: Results, plt: Any) -> Any:
+    """Last accuracy against bytes, all settings."""
+    figure, panels = _panels(results, plt, "accuracy")
+    for model, axes in panels:
+        rows = results.rows("accuracy", model)
+        for number, row in enumerate(rows):
+            kilobytes = row.bytes_per_iteration / 1e3
+            axes.plot([kilobytes] * len(row.final), row.final, "o", color=_colour(row, number), label=row.name)
+        others = results.rows("frontier", model)
+        kilobytes_of = [row.bytes_per_iteration / 1e3 for row in others]
+        axes.plot(kilobytes_of, [fmean(row.final) for row in others], "x", color="#1f6fb4", label="other settings")
+        top = max(fmean(row.final) for row in rows)
+        axes.set(xlabel="kB an iteration", ylabel="last top-1 %", xscale="log", title=_caption(model, rows))
+        axes.set_ylim(top - (12 if model == "vgg11" else 1.0), top + (1 if model == "vgg11" else 0.2))
+    figure.legend(*panels[-1][1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _ingredients(results: Results, plt: Any) -> Any:
+    """What is lost, and what it costs, without each."""
+    models = results.models("ingredients")
+    figure, grid = plt.subplots(len(models), 2, figsize=(8.4, 2.6 * len(models)), squeeze=False, sharey="row")
+    for model, (left, right) in zip(models, grid, strict=True):
+        base = results.row(model, "laconic-min")
+        rows = ([base] if base is not None else []) + results.rows("ingredients", model)
+        names = [row.name for row in rows]
+        left.barh(names, [fmean(row.final) for row in rows], color="#1f6fb4")
+        right.barh(names, [row.bytes_per_iteration / 1e3 for row in rows], color="#d95f02")
+        finals = [fmean(row.final) for row in rows]
+        left.set(xlabel="last top-1 %", title=_caption(model, rows), xlim=(min(finals) - 2, max(finals) + 1))
+        right.set(xlabel="kB an iteration")
+        left.invert_yaxis()
+    return figure
+
+
+FIGURES: dict[str, tuple[str, Callable[[Results, Any], Any]]] = {
+    "epochs": ("accuracy", _by_epoch),
+    "bytes": ("accuracy", _by_bytes),
+    "time": ("accuracy", _by_time),
+    "frontier": ("accuracy", _frontier),
+    "ingredients": ("ingredients", _ingredients),
+}
+"""Files, and the part whose Records they need."""
