@@ -187,6 +187,12 @@ NB_MODULE(_core, m) {
     return finite.load();
   }, Unlocked());
 
+  m.def("add_momentum", [](Address x, int64_t n, float momentum, Address velocity, Address residual, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().add_momentum(at<const float>(x), momentum, at<float>(velocity), at<float>(residual), begin, end);
+    });
+  }, Unlocked());
+
   m.def("topk", [](Address x, int64_t n, int64_t k, bool wide, Address positions, Address values, int threads) {
     return by_index(wide, [&](auto* index) {
       using Index = std::remove_pointer_t<decltype(index)>;

@@ -150,6 +150,8 @@ struct Simd {
   uint32_t (*cast_encode)(const float* x, bool half, uint8_t* out, int64_t begin, int64_t end, int64_t* saturated);
   bool (*cast_decode)(const uint8_t* from, bool half, Sink, int64_t begin, int64_t end);
 
+  void (*add_momentum)(const float* x, float m, float* velocity, float* residual, int64_t begin, int64_t end);
+
   // Appends what reaches the threshold; false when it would overflow.
   bool (*compact)(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kept*);
   int64_t (*count_reaching)(const float* x, int64_t begin, int64_t end, uint32_t threshold);

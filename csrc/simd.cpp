@@ -3,6 +3,7 @@
 
 #include "core.hpp"
 #include "simd/casts.hpp"
+#include "simd/feedback.hpp"
 #include "simd/huffman.hpp"
 #include "simd/linear.hpp"
 #include "simd/qsgd.hpp"
@@ -43,6 +44,7 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     add_raw,
     cast_encode,
     cast_decode,
+    add_momentum,
     compact,
     count_reaching,
     compact_hashes,

@@ -152,8 +152,11 @@ class Channel:
             if memory.velocity is None:
                 memory.velocity = torch.zeros_like(flat)
             velocity = memory.velocity
-            velocity.mul_(stage.m).add_(flat)
-            memory.residual.add_(torch.add(flat, velocity, alpha=stage.m) if stage.nesterov else velocity)
+            if stage.nesterov:
+                velocity.mul_(stage.m).add_(flat)
+                memory.residual.add_(torch.add(flat, velocity, alpha=stage.m))
+            else:
+                kernels.of(flat).add_momentum(flat.view(-1), stage.m, velocity.view(-1), memory.residual.view(-1))
         else:
             memory.residual.add_(flat)
         try:
@@ -163,7 +166,7 @@ class Channel:
             self.stats.residual_resets += 1
             log.warning("slot %r: its residual overflowed float32 and is reset", slot)
             raise
-        codec.accumulate(_on(packet, memory.residual.device), memory.residual, -1.0)
+        codec.accumulate(packet.to(memory.residual.device), memory.residual, -1.0)
         if velocity is not None:
             sent = codec.positions(packet)
             if sent is not None:  # momentum factor masking: what was sent starts afresh
@@ -228,9 +231,3 @@ def channel(spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonf
 def _memory_stage(stages: tuple[ChannelStage, ...]) -> ChannelStage | None:
     """The stage that decides the arithmetic: ``momentum`` has error feedback built in, ``ef`` adds nothing to it."""
     return next((stage for stage in stages if isinstance(stage, MomentumCorrection)), stages[0] if stages else None)
-
-
-def _on(packet: Packet, device: torch.device) -> Packet:
-    if device.type == "cpu":
-        return packet
-    return Packet(packet.codec, packet.spec, tuple(section.to(device) for section in packet.sections))

@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic._core import advise_large_pages
 from laconic.errors import FrameError
 
-__all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate", "tensor_spec"]
+__all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "RoomFor", "TensorSpec", "allocate", "tensor_spec"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that codecs take."""
@@ -59,6 +59,23 @@ def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = Fals
     return fresh
 
 
+class RoomFor:
+    """What goes on within takes memory for so many values that a frame declares; ``FrameError`` when there is none."""
+
+    __slots__ = ("numel",)
+
+    def __init__(self, numel: int) -> None:
+        self.numel = numel
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
+            # A few bytes may stand for more values than there is room to decode: that is the frame's fault.
+            raise FrameError(f"no memory to decode {self.numel} values: cap frames with max_numel") from error
+
+
 @lru_cache(maxsize=4096)
 def tensor_spec(shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
     """The spec of a shape and dtype; they recur every step."""
@@ -76,6 +93,12 @@ class Packet:
     codec: str
     spec: TensorSpec
     sections: tuple[Tensor, ...]
+
+    def to(self, device: torch.device) -> Packet:
+        """The same packet with its sections there."""
+        if device.type == "cpu" and all(section.is_cpu for section in self.sections):
+            return self
+        return Packet(self.codec, self.spec, tuple(section.to(device) for section in self.sections))
 
 
 class Arena(Protocol):

@@ -63,6 +63,15 @@ def test_small_sizes_agree(spec, threads):
         laws.agree(laws.normal(n, seed=n), spec, seed=n)
 
 
+def test_momentum_agrees(threads):
+    for n in SIZES:
+        x, velocity, residual = (laws.normal(n, seed=seed) for seed in (n, n + 1, n + 2))
+        truth = velocity.clone(), residual.clone()
+        kernels.reference.add_momentum(x, 0.9, *truth)
+        kernels.cpu.add_momentum(x, 0.9, velocity, residual)
+        assert laws.same_bits(velocity, truth[0]) and laws.same_bits(residual, truth[1]), n
+
+
 def large_cases():
     """Sizes and specs, those that take long marked so: a coder's reference goes symbol by symbol."""
     for n in LARGE:

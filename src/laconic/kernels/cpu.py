@@ -98,6 +98,10 @@ def all_finite(x: Tensor) -> bool:
     return _core.largest_key(x.data_ptr(), x.numel()) < 0x7F800000
 
 
+def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
+    _core.add_momentum(_floats(x), x.numel(), momentum, _floats(velocity), _floats(residual), _threads())
+
+
 def copy_finite(x: Tensor, out: Tensor) -> bool:
     nbytes = x.numel() * x.element_size()
     if x.dtype not in _EXPONENT:

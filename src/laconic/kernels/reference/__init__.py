@@ -6,7 +6,7 @@ bytes have a fixed order (``pairwise_sum``), so that thread count and backend ca
 
 from __future__ import annotations
 
-from laconic.kernels.reference.casts import all_finite, cast_decode, cast_encode, copy_finite, raw_decode
+from laconic.kernels.reference.casts import add_momentum, all_finite, cast_decode, cast_encode, copy_finite, raw_decode
 from laconic.kernels.reference.coding import code_symbols, code_values, coded_modes, decode_symbols, decode_values
 from laconic.kernels.reference.linear import (
     full_table,
@@ -39,6 +39,7 @@ from laconic.kernels.reference.sums import pairwise_sum
 
 __all__ = [
     "above",
+    "add_momentum",
     "all_finite",
     "cast_decode",
     "cast_encode",

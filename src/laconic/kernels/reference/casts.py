@@ -16,6 +16,12 @@ def all_finite(x: Tensor) -> bool:
     return bool(torch.isfinite(x).all())
 
 
+def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
+    """velocity = momentum * velocity + x; residual += velocity: float32, in place, rounded after each operation."""
+    velocity.mul_(momentum).add_(x)
+    residual.add_(velocity)
+
+
 def copy_finite(x: Tensor, out: Tensor) -> bool:
     """Copy the bytes of x; False when one of its floats is not finite (the copy is then not to be used)."""
     if x.is_floating_point() and not all_finite(x):
