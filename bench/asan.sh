@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the core with the address and undefined-behaviour sanitizers and runs the tests that feed it hostile frames and
 # compare it with the reference, once per instruction set this machine has. Everything goes to build/asan; the installed
-# package is left alone. Extra arguments go to pytest.
+# package is left alone. Extra arguments go to pytest; `asan.sh fuzz ARGUMENTS` fuzzes instead, with fuzz/run.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -66,6 +66,11 @@ for isa in ${LACONIC_ISAS:-baseline avx2 avx512}; do
   chosen=$(LD_PRELOAD=$preload "$python" -S -c 'import laconic._core; print(laconic._core.isa)')
   if [ "$chosen" != "$isa" ]; then
     echo "asan: this machine does not run $isa, skipped"
+    continue
+  fi
+  if [ "${1:-}" = fuzz ]; then
+    LD_PRELOAD=$preload "$python" -S -c 'import laconic_asan_guard; laconic_asan_guard.pytest_configure(None)'
+    LD_PRELOAD=$preload "$python" -S fuzz/run.py --blind --sanitized "${@:2}"
     continue
   fi
   # The deselected tests limit the address space, in which the sanitizer's shadow memory finds no room, or measure time

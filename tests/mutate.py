@@ -140,6 +140,23 @@ class Bundle:
     zero: int = 0
     padding: int = 0
 
+    @classmethod
+    def read(cls, blob: bytes) -> Bundle:
+        """Whatever can be read as names and frames; ``struct.error`` where there is no directory."""
+        _, version, flags, zero, count, directory, _ = BUNDLE.unpack_from(blob)
+        names, sizes, at = [], [], BUNDLE.size
+        for _ in range(min(count, 64)):
+            nbytes, name_nbytes = ENTRY.unpack_from(blob, at)
+            at += ENTRY.size
+            names.append(bytes(blob[at : at + name_nbytes]))
+            sizes.append(nbytes)
+            at += name_nbytes
+        frames, at = [], aligned(BUNDLE.size + directory + 4)
+        for nbytes in sizes:
+            frames.append(bytes(blob[at : at + nbytes]))
+            at = aligned(at + nbytes)
+        return cls(names, frames, version=version, flags=flags, zero=zero)
+
     def write(self) -> bytes:
         sizes = [len(frame) for frame in self.frames] if self.sizes is None else self.sizes
         name_sizes = [len(name) for name in self.names] if self.name_sizes is None else self.name_sizes
@@ -361,6 +378,12 @@ def bent_frame(seeds: list[bytes], dice: random.Random) -> bytes:
 def bent_bundle(seeds: list[bytes], dice: random.Random) -> bytes:
     count = dice.randrange(5)
     it = Bundle([f"slot{i}".encode() for i in range(count)], [dice.choice(seeds) for _ in range(count)])
+    bend_bundle(it, seeds, dice)
+    return it.write()
+
+
+def bend_bundle(it: Bundle, seeds: list[bytes], dice: random.Random) -> None:
+    count = len(it.frames)
     move = dice.randrange(9)
     if move == 0 and count:
         it.names[dice.randrange(count)] = dice.choice((b"slot0", b"", b"\xff\xfe", b"x" * 1024, b"x" * 1025, b"\x00"))
@@ -383,7 +406,6 @@ def bent_bundle(seeds: list[bytes], dice: random.Random) -> bytes:
     elif count:  # a bundle within, or a frame cut short
         at = dice.randrange(count)
         it.frames[at] = dice.choice((it.write(), it.frames[at][: dice.randrange(40)]))
-    return it.write()
 
 
 def cases(seeds: list[bytes], count: int, seed: int = 0) -> Iterator[tuple[bytes, bool]]:

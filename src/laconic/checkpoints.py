@@ -284,12 +284,15 @@ def list_file(source: str | os.PathLike[str]) -> Summary:
     return Summary(entries, source.stat().st_size, len(header) + total, time.perf_counter() - began, metadata)
 
 
-def explain_file(source: str | os.PathLike[str]) -> list[Explanation]:
-    """How each tensor of a ``.lac`` file was coded, and where its bits went."""
+def explain_file(source: str | os.PathLike[str], *, max_numel: int = wire.MAX_NUMEL) -> list[Explanation]:
+    """How each tensor of a ``.lac`` file was coded, and where its bits went.
+
+    Every tensor is decoded; a file that declares more than ``max_numel`` values, all together, is refused.
+    """
     source = Path(source)
     _check_source(source)
     try:
-        return [packet for packet in explain(_map(source)) if packet.name != METADATA]
+        return [packet for packet in explain(_map(source), max_numel=max_numel) if packet.name != METADATA]
     except FrameError as error:
         raise FrameError(f"{source} is not a .lac file, or a damaged or cut one: {error}") from None
 
@@ -332,11 +335,14 @@ def _map(source: Path) -> memoryview:
 
 def _read_metadata(packet: Packet, chain: Chain, source: Path) -> dict[str, str]:
     try:
-        if packet.spec.dtype != torch.uint8 or len(packet.spec.shape) != 1:
+        # No sections are as many zeros as the frame likes to say, and no JSON.
+        if packet.spec.dtype != torch.uint8 or len(packet.spec.shape) != 1 or not packet.sections:
             raise ValueError
         found = json.loads(bytes(chain.decode(packet).numpy().data))
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise ValueError
+        for text in (*found, *found.values()):
+            text.encode()  # JSON can spell half a character, which cannot be written again
     except (ValueError, RecursionError):
         raise FrameError(f"{source}: {METADATA!r} must hold a JSON object of strings, as UTF-8 bytes") from None
     return found

@@ -17,11 +17,13 @@ from laconic.codecs.coders import ChunkCoder
 from laconic.errors import FrameError
 from laconic.frames import open_packet
 from laconic.kernels.interface import CONSTANT, HUFFMAN, MAX_ALPHABET, RANS, RAW
-from laconic.packet import Packet
+from laconic.packet import Packet, RoomFor
 from laconic.wire import MAX_NUMEL, Buffer
 
 __all__ = ["Explanation", "explain"]
 
+_PART = 1 << 20
+"""Symbols that are counted at a time: each takes eight bytes meanwhile."""
 _MODES = {CONSTANT: "constant", RAW: "raw", HUFFMAN: "huffman", RANS: "rans"}
 
 
@@ -75,13 +77,13 @@ def explain(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> list[Explanation]:
     (4.0, 512, 9.0)
     """
     if wire.is_bundle(blob):
-        found: list[Explanation] = []
+        found: dict[str, Explanation] = {}
         for name, frame in wire.unpack_bundle(blob):
-            if any(name == before.name for before in found):
+            if name in found:
                 raise FrameError(f"the bundle holds {name!r} twice")
-            found.append(_explain(name, frame, max_numel))
-            max_numel -= found[-1].numel
-        return found
+            found[name] = _explain(name, frame, max_numel)
+            max_numel -= found[name].numel
+        return list(found.values())
     return [_explain("", blob, max_numel)]
 
 
@@ -96,7 +98,8 @@ def _explain(name: str, blob: Buffer, max_numel: int) -> Explanation:
         known["position_bits"] = 8 * sections[0].numel() / kept
         sections = sections[1:]
     if sections and isinstance(chain.values, Quantizer):
-        known |= _symbols(sections, kept, chain, chain.values)
+        with RoomFor(kept):
+            known |= _symbols(sections, kept, chain, chain.values)
     return Explanation(
         name,
         packet.codec,
@@ -135,7 +138,9 @@ def _symbols(sections: tuple[Tensor, ...], n: int, chain: Chain, quantizer: Quan
         symbols = quantizer.packed_symbols(last, side, n, backend)
     if symbols is None:
         raise FrameError("the frame has no symbols where it must")
-    counts = torch.bincount(symbols.long())
+    counts = torch.zeros(MAX_ALPHABET, dtype=torch.int64, device=symbols.device)
+    for at in range(0, n, _PART):
+        counts += torch.bincount(symbols[at : at + _PART].long(), minlength=MAX_ALPHABET)
     counts = counts[counts > 0].to(torch.float64)
     entropy = math.log2(n) - float((counts * counts.log2()).sum()) / n
     before = quantizer.packed_bits(side, n)

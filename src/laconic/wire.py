@@ -57,6 +57,7 @@ _FIXED = struct.Struct("<4sBBBBHBBQI")  # magic, version, flags, dtype, ndim, sp
 _BUNDLE = struct.Struct("<4sBBHIIQ")  # magic, version, flags, 0, packets, directory bytes, body bytes
 _ENTRY = struct.Struct("<QH")  # frame bytes, name bytes
 _CRC = struct.Struct("<I")
+_SHORTEST: Final = 32  # bytes of a header, which ends on the alignment
 
 DTYPES: Final[dict[int, torch.dtype]] = {
     1: torch.float32,
@@ -358,6 +359,8 @@ def _entries(head: bytes, count: int, end: int) -> Iterator[tuple[str, int]]:
             raise FrameError("the bundle's directory is shorter than its entries")
         nbytes, name_nbytes = _ENTRY.unpack_from(head, at)
         at += _ENTRY.size
+        if nbytes < _SHORTEST:  # a view of nothing takes a hundred times the entry
+            raise FrameError(f"a frame has at least {_SHORTEST} bytes, the bundle's directory says {nbytes}")
         if name_nbytes > MAX_NAME or at + name_nbytes > end:
             raise FrameError(f"a name of {name_nbytes} bytes does not fit the bundle's directory")
         try:

@@ -17,7 +17,7 @@ from laconic.codecs.coded import Coded
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.kernels.interface import MAX_ALPHABET
-from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, TensorSpec, allocate
+from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, RoomFor, TensorSpec, allocate
 
 __all__ = ["Chain", "split"]
 
@@ -212,7 +212,8 @@ class Chain:
             flat = out if out.dim() == 1 else out.view(-1)
         self._fill(packet, flat, None)
         if not direct:
-            out.copy_(_saturated(flat, out.dtype).view(spec.shape))
+            with RoomFor(spec.numel):
+                out.copy_(_saturated(flat, out.dtype).view(spec.shape))
         return out
 
     def accumulate(self, packet: Packet, out: Tensor, weight: float = 1.0) -> None:
@@ -245,15 +246,8 @@ class Chain:
             raise FrameError(f"codec {self.text!r} codes {k} values in {wanted} bytes, the frame has {coded}")
 
     def _fill(self, packet: Packet, out: Tensor, weight: float | None) -> None:
-        try:
+        with RoomFor(packet.spec.numel):
             self._fill_out(packet, out, weight)
-        except (MemoryError, RuntimeError) as error:
-            # A few bytes may stand for more values than there is room to decode: that is the frame's fault.
-            if isinstance(error, MemoryError) or "allocate" in str(error):
-                raise FrameError(
-                    f"no memory to decode {packet.spec.numel} values: cap frames with max_numel"
-                ) from error
-            raise
 
     def _fill_out(self, packet: Packet, out: Tensor, weight: float | None) -> None:
         backend = kernels.of(packet.sections[0])

@@ -1,0 +1,89 @@
+"""Fuzz every target for a while, or some of them, and say what came of it: ``python fuzz/run.py --seconds 60 lac``.
+
+Seeds, corpus and findings are kept in build/fuzz/<target>; a later run goes on from the corpus. Ends with 1 when there
+are findings. ``--replay FILE`` runs one input and shows the traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+COVERAGE = re.compile(r"^#(\d+)\s+(INITED|DONE).*? cov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
+NAMES = (
+    "parser", "decode-casts", "decode-quantizers", "decode-adaptive", "decode-selectors", "decode-coders", "aggregate",
+    "explain", "lac", "checkpoint", "messages", "server",
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="target", help=f"of: {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "fuzz")
+    parser.add_argument("--blind", action="store_true", help="without atheris")
+    parser.add_argument("--sanitized", action="store_true", help="for a core built with sanitizers")
+    parser.add_argument("--replay", type=Path, help="an input, for the one target named")
+    args = parser.parse_args()
+    for name in args.targets:
+        if name not in NAMES:
+            parser.error(f"no target {name!r}; there are {', '.join(NAMES)}")
+    if args.replay is not None:
+        return replay(args.targets, args.replay)
+    failed = [name for name in args.targets or NAMES if not fuzz(name, args)]
+    if failed:
+        print(f"findings in {', '.join(failed)}: see {args.work}/<target>/findings and log")
+    return 1 if failed else 0
+
+
+def replay(names: list[str], path: Path) -> int:
+    import targets
+
+    for name in names or NAMES:
+        taken = targets.guarded(targets.TARGETS[name], path.read_bytes())
+        print(f"{name}: {'taken' if taken else 'refused'}")
+    return 0
+
+
+def fuzz(name: str, args: argparse.Namespace) -> bool:
+    """Whether a target stood its time; prints a line about it."""
+    work = args.work / name
+    work.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *(["-S"] if sys.flags.no_site else []), str(HERE / "one.py"), name, str(work)]
+    command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
+    command += [flag for flag in ("--blind", "--sanitized") if getattr(args, flag[2:])]
+    began = time.monotonic()
+    with (work / "log").open("w+") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=10 * args.seconds + 300)
+        log.seek(0)
+        text = log.read()
+    seconds = time.monotonic() - began
+    if done.returncode:
+        current = work / "current"
+        if current.exists():
+            current.replace(work / "findings" / f"died-{int(time.time())}")
+        print(f"{name}: FAILED with {done.returncode} after {seconds:.0f} s; the end of {work / 'log'}:")
+        print("\n".join(text.splitlines()[-25:]), flush=True)
+        return False
+    print(f"{name}: {_summary(text)}, {seconds:.0f} s", flush=True)
+    return True
+
+
+def _summary(text: str) -> str:
+    found = {stage: numbers for *numbers, stage in ((a, c, f, n, s) for a, s, c, f, n in COVERAGE.findall(text))}
+    if "DONE" in found:
+        first, last = found.get("INITED", found["DONE"]), found["DONE"]
+        return f"{last[0]} inputs, edges {first[1]} -> {last[1]}, features {first[2]} -> {last[2]}, corpus {last[3]}"
+    told = json.loads(text.splitlines()[-1])
+    return f"{told['count']} inputs, {told['taken']} taken, {told['known']} known before"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,431 @@
+"""What is fuzzed: for each target seeds made by code, a way to bend them, and what must hold whatever the bytes are.
+
+A check returns whether the bytes were taken, and raises where a promise is broken: nothing but ``FrameError`` (and
+``FileError`` from files) comes out, what is taken is as declared, two roads to the same tensor agree. ``guarded`` adds
+time and memory. Nothing here needs atheris.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+import bend
+import laconic
+import laws
+import mutate
+from laconic import FrameError, checkpoints, kernels, wire
+from laconic.cluster import checkpoint, messages
+from laconic.cluster.core import Core, RefusedError
+from laconic.cluster.job import Job
+from laconic.cluster.server import Server, Traffic
+from laconic.errors import FileError
+from laconic.optim import SGD, Schedule
+
+MAX_NUMEL = mutate.MAX_NUMEL
+SLOWEST = 1.0
+"""Seconds of processor time that an input may take."""
+MOST = 64 << 20
+"""Bytes by which an input may make the process grow."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to fuzz."""
+
+    name: str
+    seeds: Callable[[], list[bytes]]
+    bend: Callable[..., bytes]
+    check: Callable[[bytes], bool]
+
+
+def guarded(target: Target, data: bytes) -> bool:
+    """The target's check, and its limits of time and memory."""
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    taken = target.check(data)
+    seconds = time.process_time() - began
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert seconds < SLOWEST, f"{len(data)} bytes took {seconds:.1f} s"
+    assert grown < MOST, f"{len(data)} bytes took {grown >> 20} MiB"
+    return taken
+
+
+# ----------------------------------------------------------------------------------------------------------- frames
+
+
+def ramp(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values in (-1, 1), small ones more often."""
+    unit = ((torch.arange(1, n + 1) * 2654435761 % 2**32).double() - 2**31) / 2**31
+    return (unit**3).to(dtype)
+
+
+@cache
+def frames_of(*specs: str) -> list[bytes]:
+    """Valid frames of each spec: some values, few, one, equal ones, none but zero, other dtypes."""
+    inputs = (ramp(300).view(20, 15), ramp(40), ramp(1)[0], torch.full((9,), 0.75), torch.zeros(3, 2))
+    found = [laconic.encode(x, spec, seed=7) for spec in specs for x in inputs]
+    return found + [laconic.encode(ramp(50, dtype), specs[0]) for dtype in laws.DTYPES[1:]]
+
+
+def bundles_of(specs: tuple[str, ...]) -> list[bytes]:
+    """Bundles with frames of one shape, three by three."""
+    x = ramp(60)
+    frames = [laconic.encode(x, spec, seed=7) for spec in specs]
+    return [
+        bytes(wire.pack_bundle([(f"slot{j}", frame) for j, frame in enumerate(frames[i : i + 3])]))
+        for i in range(0, len(frames), 3)
+    ]
+
+
+def check_parser(data: bytes) -> bool:
+    try:
+        if wire.is_bundle(data):
+            parts = wire.unpack_bundle(data)
+            assert bytes(wire.pack_bundle(parts)) == data, "another bundle than what was read"
+            return True
+        packet = wire.unpack(data, max_numel=MAX_NUMEL)
+    except FrameError:
+        return False
+    assert packet.spec.numel <= MAX_NUMEL
+    # The one freedom of a writer: 64-bit sizes where 32 would do.
+    assert data[5] & wire.WIDE or bytes(wire.pack(packet)) == data, "another frame than what was read"
+    return True
+
+
+def check_decode(data: bytes) -> bool:
+    """As the hostile-frame tests have it; small ones by the reference, too, which atheris can see into."""
+    taken = mutate.survives(data, False)
+    try:
+        packet = wire.unpack(data, max_numel=300)
+    except FrameError:
+        return taken
+    with kernels.use("reference"):
+        try:
+            truth = laconic.decode(data)
+        except FrameError:
+            assert not taken, "the reference refuses what the core takes"
+            return False
+    assert taken, "the reference takes what the core refuses"
+    assert laws.same_bits(laconic.decode(data), truth), f"another tensor than the reference's: {packet.codec}"
+    return True
+
+
+def check_aggregate(data: bytes) -> bool:
+    """A bundle's frames as what many senders sent: decoded into one sum, or one by one."""
+    try:
+        frames = [frame for _, frame in wire.unpack_bundle(data)]
+    except FrameError:
+        return False
+    if not frames:
+        return False
+    weights = [0.5, 0.25, 1.0, 0.0, -2.0] * len(frames)
+    refused = None
+    try:
+        found = laconic.aggregate.weighted_sum(frames, weights[: len(frames)], max_numel=MAX_NUMEL)
+    except FrameError as error:
+        refused = error
+    try:
+        tensors = [laconic.decode(frame, max_numel=MAX_NUMEL) for frame in frames]
+    except FrameError:
+        assert refused is not None, "summed, though it does not decode"
+        return False
+    if refused is not None:
+        carried = all(tensor.is_floating_point() for tensor in tensors)
+        same = len({tensor.shape for tensor in tensors}) == 1
+        assert not (carried and same), f"decodes, but is not summed: {refused}"
+        return False
+    assert found.shape == tensors[0].shape and found.dtype == torch.float32
+    if all(tensor.dtype == torch.float32 for tensor in tensors):  # a half decodes with a rounding of its own
+        wanted = torch.zeros(found.shape)
+        for tensor, weight in zip(tensors, weights, strict=False):
+            wanted += tensor * torch.tensor(weight, dtype=torch.float32)
+        assert torch.equal(found.nan_to_num(), wanted.nan_to_num()), "another sum than that of what decodes"
+    laconic.aggregate.mean(frames, max_numel=MAX_NUMEL)
+    return True
+
+
+def check_explain(data: bytes) -> bool:
+    try:
+        told = laconic.explain(data, max_numel=MAX_NUMEL)
+    except FrameError:
+        return False
+    repr(told)
+    assert sum(each.numel for each in told) <= MAX_NUMEL
+    if wire.is_bundle(data):
+        assert len(laconic.decode_bundle(data, max_numel=MAX_NUMEL)) == len(told)
+    else:
+        assert laconic.decode(data, max_numel=MAX_NUMEL).shape == told[0].shape
+    return True
+
+
+def bend_frame_or_bundle(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
+    return (bend.bundle if data[5:6] == b"\1" else bend.frame)(data, dice, scramble, room)
+
+
+def bend_either_way(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
+    """Half of them as plain bytes: what is refused before the checksum."""
+    return scramble(data, room) if dice.random() < 0.3 else bend_frame_or_bundle(data, dice, scramble, room)
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """In memory where there is such a thing: files are synced."""
+    shm = Path("/dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="laconic-fuzz-", dir=shm if shm.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@cache
+def lac_seeds() -> list[bytes]:
+    from safetensors.torch import save_file
+
+    tensors = {
+        "weight": ramp(5000).view(50, 100), "bias": ramp(9), "half": ramp(20, torch.float16), "scalar": ramp(1)[0],
+        "steps": torch.arange(5), "mask": torch.tensor([True, False]), "none": torch.zeros(0, 3), "ŝ": torch.zeros(4),
+    }  # fmt: skip
+    found = []
+    with folder() as at:
+        for spec in ("qsgd:4", "topk:0.01|qsgd:4|rans", "adaptive:3.0,tail=0.01|huffman", "none"):
+            for metadata in ({"format": "pt", "note": "as ever"}, None):
+                save_file(tensors, at / "in.safetensors", metadata)
+                checkpoints.pack_file(at / "in.safetensors", at / "out.lac", spec, force=True)
+                found.append((at / "out.lac").read_bytes())
+    return found
+
+
+def bend_lac(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
+    return bend.bundle(data, dice, scramble, room, metadata=checkpoints.METADATA.encode())
+
+
+def check_lac(data: bytes) -> bool:
+    from safetensors import safe_open
+
+    with folder() as at:
+        source, target = at / "in.lac", at / "out.safetensors"
+        source.write_bytes(data)
+        listed = explained = None
+        with contextlib.suppress(FrameError, FileError):
+            listed = checkpoints.list_file(source)
+        with contextlib.suppress(FrameError, FileError):
+            explained = checkpoints.explain_file(source, max_numel=MAX_NUMEL)
+        try:
+            summary = checkpoints.unpack_file(source, target, max_numel=MAX_NUMEL)
+        except (FrameError, FileError):
+            assert [path.name for path in at.iterdir()] == ["in.lac"], "a part of a file is left"
+            return False
+        assert listed is not None and listed.entries == summary.entries and listed.bytes_out == summary.bytes_out
+        assert explained is not None and len(explained) == len(summary.entries)
+        assert target.stat().st_size == summary.bytes_out
+        with safe_open(target, framework="pt") as file:  # what we write, others can read
+            assert set(file.keys()) == {entry.name for entry in summary.entries}
+            for entry in summary.entries:
+                assert tuple(file.get_slice(entry.name).get_shape()) == entry.shape
+        return True
+
+
+@cache
+def checkpoint_seeds() -> list[bytes]:
+    tensors = {
+        "weight": ramp(60).view(20, 3), "momentum": ramp(7), "scalar": ramp(1)[0], "empty": torch.zeros(0, 3),
+        "bytes": torch.arange(9, dtype=torch.uint8), "eighth": torch.zeros(5, dtype=torch.float8_e4m3fn),
+    }  # fmt: skip
+    found = []
+    for step, kept, meta in ((820, tensors, {"clock": [1, 2], "job": {"lr": 0.1}}), (0, {}, {})):
+        with folder() as at:
+            path = checkpoint.save(at, step, kept, meta)
+            parts = [(path / name).read_bytes() for name in ("manifest.json", "tensors.safetensors")]
+            found.append(bend.join_checkpoint(*parts))
+    return found
+
+
+def check_checkpoint(data: bytes) -> bool:
+    manifest, tensors = bend.split_checkpoint(data)
+    with folder() as at:
+        path = at / "00000001-step-820"
+        path.mkdir()
+        (path / "manifest.json").write_bytes(manifest)
+        (path / "tensors.safetensors").write_bytes(tensors)
+        latest = None
+        with contextlib.suppress(FileError):
+            latest = checkpoint.load_latest(at)
+        try:
+            found = checkpoint.load(path)
+        except FileError:
+            assert latest is None
+            return False
+    assert latest is not None and latest.tensors.keys() == found.tensors.keys()
+    assert type(found.step) is int and found.step >= 0 and isinstance(found.meta, dict)
+    assert sum(x.nbytes for x in found.tensors.values()) <= len(tensors), "more than the file holds"
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- messages
+
+CHUNK = 48
+"""Bytes of a piece here, so that few make a frame."""
+
+
+def message_seeds() -> list[bytes]:
+    with mock.patch.object(messages, "CHUNK", CHUNK):
+        frames = [laconic.encode(ramp(n), "none") for n in (2, 30)]
+        pushed = [m for slot, frame in enumerate(frames) for m in messages.frame_messages(slot, frame)]
+    head = messages.note({"worker": 0, "incarnation": 0, "sequence": 0})
+    hello = messages.note({"protocol": 1, "laconic": "0", "worker": 0, "incarnation": 0, "fingerprint": "0"})
+    join = messages.note({"worker": 0, "incarnation": 0, "attempt": 0, "versions": [0, 3], "lost": False})
+    last = messages.note({"score": 0.5})
+    streams = [[hello], [join], [head], [last], pushed, [head, *pushed, last], [b"F" + struct.pack("<IQ", 0, 9)]]
+    return [bend.join_messages(stream) for stream in streams]
+
+
+def check_messages(data: bytes) -> bool:
+    """Notes read or refused; pieces put together are what ``frame_messages`` would have cut."""
+    with mock.patch.object(messages, "CHUNK", CHUNK):
+        assembler, taken, fed = messages.Assembler([64, 300, 1 << 30]), False, []
+        for message in bend.split_messages(data):
+            if messages.is_note(message):
+                with contextlib.suppress(FrameError):
+                    taken |= isinstance(messages.read_note(message), dict)
+                continue
+            try:
+                done = assembler.feed(message)
+            except FrameError:
+                return taken
+            fed.append(message)
+            if done is not None:
+                assert fed == list(messages.frame_messages(*done)), "pieces that no sender cuts"
+                assert not assembler.in_pieces
+                fed, taken = [], True
+            # A peer may not make the receiver keep more than it said: each piece costs some hundred bytes by itself.
+            assert all(len(piece) >= CHUNK for piece in fed), "a frame in crumbs"
+        return taken
+
+
+class Context:
+    """A call on the server that may not wait."""
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    def is_active(self) -> bool:
+        return True
+
+    def add_callback(self, call: Callable[[], None]) -> bool:
+        return True
+
+
+class Offline(Server):
+    """A server's calls without its network."""
+
+    def __init__(self, core: Core) -> None:
+        self.core, self.traffic, self._identify = core, Traffic(), None
+        self._cutting, self._cut = threading.Lock(), None
+        self._limits = core.job.push_limits(core.parameters.values())
+
+
+def fresh_core() -> Core:
+    parameters = {"weight": torch.zeros(20, 3), "bias": torch.zeros(5)}
+    return Core(Job(workers=1, push="topk:0.5|qsgd:4"), parameters, SGD(momentum=0.9, weight_decay=0.0), Schedule(0.1))
+
+
+@cache
+def server_seeds() -> list[bytes]:
+    core = fresh_core()
+    found = []
+    for spec in ("none", "topk:0.5|qsgd:4", "qsgd:4|rans"):
+        frames = [laconic.encode(ramp(60).view(20, 3), spec), laconic.encode(ramp(5), "none")]
+        stream = [
+            messages.note({"protocol": messages.PROTOCOL, "laconic": "0", "worker": 0, "incarnation": 1,
+                           "fingerprint": core.slots.fingerprint}),
+            messages.note({"worker": 0, "incarnation": 1, "attempt": 0, "versions": [0], "lost": False}),
+            messages.note({"worker": 0, "incarnation": 1, "sequence": 0}),
+            *(m for slot, frame in enumerate(frames) for m in messages.frame_messages(slot, frame)),
+            messages.note({"score": 0.5}),
+        ]  # fmt: skip
+        found.append(bend.join_messages(stream))
+    return found
+
+
+def bend_server(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
+    """The notes, the messages, or the frame within a message."""
+    found = bend.split_messages(data)
+    framed = [i for i, message in enumerate(found) if message[:1] == b"F" and len(message) > 40]
+    if not framed or dice.random() < 0.5:
+        return bend.messages(data, dice, scramble, room)
+    at = dice.choice(framed)
+    frame = bend.frame(found[at][13:], dice, scramble, room)
+    found[at] = found[at][:5] + struct.pack("<Q", len(frame)) + frame
+    return bend.join_messages(found)
+
+
+def check_server(data: bytes) -> bool:
+    """Hello, join, a push and goodbye, whatever they say: refused in words, or applied once and finite."""
+    stream = [*bend.split_messages(data), b"", b""]
+    core = fresh_core()
+    server: Any = Offline(core)
+    calls: list[Callable[[], Any]] = [
+        lambda: server.hello(stream[0], Context()),
+        lambda: server.join(stream[1], Context()),
+        lambda: list(server.snapshot(stream[1], Context())),
+        lambda: list(server.exchange(iter(stream[2:-2]), Context())),
+        lambda: server.leave(stream[1], Context()),
+    ]
+    answers = []
+    for call in calls:
+        try:
+            answers.append(call())
+        except (FrameError, RefusedError):
+            answers.append(None)
+    changed = any(bool(x.any()) for x in core.parameters.values())
+    assert core.version <= 1 and (core.version == 1 or not changed), "changed without an update"
+    assert answers[3] is None or core.version == 1, "acknowledged, not applied"
+    assert all(bool(torch.isfinite(x).all()) for x in core.parameters.values())
+    return answers[3] is not None
+
+
+# ---------------------------------------------------------------------------------------------------------- targets
+
+
+def _decode(name: str, specs: tuple[str, ...]) -> Target:
+    return Target(f"decode-{name}", lambda: frames_of(*specs), bend.frame, check_decode)
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("parser", lambda: frames_of(*laws.EVERY[::5]) + bundles_of(laws.EVERY), bend_either_way, check_parser),
+        _decode("casts", laws.CASTS),
+        _decode("quantizers", laws.QUANTIZERS),
+        _decode("adaptive", laws.ADAPTIVE),
+        _decode("selectors", laws.SELECTORS + laws.CHAINS),
+        _decode("coders", laws.CODED),
+        Target("aggregate", lambda: bundles_of(laws.EVERY), bend.bundle, check_aggregate),
+        Target("explain", lambda: frames_of(*laws.EVERY) + bundles_of(laws.EVERY), bend_frame_or_bundle, check_explain),
+        Target("lac", lac_seeds, bend_lac, check_lac),
+        Target("checkpoint", checkpoint_seeds, bend.checkpoint, check_checkpoint),
+        Target("messages", message_seeds, bend.messages, check_messages),
+        Target("server", server_seeds, bend_server, check_server),
+    )
+}
