@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import ConfigError, InputError
+from laconic.frames import decode, encode
 from laconic.optim import SGD, Schedule
 
 SHAPES = {"fc.weight": (37, 19), "fc.bias": (37,), "scale": ()}
@@ -94,6 +95,22 @@ def test_what_does_not_fit_changes_nothing() -> None:
 def test_wrong_options_are_told(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options)).split('_')[0]}.*"):
         SGD(**options)
+
+
+@pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-3), (0.0, 1e-3)])
+def test_a_step_of_frames_is_the_step_of_their_tensors(momentum: float, decay: float) -> None:
+    rng = torch.Generator().manual_seed(0)
+    start = draw(rng)
+    by_frames, by_tensors = ({slot: x.clone() for slot, x in start.items()} for _ in range(2))
+    one, other = (SGD(momentum=momentum, weight_decay=decay) for _ in range(2))
+    for step in range(5):
+        gradients = draw(rng)
+        frames = {slot: encode(x, "topk:0.1|qsgd:4", seed=step) for slot, x in gradients.items()}
+        one.step_frames(by_frames, frames, lr=0.1)
+        other.step(by_tensors, {slot: decode(frame) for slot, frame in frames.items()}, lr=0.1)
+    for slot, x in by_tensors.items():
+        assert torch.allclose(by_frames[slot], x, rtol=1e-6, atol=1e-7)
+        assert torch.equal(by_frames[slot], x) or not (momentum or decay)
 
 
 def test_schedules() -> None:

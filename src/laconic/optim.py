@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from laconic.errors import ConfigError, InputError
+from laconic.frames import decode, open_packet
+from laconic.wire import Buffer
 
 __all__ = ["KINDS", "SGD", "Schedule"]
 
@@ -55,6 +57,21 @@ class SGD:
                     velocity.mul_(self.momentum).add_(gradient)
                 gradient = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
             parameter.add_(gradient, alpha=-lr)
+
+    @torch.no_grad()
+    def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None:
+        """The step of gradients that came as frames.
+
+        Without momentum and weight decay each is added straight into its parameter, which for a sparse one is next to
+        nothing. So the last bits may differ from those of ``step``: whoever must agree takes the same of the two.
+        """
+        if self.momentum or self.weight_decay:
+            gradients = {slot: decode(frame, device=parameters[slot].device) for slot, frame in frames.items()}
+            self.step(parameters, gradients, lr=lr)
+            return
+        for slot, frame in frames.items():
+            packet, chain = open_packet(frame)
+            chain.accumulate(packet.to(parameters[slot].device), parameters[slot], -lr)
 
     def _check(self, slot: str, parameters: Mapping[str, Tensor], gradient: Tensor) -> None:
         if slot not in parameters:

@@ -50,7 +50,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         common = {"accuracy": 90.0, "wire_bytes_per_iteration": 100.0, "workers": 2, "model": "mlp", "data": "digits"}
         return [common | {"method": config.method, "iterations": config.iterations} for config in runs.values()]
 
-    monkeypatch.setattr("laconic.train.run.launch", launch)
+    monkeypatch.setattr("laconic.train.launch.launch", launch)
     return seen
 
 

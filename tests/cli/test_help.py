@@ -10,7 +10,7 @@ import pytest
 from command import Run, laconic
 
 import laconic as package
-from laconic.cli import bench, certs, codecs, demo, pack, roles, study, train, unpack
+from laconic.cli import bench, bench_cluster, certs, codecs, demo, pack, roles, study, train, unpack
 from laconic.cli.app import app
 
 COMMANDS = {
@@ -27,7 +27,12 @@ COMMANDS = {
 }
 RUN_HERE = ("codecs", "bench", "pack", "unpack")
 """Those of demo, train and certs run in the tests of these commands; those of roles need several hosts."""
-EXAMPLES = [example for command in RUN_HERE for example in COMMANDS[command]]
+EXAMPLES = [
+    example
+    for command in RUN_HERE
+    for example in COMMANDS[command]
+    if example not in bench_cluster.EXAMPLES  # minutes: tests/bench/test_cluster_bench.py runs smaller ones
+]
 
 
 REGISTERED = [
@@ -65,6 +70,18 @@ def test_help_shows_the_examples(run: Run, command: str) -> None:
 def test_help_explains_several_hosts(run: Run, command: str, words: tuple[str, ...]) -> None:
     shown = " ".join(run(command, "--help").stdout.split())
     assert [word for word in words if word not in shown] == []
+
+
+def test_benches_are_told_apart(run: Run) -> None:
+    """Codecs when the first word is no bench, as before there was another."""
+    for words in ("cluster", *bench_cluster.EXAMPLES):
+        assert words in " ".join(run("bench", "cluster", "--help").stdout.split())
+    small = ("sign", "--no-peers", "--numel", "20000", "--repeat", "1", "--json")
+    named, unnamed = (run("bench", *words, *small) for words in (["codecs"], []))
+    assert named.exit_code == unnamed.exit_code == 0
+    assert json.loads(named.stdout)["command"] == json.loads(unnamed.stdout)["command"]
+    wrong = run("bench", "clusters")
+    assert wrong.exit_code == 2 and "unknown stage 'clusters'" in wrong.stderr
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         seen.extend(runs.values())
         return [SUMMARY]
 
-    monkeypatch.setattr("laconic.train.run.launch", launch)
+    monkeypatch.setattr("laconic.train.launch.launch", launch)
     return seen
 
 
@@ -118,12 +118,12 @@ def test_text_says_what_was_measured(
         assert text in result.stdout
     assert "saved" not in result.stdout and "restarts" not in result.stdout
     more = {"bytes_saved": 2_000_000, "overlapped_s": 0.5, "restarts": 1, "accuracy": None}
-    monkeypatch.setattr("laconic.train.run.launch", lambda *_, **__: [SUMMARY | more])
+    monkeypatch.setattr("laconic.train.launch.launch", lambda *_, **__: [SUMMARY | more])
     result = run("train", "--iterations", "20")
     for text in ("2 MB", "0.50 s", "restarts"):
         assert text in result.stdout
     assert "accuracy" not in result.stdout
-    monkeypatch.setattr("laconic.train.run.launch", lambda *_, **__: [SUMMARY])
+    monkeypatch.setattr("laconic.train.launch.launch", lambda *_, **__: [SUMMARY])
     shown = json.loads(run("train", "--iterations", "20", "--json").stdout)
     assert shown.items() >= SUMMARY.items() and shown["run_dir"].startswith("runs/")
 

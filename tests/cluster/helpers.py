@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from laconic.cluster.agreement import Offer
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
@@ -18,9 +19,18 @@ from laconic.train.worker import Worker
 BATCH = 32
 
 
-def core_of(job: Job, parameters: dict[str, Tensor], events: list[dict[str, Any]] | None = None) -> Core:
+def core_of(
+    job: Job, parameters: dict[str, Tensor], events: list[dict[str, Any]] | None = None, **options: Any
+) -> Core:
     optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
-    return Core(job, parameters, optimizer, Schedule(job.lr), events.append if events is not None else None)
+    tell = events.append if events is not None else None
+    return Core(job, parameters, optimizer, Schedule(job.lr), tell, **options)
+
+
+def seat(core: Core, worker: int, incarnation: int = 0, *, attempt: int = 0, versions: set[int] | None = None) -> None:
+    """Seat a worker that can go on from anywhere, or from some versions only."""
+    told = core.welcome(worker, incarnation, core.slots.fingerprint)
+    core.offer(worker, incarnation, attempt, Offer(frozenset(told["versions"] if versions is None else versions)))
 
 
 def train(
@@ -33,7 +43,9 @@ def train(
 ) -> tuple[Core, list[Worker]]:
     """The whole job in threads; the core and the workers at its end."""
     first = build_task(model, "digits", seed=job.seed)
-    core = core_of(job, {name: p.detach().clone() for name, p in first.model.named_parameters()}, events)
+    core = core_of(
+        job, {name: p.detach().clone() for name, p in first.model.named_parameters()}, events, exchanges=exchanges
+    )
     workers, failed = [], []
     for number in range(job.workers):
         task = build_task(model, "digits", seed=job.seed)
@@ -42,10 +54,8 @@ def train(
 
     def run(worker: Worker) -> None:
         try:
-            sequence, _ = worker.link.connect()  # type: ignore[attr-defined]
-            worker.join()
-            worker.run(sequence, exchanges)
-            worker.link.leave()  # type: ignore[attr-defined]
+            worker.run(exchanges)
+            worker.link.leave()
         except BaseException as error:
             failed.append(error)
             raise

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,14 @@ import torch
 from laconic.cluster import checkpoint
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError, FileError, LaconicError
+from laconic.train.launch import launch
 from laconic.train.methods import method_options
-from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config, launch
+from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
 
 ITERATIONS = 60
 
 
-def config_of(method: str = "5", **options: Any) -> Config:
+def config_of(method: str = "laconic", **options: Any) -> Config:
     job = Job(**{"workers": 2, "lr": 0.05} | method_options(method) | options)
     return Config(model="mlp", data="digits", batch=32, iterations=ITERATIONS, method=method, job=job)
 
@@ -93,7 +97,7 @@ def applied_once(run_dir: Path) -> None:
     """P1 over all lives of the server: what an update counts is what remained of it after the last resumption."""
     counts: Counter[tuple[int, int]] = Counter()
     for event in events_of(run_dir):
-        if event["event"] == "resumed":  # later updates were lost with the server, and are made again
+        if event["event"] in ("resumed", "rewound"):  # later updates were undone, and are made again
             counts = Counter({key: n for key, n in counts.items() if key[1] < event["version"]})
         elif event["event"] == "applied":
             counts[event["worker"], event["sequence"]] += 1
@@ -119,16 +123,32 @@ def test_a_killed_worker_is_started_again_and_the_run_ends_the_same(tmp_path: Pa
     assert pids("worker", run_dir) == []
 
 
-def test_a_killed_server_resumes_from_its_checkpoint_and_the_run_ends_the_same(tmp_path: Path, clean: Path) -> None:
+def test_a_killed_server_is_started_again_and_the_run_ends_the_same(tmp_path: Path, clean: Path) -> None:
     run_dir = tmp_path / "run"
     killer = at_version(run_dir, 33, lambda: kill("server", run_dir))
-    with pytest.raises(LaconicError, match="--resume"):
-        launch({run_dir: config_of()})
+    launch({run_dir: config_of()})
     killer.join(1)
-    assert pids("worker", run_dir) == []  # none outlives its launcher
-    launch({run_dir: config_of()}, resume=True)
     resumed = [event["version"] for event in events_of(run_dir) if event["event"] == "resumed"]
     assert resumed == [20]  # P2: fewer than 20 iterations were lost
+    applied_once(run_dir)
+    same_weights(run_dir, clean)
+    assert pids("worker", run_dir) == pids("server", run_dir) == []
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_ends_the_same(tmp_path: Path, clean: Path) -> None:
+    run_dir = tmp_path / "run"
+    config_of().save(run_dir)
+    arguments = ["--method", "laconic", "--iterations", str(ITERATIONS), "--batch", "32", "--run-dir", str(run_dir)]
+    (run_dir / "config.json").unlink()
+    command = [sys.executable, "-m", "laconic", "train", *arguments]
+    train = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    at_version(run_dir, 33, lambda: os.killpg(train.pid, signal.SIGINT)).join(120)
+    _, said = train.communicate(timeout=60)
+    assert train.returncode == 130 and "--resume" in said, said
+    assert pids("worker", run_dir) == pids("server", run_dir) == []
+    stopped = events_of(run_dir)[-1]
+    assert stopped["event"] == "stopped" and stopped["version"] >= 33
+    launch({run_dir: config_of()}, resume=True)
     applied_once(run_dir)
     same_weights(run_dir, clean)
 
@@ -139,7 +159,7 @@ def test_a_worker_that_is_stopped_for_a_while_changes_nothing(tmp_path: Path, cl
     def pause() -> None:
         (pid,) = sorted(pids("worker", run_dir))[:1]
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(5)
         os.kill(pid, signal.SIGCONT)
 
     at_version(run_dir, 20, pause)
@@ -150,11 +170,17 @@ def test_a_worker_that_is_stopped_for_a_while_changes_nothing(tmp_path: Path, cl
 
 def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    config = config_of()
     script = tmp_path / "build.py"
-    script.write_text("import os\ndef build():\n    os._exit(3)\n")
-    with pytest.raises(LaconicError):
-        launch({run_dir: Config(**{**config.__dict__, "script": f"{script}:build"})}, restarts=1)
+    script.write_text(
+        "import os, sys, torch\n"
+        "def build():\n"
+        "    if 'worker' in sys.argv:\n"
+        "        os._exit(3)\n"
+        "    pairs = torch.randn(64, 4), torch.zeros(64, dtype=torch.long)\n"
+        "    return torch.nn.Linear(4, 2), pairs, pairs, torch.nn.functional.cross_entropy\n"
+    )
+    with pytest.raises(LaconicError, match=r"worker . has died 2 times, the last time with exit code 3"):
+        launch({run_dir: replace(config_of(), script=f"{script}:build")}, restarts=1)
     assert pids("worker", run_dir) == pids("server", run_dir) == []
 
 

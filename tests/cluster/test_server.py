@@ -13,6 +13,7 @@ from helpers import core_of, train
 
 from laconic._version import __version__
 from laconic.cluster import messages
+from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client, Patience, UnreachableError
 from laconic.cluster.core import Core, RefusedError
 from laconic.cluster.job import Job, Slots
@@ -46,6 +47,10 @@ def client_of(core: Core, port: int, worker: int = 0, **options: Any) -> Client:
     )
 
 
+def joined(client: Client) -> int:
+    return client.join(0, Offer(client.hello().versions))[0]
+
+
 @pytest.mark.parametrize("method", ["1", "4", "5", "laconic"])
 def test_a_job_over_sockets_is_the_job_in_one_process(method: str) -> None:
     job = Job(**{"workers": 2, "lr": 0.05} | method_options(method))
@@ -75,7 +80,7 @@ def test_a_large_frame_travels_in_pieces() -> None:
     core = core_of(Job(workers=1, momentum=0.0, lr=1.0), {"w": torch.zeros_like(big)})
     server = Server(core, LOOPBACK)
     client = client_of(core, server.port)
-    sequence, _ = client.connect()
+    sequence = joined(client)
     frame = encode(big, "none")
     assert len(frame) > 2 * CHUNK
     client.exchange(sequence, [(0, frame)], lambda: 0.0)
@@ -95,7 +100,7 @@ def test_hello_of_another_version_names_both(served: Server) -> None:
 def test_another_model_is_told_so(served: Server) -> None:
     client = client_of(served.core, served.port, slots=Slots(("other",), ((2,),)))
     with pytest.raises(RefusedError, match="another model"):
-        client.connect()
+        client.hello()
     client.close()
 
 
@@ -132,7 +137,7 @@ BODY: dict[str, list[bytes]] = {
 @pytest.mark.parametrize("sent", [*HOSTILE.values(), *([HEAD, *body] for body in BODY.values())], ids=[*HOSTILE, *BODY])
 def test_what_makes_no_sense_is_refused_and_changes_nothing(served: Server, sent: list[bytes]) -> None:
     client = client_of(served.core, served.port)
-    sequence, _ = client.connect()
+    sequence = joined(client)
     channel = grpc.insecure_channel(f"127.0.0.1:{served.port}", options=OPTIONS)
     with pytest.raises(grpc.RpcError) as caught:
         list(channel.stream_stream(CALLS["Exchange"])(iter(sent), timeout=5))
@@ -154,7 +159,7 @@ def test_no_server_is_one_line_after_some_patience() -> None:
     core = core_of(Job(workers=1), {"w": torch.zeros(2)})
     client = client_of(core, 1)
     with pytest.raises(UnreachableError, match="is it running"):
-        client.connect()
+        client.hello()
     client.close()
 
 

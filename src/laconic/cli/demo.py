@@ -60,7 +60,7 @@ def demo(
     """
     from laconic.records import write
     from laconic.report import page, write_page
-    from laconic.train.run import launch
+    from laconic.train.launch import launch
 
     html = html or (run_dir or Path()) / PAGE
     for path in (html, record):

@@ -1,4 +1,4 @@
-"""``laconic lab up``, ``run``, ``status`` and ``down``."""
+"""``laconic lab up``, ``run``, ``status``, ``down`` and ``faults``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli import lab_faults
 from laconic.cli.output import examples, progress_bar, results, say, show_json, size
 from laconic.errors import ConfigError, LaconicError
 
@@ -24,7 +25,7 @@ RUN = (
 )
 STATUS = ("laconic lab status", "laconic lab status --json")
 DOWN = ("laconic lab down --name far", "laconic lab down --stale")
-EXAMPLES = UP + RUN + STATUS + DOWN
+EXAMPLES = UP + RUN + STATUS + DOWN + lab_faults.EXAMPLES
 
 DEFAULT = "lab"
 
@@ -264,7 +265,8 @@ def _print_hosts(lab: Lab, title: str | None = None) -> None:
 def _root(context: typer.Context) -> None:
     """A network on this machine: hosts with slow, late, lossy cables.
 
-    For measurements at a known rate and for faults; see docs/lab.md. Needs root.
+    For measurements at a known rate; see docs/lab.md. Needs root, except for
+    faults, which breaks things in a small job and checks what it promises.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -277,4 +279,5 @@ def register(app: typer.Typer) -> None:
     group.command("run", epilog=examples(*RUN))(run)
     group.command("status", epilog=examples(*STATUS))(status)
     group.command("down", epilog=examples(*DOWN))(down)
+    group.command("faults", epilog=examples(*lab_faults.EXAMPLES))(lab_faults.faults)
     app.add_typer(group, name="lab", epilog=examples(*EXAMPLES))

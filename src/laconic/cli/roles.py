@@ -32,6 +32,9 @@ RunDirs = Annotated[
 
 def server(
     run_dirs: RunDirs,
+    index: Annotated[
+        int, typer.Option("--index", metavar="I", help="Which of several servers this is, from 0 on.", min=0)
+    ] = 0,
     host: Annotated[
         str, typer.Option("--host", metavar="H", help="The address to listen on; any but loopback needs --certs.")
     ] = "127.0.0.1",
@@ -61,26 +64,35 @@ def server(
     Either way a checkpoint stays in RUN_DIR/checkpoints, from which --resume
     goes on. What happened is in RUN_DIR/events.jsonl.
     """
-    from laconic.train.run import serve
+    from laconic.train.roles import serve
 
     check_grpc()
     _check_free(host, port)
     for run_dir in run_dirs:
-        serve(run_dir, host=host, port=port, certs=certs, resume=resume)
+        serve(run_dir, index=index, host=host, port=port, certs=certs, resume=resume)
 
 
 def worker(
     run_dirs: RunDirs,
     number: Annotated[int, typer.Option("--worker", metavar="N", help="This worker's number, from 0 on.")],
     incarnation: Annotated[
-        int, typer.Option("--incarnation", metavar="N", help="Grows with each start of this worker.", min=0)
-    ] = 0,
-    address: Annotated[
-        str | None,
+        int | None,
         typer.Option(
-            "--server", metavar="HOST:PORT", help="Where the server listens.", show_default="told by the folder"
+            "--incarnation", metavar="N", help="Grows with each start of this worker.", min=0, show_default="the time"
         ),
     ] = None,
+    addresses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT",
+            help="Where the server listens; of several, each in turn.",
+            show_default="told by the folder",
+        ),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option("--patience", metavar="S", help="Seconds to try a server that does not answer.", min=0)
+    ] = 60.0,
     certs: Annotated[
         Path | None,
         typer.Option("--certs", metavar="DIR", help="This worker's part of what laconic certs new made."),
@@ -93,21 +105,21 @@ def worker(
     copy of the server's, and data sets lie where --data-dir of laconic train
     or $LACONIC_DATA says. laconic server --help tells how to set all up.
 
-    A worker that has died is started again with a higher --incarnation: the
-    server then refuses what is still under way from before, and says where to
-    go on.
+    A worker that has died is started again by the same command: the server
+    then refuses what is still under way from before, and says where to go on.
     """
-    from laconic.train.run import Config, work
+    from laconic.train.roles import work
+    from laconic.train.run import Config
 
     check_grpc()
-    if address is not None:
+    for address in addresses or ():
         _check_address(address)
     for run_dir in run_dirs:
         workers = Config.load(run_dir).job.workers
         if not 0 <= number < workers:
             raise ConfigError(f"{run_dir} has the workers 0 to {workers - 1}, there is no --worker {number}")
     for run_dir in run_dirs:
-        work(run_dir, number, incarnation=incarnation, address=address, certs=certs)
+        work(run_dir, number, incarnation=incarnation, addresses=addresses or None, certs=certs, patience=patience)
 
 
 def check_grpc() -> None:

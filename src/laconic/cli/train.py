@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,12 +68,25 @@ def train(
     mode: Annotated[str, typer.Option("--mode", help="sync, async or bounded:S.")] = "sync",
     push: Annotated[str | None, typer.Option("--push", metavar="SPEC", help="Channel of what workers send.")] = None,
     pull: Annotated[str | None, typer.Option("--pull", metavar="SPEC", help="Channel of what they get.")] = None,
+    push_small: Annotated[
+        str | None, typer.Option("--push-small", metavar="SPEC", help="Channel of small tensors that workers send.")
+    ] = None,
+    pull_small: Annotated[
+        str | None, typer.Option("--pull-small", metavar="SPEC", help="Channel of small tensors that they get.")
+    ] = None,
+    bundled: Annotated[
+        bool, typer.Option("--bundled/--layerwise", help="All tensors as one vector, or one by one.")
+    ] = False,
     returns: Annotated[str | None, typer.Option("--returns", help="weights, gradients or delta.")] = None,
     sends: Annotated[str | None, typer.Option("--sends", help="gradients, changes or weights.")] = None,
     every: Annotated[int | None, typer.Option("--every", help="Iterations between exchanges.")] = None,
     after: Annotated[str | None, typer.Option("--after", help="mean or best.")] = None,
     backup: Annotated[int, typer.Option("--backup-workers", help="Workers that a round does not wait for.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", help="Exchanges between checkpoints.")] = 20,
+    discount: Annotated[
+        bool,
+        typer.Option("--discount", help="Without rounds: shorter steps for older gradients."),
+    ] = False,
+    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", help="Iterations between checkpoints.")] = 20,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="The run's folder; by default a new one in runs/.")
     ] = None,
@@ -93,8 +106,9 @@ def train(
     laconic server --help.
     """
     from laconic.cluster.job import Job
+    from laconic.train.launch import launch
     from laconic.train.methods import METHODS, method_flags, method_options
-    from laconic.train.run import Config, launch
+    from laconic.train.run import Config
 
     options = method_options(method or "1")
     if explain:
@@ -105,19 +119,19 @@ def train(
             print(f"laconic train {shlex.join(method_flags(name))}  # {METHODS[name][0]}")
         return
     given: dict[str, Any] = {
-        "push": push, "pull": pull, "returns": returns, "sends": sends, "every": every, "after": after,
-        "momentum": momentum,
+        "push": push, "pull": pull, "push_small": push_small, "pull_small": pull_small, "returns": returns,
+        "sends": sends, "every": every, "after": after, "momentum": momentum,
     }  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
     base: dict[str, Any] = {
         "workers": workers, "mode": mode, "lr": lr, "weight_decay": weight_decay, "backup": backup,
-        "checkpoint_every": checkpoint_every, "seed": seed,
+        "discount": discount, "checkpoint_every": checkpoint_every, "seed": seed,
     }  # fmt: skip
     job = Job(**base | options)
     config = Config(
         model=model, data=data, data_dir=str(data_dir) if data_dir else None, script=script, batch=batch,
         iterations=job.every, method=method or _name(job, base), schedule=schedule, warmup=warmup, job=job,
-        **_servers(servers),
+        servers=servers, bundled=bundled,
     )  # fmt: skip
     if epochs is not None and iterations is not None:
         raise ConfigError("give --epochs or --iterations, not both")
@@ -146,19 +160,6 @@ def train(
         show_json(summary | {"run_dir": str(folder)})
     else:
         _print(summary, folder)
-
-
-def _servers(count: int) -> dict[str, Any]:
-    """Where the number of servers enters the configuration: here, and nowhere else in this file."""
-    from laconic.train.run import Config
-
-    if count < 1:
-        raise ConfigError(f"servers must be a whole number, at least 1, got {count}")
-    if "servers" in {field.name for field in fields(Config)}:
-        return {"servers": count}
-    if count != 1:
-        raise ConfigError(f"parameters cannot be shared by several servers yet: --servers must be 1, got {count}")
-    return {}
 
 
 def _name(job: Job, base: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ from torch import Tensor
 from laconic.durable import sync_folder
 from laconic.errors import ConfigError, FileError, InputError
 
-__all__ = ["VERSION", "Checkpoint", "load", "load_latest", "save"]
+__all__ = ["VERSION", "Checkpoint", "Folder", "load", "load_latest", "save"]
 
 VERSION = 1
 
@@ -238,6 +238,51 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
         os.fsync(out.fileno())
 
 
+# ----------------------------------------------------------------------------------------------------------- folder
+
+
+class Folder:
+    """The checkpoints of one process, by step: to go back to one of them, and to forget those after it.
+
+    Args:
+        path: Where they are; made when the first is saved.
+        keep: How many of the newest remain.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: int = 3) -> None:
+        self.path, self._keep = Path(path), keep
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+        save(self.path, step, tensors, meta, keep=self._keep)
+
+    def versions(self) -> list[int]:
+        """Steps of which there is a checkpoint, whole as far as its name tells."""
+        return sorted(self._paths())
+
+    def fetch(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        paths = self._paths()
+        if step not in paths:
+            raise FileError(f"{self.path} has no checkpoint of step {step}")
+        found = load(paths[step])
+        return found.tensors, found.meta
+
+    def forget(self, after: int) -> None:
+        """Remove what comes after a step: it belongs to a past that is made anew."""
+        if not self.path.is_dir():
+            return
+        try:
+            for path in _complete(self.path):
+                if _step(path) > after:
+                    path.rename(self.path / f".{path.name}.partial")
+            _remove_partials(self.path)
+        except OSError as error:
+            log.warning("cannot remove old checkpoints from %s: %s", self.path, error.strerror or error)
+
+    def _paths(self) -> dict[int, Path]:
+        """By step, of equal steps the newest."""
+        return {_step(path): path for path in _complete(self.path)} if self.path.is_dir() else {}
+
+
 # ------------------------------------------------------------------------------------------------------------- load
 
 
@@ -285,9 +330,14 @@ def _load(path: Path) -> Checkpoint:
         with safe_open(file, framework="pt") as source:
             for name in getattr(source, "offset_keys", source.keys)():  # in the order of saving where it can tell
                 tensors[name] = source.get_tensor(name).clone()  # not a view of a file that may be removed
-    except SafetensorError as error:
-        raise FileError(f"{file} is not a safetensors file: {error}") from None
+    except (SafetensorError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        # Beside its own error those of torch, for dtypes and shapes that it does not have.
+        raise FileError(f"{file} is not a safetensors file that torch can read: {_first_line(error)}") from None
     return Checkpoint(body["step"], tensors, body["meta"], path)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -331,6 +381,7 @@ def _well_formed(body: dict[str, Any]) -> bool:
         and isinstance(entry.get("nbytes"), int)
         and isinstance(entry.get("sha256"), str)
         and isinstance(step, int)
+        and not isinstance(step, bool)
         and step >= 0
         and isinstance(body.get("meta"), dict)
     )
@@ -355,3 +406,7 @@ def _complete(folder: Path) -> list[Path]:
 
 def _number(path: Path) -> int:
     return int(path.name.partition("-")[0])
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

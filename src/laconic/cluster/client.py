@@ -13,16 +13,25 @@ from typing import Any, TypeVar
 import grpc
 
 from laconic._version import __version__
+from laconic.cluster.agreement import Offer
 from laconic.cluster.core import RefusedError, Reply
 from laconic.cluster.job import Job, Slots
+from laconic.cluster.link import Standing
 from laconic.cluster.messages import PROTOCOL, Assembler, frame_messages, note, read_note
-from laconic.cluster.server import CALLS, OPTIONS, Traffic
-from laconic.errors import FileError, FrameError
+from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
+from laconic.errors import ConfigError, FileError, FrameError
+from laconic.frames import open_packet
 
 __all__ = ["Client", "UnreachableError"]
 
 log = logging.getLogger("laconic")
 T = TypeVar("T")
+
+DAMAGED_AT_MOST = 3
+"""How often in a row something may arrive damaged."""
+FATAL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+SLOWEST = 125_000
+"""Bytes a second of the slowest line that a call must not be cut off on."""
 
 
 class UnreachableError(FileError):
@@ -31,11 +40,19 @@ class UnreachableError(FileError):
 
 @dataclass
 class Patience:
-    """How long a worker keeps trying, and how long it waits in between."""
+    """How long a worker keeps trying, in seconds.
+
+    Args:
+        total: With a server that does not answer.
+        first: Before the second try; each is twice as far from the last.
+        longest: But no farther than this.
+        others: For other workers, as long as the server answers.
+    """
 
     total: float = 60.0
     first: float = 0.1
     longest: float = 2.0
+    others: float = 600.0
 
 
 class Client:
@@ -48,7 +65,7 @@ class Client:
         slots: What is exchanged.
         limits: The most bytes that a frame of each slot can have.
         credentials: gRPC channel credentials; None for plaintext.
-        timeout: Seconds that one call may take.
+        timeout: Seconds that one call may take beside its transfer; a slow line gets more by the size of the model.
         patience: How long to try again when the server is not there.
     """
 
@@ -68,7 +85,7 @@ class Client:
         self.identity = {"worker": worker, "incarnation": incarnation}
         self.slots = slots
         self.limits = limits
-        self.timeout = timeout
+        self.timeout = timeout + sum(limits) / SLOWEST
         self.patience = patience or Patience()
         self.traffic = Traffic()
         self.retries = 0
@@ -76,18 +93,27 @@ class Client:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
         else:
             self._channel = grpc.secure_channel(address, credentials, options=OPTIONS)
+        self._join = self._channel.unary_unary(CALLS["Join"])
         self._hello = self._channel.unary_unary(CALLS["Hello"])
         self._leave = self._channel.unary_unary(CALLS["Leave"])
         self._snapshot = self._channel.unary_stream(CALLS["Snapshot"])
         self._exchange = self._channel.stream_stream(CALLS["Exchange"])
 
-    def connect(self) -> tuple[int, Job]:
-        """Say hello; the number of the next exchange, and the job. Only now is there a connection."""
+    def hello(self) -> Standing:
+        """Say hello. Only when this is answered is there a connection."""
         asked = note(
             self.identity | {"protocol": PROTOCOL, "laconic": __version__, "fingerprint": self.slots.fingerprint}
         )
         answer = self._again(lambda: read_note(self._hello(asked, timeout=min(10.0, self.timeout))), "say hello")
-        return int(answer["sequence"]), Job.from_json(answer["job"])
+        try:
+            return Standing(Job.from_json(answer["job"]), frozenset(answer["versions"]), bool(answer["over"]))
+        except (KeyError, TypeError, ConfigError) as error:
+            raise FrameError(f"the server's welcome makes no sense: {error}") from None
+
+    def join(self, attempt: int, offer: Offer) -> tuple[int, bool]:
+        asked = note(self.identity | {"attempt": attempt, "versions": sorted(offer.versions), "lost": offer.lost})
+        answer = self._again(lambda: read_note(self._join(asked, timeout=self.timeout)), "agree where to go on")
+        return int(answer["sequence"]), bool(answer["lost"])
 
     def snapshot(self) -> Reply:
         """All weights, as they are, and the optimizer's memory where workers take the steps."""
@@ -97,28 +123,18 @@ class Client:
         )
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
-        """Push a frame per slot, as they become ready, and wait for what comes back.
-
-        A push that broke off is sent again from what was kept; the server knows whether it had arrived.
-        """
-        kept: list[tuple[int, bytes]] = []
-        source = iter(frames)
+        """See ``Link``. A push that broke off is sent again; the server knows whether it had arrived."""
 
         def outgoing() -> Iterator[bytes]:
             yield note(self.identity | {"sequence": sequence})
-            for slot, frame in list(kept):
-                yield from frame_messages(slot, frame)
-            for slot, frame in source:
-                kept.append((slot, frame))
+            for slot, frame in frames:
+                self.traffic.count(sent=len(frame))
                 yield from frame_messages(slot, frame)
             yield note({"score": score()})
 
-        def attempt() -> Reply:
-            reply = self._receive(self._exchange(outgoing(), timeout=self.timeout))
-            self.traffic.count(sent=sum(len(frame) for _, frame in kept))
-            return reply
-
-        return self._again(attempt, f"exchange {sequence}")
+        return self._again(
+            lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout)), f"exchange {sequence}"
+        )
 
     def leave(self) -> None:
         """Tell the server that nobody need wait for this worker."""
@@ -141,31 +157,54 @@ class Client:
         if not frames or len(frames) % len(self.slots) or assembler.in_pieces:
             raise FrameError(f"the server sent {len(frames)} frames for {len(self.slots)} slots")
         self.traffic.count(received=assembler.total)
-        return Reply(int(head["sequence"]), tuple(frames[slot] for slot in range(len(frames))))
+        for frame in frames.values():
+            open_packet(frame)  # checksums here, where it can be asked for again
+        ticket = head.get("ticket")
+        if not isinstance(head.get("sequence"), int) or not isinstance(ticket, int | None):
+            raise FrameError(f"the server's answer needs whole numbers, got {head}")
+        return Reply(head["sequence"], tuple(frames[slot] for slot in range(len(frames))), ticket)
 
     def _again(self, attempt: Callable[[], T], what: str) -> T:
         """Try until it works, the server refuses, or patience ends."""
-        end, wait = time.monotonic() + self.patience.total, self.patience.first
+        wait, damaged = self.patience.first, 0
+        lost_since: float | None = None
+        waiting_since: float | None = None
         while True:
             try:
                 return attempt()
+            except FrameError as error:
+                code, details = grpc.StatusCode.DATA_LOSS, str(error)
             except grpc.RpcError as error:
                 code, details = error.code(), error.details() or ""
-                if code == grpc.StatusCode.FAILED_PRECONDITION:
-                    raise _refused(details) from None
-                if code == grpc.StatusCode.INVALID_ARGUMENT:
-                    raise FrameError(details) from None
-                if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise UnreachableError(f"server {self.address} failed to {what}: {code.name}: {details}") from None
-                if time.monotonic() + wait > end:
-                    raise UnreachableError(
-                        f"no server at {self.address} for {self.patience.total:.0f} s ({details}): is it running, and "
-                        "is the address right?"
-                    ) from None
+            now = time.monotonic()
+            if code == grpc.StatusCode.FAILED_PRECONDITION:
+                refused = _refused(details)
+                waiting_since = waiting_since or now
+                if refused.reason != "waiting" or now - waiting_since > self.patience.others:
+                    raise refused
+                log.warning("the server %s", refused)
+                wait, lost_since = self.patience.first, None  # it answers
+                continue
+            if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS):
+                # A checksum that is wrong may have been right at the other end; what is wrong again was never right.
+                damaged += 1
+                if damaged > DAMAGED_AT_MOST:
+                    raise FrameError(details)
+                log.warning("something was damaged on the way (%s): trying to %s again", details, what)
                 self.retries += 1
-                log.warning("server %s is not there (%s): trying again in %.1f s", self.address, code.name, wait)
-                time.sleep(wait * random.uniform(0.8, 1.2))  # many workers must not come at once
-                wait = min(2 * wait, self.patience.longest)
+                continue
+            if code in FATAL or details.startswith(SERVER_FAILED):
+                raise UnreachableError(f"server {self.address} failed to {what}: {code.name}: {details}")
+            lost_since = lost_since or now
+            if now + wait > lost_since + self.patience.total:
+                raise UnreachableError(
+                    f"no server at {self.address} for {self.patience.total:.0f} s ({details}): is it running, and "
+                    "is the address right?"
+                )
+            self.retries += 1
+            log.warning("server %s is not there (%s): trying again in %.1f s", self.address, code.name, wait)
+            time.sleep(wait * random.uniform(0.8, 1.2))  # many workers must not come at once
+            wait = min(2 * wait, self.patience.longest)
 
 
 def _refused(details: str) -> RefusedError:

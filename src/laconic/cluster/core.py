@@ -1,39 +1,54 @@
 """The server without its network: who may push, what a push does, and what comes back.
 
-One lock guards everything; handlers of many workers call ``exchange`` from threads of their own and wait in it. What
-happens is written to a history, event by event, so that the promises can be checked afterwards from the outside:
+One lock guards all that is agreed; handlers of many workers call from threads of their own, wait in it, and decode
+outside it. What happens is written to a history, event by event, so that the promises can be checked afterwards from
+the outside:
 
 - P1: an acknowledged push is applied exactly once. A push is known by worker, incarnation and sequence number.
-- P3: with ``bounded:S`` no worker computes on parameters that lack a push older than S iterations.
+- P3: with ``bounded:S`` no gradient is applied that was computed on parameters more than S updates old.
+- P4: a synchronous job that lost a worker or its server goes on from a version that everybody remembers exactly, so
+  it ends with the bits that it would have ended with anyway.
 - P5: nothing malformed, of another shape, of an older incarnation, or not finite changes the parameters.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from laconic import aggregate
 from laconic.channels import Channel
+from laconic.cluster.agreement import Offer, agree
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.job import Job, Slots
-from laconic.errors import FrameError, LaconicError
-from laconic.frames import decode, encode
+from laconic.cluster.messages import Frame
+from laconic.cluster.rounds import Best, Contribution, Mean, OpenFrame, Push
+from laconic.cluster.tickets import NOTHING_LEFT, Desk
+from laconic.cluster.weights import Optimizer, Weights
+from laconic.errors import FileError, FrameError, LaconicError, NonFiniteError
+from laconic.frames import encode
 
-__all__ = ["Contribution", "Core", "Optimizer", "RefusedError", "Reply"]
+__all__ = ["Contribution", "Core", "Inbox", "Optimizer", "RefusedError", "Reply", "Vault"]
+
+log = logging.getLogger("laconic")
 
 History = Callable[[dict[str, Any]], None]
+MEMORY = 256 << 20
+"""Bytes of pushes that may wait for their turn."""
 
 
 class RefusedError(LaconicError):
     """A worker's request that cannot be served; ``reason`` is a word, the message a line for people.
 
-    ``resume_at`` is set when the worker must fetch the parameters and go on from another iteration.
+    ``regather`` means that all workers must agree anew from where to go on; ``stale`` and ``ahead``, that this one
+    must fetch the parameters and go on from ``resume_at``; ``waiting``, that it may ask again.
     """
 
     def __init__(self, reason: str, message: str, *, resume_at: int | None = None) -> None:
@@ -42,39 +57,24 @@ class RefusedError(LaconicError):
         self.resume_at = resume_at
 
 
-class Optimizer(Protocol):
-    """Changes parameters in place by a gradient; deterministic, with a state that can be saved."""
+class Vault(Protocol):
+    """States that a core can go back to."""
 
-    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], *, lr: float) -> None: ...
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What a worker pushes for one exchange.
-
-    Args:
-        worker: Its number.
-        incarnation: Grows with each start of that worker.
-        sequence: The exchange it is for, from 0 on.
-        frames: One per slot, in the slots' order.
-        score: With ``after=best``: its loss on held-out data.
-    """
-
-    worker: int
-    incarnation: int
-    sequence: int
-    frames: Sequence[bytes]
-    score: float = 0.0
+    def versions(self) -> Sequence[int]: ...
+    def fetch(self, version: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]: ...
+    def forget(self, after: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What comes back: the number of the next exchange, and a frame per slot."""
+    """What comes back: the number of the next exchange, a frame per slot, and what to do next.
+
+    ``ticket`` is a piece of work where whoever is free takes the next; None where each worker has its own.
+    """
 
     sequence: int
-    frames: tuple[bytes, ...]
+    frames: Sequence[Frame]
+    ticket: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -89,10 +89,32 @@ class _Seat:
     clock: int = 0
     """Exchanges it has had answered."""
     reply: Reply | None = None
-    shadow: dict[str, Tensor] = field(default_factory=dict)
-    """The weights it holds, where it is sent their changes."""
+    """What it was answered last, where it could not be made again."""
+    held: dict[str, Tensor] = field(default_factory=dict)
+    """The weights it holds, where it is sent their changes and others hold others."""
     channel: Channel | None = None
     present: bool = False
+    inbox: Inbox | None = None
+    """Where its push arrives now."""
+    asked: int = -1
+    """Its last request to agree, by number."""
+    answered: int = -1
+    """The last one that came to an agreement."""
+    lost: bool = False
+    """Whether it was to begin with an empty memory."""
+
+
+@dataclass
+class _Round:
+    """What is going on between two updates of a synchronous job."""
+
+    total: Mean | Best | None
+    waiting: dict[int, Push] = field(default_factory=dict)
+    """Complete, not summed yet."""
+    pushed: set[int] = field(default_factory=set)
+    turn: int = 0
+    busy: bool = False
+    faults: dict[int, FrameError] = field(default_factory=dict)
 
 
 class Core:
@@ -104,6 +126,9 @@ class Core:
         optimizer: Takes the steps.
         rate: The learning rate of an update, by its number.
         history: Told every event as a dict; None keeps none.
+        exchanges: How many there are; None when nobody knows.
+        vault: Earlier states, to go back to.
+        memory: Bytes of pushes that may wait; beyond, workers whose turn it is not are held up.
     """
 
     def __init__(
@@ -113,28 +138,51 @@ class Core:
         optimizer: Optimizer,
         rate: Callable[[int], float],
         history: History | None = None,
+        *,
+        exchanges: int | None = None,
+        vault: Vault | None = None,
+        memory: int = MEMORY,
     ) -> None:
         self.job = job
-        self.slots = Slots.of(parameters)
-        self.parameters = {name: x.detach().to(torch.float32).contiguous() for name, x in parameters.items()}
-        self.optimizer, self.rate = optimizer, rate
-        self.version = 0
-        """Updates applied so far; in a synchronous job also the number of the round."""
+        self.exchanges, self.vault = exchanges, vault
+        self._weights = Weights(job, parameters, optimizer, rate)
         self._tell = history or (lambda event: None)
         self._seats = [_Seat() for _ in range(job.workers)]
-        self._round: dict[int, Contribution] = {}
-        self._reply: Reply | None = None
-        self._channel = Channel(job.pull)
+        self._desk = Desk(None if exchanges is None else exchanges * job.workers, job.bound)
+        self.failure: str | None = None
+        """Why the job cannot go on."""
         self._changed = threading.Condition(threading.RLock())
         self._on_update: list[Callable[[int], None]] = []
+        self._memory, self._in_memory = memory, 0
+        self._first: Inbox | None = None
+        """The push that does not wait for room where there is no turn."""
+        self._offers: dict[int, Offer] | None = {} if job.exact else None
+        """Of workers that wait to agree; None while a job runs."""
+        self._updating = False
+        self._updater = ThreadPoolExecutor(1, thread_name_prefix="laconic-update")
+        self._sums: list[Tensor] = []
+        self._round = self._new_round()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return self._weights.parameters
+
+    @property
+    def slots(self) -> Slots:
+        return self._weights.slots
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far; in a synchronous job also the number of the round."""
+        return self._weights.version
 
     # -------------------------------------------------------------------------------------------------- membership
 
     def welcome(self, worker: int, incarnation: int, fingerprint: str) -> dict[str, Any]:
         """Seat a worker; what it must know to begin. ``RefusedError`` when it does not belong here."""
         with self._changed:
-            if not 0 <= worker < self.job.workers:
-                raise RefusedError("worker", f"workers are 0 to {self.job.workers - 1}, there is no {worker}")
+            self.settle()
+            self._check_number(worker)
             if fingerprint != self.slots.fingerprint:
                 raise RefusedError(
                     "model",
@@ -143,242 +191,612 @@ class Core:
                 )
             seat = self._seats[worker]
             if incarnation < seat.incarnation:
-                raise RefusedError(
-                    "incarnation", f"worker {worker} of incarnation {incarnation} was replaced by {seat.incarnation}"
-                )
-            if incarnation > seat.incarnation:
-                seat.incarnation = incarnation
-                seat.shadow, seat.channel, seat.reply = {}, None, None
-                # A round goes on without what an earlier life had pushed for it: the new one pushes the same again.
-                if self.job.mode == "sync":
-                    seat.clock = self.version
-            seat.present = True
-            self._event("welcome", worker=worker, incarnation=incarnation, clock=seat.clock)
-            self._changed.notify_all()
-            return {"sequence": seat.clock, "version": self.version, "job": self.job.to_json()}
+                raise _replaced(worker, incarnation, seat)
+            if incarnation > seat.incarnation or not seat.present:
+                seat.incarnation, seat.present = incarnation, True
+                if seat.inbox is not None:
+                    seat.inbox.replaced = True
+                if self._offers is not None:
+                    self._offers.pop(worker, None)  # of its life before
+                seat.held, seat.channel, seat.reply, seat.inbox = {}, None, None, None
+                seat.asked = seat.answered = -1
+                self._desk.stop(worker)
+                self._changed.notify_all()
+                self._event("welcome", worker=worker, incarnation=incarnation, clock=seat.clock)
+                if self.job.exact and not self._over:
+                    self._gather(f"worker {worker} has come anew")
+            return {"version": self.version, "versions": self._versions(), "over": self._over,
+                    "job": self.job.to_json()}  # fmt: skip
+
+    def join(
+        self,
+        worker: int,
+        incarnation: int,
+        attempt: int,
+        offer: Offer,
+        *,
+        deadline: float,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> tuple[int, bool]:
+        """Where the worker goes on, and whether it must do so with an empty memory.
+
+        A job that promises the same bits whatever happens waits for all workers here, and all go on from one version.
+
+        Args:
+            worker: Its number.
+            incarnation: Its life.
+            attempt: Counts its requests: the same number again is the same request again.
+            offer: What it can go on from.
+            deadline: On ``time.monotonic``'s clock.
+            alive: Whether anybody still waits for the answer.
+        """
+        self.offer(worker, incarnation, attempt, offer)
+        with self._changed:
+            seat = self._seat_of(worker, incarnation)
+            self._wait(lambda: seat.answered == attempt, deadline, alive, self._missing_offers)
+            return seat.clock, seat.lost
+
+    def offer(self, worker: int, incarnation: int, attempt: int, offer: Offer) -> None:
+        """The first half of ``join``: say it, and do not wait."""
+        with self._changed:
+            self.settle()
+            seat = self._seat_of(worker, incarnation)
+            if seat.asked == attempt:
+                return
+            seat.asked, seat.lost = attempt, offer.lost
+            if not self.job.exact or self._over:
+                seat.answered = attempt
+                self._event("join", worker=worker, version=seat.clock, lost=offer.lost)
+                return
+            self._gather(f"worker {worker} asks where to go on")
+            assert self._offers is not None
+            self._offers[worker] = offer
+            if len(self._offers) == self.job.workers:
+                self._agree(self._offers)
 
     def leave(self, worker: int, incarnation: int) -> None:
         """A worker has gone: nobody waits for it any more where waiting is a choice."""
         with self._changed:
+            self._check_number(worker)
             seat = self._seats[worker]
             if seat.incarnation == incarnation and seat.present:
                 seat.present = False
+                self._desk.give_back(worker)
                 self._event("leave", worker=worker, incarnation=incarnation)
                 self._changed.notify_all()
 
-    def snapshot(self, worker: int) -> Reply:
-        """All weights as they are, for a worker that (re)joins; from here on it is known to hold them.
+    def lost(self, worker: int, incarnation: int) -> None:
+        """The connection of a worker broke in the middle of something."""
+        with self._changed:
+            self._event("lost", worker=worker, incarnation=incarnation)
+            self._changed.notify_all()
+
+    def snapshot(
+        self, worker: int, incarnation: int, *, deadline: float, alive: Callable[[], bool] = lambda: True
+    ) -> Reply:
+        """The weights that a worker must hold to go on; from here on it is known to hold them.
 
         Where workers take the steps themselves, the optimizer's memory follows: a second frame for every slot.
         """
         with self._changed:
-            seat = self._seats[worker]
-            if self.job.returns == "delta":
-                seat.shadow = {name: x.clone() for name, x in self.parameters.items()}
-            tensors = list(self.parameters.values())
-            if self.job.returns == "gradients":
-                memory = self.optimizer.state_dict()
-                tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
-            return Reply(seat.clock, tuple(encode(x, "none") for x in tensors))
+            self.settle()
+            seat = self._seat_of(worker, incarnation)
+            ticket = None
+            if self.job.mode != "sync":
+                ticket = self._start(worker, seat, deadline, alive)
+                seat.reply = None
+                if self.job.returns == "delta":
+                    seat.held, seat.channel = self._weights.copy(), None
+            return Reply(seat.clock, tuple(encode(x, "none") for x in self._weights.snapshot()), ticket)
 
     def on_update(self, call: Callable[[int], None]) -> None:
         """Have ``call(version)`` called after each update, before anybody is told of it."""
         self._on_update.append(call)
 
     def finished(self, exchanges: int) -> bool:
-        """Whether every worker has had that many exchanges."""
-        return all(seat.clock >= exchanges for seat in self._seats)
+        """Whether the work of that many exchanges of each worker is done, by whomever."""
+        return self.version >= (exchanges if self.job.mode == "sync" else exchanges * self.job.workers)
 
     def all_gone(self) -> bool:
         return not any(seat.present for seat in self._seats)
+
+    @property
+    def _over(self) -> bool:
+        return self.exchanges is not None and self.finished(self.exchanges)
+
+    # --------------------------------------------------------------------------------------------------- agreement
+
+    def _gather(self, why: str) -> None:
+        """Stop, and have all workers say from where they can go on."""
+        if self._offers is not None:
+            return
+        self._offers = {}
+        self._void_round()
+        self._event("gather", why=why, version=self.version)
+        self._changed.notify_all()
+
+    def _versions(self) -> list[int]:
+        """Now, and not long ago: nobody's loss takes the others farther back than two checkpoints."""
+        oldest = self.version - 2 * self.job.exchanges_per_checkpoint
+        kept = self.vault.versions() if self.vault is not None else ()
+        return sorted({self.version, *(version for version in kept if oldest < version < self.version)})
+
+    def _agree(self, offers: Mapping[int, Offer]) -> None:
+        damaged: set[int] = set()
+        was = self.version
+        while True:
+            agreed = agree(offers, set(self._versions()) - damaged)
+            if agreed.version == self.version:
+                break
+            assert self.vault is not None
+            try:
+                self.load(*self.vault.fetch(agreed.version))
+            except FileError as error:
+                log.warning("cannot go back to exchange %d: %s", agreed.version, error)
+                damaged.add(agreed.version)
+        if self.version != was:
+            self._event("rewound", version=self.version, was=was)
+        if self.vault is not None:
+            self.vault.forget(self.version)
+        for worker, seat in enumerate(self._seats):
+            seat.clock, seat.lost, seat.answered = self.version, worker in agreed.lost, seat.asked
+            if seat.lost:
+                self._event("memory_lost", worker=worker, version=self.version)
+        self._event("agreed", version=self.version)
+        self._offers = None
+        self._changed.notify_all()
+
+    def _missing_offers(self) -> str:
+        here = self._offers or {}
+        return f"worker {_listed(w for w in range(self.job.workers) if w not in here)} to join"
 
     # ------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that must survive: tensors by name, and numbers."""
         with self._changed:
-            tensors = {f"parameter/{name}": x.clone() for name, x in self.parameters.items()}
-            tensors |= {f"optimizer/{name}": x for name, x in self.optimizer.state_dict().items()}
-            tensors |= {f"channel/{name}": x for name, x in self._channel.state_dict().items()}
             meta = {
                 "version": self.version,
                 "fingerprint": self.slots.fingerprint,
                 "clocks": [seat.clock for seat in self._seats],
                 "incarnations": [seat.incarnation for seat in self._seats],
+                "tickets": self._desk.state(),
             }
-            return tensors, meta
+            return self._weights.state(), meta
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Back to a saved state; ``RefusedError`` when it is another model's."""
         if meta.get("fingerprint") != self.slots.fingerprint:
             raise RefusedError("model", "the checkpoint is of another model: resume with the same --model or script")
         with self._changed:
-            parts: dict[str, dict[str, Tensor]] = {"parameter": {}, "optimizer": {}, "channel": {}}
-            for key, x in tensors.items():
-                part, _, name = key.partition("/")
-                parts[part][name] = x
-            for name, x in parts["parameter"].items():
-                self.parameters[name].copy_(x)
-            self.optimizer.load_state_dict(parts["optimizer"])
-            self._channel.load_state_dict(parts["channel"])
-            self.version = int(meta["version"])
+            self._weights.load(tensors, meta)
+            self._desk.load(meta["tickets"])
             for seat, clock, incarnation in zip(self._seats, meta["clocks"], meta["incarnations"], strict=True):
-                seat.clock, seat.incarnation = int(clock), int(incarnation)
+                seat.clock, seat.reply = int(clock), None
+                seat.incarnation = max(seat.incarnation, int(incarnation))
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
+    def receive(
+        self, worker: int, incarnation: int, sequence: int, *, alive: Callable[[], bool] = lambda: True
+    ) -> Inbox:
+        """Begin to take a push, or to recognise it as applied."""
+        with self._changed:
+            seat = self._seat_of(worker, incarnation)
+            applied = sequence == seat.clock - 1 and (seat.reply is not None or not self.job.keeps_replies)
+            if not applied and self._offers is not None:
+                raise RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
+            if not applied and sequence != seat.clock:
+                raise RefusedError(
+                    "stale" if sequence < seat.clock else "ahead",
+                    f"worker {worker} pushes exchange {sequence}, it is at {seat.clock}",
+                    resume_at=seat.clock,
+                )
+            inbox = Inbox(self, worker, incarnation, sequence, alive, self._round, applied=applied)
+            if not applied:
+                if seat.inbox is not None:
+                    seat.inbox.replaced = True  # a push that broke off, and is not known to have
+                seat.inbox = inbox
+            return inbox
+
     def exchange(self, push: Contribution, *, deadline: float) -> Reply:
-        """Apply a push, or recognise it as applied; wait until the answer may be given.
+        """A push that is all there.
 
         Args:
             push: What came. It is checked as a whole before it changes anything.
             deadline: On ``time.monotonic``'s clock.
         """
-        self._check(push)
-        with self._changed:
-            seat = self._seat_of(push)
-            if push.sequence < seat.clock:
-                if push.sequence == seat.clock - 1 and seat.reply is not None:
-                    self._event("duplicate", worker=push.worker, sequence=push.sequence)
-                    return seat.reply
-                raise RefusedError(
-                    "stale",
-                    f"worker {push.worker} pushes exchange {push.sequence}, it is at {seat.clock}",
-                    resume_at=seat.clock,
-                )
-            if push.sequence > seat.clock:
-                raise RefusedError(
-                    "ahead",
-                    f"worker {push.worker} pushes exchange {push.sequence}, it is at {seat.clock}",
-                    resume_at=seat.clock,
-                )
-            if self.job.mode == "sync":
-                return self._exchange_sync(push, seat, deadline)
-            return self._exchange_async(push, seat, deadline)
+        with self.receive(push.worker, push.incarnation, push.sequence) as inbox:
+            for slot, frame in enumerate(push.frames):
+                inbox.add(slot, frame, deadline=deadline)
+            reply = inbox.finish(push.score, deadline=deadline)
+            return Reply(reply.sequence, tuple(reply.frames), reply.ticket)  # when all of it is there
 
-    def _seat_of(self, push: Contribution) -> _Seat:
-        seat = self._seats[push.worker]
-        if push.incarnation != seat.incarnation:
-            raise RefusedError(
-                "incarnation",
-                f"worker {push.worker} of incarnation {push.incarnation} was replaced by {seat.incarnation}",
-            )
+    def _check_number(self, worker: int) -> None:
+        if not 0 <= worker < self.job.workers:
+            raise RefusedError("worker", f"workers are 0 to {self.job.workers - 1}, there is no {worker}")
+
+    def _seat_of(self, worker: int, incarnation: int) -> _Seat:
+        self._check_number(worker)
+        seat = self._seats[worker]
+        if incarnation != seat.incarnation:
+            raise _replaced(worker, incarnation, seat)
         return seat
 
-    def _check(self, push: Contribution) -> None:
-        """Decode every frame once, for nothing but the certainty that the round cannot fail on it."""
-        if not 0 <= push.worker < self.job.workers:
-            raise RefusedError("worker", f"there is no worker {push.worker}")
-        if len(push.frames) != len(self.slots):
-            raise FrameError(f"expected {len(self.slots)} frames, one per slot, got {len(push.frames)}")
-        for name, frame in zip(self.slots.names, push.frames, strict=True):
-            try:
-                decode(frame, like=self.parameters[name])
-            except FrameError as error:
-                raise FrameError(f"slot {name!r}: {error}") from None
-
-    def _exchange_sync(self, push: Contribution, seat: _Seat, deadline: float) -> Reply:
-        if push.worker not in self._round:
-            self._round[push.worker] = push
-            self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
-        if len(self._round) >= self.job.workers - self.job.backup:
-            self._close_round()
+    def _finish(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
+        """What a complete push leads to."""
+        if self.job.mode != "sync":
+            return self._exchange_async(inbox, push, deadline)
+        if self.job.backup:
+            self._take_some(inbox, push)
         else:
-            self._wait(lambda: seat.clock > push.sequence, deadline, f"round {push.sequence}")
-        assert seat.reply is not None
+            self._take_all(inbox, push)
+        with self._changed:
+            seat = self._seat_of(push.worker, push.incarnation)
+            this = inbox.of_round
+            self._wait(
+                lambda: seat.clock > push.sequence or this is not self._round or push.worker in this.faults,
+                deadline,
+                inbox.alive,
+                self._missing_pushes,
+            )
+            if push.worker in this.faults:
+                raise RefusedError("spoilt", str(this.faults[push.worker]))  # sent again, it would be so again
+            if seat.clock <= push.sequence:
+                raise RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
+            return self._told(seat, push.sequence)
+
+    def _told(self, seat: _Seat, sequence: int) -> Reply:
+        """What all were told of an update. Who missed some of them cannot go on with the change that the last made."""
+        if seat.reply is None or (seat.reply.sequence != sequence + 1 and self.job.returns != "weights"):
+            raise RefusedError("stale", f"the others are at exchange {seat.clock}", resume_at=seat.clock)
         return seat.reply
 
-    def _close_round(self) -> None:
-        pushes = [self._round[worker] for worker in sorted(self._round)]  # the same sum whoever came first
+    def _missing_pushes(self) -> str:
+        missing = (w for w in range(self.job.workers) if w not in self._round.pushed)
+        return f"worker {_listed(missing)} to push exchange {self.version}"
+
+    # --------------------------------------------------------------------------------- synchronous, with all workers
+
+    def _new_round(self) -> _Round:
+        if self.job.mode != "sync":
+            return _Round(None)
+        like = self._weights.like
         if self.job.after == "best":
-            best = min(pushes, key=lambda push: (push.score, push.worker))
-            frames = tuple(best.frames)
-            self._add(frames)
-        else:
-            combined = {
-                name: aggregate.mean([push.frames[i] for push in pushes]) for i, name in enumerate(self.slots.names)
-            }
-            frames = self._apply(combined)
-        self.version += 1
-        reply = Reply(self.version, frames)
-        for push in pushes:
-            self._event("applied", worker=push.worker, sequence=push.sequence, version=self.version)
+            return _Round(Best(like))
+        mean = Mean(self.slots, like, self.job.workers - self.job.backup, self._sums)
+        self._sums = mean.tensors()
+        return _Round(mean)
+
+    def _void_round(self) -> None:
+        if self._round.busy:
+            self._sums = []  # somebody is still adding to them
+        self._in_memory -= sum(push.nbytes for push in self._round.waiting.values())
+        self._round = self._new_round()
+        for seat in self._seats:
+            seat.inbox = None
+
+    def _take_all(self, inbox: Inbox, push: Push) -> None:
+        with self._changed:
+            inbox.check()
+            self._put(inbox, push)
+        self._sum(inbox.of_round)
+
+    def _put(self, inbox: Inbox, push: Push) -> None:
+        """Into the round, once."""
+        if push.worker not in inbox.of_round.pushed:
+            inbox.of_round.pushed.add(push.worker)
+            inbox.of_round.waiting[push.worker] = push
+            inbox.hand_over()
+            self._let_go(inbox)
+            self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
+
+    def _sum(self, this: _Round) -> None:
+        """Sum what waits, as far as it is in turn; whoever completes the round closes it."""
+        assert this.total is not None
+        while True:
+            with self._changed:
+                if this is not self._round or this.busy or this.turn not in this.waiting:
+                    return
+                push = this.waiting.pop(this.turn)
+                this.busy = True
+            try:
+                this.total.add(push)
+            except FrameError as error:
+                with self._changed:  # the sum is spoilt: the others must push again
+                    self._in_memory -= push.nbytes
+                    this.faults[push.worker] = error
+                    self._event("spoilt", worker=push.worker, sequence=push.sequence)
+                    if this is self._round:
+                        self._gather(f"worker {push.worker} pushed what cannot be read")
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                this.busy = False
+                this.turn += 1
+                self._in_memory -= push.nbytes
+                if this is self._round and this.turn == self.job.workers:
+                    self._close(this)
+                self._changed.notify_all()
+
+    def _close(self, this: _Round) -> None:
+        """Make the update, in a thread of its own: the answer goes out slot by slot while it is made."""
+        assert this.total is not None
+        frames = Arriving(len(self.slots))
+        reply = Reply(self.version + 1, frames)
         for seat in self._seats:  # those not waited for are answered with the same when they ask
-            seat.clock, seat.reply = self.version, reply
-        self._round.clear()
-        for call in self._on_update:
-            call(self.version)
+            seat.clock, seat.reply = self.version + 1, reply
+        self._updating = True
+        self._void_round()
         self._changed.notify_all()
+        self._updater.submit(self._update, this.total, sorted(this.pushed), frames)
 
-    def _apply(self, combined: Mapping[str, Tensor]) -> tuple[bytes, ...]:
-        """One update of the parameters, and the frames that tell of it."""
-        if self.job.returns == "gradients":
-            # Server and workers take the same step, so it is what was decoded that counts, not what was meant.
-            frames = self._encoded(combined)
-            self._add(frames)
-            return frames
-        self._step(combined)
-        if self.job.returns == "weights":
-            return self._encoded(self.parameters)
-        return self._delta(self._seats[0], self._channel)  # all seats hold the same weights
+    def _update(self, total: Mean | Best, pushed: Sequence[int], frames: Arriving) -> None:
+        failure: BaseException | None = None
+        try:
+            with self._watching():
+                if isinstance(total, Best) and self.job.returns == "gradients":
+                    made: Iterator[Frame] = iter(total.frames())  # as they came: nothing more is lost
+                    self._weights.step(total.result())
+                else:
+                    made = self._weights.update(total.result())
+                for frame in made:
+                    frames.put(frame)
+            with self._changed:
+                self._weights.version += 1
+                for worker in pushed:
+                    self._event("applied", worker=worker, sequence=self.version - 1, version=self.version)
+                for call in self._on_update:
+                    call(self.version)
+        except BaseException as error:
+            failure = error
+            if not isinstance(error, RefusedError):
+                log.exception("the server failed to update its weights")
+                self.failure = self.failure or f"the server failed to update its weights: {error}"
+        finally:
+            with self._changed:
+                self._updating = False
+                self._changed.notify_all()
+            frames.end(failure)
 
-    def _encoded(self, tensors: Mapping[str, Tensor]) -> tuple[bytes, ...]:
-        return tuple(self._channel.encode(name, x, seed=self._seed(i)) for i, (name, x) in enumerate(tensors.items()))
+    def settle(self) -> None:
+        """Wait until no update is being made. Not for ``on_update``, which is part of one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._updating)
 
-    def _add(self, frames: Sequence[bytes]) -> None:
-        self._step({name: decode(frame) for name, frame in zip(self.slots.names, frames, strict=True)})
+    # --------------------------------------------------------------------------------- synchronous, with some workers
 
-    def _step(self, update: Mapping[str, Tensor]) -> None:
-        """A gradient goes through the optimizer; changes of weights are added, weights take the place of weights."""
-        if self.job.sends == "gradients":
-            self.optimizer.step(self.parameters, update, lr=self.rate(self.version))
-            return
-        for name, x in update.items():
-            if self.job.sends == "changes":
-                self.parameters[name].add_(x)
-            else:
-                self.parameters[name].copy_(x)
+    def _take_some(self, inbox: Inbox, push: Push) -> None:
+        """Rounds that do not wait for backup workers. Who is late is a matter of time, so are the bits."""
+        if not push.frames:
+            return  # it is in the round already
+        push.decode(self._weights.like)  # the round cannot fail on it later
+        this = inbox.of_round
+        assert isinstance(this.total, Mean)
+        with self._changed:
+            inbox.check()
+            if this is not self._round:  # too late: what it is answered takes it on to the next round
+                self._event("late", worker=push.worker, sequence=push.sequence)
+                return
+            self._put(inbox, push)
+            this.total.add(this.waiting.pop(push.worker))
+            self._in_memory -= push.nbytes
+            if len(this.pushed) == self.job.workers - self.job.backup:
+                self._close(this)
+            self._changed.notify_all()
 
-    def _delta(self, seat: _Seat, channel: Channel) -> tuple[bytes, ...]:
-        frames = []
-        for i, name in enumerate(self.slots.names):
-            held = seat.shadow.setdefault(name, torch.zeros_like(self.parameters[name]))
-            frame = channel.encode(name, self.parameters[name] - held, seed=self._seed(i))
-            held.add_(decode(frame))
-            frames.append(frame)
-        return tuple(frames)
+    # --------------------------------------------------------------------------------------------------- asynchronous
 
-    def _exchange_async(self, push: Contribution, seat: _Seat, deadline: float) -> Reply:
-        self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
-        self._step({name: decode(frame) for name, frame in zip(self.slots.names, push.frames, strict=True)})
-        self.version += 1
-        seat.clock = push.sequence + 1
-        self._event("applied", worker=push.worker, sequence=push.sequence, version=self.version)
-        for call in self._on_update:
-            call(self.version)
-        self._changed.notify_all()
-        bound = self.job.bound
-        if bound is not None:
-            self._wait(lambda: seat.clock - self._slowest() <= bound, deadline, f"workers {bound} iterations behind")
-        if self.job.returns == "delta":
-            seat.channel = seat.channel or Channel(self.job.pull)
-            frames = self._delta(seat, seat.channel)
-        else:
-            frames = self._encoded(self.parameters)
-        seat.reply = Reply(seat.clock, frames)
-        self._event("pull", worker=push.worker, clock=seat.clock, slowest=self._slowest(), version=self.version)
-        return seat.reply
+    def _exchange_async(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
+        update = push.decode(self._weights.like)
+        with self._changed:
+            inbox.check()
+            seat = self._seat_of(push.worker, push.incarnation)
+            ticket, missed = self._desk.done(push.worker, self.version)
+            if ticket == NOTHING_LEFT:
+                raise RefusedError("stale", "the worker has no work to push", resume_at=seat.clock)
+            self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
+            self._weights.step(update, missed=missed)
+            self._weights.version += 1
+            seat.clock, seat.reply = push.sequence + 1, None
+            self._event(
+                "applied",
+                worker=push.worker,
+                sequence=push.sequence,
+                version=self.version,
+                ticket=ticket,
+                missed=missed,
+            )
+            inbox.close()
+            for call in self._on_update:
+                call(self.version)
+            self._changed.notify_all()
+            return self._pull(inbox, seat, deadline)
 
-    def _slowest(self) -> int:
-        clocks = [seat.clock for seat in self._seats if seat.present]
-        return min(clocks) if clocks else 0
+    def _start(self, worker: int, seat: _Seat, deadline: float, alive: Callable[[], bool]) -> int:
+        """The next piece of work, once the worker may have the weights to do it with."""
+        self._wait(
+            lambda: self._desk.may_start(worker, self.version),
+            deadline,
+            alive,
+            lambda: f"worker {_listed(self._desk.waiting_for(worker))} to push: its gradient would be too old",
+        )
+        ticket = self._desk.start(worker, self.version)
+        self._event("pull", worker=worker, version=self.version, ticket=ticket)
+        return ticket
 
-    def _wait(self, ready: Callable[[], bool], deadline: float, what: str) -> None:
-        if not self._changed.wait_for(ready, max(0.0, deadline - time.monotonic())):
-            raise RefusedError("deadline", f"waited too long for {what}")
+    def _pull(self, inbox: Inbox, seat: _Seat, deadline: float) -> Reply:
+        """The weights as they are once the worker may have them; or again, what they were for it."""
+        if seat.reply is not None:
+            return seat.reply
+        if self.job.returns == "delta" and not seat.held:
+            raise RefusedError("stale", "the worker holds no weights to change", resume_at=seat.clock)
+        ticket = self._start(inbox.worker, seat, deadline, inbox.alive)
+        seat.channel = seat.channel or self.job.pull_channel()
+        with self._watching():
+            reply = Reply(seat.clock, self._weights.tell(seat.held, seat.channel), ticket)
+        if self.job.keeps_replies:
+            seat.reply = reply  # the worker is taken to hold this now: it could not be made again
+        return reply
 
-    def _seed(self, slot: int) -> int:
-        return (self.job.seed * 0x9E3779B1 + self.version) * len(self.slots) + slot
+    def _again(self, inbox: Inbox, deadline: float) -> Reply:
+        """The answer to a push that was applied before."""
+        with self._changed:
+            seat = self._seat_of(inbox.worker, inbox.incarnation)
+            self._event("duplicate", worker=inbox.worker, sequence=inbox.sequence)
+            if self.job.mode == "sync":
+                return self._told(seat, inbox.sequence)
+            if seat.inbox is not None:  # it has begun the next one, so it has had the answer
+                raise RefusedError("stale", f"worker {inbox.worker} is at {seat.clock} already", resume_at=seat.clock)
+            return self._pull(inbox, seat, deadline)
+
+    # -------------------------------------------------------------------------------------------------------- waiting
+
+    def wake(self) -> None:
+        """Have everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
+        """Wait for room, unless it is this worker that the others wait for."""
+        with self._changed:
+            inbox.check()
+            self._wait(
+                lambda: self._in_memory + nbytes <= self._memory or inbox.gone or self._is_next(inbox),
+                deadline,
+                inbox.alive,
+                lambda: f"{self._in_memory} bytes of other pushes",
+            )
+            inbox.check()
+            self._in_memory += nbytes
+
+    def _release(self, inbox: Inbox, nbytes: int) -> None:
+        with self._changed:
+            self._let_go(inbox)
+            self._in_memory -= nbytes
+            self._changed.notify_all()
+
+    def _let_go(self, inbox: Inbox) -> None:
+        """Nothing more arrives there."""
+        seat = self._seats[inbox.worker]
+        if seat.inbox is inbox:
+            seat.inbox = None
+        if self._first is inbox:
+            self._first = None
+
+    def _is_next(self, inbox: Inbox) -> bool:
+        """Whether it is this push that the others wait for: such a one never waits for room."""
+        if self.job.exact:
+            return inbox.worker == inbox.of_round.turn
+        self._first = self._first or inbox  # whoever runs out of room first, until it is through
+        return self._first is inbox
+
+    def _wait(
+        self, ready: Callable[[], bool], deadline: float, alive: Callable[[], bool], what: Callable[[], str]
+    ) -> None:
+        left = max(0.0, deadline - time.monotonic())
+        if not self._changed.wait_for(lambda: ready() or not alive() or self.failure is not None, left):
+            raise RefusedError("waiting", f"waited for {what()}")
+        if self.failure is not None:
+            raise RefusedError("diverged", self.failure)
+        if not ready():
+            raise RefusedError("gone", "the worker has hung up")
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Weights that have overflowed are the end of a job: everybody is told, and they are not kept."""
+        try:
+            yield
+        except NonFiniteError as error:
+            with self._changed:
+                self.failure = f"the weights overflowed at exchange {self.version}: take a smaller --lr ({error})"
+                self._event("diverged", version=self.version)
+                self._changed.notify_all()
+            raise RefusedError("diverged", self.failure) from None
 
     def _event(self, kind: str, **values: Any) -> None:
         self._tell({"event": kind, **values})
+
+
+class Inbox:
+    """A push on its way in. Nothing of it counts before ``finish``."""
+
+    def __init__(
+        self,
+        core: Core,
+        worker: int,
+        incarnation: int,
+        sequence: int,
+        alive: Callable[[], bool],
+        this_round: _Round,
+        *,
+        applied: bool,
+    ) -> None:
+        self.worker, self.incarnation, self.sequence, self.alive, self.of_round = (
+            worker, incarnation, sequence, alive, this_round,
+        )  # fmt: skip
+        self.replaced = False
+        self._core, self._frames, self._nbytes = core, dict[int, OpenFrame | None](), 0
+        self._applied = applied or worker in this_round.pushed
+        """The rest of the stream is read and dropped."""
+        self._again = applied
+
+    @property
+    def gone(self) -> bool:
+        """Whether this push has become pointless."""
+        core = self._core
+        return self.replaced or (core.job.exact and self.of_round is not core._round)
+
+    def check(self) -> None:
+        if self.replaced:
+            raise RefusedError("replaced", f"worker {self.worker} has begun exchange {self.sequence} again")
+        if self.gone:
+            raise RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
+
+    def add(self, slot: int, frame: Frame, *, deadline: float) -> None:
+        """One slot's frame. Waits while the server has its hands full."""
+        if slot in self._frames:
+            raise FrameError(f"slot {slot} came twice")
+        core = self._core
+        if self._applied:
+            self._frames[slot] = None
+            return
+        core._reserve(self, len(frame), deadline)
+        self._nbytes += len(frame)
+        name = core.slots.names[slot]
+        self._frames[slot] = OpenFrame.of(name, frame, core.parameters[name])
+
+    def finish(self, score: float = 0.0, *, deadline: float) -> Reply:
+        """All frames have come: apply them, and wait until the answer may be given."""
+        core, slots = self._core, self._core.slots
+        if len(self._frames) != len(slots):
+            raise FrameError(f"expected {len(slots)} frames, one per slot, the push ended after {len(self._frames)}")
+        if self._again:
+            return core._again(self, deadline)
+        frames = [one for slot in range(len(slots)) if (one := self._frames[slot]) is not None]
+        return core._finish(self, Push(self.worker, self.incarnation, self.sequence, frames, score), deadline)
+
+    def hand_over(self) -> None:
+        """The round has the frames now, and accounts for them."""
+        self._nbytes = 0
+
+    def close(self) -> None:
+        """Give back the room of what did not become part of a round."""
+        nbytes, self._nbytes = self._nbytes, 0
+        self._core._release(self, nbytes)
+
+    def __enter__(self) -> Inbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _replaced(worker: int, incarnation: int, seat: _Seat) -> RefusedError:
+    return RefusedError(
+        "incarnation", f"worker {worker} of incarnation {incarnation} was replaced by {seat.incarnation}"
+    )
+
+
+def _listed(workers: Any) -> str:
+    return ", ".join(map(str, workers)) or "nobody"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
+from laconic.channels import Channel
 from laconic.codecs import parse
 from laconic.errors import ConfigError
+from laconic.frames import max_nbytes
+from laconic.policy import Policy
 
 __all__ = ["Job", "Slots"]
 
@@ -48,9 +51,11 @@ class Job:
 
     Args:
         workers: How many there are.
-        mode: ``sync``, ``async``, or ``bounded:S``: nobody is more than S iterations ahead of the slowest.
+        mode: ``sync``, ``async``, or ``bounded:S``: no gradient misses more than S updates made meanwhile.
         push: The channel of what workers send.
         pull: The channel of what the server sends.
+        push_small: The channel of slots that are too small to gain from ``push``: vectors, and less than 4,096 values.
+        pull_small: The same of ``pull``.
         returns: What that is: ``weights``, ``gradients`` (workers run the optimizer) or ``delta`` (the change of the
             weights since the last time).
         every: Iterations between two exchanges.
@@ -58,6 +63,7 @@ class Job:
             ``weights``.
         after: ``mean`` of what came, or ``best``: the change of the worker that did best on data held out of training.
         backup: Workers that a synchronous round does not wait for.
+        discount: Without rounds: a gradient that missed n updates takes 1 / (1 + n) of a step.
         lr: Learning rate.
         momentum: Of the descent.
         weight_decay: Of the descent.
@@ -69,11 +75,14 @@ class Job:
     mode: str = "sync"
     push: str = "none"
     pull: str = "none"
+    push_small: str = "none"
+    pull_small: str = "none"
     returns: str = "weights"
     every: int = 1
     sends: str = "gradients"
     after: str = "mean"
     backup: int = 0
+    discount: bool = False
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -94,11 +103,17 @@ class Job:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise ConfigError(f"{name} must be a number, not negative, got {value!r}")
-        parse(self.push)
-        parse(self.pull)
+        for spec in (self.push, self.pull, self.push_small, self.pull_small):
+            parse(spec)
         self.bound  # noqa: B018 - checked here, so that a wrong mode is refused at once
         if self.mode != "sync" and (self.backup or self.after == "best"):
             raise ConfigError(f"backup workers and after=best need mode sync, got {self.mode!r}")
+        if self.backup and self.after == "best":
+            raise ConfigError("after=best chooses between all workers: give backup=0")
+        if self.mode == "sync" and self.discount:
+            raise ConfigError("discount is for modes async and bounded: in rounds no gradient misses an update")
+        if self.discount and self.sends != "gradients":
+            raise ConfigError("discount shortens steps that the server takes: it goes with sends=gradients")
         if self.mode != "sync" and self.returns == "gradients":
             raise ConfigError("returns=gradients needs mode sync: each worker would take other steps than the server")
         if (self.sends == "gradients") != (self.every == 1):
@@ -110,7 +125,7 @@ class Job:
 
     @property
     def bound(self) -> int | None:
-        """How far ahead a worker may be; 0 when synchronous, None when it does not matter."""
+        """How many updates a gradient may miss; 0 when synchronous, None when it does not matter."""
         name, _, steps = self.mode.partition(":")
         if name == "bounded" and steps.isdecimal() and int(steps) >= 1:
             return int(steps)
@@ -119,6 +134,49 @@ class Job:
         if self.mode == "async":
             return None
         raise ConfigError(f"mode must be sync, async or bounded:S with S of at least 1, got {self.mode!r}")
+
+    def push_channel(self) -> Channel:
+        return Channel(self.push, policy=Policy(small=self.push_small))
+
+    def pull_channel(self) -> Channel:
+        specs = [self.pull, self.pull_small]
+        if self.returns == "delta":  # what was not sent is in the next change anyway: a memory would send it twice
+            specs = [parse(spec)[1].text for spec in specs]
+        return Channel(specs[0], policy=Policy(small=specs[1]))
+
+    def push_limits(self, tensors: Iterable[Tensor]) -> list[int]:
+        """The most bytes that the frame of each slot can have."""
+        return _limits((self.push, self.push_small), tensors)
+
+    def pull_limits(self, tensors: Iterable[Tensor]) -> list[int]:
+        """The same of what the server sends; also of a snapshot, which is not compressed."""
+        return _limits((self.pull, self.pull_small), tensors)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it ends with the same bits whatever happens on the way: rounds with everybody, and no timing."""
+        return self.mode == "sync" and not self.backup
+
+    @property
+    def remembers(self) -> bool:
+        """Whether workers remember more than the server can tell them: residuals, or momentum of their own steps."""
+        channels = any(parse(spec)[0] for spec in (self.push, self.push_small))
+        return channels or (self.every > 1 and self.momentum > 0)
+
+    @property
+    def holds_other_weights(self) -> bool:
+        """Whether workers of a synchronous job hold other weights than the server: those of a lossy pull."""
+        lossy = any(parse(spec)[1].text != "none" for spec in (self.pull, self.pull_small))
+        return self.mode == "sync" and (self.returns == "delta" or (self.returns == "weights" and lossy))
+
+    @property
+    def keeps_replies(self) -> bool:
+        """Whether an answer cannot be made again, so that it is kept until the next."""
+        return self.mode == "sync" or self.returns == "delta"
+
+    @property
+    def exchanges_per_checkpoint(self) -> int:
+        return max(1, self.checkpoint_every // self.every)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,3 +187,8 @@ class Job:
         if set(values) != known:
             raise ConfigError(f"a job has the fields {', '.join(sorted(known))}, got {', '.join(sorted(values))}")
         return cls(**values)
+
+
+def _limits(specs: Iterable[str], tensors: Iterable[Tensor]) -> list[int]:
+    codecs = [parse("none")[1], *(parse(spec)[1] for spec in specs)]
+    return [max(max_nbytes(codec, x) for codec in codecs) for x in tensors]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from laconic.cluster.agreement import Offer
 from laconic.cluster.core import Contribution, Core, Reply
-from laconic.cluster.job import Job
+from laconic.cluster.link import Standing
 
 __all__ = ["LocalLink"]
 
@@ -24,17 +25,26 @@ class LocalLink:
     def __init__(self, core: Core, worker: int, *, incarnation: int = 0, timeout: float = 60.0) -> None:
         self.core, self.worker, self.incarnation, self.timeout = core, worker, incarnation, timeout
 
-    def connect(self) -> tuple[int, Job]:
+    def hello(self) -> Standing:
         answer = self.core.welcome(self.worker, self.incarnation, self.core.slots.fingerprint)
-        return int(answer["sequence"]), Job.from_json(answer["job"])
+        return Standing(self.core.job, frozenset(answer["versions"]), answer["over"])
+
+    def join(self, attempt: int, offer: Offer) -> tuple[int, bool]:
+        return self.core.join(self.worker, self.incarnation, attempt, offer, deadline=self._deadline())
 
     def snapshot(self) -> Reply:
-        return self.core.snapshot(self.worker)
+        return self.core.snapshot(self.worker, self.incarnation, deadline=self._deadline())
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
         came = dict(frames)
         push = Contribution(self.worker, self.incarnation, sequence, [came[slot] for slot in range(len(came))], score())
-        return self.core.exchange(push, deadline=time.monotonic() + self.timeout)
+        return self.core.exchange(push, deadline=self._deadline())
 
     def leave(self) -> None:
         self.core.leave(self.worker, self.incarnation)
+
+    def close(self) -> None:
+        pass
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.timeout

@@ -19,6 +19,9 @@ PROTOCOL = 1
 CHUNK = 2 << 20
 """Bytes of a frame in one message: large enough for the wire, small enough to interleave."""
 
+Frame = bytes | memoryview
+"""What came in one piece is not copied again."""
+
 MAX_NOTE = 1 << 16
 NOTE, FRAME, MORE = b"N", b"F", b"M"
 _HEAD = struct.Struct("<IQ")
@@ -50,9 +53,9 @@ def read_note(message: bytes) -> dict[str, Any]:
 def frame_messages(slot: int, frame: bytes | memoryview) -> Iterator[bytes]:
     """A frame in pieces, for the slot of that number."""
     view = memoryview(frame)
-    yield FRAME + _HEAD.pack(slot, len(view)) + bytes(view[:CHUNK])
+    yield b"".join((FRAME, _HEAD.pack(slot, len(view)), view[:CHUNK]))
     for at in range(CHUNK, len(view), CHUNK):
-        yield MORE + bytes(view[at : at + CHUNK])
+        yield b"".join((MORE, view[at : at + CHUNK]))
 
 
 class Assembler:
@@ -66,7 +69,7 @@ class Assembler:
         self._limits = limits
         self._slot = -1
         self._nbytes = 0
-        self._pieces: list[bytes] = []
+        self._pieces: list[memoryview] = []
         self._have = 0
         self.total = 0
         """Bytes of all frames so far."""
@@ -76,7 +79,7 @@ class Assembler:
         """Whether a frame has begun and not ended."""
         return self._slot >= 0
 
-    def feed(self, message: bytes) -> tuple[int, bytes] | None:
+    def feed(self, message: bytes) -> tuple[int, Frame] | None:
         """A slot and its frame once it is complete, None before."""
         kind = message[:1]
         if kind == FRAME and not self.in_pieces and len(message) >= 1 + _HEAD.size:
@@ -88,18 +91,21 @@ class Assembler:
                     f"a frame of {nbytes} bytes for slot {slot}, at most {self._limits[slot]} are possible"
                 )
             self._slot, self._nbytes, self._have = slot, nbytes, 0
-            piece = message[1 + _HEAD.size :]
+            piece = memoryview(message)[1 + _HEAD.size :]
         elif kind == MORE and self.in_pieces:
-            piece = message[1:]
+            piece = memoryview(message)[1:]
         else:
             raise FrameError(f"a message of kind {kind!r} is out of place")
+        # As ``frame_messages`` cuts them: a frame in crumbs would take a hundred times the memory that it says.
+        wanted = min(CHUNK, self._nbytes - self._have)
+        if len(piece) != wanted:
+            raise FrameError(f"a piece of {len(piece)} bytes for a frame of {self._nbytes}, expected {wanted}")
         self._pieces.append(piece)
-        self._have += len(piece)
-        if self._have > self._nbytes or (not piece and self._have < self._nbytes):
-            raise FrameError(f"pieces of {self._have} bytes for a frame of {self._nbytes}")
+        self._have += wanted
         if self._have < self._nbytes:
             return None
-        slot, frame = self._slot, self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        slot = self._slot
+        frame: Frame = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._slot, self._pieces = -1, []
         self.total += len(frame)
         return slot, frame

@@ -1,9 +1,10 @@
 """The server on the network: gRPC calls in, ``Core`` behind them.
 
 gRPC brings flow control, keepalive, deadlines and TLS; payloads are our own bytes, so that sizes are checked before
-anything is allocated and are counted as they leave. Four calls:
+anything is allocated and are counted as they leave. Five calls:
 
-- ``Hello``: who is there, and what the job is. Nothing is believed of a worker before it.
+- ``Hello``: who is there, what the job is, and which versions the server has. Nothing is believed of a worker before.
+- ``Join``: from which version a worker can go on, and from which all do.
 - ``Snapshot``: all weights, for a worker that begins or begins again.
 - ``Exchange``: a stream of frames up, a stream of frames down.
 - ``Leave``: a worker has done its part.
@@ -11,6 +12,7 @@ anything is allocated and are counted as they leave. Four calls:
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import threading
@@ -23,25 +25,26 @@ from typing import Any
 import grpc
 
 from laconic._version import __version__
-from laconic.cluster.core import Contribution, Core, RefusedError, Reply
+from laconic.cluster.agreement import Offer
+from laconic.cluster.core import Core, Inbox, RefusedError, Reply
 from laconic.cluster.messages import MAX_MESSAGE, PROTOCOL, Assembler, frame_messages, is_note, note, read_note
-from laconic.codecs import parse
 from laconic.errors import ConfigError, FrameError
-from laconic.frames import max_nbytes
 
 __all__ = ["CALLS", "OPTIONS", "Server", "Traffic"]
 
 log = logging.getLogger("laconic")
 
 SERVICE = "laconic.ParameterServer"
-CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Snapshot", "Exchange", "Leave")}
+CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Join", "Snapshot", "Exchange", "Leave")}
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     # A peer that is stopped or cut off is noticed within seconds; by default never.
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),  # what counts in newer gRPC, where it is a minute by default
+    ("grpc.http2.max_pings_without_data", 0),  # a worker that computes for long sends nothing meanwhile
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -51,6 +54,12 @@ OPTIONS = (
 
 LONGEST = 600.0
 """Seconds that a call without a deadline of its own may take."""
+MARGIN = 1.0
+"""Seconds before a call's deadline at which the server says what it waits for, rather than nothing."""
+MOST_VERSIONS = 1024
+SERVER_FAILED = "the server failed"
+TRIM_EVERY = 2.0
+"""Seconds after which memory that is not used is given back to the system."""
 
 
 @dataclass
@@ -88,8 +97,7 @@ class Server:
         self.core = core
         self.traffic = Traffic()
         self._identify = identify
-        _, codec = parse(core.job.push)  # a policy may exempt a slot, which then travels as it is
-        self._limits = [max(max_nbytes("none", x), max_nbytes(codec, x)) for x in core.parameters.values()]
+        self._limits = core.job.push_limits(core.parameters.values())
         # Every worker may wait in a call of its own, and come again before the server knows that it was cut off.
         pool = futures.ThreadPoolExecutor(max_workers=3 * core.job.workers + 8, thread_name_prefix="laconic-server")
         self._server = grpc.server(pool, handlers=(_Calls(self),), options=OPTIONS)
@@ -101,9 +109,18 @@ class Server:
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {address}: is the port taken? Choose another with --port") from error
         self._server.start()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._give_memory_back, name="laconic-trim", daemon=True).start()
 
     def stop(self, grace: float = 1.0) -> None:
+        self._stopped.set()
         self._server.stop(grace).wait()
+
+    def _give_memory_back(self) -> None:
+        """glibc keeps what was freed, and large blocks of many workers come and go all the time: gigabytes of them."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        while trim is not None and not self._stopped.wait(TRIM_EVERY):
+            trim(0)
 
     # ------------------------------------------------------------------------------------------------------- calls
 
@@ -112,47 +129,79 @@ class Server:
         if asked.get("protocol") != PROTOCOL:
             raise RefusedError(
                 "version",
-                f"the worker speaks protocol {asked.get('protocol')} (laconic {asked.get('laconic')}), the server "
+                f"the worker speaks protocol {_short(asked.get('protocol'))} (laconic "
+                f"{_short(asked.get('laconic'))}), the server "
                 f"{PROTOCOL} (laconic {__version__}): install the same version on both",
             )
         worker = self._worker(asked, context)
-        answer = self.core.welcome(worker, _whole(asked, "incarnation"), str(asked.get("fingerprint")))
+        answer = self.core.welcome(worker, _whole(asked, "incarnation"), _short(asked.get("fingerprint")))
         return note(answer | {"protocol": PROTOCOL, "laconic": __version__})
+
+    def join(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        asked = read_note(request)
+        worker = self._worker(asked, context)
+        versions = asked.get("versions")
+        if not isinstance(versions, list) or len(versions) > MOST_VERSIONS or not all(map(_is_whole, versions)):
+            raise FrameError(f"a note needs a list of at most {MOST_VERSIONS} whole numbers 'versions'")
+        context.add_callback(self.core.wake)
+        sequence, lost = self.core.join(
+            worker,
+            _whole(asked, "incarnation"),
+            _whole(asked, "attempt"),
+            Offer(frozenset(versions), bool(asked.get("lost"))),
+            deadline=_deadline(context),
+            alive=context.is_active,
+        )
+        return note({"sequence": sequence, "lost": lost})
 
     def snapshot(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = read_note(request)
-        yield from self._send(self.core.snapshot(self._worker(asked, context)))
+        worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
+        context.add_callback(self.core.wake)
+        yield from self._send(
+            self.core.snapshot(worker, incarnation, deadline=_deadline(context), alive=context.is_active)
+        )
 
     def exchange(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        first = next(messages, b"")
-        asked = read_note(first)
-        worker = self._worker(asked, context)
-        frames: dict[int, bytes] = {}
+        asked = read_note(next(messages, b""))
+        worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
+        over = threading.Event()
+
+        def ended() -> None:
+            if not over.is_set():
+                over.set()
+                self.core.lost(worker, incarnation)
+
+        inbox = self.core.receive(worker, incarnation, _whole(asked, "sequence"), alive=context.is_active)
+        context.add_callback(ended)
+        try:
+            with inbox:
+                reply = self._answer(messages, inbox, _deadline(context))
+            yield from self._send(reply)
+        except _BrokenOffError:
+            ended()
+            raise
+        finally:
+            if context.is_active():
+                over.set()
+
+    def _answer(self, messages: Iterator[bytes], inbox: Inbox, deadline: float) -> Reply:
         assembler = Assembler(self._limits)
-        score = 0.0
+        score: float | None = None
         for message in messages:
             if is_note(message):  # the last one, when it is known
-                score = float(read_note(message).get("score", 0.0))
+                score = _number(read_note(message), "score")
                 continue
             done = assembler.feed(message)
             if done is not None:
                 slot, frame = done
-                if slot in frames:
-                    raise FrameError(f"slot {slot} came twice")
-                frames[slot] = frame
-        if assembler.in_pieces or len(frames) != len(self.core.slots):
-            raise FrameError(f"the push ended after {len(frames)} of {len(self.core.slots)} frames")
-        self.traffic.count(received=assembler.total)
-        push = Contribution(
-            worker,
-            _whole(asked, "incarnation"),
-            _whole(asked, "sequence"),
-            [frames[slot] for slot in range(len(frames))],
-            score,
-        )
-        remaining = context.time_remaining()
-        deadline = time.monotonic() + min(LONGEST, LONGEST if remaining is None else remaining)
-        yield from self._send(self.core.exchange(push, deadline=deadline))
+                self.traffic.count(received=len(frame))
+                inbox.add(slot, frame, deadline=deadline)
+        if score is None:  # a connection that breaks may look like a stream that ends
+            raise _BrokenOffError("the push ended before its last note")
+        if assembler.in_pieces:
+            raise FrameError("the push ended in the middle of a frame")
+        return inbox.finish(score, deadline=deadline)
 
     def leave(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         asked = read_note(request)
@@ -160,10 +209,10 @@ class Server:
         return note({})
 
     def _send(self, reply: Reply) -> Iterator[bytes]:
-        yield note({"sequence": reply.sequence, "frames": len(reply.frames)})
+        yield note({"sequence": reply.sequence, "ticket": reply.ticket})
         for slot, frame in enumerate(reply.frames):
+            self.traffic.count(sent=len(frame))
             yield from frame_messages(slot, frame)
-        self.traffic.count(sent=reply.nbytes)
 
     def _worker(self, asked: dict[str, Any], context: grpc.ServicerContext) -> int:
         """The worker that calls: what it says, and what its certificate says, must agree."""
@@ -173,11 +222,37 @@ class Server:
         return worker
 
 
+class _BrokenOffError(FrameError):
+    """A push that is not all there."""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
 def _whole(asked: dict[str, Any], name: str) -> int:
     value = asked.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise FrameError(f"a note needs a whole number {name!r}, got {value!r}")
-    return value
+    if not _is_whole(value):
+        raise FrameError(f"a note needs a whole number {name!r}, got {_short(value)}")
+    return int(value)  # type: ignore[arg-type]
+
+
+def _number(asked: dict[str, Any], name: str) -> float:
+    value = asked.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        raise FrameError(f"a note needs a finite number {name!r}, got {_short(value)}")
+    return float(value)
+
+
+def _short(value: object) -> str:
+    """What a peer wrote, as far as it fits a line."""
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text[:40]
+
+
+def _deadline(context: grpc.ServicerContext) -> float:
+    remaining = context.time_remaining()
+    return time.monotonic() + min(LONGEST, LONGEST if remaining is None else max(0.0, remaining - MARGIN))
 
 
 class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -186,6 +261,7 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, server: Server) -> None:
         self._handlers = {
             CALLS["Hello"]: grpc.unary_unary_rpc_method_handler(_guarded(server.hello)),
+            CALLS["Join"]: grpc.unary_unary_rpc_method_handler(_guarded(server.join)),
             CALLS["Leave"]: grpc.unary_unary_rpc_method_handler(_guarded(server.leave)),
             CALLS["Snapshot"]: grpc.unary_stream_rpc_method_handler(_guarded_stream(server.snapshot)),
             CALLS["Exchange"]: grpc.stream_stream_rpc_method_handler(_guarded_stream(server.exchange)),
@@ -201,8 +277,10 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> None:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
     if isinstance(error, FrameError):
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if isinstance(error, grpc.RpcError):  # what is left of a stream that broke off
+        context.abort(grpc.StatusCode.CANCELLED, "the worker has hung up")
     log.exception("the server failed on a call")
-    context.abort(grpc.StatusCode.INTERNAL, f"the server failed: {type(error).__name__}: {error}")
+    context.abort(grpc.StatusCode.INTERNAL, f"{SERVER_FAILED}: {type(error).__name__}: {error}")
 
 
 def _guarded(method: Callable[[bytes, grpc.ServicerContext], bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:

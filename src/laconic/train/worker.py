@@ -1,61 +1,94 @@
 """A worker: take a batch, compute, send, receive, go on.
 
-Gradients leave as backward produces them: a hook puts each parameter's gradient into a queue, and the thread that
-feeds the stream encodes and sends it while backward goes on. What is left of communication after backward is the
-exposed part, which is all that a step waits for.
+Gradients leave as backward produces them: a hook tells a thread that a parameter's gradient is ready, and it encodes
+and sends it while backward goes on. What is left of communication after backward is the exposed part, which is all
+that a step waits for.
+
+A worker may remember more than the server can tell it: residuals of its channel, momentum of its own steps. It keeps
+that beside the server's checkpoints, and when somebody was lost, all go back to a version that everybody remembers.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from laconic.channels import Channel
-from laconic.cluster.core import Reply
+from laconic.cluster.agreement import Offer
+from laconic.cluster.core import RefusedError, Reply
 from laconic.cluster.job import Job
+from laconic.cluster.link import Link
+from laconic.cluster.messages import Frame
+from laconic.cluster.outbox import Outbox
+from laconic.cluster.tickets import NOTHING_LEFT
+from laconic.errors import FileError
 from laconic.frames import decode
 from laconic.kernels import random
 from laconic.optim import SGD, Schedule
+from laconic.train.layout import Layout
 from laconic.train.shards import Shards
 from laconic.train.task import Task
 
-__all__ = ["Progress", "Times", "Worker"]
+__all__ = ["Memory", "Progress", "Times", "Worker"]
+
+log = logging.getLogger("laconic")
 
 SEEDS = 401
 """Stream of the seed that frames' seeds come from."""
 
 
-class Link(Protocol):
-    """What a worker needs of a connection; ``laconic.cluster.client.Client`` is one."""
+class Memory(Protocol):
+    """Where a worker keeps what only it remembers; ``laconic.cluster.checkpoint.Folder`` is one."""
 
-    def snapshot(self) -> Reply: ...
-    def exchange(self, sequence: int, frames: Iterator[tuple[int, bytes]], score: Callable[[], float]) -> Reply: ...
+    def save(self, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None: ...
+    def versions(self) -> Sequence[int]: ...
+    def fetch(self, step: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]: ...
+    def forget(self, after: int) -> None: ...
 
 
 @dataclass
 class Times:
-    """Seconds of a worker. ``communication`` is what it waited for, ``encode`` runs beside computing where it can."""
+    """Seconds of a worker.
+
+    Args:
+        compute: Forward, backward, and steps of its own.
+        encode: Making frames; runs beside backward where it can.
+        communication: What it waited for after computing: the exposed part.
+        overlapped: What went on beside computing, from the first frame on.
+        apply: Decoding what came and taking it over.
+    """
 
     compute: float = 0.0
     encode: float = 0.0
     communication: float = 0.0
+    overlapped: float = 0.0
+    apply: float = 0.0
 
 
 @dataclass(frozen=True)
 class Progress:
-    """After an iteration."""
+    """After an exchange. ``bytes_raw`` is what 32 bits a value both ways, every iteration, would have taken."""
 
     iteration: int
     loss: float
     bytes_sent: int
     bytes_received: int
+    bytes_raw: int
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a worker is: the exchange it is in, and the piece of work where pieces are handed out."""
+
+    sequence: int
+    ticket: int | None = None
 
 
 @dataclass
@@ -69,6 +102,8 @@ class Worker:
         job: What was agreed.
         schedule: The learning rate.
         link: Its connection.
+        layout: How parameters become slots; each its own by default.
+        memory: Where to keep what only this worker remembers; None keeps nothing.
     """
 
     number: int
@@ -77,41 +112,141 @@ class Worker:
     job: Job
     schedule: Schedule
     link: Link
+    layout: Layout | None = None
+    memory: Memory | None = None
     times: Times = field(default_factory=Times)
     bytes_sent: int = 0
     bytes_received: int = 0
 
     def __post_init__(self) -> None:
         self.parameters = {name: p for name, p in self.task.model.named_parameters() if p.requires_grad}
-        self.slots = {name: i for i, name in enumerate(self.parameters)}
-        self.channel = Channel(self.job.push)
+        self._layout = self.layout or Layout.of(self.parameters)
+        self.slots = {name: i for i, name in enumerate(self._layout.pack(self.parameters))}
+        self.channel = self.job.push_channel()
         self.optimizer = SGD(momentum=self.job.momentum, weight_decay=self.job.weight_decay)
         self._base: dict[str, Tensor] = {}
+        self._attempt, self._begun = 0, False
+        self._pending: Future[Reply] = Future()
+        self._raw = 8 * sum(p.numel() for p in self.parameters.values())
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="laconic-encode")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-push")
 
-    def join(self) -> None:
-        """Take over the server's weights, and its optimizer's memory where workers take the same steps."""
-        reply = self.link.snapshot()
-        count = len(self.parameters)
-        self._load(Reply(reply.sequence, reply.frames[:count]))
-        memory = zip(self.parameters, reply.frames[count:], strict=False)
-        if self.job.momentum:
-            self.optimizer.load_state_dict({name: decode(frame) for name, frame in memory})
+    # ------------------------------------------------------------------------------------------------------- running
 
-    def run(self, first: int, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
-        """Exchanges ``first`` to ``exchanges`` - 1, each ``every`` iterations."""
-        sequence = first
-        while sequence < exchanges:
-            loss, reply = self._iterate(sequence) if self.job.every == 1 else self._iterate_locally(sequence)
+    def run(self, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
+        """From where the server says to the end of that many exchanges, or until no work is left."""
+        at = self.join()
+        done = 0
+        while at.ticket != NOTHING_LEFT and (at.ticket is not None or at.sequence < exchanges):
+            outbox = Outbox()
+            loss = self._iterate(at, outbox) if self.job.every == 1 else self._iterate_locally(at, outbox)
+            reply = self._answer(at, outbox)
+            if isinstance(reply, At):
+                at = reply
+                continue
+            began = time.perf_counter()
             self._receive(reply)
+            self.times.apply += time.perf_counter() - began
             self.bytes_received += reply.nbytes
-            sequence = reply.sequence
+            at = At(reply.sequence, reply.ticket)
+            self._remember(at.sequence)
+            done += 1
             if tell is not None:
-                tell(Progress(sequence * self.job.every, loss, self.bytes_sent, self.bytes_received))
+                raw = done * self.job.every * self._raw
+                tell(Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw))
+
+    def join(self, current: int | None = None) -> At:
+        """Agree with all others from where to go on, and be there.
+
+        Args:
+            current: The exchange that this worker is in the middle of: it can go on from there, too.
+        """
+        standing = self.link.hello()
+        if standing.over:
+            return At(max(standing.versions), NOTHING_LEFT)
+        self._attempt += 1
+        remembered = {0, *(self.memory.versions() if self.memory is not None else ())}  # nothing is remembered of 0
+        if current is not None:
+            remembered.add(current)
+        offered = standing.versions & remembered if self.job.remembers else standing.versions
+        lost = not offered
+        sequence, lost = self.link.join(self._attempt, Offer(offered or standing.versions, lost))
+        return At(sequence) if sequence == current else self._go_back(sequence, lost)
+
+    def _go_back(self, sequence: int, lost: bool) -> At:
+        """Take over the server's weights, its optimizer's memory where workers take the same steps, and one's own."""
+        reply = self.link.snapshot()
+        count = len(self.slots)
+        self._load(reply.frames[:count])
+        memory = dict(zip(self.slots, map(decode, reply.frames[count:]), strict=False))
+        anew = self.job.exact or not self._begun  # without rounds what it remembers stays true wherever the others are
+        self._begun = True
+        if memory and self.job.momentum and self.job.every == 1:
+            self.optimizer.load_state_dict(memory)
+        elif anew:
+            self.optimizer.load_state_dict({})
+        if anew and self.job.remembers:
+            self._recall(sequence, lost)
+        return At(reply.sequence, reply.ticket)
+
+    def _recall(self, sequence: int, lost: bool) -> None:
+        self.channel.load_state_dict({})
+        # Without rounds others went on meanwhile: an old memory would send again what was sent since.
+        if self.job.exact and self.memory is not None and not lost and sequence in self.memory.versions():
+            tensors, _ = self.memory.fetch(sequence)
+            self.channel.load_state_dict(_part(tensors, "channel"))
+            if self.job.every > 1:
+                self.optimizer.load_state_dict(_part(tensors, "optimizer"))
+            self.memory.forget(sequence)
+        elif sequence:
+            log.warning(
+                "worker %d goes on at exchange %d with an empty memory: what it had not sent is lost",
+                self.number,
+                sequence,
+            )
+
+    def _remember(self, sequence: int) -> None:
+        if self.memory is None or not self.job.remembers or not self.job.exact:
+            return
+        if sequence % self.job.exchanges_per_checkpoint:
+            return
+        tensors = {f"channel/{name}": x for name, x in self.channel.state_dict().items()}
+        if self.job.every > 1:
+            tensors |= {f"optimizer/{name}": x for name, x in self.optimizer.state_dict().items()}
+        try:
+            self.memory.save(sequence, tensors, {})
+        except FileError as error:
+            log.warning("%s: if this worker is lost now, all go back to an earlier exchange", error)
+
+    def _answer(self, at: At, outbox: Outbox) -> Reply | At:
+        """What comes back for a push that is on its way, or where to go on instead."""
+        began = time.perf_counter()
+        try:
+            while True:
+                try:
+                    return self._pending.result()
+                except RefusedError as error:
+                    if error.reason not in ("regather", "stale", "ahead"):
+                        raise
+                    log.info("worker %d: %s", self.number, error)
+                    there = self.join(at.sequence if error.reason == "regather" else None)
+                    if there != at:
+                        return there
+                self._pending = self._send(at.sequence, outbox)
+        finally:
+            self.times.communication += time.perf_counter() - began
+
+    def _send(self, sequence: int, outbox: Outbox) -> Future[Reply]:
+        return self._sender.submit(self.link.exchange, sequence, outbox, outbox.score)
 
     # --------------------------------------------------------------------------------------------------- iterations
 
-    def _iterate(self, sequence: int) -> tuple[float, Reply]:
+    def _examples(self, at: At, step: int = 0) -> Tensor:
+        """The examples of a step: those of this worker, or of whichever worker's share the ticket is."""
+        number, exchange = (self.number, at.sequence) if at.ticket is None else _share(at.ticket, self.job.workers)
+        return self.shards.indices(number, exchange * self.job.every + step)
+
+    def _iterate(self, at: At, outbox: Outbox) -> float:
         """One batch; its gradient leaves while it is computed."""
         ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         hooks = [
@@ -121,55 +256,76 @@ class Worker:
         began = time.perf_counter()
         try:
             self.task.model.zero_grad(set_to_none=True)
-            batch = self.task.batch(self.shards.indices(self.number, sequence))
-            answer = self._sender.submit(self.link.exchange, sequence, self._gradients(ready, sequence), lambda: 0.0)
+            batch = self.task.batch(self._examples(at))
+            self._pending = self._send(at.sequence, outbox)
+            encoding = self._encoder.submit(self._fill, outbox, self._gradients(ready), at.sequence)
             loss = self.task.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            outbox.fail(error)
+            raise
         finally:
             ready.put(None)
             for hook in hooks:
                 hook.remove()
         computed = time.perf_counter()
-        reply = answer.result()
+        first = encoding.result()
         self.times.compute += computed - began
         self.times.communication += time.perf_counter() - computed
-        return float(loss.detach()), reply
+        self.times.overlapped += max(0.0, computed - first)
+        return float(loss.detach())
 
-    def _gradients(self, ready: queue.SimpleQueue[str | None], sequence: int) -> Iterator[tuple[int, bytes]]:
-        """Frames of gradients in the order in which backward makes them; zeros for parameters it did not reach."""
+    def _gradients(self, ready: queue.SimpleQueue[str | None]) -> Iterator[tuple[str, Tensor]]:
+        """Slots of gradients in the order in which backward makes them; zeros for parameters it did not reach."""
         missing = dict.fromkeys(self.parameters)
         while (name := ready.get()) is not None:
             gradient = self.parameters[name].grad
-            if name in missing and gradient is not None:
+            if name in missing and gradient is not None and not self._layout.bundled:
                 del missing[name]
-                yield self._frame(name, gradient, sequence)
-        for name in missing:
-            yield self._frame(name, torch.zeros_like(self.parameters[name]), sequence)
+                yield name, gradient
+        rest = {name: _gradient(self.parameters[name]) for name in missing}
+        yield from (self._layout.pack(rest) if self._layout.bundled else rest).items()
 
-    def _iterate_locally(self, sequence: int) -> tuple[float, Reply]:
+    def _fill(self, outbox: Outbox, slots: Iterator[tuple[str, Tensor]], sequence: int, score: float = 0.0) -> float:
+        """Encode slots into the outbox; when the first was there."""
+        first = 0.0
+        try:
+            for name, x in slots:
+                outbox.put(self.slots[name], self._frame(name, x, sequence))
+                first = first or time.perf_counter()
+            outbox.end(score)
+        except BaseException as error:
+            outbox.fail(error)
+            raise
+        return first
+
+    def _iterate_locally(self, at: At, outbox: Outbox) -> float:
         """Several steps of one's own, then the change of the weights (or the weights) leaves."""
         began = time.perf_counter()
         self._base = {name: p.detach().clone() for name, p in self.parameters.items()}
         loss = torch.zeros(())
-        for iteration in range(sequence * self.job.every, (sequence + 1) * self.job.every):
+        for step in range(self.job.every):
             self.task.model.zero_grad(set_to_none=True)
-            loss = self.task.loss(self.task.batch(self.shards.indices(self.number, iteration)))
+            loss = self.task.loss(self.task.batch(self._examples(at, step)))
             loss.backward()  # type: ignore[no-untyped-call]
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-            self.optimizer.step(self._tensors(), gradients, lr=self.schedule(iteration))
+            rate = self.schedule(at.sequence * self.job.every + step)
+            self.optimizer.step(self._tensors(), gradients, lr=rate)
         computed = time.perf_counter()
-        score = self.task.judge() if self.job.after == "best" else 0.0
-        reply = self.link.exchange(sequence, self._changes(sequence), lambda: score)
         self.times.compute += computed - began
+        score = self.task.judge() if self.job.after == "best" else 0.0
+        self._pending = self._send(at.sequence, outbox)
+        self._fill(outbox, iter(self._layout.pack(self._changes()).items()), at.sequence, score)
         self.times.communication += time.perf_counter() - computed
-        return float(loss.detach()), reply
+        return float(loss.detach())
 
-    def _changes(self, sequence: int) -> Iterator[tuple[int, bytes]]:
-        for name, parameter in self.parameters.items():
-            weights = parameter.detach()
-            yield self._frame(name, weights if self.job.sends == "weights" else weights - self._base[name], sequence)
+    def _changes(self) -> dict[str, Tensor]:
+        weights = self._tensors()
+        if self.job.sends == "weights":
+            return weights
+        return {name: x - self._base[name] for name, x in weights.items()}
 
-    def _frame(self, name: str, x: Tensor, sequence: int) -> tuple[int, bytes]:
+    def _frame(self, name: str, x: Tensor, sequence: int) -> bytes:
         began = time.perf_counter()
         slot = self.slots[name]
         key = random.key(self.job.seed, SEEDS)
@@ -177,29 +333,54 @@ class Worker:
         frame = self.channel.encode(name, x.detach().cpu(), seed=seed)
         self.bytes_sent += len(frame)
         self.times.encode += time.perf_counter() - began
-        return slot, frame
+        return frame
 
     # ----------------------------------------------------------------------------------------------------- receiving
 
     @torch.no_grad()
     def _receive(self, reply: Reply) -> None:
         if self.job.returns == "weights":
-            self._load(reply)
+            self._load(reply.frames)
             return
-        decoded = {name: decode(frame) for name, frame in zip(self.parameters, reply.frames, strict=True)}
+        told = dict(zip(self.slots, reply.frames, strict=True))
         if self.job.returns == "gradients" and self.job.every == 1:
-            self.optimizer.step(self._tensors(), decoded, lr=self.schedule(reply.sequence - 1))
+            self._follow(told, self.schedule(reply.sequence - 1))
             return
+        decoded = self._layout.unpack({name: decode(frame) for name, frame in told.items()})
         for name, change in decoded.items():
             weights = self.parameters[name]
             if self.job.every > 1:
                 weights.copy_(self._base[name])
             weights.add_(change.to(weights.device))
 
-    def _load(self, reply: Reply) -> None:
-        with torch.no_grad():
-            for parameter, frame in zip(self.parameters.values(), reply.frames, strict=True):
-                parameter.copy_(decode(frame))
+    def _follow(self, frames: Mapping[str, Frame], rate: float) -> None:
+        """Take the step that the server has taken."""
+        slots = self._layout.pack(self.parameters)
+        self.optimizer.step_frames(slots, frames, lr=rate)
+        if self._layout.bundled:  # else they are the parameters themselves
+            for name, x in self._layout.unpack(slots).items():
+                self.parameters[name].copy_(x)
 
-    def _tensors(self) -> Mapping[str, Tensor]:
+    @torch.no_grad()
+    def _load(self, frames: Sequence[Frame]) -> None:
+        decoded = dict(zip(self.slots, map(decode, frames), strict=True))
+        for name, x in self._layout.unpack(decoded).items():
+            self.parameters[name].copy_(x)
+
+    def _tensors(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self.parameters.items()}
+
+
+def _share(ticket: int, workers: int) -> tuple[int, int]:
+    """Whose exchange a ticket is: all tickets are all exchanges of all workers."""
+    exchange, number = divmod(ticket, workers)
+    return number, exchange
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    prefix = f"{part}/"
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}

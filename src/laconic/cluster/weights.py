@@ -1,0 +1,149 @@
+"""What the server holds, and what an update does to it: parameters, optimizer, and what workers are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from laconic.channels import Channel
+from laconic.cluster.job import Job, Slots
+from laconic.frames import decode
+from laconic.wire import Buffer
+
+__all__ = ["Optimizer", "Weights"]
+
+
+class Optimizer(Protocol):
+    """Changes parameters in place by a gradient; deterministic, with a state that can be saved."""
+
+    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], *, lr: float) -> None: ...
+    def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class Weights:
+    """The parameters of a job and all that changes with them. Whoever calls has the lock.
+
+    Args:
+        job: What was agreed.
+        parameters: Float32 tensors by name; changed in place.
+        optimizer: Takes the steps.
+        rate: The learning rate of an update, by its number.
+    """
+
+    def __init__(
+        self, job: Job, parameters: Mapping[str, Tensor], optimizer: Optimizer, rate: Callable[[int], float]
+    ) -> None:
+        self.job = job
+        self.slots = Slots.of(parameters)
+        self.parameters = {name: x.detach().to(torch.float32).contiguous() for name, x in parameters.items()}
+        self.version = 0
+        """Updates applied so far; in a synchronous job also the number of the round."""
+        self._optimizer, self._rate = optimizer, rate
+        self._channel = job.pull_channel()
+        self._held = self.copy() if job.holds_other_weights else {}
+        """What all workers of a synchronous job hold, where it is not the parameters."""
+
+    def copy(self) -> dict[str, Tensor]:
+        return {name: x.clone() for name, x in self.parameters.items()}
+
+    @property
+    def like(self) -> list[Tensor]:
+        return list(self.parameters.values())
+
+    # ------------------------------------------------------------------------------------------------------- updates
+
+    def update(self, combined: Mapping[str, Tensor]) -> Iterator[bytes]:
+        """One synchronous update: the frames that tell all workers of it, slot by slot, to be sent as they come."""
+        if self.job.returns == "gradients":
+            # Server and workers take the same step, so it is what was decoded that counts, not what was meant.
+            frames = []
+            for i, (name, x) in enumerate(combined.items()):
+                frames.append(self._encode(i, name, x))
+                yield frames[-1]
+            self.follow(frames)
+            return
+        for i, (name, x) in enumerate(combined.items()):
+            self.step({name: x})
+            weights = self.parameters[name]
+            if self.job.returns == "delta":
+                yield self._change(i, name, self._held, self._channel)
+                continue
+            frame = self._encode(i, name, weights)
+            if self._held:
+                self._held[name].copy_(decode(frame, device=weights.device))
+            yield frame
+
+    def follow(self, frames: Sequence[bytes]) -> None:
+        """Take the step that these frames tell workers to take."""
+        told = dict(zip(self.parameters, frames, strict=True))
+        if self.job.sends == "gradients":
+            self._optimizer.step_frames(self.parameters, told, lr=self._rate(self.version))
+            return
+        self.step({name: decode(frame, device=self.parameters[name].device) for name, frame in told.items()})
+
+    def step(self, update: Mapping[str, Tensor], *, missed: int = 0) -> None:
+        """A gradient goes through the optimizer; changes of weights are added, weights take the place of weights."""
+        if self.job.sends == "gradients":
+            iteration = self.version if self.job.mode == "sync" else self.version // self.job.workers
+            rate = self._rate(iteration)
+            self._optimizer.step(self.parameters, update, lr=rate / (1 + missed) if self.job.discount else rate)
+            return
+        for name, x in update.items():
+            if self.job.sends == "changes":
+                self.parameters[name].add_(x)
+            else:
+                self.parameters[name].copy_(x)
+
+    def tell(self, held: dict[str, Tensor], channel: Channel) -> tuple[bytes, ...]:
+        """The weights, or how they differ from what one worker holds, which then holds more of them."""
+        if self.job.returns == "delta":
+            return tuple(self._change(i, name, held, channel) for i, name in enumerate(self.parameters))
+        return tuple(self._encode(i, name, x) for i, (name, x) in enumerate(self.parameters.items()))
+
+    def _change(self, slot: int, name: str, held: dict[str, Tensor], channel: Channel) -> bytes:
+        x = self.parameters[name]
+        frame = channel.encode(name, x - held[name], seed=self._seed(slot))
+        held[name].add_(decode(frame, device=x.device))
+        return frame
+
+    def _encode(self, slot: int, name: str, x: Tensor) -> bytes:
+        return self._channel.encode(name, x, seed=self._seed(slot))
+
+    def _seed(self, slot: int) -> int:
+        return (self.job.seed * 0x9E3779B1 + self.version) * len(self.slots) + slot
+
+    # --------------------------------------------------------------------------------------------------------- state
+
+    def snapshot(self) -> list[Tensor]:
+        """What a worker must hold to be where the others are; where workers take the steps, the optimizer's memory,
+        too: a second tensor for every slot.
+        """
+        tensors = list((self._held or self.parameters).values())
+        if self.job.returns == "gradients":
+            memory = self._optimizer.state_dict()
+            tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
+        return tensors
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that must survive."""
+        tensors = {f"parameter/{name}": x for name, x in self.copy().items()}
+        tensors |= {f"optimizer/{name}": x for name, x in self._optimizer.state_dict().items()}
+        tensors |= {f"channel/{name}": x for name, x in self._channel.state_dict().items()}
+        return tensors | {f"held/{name}": x.clone() for name, x in self._held.items()}
+
+    def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"parameter": {}, "optimizer": {}, "channel": {}, "held": {}}
+        for key, x in tensors.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = x
+        for mine, part in ((self.parameters, "parameter"), (self._held, "held")):
+            for name, x in parts[part].items():
+                mine[name].copy_(x)
+        self._optimizer.load_state_dict(parts["optimizer"])
+        self._channel.load_state_dict(parts["channel"])
+        self.version = int(meta["version"])

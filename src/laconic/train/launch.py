@@ -1,0 +1,270 @@
+"""``laconic train``: server and workers as processes of this host, watched, started again, and summed up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.cluster import checkpoint
+from laconic.errors import ConfigError, FileError, LaconicError
+from laconic.train.roles import SUPERVISED, trainable
+from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, write_whole
+from laconic.train.task import Task
+
+__all__ = ["launch"]
+
+log = logging.getLogger("laconic")
+
+BAD_COMMAND = 2
+"""Exit code of a role that was told something wrong: to start it again would not help."""
+
+Report = dict[str, Any]
+
+
+def launch(
+    runs: Mapping[Path, Config],
+    *,
+    resume: bool = False,
+    restarts: int = 3,
+    tell: Callable[[list[Report]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Server and workers on this host, one run after the other in the same processes; a summary of each.
+
+    Args:
+        runs: Configurations by folder; all with as many workers and servers.
+        resume: Go on with what is in the folders.
+        restarts: How often a process that dies is started again.
+        tell: Told the newest line of each worker about each run, again and again.
+    """
+    tasks = {}
+    for run_dir, config in runs.items():
+        tasks[run_dir] = config.task()  # what is wrong with data or model is said here, once
+        config.parts(trainable(tasks[run_dir].model))
+        if resume:
+            if Config.load(run_dir) != config:
+                raise ConfigError(f"{run_dir} is a run of another configuration: resume it with the same flags")
+        else:
+            if (run_dir / CONFIG).exists():
+                raise FileError(f"{run_dir} holds a run already: choose another --run-dir, or --resume it")
+            config.save(run_dir)
+        for server in range(config.servers):
+            (run_dir / of_server(SERVER, server)).unlink(missing_ok=True)
+    first = next(iter(runs.values()))
+    with _roles(list(runs)) as roles:
+        for index in range(first.servers):
+            roles.start(f"server {index}", resume=resume)
+        for number in range(first.job.workers):
+            roles.start(f"worker {number}")
+        roles.watch(restarts, tell)
+    return [
+        _summary(config, tasks[run_dir], run_dir) | {"restarts": roles.started_again}
+        for run_dir, config in runs.items()
+    ]
+
+
+class _Roles:
+    """The processes of runs. None outlives its launcher."""
+
+    def __init__(self, run_dirs: list[Path]) -> None:
+        self._run_dirs = run_dirs
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._lines: dict[tuple[str, int, str], Report] = {}
+        """The newest report of each life of a worker about each run."""
+        self._starts: dict[str, int] = {}
+        self._readers: list[threading.Thread] = []
+
+    @property
+    def started_again(self) -> int:
+        return sum(self._starts.values())
+
+    def start(self, name: str, *, resume: bool = False, port: int = 0) -> None:
+        role, _, number = name.partition(" ")
+        arguments = [role, *map(str, self._run_dirs)]
+        if role == "server":
+            arguments += ["--index", number, "--port", str(port), *(["--resume"] if resume else [])]
+        else:
+            arguments += ["--worker", number]
+        life = self._starts[name] = self._starts.get(name, -1) + 1
+        process = subprocess.Popen(
+            [sys.executable, "-m", "laconic", *arguments], stdout=subprocess.PIPE, text=True, env=_environment()
+        )
+        self._processes[name] = process
+        reader = threading.Thread(target=self._read, args=(name, life, process), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _read(self, name: str, life: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                try:
+                    report = json.loads(line)
+                    self._lines[name, life, report["run_dir"]] = report
+                except (ValueError, KeyError, TypeError):
+                    log.info("%s: %s", name, line.rstrip())
+
+    def watch(self, restarts: int, tell: Callable[[list[Report]], None] | None) -> None:
+        """Until all servers have ended; who died is started again, each time after a longer wait."""
+        due: dict[str, float] = {}
+        while any(process.poll() != 0 for process in self._servers()):
+            time.sleep(0.05)
+            if tell is not None and self._lines:
+                tell(self._newest())
+            for name, process in list(self._processes.items()):
+                if process.poll() not in (None, 0):
+                    self._start_again(name, process, restarts, due)
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):  # what it had to do is done
+                process.wait(10)
+        self._finish_reading()
+        if tell is not None and self._lines:
+            tell(self._newest())
+
+    def _servers(self) -> list[subprocess.Popen[str]]:
+        return [process for name, process in self._processes.items() if name.startswith("server")]
+
+    def _newest(self) -> list[Report]:
+        """Of each worker and run the line of its last life."""
+        newest: dict[tuple[str, str], Report] = {}
+        for (name, _, run_dir), report in list(self._lines.items()):
+            newest[name, run_dir] = report
+        return list(newest.values())
+
+    def _start_again(self, name: str, process: subprocess.Popen[str], restarts: int, due: dict[str, float]) -> None:
+        code = process.returncode
+        if self._starts[name] >= restarts or code == BAD_COMMAND:
+            times = self._starts[name] + 1
+            how_often = f" {times} times, the last time" if times > 1 else ""
+            raise LaconicError(f"{name} has died{how_often} with exit code {code}: go on with --resume")
+        if name not in due:
+            wait = 0.2 * 2 ** self._starts[name]
+            log.warning("%s has died with exit code %s: started again in %.1f s", name, code, wait)
+            due[name] = time.monotonic() + wait
+        elif time.monotonic() >= due[name]:
+            del due[name]
+            self.start(name, resume=True, port=self._port(name))
+            if name.startswith("server"):  # it may have to go back to before its workers had done all
+                for other, ended in list(self._processes.items()):
+                    if other.startswith("worker") and ended.poll() == 0:
+                        self.start(other)
+
+    def _port(self, name: str) -> int:
+        """Where a server listened, so that its workers find it again."""
+        role, _, number = name.partition(" ")
+        if role == "server":
+            for run_dir in reversed(self._run_dirs):
+                try:
+                    told = json.loads((run_dir / of_server(SERVER, int(number))).read_text(encoding="utf-8"))
+                    return int(told["address"].rpartition(":")[2])
+                except (OSError, ValueError, KeyError):
+                    continue
+        return 0
+
+    def stop(self) -> None:
+        """Workers first: they need not see their server go."""
+        for role in ("worker", "server"):
+            mine = [process for name, process in self._processes.items() if name.startswith(role)]
+            for process in mine:
+                if process.poll() is None:
+                    process.terminate()
+            for process in mine:
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        self._finish_reading()
+        self._keep_reports()
+
+    def _keep_reports(self) -> None:
+        """What workers told last, in the run's folder: a run that is resumed counts what came before, too."""
+        for run_dir in self._run_dirs:
+            mine = [report for (_, _, where), report in self._lines.items() if where == str(run_dir)]
+            if mine and (run_dir / CONFIG).exists():
+                with (run_dir / REPORTS).open("a", encoding="utf-8") as out:
+                    out.writelines(json.dumps(report) + "\n" for report in mine)
+
+    def _finish_reading(self) -> None:
+        for reader in self._readers:
+            reader.join(5)
+
+
+@contextmanager
+def _roles(run_dirs: list[Path]) -> Iterator[_Roles]:
+    roles = _Roles(run_dirs)
+    try:
+        yield roles
+    finally:
+        roles.stop()
+
+
+def _environment() -> dict[str, str]:
+    """One thread a process: as many as there are cores would fight."""
+    return {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISED: "1"}
+
+
+# ---------------------------------------------------------------------------------------------------------- summary
+
+
+def _summary(config: Config, task: Task, run_dir: Path) -> dict[str, Any]:
+    """Of all lives of all workers: bytes are what was sent, also what was sent again."""
+    reports = [json.loads(line) for line in (run_dir / REPORTS).read_text(encoding="utf-8").splitlines()]
+    parameters = trainable(task.model)
+    with torch.no_grad():
+        for name, x in config.layout(parameters).unpack(_trained(config, run_dir)).items():
+            parameters[name].copy_(x)
+    wire = sum(report["bytes_sent"] + report["bytes_received"] for report in reports)
+    raw = 8 * sum(x.numel() for x in parameters.values()) * config.job.workers * config.iterations
+    workers = {report["worker"] for report in reports}
+
+    def worst(key: str) -> float:
+        """Of the worker with the most."""
+        return max((sum(r[key] for r in reports if r["worker"] == worker) for worker in workers), default=0.0)
+
+    summary = {
+        "method": config.method,
+        "model": config.model,
+        "data": config.data,
+        "workers": config.job.workers,
+        "servers": config.servers,
+        "iterations": config.iterations,
+        "codec_push": config.job.push,
+        "codec_pull": config.job.pull,
+        **task.evaluate(),
+        "wire_bytes_per_iteration": wire / config.iterations,
+        "bytes_saved": raw - wire,
+        "compute_s": worst("compute"),
+        "encode_s": worst("encode"),
+        "communication_s": worst("communication"),
+        "overlapped_s": worst("overlapped"),
+        "apply_s": worst("apply"),
+        "total_s": worst("total_s"),
+    }
+    write_whole(run_dir / SUMMARY, json.dumps(summary, indent=2))
+    return summary
+
+
+def _trained(config: Config, run_dir: Path) -> dict[str, Tensor]:
+    """The slots of all servers at the end."""
+    slots = {}
+    for server in range(config.servers):
+        found = checkpoint.load_latest(run_dir / of_server(CHECKPOINTS, server))
+        if found is None:
+            raise FileError(f"{run_dir} has no checkpoint: the run did not end well")
+        for key, x in found.tensors.items():
+            part, _, name = key.partition("/")
+            if part == "parameter":
+                slots[name] = x
+    return slots

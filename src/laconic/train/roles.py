@@ -1,0 +1,326 @@
+"""The two roles of a run: its server, or one of several, and a worker. Each is a process; they may be on many hosts."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from laconic.cluster import checkpoint
+from laconic.cluster.job import Slots
+from laconic.errors import ConfigError, FileError
+from laconic.optim import SGD
+from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, write_whole
+from laconic.train.shards import Shards
+from laconic.train.worker import Progress, Worker
+
+if TYPE_CHECKING:
+    from laconic.cluster.client import Client
+    from laconic.cluster.core import Core
+    from laconic.cluster.link import Link
+
+__all__ = ["SUPERVISED", "serve", "trainable", "work"]
+
+log = logging.getLogger("laconic")
+
+SUPERVISED = "LACONIC_SUPERVISED"
+"""Set by a launcher: its processes end with it, and leave Ctrl-C to it."""
+FAREWELL = 60.0
+"""Seconds that a server waits at the end for workers to leave."""
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _obey_launcher() -> None:
+    if SUPERVISED not in os.environ:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when it is killed
+    except (OSError, AttributeError):
+        return  # not Linux: an orphan ends when its server or its workers do
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)  # it was gone before we asked
+
+
+# ----------------------------------------------------------------------------------------------------------- server
+
+
+class History:
+    """Events of a server as JSON lines: what happened, in order, for people and for the checkers of promises."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._broken = False
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        line = json.dumps({"at": round(time.time(), 6), **event})
+        with self._lock:
+            try:
+                self._file.write(line + "\n")
+                self._file.flush()
+            except OSError as error:
+                if not self._broken:
+                    log.warning("cannot write the history any more: %s", error.strerror)
+                self._broken = True
+
+
+def serve(
+    run_dir: Path,
+    *,
+    index: int = 0,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    certs: Path | None = None,
+    resume: bool = False,
+) -> None:
+    """The server of a run, until all its exchanges are done and told, or SIGTERM.
+
+    Args:
+        run_dir: The run's folder.
+        index: Which of several servers this is.
+        host: Where to listen; other than loopback needs certificates.
+        port: 0 takes a free one.
+        certs: The folder of ``laconic certs new``.
+        resume: Go on from the newest checkpoint.
+    """
+    from laconic.cluster import security
+    from laconic.cluster.server import Server
+
+    _obey_launcher()
+    stopped = threading.Event()
+    for each in (signal.SIGTERM, *(() if SUPERVISED in os.environ else (signal.SIGINT,))):
+        signal.signal(each, lambda *_: stopped.set())
+    config = Config.load(run_dir)
+    credentials = security.load_server(certs) if certs is not None else None
+    security.require_tls(host, credentials)
+    history = History(run_dir / of_server(EVENTS, index))
+    core, vault = _core(config, run_dir, index, history, resume=resume)
+
+    def keep(version: int) -> None:
+        every = config.job.exchanges_per_checkpoint * (1 if config.job.mode == "sync" else config.job.workers)
+        if version % every == 0 or core.finished(config.exchanges):
+            _save(vault, core, history)
+
+    core.on_update(keep)
+    address = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+    if credentials is None:
+        server = Server(core, address)
+    else:
+        job = credentials.identity.job
+        server = Server(
+            core,
+            address,
+            credentials=security.server_credentials(credentials),
+            identify=lambda context: security.require_worker(context.auth_context(), job),
+        )
+    told = {"address": address.rpartition(":")[0] + f":{server.port}", "pid": os.getpid()}
+    write_whole(run_dir / of_server(SERVER, index), json.dumps(told))
+    log.info("server %d listens on %s", index, told["address"])
+    try:
+        _until_over(core, config.exchanges, stopped)
+    finally:
+        server.stop()
+        core.settle()
+        history({"event": "stopped", "version": core.version, "received": server.traffic.received,
+                 "sent": server.traffic.sent})  # fmt: skip
+        if core.failure is None:
+            vault.save(core.version, *core.state())
+    if core.failure is not None:
+        raise ConfigError(core.failure)
+    if core.finished(config.exchanges):
+        if SUPERVISED not in os.environ:
+            _sum_up(config, run_dir, core, server.traffic.sent + server.traffic.received)
+        write_whole(run_dir / of_server(SERVER, index), json.dumps({"done": True}))
+    else:
+        log.warning("stopped at exchange %d of %d: go on with --resume", core.version, config.exchanges)
+        if SUPERVISED not in os.environ:
+            raise KeyboardInterrupt
+
+
+def _core(
+    config: Config, run_dir: Path, index: int, history: History, *, resume: bool
+) -> tuple[Core, checkpoint.Folder]:
+    from laconic.cluster.core import Core
+
+    if not 0 <= index < config.servers:
+        raise ConfigError(f"servers are 0 to {config.servers - 1}, there is no {index}")
+    parameters = {name: x.clone() for name, x in config.parts(trainable(config.task().model))[index].items()}
+    optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
+    vault = checkpoint.Folder(run_dir / of_server(CHECKPOINTS, index))
+    core = Core(config.job, parameters, optimizer, config.rates(), history, exchanges=config.exchanges, vault=vault)
+    found = checkpoint.load_latest(vault.path) if resume else None
+    if found is not None:
+        core.load(found.tensors, found.meta)
+        vault.forget(core.version)
+        history({"event": "resumed", "version": core.version})
+        log.info("resumed at exchange %d from %s", core.version, found.path)
+    else:
+        vault.save(0, *core.state())  # somewhere to go back to
+    return core, vault
+
+
+def _save(vault: checkpoint.Folder, core: Core, history: History) -> None:
+    try:
+        vault.save(core.version, *core.state())
+    except FileError as error:  # training goes on: what is lost is the way back
+        log.warning("%s", error)
+        history({"event": "checkpoint_failed", "version": core.version})
+    else:
+        history({"event": "checkpoint", "version": core.version})
+
+
+def _sum_up(config: Config, run_dir: Path, core: Core, wire_bytes: int) -> None:
+    """What a server alone can tell of a run; a launcher, which hears of the workers, tells more."""
+    told: dict[str, Any] = {
+        "method": config.method,
+        "iterations": config.iterations,
+        "wire_bytes": wire_bytes,
+    }
+    if config.servers == 1:
+        task = config.task()
+        weights = trainable(task.model)
+        for name, x in config.layout(weights).unpack(core.parameters).items():
+            weights[name].copy_(x)
+        told |= task.evaluate()
+    write_whole(run_dir / SUMMARY, json.dumps(told, indent=2))
+    log.info("wrote %s", run_dir / SUMMARY)
+
+
+def _until_over(core: Core, exchanges: int, stopped: threading.Event) -> None:
+    finished_at: float | None = None
+    while not stopped.wait(0.05) and core.failure is None:
+        if core.finished(exchanges):
+            finished_at = finished_at or time.monotonic()
+            if core.all_gone() or time.monotonic() > finished_at + FAREWELL:
+                return
+
+
+# ----------------------------------------------------------------------------------------------------------- worker
+
+
+def work(
+    run_dir: Path,
+    number: int,
+    *,
+    incarnation: int | None = None,
+    addresses: list[str] | None = None,
+    certs: Path | None = None,
+    patience: float = 60.0,
+) -> None:
+    """One worker of a run, from where the server says to the end.
+
+    Args:
+        run_dir: The run's folder.
+        number: The worker's.
+        incarnation: Grows with each start of this worker; by default the time of day.
+        addresses: Of the servers, in order; by default what they have told on this host.
+        certs: The folder of ``laconic certs new``.
+        patience: Seconds to try a server that does not answer.
+    """
+    from laconic.cluster import security
+    from laconic.cluster.sharded import ShardedLink
+
+    _obey_launcher()
+    config = Config.load(run_dir)
+    if addresses is not None and len(addresses) != config.servers:
+        raise ConfigError(f"the run has {config.servers} servers, got {len(addresses)} addresses")
+    if not 0 <= number < config.job.workers:
+        raise ConfigError(f"workers are 0 to {config.job.workers - 1}, there is no {number}")
+    found = [_address(run_dir, i) for i in range(config.servers)] if addresses is None else addresses
+    there = [address for address in found if address is not None]
+    if len(there) < len(found):
+        return  # it is over: this process was started again late
+    credentials = security.load_worker(certs, number) if certs is not None else None
+    for address in there:
+        security.require_tls(address, credentials)
+    task = config.task()
+    parameters = trainable(task.model)
+    identity = (number, time.time_ns() // 1_000_000 if incarnation is None else incarnation)
+    channel = security.channel_credentials(credentials) if credentials is not None else None
+    clients = [
+        _client(address, identity, config, part, channel, patience)
+        for address, part in zip(there, config.parts(parameters), strict=True)
+    ]
+    link: Link = clients[0]
+    if config.servers > 1:
+        numbers = {name: i for i, name in enumerate(config.layout(parameters).pack(parameters))}
+        link = ShardedLink(clients, [[numbers[name] for name in part] for part in config.parts(parameters)])
+    worker = Worker(
+        number,
+        task,
+        Shards(task.num_train, config.job.workers, config.batch, config.job.seed),
+        config.job,
+        config.rates(),
+        link,
+        layout=config.layout(parameters),
+        memory=checkpoint.Folder(run_dir / WORKERS / str(number)),
+    )
+    began = time.perf_counter()
+
+    def tell(progress: Progress) -> None:
+        line = {
+            "run_dir": str(run_dir),
+            "worker": number,
+            "total_s": time.perf_counter() - began,
+            "retries": sum(client.retries for client in clients),
+            "traffic": sum(client.traffic.sent + client.traffic.received for client in clients),
+            **asdict(progress),
+            **asdict(worker.times),
+        }
+        print(json.dumps(line), flush=True)
+
+    try:
+        worker.run(config.exchanges, tell)
+        link.leave()
+    finally:
+        link.close()  # whatever waits in a call is let go
+
+
+def _client(
+    address: str,
+    identity: tuple[int, int],
+    config: Config,
+    part: Mapping[str, Tensor],
+    credentials: Any,
+    patience: float,
+) -> Client:
+    from laconic.cluster.client import Client, Patience
+
+    return Client(
+        address,
+        worker=identity[0],
+        incarnation=identity[1],
+        slots=Slots.of(part),
+        limits=config.job.pull_limits(part.values()),
+        credentials=credentials,
+        patience=Patience(total=patience),
+    )
+
+
+def _address(run_dir: Path, server: int, patience: float = 600.0) -> str | None:
+    """Where the server of a run on this host listens, once it does; None when it has ended."""
+    began, told_so = time.monotonic(), False
+    while time.monotonic() < began + patience:
+        if not told_so and time.monotonic() > began + 10:
+            log.warning("waiting for a server of %s on this host: is it running? Else name it with --server", run_dir)
+            told_so = True
+        try:
+            told = json.loads((run_dir / of_server(SERVER, server)).read_text(encoding="utf-8"))
+            return None if told.get("done") else str(told["address"])
+        except (OSError, ValueError, KeyError):
+            time.sleep(0.02)
+    raise FileError(f"no server of {run_dir} has told its address in {patience:.0f} s")

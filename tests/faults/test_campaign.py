@@ -1,0 +1,52 @@
+"""Every fault of the campaign keeps every promise; a promise that is broken is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from laconic.errors import ConfigError
+from laconic.faults import CLASSES, MODES, campaign
+from laconic.faults.campaign import one
+from laconic.faults.promises import PromiseError, applied_once
+from laconic.faults.scene import Scene
+
+WITHOUT_ROUNDS = ("worker-dies", "answer-lost", "server-dies", "reset", "flipped-bit", "sent-again", "not-finite")
+
+
+def scenes() -> list[object]:
+    """All faults in rounds, and without rounds those that differ there; the rest takes its time."""
+    found = []
+    for name in CLASSES:
+        for mode in MODES:
+            soon = CLASSES[name].seconds < 5 and (mode == "sync" or name in WITHOUT_ROUNDS)
+            found.append(pytest.param(name, mode, marks=() if soon else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize("name, mode", scenes())
+def test_promises_are_kept(name: str, mode: str) -> None:
+    assert one(name, mode).broken is None
+
+
+def test_what_was_forged_shows_in_the_ledger(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "sync")
+    scene.at(1, 3, lambda life: scene.core.parameters["ledger"].view(-1)[5:6].add_(1))
+    with pytest.raises(PromiseError, match=r"places \[5\] of the ledger"):
+        scene.run()
+
+
+def test_a_push_applied_twice_shows_in_the_history() -> None:
+    push = {"event": "push", "worker": 0, "sequence": 0}
+    applied = {"event": "applied", "worker": 0, "sequence": 0, "version": 1}
+    assert applied_once([push, applied])
+    with pytest.raises(PromiseError, match="more than once"):
+        applied_once([push, applied, applied])
+    with pytest.raises(PromiseError, match="not applied"):
+        applied_once([push, applied, push | {"sequence": 1}])
+
+
+def test_an_unknown_fault_is_told() -> None:
+    with pytest.raises(ConfigError, match="unknown fault 'meteor'"):
+        campaign(["meteor"])
