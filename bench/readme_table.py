@@ -1,8 +1,8 @@
 """Rewrite README's tables from the Records behind them: ``python bench/readme_table.py [--check]``.
 
 What the demo measured goes between ``<!-- demo:begin -->`` and ``<!-- demo:end -->``, what ``laconic bench`` did
-between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``; a file's Records say which of the two it is. ``--check``
-only says, by its exit code, whether anything would change.
+between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster`` between markers
+of its name; a file's Records say what it is. ``--check`` only says, by its exit code, whether anything would change.
 """
 
 from __future__ import annotations
@@ -13,21 +13,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from laconic.bench.cluster import ClusterTable, tables
 from laconic.errors import FileError
 from laconic.records import Record, read
 from laconic.report import NOTES, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "results" / "demo" / "demo.jsonl", ROOT / "results" / "bench" / "codecs.jsonl")
-DEMO = "demo.method"
+DEMO, CLUSTER = "demo.method", "cluster."
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
 
-def block(records: Sequence[Record]) -> tuple[str, str]:
-    """The markers' name, and the Markdown between them."""
+def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The markers' names, and the Markdown between them."""
     runs = [record for record in records if record.kind == DEMO]
-    return ("demo", demo_table(runs)) if runs else ("bench", table(records))
+    if any(record.kind.startswith(CLUSTER) for record in records):
+        return [(found.name, cluster_table(found)) for found in tables(records)]
+    return [("demo", demo_table(runs)) if runs else ("bench", table(records))]
+
+
+def cluster_table(found: ClusterTable) -> str:
+    """One part of the cluster bench, and what became of its goals."""
+    lines = _markdown(found.columns, found.rows, found.words)
+    goals = [f"- {text[0].upper()}{text[1:]}." for _, text in found.verdicts]
+    return "\n".join([*lines, "", found.notes, *(["", "Goals:", "", *goals] if goals else [])])
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    return [
+        f"| {' | '.join(columns)} |",
+        f"|{''.join(' --- |' if column < words else ' ---: |' for column in range(len(columns)))}",
+        *(f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in rows),
+    ]
 
 
 def demo_table(runs: Sequence[Record]) -> str:
@@ -35,9 +53,7 @@ def demo_table(runs: Sequence[Record]) -> str:
     found, first = compare(runs), runs[0]
     return "\n".join(
         [
-            f"| {' | '.join(found.columns)} |",
-            f"|{''.join(' --- |' if column < found.words else ' ---: |' for column in range(len(found.columns)))}",
-            *(f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in found.rows),
+            *_markdown(found.columns, found.rows, found.words),
             "",
             f"{first.machine['cpu']}, {first.machine['cores']} cores, torch {first.versions['torch']}: "
             f"{first.values['model']} on {first.values['data']}, {first.values['workers']} workers, "
@@ -156,7 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         before = after = args.readme.read_text(encoding="utf-8")
         for path in [args.records] if args.records else README:
-            after = rewritten(after, *block(read(path)))
+            for name, text in blocks(read(path)):
+                after = rewritten(after, name, text)
     except (OSError, KeyError) as error:
         reason = f"{path} lacks {error}: write it again" if isinstance(error, KeyError) else error
         print(f"readme_table: {reason}", file=sys.stderr)

@@ -1,30 +1,35 @@
-"""``laconic bench``."""
+"""``laconic bench``: codecs when nothing else is said, and ``laconic bench cluster``."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from laconic.cli.output import examples, progress_bar, results, say, show_json
-from laconic.errors import ConfigError, FileError
+from laconic.cli import bench_cluster
+from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
+from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from laconic.bench import CodecResult, PeerResult, Rate, Report, Timing
 
-__all__ = ["EXAMPLES", "bench", "register"]
+__all__ = ["CODECS", "EXAMPLES", "bench", "register"]
 
-EXAMPLES = (
+CODECS = (
     "laconic bench --quick",
     "laconic bench qsgd:4 'topk:0.01|qsgd:4' --no-peers",
     "laconic bench sign --threads 2 --records sign.jsonl --json",
     "laconic bench --only coders --data weights --quick",
 )
+EXAMPLES = (*CODECS, *bench_cluster.EXAMPLES[:1])
+
+DEFAULT = "codecs"
+"""What ``laconic bench`` does when its first word is no bench."""
 
 QUICK_NUMEL, QUICK_REPEAT = 1_000_000, 3
 
@@ -38,7 +43,7 @@ MORE_CODER_COLUMNS = ("two threads\n× one", "1,000 values\nµs", "error²")
 
 
 def bench(
-    # Words that are no codec specs stay free for other benches (laconic bench ddp): the grammar refuses them by now.
+    # Names of other benches (laconic bench cluster) are no codec specs: nobody's codec is hidden by them.
     specs: Annotated[list[str] | None, typer.Argument(metavar="SPEC", help="Codecs; by default a set.")] = None,
     numel: Annotated[int | None, typer.Option(help="Values of the tensor.", min=1000, show_default="25000000")] = None,
     repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
@@ -75,7 +80,7 @@ def bench(
         data=tuple(data or Settings.data),
     )
     if records is not None:
-        _check_writable(records)
+        check_writable(records)
     with progress_bar("bench") as (bar, task):
         report = run(
             _chosen(specs, only),
@@ -102,17 +107,6 @@ def _chosen(specs: list[str] | None, only: str | None) -> Sequence[str]:
     if specs:
         raise ConfigError(f"--only {only} names a set, and {specs[0]!r} a codec: take one or the other")
     return SETS[only]
-
-
-def _check_writable(path: Path) -> None:
-    """Said before minutes of work, not after."""
-    if path.is_dir():
-        raise FileError(f"expected a file for records, {path} is a folder: name a file in it")
-    folder = path.resolve().parent
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise FileError(f"cannot write records to {path}: {folder} is no folder that can be written to")
 
 
 def _json(report: Report) -> dict[str, Any]:
@@ -309,5 +303,29 @@ def _peer_cells(result: PeerResult, wide: bool) -> list[str]:
     return cells
 
 
+# -------------------------------------------------------------------------------------------------------------- group
+
+
+class _Benches(TyperGroup):
+    """``laconic bench qsgd:4`` is ``laconic bench codecs qsgd:4``: codecs came first, and scripts call them so."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+def _root() -> None:
+    """Measure: codecs unless another word follows.
+
+    laconic bench is short for laconic bench codecs, whose --help has its
+    options; laconic bench cluster measures a server and its workers.
+    """
+
+
 def register(app: typer.Typer) -> None:
-    app.command("bench", epilog=examples(*EXAMPLES))(bench)
+    group = typer.Typer(cls=_Benches, rich_markup_mode="rich")
+    group.callback()(_root)
+    group.command(DEFAULT, epilog=examples(*CODECS))(bench)
+    bench_cluster.register(group)
+    app.add_typer(group, name="bench", epilog=examples(*EXAMPLES))

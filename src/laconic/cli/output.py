@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-__all__ = ["examples", "progress_bar", "results", "say", "show_json", "size"]
+from laconic.errors import FileError
+
+__all__ = ["check_writable", "examples", "progress_bar", "results", "say", "show_json", "size"]
 
 PIPED_WIDTH = 160
 """Columns when nobody's terminal says how many: tables in a file or a log must not be folded to 80."""
@@ -60,3 +64,14 @@ def size(nbytes: float) -> str:
 def examples(*lines: str) -> str:
     """The end of a help text. The lines are run by tests."""
     return "\n\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
+
+
+def check_writable(path: Path) -> None:
+    """A file for records; said before minutes of work, not after."""
+    if path.is_dir():
+        raise FileError(f"expected a file for records, {path} is a folder: name a file in it")
+    folder = path.resolve().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise FileError(f"cannot write records to {path}: {folder} is no folder that can be written to")

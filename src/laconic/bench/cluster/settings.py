@@ -1,0 +1,90 @@
+"""What a run of the cluster bench shall measure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, fields, replace
+
+from laconic.errors import ConfigError
+
+__all__ = ["PARTS", "ClusterSettings"]
+
+PARTS = ("aggregation", "rounds", "load")
+
+
+def _threads() -> tuple[int, int]:
+    """The server works while workers wait, so it has all cores; two workers encode at the same time."""
+    cores = os.cpu_count() or 1
+    return cores, max(1, cores // 2)
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Args:
+    parts: Of ``PARTS``.
+    model: Whose slots are exchanged.
+    rounds: Rounds that count, of each measurement.
+    slow_rounds: The same where a round takes more than two seconds.
+    methods: Of ``rounds``; the first is what others are compared to.
+    rates: Of links; ``unshaped`` is one, too.
+    paced: Slow links are made by a proxy, without root.
+    clients: Of ``load``.
+    processes: In which these are threads.
+    seconds: How long they push.
+    seed: Of gradients.
+
+    >>> ClusterSettings(parts=("load",), seconds=5).command()
+    'laconic bench cluster --part load --seconds 5'
+    """
+
+    parts: tuple[str, ...] = PARTS
+    model: str = "vgg11"
+    rounds: int = 9
+    slow_rounds: int = 3
+    methods: tuple[str, ...] = ("1", "4", "5", "laconic")
+    rates: tuple[str, ...] = ("unshaped", "1gbit", "100mbit")
+    paced: bool = False
+    clients: int = 64
+    processes: int = 4
+    seconds: float = 30.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise ConfigError(f"--part takes {', '.join(PARTS)}, got {part!r}")
+        for name in ("rounds", "slow_rounds", "clients", "processes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if not 1 <= self.seconds <= 3600:
+            raise ConfigError(f"seconds must be from 1 to 3600, got {self.seconds:g}")
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        return _threads()
+
+    def quick(self) -> ClusterSettings:
+        """A look: a small model, few rounds, little load."""
+        return replace(
+            self, model="lenet5", rounds=3, slow_rounds=2, methods=("1", "laconic"), rates=("unshaped", "100mbit"),
+            clients=8, processes=2, seconds=2.0,
+        )  # fmt: skip
+
+    def command(self) -> str:
+        """What to type for the same again."""
+        words = ["laconic", "bench", "cluster"]
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value == one.default:
+                continue
+            flag = "--" + one.name.replace("_", "-")
+            if one.name == "parts":
+                words += [word for part in value for word in ("--part", part)]
+            elif isinstance(value, bool):
+                words.append(flag)
+            elif isinstance(value, tuple):
+                words += [flag, ",".join(value)]
+            else:
+                words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+        return shlex.join(words)

@@ -1,0 +1,80 @@
+"""All parts of the cluster bench, in order, as Records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from laconic.bench.cluster.aggregation import measure_aggregation
+from laconic.bench.cluster.exchange import model_shapes, numel
+from laconic.bench.cluster.load import measure_load
+from laconic.bench.cluster.processes import PACED, best_network
+from laconic.bench.cluster.rounds import measure_rate
+from laconic.bench.cluster.settings import ClusterSettings
+from laconic.records import Record
+from laconic.train.methods import METHODS, method_options
+
+__all__ = ["run"]
+
+Tell = Callable[[str], None]
+
+
+def run(settings: ClusterSettings, tell: Tell = lambda what: None) -> list[Record]:
+    """Measure; ``WrongResultError`` when anything is not right.
+
+    Args:
+        settings: What.
+        tell: Told what is going on.
+    """
+    for method in settings.methods:
+        method_options(method)  # says which there are
+    records = []
+    for part, measure in (("aggregation", _aggregation), ("rounds", _rounds), ("load", _load)):
+        if part in settings.parts:
+            records += measure(settings, tell)
+    return records
+
+
+def _record(kind: str, settings: ClusterSettings, values: dict[str, Any]) -> Record:
+    return Record(f"cluster.{kind}", values | {"command": settings.command()}, seed=settings.seed)
+
+
+def _aggregation(settings: ClusterSettings, tell: Tell) -> list[Record]:
+    shapes = model_shapes(settings.model)
+    found = measure_aggregation(shapes, rounds=settings.rounds, threads=settings.threads, seed=settings.seed, tell=tell)
+    return [_record("aggregation", settings, found.values() | {"model": settings.model})]
+
+
+def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
+    shapes = model_shapes(settings.model)
+    made_of = PACED if settings.paced else best_network()
+    records = []
+    for rate in settings.rates:
+        link, found = measure_rate(
+            rate,
+            settings.methods,
+            shapes,
+            made_of=made_of,
+            rounds=settings.rounds,
+            slow_rounds=settings.slow_rounds,
+            threads=settings.threads,
+            seed=settings.seed,
+            tell=tell,
+        )
+        records.append(_record("link", settings, link.values()))
+        common = {"model": settings.model, "numel": numel(shapes), "made_of": made_of, "valid": link.valid}
+        for result in found:
+            values = result.values(found[0]) | common | {"what": METHODS[result.method][0], "base": found[0].method}
+            records.append(_record("round", settings, values))
+    return records
+
+
+def _load(settings: ClusterSettings, tell: Tell) -> list[Record]:
+    found = measure_load(
+        clients=settings.clients,
+        processes=min(settings.processes, settings.clients),
+        seconds=settings.seconds,
+        threads=1,
+        tell=tell,
+    )
+    return [_record("load", settings, found.values())]
