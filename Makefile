@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 
-.PHONY: demo test test-slow lint format readme bench asan wheel clean
+.PHONY: demo test test-slow lint format readme bench asan fuzz fuzz-asan wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -19,8 +19,9 @@ $(VENV)/.ready: constraints.txt $(CORE)
 demo: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html
 
+# Two at a time: many tests wait for processes, which spend seconds importing torch.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600
@@ -45,9 +46,33 @@ bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
 	$(BIN)/python bench/readme_table.py
 
+# A server and its workers, beside gRPC alone, over slow links (as root: in network namespaces) and with 64 clients;
+# writes the Records behind docs/cluster-benchmarks.md and then its tables.
+bench-cluster: $(VENV)/.ready
+	for part in aggregation rounds load; do \
+	  $(BIN)/laconic bench cluster --part $$part --record results/cluster/$$part.jsonl || exit 1; done
+	$(MAKE) cluster-tables
+
+cluster-tables: $(VENV)/.ready
+	for part in aggregation rounds load; do \
+	  $(BIN)/python bench/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
+	  || exit 1; done
+
 # The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers.
 asan: $(VENV)/.ready
 	bash bench/asan.sh
+
+# Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each of TARGETS (all of them by
+# default); see fuzz/README.md. atheris has wheels for some Pythons only, so nothing else here needs it.
+SECONDS ?= 60
+TARGETS ?=
+fuzz: $(VENV)/.ready
+	$(PIP) atheris
+	$(BIN)/python fuzz/run.py --seconds $(SECONDS) $(TARGETS)
+
+# The same mutations, and what guided runs have found, against a core built with the sanitizers.
+fuzz-asan: $(VENV)/.ready
+	bash bench/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
 
 wheel: $(VENV)/.ready
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
