@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,8 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
     """The job by the server's core and real workers, in threads."""
     first = build_task("lenet5", "digits", seed=job.seed)
     parameters = {name: p.detach().clone() for name, p in first.model.named_parameters()}
-    core = Core(job, parameters, SGD(momentum=job.momentum, weight_decay=job.weight_decay), RATE, None)
+    optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
+    core = Core(job, parameters, optimizer, RATE, exchanges=exchanges)
     workers, failed = [], []
     for number in range(job.workers):
         task = build_task("lenet5", "digits", seed=job.seed)
@@ -40,11 +40,8 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
 
     def run(worker: Worker) -> None:
         try:
-            link: Any = worker.link
-            sequence, _ = link.connect()
-            worker.join()
-            worker.run(sequence, exchanges)
-            link.leave()
+            worker.run(exchanges)
+            worker.link.leave()
         except BaseException as error:
             failed.append(error)
             raise
@@ -58,14 +55,14 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
     return core, workers
 
 
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
 @pytest.mark.parametrize("method", list(METHODS))
-def test_a_job_ends_with_the_bits_and_bytes_that_it_has_behind_a_server(method: str) -> None:
-    job = Job(lr=0.05, weight_decay=1e-4, seed=3, **method_options(method))
+def test_a_job_ends_with_the_bits_and_bytes_that_it_has_behind_a_server(method: str, decay: float) -> None:
+    job = Job(lr=0.05, weight_decay=decay, seed=3, **method_options(method))
     exchanges = 4 if job.every == 1 else 2
     core, workers = behind_a_server(job, exchanges)
     tasks = [build_task("lenet5", "digits", seed=3) for _ in range(2)]
-    push, pull = (Policy(small=getattr(job, name, "none")) for name in ("push_small", "pull_small"))
-    rounds = FrameRounds(job, tasks, Shards(tasks[0].num_train, 2, BATCH, 3), RATE, (push, pull))
+    rounds = FrameRounds(job, tasks, Shards(tasks[0].num_train, 2, BATCH, 3), RATE)
     for _ in range(exchanges):
         rounds.exchange()
     for name, x in core.parameters.items():

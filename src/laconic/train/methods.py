@@ -28,13 +28,22 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "laconic": (
         "signs of the largest entries with momentum correction and error feedback: below 1/285 of the bytes",
-        {"push": "momentum:0.9|topk:0.005|sign", "pull": "ef|topk:0.01|sign", "returns": "gradients", "momentum": 0.0},
+        {
+            "push": "momentum:0.9|topk:0.005|sign",
+            "pull": "ef|topk:0.01|sign",
+            "push_small": "momentum:0.9|bf16",
+            "pull_small": "ef|bf16",
+            "returns": "gradients",
+            "momentum": 0.0,
+        },
     ),
     "laconic-min": (
         "the same with a quarter of the entries: below 1/1,000",
         {
             "push": "momentum:0.9|topk:0.0012|sign",
             "pull": "ef|topk:0.0024|sign",
+            "push_small": "momentum:0.9|qsgd:4,round=nearest",
+            "pull_small": "ef|qsgd:4,round=nearest",
             "returns": "gradients",
             "momentum": 0.0,
         },

@@ -18,28 +18,10 @@ from laconic.train.shards import Shards
 from laconic.train.task import build_task
 from laconic.train.worker import Worker
 
-__all__ = ["Staleness", "train"]
+__all__ = ["train"]
 
 PATIENCE = 120.0
 """Seconds that a worker waits for the others in an exchange."""
-
-
-class Staleness:
-    """How many updates of others came between what a worker computed on and its own: from the core's events."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, int] = {}
-        self.found: list[int] = []
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        worker, version = event.get("worker"), event.get("version")
-        if worker is None or version is None:
-            return
-        if event["event"] == "applied":
-            self.found.append(version - 1 - self._held.get(worker, 0))
-            self._held[worker] = version  # what a synchronous round answers with
-        elif event["event"] == "pull":
-            self._held[worker] = version
 
 
 def train(
@@ -53,15 +35,19 @@ def train(
     ]
     shards = Shards(tasks[0].num_train, job.workers, setting.batch, seed)
     iterations = epochs * shards.iterations_per_epoch // job.every * job.every
-    # Each update of an asynchronous server is one worker's: there are as many times more of them.
-    updates = iterations * (1 if job.mode == "sync" else job.workers)
-    staleness = Staleness()
+    schedule = setting.schedule(iterations, shards.iterations_per_epoch)
+    # An asynchronous server steps for every worker's gradient, a synchronous one for their mean.
+    part = 1 if job.mode == "sync" else job.workers
+    missed: list[int] = []
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "applied":
+            missed.append(event.get("missed", 0))
+
     parameters = {name: p.detach().clone() for name, p in tasks[0].model.named_parameters()}
     optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
-    rates = setting.schedule(updates, updates // max(1, epochs))
-    rate: Callable[[int], float] = rates if job.mode == "sync" else (lambda update: rates(update) / job.workers)
-    core = Core(job, parameters, optimizer, rate, staleness)
-    schedule = setting.schedule(iterations, shards.iterations_per_epoch)
+    exchanges = iterations // job.every
+    core = Core(job, parameters, optimizer, lambda i: schedule(i) / part, tell, exchanges=exchanges)
     links = [LocalLink(core, number, timeout=PATIENCE) for number in range(job.workers)]
     workers = [
         Worker(number, task, shards, job, schedule, link)
@@ -71,9 +57,7 @@ def train(
 
     def work(worker: Worker, link: LocalLink) -> None:
         try:
-            first, _ = link.connect()
-            worker.join()
-            worker.run(first, iterations // job.every)
+            worker.run(exchanges)
         except BaseException as error:
             failed.append(error)
         finally:
@@ -92,13 +76,12 @@ def train(
         for name, p in tasks[0].model.named_parameters():
             p.copy_(core.parameters[name])
     tick(epochs)
-    late = staleness.found
     return {
         "accuracy": [tasks[0].evaluate()["accuracy"]],
         "diverged": bool(failed),
         "iterations": iterations,
         "push_bytes": [sum(worker.bytes_sent for worker in workers)],
         "pull_bytes": [sum(worker.bytes_received for worker in workers)],
-        "staleness_mean": sum(late) / max(1, len(late)),
-        "staleness_most": max(late, default=0),
+        "staleness_mean": sum(missed) / max(1, len(missed)),
+        "staleness_most": max(missed, default=0),
     }

@@ -429,8 +429,7 @@ class FrameLane(Lane):
     def __init__(self, setting: Setting, seed: int, epochs: int, source: Source) -> None:
         super().__init__(setting, seed, epochs, source)
         tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
-        policies = (setting.policy("push"), setting.policy("pull"))
-        self.rounds = FrameRounds(self.job, tasks, self.shards, self.schedule, policies)
+        self.rounds = FrameRounds(self.job, tasks, self.shards, self.schedule)
         self._iteration = 0
         self._loss: list[float] = []
         self._bytes = (0, 0)

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from laconic import aggregate
-from laconic.channels import Channel
 from laconic.cluster.job import Job
 from laconic.frames import decode
 from laconic.kernels import random
 from laconic.optim import SGD, Schedule
-from laconic.policy import Policy
 from laconic.studies.kothari2021.computed import splitmix64
 from laconic.train.shards import Shards
 from laconic.train.task import Task
@@ -60,21 +58,12 @@ class FrameRounds:
         tasks: One a worker, all with the same weights; each is trained where it is.
         shards: Who takes which examples.
         schedule: The learning rate.
-        policies: Of push and pull.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        tasks: Sequence[Task],
-        shards: Shards,
-        schedule: Schedule,
-        policies: tuple[Policy, Policy] | None = None,
-    ) -> None:
+    def __init__(self, job: Job, tasks: Sequence[Task], shards: Shards, schedule: Schedule) -> None:
         self.job, self.tasks, self.shards, self.schedule = job, list(tasks), shards, schedule
-        push, pull = policies or (Policy(), Policy())
-        self.push = [Channel(job.push, policy=push) for _ in tasks]
-        self.pull = Channel(job.pull, policy=pull)
+        self.push = [job.push_channel() for _ in tasks]
+        self.pull = job.pull_channel()
         self.workers = [{n: p for n, p in task.model.named_parameters() if p.requires_grad} for task in tasks]
         self.names = list(self.workers[0])
         self.server = {name: p.detach().cpu().clone() for name, p in self.workers[0].items()}
@@ -137,7 +126,11 @@ class FrameRounds:
         combined = {name: aggregate.mean([frames[i] for frames in pushed]) for i, name in enumerate(self.names)}
         if self.job.returns == "gradients":
             frames = self._encoded(combined)
-            self._step(self._decoded(frames))
+            if self.job.sends == "gradients":
+                told = dict(zip(self.names, frames, strict=True))
+                self.memory.step_frames(self.server, told, lr=self.schedule(self.sequence))
+            else:
+                self._step(self._decoded(frames))
             return frames
         self._step(combined)
         return self._encoded(self.server)
@@ -160,15 +153,15 @@ class FrameRounds:
 
     @torch.no_grad()
     def _receive(self, worker: int, frames: Sequence[bytes], base: Mapping[str, Tensor]) -> None:
-        parameters, decoded = self.workers[worker], self._decoded(frames)
-        if self.job.returns == "weights":
-            for name, x in decoded.items():
+        parameters = self.workers[worker]
+        if self.job.returns == "gradients" and self.job.every == 1:
+            told = dict(zip(self.names, frames, strict=True))
+            self.memories[worker].step_frames(self._tensors(worker), told, lr=self.schedule(self.sequence))
+            return
+        for name, x in self._decoded(frames).items():
+            if self.job.returns == "weights":
                 parameters[name].copy_(x)
-        elif self.job.every == 1:
-            there = {name: x.to(parameters[name].device) for name, x in decoded.items()}
-            self.memories[worker].step(self._tensors(worker), there, lr=self.schedule(self.sequence))
-        else:
-            for name, x in decoded.items():
+            else:
                 parameters[name].copy_(base[name]).add_(x.to(base[name].device))
 
     def _tensors(self, worker: int) -> dict[str, Tensor]:

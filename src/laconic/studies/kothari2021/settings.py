@@ -48,8 +48,7 @@ class Setting:
         name: Of the row: a method, or what was changed about it.
         model: Name of the model.
         data: Name of the data set.
-        options: Of the job; ``push_small`` and ``pull_small`` for the slots that policies exempt; ``warm`` for other
-            channels at the start: epochs, push and pull, one after the other.
+        options: Of the job; and ``warm`` for other channels at the start: epochs, push and pull, one after the other.
         batch: Examples of a worker in an iteration.
         holdout: Fraction of the training examples that only judge.
         lr: Highest learning rate.
@@ -108,21 +107,10 @@ def setting_of(model: str, method: str, *, name: str | None = None, data: str | 
         raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
     hyper = HYPER[model]
     shape: dict[str, Any] = {key: changes.pop(key) for key in ("workers", "mode", "batch", "lr") if key in changes}
-    pending: Mapping[str, Any] = PENDING.get(method, {})
-    options: dict[str, Any] = method_options(method) | dict(pending) | changes
+    options = method_options(method) | changes
     options = {key: value for key, value in options.items() if value is not None}
     data = data or MODELS[model]
     if data not in KNOWN[model].data:
         raise ConfigError(f"model {model!r} takes {KNOWN[model].takes}, such as {MODELS[model]} has, not {data!r}")
     values: dict[str, Any] = {"lr": hyper.lr, "ramp": hyper.ramp, "decay": hyper.decay, **shape}
     return Setting(name or method, model, data, options, **values)
-
-
-PENDING: Mapping[str, Mapping[str, Any]] = {
-    "laconic": {"push_small": "momentum:0.9|bf16", "pull_small": "ef|bf16"},
-    "laconic-min": {
-        "push_small": "momentum:0.9|qsgd:4,round=nearest",
-        "pull_small": "ef|qsgd:4,round=nearest",
-    },
-}
-"""Options of methods that a job does not carry yet."""
