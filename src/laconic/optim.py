@@ -45,18 +45,27 @@ class SGD:
         """Change the parameters that have a gradient, in place. Gradients are left as they are."""
         for slot, gradient in gradients.items():
             self._check(slot, parameters, gradient)  # all of them before any is changed
-        for slot, gradient in gradients.items():
-            parameter = parameters[slot]
-            if self.weight_decay:
-                gradient = gradient.add(parameter, alpha=self.weight_decay)
-            if self.momentum:
-                velocity = self._velocity.get(slot)
-                if velocity is None:
-                    velocity = self._velocity[slot] = gradient.clone()
-                else:
-                    velocity.mul_(self.momentum).add_(gradient)
-                gradient = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-            parameter.add_(gradient, alpha=-lr)
+        if not gradients:
+            return
+        # Lists at once: in a server many threads want Python's lock, and each call waits for it when it comes back.
+        changed, given = [parameters[slot] for slot in gradients], list(gradients.values())
+        if self.weight_decay:
+            given = list(torch._foreach_add(given, changed, alpha=self.weight_decay))
+        if self.momentum:
+            given = self._with_momentum(list(gradients), given)
+        torch._foreach_add_(changed, given, alpha=-lr)
+
+    def _with_momentum(self, slots: list[str], gradients: list[Tensor]) -> list[Tensor]:
+        known = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if slot in self._velocity]
+        if known:
+            velocities = [self._velocity[slot] for slot, _ in known]
+            torch._foreach_mul_(velocities, self.momentum)
+            torch._foreach_add_(velocities, [gradient for _, gradient in known])
+        for slot, gradient in zip(slots, gradients, strict=True):
+            if slot not in self._velocity:
+                self._velocity[slot] = gradient.clone()
+        velocities = [self._velocity[slot] for slot in slots]
+        return list(torch._foreach_add(gradients, velocities, alpha=self.momentum)) if self.nesterov else velocities
 
     @torch.no_grad()
     def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None:

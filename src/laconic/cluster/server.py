@@ -12,7 +12,6 @@ anything is allocated and are counted as they leave. Five calls:
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import threading
@@ -25,6 +24,7 @@ from typing import Any
 import grpc
 
 from laconic._version import __version__
+from laconic.cluster import heap
 from laconic.cluster.agreement import Offer
 from laconic.cluster.core import Core, Inbox, RefusedError, Reply
 from laconic.cluster.messages import MAX_MESSAGE, PROTOCOL, Assembler, frame_messages, is_note, note, read_note
@@ -58,7 +58,7 @@ MARGIN = 1.0
 """Seconds before a call's deadline at which the server says what it waits for, rather than nothing."""
 MOST_VERSIONS = 1024
 SERVER_FAILED = "the server failed"
-TRIM_EVERY = 2.0
+TRIM_EVERY = 5.0
 """Seconds after which memory that is not used is given back to the system."""
 
 
@@ -117,10 +117,9 @@ class Server:
         self._server.stop(grace).wait()
 
     def _give_memory_back(self) -> None:
-        """glibc keeps what was freed, and large blocks of many workers come and go all the time: gigabytes of them."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        while trim is not None and not self._stopped.wait(TRIM_EVERY):
-            trim(0)
+        """Large blocks of many workers come and go all the time: what was freed may add up to gigabytes."""
+        while not self._stopped.wait(TRIM_EVERY):
+            heap.trim()
 
     # ------------------------------------------------------------------------------------------------------- calls
 

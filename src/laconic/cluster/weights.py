@@ -67,9 +67,8 @@ class Weights:
                 yield frames[-1]
             self.follow(frames)
             return
-        for i, (name, x) in enumerate(combined.items()):
-            self.step({name: x})
-            weights = self.parameters[name]
+        self.step(combined)
+        for i, (name, weights) in enumerate(self.parameters.items()):
             if self.job.returns == "delta":
                 yield self._change(i, name, self._held, self._channel)
                 continue

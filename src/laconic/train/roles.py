@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from laconic.cluster import checkpoint
+from laconic.cluster import checkpoint, heap
 from laconic.cluster.job import Slots
 from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
@@ -101,6 +101,7 @@ def serve(
     from laconic.cluster.server import Server
 
     _obey_launcher()
+    heap.keep_freed()
     stopped = threading.Event()
     for each in (signal.SIGTERM, *(() if SUPERVISED in os.environ else (signal.SIGINT,))):
         signal.signal(each, lambda *_: stopped.set())
@@ -235,6 +236,7 @@ def work(
     from laconic.cluster.sharded import ShardedLink
 
     _obey_launcher()
+    heap.keep_freed()
     config = Config.load(run_dir)
     if addresses is not None and len(addresses) != config.servers:
         raise ConfigError(f"the run has {config.servers} servers, got {len(addresses)} addresses")

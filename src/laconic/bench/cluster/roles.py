@@ -21,7 +21,7 @@ import torch
 
 from laconic.bench.cluster.exchange import Exchange, Shapes, core_of, digest
 from laconic.bench.cluster.marks import Marks
-from laconic.cluster import security
+from laconic.cluster import heap, security
 from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client
 from laconic.cluster.core import Reply
@@ -263,5 +263,6 @@ def obey(role: Any) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
+    heap.keep_freed()
     obey(ServerRole() if sys.argv[1] == "server" else WorkerRole())
     os._exit(0)  # gRPC's threads have nothing to say any more
