@@ -468,9 +468,9 @@ class Core:
         self._sums = mean.tensors()
         return _Round(mean)
 
-    def _void_round(self) -> None:
-        if self._round.busy:
-            self._sums = []  # somebody is still adding to them
+    def _void_round(self, *, keep_sums: bool = False) -> None:
+        if not keep_sums:
+            self._sums = []  # there may be something in them, and somebody still adding to them
         self._in_memory -= sum(push.nbytes for push in self._round.waiting.values())
         self._round = self._new_round()
         for seat in self._seats:
@@ -494,6 +494,7 @@ class Core:
     def _sum(self, this: _Round) -> None:
         """Sum what waits, as far as it is in turn; whoever completes the round closes it."""
         assert this.total is not None
+        self.settle()
         while True:
             with self._changed:
                 if this is not self._round or this.busy or this.turn not in this.waiting:
@@ -527,7 +528,7 @@ class Core:
         for seat in self._seats:  # those not waited for are answered with the same when they ask
             seat.clock, seat.reply = self.version + 1, reply
         self._updating = True
-        self._void_round()
+        self._void_round(keep_sums=True)  # the update clears them
         self._changed.notify_all()
         self._updater.submit(self._update, this.total, sorted(this.pushed), frames)
 
@@ -554,10 +555,12 @@ class Core:
                 log.exception("the server failed to update its weights")
                 self.failure = self.failure or f"the server failed to update its weights: {error}"
         finally:
+            frames.end(failure)
+            if isinstance(total, Mean):
+                total.clear()  # for the next round, while workers are busy with this one
             with self._changed:
                 self._updating = False
                 self._changed.notify_all()
-            frames.end(failure)
 
     def settle(self) -> None:
         """Wait until no update is being made. Not for ``on_update``, which is part of one."""
@@ -574,6 +577,7 @@ class Core:
         this = inbox.of_round
         assert isinstance(this.total, Mean)
         with self._changed:
+            self.settle()
             inbox.check()
             if this is not self._round:  # too late: what it is answered takes it on to the next round
                 self._event("late", worker=push.worker, sequence=push.sequence)

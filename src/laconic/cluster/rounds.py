@@ -102,25 +102,23 @@ class Mean:
         slots: What is exchanged.
         like: Tensors of the slots' shapes; sums are made beside them.
         workers: How many pushes make a round.
-        sums: Tensors of an earlier round, used again.
+        sums: Tensors of an earlier round, cleared and used again.
     """
 
     def __init__(self, slots: Slots, like: Sequence[Tensor], workers: int, sums: Sequence[Tensor] = ()) -> None:
         self._slots, self._workers = slots, workers
-        self._sums = list(sums) or [torch.empty_like(x) for x in like]
-        self._begun = False
+        self._sums = list(sums) or [torch.zeros_like(x) for x in like]
 
     def add(self, push: Push) -> None:
         """Sum a push. After an error the sum is good for nothing: the round must be made anew."""
-        if not self._begun:
-            self._begun = True
-            for x in self._sums:
-                x.zero_()
         for one, out in zip(push.frames, self._sums, strict=True):
             one.add_to(out, 1.0 / self._workers)
 
     def result(self) -> dict[str, Tensor]:
         return dict(zip(self._slots.names, self._sums, strict=True))
+
+    def clear(self) -> None:
+        torch._foreach_zero_(self._sums)
 
     def tensors(self) -> list[Tensor]:
         """For the next round, once the result is used up."""
