@@ -44,7 +44,7 @@ CUSTOM = "custom"
 def train(
     method: Annotated[
         str | None,
-        typer.Option("--method", help="1, 2, 2w, 3, 4, 5, 6, laconic or adaptive.", show_default="1"),
+        typer.Option("--method", help="1, 2, 2w, 3, 4, 5, 6, adaptive, laconic or laconic-min.", show_default="1"),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="mlp, lenet5, vgg11, alexnet, resnet50 or gpt.")] = "mlp",
     data: Annotated[str, typer.Option("--data", help="digits (embedded), mnist, cifar10 or text.")] = "digits",

@@ -27,7 +27,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"push": _SPARSE, "pull": _SPARSE, "returns": "gradients", "every": 20, "after": "best", "sends": "changes"},
     ),
     "laconic": (
-        "signs of the largest entries with momentum correction and error feedback: below 1/285 of the bytes",
+        "signs of the largest entries, with momentum correction and error feedback both ways",
         {
             "push": "momentum:0.9|topk:0.005|sign",
             "pull": "ef|topk:0.01|sign",
@@ -38,7 +38,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "laconic-min": (
-        "the same with a quarter of the entries: below 1/1,000",
+        "the same with a quarter of the entries, small tensors in 4 bits",
         {
             "push": "momentum:0.9|topk:0.0012|sign",
             "pull": "ef|topk:0.0024|sign",
