@@ -11,9 +11,9 @@ import pytest
 from laconic.errors import ConfigError, FileError
 from laconic.records import Record, write
 from laconic.studies import kothari2021
+from laconic.studies.intervals import Interval
 from laconic.studies.kothari2021 import CLAIMS, Claim, Finding, Results
 from laconic.studies.kothari2021.report import MEASURES, RUN, TIME
-from laconic.studies.oland2015.intervals import Interval
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "results" / "kothari2021"

@@ -10,9 +10,9 @@ import pytest
 from laconic.errors import ConfigError, FileError
 from laconic.records import Record, write
 from laconic.studies import oland2015
+from laconic.studies.intervals import Interval, mean_interval, quantile
 from laconic.studies.oland2015 import Claim, Finding, Results
 from laconic.studies.oland2015.figures import FIGURES
-from laconic.studies.oland2015.intervals import Interval, mean_interval, quantile
 from laconic.studies.oland2015.report import C5, C6, closest
 
 ROOT = Path(__file__).resolve().parents[2]

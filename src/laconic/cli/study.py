@@ -12,7 +12,7 @@ from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
     from laconic.records import Record
-    from laconic.studies.oland2015.report import Table
+    from laconic.studies.tables import Table
 
 __all__ = ["EXAMPLES", "register", "study"]
 

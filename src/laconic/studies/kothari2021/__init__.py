@@ -6,7 +6,8 @@ beside them, what each ingredient of ours is worth, and how few bytes suffice.
 
 from __future__ import annotations
 
-from laconic.studies.kothari2021.claims import CLAIMS, Claim
+from laconic.studies.claims import Claim
+from laconic.studies.kothari2021.claims import CLAIMS
 from laconic.studies.kothari2021.figures import draw
 from laconic.studies.kothari2021.parts import PARTS
 from laconic.studies.kothari2021.report import Finding, Results, findings, load, tables

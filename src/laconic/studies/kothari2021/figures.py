@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from laconic.errors import ConfigError, FileError
+from laconic.studies.figures import draw_all
 from laconic.studies.kothari2021.report import MODEL_NAMES, Results, Row
-from laconic.studies.oland2015.figures import STYLE
 
 __all__ = ["FIGURES", "draw"]
 
@@ -22,28 +22,12 @@ OTHERS = ("#8c6bb1", "#41ae76", "#ef6548", "#4eb3d3", "#fd8d3c", "#969696", "#df
 
 def draw(results: Results, folder: Path) -> list[Path]:
     """All figures that the Records allow."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("figures need matplotlib: pip install 'laconic[plots]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn = []
-    with plt.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-        for name, (part, paint) in FIGURES.items():
-            if not results.models(part) or (name == "time" and not results.times):
-                continue
-            figure = paint(results, plt)
-            path = folder / f"{name}.svg"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, metadata={"Date": None, "Creator": None})
-            except OSError as error:
-                raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-            plt.close(figure)
-            drawn.append(path)
-    return drawn
+    allowed = {
+        name: paint
+        for name, (part, paint) in FIGURES.items()
+        if results.models(part) and (name != "time" or results.times)
+    }
+    return draw_all({name: partial(paint, results) for name, paint in allowed.items()}, folder)
 
 
 def _panels(results: Results, plt: Any, part: str) -> tuple[Any, list[tuple[str, Any]]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from laconic.errors import FileError
-from laconic.records import Record, read
-from laconic.studies.kothari2021.claims import CLAIMS, PAPER_ACCURACY, PAPER_COMMUNICATION_MIN, PAPER_MB, Claim
+from laconic.records import Record
+from laconic.studies.claims import Claim
+from laconic.studies.intervals import Interval, mean_interval
+from laconic.studies.kothari2021.claims import CLAIMS, PAPER_ACCURACY, PAPER_COMMUNICATION_MIN, PAPER_MB
 from laconic.studies.kothari2021.parts import METHOD_NAMES, PARTS
-from laconic.studies.oland2015.intervals import Interval, mean_interval
-from laconic.studies.oland2015.report import Table
+from laconic.studies.tables import Table, read_all
 
 __all__ = ["ROUND", "RUN", "TIME", "Finding", "Results", "Row", "findings", "load", "tables"]
 
@@ -25,11 +25,7 @@ TIMES = "times"
 
 def load(folder: Path) -> list[Record]:
     """All Records of the study that a folder keeps."""
-    paths = [folder / f"{part}.jsonl" for part in (*PARTS, TIMES)]
-    found = [record for path in paths if path.exists() for record in read(path)]
-    if not found:
-        raise FileError(f"no records of the study in {folder}: expected {', '.join(path.name for path in paths)}")
-    return found
+    return read_all(folder, (*PARTS, TIMES))
 
 
 @dataclass

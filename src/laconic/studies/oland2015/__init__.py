@@ -7,7 +7,8 @@ that it leaves open as dimensions of their own, and what it takes to keep the me
 
 from __future__ import annotations
 
-from laconic.studies.oland2015.claims import CLAIMS, Claim
+from laconic.studies.claims import Claim
+from laconic.studies.oland2015.claims import CLAIMS
 from laconic.studies.oland2015.figures import draw
 from laconic.studies.oland2015.parts import PARTS
 from laconic.studies.oland2015.report import Finding, Results, findings, load, tables

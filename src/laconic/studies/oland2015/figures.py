@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from laconic.errors import ConfigError, FileError
+from laconic.studies.figures import draw_all
 from laconic.studies.oland2015.anatomy import WAYS
 from laconic.studies.oland2015.parts import CEILING, FIX, FLOORS_AT_FOUR, FLOORS_UNDER_CEILING, HEADLINE, ZERO, c
 from laconic.studies.oland2015.report import C5, C6, Results, Setting
@@ -18,44 +19,12 @@ __all__ = ["FIGURES", "draw"]
 
 LAYERS = ("layer 1", "layer 2", "layer 3")
 COLOURS = ("#1f6fb4", "#d95f02", "#1b9e77", "#7570b3", "#666666", "#b8860b", "#c2185b")
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "laconic",  # names of clip paths: otherwise random
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.constrained_layout.use": True,
-}
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
     """All figures that the Records allow."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("figures need matplotlib: pip install 'laconic[plots]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn = []
-    with plt.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-        for name, (part, paint) in FIGURES.items():
-            if part not in results.parts:
-                continue
-            figure = paint(results, plt)
-            path = folder / f"{name}.svg"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, metadata={"Date": None, "Creator": None})
-            except OSError as error:
-                raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-            plt.close(figure)
-            drawn.append(path)
-    return drawn
+    allowed = {name: paint for name, (part, paint) in FIGURES.items() if part in results.parts}
+    return draw_all({name: partial(paint, results) for name, paint in allowed.items()}, folder)
 
 
 def _caption(setting: Setting) -> str:

@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from laconic.errors import FileError
-from laconic.records import Record, read
+from laconic.records import Record
+from laconic.studies.claims import Claim
+from laconic.studies.intervals import Interval, mean_interval
 from laconic.studies.oland2015.anatomy import WAYS
-from laconic.studies.oland2015.claims import CLAIMS, Claim
-from laconic.studies.oland2015.intervals import Interval, mean_interval
+from laconic.studies.oland2015.claims import CLAIMS
 from laconic.studies.oland2015.parts import CEILING, FIX, PARTS, ZERO, c
 from laconic.studies.oland2015.settings import BASELINE
+from laconic.studies.tables import Table, read_all
 
 __all__ = ["Finding", "Results", "closest", "findings", "load", "tables"]
 
@@ -30,11 +31,7 @@ C5, C6 = c(5).spec, c(6).spec
 
 def load(folder: Path) -> list[Record]:
     """All Records of a study that a folder keeps."""
-    paths = [folder / f"{part}.jsonl" for part in PARTS]
-    found = [record for path in paths if path.exists() for record in read(path)]
-    if not found:
-        raise FileError(f"no records of the study in {folder}: expected {', '.join(path.name for path in paths)}")
-    return found
+    return read_all(folder, PARTS)
 
 
 @dataclass
@@ -279,19 +276,6 @@ MEASURES: dict[str, Callable[[Results], Measured]] = {
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in columns."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def tables(results: Results) -> list[Table]:
