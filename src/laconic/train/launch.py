@@ -147,7 +147,8 @@ class _Roles:
         if self._starts[name] >= restarts or code == BAD_COMMAND:
             times = self._starts[name] + 1
             how_often = f" {times} times, the last time" if times > 1 else ""
-            raise LaconicError(f"{name} has died{how_often} with exit code {code}: go on with --resume")
+            advice = "what it said is above" if code == BAD_COMMAND else "go on with --resume"
+            raise LaconicError(f"{name} has died{how_often} with exit code {code}: {advice}")
         if name not in due:
             wait = 0.2 * 2 ** self._starts[name]
             log.warning("%s has died with exit code %s: started again in %.1f s", name, code, wait)
@@ -192,9 +193,12 @@ class _Roles:
         """What workers told last, in the run's folder: a run that is resumed counts what came before, too."""
         for run_dir in self._run_dirs:
             mine = [report for (_, _, where), report in self._lines.items() if where == str(run_dir)]
-            if mine and (run_dir / CONFIG).exists():
-                with (run_dir / REPORTS).open("a", encoding="utf-8") as out:
-                    out.writelines(json.dumps(report) + "\n" for report in mine)
+            try:
+                if mine and (run_dir / CONFIG).exists():
+                    with (run_dir / REPORTS).open("a", encoding="utf-8") as out:
+                        out.writelines(json.dumps(report) + "\n" for report in mine)
+            except OSError as error:  # a disk that is full: what ended the run is what to tell
+                log.warning("cannot keep what workers told: %s", error.strerror)
 
     def _finish_reading(self) -> None:
         for reader in self._readers:
