@@ -78,6 +78,7 @@ def check_rounds(made_of: str) -> None:
     assert method4.values(plain)["speed_up"] > 1
 
 
+@pytest.mark.slow
 def test_rounds_over_a_paced_proxy() -> None:
     check_rounds(PACED)
 
@@ -160,6 +161,7 @@ def test_a_wrong_word_is_told_in_a_line() -> None:
     assert done.returncode == 2 and done.stderr.startswith("laconic: unknown method '7'") and not done.stdout
 
 
+@pytest.mark.slow
 def test_load_as_json() -> None:
     done = command("--part", "load", "--clients", "2", "--processes", "1", "--seconds", "1", "--json")
     assert done.returncode == 0, done.stderr
