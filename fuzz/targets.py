@@ -33,8 +33,9 @@ import laws
 import mutate
 from laconic import FrameError, checkpoints, kernels, wire
 from laconic.cluster import checkpoint, messages
-from laconic.cluster.core import Core, RefusedError
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job
+from laconic.cluster.replies import RefusedError
 from laconic.cluster.server import Server, Traffic
 from laconic.errors import FileError
 from laconic.optim import SGD, Schedule

@@ -14,10 +14,10 @@ import grpc
 
 from laconic._version import __version__
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import RefusedError, Reply
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.link import Standing
 from laconic.cluster.messages import PROTOCOL, Assembler, frame_messages, note, read_note
+from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import open_packet

@@ -19,23 +19,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from laconic.channels import Channel
 from laconic.cluster.agreement import Offer, agree
 from laconic.cluster.arriving import Arriving
+from laconic.cluster.inbox import Inbox
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import Frame
-from laconic.cluster.rounds import Best, Contribution, Mean, OpenFrame, Push
+from laconic.cluster.replies import RefusedError, Reply, regather
+from laconic.cluster.rounds import Best, Contribution, Mean, Push, Round
+from laconic.cluster.seats import Seat
 from laconic.cluster.tickets import NOTHING_LEFT, Desk
 from laconic.cluster.weights import Optimizer, Weights
-from laconic.errors import FileError, FrameError, LaconicError, NonFiniteError
+from laconic.errors import FileError, FrameError, NonFiniteError
 from laconic.frames import encode
 
-__all__ = ["Contribution", "Core", "Inbox", "Optimizer", "RefusedError", "Reply", "Vault"]
+__all__ = ["Core", "Vault"]
 
 log = logging.getLogger("laconic")
 
@@ -44,77 +45,12 @@ MEMORY = 256 << 20
 """Bytes of pushes that may wait for their turn."""
 
 
-class RefusedError(LaconicError):
-    """A worker's request that cannot be served; ``reason`` is a word, the message a line for people.
-
-    ``regather`` means that all workers must agree anew from where to go on; ``stale`` and ``ahead``, that this one
-    must fetch the parameters and go on from ``resume_at``; ``waiting``, that it may ask again.
-    """
-
-    def __init__(self, reason: str, message: str, *, resume_at: int | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.resume_at = resume_at
-
-
 class Vault(Protocol):
     """States that a core can go back to."""
 
     def versions(self) -> Sequence[int]: ...
     def fetch(self, version: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]: ...
     def forget(self, after: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What comes back: the number of the next exchange, a frame per slot, and what to do next.
-
-    ``ticket`` is a piece of work where whoever is free takes the next; None where each worker has its own.
-    """
-
-    sequence: int
-    frames: Sequence[Frame]
-    ticket: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.frames))
-
-
-@dataclass
-class _Seat:
-    """A worker's place: who sits there, and how far it is."""
-
-    incarnation: int = -1
-    clock: int = 0
-    """Exchanges it has had answered."""
-    reply: Reply | None = None
-    """What it was answered last, where it could not be made again."""
-    held: dict[str, Tensor] = field(default_factory=dict)
-    """The weights it holds, where it is sent their changes and others hold others."""
-    channel: Channel | None = None
-    present: bool = False
-    inbox: Inbox | None = None
-    """Where its push arrives now."""
-    asked: int = -1
-    """Its last request to agree, by number."""
-    answered: int = -1
-    """The last one that came to an agreement."""
-    lost: bool = False
-    """Whether it was to begin with an empty memory."""
-
-
-@dataclass
-class _Round:
-    """What is going on between two updates of a synchronous job."""
-
-    total: Mean | Best | None
-    waiting: dict[int, Push] = field(default_factory=dict)
-    """Complete, not summed yet."""
-    pushed: set[int] = field(default_factory=set)
-    turn: int = 0
-    busy: bool = False
-    faults: dict[int, FrameError] = field(default_factory=dict)
 
 
 class Core:
@@ -147,7 +83,7 @@ class Core:
         self.exchanges, self.vault = exchanges, vault
         self._weights = Weights(job, parameters, optimizer, rate)
         self._tell = history or (lambda event: None)
-        self._seats = [_Seat() for _ in range(job.workers)]
+        self._seats = [Seat() for _ in range(job.workers)]
         self._desk = Desk(None if exchanges is None else exchanges * job.workers, job.bound)
         self.failure: str | None = None
         """Why the job cannot go on."""
@@ -172,6 +108,10 @@ class Core:
         return self._weights.slots
 
     @property
+    def current_round(self) -> Round:
+        return self._round
+
+    @property
     def version(self) -> int:
         """Updates applied so far; in a synchronous job also the number of the round."""
         return self._weights.version
@@ -191,7 +131,7 @@ class Core:
                 )
             seat = self._seats[worker]
             if incarnation < seat.incarnation:
-                raise _replaced(worker, incarnation, seat)
+                raise seat.replaced(worker, incarnation)
             if incarnation > seat.incarnation or not seat.present:
                 seat.incarnation, seat.present = incarnation, True
                 if seat.inbox is not None:
@@ -385,7 +325,7 @@ class Core:
             seat = self._seat_of(worker, incarnation)
             applied = sequence == seat.clock - 1 and (seat.reply is not None or not self.job.keeps_replies)
             if not applied and self._offers is not None:
-                raise RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
+                raise regather()
             if not applied and sequence != seat.clock:
                 raise RefusedError(
                     "stale" if sequence < seat.clock else "ahead",
@@ -416,14 +356,14 @@ class Core:
         if not 0 <= worker < self.job.workers:
             raise RefusedError("worker", f"workers are 0 to {self.job.workers - 1}, there is no {worker}")
 
-    def _seat_of(self, worker: int, incarnation: int) -> _Seat:
+    def _seat_of(self, worker: int, incarnation: int) -> Seat:
         self._check_number(worker)
         seat = self._seats[worker]
         if incarnation != seat.incarnation:
-            raise _replaced(worker, incarnation, seat)
+            raise seat.replaced(worker, incarnation)
         return seat
 
-    def _finish(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
+    def finish(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
         """What a complete push leads to."""
         if self.job.mode != "sync":
             return self._exchange_async(inbox, push, deadline)
@@ -443,10 +383,10 @@ class Core:
             if push.worker in this.faults:
                 raise RefusedError("spoilt", str(this.faults[push.worker]))  # sent again, it would be so again
             if seat.clock <= push.sequence:
-                raise RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
+                raise regather()
             return self._told(seat, push.sequence)
 
-    def _told(self, seat: _Seat, sequence: int) -> Reply:
+    def _told(self, seat: Seat, sequence: int) -> Reply:
         """What all were told of an update. Who missed some of them cannot go on with the change that the last made."""
         if seat.reply is None or (seat.reply.sequence != sequence + 1 and self.job.returns != "weights"):
             raise RefusedError("stale", f"the others are at exchange {seat.clock}", resume_at=seat.clock)
@@ -458,15 +398,15 @@ class Core:
 
     # --------------------------------------------------------------------------------- synchronous, with all workers
 
-    def _new_round(self) -> _Round:
+    def _new_round(self) -> Round:
         if self.job.mode != "sync":
-            return _Round(None)
+            return Round(None)
         like = self._weights.like
         if self.job.after == "best":
-            return _Round(Best(like))
+            return Round(Best(like))
         mean = Mean(self.slots, like, self.job.workers - self.job.backup, self._sums)
         self._sums = mean.tensors()
-        return _Round(mean)
+        return Round(mean)
 
     def _void_round(self, *, keep_sums: bool = False) -> None:
         if not keep_sums:
@@ -491,7 +431,7 @@ class Core:
             self._let_go(inbox)
             self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
 
-    def _sum(self, this: _Round) -> None:
+    def _sum(self, this: Round) -> None:
         """Sum what waits, as far as it is in turn; whoever completes the round closes it."""
         assert this.total is not None
         self.settle()
@@ -520,7 +460,7 @@ class Core:
                     self._close(this)
                 self._changed.notify_all()
 
-    def _close(self, this: _Round) -> None:
+    def _close(self, this: Round) -> None:
         """Make the update, in a thread of its own: the answer goes out slot by slot while it is made."""
         assert this.total is not None
         frames = Arriving(len(self.slots))
@@ -617,7 +557,7 @@ class Core:
             self._changed.notify_all()
             return self._pull(inbox, seat, deadline)
 
-    def _start(self, worker: int, seat: _Seat, deadline: float, alive: Callable[[], bool]) -> int:
+    def _start(self, worker: int, seat: Seat, deadline: float, alive: Callable[[], bool]) -> int:
         """The next piece of work, once the worker may have the weights to do it with."""
         self._wait(
             lambda: self._desk.may_start(worker, self.version),
@@ -629,7 +569,7 @@ class Core:
         self._event("pull", worker=worker, version=self.version, ticket=ticket)
         return ticket
 
-    def _pull(self, inbox: Inbox, seat: _Seat, deadline: float) -> Reply:
+    def _pull(self, inbox: Inbox, seat: Seat, deadline: float) -> Reply:
         """The weights as they are once the worker may have them; or again, what they were for it."""
         if seat.reply is not None:
             return seat.reply
@@ -643,7 +583,7 @@ class Core:
             seat.reply = reply  # the worker is taken to hold this now: it could not be made again
         return reply
 
-    def _again(self, inbox: Inbox, deadline: float) -> Reply:
+    def answer_again(self, inbox: Inbox, deadline: float) -> Reply:
         """The answer to a push that was applied before."""
         with self._changed:
             seat = self._seat_of(inbox.worker, inbox.incarnation)
@@ -661,7 +601,7 @@ class Core:
         with self._changed:
             self._changed.notify_all()
 
-    def _reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
+    def reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
         """Wait for room, unless it is this worker that the others wait for."""
         with self._changed:
             inbox.check()
@@ -674,7 +614,7 @@ class Core:
             inbox.check()
             self._in_memory += nbytes
 
-    def _release(self, inbox: Inbox, nbytes: int) -> None:
+    def release(self, inbox: Inbox, nbytes: int) -> None:
         with self._changed:
             self._let_go(inbox)
             self._in_memory -= nbytes
@@ -720,86 +660,6 @@ class Core:
 
     def _event(self, kind: str, **values: Any) -> None:
         self._tell({"event": kind, **values})
-
-
-class Inbox:
-    """A push on its way in. Nothing of it counts before ``finish``."""
-
-    def __init__(
-        self,
-        core: Core,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        alive: Callable[[], bool],
-        this_round: _Round,
-        *,
-        applied: bool,
-    ) -> None:
-        self.worker, self.incarnation, self.sequence, self.alive, self.of_round = (
-            worker, incarnation, sequence, alive, this_round,
-        )  # fmt: skip
-        self.replaced = False
-        self._core, self._frames, self._nbytes = core, dict[int, OpenFrame | None](), 0
-        self._applied = applied or worker in this_round.pushed
-        """The rest of the stream is read and dropped."""
-        self._again = applied
-
-    @property
-    def gone(self) -> bool:
-        """Whether this push has become pointless."""
-        core = self._core
-        return self.replaced or (core.job.exact and self.of_round is not core._round)
-
-    def check(self) -> None:
-        if self.replaced:
-            raise RefusedError("replaced", f"worker {self.worker} has begun exchange {self.sequence} again")
-        if self.gone:
-            raise RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
-
-    def add(self, slot: int, frame: Frame, *, deadline: float) -> None:
-        """One slot's frame. Waits while the server has its hands full."""
-        if slot in self._frames:
-            raise FrameError(f"slot {slot} came twice")
-        core = self._core
-        if self._applied:
-            self._frames[slot] = None
-            return
-        core._reserve(self, len(frame), deadline)
-        self._nbytes += len(frame)
-        name = core.slots.names[slot]
-        self._frames[slot] = OpenFrame.of(name, frame, core.parameters[name])
-
-    def finish(self, score: float = 0.0, *, deadline: float) -> Reply:
-        """All frames have come: apply them, and wait until the answer may be given."""
-        core, slots = self._core, self._core.slots
-        if len(self._frames) != len(slots):
-            raise FrameError(f"expected {len(slots)} frames, one per slot, the push ended after {len(self._frames)}")
-        if self._again:
-            return core._again(self, deadline)
-        frames = [one for slot in range(len(slots)) if (one := self._frames[slot]) is not None]
-        return core._finish(self, Push(self.worker, self.incarnation, self.sequence, frames, score), deadline)
-
-    def hand_over(self) -> None:
-        """The round has the frames now, and accounts for them."""
-        self._nbytes = 0
-
-    def close(self) -> None:
-        """Give back the room of what did not become part of a round."""
-        nbytes, self._nbytes = self._nbytes, 0
-        self._core._release(self, nbytes)
-
-    def __enter__(self) -> Inbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _replaced(worker: int, incarnation: int, seat: _Seat) -> RefusedError:
-    return RefusedError(
-        "incarnation", f"worker {worker} of incarnation {incarnation} was replaced by {seat.incarnation}"
-    )
 
 
 def _listed(workers: Any) -> str:

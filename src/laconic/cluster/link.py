@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import Reply
 from laconic.cluster.job import Job
+from laconic.cluster.replies import Reply
 
 __all__ = ["Link", "Standing"]
 

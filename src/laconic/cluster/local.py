@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import Contribution, Core, Reply
+from laconic.cluster.core import Core
 from laconic.cluster.link import Standing
+from laconic.cluster.replies import Reply
+from laconic.cluster.rounds import Contribution
 
 __all__ = ["LocalLink"]
 

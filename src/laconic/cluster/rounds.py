@@ -8,7 +8,7 @@ next stops reading, which stops the worker itself: the server's memory does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from laconic.errors import FrameError
 from laconic.frames import open_packet
 from laconic.packet import Packet
 
-__all__ = ["Best", "Contribution", "Mean", "OpenFrame", "Push"]
+__all__ = ["Best", "Contribution", "Mean", "OpenFrame", "Push", "Round"]
 
 
 @dataclass(frozen=True)
@@ -144,3 +144,16 @@ class Best:
     def frames(self) -> tuple[Frame, ...]:
         """What the best worker sent."""
         return tuple(one.frame for one in self._push.frames) if self._push is not None else ()
+
+
+@dataclass
+class Round:
+    """What is going on between two updates of a synchronous job."""
+
+    total: Mean | Best | None
+    waiting: dict[int, Push] = field(default_factory=dict)
+    """Complete, not summed yet."""
+    pushed: set[int] = field(default_factory=set)
+    turn: int = 0
+    busy: bool = False
+    faults: dict[int, FrameError] = field(default_factory=dict)

@@ -26,8 +26,10 @@ import grpc
 from laconic._version import __version__
 from laconic.cluster import heap
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import Core, Inbox, RefusedError, Reply
+from laconic.cluster.core import Core
+from laconic.cluster.inbox import Inbox
 from laconic.cluster.messages import MAX_MESSAGE, PROTOCOL, Assembler, frame_messages, is_note, note, read_note
+from laconic.cluster.replies import RefusedError, Reply
 from laconic.errors import ConfigError, FrameError
 
 __all__ = ["CALLS", "OPTIONS", "Server", "Traffic"]

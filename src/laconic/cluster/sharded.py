@@ -9,10 +9,10 @@ from typing import TypeVar
 from torch import Tensor
 
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import Reply
 from laconic.cluster.link import Link, Standing
 from laconic.cluster.messages import Frame
 from laconic.cluster.outbox import Outbox
+from laconic.cluster.replies import Reply
 from laconic.errors import ConfigError, FrameError
 
 __all__ = ["ShardedLink", "partition"]

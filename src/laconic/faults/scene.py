@@ -20,8 +20,9 @@ import torch
 from laconic.cluster import checkpoint, security
 from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client, Patience
-from laconic.cluster.core import Core, RefusedError, Reply
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
+from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import Server
 from laconic.cluster.tickets import NOTHING_LEFT
 from laconic.errors import FileError, LaconicError

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import RefusedError, Reply
 from laconic.cluster.job import Job
 from laconic.cluster.link import Link
 from laconic.cluster.messages import Frame
 from laconic.cluster.outbox import Outbox
+from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.tickets import NOTHING_LEFT
 from laconic.errors import FileError
 from laconic.frames import decode

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from laconic.bench.samples import heavy_tailed
 from laconic.cluster.agreement import Offer
-from laconic.cluster.core import Core, Reply
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.link import Link
 from laconic.cluster.local import LocalLink
 from laconic.cluster.messages import Frame
 from laconic.cluster.outbox import Outbox
+from laconic.cluster.replies import Reply
 from laconic.frames import decode
 from laconic.optim import SGD, Schedule
 from laconic.train.methods import method_options

@@ -24,9 +24,9 @@ from laconic.bench.cluster.marks import Marks
 from laconic.cluster import heap, security
 from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client
-from laconic.cluster.core import Reply
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import frame_messages
+from laconic.cluster.replies import Reply
 from laconic.cluster.server import OPTIONS, Server
 from laconic.errors import LaconicError
 

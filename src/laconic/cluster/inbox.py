@@ -1,0 +1,115 @@
+"""A push on its way in, frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from laconic.cluster.job import Job, Slots
+from laconic.cluster.messages import Frame
+from laconic.cluster.replies import RefusedError, Reply, regather
+from laconic.cluster.rounds import OpenFrame, Push, Round
+from laconic.errors import FrameError
+
+__all__ = ["Inbox", "Receiver"]
+
+
+class Receiver(Protocol):
+    """Whom a push is for: the server's core."""
+
+    job: Job
+
+    @property
+    def slots(self) -> Slots: ...
+    @property
+    def parameters(self) -> Mapping[str, Tensor]: ...
+    @property
+    def current_round(self) -> Round: ...
+    def reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
+        """Wait for room, unless it is this worker that the others wait for."""
+        ...
+
+    def release(self, inbox: Inbox, nbytes: int) -> None: ...
+    def finish(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
+        """What a complete push leads to."""
+        ...
+
+    def answer_again(self, inbox: Inbox, deadline: float) -> Reply:
+        """The answer to a push that was applied before."""
+        ...
+
+
+class Inbox:
+    """A push on its way in. Nothing of it counts before ``finish``."""
+
+    def __init__(
+        self,
+        core: Receiver,
+        worker: int,
+        incarnation: int,
+        sequence: int,
+        alive: Callable[[], bool],
+        this_round: Round,
+        *,
+        applied: bool,
+    ) -> None:
+        self.worker, self.incarnation, self.sequence, self.alive, self.of_round = (
+            worker, incarnation, sequence, alive, this_round,
+        )  # fmt: skip
+        self.replaced = False
+        self._core, self._frames, self._nbytes = core, dict[int, OpenFrame | None](), 0
+        self._applied = applied or worker in this_round.pushed
+        """The rest of the stream is read and dropped."""
+        self._again = applied
+
+    @property
+    def gone(self) -> bool:
+        """Whether this push has become pointless."""
+        core = self._core
+        return self.replaced or (core.job.exact and self.of_round is not core.current_round)
+
+    def check(self) -> None:
+        if self.replaced:
+            raise RefusedError("replaced", f"worker {self.worker} has begun exchange {self.sequence} again")
+        if self.gone:
+            raise regather()
+
+    def add(self, slot: int, frame: Frame, *, deadline: float) -> None:
+        """One slot's frame. Waits while the server has its hands full."""
+        if slot in self._frames:
+            raise FrameError(f"slot {slot} came twice")
+        core = self._core
+        if self._applied:
+            self._frames[slot] = None
+            return
+        core.reserve(self, len(frame), deadline)
+        self._nbytes += len(frame)
+        name = core.slots.names[slot]
+        self._frames[slot] = OpenFrame.of(name, frame, core.parameters[name])
+
+    def finish(self, score: float = 0.0, *, deadline: float) -> Reply:
+        """All frames have come: apply them, and wait until the answer may be given."""
+        core, slots = self._core, self._core.slots
+        if len(self._frames) != len(slots):
+            raise FrameError(f"expected {len(slots)} frames, one per slot, the push ended after {len(self._frames)}")
+        if self._again:
+            return core.answer_again(self, deadline)
+        frames = [one for slot in range(len(slots)) if (one := self._frames[slot]) is not None]
+        return core.finish(self, Push(self.worker, self.incarnation, self.sequence, frames, score), deadline)
+
+    def hand_over(self) -> None:
+        """The round has the frames now, and accounts for them."""
+        self._nbytes = 0
+
+    def close(self) -> None:
+        """Give back the room of what did not become part of a round."""
+        nbytes, self._nbytes = self._nbytes, 0
+        self._core.release(self, nbytes)
+
+    def __enter__(self) -> Inbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
