@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
 from laconic.optim import SGD, Schedule
 from laconic.train import Shards, build_task
+from laconic.train.together import run_together
 from laconic.train.worker import Worker
 
 BATCH = 32
@@ -46,24 +46,11 @@ def train(
     core = core_of(
         job, {name: p.detach().clone() for name, p in first.model.named_parameters()}, events, exchanges=exchanges
     )
-    workers, failed = [], []
+    workers = []
     for number in range(job.workers):
         task = build_task(model, "digits", seed=job.seed)
         shards = Shards(task.num_train, job.workers, BATCH, job.seed)
         workers.append(Worker(number, task, shards, job, Schedule(job.lr), link(core, number)))
-
-    def run(worker: Worker) -> None:
-        try:
-            worker.run(exchanges)
-            worker.link.leave()
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    failed = run_together(workers, exchanges)
     assert not failed, failed
     return core, workers

@@ -13,8 +13,10 @@ import pytest
 import torch
 from helpers import core_of, seat
 
-from laconic.cluster.core import Contribution, Core, RefusedError
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job
+from laconic.cluster.replies import RefusedError
+from laconic.cluster.rounds import Contribution
 from laconic.cluster.tickets import NOTHING_LEFT
 from laconic.errors import ConfigError, FrameError
 from laconic.faults.promises import all_work_once, applied_once, staleness

@@ -31,10 +31,11 @@ from laconic import wire
 from laconic.cluster import security
 from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client, Patience
-from laconic.cluster.core import Contribution, Core, RefusedError, Reply
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.messages import frame_messages, note
-from laconic.cluster.rounds import OpenFrame
+from laconic.cluster.replies import RefusedError, Reply
+from laconic.cluster.rounds import Contribution, OpenFrame
 from laconic.cluster.server import CALLS, OPTIONS, Server
 from laconic.errors import FrameError
 from laconic.faults.promises import all_work_once, applied_once
@@ -554,13 +555,13 @@ def test_memory_of_waiting_pushes_is_bounded_and_nobody_waits_forever(
     memory = 5 << 18  # of 8 MiB that come
     events: Events = []
     core = core_of(job, {"a": torch.zeros(HALF), "b": torch.zeros(HALF)}, events, memory=memory)
-    peak, reserve = [0], Core._reserve
+    peak, reserve = [0], Core.reserve
 
     def watched(self: Core, *args: Any) -> None:
         reserve(self, *args)
         peak[0] = max(peak[0], self._in_memory)
 
-    monkeypatch.setattr(Core, "_reserve", watched)
+    monkeypatch.setattr(Core, "reserve", watched)
     failed: list[BaseException] = []
     frames = [[(slot, encode(torch.full((HALF,), worker + 1.0), "none")) for slot in (0, 1)] for worker in range(CROWD)]
 

@@ -16,9 +16,10 @@ from helpers import BATCH, core_of
 from torch import Tensor
 
 from laconic.cluster.client import Client, Patience
-from laconic.cluster.core import Core, Reply
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
+from laconic.cluster.replies import Reply
 from laconic.cluster.server import Server
 from laconic.faults.promises import all_work_once, applied_once, staleness
 from laconic.optim import Schedule

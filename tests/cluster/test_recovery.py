@@ -19,9 +19,10 @@ from torch import Tensor
 
 from laconic.cluster.agreement import Offer, agree
 from laconic.cluster.checkpoint import Folder
-from laconic.cluster.core import Core, RefusedError, Reply
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
+from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.sharded import ShardedLink, partition
 from laconic.faults.promises import applied_once, lost_at_most
 from laconic.optim import SGD, Schedule

@@ -15,9 +15,10 @@ from laconic._version import __version__
 from laconic.cluster import messages
 from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client, Patience, UnreachableError
-from laconic.cluster.core import Core, RefusedError
+from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import CHUNK, Assembler, frame_messages, note, read_note
+from laconic.cluster.replies import RefusedError
 from laconic.cluster.server import CALLS, OPTIONS, Server
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import encode, max_nbytes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -21,6 +19,7 @@ from laconic.studies.kothari2021.computed import Computed, in_order, rounding_ke
 from laconic.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
 from laconic.train import Shards, build_task
 from laconic.train.methods import METHODS, method_options
+from laconic.train.together import run_together
 from laconic.train.worker import Worker
 
 BATCH, RATE = 16, Schedule(0.05)
@@ -32,26 +31,12 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
     parameters = {name: p.detach().clone() for name, p in first.model.named_parameters()}
     optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
     core = Core(job, parameters, optimizer, RATE, exchanges=exchanges)
-    workers, failed = [], []
+    workers = []
     for number in range(job.workers):
         task = build_task("lenet5", "digits", seed=job.seed)
         shards = Shards(task.num_train, job.workers, BATCH, job.seed)
         workers.append(Worker(number, task, shards, job, RATE, LocalLink(core, number)))
-
-    def run(worker: Worker) -> None:
-        try:
-            worker.run(exchanges)
-            worker.link.leave()
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failed, failed
+    assert not run_together(workers, exchanges)
     return core, workers
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["Claim"]
+__all__ = ["Claim", "measured"]
+
+R = TypeVar("R")
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -28,3 +33,13 @@ class Claim:
     relation: str = "="
     unit: str = ""
     close: float = 0.0
+
+
+def measured(
+    claims: Iterable[Claim], measures: Mapping[str, Callable[[R], M | None]], results: R
+) -> Iterator[tuple[Claim, M]]:
+    """Every claim that the Records speak of, and what they say."""
+    for claim in claims:
+        found = measures[claim.key](results)
+        if found is not None:
+            yield claim, found

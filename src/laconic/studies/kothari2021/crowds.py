@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,13 @@ import torch
 
 from laconic.cluster.core import Core
 from laconic.cluster.local import LocalLink
-from laconic.errors import LaconicError
+from laconic.cluster.replies import RefusedError
+from laconic.errors import NonFiniteError
 from laconic.optim import SGD
 from laconic.studies.kothari2021.settings import Setting
 from laconic.train.shards import Shards
 from laconic.train.task import build_task
+from laconic.train.together import run_together
 from laconic.train.worker import Worker
 
 __all__ = ["train"]
@@ -53,25 +54,9 @@ def train(
         Worker(number, task, shards, job, schedule, link)
         for number, (task, link) in enumerate(zip(tasks, links, strict=True))
     ]
-    failed: list[BaseException] = []
-
-    def work(worker: Worker, link: LocalLink) -> None:
-        try:
-            worker.run(exchanges)
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            link.leave()
-
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(workers, links, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        diverged = isinstance(failed[0], LaconicError) and "finite" in str(failed[0])
-        if not diverged:
-            raise failed[0]
+    failed = run_together(workers, exchanges)
+    if failed and not _diverged(failed[0]):
+        raise failed[0]
     with torch.no_grad():
         for name, p in tasks[0].model.named_parameters():
             p.copy_(core.parameters[name])
@@ -85,3 +70,7 @@ def train(
         "staleness_mean": sum(missed) / max(1, len(missed)),
         "staleness_most": max(missed, default=0),
     }
+
+
+def _diverged(error: BaseException) -> bool:
+    return isinstance(error, NonFiniteError) or (isinstance(error, RefusedError) and error.reason == "diverged")

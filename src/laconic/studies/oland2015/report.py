@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from laconic.records import Record
-from laconic.studies.claims import Claim
+from laconic.studies.claims import Claim, measured
 from laconic.studies.intervals import Interval, mean_interval
 from laconic.studies.oland2015.anatomy import WAYS
 from laconic.studies.oland2015.claims import CLAIMS
@@ -149,12 +149,7 @@ class Finding:
 
 def findings(results: Results) -> list[Finding]:
     """Of every claim that the Records speak of."""
-    found = []
-    for claim in CLAIMS:
-        measured = MEASURES[claim.key](results)
-        if measured is not None:
-            found.append(Finding(claim, *measured))
-    return found
+    return [Finding(claim, *found) for claim, found in measured(CLAIMS, MEASURES, results)]
 
 
 Measured = tuple[Interval, str] | None
