@@ -27,8 +27,8 @@ __all__ = ["launch"]
 
 log = logging.getLogger("laconic")
 
-BAD_COMMAND = 2
-"""Exit code of a role that was told something wrong: to start it again would not help."""
+FINAL = {"server": (1, 2), "worker": (2,)}
+"""Exit codes of a role that has said what is wrong and would say so again; a worker may only have missed its server."""
 
 Report = dict[str, Any]
 
@@ -144,10 +144,11 @@ class _Roles:
 
     def _start_again(self, name: str, process: subprocess.Popen[str], restarts: int, due: dict[str, float]) -> None:
         code = process.returncode
-        if self._starts[name] >= restarts or code == BAD_COMMAND:
+        said = code in FINAL[name.partition(" ")[0]]
+        if said or self._starts[name] >= restarts:
             times = self._starts[name] + 1
             how_often = f" {times} times, the last time" if times > 1 else ""
-            advice = "what it said is above" if code == BAD_COMMAND else "go on with --resume"
+            advice = "what it said is above" if said else "go on with --resume"
             raise LaconicError(f"{name} has died{how_often} with exit code {code}: {advice}")
         if name not in due:
             wait = 0.2 * 2 ** self._starts[name]
