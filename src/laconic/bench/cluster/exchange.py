@@ -107,7 +107,8 @@ class Exchange:
         self._channel = job.push_channel()
         self._optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
         # Decoding and stepping are one then, as in a worker, and both count.
-        self._steps_by_frames = job.returns == "gradients" and not (job.momentum or job.weight_decay)
+        descends = job.sends == "gradients" and job.returns == "gradients"
+        self._steps_by_frames = descends and not (job.momentum or job.weight_decay)
         self._gradients: dict[str, Tensor] = {}
         self._decoded: list[Tensor] = []
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-sender")
@@ -152,6 +153,9 @@ class Exchange:
         update = dict(zip(self.shapes, self._decoded, strict=False))
         if self.job.returns != "gradients":
             self.parameters = update
+        elif self.job.sends == "changes":
+            for name, x in update.items():
+                self.parameters[name].add_(x)
         elif not self._steps_by_frames:
             self._optimizer.step(self.parameters, update, lr=self.job.lr)
         self.sequence = reply.sequence

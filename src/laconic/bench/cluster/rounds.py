@@ -22,7 +22,7 @@ __all__ = ["RATES", "TARGETS", "TOLERANCE", "LinkResult", "RoundResult", "measur
 WORKERS = 2
 RATES = ("unshaped", "1gbit", "100mbit")
 TARGETS = {("4", "100mbit"): 7.0, ("5", "100mbit"): 25.0, ("laconic", "100mbit"): 100.0}
-"""Times as fast as method 1 at the same rate."""
+"""Times as fast as method 1 at the same rate, for the same number of iterations."""
 TOLERANCE = 0.06
 """How far the bytes that an interface counted may be from the frames' own."""
 
@@ -64,6 +64,7 @@ class RoundResult:
         link_received: What the server's interface counted in the same time.
         link_sent: The same of what it sent.
         steps: The server's steps, in seconds a round, from rounds of their own.
+        every: Iterations of training that one round serves.
     """
 
     method: str
@@ -75,6 +76,7 @@ class RoundResult:
     link_received: int
     link_sent: int
     steps: dict[str, Any] = field(default_factory=dict)
+    every: int = 1
 
     @property
     def median(self) -> float:
@@ -94,7 +96,8 @@ class RoundResult:
             "round_s": middle,
             "round_quartiles_s": [first, third],
             "rounds": len(self.seconds),
-            "speed_up": None if base is None else base.median / middle,
+            "every": self.every,
+            "speed_up": None if base is None else (base.median / base.every) / (middle / self.every),
             "target": target,
             "sent_nbytes_per_round": self.sent / len(self.seconds),
             "received_nbytes_per_round": self.received / len(self.seconds),
@@ -183,6 +186,7 @@ def _measure_method(
         link_received=link_after[0] - link_before[0],
         link_sent=link_after[1] - link_before[1],
         steps=_steps(server, workers, 3) if first <= 2 else {},
+        every=job.every,
     )
     _check_bytes(result, before, after, f"method {method} at {rate}")
     if retries := sum(told["retries"] for told in all_do(workers, "end")):
