@@ -5,6 +5,7 @@
 #include "simd/casts.hpp"
 #include "simd/feedback.hpp"
 #include "simd/huffman.hpp"
+#include "simd/lanes.hpp"
 #include "simd/linear.hpp"
 #include "simd/qsgd.hpp"
 #include "simd/rans.hpp"
@@ -58,6 +59,18 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     table_decode,
     count_symbols8,
     count_symbols16,
+    block_scales,
+    rotate_blocks,
+    lane_encode,
+    lane_decode,
+    lane_add,
+    lane_accumulate8,
+    lane_accumulate16,
+    lane_accumulate32,
+    lane_pack8,
+    lane_pack16,
+    lane_pack32,
+    lane_largest,
     huffman_write8,
     huffman_write16,
     rans_write8,

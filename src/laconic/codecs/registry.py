@@ -11,6 +11,7 @@ from laconic.codecs.base import Stage
 from laconic.codecs.cast import BF16, FP16, Raw
 from laconic.codecs.coders import Deflate, Huffman, Rans, Zstd
 from laconic.codecs.feedback import ErrorFeedback, MomentumCorrection
+from laconic.codecs.lanes import THC, Shared
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
@@ -33,6 +34,8 @@ OURS: tuple[type[Stage], ...] = (
     TernGrad,
     Sign,
     OneBit,
+    Shared,
+    THC,
     TopK,
     RandK,
     Threshold,

@@ -20,12 +20,16 @@ from laconic.kernels import random, reference
 from laconic.kernels.interface import (
     ALL,
     CHUNK,
+    LANE_BLOCK,
     MAX_ALPHABET,
     POSITIONS_HEADER,
     Grid,
+    LaneCoding,
     LinearGrid,
     PositionPlan,
     coded_limit,
+    lane_values,
+    lanes_nbytes,
     num_buckets,
     packed_nbytes,
     read_positions_header,
@@ -496,3 +500,99 @@ def huffman_nbytes(counts: Tensor) -> Tensor:
     out = torch.empty(rows.shape[0], dtype=torch.int64)
     _core.huffman_nbytes(rows.data_ptr(), rows.shape[0], rows.shape[1], out.data_ptr(), _threads())
     return out
+
+
+# ------------------------------------------------------------------------------------------------------------ lanes
+
+
+def block_scales(x: Tensor, rms: bool) -> Tensor:
+    scales = torch.empty(num_buckets(x.numel(), LANE_BLOCK), dtype=torch.float32)
+    _core.block_scales(_floats(x), x.numel(), rms, scales.data_ptr(), _threads())
+    return scales
+
+
+def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
+    rotated = lane_values(x.numel(), True)
+    assert out.numel() == rotated and (more is None or more.numel() == rotated), (x, more, out)
+    add = 0 if more is None else _floats(more)
+    _core.rotate_blocks(_floats(x), x.numel(), random.key(seed, random.ROTATION), add, _floats(out), _threads())
+
+
+def lane_encode(
+    x: Tensor,
+    coding: LaneCoding,
+    *,
+    factor: float | None,
+    rotation: int | None,
+    noise: int | None,
+    feedback: bool,
+    clips: Tensor,
+    out: Tensor,
+) -> int:
+    n = x.numel()
+    assert not (feedback and rotation is not None)
+    return _core.lane_encode(
+        _floats(x),
+        n,
+        *coding,
+        math.nan if factor is None else factor,
+        rotation is not None,
+        random.key(rotation or 0, random.ROTATION),
+        noise is not None,
+        random.key(noise or 0, random.ROUNDING),
+        _bytes(clips, 4 * num_buckets(n, LANE_BLOCK)),
+        _bytes(out, lanes_nbytes(lane_values(n, rotation is not None), coding)),
+        feedback,
+        _threads(),
+    )
+
+
+def lane_decode(
+    lanes: Tensor,
+    clips: Tensor,
+    coding: LaneCoding,
+    *,
+    total: int,
+    rotation: int | None,
+    out: Tensor,
+    weight: float | None,
+) -> None:
+    n = out.numel()
+    valid = _core.lane_decode(
+        _bytes(lanes, lanes_nbytes(lane_values(n, rotation is not None), coding)),
+        _bytes(clips, 4 * num_buckets(n, LANE_BLOCK)),
+        *coding,
+        total,
+        rotation is not None,
+        random.key(rotation or 0, random.ROTATION),
+        _floats(out),
+        n,
+        _weight(weight),
+        _threads(),
+    )
+    _refuse(valid, f"a scale that is not a finite, non-negative number, or a sum above {total}")
+
+
+def lane_add(other: Tensor, total: Tensor) -> None:
+    nbytes = total.numel()
+    assert nbytes % 4 == 0
+    _core.lane_add(_bytes(other, nbytes), _bytes(total, nbytes), nbytes, _threads())
+
+
+def lane_accumulate(packed: Tensor, width: int, total: Tensor) -> None:
+    n = total.numel()
+    assert total.is_contiguous()
+    _core.lane_accumulate(
+        _bytes(packed, packed_nbytes(n, width)), n, width, total.data_ptr(), total.element_size(), _threads()
+    )
+
+
+def lane_pack(total: Tensor, width: int, out: Tensor) -> None:
+    n = total.numel()
+    assert total.is_contiguous()
+    to = _bytes(out, packed_nbytes(n, width))
+    _core.lane_pack(total.data_ptr(), n, total.element_size(), width, to, _threads())
+
+
+def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
+    return _core.lane_largest(_bytes(lanes, lanes_nbytes(n, coding)), n, coding.width, coding.packed, _threads())

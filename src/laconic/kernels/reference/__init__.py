@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from laconic.kernels.reference.casts import add_momentum, all_finite, cast_decode, cast_encode, copy_finite, raw_decode
 from laconic.kernels.reference.coding import code_symbols, code_values, coded_modes, decode_symbols, decode_values
+from laconic.kernels.reference.lanes import (
+    block_scales,
+    lane_accumulate,
+    lane_add,
+    lane_decode,
+    lane_encode,
+    lane_largest,
+    lane_pack,
+    rotate,
+)
 from laconic.kernels.reference.linear import (
     full_table,
     histogram,
@@ -41,6 +51,7 @@ __all__ = [
     "above",
     "add_momentum",
     "all_finite",
+    "block_scales",
     "cast_decode",
     "cast_encode",
     "code_symbols",
@@ -53,6 +64,12 @@ __all__ = [
     "gather",
     "histogram",
     "key_of_any",
+    "lane_accumulate",
+    "lane_add",
+    "lane_decode",
+    "lane_encode",
+    "lane_largest",
+    "lane_pack",
     "linear_encode",
     "linear_symbols",
     "make_symbols",
@@ -68,6 +85,7 @@ __all__ = [
     "qsgd_encode",
     "random_positions",
     "raw_decode",
+    "rotate",
     "sample",
     "scatter",
     "sign_decode",
