@@ -121,7 +121,8 @@ class Chain:
 
     @property
     def summable(self) -> bool:
-        return all(stage.summable for stage in self.stages)
+        """Whether packets can be added without decoding (``laconic.summing``)."""
+        return bool(self.stages) and all(stage.summable for stage in self.stages)
 
     @property
     def contractive(self) -> bool:
@@ -199,7 +200,7 @@ class Chain:
         spec = packet.spec
         if out is not None and tuple(out.shape) != spec.shape:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")
-        self._check(packet)
+        self.check(packet)
         if not packet.sections:
             return allocate(spec, None, zero=True) if out is None else out.zero_()
         if out is None:
@@ -224,11 +225,11 @@ class Chain:
             raise InputError(f"accumulation needs a contiguous float32 tensor, got {out.dtype}, strides {out.stride()}")
         if not abs(weight) <= torch.finfo(torch.float32).max:
             raise InputError(f"a weight must be finite in float32, got {weight}")
-        self._check(packet)
+        self.check(packet)
         if packet.sections:
             self._fill(packet, out.view(-1), weight)
 
-    def _check(self, packet: Packet) -> None:
+    def check(self, packet: Packet) -> None:
         """Whether the sections can hold what the packet says, before anything is allocated for it."""
         found = tuple(section.numel() for section in packet.sections)
         if not found:

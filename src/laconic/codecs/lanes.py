@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -62,7 +62,8 @@ def _between(xs: tuple[int, ...], ys: tuple[float, ...], x: int) -> float:
     return ys[i - 1] + (ys[i] - ys[i - 1]) * ((x - xs[i - 1]) / (xs[i] - xs[i - 1]))
 
 
-class LaneHead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LaneHead:
     """What it takes to read a packet's integers.
 
     Args:
@@ -162,8 +163,8 @@ class LaneStage(ValueStage):
         if ring:
             if workers > most:
                 raise ConfigError(
-                    f"{self.name}:{self.bits} can add {most} workers on a ring, not {workers}: its lanes would overflow. "
-                    f"Use {self.name}:{min(MAX_BITS, workers.bit_length())} or more bits"
+                    f"{self.name}:{self.bits} can add {most} workers on a ring, not {workers}: its lanes would "
+                    f"overflow. Use {self.name}:{min(MAX_BITS, workers.bit_length())} or more bits"
                 )
             return LaneHead(False, self.bits, most // workers, workers, 1)
         if workers * most > MAX_TOTAL:

@@ -38,6 +38,7 @@ class RandK(Selector):
     summary: ClassVar[str] = "random entries; positions travel as a seed"
     example: ClassVar[str] = "randk:0.01"
     biased: ClassVar[bool | str] = "only with scale=false"
+    summable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")
@@ -51,12 +52,19 @@ class RandK(Selector):
         return not self.scale
 
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        section, values, key = self._take(x, kernels, arena, seed)
+        refuse_nonfinite(key, x.numel())
+        return Selected(section, values, key)
+
+    def take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, Tensor]:
+        """The section and the values, finite or not: for sums, whose senders find out together."""
+        return self._take(x, kernels, arena, seed)[:2]
+
+    def _take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, Tensor, int]:
         n = x.numel()
         section = arena.take(8)
         write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-        values, key = kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x))
-        refuse_nonfinite(key, n)
-        return Selected(section, values, key)
+        return section, *kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x))
 
     def count(self, section: Tensor, n: int) -> int:
         if section.numel() != 8:

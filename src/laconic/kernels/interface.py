@@ -141,7 +141,7 @@ def lanes_nbytes(n: int, coding: LaneCoding) -> int:
     if coding.packed:
         return packed_nbytes(n, coding.width)
     lanes, (blocks, rest) = 32 // coding.width, divmod(n, LANE_BLOCK)
-    return 32 * (blocks * -(-(LANE_BLOCK // 8) // lanes) + -(-(-(-rest // 8)) // lanes))
+    return 32 * (blocks * num_buckets(LANE_BLOCK // 8, lanes) + num_buckets(num_buckets(rest, 8), lanes))
 
 
 def trits_nbytes(n: int) -> int:

@@ -1,0 +1,181 @@
+"""Contributor: one worker's side of sums, with a memory per slot of what was not sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels, wire
+from laconic.codecs import Chain, parse
+from laconic.codecs.feedback import ErrorFeedback
+from laconic.errors import ConfigError, InputError, NonFiniteError
+from laconic.kernels.interface import lane_values
+from laconic.packet import HeapArena, Packet, TensorSpec
+from laconic.sums.summing import Summing, flat_values
+
+__all__ = ["Contributor", "ContributorStats"]
+
+log = logging.getLogger("laconic")
+
+
+@dataclass
+class ContributorStats:
+    """What a contributor has done so far."""
+
+    rounds: int = 0
+    skipped_nonfinite: int = 0
+    residual_resets: int = 0
+
+
+@dataclass
+class _Slot:
+    """What a slot remembers, and the values that wait for an agreement."""
+
+    residual: Tensor | None = None
+    waiting: Tensor | None = None
+    spec: TensorSpec | None = None
+
+
+class Contributor:
+    """One worker's tensors for sums, round by round, with error feedback when the spec begins with ``ef``.
+
+    A round of a slot is ``probe``, then ``encode`` with what was agreed, or ``skip``. The residual changes in
+    ``encode`` alone, so a round that all workers skip leaves no trace but a count.
+
+    With ``ef|thc`` the residual is kept as it is after the rotation, which is the same in every round: one
+    transform a round, and none back.
+
+    Args:
+        spec: ``ef|thc:4``, ``shared:8,round=stochastic``, …
+        workers: The most that will be added up.
+        worker: Which one this is.
+        ring: See ``Summing``.
+    """
+
+    def __init__(self, spec: str, *, workers: int, worker: int = 0, ring: bool = False) -> None:
+        memories, chain = parse(spec)
+        if any(not isinstance(stage, ErrorFeedback) for stage in memories):
+            raise ConfigError(f"{spec!r}: sums keep error feedback ('ef') only")
+        self.spec = spec
+        self.feedback = bool(memories)
+        self.summing = Summing(chain, workers, ring)
+        self.worker = worker
+        self.stats = ContributorStats()
+        self._slots: dict[str, _Slot] = {}
+        if self.feedback and not chain.contractive:
+            log.warning("%s: an encoding may add more error than it removes, so the residual can grow", spec)
+
+    @property
+    def chain(self) -> Chain:
+        return self.summing.chain
+
+    @property
+    def _fused(self) -> bool:
+        """Whether the residual is kept where integers are made: nothing stands before the rotation."""
+        return self.feedback and self.chain.selector is None
+
+    def probe(self, slot: str, x: Tensor, *, seed: int = 0) -> Tensor:
+        """Begin a round of a slot: what this worker brings to the agreement."""
+        mine = self._slots.setdefault(slot, _Slot())
+        flat = flat_values(x)
+        mine.spec = TensorSpec.of(x)
+        if not self.feedback:
+            mine.waiting = flat
+        elif self._fused:
+            mine.waiting = self._rotated(slot, mine, flat)
+        else:
+            memory = self._memory(slot, mine, flat.numel(), flat)
+            mine.waiting = flat.clone() if memory is None else flat + memory
+        if self._fused:
+            return self.summing.probe_values(mine.waiting)
+        return self.summing.probe(mine.waiting, seed=seed)
+
+    def _rotated(self, slot: str, mine: _Slot, flat: Tensor) -> Tensor:
+        signs = self.summing.stage.signs
+        size = lane_values(flat.numel(), signs is not None)
+        memory = self._memory(slot, mine, size, flat)
+        if not flat.numel():
+            return flat
+        if signs is None:
+            return flat.clone() if memory is None else flat + memory
+        out = torch.empty(size, device=flat.device)
+        kernels.of(flat).rotate(flat, signs, memory, out)
+        return out
+
+    def _memory(self, slot: str, mine: _Slot, size: int, like: Tensor) -> Tensor | None:
+        memory = mine.residual
+        if memory is not None and memory.numel() != size:
+            self.stats.residual_resets += 1
+            log.warning("slot %r changed its size: its residual is reset", slot)
+            memory = mine.residual = None
+        if memory is not None and memory.device != like.device:
+            memory = mine.residual = memory.to(like.device)
+        return memory
+
+    def usable(self, agreed: Tensor) -> bool:
+        return self.summing.usable(agreed)
+
+    def packet(self, slot: str, agreed: Tensor, *, seed: int = 0) -> Packet:
+        """End the round: this worker's packet. What it fails to say is kept for the next round."""
+        mine = self._slots.get(slot)
+        if mine is None or mine.waiting is None or mine.spec is None:
+            raise InputError(f"slot {slot!r} has no values waiting: probe comes first")
+        values, arena = mine.waiting, HeapArena(mine.waiting.device)
+        if self._fused:
+            packet = self.summing.packet_of(
+                mine.spec, (), values, agreed, arena, seed=seed, worker=self.worker, feedback=True
+            )
+        else:
+            made = self.summing.packet(values, agreed, seed=seed, worker=self.worker)
+            packet = Packet(made.codec, mine.spec, made.sections)
+            if self.feedback and values.numel():
+                self.chain.accumulate(Packet(made.codec, TensorSpec.of(values), made.sections), values, -1.0)
+        if self.feedback:
+            mine.residual = values
+            if not kernels.of(values).all_finite(values):
+                mine.residual = None
+                self.stats.residual_resets += 1
+                log.warning("slot %r: its residual overflowed float32 and is reset", slot)
+        mine.waiting = None
+        self.stats.rounds += 1
+        return packet
+
+    def encode(self, slot: str, agreed: Tensor, *, seed: int = 0) -> bytearray:
+        """The same as a frame."""
+        return wire.pack(self.packet(slot, agreed, seed=seed))
+
+    def skip(self, slot: str) -> None:
+        """End the round without sending: this worker's or another's values were not finite. The residual stays."""
+        mine = self._slots.get(slot)
+        if mine is None or mine.waiting is None:
+            raise InputError(f"slot {slot!r} has no values waiting: probe comes first")
+        mine.waiting = None
+        self.stats.skipped_nonfinite += 1
+        if self.stats.skipped_nonfinite == 1:
+            log.warning("slot %r: values of some worker are not finite, all skip the round (said once, counted)", slot)
+
+    def residual(self, slot: str) -> Tensor | None:
+        """What a slot has yet to send, flat; for ``thc`` as it is after the rotation. None if nothing is kept."""
+        mine = self._slots.get(slot)
+        return None if mine is None else mine.residual
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything remembered, as ``slot/residual``: save it with the model."""
+        return {f"{slot}/residual": mine.residual.clone() for slot, mine in self._slots.items()
+                if mine.residual is not None}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the memory by a saved one. Nothing changes unless all of it makes sense."""
+        slots: dict[str, _Slot] = {}
+        for key, tensor in state.items():
+            slot, _, part = key.rpartition("/")
+            if part != "residual" or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                raise InputError(f"expected float tensors named 'slot/residual', got {key!r}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(f"{key!r} in the saved state is not finite")
+            slots[slot] = _Slot(tensor.detach().to(torch.float32).reshape(-1).clone().contiguous())
+        self._slots = slots
