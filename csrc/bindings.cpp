@@ -43,6 +43,15 @@ void split(int64_t n, int threads, F body) {
                [&](int64_t i) { body(i * kSplit, i * kSplit + kSplit < n ? i * kSplit + kSplit : n); });
 }
 
+// The same for rows (or columns) of so many values each.
+template <class F>
+void parts(int64_t n, int64_t each, int threads, F body) {
+  const int64_t step = each < kSplit ? (kSplit + each - 1) / each : 1;
+  const int64_t ranges = (n + step - 1) / step;
+  if (threads <= 1 || ranges == 1) return body(0, n);
+  parallel_for(ranges, threads, [&](int64_t i) { body(i * step, i * step + step < n ? i * step + step : n); });
+}
+
 uint32_t bucket_encode(EncodeLoop loop, int64_t unit, Address x, int64_t n, int bits, int64_t bucket, bool l2,
                        bool stochastic, uint64_t key, Address floats, Address packed, int threads) {
   const BucketEncode args{at<const float>(x),  n,      bits, bucket, l2, stochastic, key_of(key), at<uint8_t>(floats),
@@ -376,22 +385,14 @@ NB_MODULE(_core, m) {
       simd().lane_add(at<const uint8_t>(from), at<uint8_t>(to), begin, end);
     });
   }, Unlocked());
-  m.def("lane_accumulate",
-        [](Address packed, int64_t n, int width, Address sum, int itemsize, int threads) {
+  m.def("lane_accumulate", [](Address packed, int64_t n, int width, int lane, Address sum, int threads) {
     split(n, threads, [&](int64_t begin, int64_t end) {
-      const auto* from = at<const uint8_t>(packed);
-      if (itemsize == 1) return simd().lane_accumulate8(from, width, at<uint8_t>(sum), begin, end);
-      if (itemsize == 2) return simd().lane_accumulate16(from, width, at<uint16_t>(sum), begin, end);
-      simd().lane_accumulate32(from, width, at<uint32_t>(sum), begin, end);
+      simd().lane_accumulate(at<const uint8_t>(packed), width, lane, at<uint8_t>(sum), begin, end);
     });
   }, Unlocked());
-  m.def("lane_pack",
-        [](Address sum, int64_t n, int itemsize, int width, Address packed, int threads) {
+  m.def("lane_pack", [](Address sum, int64_t n, int lane, int width, Address packed, int threads) {
     split(n, threads, [&](int64_t begin, int64_t end) {
-      auto* to = at<uint8_t>(packed);
-      if (itemsize == 1) return simd().lane_pack8(at<const uint8_t>(sum), width, to, begin, end);
-      if (itemsize == 2) return simd().lane_pack16(at<const uint16_t>(sum), width, to, begin, end);
-      simd().lane_pack32(at<const uint32_t>(sum), width, to, begin, end);
+      simd().lane_pack(at<const uint8_t>(sum), lane, width, at<uint8_t>(packed), begin, end);
     });
   }, Unlocked());
   m.def("lane_largest", [](Address lanes, int64_t n, int width, bool packed, int threads) {
@@ -402,6 +403,25 @@ NB_MODULE(_core, m) {
       }
     });
     return largest.load();
+  }, Unlocked());
+
+  m.def("project_rows", [](Address x, int64_t rows, int64_t columns, int rank, Address q, Address out, int threads) {
+    parts(rows, columns, threads, [&](int64_t begin, int64_t end) {
+      simd().project_rows({at<const float>(x), rows, columns, rank}, at<const float>(q), at<float>(out), begin, end);
+    });
+  }, Unlocked());
+  m.def("project_columns",
+        [](Address x, int64_t rows, int64_t columns, int rank, Address p, Address out, int threads) {
+    parts(columns, rows, threads, [&](int64_t begin, int64_t end) {
+      simd().project_columns({at<const float>(x), rows, columns, rank}, at<const float>(p), at<float>(out), begin, end);
+    });
+  }, Unlocked());
+  m.def("lowrank_fill",
+        [](Address p, Address q, int64_t rows, int64_t columns, int rank, Address out, float weight, int threads) {
+    const Sink sink = sink_of(out, rows * columns, weight);
+    parts(rows, columns, threads, [&](int64_t begin, int64_t end) {
+      simd().lowrank_fill({nullptr, rows, columns, rank}, at<const uint8_t>(p), at<const uint8_t>(q), sink, begin, end);
+    });
   }, Unlocked());
 
   m.def("huffman_nbytes", [](Address counts, int64_t batch, int alphabet, Address out, int threads) {

@@ -105,6 +105,13 @@ struct LaneDecode {
   Sink sink;
 };
 
+// A matrix and the rank of what it is projected to. P is rows x rank; Q is rank x columns, so that both lie row by row.
+struct LowRank {
+  const float* x;
+  int64_t rows, columns;
+  int rank;
+};
+
 // --- entropy coding
 constexpr int kMaxAlphabet = 4096;        // symbols of at most 12 bits
 constexpr int64_t kChunk = 1 << 19;       // symbols that share a codebook
@@ -208,13 +215,13 @@ struct Simd {
   uint32_t (*lane_encode)(const LaneEncode&, int64_t begin, int64_t end);
   bool (*lane_decode)(const LaneDecode&, int64_t begin, int64_t end);
   void (*lane_add)(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end);
-  void (*lane_accumulate8)(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end);
-  void (*lane_accumulate16)(const uint8_t* packed, int width, uint16_t* sum, int64_t begin, int64_t end);
-  void (*lane_accumulate32)(const uint8_t* packed, int width, uint32_t* sum, int64_t begin, int64_t end);
-  void (*lane_pack8)(const uint8_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end);
-  void (*lane_pack16)(const uint16_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end);
-  void (*lane_pack32)(const uint32_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end);
+  void (*lane_accumulate)(const uint8_t* packed, int width, int lane, uint8_t* sum, int64_t begin, int64_t end);
+  void (*lane_pack)(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end);
   uint32_t (*lane_largest)(const uint8_t* lanes, const LaneCoding&, int64_t n, int64_t begin, int64_t end);
+  // Low rank. Ranges of rows, or of columns for project_columns.
+  void (*project_rows)(const LowRank&, const float* q, float* out, int64_t begin, int64_t end);
+  void (*project_columns)(const LowRank&, const float* p, float* out, int64_t begin, int64_t end);
+  void (*lowrank_fill)(const LowRank&, const uint8_t* p, const uint8_t* q, Sink, int64_t begin, int64_t end);
 
   // Writers of whole chunks. The table holds a code at the top of each entry and its length in the lowest byte.
   void (*huffman_write8)(const uint8_t* symbols, int64_t n, const uint64_t* table, int longest, BitSink&);

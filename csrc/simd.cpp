@@ -7,6 +7,7 @@
 #include "simd/huffman.hpp"
 #include "simd/lanes.hpp"
 #include "simd/linear.hpp"
+#include "simd/lowrank.hpp"
 #include "simd/qsgd.hpp"
 #include "simd/rans.hpp"
 #include "simd/selection.hpp"
@@ -64,13 +65,12 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     lane_encode,
     lane_decode,
     lane_add,
-    lane_accumulate8,
-    lane_accumulate16,
-    lane_accumulate32,
-    lane_pack8,
-    lane_pack16,
-    lane_pack32,
+    lane_accumulate,
+    lane_pack,
     lane_largest,
+    project_rows,
+    project_columns,
+    lowrank_fill,
     huffman_write8,
     huffman_write16,
     rans_write8,

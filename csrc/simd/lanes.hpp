@@ -180,7 +180,7 @@ INLINE float lift_of(float clip) { return clip > kLargeClip ? 0x1p-64f : clip < 
 // Levels of a block: v * inverse + offset (+ noise), cut to a whole number from 0 to the top.
 template <bool Stochastic, bool Lifted>
 INLINE void quantize_block(const float* v, float lift, float inverse, float offset, float top, Key key, int64_t at,
-                           const float* ahead, int64_t line, bool fetch, uint32_t* symbols) {
+                           const float* ahead, int64_t line, bool fetch_all, uint32_t* symbols) {
   const f8 scale = splat(inverse), shift = splat(offset), most_ = splat(top), zero = {};
   for (int64_t g = 0; g < kLaneBlock / kGroup; ++g) {
     u8v hash = {};
@@ -192,7 +192,9 @@ INLINE void quantize_block(const float* v, float lift, float inverse, float offs
     asm("" : "+r"(factors));
     unroll<32>([&](auto row) {
       if constexpr (row % 2 == 0 && row / 2 % 4 != 3) {
-        if (fetch) fetch_ahead(ahead, line + g * 16 + row / 2);
+        fetch_ahead(ahead, line + g * 16 + row / 2);
+      } else if constexpr (row % 2 == 0) {
+        if (fetch_all) fetch_ahead(ahead, line + g * 16 + row / 2);
       }
       f8 x = load<f8>(v + g * kGroup + 8 * row);
       if constexpr (Lifted) x = x * lift;
@@ -240,7 +242,7 @@ uint32_t lane_encode(const LaneEncode& a, int64_t begin, int64_t end) {
     const bool lifted = lift != 1.0f;
     auto quantize = a.stochastic ? (lifted ? quantize_block<true, true> : quantize_block<true, false>)
                                  : (lifted ? quantize_block<false, true> : quantize_block<false, false>);
-    quantize(block, lift, inverse, offset, top, a.noise, at, ahead, line, !a.rotate, symbols);
+    quantize(block, lift, inverse, offset, top, a.noise, at, ahead, line, !a.own, symbols);
     if (a.feedback) {
       const float step = clip / top;
       float* v = a.feedback + at;
@@ -255,14 +257,8 @@ uint32_t lane_encode(const LaneEncode& a, int64_t begin, int64_t end) {
 }
 
 template <Store How>
-INLINE void emit_row(const Sink& sink, int64_t at, int64_t left, f8 v, f8 weight) {
-  if (left >= 8) return emit<How>(sink.out + at, v, weight);
-  for (int64_t i = 0; i < left; ++i) emit_one(sink, at + i, v[i]);
-}
-
-template <Store How>
 bool lane_decode_as(const LaneDecode& a, int64_t begin, int64_t end) {
-  alignas(64) float scratch[kLaneBlock];
+  alignas(64) float scratch[kLaneBlock], turned[kLaneBlock];
   alignas(64) uint32_t symbols[kLaneBlock];
   const BlockPacking packing(a.coding);
   const f8 weight = splat(a.sink.weight);
@@ -295,16 +291,16 @@ bool lane_decode_as(const LaneDecode& a, int64_t begin, int64_t end) {
         const u8v s = load<u8v>(symbols + 8 * row);
         largest = larger(largest, s);
         return __builtin_convertvector((i8)(s + s) - total, f8) * step;
-      }, [&](int row, f8 v) {
-        v = signs.flip(row, v);
-        if (__builtin_expect(large, 0)) {
-          const f8 bound = splat(kFloatMax);
-          v = v * 0x1p64f;
-          v = v < bound ? v : bound;
-          v = v > -bound ? v : -bound;
+      }, [&](int row, f8 v) { store(turned + 8 * row, signs.flip(row, v)); });
+      if (__builtin_expect(large, 0)) {
+        for (float& v : turned) {
+          const float up = v * 0x1p64f;
+          v = up > kFloatMax ? kFloatMax : up < -kFloatMax ? -kFloatMax : up;
         }
-        emit_row<How>(a.sink, at + 8 * row, here - 8 * row, v, weight);
-      });
+      }
+      // Only now, and in order: lines that are streamed in parts are slow.
+      for (int64_t i = 0; i < here / 8; ++i) emit<How>(a.sink.out + at + 8 * i, load<f8>(turned + 8 * i), weight);
+      for (int64_t i = here / 8 * 8; i < here; ++i) emit_one(a.sink, at + i, turned[i]);
     }
     if (fold_max(largest) > static_cast<uint32_t>(total)) return false;
   }
@@ -323,14 +319,13 @@ bool lane_decode(const LaneDecode& a, int64_t begin, int64_t end) {
 
 // Words of lanes: 32-bit additions, which carry nothing from lane to lane as long as no sum outgrows its lane.
 void lane_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
-  constexpr int64_t kAheadBytes = 2048;
+  constexpr int64_t kBytes = kBlock * 4;  // lines of the next block are fetched interleaved over its pages
   int64_t i = begin;
-  for (; i + 128 <= end; i += 128) {
-    __builtin_prefetch(from + i + kAheadBytes, 0, 3);
-    __builtin_prefetch(from + i + kAheadBytes + 64, 0, 3);
-    __builtin_prefetch(to + i + kAheadBytes, 1, 3);
-    __builtin_prefetch(to + i + kAheadBytes + 64, 1, 3);
-    unroll<4>([&](auto k) { store(to + i + 32 * k, load<u8v>(to + i + 32 * k) + load<u8v>(from + i + 32 * k)); });
+  for (; i + 64 <= end; i += 64) {
+    const int64_t next = (i / kBytes + 1) * kBytes, line = i % kBytes / 64;
+    fetch_ahead(reinterpret_cast<const float*>(from + next), line);
+    fetch_ahead(reinterpret_cast<const float*>(to + next), line);
+    unroll<2>([&](auto k) { store(to + i + 32 * k, load<u8v>(to + i + 32 * k) + load<u8v>(from + i + 32 * k)); });
   }
   for (; i < end; i += 4) {
     uint32_t a, b;
@@ -341,62 +336,55 @@ void lane_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
   }
 }
 
-// Packed symbols into a wider sum, one element a value.
-template <class T>
-INLINE void lane_accumulate_as(const uint8_t* packed, int width, T* sum, int64_t begin, int64_t end) {
-  typedef T narrow __attribute__((vector_size(8 * sizeof(T))));
+// Packed symbols added to a sum in lanes of 8, 16 or 32 bits, which is packed vertically, too, its last group filled.
+template <int Lane>
+INLINE void lane_accumulate_as(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end) {
+  constexpr int rows = 32 / Lane;  // that share a word
   const UnpackGroup unpack = unpack_group_of(width);
   alignas(64) uint32_t symbols[kGroup];
   for (int64_t at = begin; at < end; at += kGroup) {
     const uint8_t* in = packed + at / kGroup * 32 * width;
-    T* out = sum + at;
+    uint8_t* out = sum + at * (Lane / 8);
     if (end - at >= kGroup) {
       unpack(in, symbols);
-      for (int64_t i = 0; i < kGroup; i += 8) {
-        store(out + i, load<narrow>(out + i) + __builtin_convertvector(load<u8v>(symbols + i), narrow));
-      }
     } else {
+      std::memset(symbols, 0, sizeof symbols);
       unpack_tail(in, end - at, width, symbols);
-      for (int64_t i = 0; i < end - at; ++i) out[i] = static_cast<T>(out[i] + symbols[i]);
     }
+    unroll<Lane>([&](auto word) {
+      u8v v = load<u8v>(out + 32 * word);
+      unroll<rows>([&](auto row) {
+        constexpr int shift = row * Lane;
+        v += load<u8v>(symbols + 8 * (word * rows + row)) << shift;
+      });
+      store(out + 32 * word, v);
+    });
   }
 }
-void lane_accumulate8(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end) {
-  lane_accumulate_as(packed, width, sum, begin, end);
-}
-void lane_accumulate16(const uint8_t* packed, int width, uint16_t* sum, int64_t begin, int64_t end) {
-  lane_accumulate_as(packed, width, sum, begin, end);
-}
-void lane_accumulate32(const uint8_t* packed, int width, uint32_t* sum, int64_t begin, int64_t end) {
-  lane_accumulate_as(packed, width, sum, begin, end);
+void lane_accumulate(const uint8_t* packed, int width, int lane, uint8_t* sum, int64_t begin, int64_t end) {
+  if (lane == 8) return lane_accumulate_as<8>(packed, width, sum, begin, end);
+  if (lane == 16) return lane_accumulate_as<16>(packed, width, sum, begin, end);
+  lane_accumulate_as<32>(packed, width, sum, begin, end);
 }
 
-// The way back: a sum of narrower elements to the packing that its answer travels in.
-template <class T>
-INLINE void lane_pack_as(const T* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
-  typedef T narrow __attribute__((vector_size(8 * sizeof(T))));
+// The way back: such a sum in as few bits as it needs.
+void lane_pack(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end) {
   const PackGroup pack = pack_group_of(width);
   alignas(64) uint32_t symbols[kGroup];
+  const int rows = 32 / lane;
+  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << lane) - 1));
   for (int64_t at = begin; at < end; at += kGroup) {
     uint8_t* out = packed + at / kGroup * 32 * width;
-    const T* in = sum + at;
+    const uint8_t* in = sum + at * (lane / 8);
+    for (int row = 0; row < 32; ++row) {
+      store(symbols + 8 * row, (load<u8v>(in + row / rows * 32) >> (row % rows * lane)) & mask);
+    }
     if (end - at >= kGroup) {
-      for (int64_t i = 0; i < kGroup; i += 8) store(symbols + i, __builtin_convertvector(load<narrow>(in + i), u8v));
       pack(symbols, out);
     } else {
-      for (int64_t i = 0; i < end - at; ++i) symbols[i] = in[i];
       pack_tail(symbols, end - at, width, out);
     }
   }
-}
-void lane_pack8(const uint8_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
-  lane_pack_as(sum, width, packed, begin, end);
-}
-void lane_pack16(const uint16_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
-  lane_pack_as(sum, width, packed, begin, end);
-}
-void lane_pack32(const uint32_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
-  lane_pack_as(sum, width, packed, begin, end);
 }
 
 // The largest symbol of a packing.

@@ -52,19 +52,16 @@ class RandK(Selector):
         return not self.scale
 
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
-        section, values, key = self._take(x, kernels, arena, seed)
-        refuse_nonfinite(key, x.numel())
-        return Selected(section, values, key)
+        chosen = self.take(x, kernels, arena, seed)
+        refuse_nonfinite(chosen.key, x.numel())
+        return chosen
 
-    def take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, Tensor]:
-        """The section and the values, finite or not: for sums, whose senders find out together."""
-        return self._take(x, kernels, arena, seed)[:2]
-
-    def _take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, Tensor, int]:
+    def take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        """The same for values that need not be finite: workers of a sum find out together."""
         n = x.numel()
         section = arena.take(8)
         write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-        return section, *kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x))
+        return Selected(section, *kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x)))
 
     def count(self, section: Tensor, n: int) -> int:
         if section.numel() != 8:

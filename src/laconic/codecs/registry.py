@@ -12,6 +12,8 @@ from laconic.codecs.cast import BF16, FP16, Raw
 from laconic.codecs.coders import Deflate, Huffman, Rans, Zstd
 from laconic.codecs.feedback import ErrorFeedback, MomentumCorrection
 from laconic.codecs.lanes import THC, Shared
+from laconic.codecs.mean import Mean
+from laconic.codecs.powersgd import PowerSGD
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
@@ -19,6 +21,7 @@ from laconic.codecs.terngrad import TernGrad
 from laconic.codecs.threshold import Threshold
 from laconic.codecs.topk import TopK
 from laconic.codecs.uniform import Uniform
+from laconic.codecs.union import Union
 
 __all__ = ["find", "names", "stages"]
 
@@ -36,9 +39,12 @@ OURS: tuple[type[Stage], ...] = (
     OneBit,
     Shared,
     THC,
+    PowerSGD,
+    Mean,
     TopK,
     RandK,
     Threshold,
+    Union,
     Huffman,
     Rans,
     Deflate,

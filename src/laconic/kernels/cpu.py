@@ -20,6 +20,7 @@ from laconic.kernels import random, reference
 from laconic.kernels.interface import (
     ALL,
     CHUNK,
+    GROUP,
     LANE_BLOCK,
     MAX_ALPHABET,
     POSITIONS_HEADER,
@@ -37,6 +38,7 @@ from laconic.kernels.interface import (
     symbol_dtype,
     trits_nbytes,
 )
+from laconic.kernels.reference.sums import read_floats
 
 log = logging.getLogger("laconic")
 
@@ -579,20 +581,52 @@ def lane_add(other: Tensor, total: Tensor) -> None:
     _core.lane_add(_bytes(other, nbytes), _bytes(total, nbytes), nbytes, _threads())
 
 
-def lane_accumulate(packed: Tensor, width: int, total: Tensor) -> None:
-    n = total.numel()
-    assert total.is_contiguous()
-    _core.lane_accumulate(
-        _bytes(packed, packed_nbytes(n, width)), n, width, total.data_ptr(), total.element_size(), _threads()
-    )
+def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
+    room = _bytes(total, num_buckets(n, GROUP) * 32 * lane)
+    _core.lane_accumulate(_bytes(packed, packed_nbytes(n, width)), n, width, lane, room, _threads())
 
 
-def lane_pack(total: Tensor, width: int, out: Tensor) -> None:
-    n = total.numel()
-    assert total.is_contiguous()
-    to = _bytes(out, packed_nbytes(n, width))
-    _core.lane_pack(total.data_ptr(), n, total.element_size(), width, to, _threads())
+def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
+    room = _bytes(total, num_buckets(n, GROUP) * 32 * lane)
+    _core.lane_pack(room, n, lane, width, _bytes(out, packed_nbytes(n, width)), _threads())
 
 
 def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
     return _core.lane_largest(_bytes(lanes, lanes_nbytes(n, coding)), n, coding.width, coding.packed, _threads())
+
+
+# --------------------------------------------------------------------------------------------------------- low rank
+
+
+def project_rows(x: Tensor, q: Tensor) -> Tensor:
+    (rows, columns), rank = x.shape, q.shape[0]
+    assert q.shape == (rank, columns) and q.is_contiguous() and x.is_contiguous(), (x.shape, q.shape)
+    out = torch.empty(rows, rank)
+    _core.project_rows(x.data_ptr(), rows, columns, rank, q.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def project_columns(x: Tensor, p: Tensor) -> Tensor:
+    (rows, columns), rank = x.shape, p.shape[1]
+    assert p.shape == (rows, rank) and p.is_contiguous() and x.is_contiguous(), (x.shape, p.shape)
+    out = torch.empty(rank, columns)
+    _core.project_columns(x.data_ptr(), rows, columns, rank, p.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def lowrank_decode(
+    p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
+) -> None:
+    assert out.numel() == rows * columns
+    for factor in (p, q):
+        read_floats(factor, "factor", signed=True)
+    _core.lowrank_fill(
+        _bytes(p, 4 * rows * rank),
+        _bytes(q, 4 * rank * columns),
+        rows,
+        columns,
+        rank,
+        _floats(out),
+        _weight(weight),
+        _threads(),
+    )

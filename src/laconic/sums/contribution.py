@@ -14,7 +14,8 @@ from laconic.codecs import Chain, parse
 from laconic.codecs.feedback import ErrorFeedback
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.kernels.interface import lane_values
-from laconic.packet import HeapArena, Packet, TensorSpec
+from laconic.packet import Arena, HeapArena, Packet, TensorSpec
+from laconic.sums.methods import Lanes, LowRank, Sender
 from laconic.sums.summing import Summing, flat_values
 
 __all__ = ["Contributor", "ContributorStats"]
@@ -37,6 +38,7 @@ class _Slot:
 
     residual: Tensor | None = None
     waiting: Tensor | None = None
+    start: Tensor | None = None
     spec: TensorSpec | None = None
 
 
@@ -74,37 +76,31 @@ class Contributor:
         return self.summing.chain
 
     @property
-    def _fused(self) -> bool:
-        """Whether the residual is kept where integers are made: nothing stands before the rotation."""
-        return self.feedback and self.chain.selector is None
+    def _fused(self) -> Lanes | None:
+        """The family, if the residual is kept where integers are made: nothing stands before the rotation."""
+        method = self.summing.method
+        return method if self.feedback and isinstance(method, Lanes) and method.selector is None else None
 
     def probe(self, slot: str, x: Tensor, *, seed: int = 0) -> Tensor:
         """Begin a round of a slot: what this worker brings to the agreement."""
-        mine = self._slots.setdefault(slot, _Slot())
         flat = flat_values(x)
-        mine.spec = TensorSpec.of(x)
-        if not self.feedback:
+        mine = self._slots.setdefault(slot, _Slot())
+        mine.spec, fused, method = TensorSpec.of(x), self._fused, self.summing.method
+        signs = None if fused is None else fused.stage.signs
+        if not self.feedback or not flat.numel():
             mine.waiting = flat
-        elif self._fused:
-            mine.waiting = self._rotated(slot, mine, flat)
         else:
-            memory = self._memory(slot, mine, flat.numel(), flat)
-            mine.waiting = flat.clone() if memory is None else flat + memory
-        if self._fused:
-            return self.summing.probe_values(mine.waiting)
-        return self.summing.probe(mine.waiting, seed=seed)
-
-    def _rotated(self, slot: str, mine: _Slot, flat: Tensor) -> Tensor:
-        signs = self.summing.stage.signs
-        size = lane_values(flat.numel(), signs is not None)
-        memory = self._memory(slot, mine, size, flat)
+            memory = self._memory(slot, mine, lane_values(flat.numel(), signs is not None), flat)
+            if signs is None:
+                mine.waiting = flat.clone() if memory is None else flat + memory
+            else:
+                mine.waiting = torch.empty(lane_values(flat.numel(), True), device=flat.device)
+                kernels.of(flat).rotate(flat, signs, memory, mine.waiting)
         if not flat.numel():
-            return flat
-        if signs is None:
-            return flat.clone() if memory is None else flat + memory
-        out = torch.empty(size, device=flat.device)
-        kernels.of(flat).rotate(flat, signs, memory, out)
-        return out
+            return flat.clone()
+        if isinstance(method, LowRank):
+            return method.probe(mine.waiting, mine.spec, seed, mine.start)
+        return method.probe(mine.waiting, mine.spec, seed)
 
     def _memory(self, slot: str, mine: _Slot, size: int, like: Tensor) -> Tensor | None:
         memory = mine.residual
@@ -119,22 +115,25 @@ class Contributor:
     def usable(self, agreed: Tensor) -> bool:
         return self.summing.usable(agreed)
 
-    def packet(self, slot: str, agreed: Tensor, *, seed: int = 0) -> Packet:
+    def packet(self, slot: str, agreed: Tensor, *, seed: int = 0, arena: Arena | None = None) -> Packet:
         """End the round: this worker's packet. What it fails to say is kept for the next round."""
         mine = self._slots.get(slot)
         if mine is None or mine.waiting is None or mine.spec is None:
             raise InputError(f"slot {slot!r} has no values waiting: probe comes first")
-        values, arena = mine.waiting, HeapArena(mine.waiting.device)
-        if self._fused:
-            packet = self.summing.packet_of(
-                mine.spec, (), values, agreed, arena, seed=seed, worker=self.worker, feedback=True
-            )
-        else:
-            made = self.summing.packet(values, agreed, seed=seed, worker=self.worker)
-            packet = Packet(made.codec, mine.spec, made.sections)
-            if self.feedback and values.numel():
-                self.chain.accumulate(Packet(made.codec, TensorSpec.of(values), made.sections), values, -1.0)
-        if self.feedback:
+        values, summing, fused = mine.waiting, self.summing, self._fused
+        sections: tuple[Tensor, ...] = ()
+        if values.numel():
+            summing.refuse_unusable(agreed)
+            arena = arena or HeapArena(values.device)
+            sender = Sender(summing.workers, summing.ring, seed, self.worker)
+            if fused is not None:
+                sections = fused.sections(values, mine.spec, agreed, arena, sender, feedback=True)
+            else:
+                sections = summing.method.sections(values, mine.spec, agreed, arena, sender)
+        packet = Packet(self.chain.text, mine.spec, sections)
+        if self.feedback and values.numel():
+            if fused is None:
+                self.chain.accumulate(packet, values.view(mine.spec.shape), -1.0)
             mine.residual = values
             if not kernels.of(values).all_finite(values):
                 mine.residual = None
@@ -143,6 +142,17 @@ class Contributor:
         mine.waiting = None
         self.stats.rounds += 1
         return packet
+
+    def received(self, slot: str, total: Packet) -> None:
+        """What the workers' sum was: ``powersgd`` starts from it in the next round. Others have no use for it."""
+        method, mine = self.summing.method, self._slots.get(slot)
+        if isinstance(method, LowRank) and mine is not None and total.sections and total.spec == mine.spec:
+            matrix = method.matrix(total.spec)
+            q = total.sections[-1].clone().view(torch.float32).view(matrix.r, matrix.columns)
+            norms = q.abs().amax(1, keepdim=True)
+            fresh = matrix.start(0, q)
+            # Of unit size, so that a start of any age is usable; a row that has died is drawn again.
+            mine.start = torch.where(norms > 0, q / torch.where(norms > 0, norms, 1.0), fresh)
 
     def encode(self, slot: str, agreed: Tensor, *, seed: int = 0) -> bytearray:
         """The same as a frame."""
@@ -177,5 +187,5 @@ class Contributor:
                 raise InputError(f"expected float tensors named 'slot/residual', got {key!r}")
             if not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteError(f"{key!r} in the saved state is not finite")
-            slots[slot] = _Slot(tensor.detach().to(torch.float32).reshape(-1).clone().contiguous())
+            slots[slot] = _Slot(residual=tensor.detach().to(torch.float32).reshape(-1).clone().contiguous())
         self._slots = slots

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from laconic import kernels, wire
+from laconic import wire
 from laconic.codecs import Chain, codec
-from laconic.codecs.lanes import LaneHead, LaneStage
-from laconic.codecs.randk import RandK
+from laconic.codecs.mean import Mean
 from laconic.errors import ConfigError, InputError, NonFiniteError
-from laconic.kernels.random import M64, splitmix64
 from laconic.packet import FLOATS, Arena, HeapArena, Packet, TensorSpec
+from laconic.sums.methods import UNUSABLE, Lanes, Method, Reduction, Sender, method_of
 
 __all__ = ["CARRY", "Summing", "summing"]
 
 CARRY = 1.25
 """What a scale that is carried over to the next round is widened by."""
-
-UNUSABLE = torch.finfo(torch.float32).max
-"""The scale of a block that is not finite. (A finite number, so that probes can travel in ordinary frames.)"""
 
 
 def flat_values(x: Tensor) -> Tensor:
@@ -38,7 +34,7 @@ class Summing:
     """A summable codec among a number of workers. Keeps no state.
 
     Args:
-        chain: The codec: ``shared:…`` or ``thc:…``, alone or behind ``randk:…``.
+        chain: The codec: ``shared`` or ``thc``, alone or behind ``randk``; ``randk``, ``union`` or ``powersgd``.
         workers: The most that will be added up. Levels follow from it where the sum's width is fixed.
         ring: Integers in words of lanes as wide as the sum of all needs, so that any engine's integer SUM adds them
             (``laconic.collective``). Otherwise each worker sends as few bits as its own integers need.
@@ -49,59 +45,67 @@ class Summing:
     ring: bool = False
 
     def __post_init__(self) -> None:
-        selector = self.chain.selector
-        if not isinstance(self.chain.values, LaneStage) or not (selector is None or isinstance(selector, RandK)):
+        if self.chain.values is None:  # floats, and a count of those who sent them
+            object.__setattr__(self, "chain", replace(self.chain, values=Mean()))
+        if method_of(self.chain) is None:
             raise ConfigError(
-                f"packets of {self.chain.text!r} cannot be added: use 'shared:8' or 'thc:4', alone or behind 'randk'"
+                f"packets of {self.chain.text!r} cannot be added: use 'shared:8' or 'thc:4', alone or behind 'randk'; "
+                "'randk', 'union' or 'powersgd:4'"
             )
-        _ = self.head  # one worker too many is refused here, before anything is encoded
+        self.method.check(self.workers, self.ring)  # one worker too many is refused before anything is encoded
 
     def __str__(self) -> str:
         return self.chain.text
 
     @property
-    def stage(self) -> LaneStage:
-        assert isinstance(self.chain.values, LaneStage)
-        return self.chain.values
+    def method(self) -> Method:
+        found = method_of(self.chain)
+        assert found is not None
+        return found
 
     @property
-    def head(self) -> LaneHead:
-        """Levels, width and layout of one worker's packet."""
-        return self.stage.head(self.workers, ring=self.ring)
+    def by(self) -> Reduction:
+        """How probes become an agreement: ``max``, ``sum`` or ``or``."""
+        return self.method.by
 
     # -------------------------------------------------------------------------------------------------- agreement
 
     def probe(self, x: Tensor, *, seed: int = 0) -> Tensor:
-        """What this worker brings to the agreement: a float32 per block. The same seed for all workers."""
-        values = self._values(flat_values(x), seed)[1]
-        return self.probe_values(values)
+        """What this worker brings to the agreement. The same seed for all workers.
 
-    def probe_values(self, values: Tensor) -> Tensor:
-        if not values.numel():
-            return torch.empty(0, device=values.device)
-        scales = self.stage.scales(values, kernels.of(values))
-        return torch.where(scales < UNUSABLE, scales, UNUSABLE)
+        For ``shared`` and ``thc`` a float32 per block of 1,024 values. Numbers in it are finite, whatever x is, so that
+        it can travel by ``laconic.encode(probe, "none")``.
+        """
+        flat = flat_values(x)
+        return self.method.probe(flat, TensorSpec.of(x), seed) if flat.numel() else flat.clone()
 
     def agree(self, probes: Sequence[Tensor]) -> Tensor:
-        """The largest of each block's scales. (MAX of an all-reduce does the same.)"""
+        """Probes as one: the largest of each, their sum, or the OR of their bits. Any number at a time."""
         if not probes:
             raise InputError("expected at least one probe")
         agreed = probes[0].clone()
         for probe in probes[1:]:
             if probe.shape != agreed.shape or probe.dtype != agreed.dtype:
                 raise InputError(f"probes of {list(agreed.shape)} and {list(probe.shape)} values are not of one tensor")
-            torch.maximum(agreed, probe, out=agreed)
+            if self.by == "max":
+                torch.maximum(agreed, probe, out=agreed)
+            elif self.by == "or":
+                agreed |= probe
+            else:
+                agreed += probe
         return agreed
 
     def usable(self, agreed: Tensor) -> bool:
         """False when a value of some worker was not finite, or close to the end of float32: then all skip the round."""
-        return bool((agreed < UNUSABLE).all())
+        return not agreed.numel() or self.method.usable(agreed)
 
     def carry(self, agreed: Tensor) -> Tensor:
         """Scales for the next round out of this one's, 1.25 times as wide, to save the round trip of an agreement.
 
         What outgrows them is clipped, and error feedback sends it later.
         """
+        if not isinstance(self.method, Lanes):
+            raise ConfigError(f"{self.chain.text!r} has no scales to carry over to the next round")
         return torch.clamp(agreed * CARRY, max=UNUSABLE / 2)
 
     # ------------------------------------------------------------------------------------------------------ encode
@@ -117,45 +121,26 @@ class Summing:
         """
         return wire.pack(self.packet(x, agreed, seed=seed, worker=worker))
 
-    def packet(self, x: Tensor, agreed: Tensor, *, seed: int = 0, worker: int = 0) -> Packet:
-        """The same as a packet, on the device of ``x``."""
-        flat, arena = flat_values(x), HeapArena(x.device)
-        section, values = self._values(flat, seed, arena)
-        return self.packet_of(TensorSpec.of(x), section, values, agreed, arena, seed=seed, worker=worker)
-
-    def packet_of(
-        self,
-        spec: TensorSpec,
-        section: tuple[Tensor, ...],
-        values: Tensor,
-        agreed: Tensor,
-        arena: Arena,
-        *,
-        seed: int,
-        worker: int,
-        feedback: bool = False,
+    def packet(
+        self, x: Tensor, agreed: Tensor, *, seed: int = 0, worker: int = 0, arena: Arena | None = None
     ) -> Packet:
-        if not values.numel():
+        """The same as a packet, on the device of ``x``, its sections in the arena."""
+        spec, flat = TensorSpec.of(x), flat_values(x)
+        if not flat.numel():
             return Packet(self.chain.text, spec, ())
-        backend, head = kernels.of(values), self.head
-        if not self.usable(agreed):
-            raise NonFiniteError("the workers agreed on scales that are not finite: skip this round on all of them")
-        wanted = -(-values.numel() // 1024)
-        if agreed.dtype != torch.float32 or agreed.shape != (wanted,) or bool((agreed < 0).any()):
-            raise InputError(f"expected {wanted} agreed scales, non-negative float32, got {list(agreed.shape)}")
-        clips = self.stage.clips(agreed.to(values.device), head)
-        noise = splitmix64((seed & M64) ^ splitmix64(worker & M64))
-        coded = self.stage.encode_sum(values, head, clips, backend, arena, noise=noise, feedback=feedback)
-        return Packet(self.chain.text, spec, (*section, *coded))
+        self.refuse_unusable(agreed)
+        sections = self.method.sections(
+            flat,
+            spec,
+            agreed,
+            arena or HeapArena(x.device),
+            Sender(self.workers, self.ring, seed, worker),
+        )
+        return Packet(self.chain.text, spec, sections)
 
-    def _values(self, flat: Tensor, seed: int, arena: Arena | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The selector's section and the values it lets through."""
-        selector = self.chain.selector
-        if selector is None or not flat.numel():
-            return (), flat
-        assert isinstance(selector, RandK)
-        section, values = selector.take(flat, kernels.of(flat), arena or HeapArena(flat.device), seed)
-        return (section,), values
+    def refuse_unusable(self, agreed: Tensor) -> None:
+        if not self.usable(agreed):
+            raise NonFiniteError("some worker's values are not finite: all must skip this round")
 
 
 def summing(spec: str | Chain, *, workers: int, ring: bool = False) -> Summing:

@@ -29,6 +29,7 @@ from laconic.kernels.reference.linear import (
     table_decode,
     unpack_symbols,
 )
+from laconic.kernels.reference.lowrank import lowrank_decode, project_columns, project_rows
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.positions import positions_plan, positions_read, positions_write, scatter
 from laconic.kernels.reference.quantizers import (
@@ -72,6 +73,7 @@ __all__ = [
     "lane_pack",
     "linear_encode",
     "linear_symbols",
+    "lowrank_decode",
     "make_symbols",
     "onebit_decode",
     "onebit_encode",
@@ -81,6 +83,8 @@ __all__ = [
     "positions_plan",
     "positions_read",
     "positions_write",
+    "project_columns",
+    "project_rows",
     "qsgd_decode",
     "qsgd_encode",
     "random_positions",

@@ -200,12 +200,23 @@ def lane_add(other: Tensor, total: Tensor) -> None:
     total.copy_((total.clone().view(torch.int32) + other.clone().view(torch.int32)).view(torch.uint8))
 
 
-def lane_accumulate(packed: Tensor, width: int, total: Tensor) -> None:
-    total.add_(unpack(packed, total.numel(), width).to(total.dtype))
+def _sum_of(total: Tensor, lane: int) -> Tensor:
+    n = total.numel() * 8 // lane
+    return total.view(torch.int32).to(torch.int64) if lane == 32 else unpack(total, n, lane).to(torch.int64)
 
 
-def lane_pack(total: Tensor, width: int, out: Tensor) -> None:
-    pack(total.to(torch.int64) & (1 << 8 * total.element_size()) - 1, width, out)
+def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
+    """Packed integers added to a sum in lanes of 8, 16 or 32 bits: packed vertically, too, its last group filled."""
+    added = _sum_of(total, lane)
+    added[:n] += unpack(packed, n, width)
+    if lane == 32:
+        total.copy_(added.to(torch.int32).view(torch.uint8))
+    else:
+        pack(added, lane, total)
+
+
+def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
+    pack(_sum_of(total, lane)[:n], width, out)
 
 
 def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
