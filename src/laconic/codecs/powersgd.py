@@ -27,9 +27,9 @@ FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 class PowerSGD(ValueStage):
     """X ≈ P Qᵀ of rank r, by one step of power iteration from a random start, or from where the last one ended.
 
-    Vogels et al. 2019 (arXiv:1905.13727). A tensor counts as a matrix of its first dimension and all others; vectors, and
-    matrices with no more rows than ``rank``, travel whole. Linear in X once P is settled, so packets with the same P can
-    be added. Biased: use it behind ``ef``.
+    Vogels et al. 2019 (arXiv:1905.13727). A tensor counts as a matrix of its first dimension and all others; vectors,
+    and matrices with no more rows than ``rank``, travel whole. Linear in X once P is settled, so packets with the same
+    P can be added. Biased: use it behind ``ef``.
 
     Args:
         rank: Columns of P and Q, 1 to 256.

@@ -39,6 +39,7 @@ class _Slot:
     residual: Tensor | None = None
     waiting: Tensor | None = None
     start: Tensor | None = None
+    before: Tensor | None = None
     spec: TensorSpec | None = None
 
 
@@ -85,6 +86,7 @@ class Contributor:
         """Begin a round of a slot: what this worker brings to the agreement."""
         flat = flat_values(x)
         mine = self._slots.setdefault(slot, _Slot())
+        mine.before = None
         mine.spec, fused, method = TensorSpec.of(x), self._fused, self.summing.method
         signs = None if fused is None else fused.stage.signs
         if not self.feedback or not flat.numel():
@@ -134,7 +136,7 @@ class Contributor:
         if self.feedback and values.numel():
             if fused is None:
                 self.chain.accumulate(packet, values.view(mine.spec.shape), -1.0)
-            mine.residual = values
+            mine.before, mine.residual = mine.residual, values
             if not kernels.of(values).all_finite(values):
                 mine.residual = None
                 self.stats.residual_resets += 1
@@ -167,6 +169,14 @@ class Contributor:
         self.stats.skipped_nonfinite += 1
         if self.stats.skipped_nonfinite == 1:
             log.warning("slot %r: values of some worker are not finite, all skip the round (said once, counted)", slot)
+
+    def undo(self, slot: str) -> None:
+        """The round that was encoded last is dropped by all: the residual is again what it was before."""
+        mine = self._slots.get(slot)
+        if mine is None or mine.waiting is not None:
+            raise InputError(f"slot {slot!r} has no round to undo")
+        mine.residual, mine.before = mine.before, None
+        self.stats.skipped_nonfinite += 1
 
     def residual(self, slot: str) -> Tensor | None:
         """What a slot has yet to send, flat; for ``thc`` as it is after the rotation. None if nothing is kept."""
