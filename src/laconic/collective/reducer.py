@@ -39,7 +39,7 @@ class ReducerStats:
 
 
 class _Words:
-    """Sections, the last with a word behind it: the lane that counts participants. Memory is kept for the next round."""
+    """Sections, the last with a word behind it: the lane that counts participants. Memory is kept for next time."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

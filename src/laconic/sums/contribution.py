@@ -99,7 +99,7 @@ class Contributor:
                 mine.waiting = torch.empty(lane_values(flat.numel(), True), device=flat.device)
                 kernels.of(flat).rotate(flat, signs, memory, mine.waiting)
         if not flat.numel():
-            return flat.clone()
+            return self.summing.nothing(flat)
         if isinstance(method, LowRank):
             return method.probe(mine.waiting, mine.spec, seed, mine.start)
         return method.probe(mine.waiting, mine.spec, seed)
