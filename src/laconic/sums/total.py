@@ -19,7 +19,7 @@ from laconic.packet import Packet, RoomFor
 from laconic.sums.methods import method_of
 from laconic.wire import MAX_NUMEL, Buffer
 
-__all__ = ["Sum", "add", "count"]
+__all__ = ["Sum", "add", "count", "packet"]
 
 
 def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
@@ -35,12 +35,17 @@ def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
     return packet, chain
 
 
+def packet(frame: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
+    """The packet of a frame that can be added; its sections are views."""
+    return _open(frame, max_numel)[0]
+
+
 def count(frame: Packet | Buffer, *, max_numel: int = MAX_NUMEL) -> int:
     """How many workers' tensors a frame is the sum of; 0 for one that holds nothing but zeros."""
-    packet, chain = _open(frame, max_numel)
-    if not packet.sections:
+    found, chain = _open(frame, max_numel)
+    if not found.sections:
         return 0
-    return _integers_head(packet, chain).count if _is_integers(chain) else _float_head(packet).count
+    return _integers_head(found, chain).count if _is_integers(chain) else _float_head(found).count
 
 
 def _is_integers(chain: Chain) -> bool:
