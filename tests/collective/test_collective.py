@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 import laconic
 import laws
 from laconic import collective, sums, wire
+from laconic.collective import reducer as reducer_module
 
 WORLD = 4
 SPECS = (
@@ -76,6 +77,30 @@ def _work(rank: int, path: str, folder: str) -> None:
                 x[7, 7] = float("inf")
             y = again.reduce("w", x)
         results[f"resumed {carry}"] = torch.equal(y, log[7])
+    # Part by part, as large tensors go.
+    whole = {spec: collective.Reducer(spec).reduce("w", tensors(rank)) for spec in ("shared:8", "ef|shared:8")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducer_module, "PART", 1024)
+        for spec, wanted in whole.items():
+            reducer = collective.Reducer(spec)
+            for dtype in (torch.float32, torch.float64):
+                out = torch.empty(50, 60, dtype=dtype).t()
+                results[f"parts {spec} {dtype}"] = torch.equal(
+                    collective.Reducer(spec).reduce("w", tensors(rank), out=out).float(), wanted
+                )
+            reducer.reduce("w", tensors(rank))
+            kept = [reducer.contributor.residual(f"w[{i}]") for i in range(3)]
+            kept = [None if residual is None else residual.clone() for residual in kept]
+            x = tensors(rank)
+            if rank == 3:
+                x[-1, -1] = float("nan")  # in the last part: the others are on their way by then
+            lost = not reducer.reduce("w", x, out=x).any()
+            same = all(
+                residual is None or torch.equal(residual, reducer.contributor.residual(f"w[{i}]"))
+                for i, residual in enumerate(kept)
+            )
+            results[f"parts {spec} lost"] = lost and same and reducer.stats.skipped_nonfinite == 1
+            results[f"parts {spec} goes on"] = bool(reducer.reduce("w", tensors(rank)).any())
     with pytest.raises(laconic.NonFiniteError, match="some rank"):
         collective.allreduce(torch.full((9,), float("nan") if rank == 1 else 0.5), "shared:8", nonfinite="raise")
     with pytest.raises(laconic.ConfigError, match="can add 3 workers"):
@@ -139,6 +164,11 @@ def test_rounds_of_which_one_is_lost(carry, ranks):
     back = lanes.hadamard(left * 2.0**-5).view(-1) * lanes.rotation_signs(left.numel(), 0, left.device)
     came = sum(rank[f"came {carry}"] for rank in ranks) / WORLD
     assert float((ranks[0][f"went {carry}"] + back[:3000].view(60, 50) - came).abs().max()) < 1e-4
+
+
+def test_parts_are_as_good_as_the_whole(ranks):
+    found = {name: rank[name] for rank in ranks for name in rank if name.startswith("parts")}
+    assert len(found) == 8 and all(found.values()), found
 
 
 def test_without_a_group_it_says_so():
