@@ -323,7 +323,9 @@ def test_what_does_not_belong_is_refused_and_changes_nothing():
         frames[0][:-1],
         b"",
     ]
-    total = laconic.Sum()
+    with pytest.raises(laconic.FrameError, match="for 4 workers"):
+        laconic.Sum(workers=4).add(frames[0])
+    total = laconic.Sum(workers=3)
     total.add(frames[0])
     before = total.finish()
     for stranger in strangers:

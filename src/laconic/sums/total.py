@@ -169,10 +169,12 @@ class Sum:
     ``FrameError`` and leaves the sum as it was. Memory: one, two or four bytes a value, by the largest sum possible.
 
     Args:
+        workers: How many the frames must be made for, so that no sender can ask for a wider sum; any by default.
         max_numel: Frames that declare more values are refused.
     """
 
-    def __init__(self, *, max_numel: int = MAX_NUMEL) -> None:
+    def __init__(self, *, workers: int | None = None, max_numel: int = MAX_NUMEL) -> None:
+        self.workers = workers
         self.max_numel = max_numel
         self._first: Packet | None = None
         self._total: _Integers | _Floats | None = None
@@ -197,6 +199,9 @@ class Sum:
         packet, chain = _open(frame, self.max_numel)
         if self._first is None:
             if packet.sections:
+                head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
+                if self.workers not in (None, head.workers):
+                    raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
                 with RoomFor(packet.spec.numel):
                     total = (_Integers if _is_integers(chain) else _Floats)(packet, chain, self._room)
                     total.add(packet, chain)
