@@ -161,7 +161,8 @@ class _TorchLanes:
         while matrix.shape[0] < 32:
             matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
         matrix = matrix / 32**0.5
-        return (matrix @ rows.view(-1, 32, 32) @ matrix).view(-1, 1024)
+        turned: Tensor = matrix @ rows.view(-1, 32, 32) @ matrix
+        return turned.view(-1, 1024)
 
     def _signs(self, n: int) -> Tensor:
         return torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).mul_(2).sub_(1).view(-1, 1024)
