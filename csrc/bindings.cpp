@@ -43,6 +43,15 @@ void split(int64_t n, int threads, F body) {
                [&](int64_t i) { body(i * kSplit, i * kSplit + kSplit < n ? i * kSplit + kSplit : n); });
 }
 
+// The same for rows (or columns) of so many values each.
+template <class F>
+void parts(int64_t n, int64_t each, int threads, F body) {
+  const int64_t step = each < kSplit ? (kSplit + each - 1) / each : 1;
+  const int64_t ranges = (n + step - 1) / step;
+  if (threads <= 1 || ranges == 1) return body(0, n);
+  parallel_for(ranges, threads, [&](int64_t i) { body(i * step, i * step + step < n ? i * step + step : n); });
+}
+
 uint32_t bucket_encode(EncodeLoop loop, int64_t unit, Address x, int64_t n, int bits, int64_t bucket, bool l2,
                        bool stochastic, uint64_t key, Address floats, Address packed, int threads) {
   const BucketEncode args{at<const float>(x),  n,      bits, bucket, l2, stochastic, key_of(key), at<uint8_t>(floats),
@@ -330,6 +339,91 @@ NB_MODULE(_core, m) {
                          sink_of(out, n, weight), threads);
   },
         Unlocked());
+  m.def("block_scales", [](Address x, int64_t n, bool rms, Address out, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().block_scales(at<const float>(x), n, rms, at<float>(out), begin, end);
+    });
+  }, Unlocked());
+  m.def("rotate_blocks", [](Address x, int64_t n, uint64_t key, Address more, Address out, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().rotate_blocks(at<const float>(x), n, key_of(key), at<const float>(more), at<float>(out), begin, end);
+    });
+  }, Unlocked());
+  // A factor of NaN means: clips are given.
+  m.def("lane_encode",
+        [](Address x, int64_t n, int levels, int width, bool packed, float factor, bool rotate, uint64_t signs,
+           bool stochastic, uint64_t noise, Address clips, Address out, bool feedback, int threads) {
+    const LaneEncode args{at<const float>(x), n,
+                          {levels, width, packed}, !std::isnan(factor),
+                          factor, rotate,
+                          key_of(signs), stochastic,
+                          key_of(noise), at<uint8_t>(clips),
+                          at<uint8_t>(out), feedback ? at<float>(x) : nullptr};
+    std::atomic<uint32_t> key{0};
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      const uint32_t found = simd().lane_encode(args, begin, end);
+      for (uint32_t seen = key.load(); seen < found && !key.compare_exchange_weak(seen, found);) {
+      }
+    });
+    return key.load();
+  },
+        Unlocked());
+  m.def("lane_decode",
+        [](Address lanes, Address clips, int levels, int width, bool packed, int32_t total, bool rotate,
+           uint64_t signs, Address out, int64_t n, float weight, int threads) {
+    const LaneDecode args{at<const uint8_t>(lanes), at<const uint8_t>(clips), {levels, width, packed}, total,
+                          rotate, key_of(signs), sink_of(out, n, weight)};
+    std::atomic<bool> valid{true};
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      if (!simd().lane_decode(args, begin, end)) valid = false;
+    });
+    return valid.load();
+  },
+        Unlocked());
+  m.def("lane_add", [](Address from, Address to, int64_t nbytes, int threads) {
+    split(nbytes, threads, [&](int64_t begin, int64_t end) {
+      simd().lane_add(at<const uint8_t>(from), at<uint8_t>(to), begin, end);
+    });
+  }, Unlocked());
+  m.def("lane_accumulate", [](Address packed, int64_t n, int width, int lane, Address sum, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().lane_accumulate(at<const uint8_t>(packed), width, lane, at<uint8_t>(sum), begin, end);
+    });
+  }, Unlocked());
+  m.def("lane_pack", [](Address sum, int64_t n, int lane, int width, Address packed, int threads) {
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      simd().lane_pack(at<const uint8_t>(sum), lane, width, at<uint8_t>(packed), begin, end);
+    });
+  }, Unlocked());
+  m.def("lane_largest", [](Address lanes, int64_t n, int width, bool packed, int threads) {
+    std::atomic<uint32_t> largest{0};
+    split(n, threads, [&](int64_t begin, int64_t end) {
+      const uint32_t found = simd().lane_largest(at<const uint8_t>(lanes), {0, width, packed}, n, begin, end);
+      for (uint32_t seen = largest.load(); seen < found && !largest.compare_exchange_weak(seen, found);) {
+      }
+    });
+    return largest.load();
+  }, Unlocked());
+
+  m.def("project_rows", [](Address x, int64_t rows, int64_t columns, int rank, Address q, Address out, int threads) {
+    parts(rows, columns, threads, [&](int64_t begin, int64_t end) {
+      simd().project_rows({at<const float>(x), rows, columns, rank}, at<const float>(q), at<float>(out), begin, end);
+    });
+  }, Unlocked());
+  m.def("project_columns",
+        [](Address x, int64_t rows, int64_t columns, int rank, Address p, Address out, int threads) {
+    parts(columns, rows, threads, [&](int64_t begin, int64_t end) {
+      simd().project_columns({at<const float>(x), rows, columns, rank}, at<const float>(p), at<float>(out), begin, end);
+    });
+  }, Unlocked());
+  m.def("lowrank_fill",
+        [](Address p, Address q, int64_t rows, int64_t columns, int rank, Address out, float weight, int threads) {
+    const Sink sink = sink_of(out, rows * columns, weight);
+    parts(rows, columns, threads, [&](int64_t begin, int64_t end) {
+      simd().lowrank_fill({nullptr, rows, columns, rank}, at<const uint8_t>(p), at<const uint8_t>(q), sink, begin, end);
+    });
+  }, Unlocked());
+
   m.def("huffman_nbytes", [](Address counts, int64_t batch, int alphabet, Address out, int threads) {
     parallel_for(batch, threads, [&](int64_t i) {
       at<int64_t>(out)[i] = huffman_nbytes(at<const uint32_t>(counts) + i * alphabet, alphabet);

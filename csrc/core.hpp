@@ -17,6 +17,7 @@ constexpr uint32_t kNonFinite = 0x7F800000u;
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 constexpr int64_t kSamples = 65536;        // values looked at by a sampled threshold
 constexpr int64_t kStreamBytes = 8 << 20;  // outputs from here on bypass the cache
+constexpr int64_t kLaneBlock = 1024;       // values that share a scale, and are rotated together, in summable codecs
 
 // The two words of a stream's key; see kernels/random.py.
 struct Key {
@@ -71,6 +72,44 @@ struct UniformCoding {
 struct LinearGrid {
   float pre, base, inverse;
   int levels;
+};
+
+// Integers from 0 to levels, `width` bits each: in the packing above, or in words of lanes that no integer straddles.
+struct LaneCoding {
+  int levels, width;
+  bool packed;
+};
+
+struct LaneEncode {
+  const float* x;
+  int64_t n;
+  LaneCoding coding;
+  bool own;      // clips are found here, as `factor` times each block's scale, and written; otherwise they are given
+  float factor;
+  bool rotate;   // and then a block's scale is its root mean square, otherwise its largest magnitude
+  Key signs;
+  bool stochastic;
+  Key noise;
+  uint8_t* clips;
+  uint8_t* out;
+  float* feedback;  // null, or x itself: what these symbols say is then taken away from it
+};
+
+struct LaneDecode {
+  const uint8_t* lanes;
+  const uint8_t* clips;
+  LaneCoding coding;
+  int32_t total;  // levels times participants: the sum that stands for one clip
+  bool rotate;
+  Key signs;
+  Sink sink;
+};
+
+// A matrix and the rank of what it is projected to. P is rows x rank; Q is rank x columns, so that both lie row by row.
+struct LowRank {
+  const float* x;
+  int64_t rows, columns;
+  int rank;
 };
 
 // --- entropy coding
@@ -169,6 +208,20 @@ struct Simd {
   void (*table_decode)(const uint8_t* packed, int bits, const float* table, Sink, int64_t begin, int64_t end);
   void (*count_symbols8)(const uint8_t* symbols, int64_t n, int alphabet, uint32_t* counts);
   void (*count_symbols16)(const uint16_t* symbols, int64_t n, int alphabet, uint32_t* counts);
+
+  // Summable codecs. Ranges of values, or of bytes for lane_add.
+  void (*block_scales)(const float* x, int64_t n, bool rms, float* out, int64_t begin, int64_t end);
+  void (*rotate_blocks)(const float* x, int64_t n, Key key, const float* more, float* out, int64_t begin, int64_t end);
+  uint32_t (*lane_encode)(const LaneEncode&, int64_t begin, int64_t end);
+  bool (*lane_decode)(const LaneDecode&, int64_t begin, int64_t end);
+  void (*lane_add)(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end);
+  void (*lane_accumulate)(const uint8_t* packed, int width, int lane, uint8_t* sum, int64_t begin, int64_t end);
+  void (*lane_pack)(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end);
+  uint32_t (*lane_largest)(const uint8_t* lanes, const LaneCoding&, int64_t n, int64_t begin, int64_t end);
+  // Low rank. Ranges of rows, or of columns for project_columns.
+  void (*project_rows)(const LowRank&, const float* q, float* out, int64_t begin, int64_t end);
+  void (*project_columns)(const LowRank&, const float* p, float* out, int64_t begin, int64_t end);
+  void (*lowrank_fill)(const LowRank&, const uint8_t* p, const uint8_t* q, Sink, int64_t begin, int64_t end);
 
   // Writers of whole chunks. The table holds a code at the top of each entry and its length in the lowest byte.
   void (*huffman_write8)(const uint8_t* symbols, int64_t n, const uint64_t* table, int longest, BitSink&);

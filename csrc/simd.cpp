@@ -5,7 +5,9 @@
 #include "simd/casts.hpp"
 #include "simd/feedback.hpp"
 #include "simd/huffman.hpp"
+#include "simd/lanes.hpp"
 #include "simd/linear.hpp"
+#include "simd/lowrank.hpp"
 #include "simd/qsgd.hpp"
 #include "simd/rans.hpp"
 #include "simd/selection.hpp"
@@ -58,6 +60,17 @@ const Simd LACONIC_TABLE(LACONIC_ISA) = {
     table_decode,
     count_symbols8,
     count_symbols16,
+    block_scales,
+    rotate_blocks,
+    lane_encode,
+    lane_decode,
+    lane_add,
+    lane_accumulate,
+    lane_pack,
+    lane_largest,
+    project_rows,
+    project_columns,
+    lowrank_fill,
     huffman_write8,
     huffman_write16,
     rans_write8,

@@ -33,6 +33,8 @@ ROOMS = (
     "aggregate",
     "policy",
     "channels",
+    "sums",
+    "collective",
     "explanations",
     "checkpoints",
     "optim",

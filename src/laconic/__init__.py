@@ -10,7 +10,7 @@ Codecs for gradients, parameters and updates, an open wire format, and channels 
 
 from __future__ import annotations
 
-from laconic import aggregate
+from laconic import aggregate, sums
 from laconic._version import __version__
 from laconic.channels import Channel, channel
 from laconic.codecs import codec, codec_names
@@ -27,10 +27,12 @@ from laconic.explanations import Explanation, explain
 from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.policy import Policy
+from laconic.sums import Contributor, Sum, Summing, summing
 
 __all__ = [
     "Channel",
     "ConfigError",
+    "Contributor",
     "Explanation",
     "FileError",
     "FrameError",
@@ -39,6 +41,8 @@ __all__ = [
     "NonFiniteError",
     "Packet",
     "Policy",
+    "Sum",
+    "Summing",
     "TensorSpec",
     "WrongResultError",
     "__version__",
@@ -53,4 +57,6 @@ __all__ = [
     "encode_into",
     "explain",
     "max_nbytes",
+    "summing",
+    "sums",
 ]

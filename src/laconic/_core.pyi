@@ -88,5 +88,48 @@ def decode_symbols(section: int, nbytes: int, n: int, alphabet: int, symbols: in
 def decode_values(
     section: int, nbytes: int, alphabet: int, table: int, out: int, n: int, weight: float, threads: int, /
 ) -> bool: ...
+def block_scales(x: int, n: int, rms: bool, out: int, threads: int, /) -> None: ...
+def rotate_blocks(x: int, n: int, key: int, more: int, out: int, threads: int, /) -> None: ...
+def lane_encode(
+    x: int,
+    n: int,
+    levels: int,
+    width: int,
+    packed: bool,
+    factor: float,
+    rotate: bool,
+    signs: int,
+    stochastic: bool,
+    noise: int,
+    clips: int,
+    out: int,
+    feedback: bool,
+    threads: int,
+    /,
+) -> int: ...
+def lane_decode(
+    lanes: int,
+    clips: int,
+    levels: int,
+    width: int,
+    packed: bool,
+    total: int,
+    rotate: bool,
+    signs: int,
+    out: int,
+    n: int,
+    weight: float,
+    threads: int,
+    /,
+) -> bool: ...
+def lane_add(source: int, to: int, nbytes: int, threads: int, /) -> None: ...
+def lane_accumulate(packed: int, n: int, width: int, lane: int, total: int, threads: int, /) -> None: ...
+def lane_pack(total: int, n: int, lane: int, width: int, packed: int, threads: int, /) -> None: ...
+def lane_largest(lanes: int, n: int, width: int, packed: bool, threads: int, /) -> int: ...
+def project_rows(x: int, rows: int, columns: int, rank: int, q: int, out: int, threads: int, /) -> None: ...
+def project_columns(x: int, rows: int, columns: int, rank: int, p: int, out: int, threads: int, /) -> None: ...
+def lowrank_fill(
+    p: int, q: int, rows: int, columns: int, rank: int, out: int, weight: float, threads: int, /
+) -> None: ...
 def huffman_nbytes(counts: int, batch: int, alphabet: int, out: int, threads: int, /) -> None: ...
 def coded_modes(section: int, nbytes: int, n: int, modes: int, /) -> bool: ...

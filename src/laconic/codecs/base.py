@@ -114,6 +114,10 @@ class ValueStage(Stage):
     lossless: ClassVar[bool] = False
     """Keeps the dtype it is given: it then decodes into that dtype instead of float32."""
 
+    def shaped(self, shape: tuple[int, ...]) -> ValueStage:
+        """The stage for tensors of a shape, where the shape matters."""
+        return self
+
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         """Sections of a flat tensor; an empty tuple when every value decodes to zero."""
         raise NotImplementedError

@@ -14,6 +14,7 @@ from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.base import ChannelStage, Coder, Quantizer, Selector, Stage, ValueStage, refuse_nonfinite
 from laconic.codecs.cast import Raw
 from laconic.codecs.coded import Coded
+from laconic.codecs.powersgd import PowerSGD
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.kernels.interface import MAX_ALPHABET
@@ -55,6 +56,8 @@ def split(stages: list[Stage], spec: str) -> tuple[list[ChannelStage], Chain]:
             coder = _coder_behind(values, stage, spec)
         else:
             raise ConfigError(f"stage {stage.name!r} of kind {stage.kind!r} cannot stand in {spec!r}")
+    if selector is not None and isinstance(values, PowerSGD):
+        raise ConfigError(f"{values.name!r} needs a whole matrix and cannot follow {selector.name!r} in {spec!r}")
     if memories and isinstance(selector, RandK) and selector.scale:
         selector = replace(selector, scale=False)
     return memories, Chain(selector, values, coder)
@@ -114,6 +117,10 @@ class Chain:
             return Coded(self.values, self.coder)
         return self.values if self.values is not None else _RAW
 
+    def _stage_for(self, spec: TensorSpec) -> ValueStage:
+        """What codes the values of such a tensor; those a selector keeps have no shape."""
+        return self._value_stage if self.selector is not None else self._value_stage.shaped(spec.shape)
+
     @property
     def biased(self) -> bool:
         """Whether the mean over seeds is another than the input."""
@@ -121,7 +128,8 @@ class Chain:
 
     @property
     def summable(self) -> bool:
-        return all(stage.summable for stage in self.stages)
+        """Whether packets can be added without decoding (``laconic.summing``)."""
+        return bool(self.stages) and all(stage.summable for stage in self.stages)
 
     @property
     def contractive(self) -> bool:
@@ -173,21 +181,22 @@ class Chain:
         flat = x if x.dim() == 1 and not x.requires_grad else x.detach().reshape(-1)
         if not flat.is_contiguous() or flat.is_neg():  # a lazily negated tensor has other bytes than values
             flat = flat.resolve_neg().contiguous()
-        return Packet(self.text, spec, self._sections(flat, n, arena or HeapArena(x.device), seed) if n else ())
+        return Packet(self.text, spec, self._sections(flat, spec, arena or HeapArena(x.device), seed) if n else ())
 
-    def _sections(self, flat: Tensor, n: int, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        backend = kernels.of(flat)
+    def _sections(self, flat: Tensor, spec: TensorSpec, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        backend, stage = kernels.of(flat), self._stage_for(spec)
         if self.selector is None:
-            return self._encode_values(flat, backend, arena, seed)
+            return self._encode_values(flat, stage, backend, arena, seed)
         chosen = self.selector.select(flat, backend, arena, seed)
-        refuse_nonfinite(chosen.key, n)
+        refuse_nonfinite(chosen.key, spec.numel)
         if chosen.key == 0:
             return ()
-        coded = self._encode_values(chosen.values, backend, arena, seed)
+        coded = self._encode_values(chosen.values, stage, backend, arena, seed)
         return (chosen.section, *coded) if coded else ()
 
-    def _encode_values(self, values: Tensor, backend: kernels.Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        stage = self._value_stage
+    def _encode_values(
+        self, values: Tensor, stage: ValueStage, backend: kernels.Kernels, arena: Arena, seed: int
+    ) -> tuple[Tensor, ...]:
         if not stage.lossless and values.dtype != torch.float32:
             values = values.to(torch.float32)
         return stage.encode(values, backend, arena, seed)
@@ -199,7 +208,7 @@ class Chain:
         spec = packet.spec
         if out is not None and tuple(out.shape) != spec.shape:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")
-        self._check(packet)
+        self.check(packet)
         if not packet.sections:
             return allocate(spec, None, zero=True) if out is None else out.zero_()
         if out is None:
@@ -224,11 +233,11 @@ class Chain:
             raise InputError(f"accumulation needs a contiguous float32 tensor, got {out.dtype}, strides {out.stride()}")
         if not abs(weight) <= torch.finfo(torch.float32).max:
             raise InputError(f"a weight must be finite in float32, got {weight}")
-        self._check(packet)
+        self.check(packet)
         if packet.sections:
             self._fill(packet, out.view(-1), weight)
 
-    def _check(self, packet: Packet) -> None:
+    def check(self, packet: Packet) -> None:
         """Whether the sections can hold what the packet says, before anything is allocated for it."""
         found = tuple(section.numel() for section in packet.sections)
         if not found:
@@ -241,8 +250,9 @@ class Chain:
             k, coded = self.selector.count(packet.sections[0], n), found[1:]
             if k > self.selector.max_kept(n):
                 raise FrameError(f"{k} of {n} values are more than codec {self.text!r} keeps")
-        if n == 0 or not self._value_stage.fits(coded, k, packet.spec.dtype.itemsize):
-            wanted = self._value_stage.section_nbytes(k, packet.spec.dtype.itemsize)
+        stage = self._stage_for(packet.spec)
+        if n == 0 or not stage.fits(coded, k, packet.spec.dtype.itemsize):
+            wanted = stage.section_nbytes(k, packet.spec.dtype.itemsize)
             raise FrameError(f"codec {self.text!r} codes {k} values in {wanted} bytes, the frame has {coded}")
 
     def _fill(self, packet: Packet, out: Tensor, weight: float | None) -> None:
@@ -252,7 +262,7 @@ class Chain:
     def _fill_out(self, packet: Packet, out: Tensor, weight: float | None) -> None:
         backend = kernels.of(packet.sections[0])
         if self.selector is None:
-            self._value_stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)
+            self._stage_for(packet.spec).decode(packet.sections, packet.spec.dtype, backend, out, weight)
             return
         n, dtype = packet.spec.numel, packet.spec.dtype
         place, *coded = packet.sections
@@ -282,6 +292,6 @@ class Chain:
         if n == 0:
             return ()
         if self.selector is None:
-            return self._value_stage.section_nbytes(n, spec.dtype.itemsize)
+            return self._stage_for(spec).section_nbytes(n, spec.dtype.itemsize)
         coded = self._value_stage.section_nbytes(self.selector.max_kept(n), spec.dtype.itemsize)
         return (self.selector.max_section_nbytes(n), *coded)

@@ -38,6 +38,7 @@ class RandK(Selector):
     summary: ClassVar[str] = "random entries; positions travel as a seed"
     example: ClassVar[str] = "randk:0.01"
     biased: ClassVar[bool | str] = "only with scale=false"
+    summable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")
@@ -51,12 +52,16 @@ class RandK(Selector):
         return not self.scale
 
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        chosen = self.take(x, kernels, arena, seed)
+        refuse_nonfinite(chosen.key, x.numel())
+        return chosen
+
+    def take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        """The same for values that need not be finite: workers of a sum find out together."""
         n = x.numel()
         section = arena.take(8)
         write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-        values, key = kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x))
-        refuse_nonfinite(key, n)
-        return Selected(section, values, key)
+        return Selected(section, *kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x)))
 
     def count(self, section: Tensor, n: int) -> int:
         if section.numel() != 8:

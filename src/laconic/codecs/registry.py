@@ -11,6 +11,9 @@ from laconic.codecs.base import Stage
 from laconic.codecs.cast import BF16, FP16, Raw
 from laconic.codecs.coders import Deflate, Huffman, Rans, Zstd
 from laconic.codecs.feedback import ErrorFeedback, MomentumCorrection
+from laconic.codecs.lanes import THC, Shared
+from laconic.codecs.mean import Mean
+from laconic.codecs.powersgd import PowerSGD
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
@@ -18,6 +21,7 @@ from laconic.codecs.terngrad import TernGrad
 from laconic.codecs.threshold import Threshold
 from laconic.codecs.topk import TopK
 from laconic.codecs.uniform import Uniform
+from laconic.codecs.union import Union
 
 __all__ = ["find", "names", "stages"]
 
@@ -33,9 +37,14 @@ OURS: tuple[type[Stage], ...] = (
     TernGrad,
     Sign,
     OneBit,
+    Shared,
+    THC,
+    PowerSGD,
+    Mean,
     TopK,
     RandK,
     Threshold,
+    Union,
     Huffman,
     Rans,
     Deflate,

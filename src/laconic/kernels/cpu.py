@@ -20,12 +20,17 @@ from laconic.kernels import random, reference
 from laconic.kernels.interface import (
     ALL,
     CHUNK,
+    GROUP,
+    LANE_BLOCK,
     MAX_ALPHABET,
     POSITIONS_HEADER,
     Grid,
+    LaneCoding,
     LinearGrid,
     PositionPlan,
     coded_limit,
+    lane_values,
+    lanes_nbytes,
     num_buckets,
     packed_nbytes,
     read_positions_header,
@@ -33,6 +38,7 @@ from laconic.kernels.interface import (
     symbol_dtype,
     trits_nbytes,
 )
+from laconic.kernels.reference.sums import read_floats
 
 log = logging.getLogger("laconic")
 
@@ -496,3 +502,131 @@ def huffman_nbytes(counts: Tensor) -> Tensor:
     out = torch.empty(rows.shape[0], dtype=torch.int64)
     _core.huffman_nbytes(rows.data_ptr(), rows.shape[0], rows.shape[1], out.data_ptr(), _threads())
     return out
+
+
+# ------------------------------------------------------------------------------------------------------------ lanes
+
+
+def block_scales(x: Tensor, rms: bool) -> Tensor:
+    scales = torch.empty(num_buckets(x.numel(), LANE_BLOCK), dtype=torch.float32)
+    _core.block_scales(_floats(x), x.numel(), rms, scales.data_ptr(), _threads())
+    return scales
+
+
+def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
+    rotated = lane_values(x.numel(), True)
+    assert out.numel() == rotated and (more is None or more.numel() == rotated), (x, more, out)
+    add = 0 if more is None else _floats(more)
+    _core.rotate_blocks(_floats(x), x.numel(), random.key(seed, random.ROTATION), add, _floats(out), _threads())
+
+
+def lane_encode(
+    x: Tensor,
+    coding: LaneCoding,
+    *,
+    factor: float | None,
+    rotation: int | None,
+    noise: int | None,
+    feedback: bool,
+    clips: Tensor,
+    out: Tensor,
+) -> int:
+    n = x.numel()
+    assert not (feedback and rotation is not None)
+    return _core.lane_encode(
+        _floats(x),
+        n,
+        *coding,
+        math.nan if factor is None else factor,
+        rotation is not None,
+        random.key(rotation or 0, random.ROTATION),
+        noise is not None,
+        random.key(noise or 0, random.ROUNDING),
+        _bytes(clips, 4 * num_buckets(n, LANE_BLOCK)),
+        _bytes(out, lanes_nbytes(lane_values(n, rotation is not None), coding)),
+        feedback,
+        _threads(),
+    )
+
+
+def lane_decode(
+    lanes: Tensor,
+    clips: Tensor,
+    coding: LaneCoding,
+    *,
+    total: int,
+    rotation: int | None,
+    out: Tensor,
+    weight: float | None,
+) -> None:
+    n = out.numel()
+    valid = _core.lane_decode(
+        _bytes(lanes, lanes_nbytes(lane_values(n, rotation is not None), coding)),
+        _bytes(clips, 4 * num_buckets(n, LANE_BLOCK)),
+        *coding,
+        total,
+        rotation is not None,
+        random.key(rotation or 0, random.ROTATION),
+        _floats(out),
+        n,
+        _weight(weight),
+        _threads(),
+    )
+    _refuse(valid, f"a scale that is not a finite, non-negative number, or a sum above {total}")
+
+
+def lane_add(other: Tensor, total: Tensor) -> None:
+    nbytes = total.numel()
+    assert nbytes % 4 == 0
+    _core.lane_add(_bytes(other, nbytes), _bytes(total, nbytes), nbytes, _threads())
+
+
+def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
+    room = _bytes(total, num_buckets(n, GROUP) * 32 * lane)
+    _core.lane_accumulate(_bytes(packed, packed_nbytes(n, width)), n, width, lane, room, _threads())
+
+
+def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
+    room = _bytes(total, num_buckets(n, GROUP) * 32 * lane)
+    _core.lane_pack(room, n, lane, width, _bytes(out, packed_nbytes(n, width)), _threads())
+
+
+def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
+    return _core.lane_largest(_bytes(lanes, lanes_nbytes(n, coding)), n, coding.width, coding.packed, _threads())
+
+
+# --------------------------------------------------------------------------------------------------------- low rank
+
+
+def project_rows(x: Tensor, q: Tensor) -> Tensor:
+    (rows, columns), rank = x.shape, q.shape[0]
+    assert q.shape == (rank, columns) and q.is_contiguous() and x.is_contiguous(), (x.shape, q.shape)
+    out = torch.empty(rows, rank)
+    _core.project_rows(x.data_ptr(), rows, columns, rank, q.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def project_columns(x: Tensor, p: Tensor) -> Tensor:
+    (rows, columns), rank = x.shape, p.shape[1]
+    assert p.shape == (rows, rank) and p.is_contiguous() and x.is_contiguous(), (x.shape, p.shape)
+    out = torch.empty(rank, columns)
+    _core.project_columns(x.data_ptr(), rows, columns, rank, p.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def lowrank_decode(
+    p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
+) -> None:
+    assert out.numel() == rows * columns
+    for factor in (p, q):
+        read_floats(factor, "factor", signed=True)
+    _core.lowrank_fill(
+        _bytes(p, 4 * rows * rank),
+        _bytes(q, 4 * rank * columns),
+        rows,
+        columns,
+        rank,
+        _floats(out),
+        _weight(weight),
+        _threads(),
+    )

@@ -29,6 +29,21 @@ TRIT_LANES = 64
 """Bytes per group of the base-3 packing; each holds five values."""
 
 
+LANE_BLOCK = 1024
+"""Values that share a scale, and are rotated together, in summable codecs."""
+
+CLIP_LIMIT = (2.0 - 2.0**-20) * 2.0**127
+"""The largest clip: no level of it, however rounded, leaves float32."""
+
+
+class LaneCoding(NamedTuple):
+    """Integers from 0 to ``levels`` in ``width`` bits: in the vertical packing, or in words of lanes to be added."""
+
+    levels: int
+    width: int
+    packed: bool
+
+
 class PositionPlan(NamedTuple):
     """How a set of positions will be written, and how many bytes that takes."""
 
@@ -114,6 +129,19 @@ def write_bytes(section: Tensor, data: bytes) -> None:
 def packed_nbytes(n: int, bits: int) -> int:
     """Bytes of n values of the given width: full groups, then a tail without padding beyond its last byte."""
     return n // GROUP * 32 * bits + (n % GROUP * bits + 7) // 8
+
+
+def lane_values(n: int, rotated: bool) -> int:
+    """Values in the lanes of n: a rotation fills its last block."""
+    return -(-n // LANE_BLOCK) * LANE_BLOCK if rotated else n
+
+
+def lanes_nbytes(n: int, coding: LaneCoding) -> int:
+    """Bytes of n integers. In words of lanes each block starts a vector of 32 bytes of its own."""
+    if coding.packed:
+        return packed_nbytes(n, coding.width)
+    lanes, (blocks, rest) = 32 // coding.width, divmod(n, LANE_BLOCK)
+    return 32 * (blocks * num_buckets(LANE_BLOCK // 8, lanes) + num_buckets(num_buckets(rest, 8), lanes))
 
 
 def trits_nbytes(n: int) -> int:
@@ -208,3 +236,39 @@ class Kernels(Protocol):
     def decode_symbols(self, section: Tensor, n: int, alphabet: int) -> Tensor: ...
     def decode_values(self, section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
     def coded_modes(self, section: Tensor, n: int) -> Tensor: ...
+
+    def block_scales(self, x: Tensor, rms: bool) -> Tensor: ...
+    def rotate(self, x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None: ...
+    def lane_encode(
+        self,
+        x: Tensor,
+        coding: LaneCoding,
+        *,
+        factor: float | None,
+        rotation: int | None,
+        noise: int | None,
+        feedback: bool,
+        clips: Tensor,
+        out: Tensor,
+    ) -> int: ...
+    def lane_decode(
+        self,
+        lanes: Tensor,
+        clips: Tensor,
+        coding: LaneCoding,
+        *,
+        total: int,
+        rotation: int | None,
+        out: Tensor,
+        weight: float | None,
+    ) -> None: ...
+    def lane_add(self, other: Tensor, total: Tensor) -> None: ...
+    def lane_accumulate(self, packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None: ...
+    def lane_pack(self, total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None: ...
+    def lane_largest(self, lanes: Tensor, n: int, coding: LaneCoding) -> int: ...
+
+    def project_rows(self, x: Tensor, q: Tensor) -> Tensor: ...
+    def project_columns(self, x: Tensor, p: Tensor) -> Tensor: ...
+    def lowrank_decode(
+        self, p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
+    ) -> None: ...

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-ROUNDING, POSITIONS, SAMPLING = 0, 1, 2
+ROUNDING, POSITIONS, SAMPLING, ROTATION = 0, 1, 2, 3
 """Streams: what the numbers are for. Stages of one chain share a seed; only samples (of others' values) a stream."""
 
 M32 = 0xFFFFFFFF

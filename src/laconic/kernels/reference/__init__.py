@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from laconic.kernels.reference.casts import add_momentum, all_finite, cast_decode, cast_encode, copy_finite, raw_decode
 from laconic.kernels.reference.coding import code_symbols, code_values, coded_modes, decode_symbols, decode_values
+from laconic.kernels.reference.lanes import (
+    block_scales,
+    lane_accumulate,
+    lane_add,
+    lane_decode,
+    lane_encode,
+    lane_largest,
+    lane_pack,
+    rotate,
+)
 from laconic.kernels.reference.linear import (
     full_table,
     histogram,
@@ -19,6 +29,7 @@ from laconic.kernels.reference.linear import (
     table_decode,
     unpack_symbols,
 )
+from laconic.kernels.reference.lowrank import lowrank_decode, project_columns, project_rows
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.positions import positions_plan, positions_read, positions_write, scatter
 from laconic.kernels.reference.quantizers import (
@@ -41,6 +52,7 @@ __all__ = [
     "above",
     "add_momentum",
     "all_finite",
+    "block_scales",
     "cast_decode",
     "cast_encode",
     "code_symbols",
@@ -53,8 +65,15 @@ __all__ = [
     "gather",
     "histogram",
     "key_of_any",
+    "lane_accumulate",
+    "lane_add",
+    "lane_decode",
+    "lane_encode",
+    "lane_largest",
+    "lane_pack",
     "linear_encode",
     "linear_symbols",
+    "lowrank_decode",
     "make_symbols",
     "onebit_decode",
     "onebit_encode",
@@ -64,10 +83,13 @@ __all__ = [
     "positions_plan",
     "positions_read",
     "positions_write",
+    "project_columns",
+    "project_rows",
     "qsgd_decode",
     "qsgd_encode",
     "random_positions",
     "raw_decode",
+    "rotate",
     "sample",
     "scatter",
     "sign_decode",

@@ -1,0 +1,406 @@
+// Integers that can be added while packed: levels of a scale that all senders share, in lanes that never carry, after a
+// rotation by random signs and a Hadamard matrix where one is wanted. Blocks of 1,024 values.
+#pragma once
+
+#include "packing.hpp"
+#include "qsgd.hpp"
+#include "storing.hpp"
+#include "sums.hpp"
+
+namespace laconic {
+namespace {
+
+constexpr float kClipLimit = 0x1.fffffp127f;  // what a clip is cut to, so that no level of it leaves float32
+constexpr float kLargeClip = 0x1p90f, kTinyClip = 0x1p-90f;
+constexpr int kLaneRows = kLaneBlock / 8;
+
+// ---------------------------------------------------------------------------------------------------- the rotation
+
+// Sums and differences of neighbours at a distance of 1, 2 and 4 lanes.
+INLINE f8 across_lanes(f8 v) {
+  const u8v odd = {0, 1u << 31, 0, 1u << 31, 0, 1u << 31, 0, 1u << 31};
+  const u8v upper = {0, 0, 1u << 31, 1u << 31, 0, 0, 1u << 31, 1u << 31};
+  const u8v last = {0, 0, 0, 0, 1u << 31, 1u << 31, 1u << 31, 1u << 31};
+  v = __builtin_shuffle(v, i8{1, 0, 3, 2, 5, 4, 7, 6}) + (f8)(bits_of(v) ^ odd);
+  v = __builtin_shuffle(v, i8{2, 3, 0, 1, 6, 7, 4, 5}) + (f8)(bits_of(v) ^ upper);
+  return __builtin_shuffle(v, i8{4, 5, 6, 7, 0, 1, 2, 3}) + (f8)(bits_of(v) ^ last);
+}
+
+// The same at distances of 1, 2, … N / 2 vectors.
+template <int N>
+INLINE void across_vectors(f8* v) {
+  unroll<N == 16 ? 4 : 3>([&](auto stage) {
+    constexpr int distance = 1 << stage;
+    unroll<N / 2>([&](auto pair) {
+      constexpr int low = pair / distance * 2 * distance + pair % distance;
+      const f8 a = v[low], b = v[low + distance];
+      v[low] = a + b;
+      v[low + distance] = a - b;
+    });
+  });
+}
+
+// Ten stages of butterflies, from neighbours to halves, over values that `load` gives row by row; `store` takes them.
+template <class Load, class Store>
+INLINE void hadamard(float* scratch, Load get, Store put) {
+  for (int part = 0; part < 16; ++part) {
+    f8 v[8];
+    unroll<8>([&](auto i) { v[i] = across_lanes(get(part * 8 + i)); });
+    across_vectors<8>(v);
+    unroll<8>([&](auto i) { store(scratch + part * 64 + 8 * i, v[i]); });
+  }
+  for (int column = 0; column < 8; ++column) {
+    f8 v[16];
+    unroll<16>([&](auto i) { v[i] = load<f8>(scratch + i * 64 + 8 * column); });
+    across_vectors<16>(v);
+    unroll<16>([&](auto i) { put(static_cast<int>(i) * 8 + column, v[i]); });
+  }
+}
+
+// One bit a value: bit `row` of a lane's word for each group of 256.
+struct Signs {
+  u8v word[kLaneBlock / kGroup];
+  INLINE f8 flip(int row, f8 v) const {
+    return (f8)(bits_of(v) ^ ((word[row / 32] << (31 - row % 32)) & (1u << 31)));
+  }
+};
+INLINE Signs signs_of(Key key, int64_t at) {
+  Signs signs;
+  for (int64_t g = 0; g < kLaneBlock / kGroup; ++g) {
+    const uint64_t counter = static_cast<uint64_t>(at / kGroup + g) << 3;
+    signs.word[g] = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+  }
+  return signs;
+}
+
+// A block's values, those past the end zero.
+INLINE const float* padded_block(const float* x, int64_t at, int64_t n, float* room) {
+  if (n - at >= kLaneBlock) return x + at;
+  std::memcpy(room, x + at, (n - at) * 4);
+  std::memset(room + (n - at), 0, (kLaneBlock - (n - at)) * 4);
+  return room;
+}
+
+INLINE void rotate_block(const float* x, float factor, Key key, int64_t at, float* scratch, float* out) {
+  const Signs signs = signs_of(key, at);
+  hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(x + 8 * row) * factor); },
+           [&](int row, f8 v) { store(out + 8 * row, v); });
+}
+
+// out = H (s x) / 32, plus what `more` holds when there is one.
+void rotate_blocks(const float* x, int64_t n, Key key, const float* more, float* out, int64_t begin, int64_t end) {
+  alignas(64) float room[kLaneBlock], scratch[kLaneBlock];
+  for (int64_t at = begin; at < end; at += kLaneBlock) {
+    const float* block = padded_block(x, at, n, room);
+    const Signs signs = signs_of(key, at);
+    hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(block + 8 * row) * 0x1p-5f); },
+             [&](int row, f8 v) {
+      if (more) v = load<f8>(more + at + 8 * row) + v;
+      store(out + at + 8 * row, v);
+    });
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- scales
+
+INLINE float block_scale(const float* block, uint32_t largest, bool rms) {
+  float scale;
+  std::memcpy(&scale, &largest, 4);
+  if (largest >= kNonFinite) return __builtin_inff();
+  return rms ? static_cast<float>(__builtin_sqrt(sum_of_squares(block, kLaneBlock)) * 0x1p-5) : scale;
+}
+
+void block_scales(const float* x, int64_t n, bool rms, float* out, int64_t begin, int64_t end) {
+  alignas(64) float room[kLaneBlock];
+  for (int64_t at = begin; at < end; at += kLaneBlock) {
+    const float* block = padded_block(x, at, n, room);
+    const uint32_t largest = largest_magnitude(block, kLaneBlock, x + (at / kBlock + 1) * kBlock, at % kBlock / 16);
+    out[at / kLaneBlock] = block_scale(block, largest, rms);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- packing
+
+INLINE int lanes_per_word(int width) { return 32 / width; }
+
+// Rows of eight symbols side by side in words, none across two of them.
+INLINE void put_lanes(const uint32_t* symbols, int rows, int width, uint8_t* out) {
+  const int lanes = lanes_per_word(width);
+  for (int row = 0; row < rows; out += 32) {
+    u8v word = load<u8v>(symbols + 8 * row++);
+    for (int lane = 1; lane < lanes && row < rows; ++lane) word |= load<u8v>(symbols + 8 * row++) << (lane * width);
+    store(out, word);
+  }
+}
+INLINE void get_lanes(const uint8_t* packed, int rows, int width, uint32_t* symbols) {
+  const int lanes = lanes_per_word(width);
+  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << width) - 1));
+  for (int row = 0; row < rows; packed += 32) {
+    const u8v word = load<u8v>(packed);
+    for (int lane = 0; lane < lanes && row < rows; ++lane) store(symbols + 8 * row++, (word >> (lane * width)) & mask);
+  }
+}
+INLINE int64_t lane_block_nbytes(int width) {
+  const int lanes = lanes_per_word(width);
+  return 32 * ((kLaneRows + lanes - 1) / lanes);
+}
+
+struct BlockPacking {
+  int width;
+  bool packed;
+  int64_t block_nbytes;
+  PackGroup pack;
+  UnpackGroup unpack;
+  explicit BlockPacking(const LaneCoding& c)
+      : width(c.width), packed(c.packed), block_nbytes(c.packed ? 4 * 32 * c.width : lane_block_nbytes(c.width)),
+        pack(c.packed ? pack_group_of(c.width) : nullptr), unpack(c.packed ? unpack_group_of(c.width) : nullptr) {}
+
+  INLINE void write(uint32_t* symbols, int64_t count, uint8_t* out) const {
+    if (!packed) {
+      const int rows = static_cast<int>((count + 7) / 8);
+      for (int64_t i = count; i < 8 * rows; ++i) symbols[i] = 0;
+      return put_lanes(symbols, rows, width, out);
+    }
+    int64_t i = 0;
+    for (; i + kGroup <= count; i += kGroup, out += 32 * width) pack(symbols + i, out);
+    if (i < count) pack_tail(symbols + i, count - i, width, out);
+  }
+  INLINE void read(const uint8_t* in, int64_t count, uint32_t* symbols) const {
+    if (!packed) return get_lanes(in, static_cast<int>((count + 7) / 8), width, symbols);
+    int64_t i = 0;
+    for (; i + kGroup <= count; i += kGroup, in += 32 * width) unpack(in, symbols + i);
+    if (i < count) unpack_tail(in, count - i, width, symbols + i);
+  }
+};
+
+// ------------------------------------------------------------------------------------------------- encode and decode
+
+INLINE float lift_of(float clip) { return clip > kLargeClip ? 0x1p-64f : clip < kTinyClip ? 0x1p64f : 1.0f; }
+
+// Levels of a block: v * inverse + offset (+ noise), cut to a whole number from 0 to the top.
+template <bool Stochastic, bool Lifted>
+INLINE void quantize_block(const float* v, float lift, float inverse, float offset, float top, Key key, int64_t at,
+                           const float* ahead, int64_t line, bool fetch_all, uint32_t* symbols) {
+  const f8 scale = splat(inverse), shift = splat(offset), most_ = splat(top), zero = {};
+  for (int64_t g = 0; g < kLaneBlock / kGroup; ++g) {
+    u8v hash = {};
+    if constexpr (Stochastic) {
+      const uint64_t counter = static_cast<uint64_t>(at / kGroup + g) << 3;
+      hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+    }
+    const auto* factors = kRowFactors.at;
+    asm("" : "+r"(factors));
+    unroll<32>([&](auto row) {
+      if constexpr (row % 2 == 0 && row / 2 % 4 != 3) {
+        fetch_ahead(ahead, line + g * 16 + row / 2);
+      } else if constexpr (row % 2 == 0) {
+        if (fetch_all) fetch_ahead(ahead, line + g * 16 + row / 2);
+      }
+      f8 x = load<f8>(v + g * kGroup + 8 * row);
+      if constexpr (Lifted) x = x * lift;
+      f8 t = x * scale + shift;
+      if constexpr (Stochastic) {
+        const i8 noise = (i8)((hash * load<u8v>(factors[row])) >> 8);
+        t = t + __builtin_convertvector(noise, f8) * 0x1p-24f;
+      }
+      t = t > zero ? t : zero;
+      t = t < most_ ? t : most_;
+      store(symbols + g * kGroup + 8 * row, __builtin_convertvector(t, i8));
+    });
+  }
+}
+
+uint32_t lane_encode(const LaneEncode& a, int64_t begin, int64_t end) {
+  alignas(64) float room[kLaneBlock], scratch[kLaneBlock], rotated[kLaneBlock];
+  alignas(64) uint32_t symbols[kLaneBlock];
+  const BlockPacking packing(a.coding);
+  const float top = static_cast<float>(a.coding.levels), half = 0.5f * top;
+  uint32_t key = 0;
+  for (int64_t at = begin; at < end; at += kLaneBlock) {
+    const float* block = padded_block(a.x, at, a.n, room);
+    const float* ahead = a.x + (at / kBlock + 1) * kBlock;
+    const int64_t line = at % kBlock / 16, here = least(kLaneBlock, a.n - at);
+    float clip;
+    if (a.own) {
+      const uint32_t largest = largest_magnitude(block, kLaneBlock, ahead, line);
+      key = most(key, largest);
+      if (__builtin_expect(largest >= kNonFinite, 0)) return key;
+      clip = block_scale(block, largest, a.rotate) * a.factor;
+      if (!(clip < kClipLimit)) clip = kClipLimit;
+      write_float(a.clips, at / kLaneBlock, clip);
+    } else {
+      clip = read_float(a.clips, at / kLaneBlock);
+    }
+    float lift = lift_of(clip);
+    const float inverse = clip > 0.0f ? half / (clip * lift) : 0.0f;
+    const float offset = clip > 0.0f ? (a.stochastic ? half : half + 0.5f) : 0.0f;
+    if (a.rotate) {
+      rotate_block(block, lift * 0x1p-5f, a.signs, at, scratch, rotated);
+      block = rotated;
+      lift = 1.0f;
+    }
+    const bool lifted = lift != 1.0f;
+    auto quantize = a.stochastic ? (lifted ? quantize_block<true, true> : quantize_block<true, false>)
+                                 : (lifted ? quantize_block<false, true> : quantize_block<false, false>);
+    quantize(block, lift, inverse, offset, top, a.noise, at, ahead, line, !a.own, symbols);
+    if (a.feedback) {
+      const float step = clip / top;
+      float* v = a.feedback + at;
+      for (int64_t i = 0; i < here; ++i) {
+        const float sent = static_cast<float>(2 * static_cast<int32_t>(symbols[i]) - a.coding.levels) * step;
+        v[i] = v[i] - sent;
+      }
+    }
+    packing.write(symbols, a.rotate ? kLaneBlock : here, a.out + at / kLaneBlock * packing.block_nbytes);
+  }
+  return key;
+}
+
+template <Store How>
+bool lane_decode_as(const LaneDecode& a, int64_t begin, int64_t end) {
+  alignas(64) float scratch[kLaneBlock], turned[kLaneBlock];
+  alignas(64) uint32_t symbols[kLaneBlock];
+  const BlockPacking packing(a.coding);
+  const f8 weight = splat(a.sink.weight);
+  const float whole = static_cast<float>(a.total);
+  const int32_t total = a.total;
+  for (int64_t at = begin; at < end; at += kLaneBlock) {
+    const int64_t here = least(kLaneBlock, a.sink.n - at), count = a.rotate ? kLaneBlock : here;
+    const float clip = read_float(a.clips, at / kLaneBlock);
+    if (!(clip >= 0.0f && clip <= kClipLimit)) return false;
+    packing.read(a.lanes + at / kLaneBlock * packing.block_nbytes, count, symbols);
+    u8v largest = {};
+    const int64_t rows = count / 8;
+    if (!a.rotate) {
+      const f8 step = splat(clip / whole);
+      for (int64_t row = 0; row < rows; ++row) {
+        const u8v s = load<u8v>(symbols + 8 * row);
+        largest = larger(largest, s);
+        const f8 v = __builtin_convertvector((i8)(s + s) - total, f8) * step;
+        emit<How>(a.sink.out + at + 8 * row, v, weight);
+      }
+      for (int64_t i = 8 * rows; i < count; ++i) {
+        if (symbols[i] > static_cast<uint32_t>(total)) return false;
+        emit_one(a.sink, at + i, static_cast<float>(2 * static_cast<int32_t>(symbols[i]) - total) * (clip / whole));
+      }
+    } else {
+      const bool large = clip > kLargeClip;
+      const f8 step = splat(((large ? clip * 0x1p-64f : clip) / whole) * 0x1p-5f);
+      const Signs signs = signs_of(a.signs, at);
+      hadamard(scratch, [&](int row) {
+        const u8v s = load<u8v>(symbols + 8 * row);
+        largest = larger(largest, s);
+        return __builtin_convertvector((i8)(s + s) - total, f8) * step;
+      }, [&](int row, f8 v) { store(turned + 8 * row, signs.flip(row, v)); });
+      if (__builtin_expect(large, 0)) {
+        for (float& v : turned) {
+          const float up = v * 0x1p64f;
+          v = up > kFloatMax ? kFloatMax : up < -kFloatMax ? -kFloatMax : up;
+        }
+      }
+      // Only now, and in order: lines that are streamed in parts are slow.
+      for (int64_t i = 0; i < here / 8; ++i) emit<How>(a.sink.out + at + 8 * i, load<f8>(turned + 8 * i), weight);
+      for (int64_t i = here / 8 * 8; i < here; ++i) emit_one(a.sink, at + i, turned[i]);
+    }
+    if (fold_max(largest) > static_cast<uint32_t>(total)) return false;
+  }
+  finish_stores();
+  return true;
+}
+bool lane_decode(const LaneDecode& a, int64_t begin, int64_t end) {
+  switch (how_to_store(a.sink)) {
+    case Store::add: return lane_decode_as<Store::add>(a, begin, end);
+    case Store::stream: return lane_decode_as<Store::stream>(a, begin, end);
+    default: return lane_decode_as<Store::plain>(a, begin, end);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------- sums
+
+// Words of lanes: 32-bit additions, which carry nothing from lane to lane as long as no sum outgrows its lane.
+void lane_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
+  constexpr int64_t kBytes = kBlock * 4;  // lines of the next block are fetched interleaved over its pages
+  int64_t i = begin;
+  for (; i + 64 <= end; i += 64) {
+    const int64_t next = (i / kBytes + 1) * kBytes, line = i % kBytes / 64;
+    fetch_ahead(reinterpret_cast<const float*>(from + next), line);
+    fetch_ahead(reinterpret_cast<const float*>(to + next), line);
+    unroll<2>([&](auto k) { store(to + i + 32 * k, load<u8v>(to + i + 32 * k) + load<u8v>(from + i + 32 * k)); });
+  }
+  for (; i < end; i += 4) {
+    uint32_t a, b;
+    std::memcpy(&a, to + i, 4);
+    std::memcpy(&b, from + i, 4);
+    a += b;
+    std::memcpy(to + i, &a, 4);
+  }
+}
+
+// Packed symbols added to a sum in lanes of 8, 16 or 32 bits, which is packed vertically, too, its last group filled.
+template <int Lane>
+INLINE void lane_accumulate_as(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end) {
+  constexpr int rows = 32 / Lane;  // that share a word
+  const UnpackGroup unpack = unpack_group_of(width);
+  alignas(64) uint32_t symbols[kGroup];
+  for (int64_t at = begin; at < end; at += kGroup) {
+    const uint8_t* in = packed + at / kGroup * 32 * width;
+    uint8_t* out = sum + at * (Lane / 8);
+    if (end - at >= kGroup) {
+      unpack(in, symbols);
+    } else {
+      std::memset(symbols, 0, sizeof symbols);
+      unpack_tail(in, end - at, width, symbols);
+    }
+    unroll<Lane>([&](auto word) {
+      u8v v = load<u8v>(out + 32 * word);
+      unroll<rows>([&](auto row) {
+        constexpr int shift = row * Lane;
+        v += load<u8v>(symbols + 8 * (word * rows + row)) << shift;
+      });
+      store(out + 32 * word, v);
+    });
+  }
+}
+void lane_accumulate(const uint8_t* packed, int width, int lane, uint8_t* sum, int64_t begin, int64_t end) {
+  if (lane == 8) return lane_accumulate_as<8>(packed, width, sum, begin, end);
+  if (lane == 16) return lane_accumulate_as<16>(packed, width, sum, begin, end);
+  lane_accumulate_as<32>(packed, width, sum, begin, end);
+}
+
+// The way back: such a sum in as few bits as it needs.
+void lane_pack(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end) {
+  const PackGroup pack = pack_group_of(width);
+  alignas(64) uint32_t symbols[kGroup];
+  const int rows = 32 / lane;
+  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << lane) - 1));
+  for (int64_t at = begin; at < end; at += kGroup) {
+    uint8_t* out = packed + at / kGroup * 32 * width;
+    const uint8_t* in = sum + at * (lane / 8);
+    for (int row = 0; row < 32; ++row) {
+      store(symbols + 8 * row, (load<u8v>(in + row / rows * 32) >> (row % rows * lane)) & mask);
+    }
+    if (end - at >= kGroup) {
+      pack(symbols, out);
+    } else {
+      pack_tail(symbols, end - at, width, out);
+    }
+  }
+}
+
+// The largest symbol of a packing.
+uint32_t lane_largest(const uint8_t* lanes, const LaneCoding& coding, int64_t n, int64_t begin, int64_t end) {
+  const BlockPacking packing(coding);
+  alignas(64) uint32_t symbols[kLaneBlock];
+  u8v largest = {};
+  uint32_t rest = 0;
+  for (int64_t at = begin; at < end; at += kLaneBlock) {
+    const int64_t count = least(kLaneBlock, n - at);
+    packing.read(lanes + at / kLaneBlock * packing.block_nbytes, count, symbols);
+    for (int64_t i = 0; i + 8 <= count; i += 8) largest = larger(largest, load<u8v>(symbols + i));
+    for (int64_t i = count / 8 * 8; i < count; ++i) rest = most(rest, symbols[i]);
+  }
+  return most(rest, fold_max(largest));
+}
+
+}  // namespace
+}  // namespace laconic

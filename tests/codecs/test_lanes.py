@@ -1,0 +1,11 @@
+"""``shared``, ``thc``, ``powersgd``, ``mean`` and ``union`` as any other codec; what they are for is in sums/."""
+
+from __future__ import annotations
+
+import laws
+
+SPECS = [*laws.LANES, *laws.LINEAR]
+
+
+def test_law(law, spec):
+    law(spec)
