@@ -1,0 +1,37 @@
+"""Layers that are trained in a compressed space: fewer numbers to compute with, to step, to send and to keep."""
+
+from __future__ import annotations
+
+from laconic.layers.convert import INITS, LayerPolicy, Layout, Slot, compress, expand, layout
+from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
+from laconic.layers.hashed import HashedLayer
+from laconic.layers.measure import Timings, measure, timings
+from laconic.layers.schemes import SCHEMES, Hashed, LowRank, Monarch, Scheme, Subspace, parse_scheme
+from laconic.layers.subspace import SubspaceLayer, advance, subspaces
+
+__all__ = [
+    "INITS",
+    "SCHEMES",
+    "Hashed",
+    "HashedLayer",
+    "LayerPolicy",
+    "Layout",
+    "LowRank",
+    "LowRankConv2d",
+    "LowRankLinear",
+    "Monarch",
+    "MonarchLinear",
+    "Scheme",
+    "Slot",
+    "Subspace",
+    "SubspaceLayer",
+    "Timings",
+    "advance",
+    "compress",
+    "expand",
+    "layout",
+    "measure",
+    "parse_scheme",
+    "subspaces",
+    "timings",
+]
