@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laconic.layers.convert import INITS, LayerPolicy, Layout, Slot, compress, expand, layout
+from laconic.layers.convert import INITS, LayerPolicy, Layout, Slot, compress, dense_numel, expand, layout
 from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
 from laconic.layers.hashed import HashedLayer
 from laconic.layers.measure import Timings, measure, timings
@@ -28,6 +28,7 @@ __all__ = [
     "Timings",
     "advance",
     "compress",
+    "dense_numel",
     "expand",
     "layout",
     "measure",

@@ -24,7 +24,7 @@ from laconic.layers.hashed import HashedLayer
 from laconic.layers.schemes import DENSE, Hashed, LowRank, Monarch, Scheme, Subspace, parse_scheme
 from laconic.layers.subspace import SubspaceLayer, Tiles
 
-__all__ = ["COMPRESSED", "INITS", "LayerPolicy", "Layout", "Slot", "compress", "expand", "layout"]
+__all__ = ["COMPRESSED", "INITS", "LayerPolicy", "Layout", "Slot", "compress", "dense_numel", "expand", "layout"]
 
 log = logging.getLogger("laconic")
 
@@ -133,6 +133,14 @@ def layout(model: nn.Module) -> Layout:
     if not isinstance(found, Layout):
         raise ConfigError("this model was not made by laconic.compress (or is a part of one that was)")
     return found
+
+
+def dense_numel(model: nn.Module) -> int:
+    """Numbers that are trained, or would be if the model had not been compressed."""
+    found = getattr(model, "_laconic_layout", None)
+    if isinstance(found, Layout):
+        return sum(slot.numel for slot in found.slots)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def compress(

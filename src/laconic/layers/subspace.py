@@ -194,17 +194,19 @@ class SubspaceLayer(nn.Module):
         return self._steps
 
     @torch.no_grad()
-    def advance(self, *, decay: float = 0.0) -> bool:
-        """Count a step that z has taken; True when that drew a new subspace.
+    def advance(self, steps: int = 1, *, decay: float = 0.0) -> bool:
+        """Count steps that z has taken; True when that drew a new subspace.
 
         Args:
-            decay: What the step took of z by weight decay, as a fraction: as much is taken of the origin.
+            steps: How many.
+            decay: What they took of z by weight decay, as a fraction: as much is taken of the origin.
         """
         if decay:
             self.origin.mul_(1 - decay)
-        self._steps += 1
-        self.state[1] += 1
-        if not self.every or self._steps % self.every:
+        before = self._steps
+        self._steps += steps
+        self.state[1] += steps
+        if not self.every or self._steps // self.every == before // self.every:
             return False
         self.renew()
         return True
@@ -212,7 +214,8 @@ class SubspaceLayer(nn.Module):
     @torch.no_grad()
     def renew(self) -> None:
         """Take what z has moved into the origin, and draw the directions that belong to the steps counted."""
-        self.origin.copy_(self.weight)
+        assert self._signs is not None
+        self.origin.copy_(placed(self.z, self.origin, self._signs, self.tiles.whole))
         self.z.zero_()
         self._draw()
 
