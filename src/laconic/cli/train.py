@@ -173,7 +173,7 @@ def train(
         (summary,) = launch({folder: config}, resume=resume, tell=tell)
         if config.layers is not None:
             bar.update(shown, description="measuring what layers gain")
-            summary |= _verdict(config, summary, rate, folder)
+            summary = summary | _verdict(config, summary, rate, folder)
     if json:
         show_json(summary | {"run_dir": str(folder)})
     else:
