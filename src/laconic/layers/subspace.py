@@ -33,6 +33,9 @@ __all__ = ["BLOCK", "SubspaceLayer", "Tiles", "advance", "collected", "placed", 
 BLOCK = 64
 """Neighbours that share a sign: enough for vector units, few enough that what tiles do to each other averages out."""
 
+MANY = 7
+"""Tiles from which on a CPU sums them by matrix products: torch has a slow way for smaller ones."""
+
 SIGNS = 501
 """Stream of the seed that signs come from."""
 
@@ -83,12 +86,15 @@ def collected(gradient: Tensor, signs: Tensor, whole: int) -> Tensor:
     coordinates = signs.shape[1] * BLOCK
     cut = whole * coordinates
     rows = flat[:cut].view(whole, -1, BLOCK)
-    if flat.device.type == "cpu" and not torch.compiler.is_compiling():
+    if flat.device.type != "cpu" or torch.compiler.is_compiling():
+        found = (rows * signs[:whole, :, None]).sum(0)
+    elif whole >= MANY:
+        weights = signs[:whole].to(flat.dtype).t().unsqueeze(1).contiguous()
+        found = torch.bmm(weights, rows.transpose(0, 1)).squeeze(1)
+    else:
         found = torch.zeros(signs.shape[1], BLOCK, dtype=flat.dtype)
         for row, sign in zip(rows, signs, strict=False):  # in place: a product of the weight's size would cost more
             found.addcmul_(row, sign[:, None])
-    else:
-        found = (rows * signs[:whole, :, None]).sum(0)
     if cut < flat.numel():
         tail = nn.functional.pad(flat[cut:], (0, cut + coordinates - flat.numel())).view(-1, BLOCK)
         found = found + tail * signs[whole, :, None]
