@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from laconic.bench.cluster import ClusterTable
 from laconic.errors import ConfigError, WrongResultError
 from laconic.layers import LayerPolicy, Timings, compress, expand, layout, timings
-from laconic.layers.measure import MAX_VARIATION
+from laconic.layers.timing import MAX_VARIATION
 from laconic.records import Record
 from laconic.train import MODELS, build_model
 

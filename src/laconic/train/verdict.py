@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from laconic.layers import layout
-from laconic.layers.measure import MAX_VARIATION, timings
+from laconic.layers.timing import MAX_VARIATION, timings
 from laconic.plan import Bound
 from laconic.train.run import Config
 
