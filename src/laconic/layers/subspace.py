@@ -74,17 +74,26 @@ def placed(z: Tensor, origin: Tensor, signs: Tensor, whole: int, out: Tensor | N
     if whole:
         shape = (whole, *rows.shape)
         torch.addcmul(flat[:cut].view(shape), signs[:whole, :, None], rows, out=found[:cut].view(shape))
-    if cut < flat.numel():
-        tail = (rows * signs[whole, :, None]).view(-1)[: flat.numel() - cut]
-        torch.add(flat[cut:], tail, out=found[cut:])
+    for begin, shape, blocks in _tail(flat.numel(), cut):
+        end = begin + shape[0] * shape[1]
+        sign, row = signs[whole, blocks, None], rows[blocks, : shape[1]]
+        torch.addcmul(flat[begin:end].view(shape), sign, row, out=found[begin:end].view(shape))
     return found.view(origin.shape)
+
+
+def _tail(numel: int, cut: int) -> Iterator[tuple[int, tuple[int, int], slice]]:
+    """The last tile, cut short: its whole blocks, and what is left. Where, the shape, and which blocks."""
+    blocks, rest = divmod(numel - cut, BLOCK)
+    if blocks:
+        yield cut, (blocks, BLOCK), slice(0, blocks)
+    if rest:
+        yield numel - rest, (1, rest), slice(blocks, blocks + 1)
 
 
 def collected(gradient: Tensor, signs: Tensor, whole: int) -> Tensor:
     """The gradient of z: what each coordinate's entries ask for, summed with their signs."""
     flat = gradient.reshape(-1)
-    coordinates = signs.shape[1] * BLOCK
-    cut = whole * coordinates
+    cut = whole * signs.shape[1] * BLOCK
     rows = flat[:cut].view(whole, -1, BLOCK)
     if flat.device.type != "cpu" or torch.compiler.is_compiling():
         found = (rows * signs[:whole, :, None]).sum(0)
@@ -95,9 +104,9 @@ def collected(gradient: Tensor, signs: Tensor, whole: int) -> Tensor:
         found = torch.zeros(signs.shape[1], BLOCK, dtype=flat.dtype)
         for row, sign in zip(rows, signs, strict=False):  # in place: a product of the weight's size would cost more
             found.addcmul_(row, sign[:, None])
-    if cut < flat.numel():
-        tail = nn.functional.pad(flat[cut:], (0, cut + coordinates - flat.numel())).view(-1, BLOCK)
-        found = found + tail * signs[whole, :, None]
+    for begin, shape, blocks in _tail(flat.numel(), cut):
+        part = flat[begin : begin + shape[0] * shape[1]].view(shape)
+        found[blocks, : shape[1]].addcmul_(part, signs[whole, blocks, None])
     return found.view(-1)
 
 
@@ -156,7 +165,9 @@ class SubspaceLayer(nn.Module):
         self.register_buffer("state", torch.tensor([seed & (2**62 - 1), 0], dtype=torch.int64, device=weight.device))
         self._signs: Tensor | None = None
         self._held: Tensor | None = None
-        self._applied: tuple[Tensor, int] | None = None
+        self._kept: Tensor | None = None
+        self._applied: int | None = None
+        """What is in ``_held``: z, and which version of the origin; None when something else has changed."""
         self._steps = 0
         self._settle()
         _follow_optimizers()
@@ -180,11 +191,13 @@ class SubspaceLayer(nn.Module):
         """
         assert self._signs is not None
         if self._held is None:
-            self._held, self._applied = torch.empty_like(self.origin), None
+            self._held, self._kept = torch.empty_like(self.origin), None
         now = self.origin._version
-        if self._applied is None or self._applied[1] != now or not torch.equal(self._applied[0], self.z):
+        if self._applied != now or self._kept is None or not torch.equal(self._kept, self.z):
             placed(self.z, self.origin, self._signs, self.tiles.whole, out=self._held)
-            self._applied = self.z.clone(), now
+            kept = torch.empty_like(self.z) if self._kept is None else self._kept
+            self._kept = kept.copy_(self.z.detach())
+            self._applied = now
         return self._held
 
     def forward(self, x: Tensor) -> Tensor:
@@ -260,7 +273,13 @@ class SubspaceLayer(nn.Module):
         self._settle()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_signs": None, "_held": None, "_applied": None}  # all follow from the rest
+        return {
+            **self.__dict__,
+            "_signs": None,
+            "_held": None,
+            "_kept": None,
+            "_applied": None,
+        }  # all follow from the rest
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
