@@ -477,6 +477,7 @@ def test_a_gpt_learns_in_a_subspace() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of torch
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_compiled(scheme: str) -> None:
     model, x = laconic.compress(mixed(), scheme, init="fresh"), images()
