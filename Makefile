@@ -58,6 +58,11 @@ cluster-tables: $(VENV)/.ready
 	  $(BIN)/python bench/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
 	  || exit 1; done
 
+# Compressed layers against dense ones: the Records behind docs/layers.md, and then its table.
+bench-layers: $(VENV)/.ready
+	$(BIN)/laconic bench layers --record results/layers/cpu.jsonl
+	$(BIN)/python bench/readme_table.py --records results/layers/cpu.jsonl --readme docs/layers.md
+
 # The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers, once for
 # each instruction set that the machine has: LACONIC_ISAS="baseline avx2" runs some, LACONIC_MUTATIONS=1000 fewer.
 asan: $(VENV)/.ready

@@ -1,8 +1,9 @@
 """Rewrite README's tables from the Records behind them: ``python bench/readme_table.py [--check]``.
 
 What the demo measured goes between ``<!-- demo:begin -->`` and ``<!-- demo:end -->``, what ``laconic bench`` did
-between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster`` between markers
-of its name; a file's Records say what it is. ``--check`` only says, by its exit code, whether anything would change.
+between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster`` and
+``laconic bench layers`` between markers of its name; a file's Records say what it is. ``--check`` only says, by its
+exit code, whether anything would change.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from laconic.bench.cluster import ClusterTable, tables
+from laconic.bench.layers import layer_table
 from laconic.errors import FileError
 from laconic.records import Record, read
 from laconic.report import NOTES, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "results" / "demo" / "demo.jsonl", ROOT / "results" / "bench" / "codecs.jsonl")
-DEMO, CLUSTER = "demo.method", "cluster."
+DEMO, CLUSTER, LAYERS = "demo.method", "cluster.", "bench.layers"
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
@@ -30,6 +32,8 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
     runs = [record for record in records if record.kind == DEMO]
     if any(record.kind.startswith(CLUSTER) for record in records):
         return [(found.name, cluster_table(found)) for found in tables(records)]
+    if records and all(record.kind == LAYERS for record in records):
+        return [("layers", cluster_table(layer_table(records)))]
     return [("demo", demo_table(runs)) if runs else ("bench", table(records))]
 
 

@@ -38,6 +38,8 @@ ROOMS = (
     "explanations",
     "checkpoints",
     "optim",
+    "plan",
+    "layers",
     "cluster",
     "faults",
     "train",
@@ -144,7 +146,9 @@ def test_the_front_door_lists_everything_it_shows():
     rooms = set(ROOMS) | {"annotations"}
     assert shown - rooms <= set(laconic.__all__)
     assert {"__version__", "aggregate"} <= set(laconic.__all__)
-    for named in ("codec", "encode", "encode_into", "decode", "codec_names", "channel"):
+    for named in (
+        "codec", "encode", "encode_into", "decode", "codec_names", "channel", "compress", "expand", "measure",
+    ):  # fmt: skip
         assert named in laconic.__all__
 
 

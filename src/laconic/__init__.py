@@ -25,6 +25,7 @@ from laconic.errors import (
 )
 from laconic.explanations import Explanation, explain
 from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
+from laconic.layers import LayerPolicy, compress, expand, measure
 from laconic.packet import Packet, TensorSpec
 from laconic.policy import Policy
 from laconic.sums import Contributor, Sum, Summing, summing
@@ -38,6 +39,7 @@ __all__ = [
     "FrameError",
     "InputError",
     "LaconicError",
+    "LayerPolicy",
     "NonFiniteError",
     "Packet",
     "Policy",
@@ -50,13 +52,16 @@ __all__ = [
     "channel",
     "codec",
     "codec_names",
+    "compress",
     "decode",
     "decode_bundle",
     "encode",
     "encode_bundle",
     "encode_into",
+    "expand",
     "explain",
     "max_nbytes",
+    "measure",
     "summing",
     "sums",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +90,11 @@ class SGD:
         for what, x in (("gradient", gradient), ("momentum", velocity)):
             if x.shape != shape:  # torch would broadcast, and learn something else
                 raise InputError(f"slot {slot!r} has the shape {list(shape)}, its {what} {list(x.shape)}")
+
+    def forget(self, slots: Iterable[str]) -> None:
+        """Begin these slots' momentum anew."""
+        for slot in slots:
+            self._velocity.pop(slot, None)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The momentum of each slot that has had a step, a copy."""

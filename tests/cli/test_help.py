@@ -10,7 +10,20 @@ import pytest
 from command import Run, laconic
 
 import laconic as package
-from laconic.cli import bench, bench_cluster, bench_collective, certs, codecs, demo, pack, roles, study, train, unpack
+from laconic.cli import (
+    bench,
+    bench_cluster,
+    bench_collective,
+    bench_layers,
+    certs,
+    codecs,
+    demo,
+    pack,
+    roles,
+    study,
+    train,
+    unpack,
+)
 from laconic.cli.app import app
 
 COMMANDS = {
@@ -31,8 +44,8 @@ EXAMPLES = [
     example
     for command in RUN_HERE
     for example in COMMANDS[command]
-    # Those of other benches take minutes: tests/bench runs smaller ones.
-    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES)
+    # Those of other benches take minutes: tests/bench runs smaller ones, test_layers_command.py those of layers.
+    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES, *bench_layers.EXAMPLES)
 ]
 
 

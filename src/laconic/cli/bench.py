@@ -1,4 +1,4 @@
-"""``laconic bench``: codecs when nothing else is said, and ``laconic bench cluster``."""
+"""``laconic bench``: codecs when nothing else is said, ``laconic bench cluster`` and ``laconic bench layers``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli import bench_cluster, bench_collective
+from laconic.cli import bench_cluster, bench_collective, bench_layers
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -26,7 +26,9 @@ CODECS = (
     "laconic bench sign --threads 2 --records sign.jsonl --json",
     "laconic bench --only coders --data weights --quick",
 )
-EXAMPLES = (*CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1])
+EXAMPLES = (
+    *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_layers.EXAMPLES[1:],
+)  # fmt: skip
 
 DEFAULT = "codecs"
 """What ``laconic bench`` does when its first word is no bench."""
@@ -320,7 +322,8 @@ def _root() -> None:
 
     laconic bench is short for laconic bench codecs, whose --help has its
     options; laconic bench cluster measures a server and its workers, laconic
-    bench collective means over processes.
+    bench collective means over processes, laconic bench layers what
+    compressed layers save.
     """
 
 
@@ -330,4 +333,5 @@ def register(app: typer.Typer) -> None:
     group.command(DEFAULT, epilog=examples(*CODECS))(bench)
     bench_cluster.register(group)
     bench_collective.register(group)
+    bench_layers.register(group)
     app.add_typer(group, name="bench", epilog=examples(*EXAMPLES))

@@ -13,9 +13,10 @@ from laconic.cli.output import check_writable, examples, progress_bar, results, 
 from laconic.cli.roles import check_grpc
 
 if TYPE_CHECKING:
+    from laconic.bench.cluster import ClusterTable
     from laconic.records import Record
 
-__all__ = ["EXAMPLES", "cluster", "register"]
+__all__ = ["EXAMPLES", "cluster", "print_table", "register"]
 
 EXAMPLES = (
     "laconic bench cluster --quick",
@@ -106,23 +107,27 @@ def _json(record: Record) -> dict[str, Any]:
 
 
 def _print(records: Sequence[Record]) -> None:
+    from laconic.bench.cluster import tables
+
+    for found in tables(records):
+        print_table(found)
+
+
+def print_table(found: ClusterTable) -> None:
     from rich import box
     from rich.table import Table
 
-    from laconic.bench.cluster import tables
-
     console = results()
-    for found in tables(records):
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for number, column in enumerate(found.columns):
-            shown.add_column(column, justify="left" if number < found.words else "right")
-        for row in found.rows:
-            shown.add_row(*row)
-        console.print(shown, markup=False)
-        console.print(found.notes, markup=False)
-        for met, text in found.verdicts:
-            console.print(text, style="green" if met else "red", markup=False)
-        console.print()
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, column in enumerate(found.columns):
+        shown.add_column(column, justify="left" if number < found.words else "right")
+    for row in found.rows:
+        shown.add_row(*row)
+    console.print(shown, markup=False)
+    console.print(found.notes, markup=False)
+    for met, text in found.verdicts:
+        console.print(text, style="green" if met else "red", markup=False)
+    console.print()
 
 
 def register(app: typer.Typer) -> None:

@@ -27,6 +27,7 @@ EXAMPLES = (
     "laconic train --method 5 --explain",
     "laconic train --method laconic --iterations 20 --json",
     "laconic train --method 5 --workers 4 --run-dir run --prepare",
+    "laconic train --method 3 --layers subspace:0.1 --iterations 20",
 )
 
 TIMES = (
@@ -80,6 +81,18 @@ def train(
     returns: Annotated[str | None, typer.Option("--returns", help="weights, gradients or delta.")] = None,
     sends: Annotated[str | None, typer.Option("--sends", help="gradients, changes or weights.")] = None,
     every: Annotated[int | None, typer.Option("--every", help="Iterations between exchanges.")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers", metavar="SCHEME:RHO", help="Train in a compressed space: monarch:0.1, subspace:0.1, …"
+        ),
+    ] = None,
+    layers_init: Annotated[
+        str, typer.Option("--layers-init", help="fresh, or project for a script's trained model.")
+    ] = "fresh",
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", metavar="RATE", help="With --layers: the link that the verdict is for.")
+    ] = "1gbit",
     after: Annotated[str | None, typer.Option("--after", help="mean or best.")] = None,
     backup: Annotated[int, typer.Option("--backup-workers", help="Workers that a round does not wait for.")] = 0,
     discount: Annotated[
@@ -106,6 +119,7 @@ def train(
     laconic server --help.
     """
     from laconic.cluster.job import Job
+    from laconic.lab.units import parse_rate
     from laconic.train.launch import launch
     from laconic.train.methods import METHODS, method_flags, method_options
     from laconic.train.run import Config
@@ -131,8 +145,9 @@ def train(
     config = Config(
         model=model, data=data, data_dir=str(data_dir) if data_dir else None, script=script, batch=batch,
         iterations=job.every, method=method or _name(job, base), schedule=schedule, warmup=warmup, job=job,
-        servers=servers, bundled=bundled,
+        servers=servers, bundled=bundled, layers=layers, layers_init=layers_init,
     )  # fmt: skip
+    rate = parse_rate(bandwidth)
     if epochs is not None and iterations is not None:
         raise ConfigError("give --epochs or --iterations, not both")
     if (resume or prepare) and run_dir is None:
@@ -156,10 +171,25 @@ def train(
             bar.update(shown, completed=done, total=config.iterations, description=line)
 
         (summary,) = launch({folder: config}, resume=resume, tell=tell)
+        if config.layers is not None:
+            bar.update(shown, description="measuring what layers gain")
+            summary = summary | _verdict(config, summary, rate, folder)
     if json:
         show_json(summary | {"run_dir": str(folder)})
     else:
         _print(summary, folder)
+
+
+def _verdict(config: Config, summary: dict[str, Any], rate: float, folder: Path) -> dict[str, Any]:
+    """Added to the run's summary, too."""
+    from json import dumps
+
+    from laconic.train.run import SUMMARY, write_whole
+    from laconic.train.verdict import judge
+
+    told = judge(config, summary, bandwidth=rate)
+    write_whole(folder / SUMMARY, dumps(summary | told, indent=2))
+    return told
 
 
 def _name(job: Job, base: dict[str, Any]) -> str:
@@ -202,13 +232,13 @@ def _checked(config: Config, epochs: int | None, iterations: int | None) -> tupl
     if iterations < 1:
         raise ConfigError(f"expected at least one iteration, got {iterations}")
     config = replace(config, iterations=-(-iterations // job.every) * job.every)
-    config.rates()
+    config.residents(task)
     return config, task
 
 
 def _raw_nbytes(task: Task) -> int:
     """What an exchange of a worker takes when nothing is compressed."""
-    return 2 * 4 * sum(parameter.numel() for parameter in task.model.parameters() if parameter.requires_grad)
+    return 2 * 4 * task.dense_numel
 
 
 def _prepare(config: Config, folder: Path, json: bool) -> None:
@@ -233,6 +263,8 @@ def _print(summary: dict[str, Any], folder: Path) -> None:
     from rich.text import Text
 
     rows = {"method": summary["method"], "push": summary["codec_push"], "pull": summary["codec_pull"]}
+    if summary.get("layers") is not None:
+        rows["layers"] = summary["layers"]
     if summary.get("accuracy") is not None:
         rows["accuracy"] = f"{summary['accuracy']:.2f} %"
     rows["bytes per iteration"] = size(summary["wire_bytes_per_iteration"])
@@ -246,6 +278,10 @@ def _print(summary: dict[str, Any], folder: Path) -> None:
         table.add_row(name, Text(value))  # specs are no markup
     console = results()
     console.print(table)
+    if summary.get("rho_layers") is not None:
+        from laconic.train.verdict import sentence
+
+        console.print(sentence(summary), markup=False, soft_wrap=True)
     console.print(f"wrote {folder}", markup=False, soft_wrap=True)
 
 

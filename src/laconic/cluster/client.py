@@ -6,7 +6,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,6 +64,7 @@ class Client:
         incarnation: Grows with each start of this worker: the server refuses an older one.
         slots: What is exchanged.
         limits: The most bytes that a frame of each slot can have.
+        resident: The same of what belongs to slots and is not exchanged, which a snapshot has.
         credentials: gRPC channel credentials; None for plaintext.
         timeout: Seconds that one call may take beside its transfer; a slow line gets more by the size of the model.
         patience: How long to try again when the server is not there.
@@ -77,6 +78,7 @@ class Client:
         incarnation: int,
         slots: Slots,
         limits: list[int],
+        resident: Sequence[int] = (),
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float = 120.0,
         patience: Patience | None = None,
@@ -85,7 +87,8 @@ class Client:
         self.identity = {"worker": worker, "incarnation": incarnation}
         self.slots = slots
         self.limits = limits
-        self.timeout = timeout + sum(limits) / SLOWEST
+        self.resident = list(resident)
+        self.timeout = timeout + (sum(limits) + sum(resident)) / SLOWEST
         self.patience = patience or Patience()
         self.traffic = Traffic()
         self.retries = 0
@@ -117,8 +120,9 @@ class Client:
 
     def snapshot(self) -> Reply:
         """All weights, as they are, and the optimizer's memory where workers take the steps."""
+        limits = 2 * self.limits + self.resident
         return self._again(
-            lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), parts=2),
+            lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), limits),
             "fetch the weights",
         )
 
@@ -133,7 +137,8 @@ class Client:
             yield note({"score": score()})
 
         return self._again(
-            lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout)), f"exchange {sequence}"
+            lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout), self.limits),
+            f"exchange {sequence}",
         )
 
     def leave(self) -> None:
@@ -146,10 +151,10 @@ class Client:
     def close(self) -> None:
         self._channel.close()
 
-    def _receive(self, messages: Iterator[bytes], parts: int = 1) -> Reply:
-        """A frame per slot, or up to ``parts`` of each."""
+    def _receive(self, messages: Iterator[bytes], limits: Sequence[int]) -> Reply:
+        """A frame per slot, or several of each, up to as many as there are limits."""
         head = read_note(next(messages, b""))
-        assembler, frames = Assembler(parts * self.limits), {}
+        assembler, frames = Assembler(limits), {}
         for message in messages:
             done = assembler.feed(message)
             if done is not None:

@@ -32,7 +32,7 @@ from laconic.cluster.replies import RefusedError, Reply, regather
 from laconic.cluster.rounds import Best, Contribution, Mean, Push, Round
 from laconic.cluster.seats import Seat
 from laconic.cluster.tickets import NOTHING_LEFT, Desk
-from laconic.cluster.weights import Optimizer, Weights
+from laconic.cluster.weights import Optimizer, Resident, Weights
 from laconic.errors import FileError, FrameError, NonFiniteError
 from laconic.frames import encode
 
@@ -65,6 +65,7 @@ class Core:
         exchanges: How many there are; None when nobody knows.
         vault: Earlier states, to go back to.
         memory: Bytes of pushes that may wait; beyond, workers whose turn it is not are held up.
+        resident: What belongs to slots and is not exchanged; of synchronous jobs.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class Core:
         exchanges: int | None = None,
         vault: Vault | None = None,
         memory: int = MEMORY,
+        resident: Resident | None = None,
     ) -> None:
         self.job = job
         self.exchanges, self.vault = exchanges, vault
-        self._weights = Weights(job, parameters, optimizer, rate)
+        self._weights = Weights(job, parameters, optimizer, rate, resident)
         self._tell = history or (lambda event: None)
         self._seats = [Seat() for _ in range(job.workers)]
         self._desk = Desk(None if exchanges is None else exchanges * job.workers, job.bound)
@@ -102,6 +104,11 @@ class Core:
     @property
     def parameters(self) -> dict[str, Tensor]:
         return self._weights.parameters
+
+    @property
+    def resident(self) -> dict[str, Tensor]:
+        """What belongs to slots and is not exchanged, by slot."""
+        return self._weights.resident
 
     @property
     def slots(self) -> Slots:
@@ -487,6 +494,7 @@ class Core:
                     frames.put(frame)
             with self._changed:
                 self._weights.version += 1
+                self._weights.settle()
                 for worker in pushed:
                     self._event("applied", worker=worker, sequence=self.version - 1, version=self.version)
                 for call in self._on_update:

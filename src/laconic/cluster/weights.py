@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from laconic.cluster.job import Job, Slots
 from laconic.frames import decode
 from laconic.wire import Buffer
 
-__all__ = ["Optimizer", "Weights"]
+__all__ = ["Optimizer", "Resident", "Weights"]
 
 
 class Optimizer(Protocol):
@@ -23,6 +23,27 @@ class Optimizer(Protocol):
     def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def forget(self, slots: Iterable[str]) -> None: ...
+
+
+class Resident(Protocol):
+    """What belongs to slots and is not exchanged: all who hold it change it alike, by what they were told."""
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> None:
+        """Have these tensors for the slots' values."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By slot; not all slots have one."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Be where the exchange of that number begins."""
+        ...
+
+    def after(self, version: int) -> list[str]:
+        """Follow an update, by which the version became this; slots whose momentum means nothing any more."""
+        ...
 
 
 class Weights:
@@ -33,23 +54,35 @@ class Weights:
         parameters: Float32 tensors by name; changed in place.
         optimizer: Takes the steps.
         rate: The learning rate of an update, by its number.
+        resident: What belongs to slots and is not exchanged.
     """
 
     def __init__(
-        self, job: Job, parameters: Mapping[str, Tensor], optimizer: Optimizer, rate: Callable[[int], float]
+        self,
+        job: Job,
+        parameters: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        rate: Callable[[int], float],
+        resident: Resident | None = None,
     ) -> None:
         self.job = job
         self.slots = Slots.of(parameters)
         self.parameters = {name: x.detach().to(torch.float32).contiguous() for name, x in parameters.items()}
         self.version = 0
         """Updates applied so far; in a synchronous job also the number of the round."""
-        self._optimizer, self._rate = optimizer, rate
+        self._optimizer, self._rate, self._resident = optimizer, rate, resident
+        if resident is not None:
+            resident.bind(self.parameters)
         self._channel = job.pull_channel()
         self._held = self.copy() if job.holds_other_weights else {}
         """What all workers of a synchronous job hold, where it is not the parameters."""
 
     def copy(self) -> dict[str, Tensor]:
         return {name: x.clone() for name, x in self.parameters.items()}
+
+    @property
+    def resident(self) -> dict[str, Tensor]:
+        return {} if self._resident is None else self._resident.tensors()
 
     @property
     def like(self) -> list[Tensor]:
@@ -100,6 +133,11 @@ class Weights:
             else:
                 self.parameters[name].copy_(x)
 
+    def settle(self) -> None:
+        """After an update, once the version says so: what is not exchanged follows it."""
+        if self._resident is not None:
+            self._optimizer.forget(self._resident.after(self.version))
+
     def tell(self, held: dict[str, Tensor], channel: Channel) -> tuple[bytes, ...]:
         """The weights, or how they differ from what one worker holds, which then holds more of them."""
         if self.job.returns == "delta":
@@ -122,12 +160,14 @@ class Weights:
 
     def snapshot(self) -> list[Tensor]:
         """What a worker must hold to be where the others are; where workers take the steps, the optimizer's memory,
-        too: a second tensor for every slot.
+        too: a second tensor for every slot. Where there is more that belongs to slots, that is a third.
         """
         tensors = list((self._held or self.parameters).values())
-        if self.job.returns == "gradients":
+        if self.job.returns == "gradients" or self._resident is not None:
             memory = self._optimizer.state_dict()
             tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
+        if self._resident is not None:
+            tensors += [self.resident.get(name, torch.zeros(1)) for name in self.parameters]
         return tensors
 
     def state(self) -> dict[str, Tensor]:
@@ -135,10 +175,13 @@ class Weights:
         tensors = {f"parameter/{name}": x for name, x in self.copy().items()}
         tensors |= {f"optimizer/{name}": x for name, x in self._optimizer.state_dict().items()}
         tensors |= {f"channel/{name}": x for name, x in self._channel.state_dict().items()}
+        tensors |= {f"resident/{name}": x.clone() for name, x in self.resident.items()}
         return tensors | {f"held/{name}": x.clone() for name, x in self._held.items()}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"parameter": {}, "optimizer": {}, "channel": {}, "held": {}}
+        parts: dict[str, dict[str, Tensor]] = {
+            part: {} for part in ("parameter", "optimizer", "channel", "held", "resident")
+        }
         for key, x in tensors.items():
             part, _, name = key.partition("/")
             parts[part][name] = x
@@ -148,3 +191,5 @@ class Weights:
         self._optimizer.load_state_dict(parts["optimizer"])
         self._channel.load_state_dict(parts["channel"])
         self.version = int(meta["version"])
+        if self._resident is not None:
+            self._resident.load(parts["resident"], self.version)

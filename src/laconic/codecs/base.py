@@ -13,8 +13,7 @@ Codecs are pure: no state, no communication, input untouched, randomness from th
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -242,7 +241,3 @@ class Codec(Protocol):
     def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor: ...
     def accumulate(self, packet: Packet, out: Tensor, weight: float = 1.0) -> None: ...
     def max_section_nbytes(self, spec: TensorSpec) -> tuple[int, ...]: ...
-
-
-def field_names(stage: type[Stage]) -> list[str]:
-    return [field.name for field in dataclasses.fields(cast(Any, stage))]

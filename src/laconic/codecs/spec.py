@@ -11,18 +11,27 @@ import difflib
 import math
 import types
 import typing
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
 
 from laconic.codecs import registry
-from laconic.codecs.base import Stage, field_names
+from laconic.codecs.base import Stage
 from laconic.errors import ConfigError
 
-__all__ = ["MAX_SPEC", "parse", "text"]
+__all__ = ["MAX_SPEC", "Named", "parse", "read", "show", "text"]
 
 MAX_SPEC = 256
 """Bytes of a canonical spec on the wire."""
 
-T = TypeVar("T")
+
+class Named(Protocol):
+    """Something that a word and arguments stand for: a dataclass with the word on its class."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 
 
 def parse(spec: str) -> list[Stage]:
@@ -37,23 +46,36 @@ def parse(spec: str) -> list[Stage]:
 
 
 def text(stages: list[Stage]) -> str:
-    return "|".join(_stage_text(stage) for stage in stages)
+    return "|".join(show(stage) for stage in stages)
 
 
 def _stage(part: str, spec: str) -> Stage:
+    if not part.partition(":")[0].strip():
+        raise ConfigError(f"empty stage in {spec!r}: expected stages joined by '|', such as 'topk:0.01|qsgd:4'")
+    return read(part, registry.stages(), within=spec)
+
+
+def read(part: str, known: Mapping[str, type[N]], *, noun: str = "stage", within: str | None = None) -> N:
+    """What ``name:argument,name=value`` stands for.
+
+    Args:
+        part: The text.
+        known: Dataclasses by name.
+        noun: What they are called in messages.
+        within: The text that this is a part of, for messages.
+    """
+    spec = part if within is None else within
     name, colon, arguments = part.partition(":")
     name = name.strip()
-    if not name:
-        raise ConfigError(f"empty stage in {spec!r}: expected stages joined by '|', such as 'topk:0.01|qsgd:4'")
-    cls = registry.find(name)
+    cls = known.get(name)
     if cls is None:
-        names = registry.names()
+        names = sorted(known)
         close = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"unknown stage {name!r} in {spec!r}; valid stages: {', '.join(names)}.{hint}")
-    fields = field_names(cls)
+        raise ConfigError(f"unknown {noun} {name!r} in {spec!r}; valid {noun}s: {', '.join(names)}.{hint}")
+    fields = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
     if colon and not arguments.strip():
-        raise ConfigError(f"stage {name!r} in {spec!r} has ':' but no argument; it takes {_takes(fields)}")
+        raise ConfigError(f"{noun} {name!r} in {spec!r} has ':' but no argument; it takes {_takes(fields)}")
     values: dict[str, Any] = {}
     named = False
     for place, argument in enumerate(arguments.split(",") if arguments else []):
@@ -61,24 +83,31 @@ def _stage(part: str, spec: str) -> Stage:
         if equals:
             named, word = True, word.strip()
             if word not in fields:
-                raise ConfigError(f"stage {name!r} has no argument {word!r}; it takes {_takes(fields)}")
+                raise ConfigError(f"{noun} {name!r} has no argument {word!r}; it takes {_takes(fields)}")
         else:
             if named:
                 raise ConfigError(f"in {part!r} the positional argument {argument.strip()!r} follows a named one")
             if place >= len(fields):
-                raise ConfigError(f"stage {name!r} takes {_takes(fields)}, got {argument.strip()!r} as well")
+                raise ConfigError(f"{noun} {name!r} takes {_takes(fields)}, got {argument.strip()!r} as well")
             word, raw = fields[place], argument
         if word in values:
             raise ConfigError(f"in {part!r} the argument {word!r} is given twice")
-        values[word] = _convert(cls, word, raw.strip())
+        values[word] = _convert(cls, noun, word, raw.strip())
+    needed = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if _is_required(f) and f.name not in values]
+    if needed:
+        raise ConfigError(f"{noun} {name!r} in {spec!r} needs {_takes(needed)}; it takes {_takes(fields)}")
     return cls(**values)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _takes(fields: list[str]) -> str:
     return ", ".join(fields) if fields else "no arguments"
 
 
-def _convert(cls: type[Stage], field: str, raw: str) -> Any:
+def _convert(cls: type[Named], noun: str, field: str, raw: str) -> Any:
     """Text to the type of the field."""
     wanted = typing.get_type_hints(cls)[field]
     if isinstance(wanted, types.UnionType):
@@ -95,19 +124,20 @@ def _convert(cls: type[Stage], field: str, raw: str) -> Any:
             return value
     except (ValueError, KeyError, OverflowError):
         kind = {bool: "true or false", int: "a whole number", float: "a finite number"}[wanted]
-        raise ConfigError(f"stage {cls.name!r}: {field} must be {kind}, got {raw!r}") from None
+        raise ConfigError(f"{noun} {cls.name!r}: {field} must be {kind}, got {raw!r}") from None
     return raw
 
 
-def _stage_text(stage: Stage) -> str:
+def show(found: Named) -> str:
+    """The reverse of ``read``: canonical text."""
     parts = []
-    for place, field in enumerate(dataclasses.fields(typing.cast(Any, stage))):
-        value = getattr(stage, field.name)
+    for place, field in enumerate(dataclasses.fields(typing.cast(Any, found))):
+        value = getattr(found, field.name)
         if place == 0:
             parts.append(_show(value))
         elif value != field.default:
             parts.append(f"{field.name}={_show(value)}")
-    return f"{stage.name}:{','.join(parts)}" if parts else stage.name
+    return f"{found.name}:{','.join(parts)}" if parts else found.name
 
 
 def _show(value: Any) -> str:

@@ -14,13 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic.cluster import checkpoint
 from laconic.errors import ConfigError, FileError, LaconicError
-from laconic.train.roles import SUPERVISED, trainable
-from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, write_whole
+from laconic.train.roles import SUPERVISED
+from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, trainable, write_whole
 from laconic.train.task import Task
 
 __all__ = ["launch"]
@@ -52,6 +51,7 @@ def launch(
     for run_dir, config in runs.items():
         tasks[run_dir] = config.task()  # what is wrong with data or model is said here, once
         config.parts(trainable(tasks[run_dir].model))
+        config.residents(tasks[run_dir])
         if resume:
             if Config.load(run_dir) != config:
                 raise ConfigError(f"{run_dir} is a run of another configuration: resume it with the same flags")
@@ -226,12 +226,10 @@ def _environment() -> dict[str, str]:
 def _summary(config: Config, task: Task, run_dir: Path) -> dict[str, Any]:
     """Of all lives of all workers: bytes are what was sent, also what was sent again."""
     reports = [json.loads(line) for line in (run_dir / REPORTS).read_text(encoding="utf-8").splitlines()]
-    parameters = trainable(task.model)
-    with torch.no_grad():
-        for name, x in config.layout(parameters).unpack(_trained(config, run_dir)).items():
-            parameters[name].copy_(x)
+    found = _trained(config, run_dir)
+    config.restore(task, found["parameter"], found["resident"], config.exchanges)
     wire = sum(report["bytes_sent"] + report["bytes_received"] for report in reports)
-    raw = 8 * sum(x.numel() for x in parameters.values()) * config.job.workers * config.iterations
+    raw = 8 * task.dense_numel * config.job.workers * config.iterations
     workers = {report["worker"] for report in reports}
 
     def worst(key: str) -> float:
@@ -247,6 +245,7 @@ def _summary(config: Config, task: Task, run_dir: Path) -> dict[str, Any]:
         "iterations": config.iterations,
         "codec_push": config.job.push,
         "codec_pull": config.job.pull,
+        **({"layers": config.layers} if config.layers else {}),
         **task.evaluate(),
         "wire_bytes_per_iteration": wire / config.iterations,
         "bytes_saved": raw - wire,
@@ -261,15 +260,15 @@ def _summary(config: Config, task: Task, run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def _trained(config: Config, run_dir: Path) -> dict[str, Tensor]:
-    """The slots of all servers at the end."""
-    slots = {}
+def _trained(config: Config, run_dir: Path) -> dict[str, dict[str, Tensor]]:
+    """The slots of all servers at the end, and what belongs to them."""
+    slots: dict[str, dict[str, Tensor]] = {"parameter": {}, "resident": {}}
     for server in range(config.servers):
         found = checkpoint.load_latest(run_dir / of_server(CHECKPOINTS, server))
         if found is None:
             raise FileError(f"{run_dir} has no checkpoint: the run did not end well")
         for key, x in found.tensors.items():
             part, _, name = key.partition("/")
-            if part == "parameter":
-                slots[name] = x
+            if part in slots:
+                slots[part][name] = x
     return slots

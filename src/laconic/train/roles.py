@@ -14,13 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.cluster import checkpoint, heap
 from laconic.cluster.job import Slots
 from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
-from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, write_whole
+from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
 from laconic.train.shards import Shards
 from laconic.train.worker import Progress, Worker
 
@@ -37,10 +37,6 @@ SUPERVISED = "LACONIC_SUPERVISED"
 """Set by a launcher: its processes end with it, and leave Ctrl-C to it."""
 FAREWELL = 60.0
 """Seconds that a server waits at the end for workers to leave."""
-
-
-def trainable(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _obey_launcher() -> None:
@@ -162,10 +158,15 @@ def _core(
 
     if not 0 <= index < config.servers:
         raise ConfigError(f"servers are 0 to {config.servers - 1}, there is no {index}")
-    parameters = {name: x.clone() for name, x in config.parts(trainable(config.task().model))[index].items()}
+    task = config.task()
+    parameters = {name: x.clone() for name, x in config.parts(trainable(task.model))[index].items()}
+    residents = config.residents(task)
     optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
     vault = checkpoint.Folder(run_dir / of_server(CHECKPOINTS, index))
-    core = Core(config.job, parameters, optimizer, config.rates(), history, exchanges=config.exchanges, vault=vault)
+    core = Core(
+        config.job, parameters, optimizer, config.rates(), history, exchanges=config.exchanges, vault=vault,
+        resident=residents and residents.only(parameters),
+    )  # fmt: skip
     found = checkpoint.load_latest(vault.path) if resume else None
     if found is not None:
         core.load(found.tensors, found.meta)
@@ -196,9 +197,7 @@ def _sum_up(config: Config, run_dir: Path, core: Core, wire_bytes: int) -> None:
     }
     if config.servers == 1:
         task = config.task()
-        weights = trainable(task.model)
-        for name, x in config.layout(weights).unpack(core.parameters).items():
-            weights[name].copy_(x)
+        config.restore(task, core.parameters, core.resident, core.version)
         told |= task.evaluate()
     write_whole(run_dir / SUMMARY, json.dumps(told, indent=2))
     log.info("wrote %s", run_dir / SUMMARY)
@@ -256,8 +255,10 @@ def work(
     parameters = trainable(task.model)
     identity = (number, time.time_ns() // 1_000_000 if incarnation is None else incarnation)
     channel = security.channel_credentials(credentials) if credentials is not None else None
+    residents = config.residents(task)
+    dense = None if residents is None else residents.tensors()
     clients = [
-        _client(address, identity, config, part, channel, patience)
+        _client(address, identity, config, part, dense, channel, patience)
         for address, part in zip(there, config.parts(parameters), strict=True)
     ]
     link: Link = clients[0]
@@ -300,6 +301,7 @@ def _client(
     identity: tuple[int, int],
     config: Config,
     part: Mapping[str, Tensor],
+    dense: Mapping[str, Tensor] | None,
     credentials: Any,
     patience: float,
 ) -> Client:
@@ -311,6 +313,7 @@ def _client(
         incarnation=identity[1],
         slots=Slots.of(part),
         limits=config.job.pull_limits(part.values()),
+        resident=() if dense is None else config.job.pull_limits(dense.get(name, x) for name, x in part.items()),
         credentials=credentials,
         patience=Patience(total=patience),
     )

@@ -21,13 +21,16 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from laconic.cluster.job import Job
 from laconic.cluster.sharded import partition
 from laconic.errors import ConfigError, FileError
+from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
 from laconic.train.layout import Layout
+from laconic.train.resident import Residents
 from laconic.train.task import Task, build_task
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "WORKERS",
     "Config",
     "of_server",
+    "trainable",
     "write_whole",
 ]
 
@@ -60,6 +64,10 @@ def of_server(name: str, server: int) -> str:
     return f"{stem}-{server}{dot}{suffix}"
 
 
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
 @dataclass(frozen=True)
 class Config:
     """All that decides a run. Two runs of equal configurations end with equal weights when they are synchronous.
@@ -77,6 +85,8 @@ class Config:
         holdout: Fraction of the training examples that only judge.
         servers: How many share the parameters.
         bundled: Whether parameters travel as one vector instead of one by one.
+        layers: The scheme by which the model's layers are compressed; None leaves them dense.
+        layers_init: How they begin: ``fresh`` or ``project``.
         job: What server and workers agree on.
     """
 
@@ -92,6 +102,8 @@ class Config:
     holdout: float = 0.05
     servers: int = 1
     bundled: bool = False
+    layers: str | None = None
+    layers_init: str = "fresh"
     job: Job = field(default_factory=Job)
 
     def __post_init__(self) -> None:
@@ -103,6 +115,10 @@ class Config:
             raise ConfigError(f"servers must be a whole number, at least 1, got {self.servers}")
         if self.servers > 1 and self.job.bound:
             raise ConfigError("mode bounded needs one server: several cannot agree on who is too old")
+        if self.layers is not None:
+            parse_scheme(self.layers)
+        if self.layers_init not in INITS:
+            raise ConfigError(f"layers_init must be {' or '.join(INITS)}, got {self.layers_init!r}")
 
     def task(self) -> Task:
         folder = Path(self.data_dir) if self.data_dir else None
@@ -113,7 +129,23 @@ class Config:
             seed=self.job.seed,
             holdout=self.holdout,
             script=self.script,
+            layers=self.layers,
+            layers_init=self.layers_init,
         )
+
+    def residents(self, task: Task) -> Residents | None:
+        """What of the task's model changes and is not exchanged."""
+        return Residents.of(task.model, self.job, self.rates(), bundled=self.bundled)
+
+    def restore(self, task: Task, slots: Mapping[str, Tensor], resident: Mapping[str, Tensor], exchanges: int) -> None:
+        """The task's model as it is after that many exchanges."""
+        parameters = trainable(task.model)
+        with torch.no_grad():
+            for name, x in self.layout(parameters).unpack(slots).items():
+                parameters[name].copy_(x)
+        found = self.residents(task)
+        if found is not None:
+            found.load(resident, exchanges)
 
     def layout(self, parameters: Mapping[str, Tensor]) -> Layout:
         return Layout.of(parameters, bundled=self.bundled, pieces=self.servers)

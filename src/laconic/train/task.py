@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from laconic.errors import ConfigError
 from laconic.kernels import random
+from laconic.layers import compress, dense_numel
 from laconic.train import script as scripts
 from laconic.train.data import load, load_text
 from laconic.train.examples import Batch, Examples, ImageExamples, TextExamples, examples_of
@@ -77,9 +78,18 @@ class Task:
         self._held, self._trained = order[:held].sort().values, order[held:].sort().values
 
     @property
+    def loss_function(self) -> Loss:
+        return self._loss
+
+    @property
     def num_train(self) -> int:
         """Examples to train with, those held out not among them."""
         return len(self._trained)
+
+    @property
+    def dense_numel(self) -> int:
+        """Numbers that would be exchanged if no layer were compressed."""
+        return dense_numel(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -161,6 +171,8 @@ def build_task(
     seed: int = 0,
     holdout: float = 0.05,
     script: str | None = None,
+    layers: str | None = None,
+    layers_init: str = "fresh",
 ) -> Task:
     """A model of ``MODELS`` and a data set that fits it, or what a script brings.
 
@@ -187,9 +199,16 @@ def build_task(
         seed: Decides initial weights and which examples are held out.
         holdout: Fraction of the training set for ``judge``; a Task that a script returns has its own.
         script: ``model`` and ``data`` are not looked at then.
+        layers: A scheme of ``laconic.compress`` for the model, such as ``monarch:0.1``.
+        layers_init: How it begins: ``fresh`` for a new model, ``project`` for one that a script has trained.
     """
-    if script is not None:
-        return _scripted(script, seed, holdout)
+    task = _built(model, data, data_dir, seed, holdout) if script is None else _scripted(script, seed, holdout)
+    if layers is not None:
+        task.model = compress(task.model, layers, init=layers_init, seed=seed, inplace=True)
+    return task
+
+
+def _built(model: str, data: str, data_dir: Path | None, seed: int, holdout: float) -> Task:
     _check_fit(model, data)
     network = build_model(model, seed=seed)
     train, test = _text(network, data_dir) if data == "text" else ImageExamples.of(load(data, data_dir))

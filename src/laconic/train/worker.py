@@ -33,6 +33,7 @@ from laconic.frames import decode
 from laconic.kernels import random
 from laconic.optim import SGD, Schedule
 from laconic.train.layout import Layout
+from laconic.train.resident import Residents
 from laconic.train.shards import Shards
 from laconic.train.task import Task
 
@@ -124,10 +125,11 @@ class Worker:
         self.slots = {name: i for i, name in enumerate(self._layout.pack(self.parameters))}
         self.channel = self.job.push_channel()
         self.optimizer = SGD(momentum=self.job.momentum, weight_decay=self.job.weight_decay)
+        self._residents = Residents.of(self.task.model, self.job, self.schedule, bundled=self._layout.bundled)
         self._base: dict[str, Tensor] = {}
         self._attempt, self._begun = 0, False
         self._pending: Future[Reply] = Future()
-        self._raw = 8 * sum(p.numel() for p in self.parameters.values())
+        self._raw = 8 * self.task.dense_numel
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="laconic-encode")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-push")
 
@@ -146,6 +148,8 @@ class Worker:
                 continue
             began = time.perf_counter()
             self._receive(reply)
+            if self._residents is not None:
+                self.optimizer.forget(self._residents.after(reply.sequence))
             self.times.apply += time.perf_counter() - began
             self.bytes_received += reply.nbytes
             at = At(reply.sequence, reply.ticket)
@@ -178,7 +182,9 @@ class Worker:
         reply = self.link.snapshot()
         count = len(self.slots)
         self._load(reply.frames[:count])
-        memory = dict(zip(self.slots, map(decode, reply.frames[count:]), strict=False))
+        memory = dict(zip(self.slots, map(decode, reply.frames[count : 2 * count]), strict=False))
+        if self._residents is not None:
+            self._residents.load(dict(zip(self.slots, map(decode, reply.frames[2 * count :]), strict=True)), sequence)
         anew = self.job.exact or not self._begun  # without rounds what it remembers stays true wherever the others are
         self._begun = True
         if memory and self.job.momentum and self.job.every == 1:

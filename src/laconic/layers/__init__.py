@@ -1,0 +1,38 @@
+"""Layers that are trained in a compressed space: fewer numbers to compute with, to step, to send and to keep."""
+
+from __future__ import annotations
+
+from laconic.layers.convert import INITS, LayerPolicy, Layout, Slot, compress, dense_numel, expand, layout
+from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
+from laconic.layers.hashed import HashedLayer
+from laconic.layers.schemes import SCHEMES, Hashed, LowRank, Monarch, Scheme, Subspace, parse_scheme
+from laconic.layers.subspace import SubspaceLayer, advance, subspaces
+from laconic.layers.timing import Timings, measure, timings
+
+__all__ = [
+    "INITS",
+    "SCHEMES",
+    "Hashed",
+    "HashedLayer",
+    "LayerPolicy",
+    "Layout",
+    "LowRank",
+    "LowRankConv2d",
+    "LowRankLinear",
+    "Monarch",
+    "MonarchLinear",
+    "Scheme",
+    "Slot",
+    "Subspace",
+    "SubspaceLayer",
+    "Timings",
+    "advance",
+    "compress",
+    "dense_numel",
+    "expand",
+    "layout",
+    "measure",
+    "parse_scheme",
+    "subspaces",
+    "timings",
+]

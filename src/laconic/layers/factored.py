@@ -1,0 +1,283 @@
+"""Layers whose weight is a product of thin factors. They compute with the factors, so small ones are fast ones.
+
+The factors are ordinary parameters and autograd's gradients are exact: any optimizer, DDP and the parameter server take
+them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["LowRankConv2d", "LowRankLinear", "MonarchLinear", "truncated"]
+
+EXACT = 1024
+"""Sides up to which an SVD is computed in full; beyond, where few directions are wanted, by subspace iteration."""
+
+OVERSAMPLED, POWERS = 16, 4
+
+L = TypeVar("L", bound=nn.Module)
+
+
+def truncated(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors ``left @ right`` of the best approximation of that rank, the singular values split evenly between them.
+
+    Args:
+        matrices: [..., m, n].
+        rank: Directions kept; left is [..., m, rank], right [..., rank, n]. Beyond min(m, n) they are zero.
+    """
+    x = matrices.detach().to(torch.float32)
+    most = min(x.shape[-2:])
+    if most > EXACT and 4 * rank <= most:
+        x_left, values, x_right = _leading(x, rank)
+    else:
+        x_left, values, x_right = torch.linalg.svd(x, full_matrices=False)
+    kept = min(rank, most)
+    root = values[..., :kept].sqrt()
+    left, right = x_left[..., :kept] * root[..., None, :], root[..., :, None] * x_right[..., :kept, :]
+    if kept < rank:
+        left, right = F.pad(left, (0, rank - kept)), F.pad(right, (0, 0, 0, rank - kept))
+    return left.to(matrices.dtype), right.to(matrices.dtype)
+
+
+def _leading(x: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest singular triples by iteration on a random subspace (Halko, Martinsson and Tropp 2011)."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(x.shape[-1], rank + OVERSAMPLED, generator=generator).to(x.device)
+    for _ in range(POWERS):
+        basis = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ basis).Q).Q
+    found = torch.linalg.qr(x @ basis).Q
+    inner, values, right = torch.linalg.svd(found.mT @ x, full_matrices=False)
+    return found @ inner, values, right
+
+
+class LowRankLinear(nn.Module):
+    """``y = left (right x) + bias``: rank (n + m) numbers instead of n m."""
+
+    def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.right = nn.Parameter(right.contiguous())
+        self.left = nn.Parameter(left.contiguous())
+        self.bias = _bias(bias)
+
+    @classmethod
+    def project(cls, weight: Tensor, bias: Tensor | None, rank: int) -> LowRankLinear:
+        return cls(*truncated(weight, rank), bias)
+
+    @classmethod
+    def fresh(cls, weight: Tensor, bias: Tensor | None, rank: int) -> LowRankLinear:
+        """Drawn such that the product's entries have the variance of ``weight``'s."""
+        outputs, inputs = weight.shape
+        right = _normal(weight, (rank, inputs), 1 / inputs)
+        return cls(_normal(weight, (outputs, rank), _variance(weight) * inputs / rank), right, bias)
+
+    @property
+    def rank(self) -> int:
+        return self.right.shape[0]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.left @ self.right
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.right), self.left, self.bias)
+
+    def dense(self) -> nn.Linear:
+        return _linear(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.right.shape[1]}, {self.left.shape[0]}, rank={self.rank}, bias={self.bias is not None}"
+
+
+class MonarchLinear(nn.Module):
+    """A weight of b x b blocks, each of rank t: b t (n + m) numbers, and an overall rank of up to b² t.
+
+    Block (l, j) is ``left[l, j-th t rows]ᵀ right[j, :, l-th t columns]ᵀ``. Sides that b does not divide are padded with
+    zeros. Both products are batched over blocks, so nothing of the weight's size is ever made.
+
+    Args:
+        left: [b, b t, m / b].
+        right: [b, n / b, b t].
+        bias: Of the outputs, whose number may be less than what left has.
+        inputs: n.
+        outputs: m.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.right = nn.Parameter(right.contiguous())
+        self.left = nn.Parameter(left.contiguous())
+        self.bias = _bias(bias)
+        self.inputs, self.outputs = inputs, outputs
+        self.blocks, self.rank = right.shape[0], right.shape[2] // right.shape[0]
+
+    @classmethod
+    def project(cls, weight: Tensor, bias: Tensor | None, blocks: int, rank: int) -> MonarchLinear:
+        """The nearest to a dense weight: each block's leading singular directions."""
+        outputs, inputs = weight.shape
+        rows, columns = _parts(outputs, blocks), _parts(inputs, blocks)
+        padded = F.pad(weight.detach(), (0, blocks * columns - inputs, 0, blocks * rows - outputs))
+        cut = padded.view(blocks, rows, blocks, columns).transpose(1, 2)  # [l, j, m / b, n / b]
+        left, right = truncated(cut, rank)  # [l, j, m / b, t], [l, j, t, n / b]
+        left = left.permute(0, 1, 3, 2).reshape(blocks, blocks * rank, rows)
+        right = right.permute(1, 3, 0, 2).reshape(blocks, columns, blocks * rank)
+        return cls(left, right, bias, inputs, outputs)
+
+    @classmethod
+    def fresh(cls, weight: Tensor, bias: Tensor | None, blocks: int, rank: int) -> MonarchLinear:
+        """Drawn such that the weight's entries have the variance of ``weight``'s."""
+        outputs, inputs = weight.shape
+        rows, columns = _parts(outputs, blocks), _parts(inputs, blocks)
+        right = _normal(weight, (blocks, columns, blocks * rank), 1 / columns)
+        left = _normal(weight, (blocks, blocks * rank, rows), _variance(weight) * columns / rank)
+        return cls(left, right, bias, inputs, outputs)
+
+    @property
+    def weight(self) -> Tensor:
+        b, t = self.blocks, self.rank
+        left = self.left.view(b, b, t, -1)  # [l, j, t, m / b]
+        right = self.right.view(b, -1, b, t)  # [j, n / b, l, t]
+        cut = torch.einsum("ljtr,jclt->lrjc", left, right)
+        return cut.reshape(b * left.shape[-1], b * right.shape[1])[: self.outputs, : self.inputs]
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t = self.blocks, self.rank
+        flat = x.reshape(-1, self.inputs)
+        columns, rows = self.right.shape[1], self.left.shape[2]
+        if b * columns != self.inputs:
+            flat = F.pad(flat, (0, b * columns - self.inputs))
+        inner = torch.bmm(flat.view(-1, b, columns).transpose(0, 1), self.right)  # [j, B, l t]
+        inner = inner.view(b, -1, b, t).permute(2, 1, 0, 3).reshape(b, -1, b * t)  # [l, B, j t]
+        y = torch.bmm(inner, self.left).transpose(0, 1).reshape(-1, b * rows)
+        if b * rows != self.outputs:
+            y = y[:, : self.outputs]
+        if self.bias is not None:
+            y = y + self.bias
+        return y.view(*x.shape[:-1], self.outputs)
+
+    def dense(self) -> nn.Linear:
+        return _linear(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.inputs}, {self.outputs}, blocks={self.blocks}, rank={self.rank} each, bias={self.bias is not None}"
+        )
+
+
+class LowRankConv2d(nn.Module):
+    """A convolution into ``rank`` channels (of each group), and a 1 x 1 convolution out of them.
+
+    Stride, padding and dilation are the first one's.
+    """
+
+    def __init__(self, narrow: nn.Conv2d, widen: nn.Conv2d) -> None:
+        super().__init__()
+        self.narrow, self.widen = narrow, widen
+
+    @classmethod
+    def project(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
+        made = cls._like(layer, rank)
+        left, right = truncated(_by_group(layer), rank)
+        made._set(left, right)
+        return made
+
+    @classmethod
+    def fresh(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
+        """Drawn such that the product's entries have the variance of the layer's."""
+        made = cls._like(layer, rank)
+        groups, outputs, inputs = _by_group(layer).shape
+        right = _normal(layer.weight, (groups, rank, inputs), 1 / inputs)
+        made._set(_normal(layer.weight, (groups, outputs, rank), _variance(layer.weight) * inputs / rank), right)
+        return made
+
+    @classmethod
+    def _like(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
+        weight, inner = layer.weight, rank * layer.groups
+        narrow = _bare(
+            nn.Conv2d, layer.in_channels, inner, layer.kernel_size, stride=layer.stride, padding=layer.padding,
+            dilation=layer.dilation, groups=layer.groups, bias=False, padding_mode=layer.padding_mode,
+            device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+        widen = _bare(
+            nn.Conv2d, inner, layer.out_channels, 1, groups=layer.groups, bias=layer.bias is not None,
+            device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+        if layer.bias is not None:
+            widen.bias = _bias(layer.bias)
+        return cls(narrow, widen)
+
+    @torch.no_grad()
+    def _set(self, left: Tensor, right: Tensor) -> None:
+        self.narrow.weight.copy_(right.reshape(self.narrow.weight.shape))
+        self.widen.weight.copy_(left.reshape(self.widen.weight.shape))
+
+    @property
+    def rank(self) -> int:
+        return self.narrow.out_channels // self.narrow.groups
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.widen.bias
+
+    @property
+    def weight(self) -> Tensor:
+        right, groups = self.narrow.weight, self.narrow.groups
+        product = self.widen.weight.view(groups, -1, self.rank) @ right.reshape(groups, self.rank, -1)
+        return product.reshape(self.widen.out_channels, *right.shape[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.widen(self.narrow(x))
+        return y
+
+    def dense(self) -> nn.Conv2d:
+        like, weight = self.narrow, self.weight
+        made = _bare(
+            nn.Conv2d, like.in_channels, self.widen.out_channels, like.kernel_size, stride=like.stride,
+            padding=like.padding, dilation=like.dilation, groups=like.groups, bias=self.bias is not None,
+            padding_mode=like.padding_mode, device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+        made.weight = nn.Parameter(weight.detach().clone())
+        if self.bias is not None:
+            made.bias = _bias(self.bias)
+        return made
+
+
+def _bare(kind: type[L], *args: Any, **kwargs: Any) -> L:
+    """A layer whose weights are yet to be written."""
+    made = nn.utils.skip_init(kind, *args, **kwargs)  # type: ignore[no-untyped-call]
+    assert isinstance(made, kind)
+    return made
+
+
+def _by_group(layer: nn.Conv2d) -> Tensor:
+    return layer.weight.detach().reshape(layer.groups, layer.out_channels // layer.groups, -1)
+
+
+def _parts(side: int, blocks: int) -> int:
+    return -(-side // blocks)
+
+
+def _bias(bias: Tensor | None) -> nn.Parameter | None:
+    return None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+
+
+def _variance(weight: Tensor) -> float:
+    return float(weight.detach().float().var())
+
+
+def _normal(like: Tensor, shape: tuple[int, ...], variance: float) -> Tensor:
+    """On the CPU, so that every device begins alike."""
+    return (torch.randn(shape) * math.sqrt(variance)).to(like)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    outputs, inputs = weight.shape
+    made = _bare(nn.Linear, inputs, outputs, bias=bias is not None, device=weight.device, dtype=weight.dtype)
+    made.weight = nn.Parameter(weight.detach().clone())
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach().clone())
+    return made

@@ -1,0 +1,114 @@
+"""Weights whose entries share values: ``w_i = s_i z[b_i]`` (HashedNets, Chen et al. 2015), each in as many places.
+
+The places are dealt out by a random permutation of the entries, so no value is left without one and none has many. Both
+ways are gathers, forward by bucket and backward by member, so that sums have one order on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.kernels import random
+from laconic.layers.frame import applied, emptied, filled
+
+__all__ = ["HashedLayer"]
+
+PLACES, SIGNS = 511, 512
+"""Streams of the seed that places and signs come from."""
+
+
+class _Shared(torch.autograd.Function):
+    """z at its places, with signs."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bucket: Tensor, sign: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(sign, order)
+        ctx.buckets = z.numel()
+        return z.index_select(0, bucket) * sign
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        sign, order = ctx.saved_tensors
+        return _collected(gradient * sign, order, ctx.buckets), None, None, None
+
+
+def _collected(values: Tensor, order: Tensor, buckets: int) -> Tensor:
+    """The sum over the members of each bucket."""
+    dealt = values.index_select(0, order)
+    rows = -(-dealt.numel() // buckets)
+    return nn.functional.pad(dealt, (0, rows * buckets - dealt.numel())).view(rows, buckets).sum(0)
+
+
+class HashedLayer(nn.Module):
+    """A Linear, convolution or embedding whose entries share K values.
+
+    Args:
+        layer: The dense layer.
+        buckets: K.
+        seed: Decides who shares; the same on all workers, another for each layer.
+        fresh: Draw values of the weight's variance instead of fitting them to it.
+    """
+
+    z: nn.Parameter
+    state: Tensor
+
+    def __init__(self, layer: nn.Module, buckets: int, seed: int, *, fresh: bool = False) -> None:
+        super().__init__()
+        weight, bias = layer.weight, getattr(layer, "bias", None)
+        assert isinstance(weight, Tensor)
+        self.frame, self.shape, self.buckets = emptied(layer), weight.shape, buckets
+        self.register_buffer("state", torch.tensor([seed & (2**62 - 1)], dtype=torch.int64, device=weight.device))
+        self.z = nn.Parameter(weight.new_zeros(buckets))
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+        self._settle()
+        self._fit(weight.detach().reshape(-1), fresh=fresh)
+
+    @torch.no_grad()
+    def _fit(self, weight: Tensor, *, fresh: bool) -> None:
+        """By least squares a value is the mean of its members'."""
+        if fresh:
+            self.z.copy_(torch.randn(self.buckets) * float(weight.float().std()))
+            return
+        members = _collected(torch.ones_like(weight), self._order, self.buckets)
+        self.z.copy_(_collected(weight * self._sign, self._order, self.buckets) / members)
+
+    @property
+    def weight(self) -> Tensor:
+        shared: Tensor = _Shared.apply(self.z, self._bucket, self._sign, self._order)  # type: ignore[no-untyped-call]
+        return shared.view(self.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return applied(self.frame, x, self.weight, self.bias)
+
+    def dense(self) -> nn.Module:
+        return filled(self.frame, self.weight, self.bias)
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Places and signs from the seed: not saved, not sent."""
+        if self.state.device.type == "meta":
+            return
+        seed, entry = int(self.state), torch.arange(self.shape.numel(), dtype=torch.int64, device=self.state.device)
+        self._order = random.hash32(entry, random.key(seed, PLACES)).argsort(stable=True)
+        self._bucket = torch.empty_like(self._order)
+        self._bucket[self._order] = entry % self.buckets
+        self._sign = (1 - 2 * (random.hash32(entry, random.key(seed, SIGNS)) >> 16 & 1)).to(self.z.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> HashedLayer:
+        before = self.z.device, self.z.dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if before != (self.z.device, self.z.dtype):
+            self._settle()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        before = self.state.clone()
+        super()._load_from_state_dict(*args, **kwargs)
+        if not torch.equal(before, self.state):
+            self._settle()
+
+    def extra_repr(self) -> str:
+        return f"values={self.buckets} for {self.shape.numel()}"

@@ -1,0 +1,195 @@
+"""measure: what a compressed model keeps (rho) and what it computes (h), beside the dense one in the same minute.
+
+A step is forward, backward and an update by SGD with momentum: what h means in the planner's bound. Dense and
+compressed steps take turns, so that a busy moment meets both, and the fastest of each counts. Where even the faster
+half of the turns differ by more than 20 % (standard deviation over mean), there is no figure, only a line that says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic.errors import ConfigError, InputError, WrongResultError
+
+__all__ = ["MAX_VARIATION", "Timings", "measure", "timings"]
+
+MAX_VARIATION = 0.2
+MIN_REPEAT = 3
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Steps of both models, in seconds, turn by turn.
+
+    Args:
+        dense: Of the dense model.
+        compressed: Of the compressed one.
+        rho: Trained numbers of the second over those of the first.
+        clock: ``cpu`` (seconds of processors) or ``wall``.
+    """
+
+    dense: tuple[float, ...]
+    compressed: tuple[float, ...]
+    rho: float
+    clock: str
+
+    @property
+    def h(self) -> float:
+        """The fastest compressed step over the fastest dense one."""
+        return min(self.compressed) / min(self.dense)
+
+    @property
+    def h_median(self) -> float:
+        return statistics.median(self.compressed) / statistics.median(self.dense)
+
+    @property
+    def variation(self) -> float:
+        """The larger coefficient of variation of the faster halves."""
+        return max(_variation(self.dense), _variation(self.compressed))
+
+    def values(self) -> dict[str, Any]:
+        """For a Record."""
+        return {
+            "rho": self.rho,
+            "h": self.h,
+            "h_median": self.h_median,
+            "dense_s": min(self.dense),
+            "compressed_s": min(self.compressed),
+            "variation": self.variation,
+            "turns": len(self.dense),
+            "clock": self.clock,
+        }
+
+
+def measure(
+    model: nn.Module,
+    compressed: nn.Module,
+    batch: Tensor | Sequence[Tensor],
+    *,
+    loss: Loss | None = None,
+    repeat: int = 9,
+    budget_s: float = 60.0,
+) -> tuple[float, float]:
+    """(rho, h): trained numbers and step time of a compressed model, both over the dense one's.
+
+    Both models are left as they are, and are where their parameters are: on a device, its time is taken.
+
+    Args:
+        model: The dense one.
+        compressed: The same by ``laconic.compress``.
+        batch: (inputs, targets), or inputs alone.
+        loss: Of outputs and targets; by default cross entropy for whole numbers, else the mean square.
+        repeat: Turns of each, after one that does not count.
+        budget_s: No new turn is begun once this long was spent, after three.
+
+    Raises:
+        WrongResultError: The machine was too busy: times vary by more than 20 %.
+    """
+    found = timings(model, compressed, batch, loss=loss, repeat=repeat, budget_s=budget_s)
+    if found.variation > MAX_VARIATION:
+        raise WrongResultError(
+            f"step times vary by {100 * found.variation:.0f} %, more than {100 * MAX_VARIATION:.0f} %, over "
+            f"{len(found.dense)} turns: there is no h to rely on. Try when the machine is less busy, or with more turns"
+        )
+    return found.rho, found.h
+
+
+def timings(
+    model: nn.Module,
+    compressed: nn.Module,
+    batch: Tensor | Sequence[Tensor],
+    *,
+    loss: Loss | None = None,
+    repeat: int = 9,
+    budget_s: float = 60.0,
+) -> Timings:
+    """The turns behind ``measure``, whatever they vary."""
+    if repeat < MIN_REPEAT:
+        raise ConfigError(f"repeat must be at least {MIN_REPEAT}, got {repeat}")
+    inputs, targets = _batch(batch)
+    device = _device(model)
+    if _device(compressed) != device:
+        raise InputError(f"the models are on {device} and {_device(compressed)}: put them on one device")
+    inputs, targets = inputs.to(device), None if targets is None else targets.to(device)
+    clock, now = _clock(device)
+    steps = [_step(copy.deepcopy(each), inputs, targets, loss) for each in (model, compressed)]
+    for step in steps:
+        step()
+    turns: tuple[list[float], list[float]] = ([], [])
+    began = time.perf_counter()
+    for done in range(repeat):
+        if done >= MIN_REPEAT and time.perf_counter() - began > budget_s:
+            break
+        for step, found in zip(steps, turns, strict=True):
+            before = now()
+            step()
+            found.append(now() - before)
+    return Timings(tuple(turns[0]), tuple(turns[1]), _trained(compressed) / _trained(model), clock)
+
+
+def _batch(batch: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, Sequence) and 1 <= len(batch) <= 2 and all(isinstance(x, Tensor) for x in batch):
+        return batch[0], batch[1] if len(batch) > 1 else None
+    raise InputError("a batch is a tensor of inputs, or inputs and targets")
+
+
+def _step(model: nn.Module, inputs: Tensor, targets: Tensor | None, loss: Loss | None) -> Callable[[], None]:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=1e-9, momentum=0.9)  # stays where it is, at full cost
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        _loss(model(inputs), targets, loss).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _loss(outputs: Tensor, targets: Tensor | None, loss: Loss | None) -> Tensor:
+    if targets is None:
+        return outputs.float().square().mean()
+    if loss is not None:
+        return loss(outputs, targets)
+    if targets.is_floating_point():
+        return F.mse_loss(outputs, targets)
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _trained(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _clock(device: torch.device) -> tuple[str, Callable[[], float]]:
+    """With one thread the processor's time, which others on the machine do not add to; else the wall clock."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return "cpu", time.process_time
+    if device.type == "cuda":
+
+        def synchronised() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return "wall", synchronised
+    return "wall", time.perf_counter
+
+
+def _variation(seconds: Sequence[float]) -> float:
+    half = sorted(seconds)[: max(MIN_REPEAT, -(-len(seconds) // 2))]
+    return statistics.stdev(half) / statistics.mean(half) if len(half) > 1 else 0.0

@@ -1,0 +1,77 @@
+"""``--layers`` of train, and ``laconic bench layers``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Run, listed
+
+from laconic.cli.bench_layers import EXAMPLES
+from laconic.train.run import Config
+
+pytest.importorskip("grpc")
+
+
+def test_train_says_what_layers_gain(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+    summary = {
+        "method": "3", "codec_push": "none", "codec_pull": "none", "iterations": 20, "accuracy": 90.0, "compute_s": 1.0,
+        "encode_s": 0.1, "communication_s": 1.0, "total_s": 2.0, "wire_bytes_per_iteration": 1e6,
+    }  # fmt: skip
+
+    def launch(runs: dict[Path, Config], **_: Any) -> list[dict[str, Any]]:
+        ((folder, config),) = runs.items()
+        config.save(folder)
+        seen.append(config)
+        return [summary | {"layers": config.layers}]
+
+    monkeypatch.setattr("laconic.train.launch.launch", launch)
+    monkeypatch.setattr("laconic.train.verdict.MAX_VARIATION", 1e9)
+    flags = ("train", "--method", "3", "--iterations", "20", "--layers", "subspace:0.1,T=50")
+    result = run(*flags, "--run-dir", "one")
+    assert result.exit_code == 0, result.output
+    for words in ("subspace:0.1,T=50", "rho 0.103 by layers", "at 1 Gbit/s", "times as fast as one node"):
+        assert words in " ".join(result.stdout.split())
+    told = json.loads(run(*flags, "--run-dir", "two", "--bandwidth", "100mbit", "--json").stdout)
+    assert told["bandwidth_bit_s"] == 1e8 and told["h"] > 0 and told["r_min"] > told["h"]
+    assert {"rho_layers", "rho", "slope", "r_min_dense", "speedup_over_dense", "exempt", "run_dir"} <= told.keys()
+    assert json.loads(Path("two/summary.json").read_text())["r_min"] == told["r_min"]
+    assert [config.layers for config in seen] == 2 * ["subspace:0.1,T=50"]
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--layers", "monarc:0.1"], "unknown scheme 'monarc' in 'monarc:0.1'"),
+        (["--layers", "monarch:2"], "rho must be in (0, 1), got 2"),
+        (["--layers", "monarch:0.1", "--layers-init", "zero"], "layers_init must be project or fresh"),
+        (["--layers", "subspace:0.1", "--mode", "async"], "give mode sync"),
+        (["--layers", "subspace:0.1", "--bundled"], "give --layerwise"),
+        (["--layers", "monarch:0.1", "--bandwidth", "fast"], "a rate is a number and one of"),
+    ],
+)
+def test_wrong_layers_are_one_line(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    result = run("train", "--iterations", "3", *flags)
+    assert result.exit_code == 2 and not result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1 and words in result.stderr
+    assert listed() == []
+
+
+def test_bench_layers(run: Run, here: Path) -> None:
+    flags = ("bench", "layers", "linear 128-128", "--scheme", "lowrank:0.2", "--repeat", "3")
+    result = run(*flags, "--record", "layers.jsonl")
+    assert result.exit_code == 0 and "linear 128-128" in result.stdout and "lowrank:0.2" in result.stdout
+    assert len(Path("layers.jsonl").read_text().splitlines()) == 1
+    told = json.loads(run(*flags, "--json").stdout)
+    assert told["command"].endswith("--repeat 3") and told["records"][0]["scheme"] == "lowrank:0.2"
+    for example in EXAMPLES[1:]:
+        assert run(*shlex.split(example)[1:]).exit_code == 0
+    wrong = run("bench", "layers", "nothing")
+    assert wrong.exit_code == 2 and len(wrong.stderr.strip().splitlines()) == 1

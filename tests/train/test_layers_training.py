@@ -1,0 +1,269 @@
+"""Layers in a compressed space under the parameter server: learning, equal bits everywhere, and after a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.cluster.checkpoint import Folder
+from laconic.cluster.core import Core
+from laconic.cluster.job import Job
+from laconic.cluster.local import LocalLink
+from laconic.cluster.sharded import ShardedLink
+from laconic.errors import ConfigError
+from laconic.layers import subspaces
+from laconic.optim import SGD
+from laconic.train import Shards, build_task
+from laconic.train.methods import METHODS, method_options
+from laconic.train.run import Config, trainable
+from laconic.train.together import run_together
+from laconic.train.verdict import judge, sentence
+from laconic.train.worker import Worker
+
+BATCH = 32
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def config(scheme: str = "subspace:0.1,T=4", exchanges: int = 10, *, servers: int = 1, **options: Any) -> Config:
+    job = Job(**{"workers": 2, "lr": 0.05, "checkpoint_every": 1} | options)
+    return Config(batch=BATCH, iterations=exchanges * job.every, layers=scheme, servers=servers, job=job)
+
+
+def cores_of(config: Config, folder: Path | None = None) -> list[Core]:
+    task = config.task()
+    residents = config.residents(task)
+    found = []
+    for number, part in enumerate(config.parts(trainable(task.model))):
+        part = {name: x.clone() for name, x in part.items()}
+        optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
+        vault = None if folder is None else Folder(folder / str(number))
+        resident = residents and residents.only(part)
+        exchanges = config.exchanges
+        core = Core(config.job, part, optimizer, config.rates(), exchanges=exchanges, vault=vault, resident=resident)
+        if vault is not None and vault.versions():
+            core.load(*vault.fetch(max(vault.versions())))
+        elif vault is not None:
+            vault.save(0, *core.state())
+        found.append(core)
+    return found
+
+
+def workers_of(config: Config, cores: list[Core], folder: Path | None = None, *, incarnation: int = 0) -> list[Worker]:
+    found = []
+    for number in range(config.job.workers):
+        task = config.task()
+        parameters = trainable(task.model)
+        links = [LocalLink(core, number, incarnation=incarnation) for core in cores]
+        numbers = {name: i for i, name in enumerate(parameters)}
+        parts = [[numbers[name] for name in part] for part in config.parts(parameters)]
+        link: Any = ShardedLink(links, parts) if len(links) > 1 else links[0]
+        shards = Shards(task.num_train, config.job.workers, BATCH, config.job.seed)
+        memory = None if folder is None else Folder(folder / f"worker-{number}")
+        found.append(Worker(number, task, shards, config.job, config.rates(), link, memory=memory))
+    return found
+
+
+def run(config: Config, folder: Path | None = None, *, stop: int | None = None) -> tuple[list[Core], list[Worker]]:
+    cores = cores_of(config, folder)
+    if folder is not None:
+        for number, core in enumerate(cores):
+            vault = Folder(folder / str(number))
+            core.on_update(lambda version, core=core, vault=vault: vault.save(version, *core.state()))  # type: ignore[misc]
+    workers = workers_of(config, cores, folder, incarnation=0 if stop else 1)
+    failed = run_together(workers, stop or config.exchanges)
+    assert not failed, failed
+    return cores, workers
+
+
+def everything(config: Config, cores: list[Core]) -> dict[str, Tensor]:
+    """The dense model that the servers hold."""
+    task = config.task()
+    slots = {name: x for core in cores for name, x in core.parameters.items()}
+    config.restore(task, slots, {name: x for core in cores for name, x in core.resident.items()}, cores[0].version)
+    return _dense(task.model)
+
+
+def _dense(model: torch.nn.Module) -> dict[str, Tensor]:
+    from laconic import expand
+
+    return {name: x.detach() for name, x in expand(model).named_parameters()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+# ------------------------------------------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize(
+    "scheme, least", [("monarch:0.2", 75), ("lowrank:0.2", 75), ("subspace:0.1,T=20", 80), ("hashed:0.1", 75)]
+)
+def test_digits_are_learnt(scheme: str, least: float) -> None:
+    found = config(scheme, 60)
+    _, workers = run(found)
+    assert workers[0].task.evaluate()["accuracy"] > least
+    assert workers[0].task.dense_numel == 327_880
+    assert workers[0].bytes_sent < 60 * (0.25 * 4 * 327_880 + 4000)
+
+
+def test_a_renewed_subspace_is_what_one_process_would_have_trained() -> None:
+    """One worker under a server is torch's SGD, which the hook follows."""
+    found = config(exchanges=11, workers=1, weight_decay=0.01)
+    cores, _ = run(found)
+    task = found.task()
+    shards = Shards(task.num_train, 1, BATCH, 0)
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for i in range(11):
+        optimizer.zero_grad()
+        task.loss(task.batch(shards.indices(0, i))).backward()
+        optimizer.step()
+    one, other = everything(found, cores), _dense(task.model)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
+    assert [layer.steps for _, layer in subspaces(task.model)] == [11, 11]
+
+
+# ------------------------------------------------------------------------------------------------------------- equality
+
+EXACT = [name for name in METHODS if name != "2w" and name != "adaptive"]
+
+
+@pytest.mark.parametrize("method", [*EXACT, "sharded"])
+def test_server_and_workers_hold_the_same(method: str) -> None:
+    options = method_options("5" if method == "sharded" else method)
+    if options.get("every"):
+        options["every"] = 3
+    found = config(exchanges=9, servers=2 if method == "sharded" else 1, **options)
+    cores, workers = run(found)
+    held = everything(found, cores)
+    for worker in workers:
+        assert_equal(_dense(worker.task.model), held)
+    steps = 9 * found.job.every
+    assert {layer.steps for worker in workers for _, layer in subspaces(worker.task.model)} == {steps}
+    origin = dict(subspaces(found.task().model))["fc1"].origin
+    assert not torch.equal(cores[0].resident.get("fc1.z", cores[-1].resident.get("fc1.z")), origin)
+
+
+@pytest.mark.parametrize("method", ["1", "4", "6", "laconic", "sharded"])
+def test_a_restart_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
+    """All die between two renewals; what is on the disk goes on."""
+    options = method_options("4" if method == "sharded" else method)
+    if options.get("every"):
+        options["every"] = 3
+    found = config(exchanges=10, servers=2 if method == "sharded" else 1, weight_decay=0.001, **options)
+    straight, _ = run(found)
+    run(found, tmp_path, stop=6)
+    cores, workers = run(found, tmp_path)
+    assert_equal(everything(found, cores), everything(found, straight))
+    for worker in workers:
+        assert_equal(_dense(worker.task.model), everything(found, straight))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"mode": "async"}, "mode async: give mode sync"),
+        ({"mode": "bounded:2"}, "mode bounded:2: give mode sync"),
+        ({"returns": "delta", "pull": "topk:0.1"}, "give returns=gradients, or pull=none"),
+        ({"pull": "qsgd:4"}, "with a loss"),
+    ],
+)
+def test_what_cannot_be_equal_is_refused(options: dict[str, Any], words: str) -> None:
+    found = config(**options)
+    with pytest.raises(ConfigError, match=words) as caught:
+        found.residents(found.task())
+    assert "take T=0 without weight decay" in str(caught.value)
+    still = replace(found, layers="subspace:0.1,T=0")
+    assert still.residents(still.task()) is None
+    dense = replace(found, layers="monarch:0.2")
+    assert dense.residents(dense.task()) is None
+
+
+def test_a_bundle_of_renewed_subspaces_is_refused() -> None:
+    found = replace(config(), bundled=True)
+    with pytest.raises(ConfigError, match="bundled slots: give --layerwise"):
+        found.residents(found.task())
+
+
+def test_a_fixed_subspace_needs_no_more_than_its_coordinates() -> None:
+    found = config("subspace:0.1,T=0", 6, mode="async")
+    cores, workers = run(found)
+    assert cores[0].resident == {} and workers[0].task.evaluate()["loss"] < 2.2
+
+
+def test_a_server_on_a_network_sends_the_dense_weights_once() -> None:
+    pytest.importorskip("grpc")
+    from laconic.cluster.client import Client
+    from laconic.cluster.job import Slots
+    from laconic.cluster.server import Server
+
+    found = config(exchanges=6)
+    (core,) = cores_of(found)
+    server = Server(core, "127.0.0.1:0")
+    try:
+        workers = workers_of(found, [core])
+        for worker in workers:
+            parameters = trainable(worker.task.model)
+            residents = found.residents(worker.task)
+            assert residents is not None
+            dense = [residents.tensors().get(name, x) for name, x in parameters.items()]
+            worker.link = Client(
+                f"127.0.0.1:{server.port}", worker=worker.number, incarnation=1, slots=Slots.of(parameters),
+                limits=found.job.pull_limits(parameters.values()), resident=found.job.pull_limits(dense),
+            )  # fmt: skip
+        failed = run_together(workers, 6)
+        assert not failed, failed
+        for worker in workers:
+            assert_equal(_dense(worker.task.model), everything(found, [core]))
+            assert worker.bytes_received < 6 * 0.11 * 4 * 327_880
+            worker.link.close()
+    finally:
+        server.stop()
+
+
+# -------------------------------------------------------------------------------------------------------------- verdict
+
+
+def test_configurations_with_layers_go_through_json() -> None:
+    found = config()
+    assert Config.from_json(found.to_json()) == found
+    with pytest.raises(ConfigError, match="unknown scheme 'thin'"):
+        config("thin:0.1")
+    with pytest.raises(ConfigError, match="layers_init must be project or fresh"):
+        replace(found, layers_init="zero")
+
+
+def test_every_role_builds_the_same_model() -> None:
+    for scheme in ("monarch:0.1", "hashed:0.1", "subspace:0.1"):
+        one, other = (build_task(seed=3, layers=scheme).model.state_dict() for _ in range(2))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_bound_is_evaluated_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = config("monarch:0.2", 10)
+    raw = 8 * 327_880 * 2
+    summary = {"wire_bytes_per_iteration": raw / 10, "encode_s": 0.0}
+    monkeypatch.setattr("laconic.train.verdict.MAX_VARIATION", 1e9)
+    told = judge(found, summary, bandwidth=1e9)
+    assert told["rho"] == pytest.approx(0.1) and told["rho_layers"] == pytest.approx(0.2, abs=0.01)
+    assert told["h_with_encoding"] == told["h"] > 0
+    assert told["r_min"] == pytest.approx(told["h"] + 0.1 * told["slope"])
+    assert told["r_min_dense"] == pytest.approx(1 + told["slope"])
+    assert told["speedup_over_one_node"] == pytest.approx(2 / told["r_min"])
+    assert told["exempt"]["head.weight"] == "is the output layer's"
+    assert "rho 0.2 by layers, 0.1 on the wire, h " in sentence(told) and "at 1 Gbit/s" in sentence(told)
+    monkeypatch.setattr("laconic.train.verdict.MAX_VARIATION", -1.0)
+    told = judge(found, summary, bandwidth=1e9)
+    assert told["h"] is None and "too much for an h to rely on" in sentence(told)
