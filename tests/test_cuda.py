@@ -122,3 +122,22 @@ def test_non_finite_values_are_refused_on_the_device():
     for spec in SPECS:
         with pytest.raises(laconic.NonFiniteError):
             laconic.encode(x, spec)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_the_largest_of_several_slots_are_those_that_a_stable_sort_puts_first():
+    from laconic.kernels.triton.select import Selector
+
+    torch.manual_seed(0)
+    sizes, counts = [1, 5000, 4096, 100_001, 70_000], [1, 5, 4096, 1000, 699]
+    many = torch.randn(sum(sizes), device="cuda")
+    few = torch.randint(-2, 3, (sum(sizes),), device="cuda").float()  # ties everywhere
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    spans = list(zip([0, *ends[:-1]], ends, strict=True))
+    selector = Selector(spans, counts, torch.device("cuda"))
+    for x in (many, few, torch.zeros_like(few)):
+        wanted = [
+            x[begin:end].abs().sort(descending=True, stable=True).indices[:k].sort().values + begin
+            for (begin, end), k in zip(spans, counts, strict=True)
+        ]
+        assert torch.equal(selector.choose(x), torch.cat(wanted))

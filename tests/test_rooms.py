@@ -54,6 +54,13 @@ ROOMS = (
 STRANGERS = {("wire", "codecs"), ("codecs", "wire"), ("wire", "kernels"), ("packet", "kernels"), ("kernels", "packet")}
 
 
+def loaded(module: str):
+    """The module; what Triton compiles can only be read where Triton is."""
+    if module.startswith("laconic.kernels.triton."):
+        pytest.importorskip("triton")
+    return importlib.import_module(module)
+
+
 def room_of(module: str) -> str:
     """laconic.codecs.topk -> codecs; laconic itself -> __init__."""
     parts = module.split(".")
@@ -137,8 +144,8 @@ def in_order(name: str):
 def test_all_is_sorted_and_true(path, module):
     names = public(path)
     assert names == sorted(names, key=in_order) and len(names) == len(set(names))
-    loaded = importlib.import_module(module.removesuffix(".__init__"))
-    assert [name for name in names if not hasattr(loaded, name)] == []
+    found = loaded(module.removesuffix(".__init__"))
+    assert [name for name in names if not hasattr(found, name)] == []
 
 
 def test_the_front_door_lists_everything_it_shows():
@@ -192,7 +199,7 @@ def test_importing_needs_only_torch_and_starts_nothing():
 
 @pytest.mark.parametrize("module", [m.removesuffix(".__init__") for _, m in files() if not m.endswith("__main__")])
 def test_examples_in_docstrings_run(module):
-    found = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    found = doctest.testmod(loaded(module), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0
     if module in ("laconic", "laconic.frames", "laconic.channels", "laconic.codecs.chain"):
         assert found.attempted > 0

@@ -60,6 +60,7 @@ def test_methods_of_the_parameter_server_beside_each_other(run: Run, here: Path)
         (["kothari2021", "--models", "resnet18"], 2, "unknown model 'resnet18'"),
         (["kothari2021", "--methods", "1,7"], 2, "unknown method '7'"),
         (["kothari2021", "--seeds", "one"], 2, "seeds are whole numbers"),
+        (["kothari2021", "--part", "times", "--links", "10gbit"], 2, "unknown link '10gbit'"),
         (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
         (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
     ],

@@ -105,7 +105,7 @@ def test_a_push_broken_off_and_repeated_within_its_round_counts_once() -> None:
     [
         (push(0, 3), "ahead", 2),
         (push(0, 0), "stale", 2),
-        (push(0, 2, incarnation=7), "incarnation", None),
+        (push(0, 2, incarnation=7), "regather", None),  # a life that this server has not welcomed
         (push(5, 2), "worker", None),
     ],
 )

@@ -477,7 +477,13 @@ def test_fifty_thousand_pushes_too_many_change_nothing(mode: str) -> None:
         for thread in workers_:
             thread.join(SOON)
     assert not failed, failed
-    assert sum(outcomes.values()) == total and set(outcomes) == {"answered", "stale", "ahead", "incarnation", "regather"}, outcomes
+    assert sum(outcomes.values()) == total and set(outcomes) == {
+        "answered",
+        "stale",
+        "ahead",
+        "incarnation",
+        "regather",
+    }, outcomes
     applied = [event for event in events if event["event"] == "applied"]
     assert len({(event["worker"], event["sequence"]) for event in applied}) == len(applied)
     share = workers if mode == "sync" else 1

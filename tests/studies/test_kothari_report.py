@@ -30,12 +30,16 @@ def record(name: str, seed: int = 0, part: str = "accuracy", model: str = "vgg11
     return Record(RUN, found | values, seed=seed)
 
 
-def time_of(method: str, link: str, total: float, communication: float, model: str = "vgg11") -> Record:
-    values = {
-        "model": model, "method": method, "link": link, "iterations": 200, "iterations_per_epoch": 100, "epochs": 50,
-        "compute_s": 1.0, "encode_s": 0.2, "communication_s": communication, "total_s": total,
+def time_of(method: str, link: str, total: float, communication: float, turn: int = 0, **values: Any) -> Record:
+    """200 iterations, one exchange each."""
+    found = {
+        "model": "vgg11", "method": method, "link": link, "turn": turn, "data": "cifar10", "options": {}, "every": 1,
+        "iterations": 200, "iterations_per_epoch": 100, "epochs": 50, "compute_s": 1.0, "encode_s": 0.2,
+        "overlapped_s": 0.1, "apply_s": 0.1, "communication_s": communication, "total_s": total,
+        "exchange_s": [total / 200] * 200, "valid": True, "link_measured": [95e6, 94e6], "load_average": [0.5, 2.0],
+        "link_made_of": "network namespaces", "retries": 0,
     }  # fmt: skip
-    return Record(TIME, values)
+    return Record(TIME, found | values)
 
 
 def few(name: str, seed: int = 0, **values: Any) -> Record:
@@ -68,6 +72,7 @@ def test_claims_are_measured() -> None:
     assert found["vgg_6_over_5"].measured.mean == pytest.approx(1.0)
     assert found["lenet_loss"].measured.mean == pytest.approx(1.0)
     assert found["vgg_comm_5"].measured.mean == 0.5 and found["vgg_comm_6"].measured.mean == 0.25
+    assert found["vgg_minutes_6"].measured.mean == pytest.approx((10 - 6) / 200 * 5000 / 60)
     assert "vgg_2w" not in found and "lenet_time_6" not in found
     assert set(MEASURES) == {claim.key for claim in CLAIMS}
 
@@ -86,14 +91,41 @@ def test_the_paper_s_tables() -> None:
     assert top1["VGG-11", "1"][3] == "86.50 (86.00, 87.00, 86.50)" and top1["VGG-11", "5"][2] == "79"
     cost = {row[:2]: row for row in table(results, "Average cost of an iteration")}
     assert cost["VGG-11", "1"][2:] == ("137", "140", "0.05", "", "0.5")
-    assert table(results, "Compute and communication time")[0][:4] == ("VGG-11", "1", "100mbit", "20")
+    times = table(results, "Compute and communication time")
+    assert [row[1] for row in times] == ["unshaped"] * 3 + ["100 Mbit/s"]
+    assert times[0][3:] == ("5.00", "1.00", "0.50", "20.0", "0.50", "50.0", "50.0", "200", "1.7", "20")
     end = {row[1:3]: row for row in table(results, "End-to-end time")}
-    assert end["5", "unshaped"][3:] == ("3.3", "1.25") and end["1", "100mbit"][4] == "1.00"
+    assert end["unshaped", "5"][3:] == ("0.04", "50", "3.3", "", "1.25") and end["100 Mbit/s", "1"][7] == "1.00"
+    assert table(results, "Links")[1] == (
+        "VGG-11", "100 Mbit/s", "network namespaces", "94 to 95", "yes", "1", "0.5 to 2.0", "0",
+    )  # fmt: skip
     assert [row[1] for row in table(results, "What each ingredient is worth")] == [
         "laconic-min", "without error feedback",
     ]  # fmt: skip
-    assert table(results, "Four and eight workers")[0][:4] == ("5", "4", "async", "86.00")
+    assert table(results, "Four and eight workers") == [("5", "4", "1.4e+05", "", "86.00", "", "2.50, 7", "")]
     assert table(results, "Frames made and compared") == [("13", "156", "0")]
+
+
+def test_turns_of_a_cell_are_put_together() -> None:
+    first, second = time_of("5", "1gbit", 10.0, 4.0), time_of("5", "1gbit", 30.0, 4.0, turn=1, iterations=100)
+    cell = Results([first, second]).times["vgg11", "1gbit", "5"]
+    assert (cell.iterations, cell.seconds(), cell.valid) == (300, pytest.approx(40 / 300), True)
+    assert cell.median == pytest.approx(0.1)
+    broken = time_of("5", "1gbit", 90.0, 4.0, turn=1, valid=False)
+    assert Results([first, broken]).times["vgg11", "1gbit", "5"].seconds() == 0.05
+    assert table(Results([broken]), "End-to-end time")[0][1] == "1 Gbit/s (not valid)"
+    again = Results([first, broken, second]).times["vgg11", "1gbit", "5"]
+    assert [turn["iterations"] for turn in again.turns] == [200, 100]
+    other = time_of("5", "1gbit", 20.0, 4.0, options={"push": "none"})
+    assert Results([first, second, other]).times["vgg11", "1gbit", "5"].turns == [other.values]
+
+
+def test_no_claim_is_judged_by_a_busy_machine() -> None:
+    busy = [time_of(method, "unshaped", 8.0, 2.0, load_average=[9.0, 9.0]) for method in ("1", "5")]
+    assert not [one for one in kothari2021.findings(Results(busy)) if one.claim.key == "vgg_comm_5"]
+    assert table(Results(busy), "End-to-end time")[0][1] == "unshaped (busy)"
+    calm = time_of("1", "unshaped", 4.0, 2.0, turn=1)
+    assert Results([*busy, calm]).times["vgg11", "unshaped", "1"].turns == [calm.values]
 
 
 def test_without_times_their_tables_and_columns_are_left_out() -> None:
@@ -105,6 +137,13 @@ def test_the_longest_study_speaks() -> None:
     results = Results([record("1", epochs=1), record("1", epochs=2), record("5", epochs=2)])
     row = results.row("vgg11", "1")
     assert row is not None and row.values["epochs"] == 2 and row.bytes_by_epoch() == [7e8, 1.4e9]
+
+
+def test_a_method_that_was_changed_counts_as_it_is_now() -> None:
+    old = [record("5", seed, options={"push": "topk:0.01"}) for seed in (0, 1)]
+    results = Results([*old, record("5", options={"push": "topk:0.02"}, accuracy=[1.0, 2.0])])
+    row = results.row("vgg11", "5")
+    assert row is not None and row.final == [2.0]
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,16 @@ def small(method: str, **changes: Any) -> Setting:
     return setting_of("lenet5", method, data="digits", **changes)
 
 
+MOMENTUM: dict[str, Any] = {
+    "push": "momentum:0.9|topk:0.0012|sign", "pull": "ef|topk:0.0024|sign", "momentum": 0.0,
+    "push_small": "momentum:0.9|qsgd:4,round=nearest", "pull_small": "ef|qsgd:4,round=nearest",
+}  # fmt: skip
+"""Momentum in the channel, exchanges in every iteration."""
+
 WARM = {"warm": [[1, "momentum:0.9|topk:0.1|sign", "ef|topk:0.1|sign"]]}
 
 
-@pytest.mark.parametrize("method, changes", [("2w", {}), ("4", {}), ("laconic-min", WARM)])
+@pytest.mark.parametrize("method, changes", [("2w", {}), ("4", {}), ("4", MOMENTUM | WARM)])
 def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes: dict[str, Any]) -> None:
     setting = small(method, **changes)
     computed, framed = ComputedLane(setting, 1, 2, source), FrameLane(setting, 1, 2, source)
@@ -59,9 +65,9 @@ def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes:
 
 
 @pytest.mark.parametrize("kind", [ComputedLane, FrameLane])
-@pytest.mark.parametrize("method", ["2w", "laconic-min"])
-def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, kind: type[Lane], method: str) -> None:
-    unit = study.Unit("accuracy", small(method), 3, 0)
+@pytest.mark.parametrize("setting", [small("2w"), small("4", **MOMENTUM)], ids=["2w", "momentum"])
+def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, kind: type[Lane], setting: Setting) -> None:
+    unit = study.Unit("accuracy", setting, 3, 0)
     whole, first, second = (kind(unit.setting, 0, 3, source) for _ in range(3))
     epochs_of(whole, 3)
     epochs_of(first, 2)
@@ -113,6 +119,16 @@ def test_crowds_count_staleness(mode: str) -> None:
     assert (values["staleness_most"] > 0) == (mode != "sync")
 
 
+def test_without_rounds_changes_are_rounded_to_the_nearest() -> None:
+    found = {(s.name, s.workers, s.mode): s for s in parts.settings_of("workers", ["lenet5"], None, None)}
+    changed = found["5", 8, "async"].options
+    assert (changed["returns"], changed["pull"]) == ("delta", "topk:0.01|qsgd:4,round=nearest")
+    assert found["5, changes by the same codec", 4, "async"].options["pull"] == METHODS["5"][1]["pull"]
+    assert found["4", 4, "sync"].options == METHODS["4"][1] and "returns" in found["1", 4, "async"].options
+    assert {mode for name, _, mode in found if name in ("6", "adaptive")} == {"sync"}  # best and mean are of a round
+    assert {(name, 8, "async") for name in ("1", "2", "2w", "3", "4", "laconic", "laconic-min")} <= found.keys()
+
+
 def test_every_part_has_settings_that_jobs_accept() -> None:
     for part in parts.PARTS:
         for setting in parts.settings_of(part, list(HYPER), None, None):
@@ -129,7 +145,7 @@ def test_warm_up_is_one_channel_after_the_other() -> None:
 
 
 def test_decay_is_felt_alike_with_momentum_in_the_channel() -> None:
-    dense, ours = setting_of("vgg11", "1").job(0), setting_of("vgg11", "laconic").job(0)
+    dense, ours = setting_of("vgg11", "1").job(0), setting_of("vgg11", "4", **MOMENTUM).job(0)
     assert ours.momentum == 0 and ours.weight_decay == pytest.approx(dense.weight_decay / (1 - dense.momentum))
 
 

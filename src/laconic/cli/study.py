@@ -34,7 +34,8 @@ def study(
         typer.Option(
             metavar="PART",
             help="oland2015: headline, fixed, grid, entropy, map, collapse, beyond, gradients. kothari2021: accuracy, "
-            "ingredients, frontier, workers. Or all; may be repeated. report trains nothing and reads Records.",
+            "ingredients, frontier, workers, resnet50, times. Or all; may be repeated. report trains nothing and reads "
+            "Records.",
             show_default="the first",
         ),
     ] = None,
@@ -53,6 +54,22 @@ def study(
     lanes: Annotated[
         int | None,
         typer.Option(help="kothari2021: runs side by side.", min=1, show_default="4 on a GPU, 1 on a CPU"),
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="kothari2021 times: unshaped, 1gbit, 100mbit (root: by the lab).", show_default="all"
+        ),
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="kothari2021 times: of each method, model and link.", min=1, show_default="200")
+    ] = None,
+    cell_seconds: Annotated[
+        float | None,
+        typer.Option(help="kothari2021 times: after which 20 iterations are enough.", min=1, show_default="150"),
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="kothari2021 times: in which methods are measured.", min=1, show_default="2")
     ] = None,
     epochs: Annotated[
         int | None,
@@ -87,8 +104,10 @@ def study(
     if name not in STUDIES:
         raise ConfigError(f"unknown study {name!r}: there is {', '.join(STUDIES)}")
     if name == "kothari2021":
+        timing = {"links": links and links.split(","), "iterations": iterations, "cell_seconds": cell_seconds}
+        timing = {key: value for key, value in {**timing, "turns": turns}.items() if value is not None}
         found, study_of, extra = _kothari2021(
-            part, models, methods, seeds, lanes, epochs, data, data_dir, device, records
+            part, models, methods, seeds, lanes, timing, epochs, data, data_dir, device, records
         )
     else:
         hyper = {"lr": lr, "decay": decay, "l1": l1, "batch": batch}
@@ -152,6 +171,7 @@ def _kothari2021(
     methods: str | None,
     seeds: str | None,
     lanes: int | None,
+    timing: dict[str, Any],
     epochs: int | None,
     data: str | None,
     data_dir: Path | None,
@@ -161,6 +181,7 @@ def _kothari2021(
     from laconic.studies import kothari2021
 
     chosen = _parts(part or ["accuracy"], kothari2021.PARTS)
+    plan = kothari2021.Plan(**timing)
     try:
         numbers = None if seeds is None else [int(one) for one in seeds.split(",")]
     except ValueError:
@@ -179,6 +200,7 @@ def _kothari2021(
                     data_dir=data_dir,
                     device=device,
                     lanes=lanes,
+                    timing=plan,
                     records=records,
                     progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
                 )

@@ -69,14 +69,24 @@ def method_options(name: str, mode: str = "sync") -> dict[str, Any]:
     """The options that a method sets.
 
     Without rounds there is no step that all take together: what would be its gradient is then the change of the
-    weights since the worker last asked.
+    weights since the worker last asked, rounded to nearest.
     """
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: expected one of {', '.join(METHODS)}")
     options = dict(METHODS[name][1])
     if mode != "sync" and options.get("returns") == "gradients":
-        options["returns"] = "delta"
+        options |= {"returns": "delta", "pull": _nearest(options.get("pull", "none"))}
     return options
+
+
+def _nearest(spec: str) -> str:
+    """The codec, rounding to the nearest level of the largest value.
+
+    What a change leaves out is in the next one. That comes to an end only if the codec's error is smaller than what it
+    is given; QSGD's, unbiased and with l2 norms over 512 values, is larger, and grows from change to change.
+    """
+    stages = spec.split("|")
+    return "|".join(f"{one.partition(',')[0]},round=nearest" if one.startswith("qsgd:") else one for one in stages)
 
 
 def method_flags(name: str) -> list[str]:

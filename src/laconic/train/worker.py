@@ -59,7 +59,7 @@ class Times:
     """Seconds of a worker.
 
     Args:
-        compute: Forward, backward, and steps of its own.
+        compute: Forward, backward, steps of its own, and judging.
         encode: Making frames; runs beside backward where it can.
         communication: What it waited for after computing: the exposed part.
         overlapped: What went on beside computing, from the first frame on.
@@ -317,9 +317,9 @@ class Worker:
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
             rate = self.schedule(at.sequence * self.job.every + step)
             self.optimizer.step(self._tensors(), gradients, lr=rate)
+        score = self.task.judge() if self.job.after == "best" else 0.0
         computed = time.perf_counter()
         self.times.compute += computed - began
-        score = self.task.judge() if self.job.after == "best" else 0.0
         self._pending = self._send(at.sequence, outbox)
         self._fill(outbox, iter(self._layout.pack(self._changes()).items()), at.sequence, score)
         self.times.communication += time.perf_counter() - computed

@@ -13,6 +13,7 @@ from laconic.studies.kothari2021.parts import PARTS
 from laconic.studies.kothari2021.report import Finding, Results, findings, load, tables
 from laconic.studies.kothari2021.settings import HYPER, Setting, setting_of
 from laconic.studies.kothari2021.study import run
+from laconic.studies.kothari2021.times import Plan
 
 __all__ = [
     "CLAIMS",
@@ -20,6 +21,7 @@ __all__ = [
     "PARTS",
     "Claim",
     "Finding",
+    "Plan",
     "Results",
     "Setting",
     "draw",

@@ -9,7 +9,8 @@ the host afterwards. Tests compare every codec here with real frames, and so doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ from laconic.policy import Policy
 from laconic.wire import ALIGN, FramePlan
 
 __all__ = ["Computed", "Part", "in_order", "rounding_keys", "splitmix64"]
+
+log = logging.getLogger("laconic")
 
 FAR = 0xFFFFFFFF
 """Above every index within a slot."""
@@ -290,27 +293,48 @@ class _Places:
         self._bitmap = torch.tensor(bitmaps, dtype=torch.int64).to(device)
         self._all = torch.tensor([k == n for k, n in zip(self.counts, group.sizes, strict=True)]).to(device)
         self._ring = torch.zeros(ring, len(starts), dtype=torch.int64, device=device)
+        self._selector = _selector(self.spans, self.counts, device)
 
     def choose(self, x: Tensor, at: Tensor) -> Tensor:
         """Ascending positions within the group."""
-        order = (x.view(torch.int32) & 0x7FFFFFFF).to(torch.int64) << 32 | self._rank
-        chosen = [
-            order[begin:end].topk(k, sorted=False).indices + begin
-            for (begin, end), k in zip(self.spans, self.counts, strict=True)
-        ]
-        positions = torch.cat(chosen).sort().values
+        positions = self._largest(x) if self._selector is None else self._selector(x)
         previous = torch.cat([positions.new_zeros(1), positions[:-1]])
         gaps = positions - torch.where(self._is_head, self._before, previous) - 1
-        high = (gaps >> self._low[:, self._slot]).cumsum(1)[:, self._lasts]  # three to try, slot
+        shifted = (
+            gaps >> self._low[:, self._slot]
+        )  # three to try; a row at a time is summed by all of a GPU, not by a block
+        high = torch.stack([one.cumsum(0)[self._lasts] for one in shifted])
         unary = self._k + torch.diff(high, dim=1, prepend=high.new_zeros(3, 1))
         rice = (self._fixed + (unary + 7) // 8).amin(0)
         nbytes = torch.where(self._all, POSITIONS_HEADER, torch.minimum(rice, self._bitmap))
         self._ring.index_copy_(0, at, nbytes.unsqueeze(0))
         return positions
 
+    def _largest(self, x: Tensor) -> Tensor:
+        order = (x.view(torch.int32) & 0x7FFFFFFF).to(torch.int64) << 32 | self._rank
+        chosen = [
+            order[begin:end].topk(k, sorted=False).indices + begin
+            for (begin, end), k in zip(self.spans, self.counts, strict=True)
+        ]
+        return torch.cat(chosen).sort().values
+
     def nbytes(self, rounds: int) -> np.ndarray:
         found: np.ndarray = self._ring[:rounds].cpu().numpy()
         return found
+
+
+def _selector(
+    spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device
+) -> Callable[[Tensor], Tensor] | None:
+    """The same without a sort, where Triton can compile it."""
+    if device.type != "cuda":
+        return None
+    try:
+        from laconic.kernels.triton.select import Selector
+    except ImportError as error:
+        log.warning("Top-k sorts on the GPU, which is slow: %s", error)
+        return None
+    return Selector(spans, counts, device).choose
 
 
 class _Kept(NamedTuple):
@@ -333,8 +357,8 @@ class _Rows:
         within = [torch.arange(k, dtype=torch.int64) for k in counts]
         starts = [bucket * sum(rows[:i]) for i in range(len(rows))]
         self._place = torch.cat([one + start for one, start in zip(within, starts, strict=True)]).to(device)
-        self._whole = bool((self._place == torch.arange(self._place.numel(), device=device)).all())
         self._padded = bucket * sum(rows)
+        self._whole = self._padded == self._place.numel()
         self._slot_of_row = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).to(device)
         self._slot = torch.arange(len(rows)).repeat_interleave(torch.tensor(self.counts)).to(device)
         self._filled = torch.cat([

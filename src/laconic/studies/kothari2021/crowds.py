@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ def train(
     shards = Shards(tasks[0].num_train, job.workers, setting.batch, seed)
     iterations = epochs * shards.iterations_per_epoch // job.every * job.every
     schedule = setting.schedule(iterations, shards.iterations_per_epoch)
-    # An asynchronous server steps for every worker's gradient, a synchronous one for their mean.
+    # An asynchronous server steps for every worker's gradient, a synchronous one for their mean. Changes that workers
+    # have made by steps of their own, of full length, count for their part of a mean at the server.
     part = 1 if job.mode == "sync" else job.workers
     missed: list[int] = []
 
@@ -54,7 +57,10 @@ def train(
         Worker(number, task, shards, job, schedule, link)
         for number, (task, link) in enumerate(zip(tasks, links, strict=True))
     ]
-    failed = run_together(workers, exchanges)
+    began = time.perf_counter()
+    with _one_thread_each():
+        failed = run_together(workers, exchanges)
+    seconds = time.perf_counter() - began
     if failed and not _diverged(failed[0]):
         raise failed[0]
     with torch.no_grad():
@@ -67,9 +73,21 @@ def train(
         "iterations": iterations,
         "push_bytes": [sum(worker.bytes_sent for worker in workers)],
         "pull_bytes": [sum(worker.bytes_received for worker in workers)],
+        "seconds": round(seconds, 3),
         "staleness_mean": sum(missed) / max(1, len(missed)),
         "staleness_most": max(missed, default=0),
     }
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Torch's own threads would only fight with the workers'."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _diverged(error: BaseException) -> bool:

@@ -9,7 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from laconic.studies.figures import draw_all
-from laconic.studies.kothari2021.report import MODEL_NAMES, Results, Row
+from laconic.studies.kothari2021.report import Results, Row
+from laconic.studies.kothari2021.times import LINKS
+from laconic.studies.kothari2021.timetables import LINK_NAMES, MODEL_NAMES
 
 __all__ = ["FIGURES", "draw"]
 
@@ -72,21 +74,37 @@ def _by_bytes(results: Results, plt: Any) -> Any:
 
 
 def _by_time(results: Results, plt: Any) -> Any:
-    """Accuracy against what the server took for as many iterations."""
-    pairs = sorted({(values["model"], values["link"]) for values in results.times})
-    figure, grid = plt.subplots(1, len(pairs), figsize=(4.4 * len(pairs), 3.8), squeeze=False)
-    for (model, link), axes in zip(pairs, grid[0], strict=True):
+    """Accuracy after each epoch against what the server took for as many iterations: a row a model, a column a link."""
+    from matplotlib import ticker
+
+    models = [model for model in MODEL_NAMES if any(place[0] == model for place in results.times)]
+    links = [link for link in LINKS if any(place[1] == link for place in results.times)]
+    size = (4.2 * len(links), 3.0 * len(models) + 0.8)
+    figure, grid = plt.subplots(len(models), len(links), figsize=size, squeeze=False, sharey="row")
+    shown: dict[str, Any] = {}
+    for model, line in zip(models, grid, strict=True):
         rows = results.rows("accuracy", model)
-        for number, row in enumerate(rows):
-            for values in results.times:
-                if (values["model"], values["link"], values["method"]) == (model, link, row.name):
-                    epoch = values["total_s"] / values["iterations"] * row.iterations / row.values["epochs"] / 60
-                    minutes = [epoch * (i + 1) for i in range(len(row.curve("accuracy")))]
-                    axes.plot(minutes, row.curve("accuracy"), color=_colour(row, number), linewidth=1.2, label=row.name)
-        axes.set(xlabel="minutes", ylabel="top-1 %", xscale="log", title=f"{MODEL_NAMES[model]}, {link}")
+        for link, axes in zip(links, line, strict=True):
+            for number, row in enumerate(rows):
+                cell = results.times.get((model, link, row.name))
+                if cell is None:
+                    continue
+                epoch = cell.seconds() * row.iterations / row.values["epochs"] / 60
+                curve = row.curve("accuracy")
+                (shown[row.name],) = axes.plot(
+                    [epoch * (i + 1) for i in range(len(curve))], curve, color=_colour(row, number), linewidth=1.2
+                )
+            found = [cell for (m, one, _), cell in results.times.items() if (m, one) == (model, link)]
+            busy = "" if all(cell.calm for cell in found) else " (busy)"
+            axes.set(xlabel="minutes", xscale="log", title=f"{MODEL_NAMES[model]}, {LINK_NAMES[link]}{busy}")
+            axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+            axes.set_visible(bool(axes.lines))
         top = max((fmean(row.final) for row in rows), default=100.0)
-        axes.set_ylim(top - (30 if model == "vgg11" else 3), top + 0.5)
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+        line[0].set_ylim(top - (30 if model == "vgg11" else 3), top + 0.5)
+        line[0].set_ylabel("top-1 %")
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5)
     return figure
 
 

@@ -1,13 +1,14 @@
 """Runs side by side: each a lane that takes a step when it is told, on a stream of its own where there are streams.
 
-``ComputedLane`` trains with what frames would decode to (see ``computed``); on a GPU an iteration is one CUDA graph, so
-that several lanes share the device without a wait. ``FrameLane`` makes every frame.
+``ComputedLane`` trains with what frames would decode to (see ``computed``), ``LocalLane`` likewise where workers take
+steps of their own; on a GPU an iteration is one CUDA graph, so that several lanes share the device without a wait.
+``FrameLane`` makes every frame.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from laconic.channels import Channel
 from laconic.cluster.job import Job
@@ -28,7 +30,7 @@ from laconic.train.models import build_model
 from laconic.train.shards import Shards
 from laconic.train.task import Task, cross_entropy
 
-__all__ = ["ComputedLane", "Curve", "FrameLane", "Lane", "Source", "can_compute"]
+__all__ = ["ComputedLane", "Curve", "FrameLane", "Lane", "LocalLane", "Source", "can_compute"]
 
 RING = 32
 """Iterations whose sizes stay on the device until they are read."""
@@ -121,7 +123,11 @@ class Lane(ABC):
 
 
 def can_compute(setting: Setting) -> bool:
-    return setting.options.get("every", 1) == 1 and setting.mode == "sync"
+    """Synchronous exchanges after every iteration, or of the mean of what several iterations changed."""
+    options = setting.options
+    after_each = options.get("every", 1) == 1
+    means = (options.get("sends"), options.get("after"), options.get("returns")) == ("changes", "mean", "gradients")
+    return setting.mode == "sync" and (after_each or means)
 
 
 class ComputedLane(Lane):
@@ -153,14 +159,7 @@ class ComputedLane(Lane):
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         self.names = in_order(shapes, setting.policy("push"))
         self.slots = {name: shapes[name] for name in self.names}
-        parameters = dict(model.named_parameters())
-        self.weights = torch.cat([parameters[name].detach().reshape(-1) for name in self.names])
-        at = 0
-        for name in self.names:
-            numel = parameters[name].numel()
-            parameters[name].data = self.weights[at : at + numel].view(self.slots[name])
-            at += numel
-        self.parameters = [parameters[name] for name in self.names]
+        self.weights, self.parameters = _flattened(self.task, self.names)
         # What workers hold is what they decoded; the server keeps its own where weights travel with a loss.
         lossy = self.job.returns == "weights" and self.job.pull != "none"
         self.server = self.weights.clone() if lossy else self.weights
@@ -178,7 +177,7 @@ class ComputedLane(Lane):
         self._inputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._keys: dict[str, Tensor] = {}
-        self._replay: torch.cuda.CUDAGraph | None = None
+        self._replays: list[torch.cuda.CUDAGraph] = []
         self._held: Tensor | None = None
         """What workers hold while the server's weights are judged."""
         self._pushed = self._pulled = 0
@@ -205,14 +204,14 @@ class ComputedLane(Lane):
             else:
                 self._inputs[worker].copy_(inputs)
                 self._targets[worker].copy_(targets)
-        self._fill_keys(first)
+        self._fill_keys()
         self._in_epoch.zero_()
         self._loss.zero_()
         self._count = 0
         self._pushed = self._pulled = 0
         if self._stream is not None:
             torch.cuda.synchronize()
-            if self.graph and self._replay is None:
+            if self.graph and not self._replays:
                 self._capture()
 
     def _use(self, specs: tuple[str, str]) -> None:
@@ -227,15 +226,19 @@ class ComputedLane(Lane):
         for channel, old in zip((*self.push, self.pull), before, strict=False):
             for x, y in zip(channel.state(), old, strict=True):
                 x.copy_(y)
-        self._specs, self._replay = specs, None
+        self._specs, self._replays = specs, []
 
-    def _fill_keys(self, first: int) -> None:
+    def _sequences(self) -> range:
+        """Exchanges of the epoch that begins."""
+        return range(self.done * self.per_epoch, (self.done + 1) * self.per_epoch)
+
+    def _fill_keys(self) -> None:
         """Seeds of the epoch's frames, where anything is random."""
         numbers = [self._model_names.index(name) for name in self.names]
         for name, channel in (*((f"push{w}", one) for w, one in enumerate(self.push)), ("pull", self.pull)):
             if not channel.seeded:
                 continue
-            sequences = np.arange(first, first + self.per_epoch, dtype=np.uint64)[:, None]
+            sequences = np.array(self._sequences(), dtype=np.uint64)[:, None]
             slots = np.array(numbers, dtype=np.uint64)[None]
             if name == "pull":
                 seeds = server_seeds(self.job, sequences, slots, len(numbers))
@@ -252,16 +255,9 @@ class ComputedLane(Lane):
     def step(self) -> None:
         iteration = self.done * self.per_epoch + self._count
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            if iteration in self._samples:
-                self._compare()
-            elif self._replay is not None:
-                self._replay.replay()
-            else:
-                self._iterate()
+            self._compare(iteration, 0) if iteration in self._samples else self._do(0)
             self._count += 1
-            self._pending += 1
-            if self._pending == RING:
-                self._flush()
+            self._sized()
 
     def _iterate(self) -> None:
         """An iteration of all workers; nothing here waits for the device."""
@@ -276,33 +272,25 @@ class ComputedLane(Lane):
                 assert self._side is not None and main is not None
                 self._side.wait_stream(main)
             with torch.cuda.stream(self._side) if aside else nullcontext():
-                inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
-                inputs = inputs.contiguous(memory_format=self._layout)
-                targets = self._targets[worker].index_select(0, self._in_epoch)[0]
-                loss = self.task.loss(Batch(inputs, targets))
-                gradients = torch.autograd.grad(loss, self.parameters)
-                flat = torch.cat([x.reshape(-1) for x in gradients])
+                loss, flat = self._gradient(worker, self.task, self.parameters)
                 sent.append(self.push[worker].send(flat, self._key(f"push{worker}"), self._at))
             self._gradients.append(flat)
-            losses.append(loss.detach())
+            losses.append(loss)
         if self._side is not None and workers > 1:
             assert main is not None
             main.wait_stream(self._side)
         for one in losses:
             self._loss.add_(one)
         self._sent = sent
-        self._mean = torch.zeros_like(self.weights)
-        for parts in sent:
-            for part in parts:
-                part.add_to(self._mean, 1.0 / workers)
+        self._mean = self._mean_of(sent)
         if self.job.returns == "gradients":
             self._source, self._answer = self._mean, self.pull.send(self._mean, self._key("pull"), self._at)
             update = self._mean
             if not (len(self._answer) == 1 and self._answer[0].values.data_ptr() == self._mean.data_ptr()):
                 update = self._put(self._answer, torch.zeros_like(self.weights))
-            self._descend(self.weights, update, rate)
+            self._descend(self.weights, self.velocity, update, rate)
         else:
-            self._descend(self.server, self._mean, rate)
+            self._descend(self.server, self.velocity, self._mean, rate)
             self._source, self._answer = self.server, self.pull.send(self.server, self._key("pull"), self._at)
             if self.server is not self.weights:
                 self.weights.zero_()
@@ -311,18 +299,34 @@ class ComputedLane(Lane):
         self._in_epoch.add_(1)
         self._at.add_(1).remainder_(RING)
 
+    def _gradient(self, worker: int, task: Task, parameters: Sequence[Parameter]) -> tuple[Tensor, Tensor]:
+        """A worker's loss in this iteration, and its gradient as one flat tensor."""
+        inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
+        inputs = inputs.contiguous(memory_format=self._layout)
+        targets = self._targets[worker].index_select(0, self._in_epoch)[0]
+        loss = task.loss(Batch(inputs, targets))
+        gradients = torch.autograd.grad(loss, parameters)
+        return loss.detach(), torch.cat([x.reshape(-1) for x in gradients])
+
+    def _mean_of(self, sent: Sequence[Sequence[Part]]) -> Tensor:
+        mean = torch.zeros_like(self.weights)
+        for parts in sent:
+            for part in parts:
+                part.add_to(mean, 1.0 / len(sent))
+        return mean
+
     def _put(self, parts: Sequence[Part], out: Tensor) -> Tensor:
         for part in parts:
             part.add_to(out, 1.0)
         return out
 
     @torch.no_grad()
-    def _descend(self, weights: Tensor, gradient: Tensor, rate: Tensor) -> None:
+    def _descend(self, weights: Tensor, velocity: Tensor, gradient: Tensor, rate: Tensor) -> None:
         """``laconic.optim.SGD`` with a learning rate that lies on the device."""
         if self.job.weight_decay:
             gradient = gradient.add(weights, alpha=self.job.weight_decay)
         if self.job.momentum:
-            gradient = self.velocity.mul_(self.job.momentum).add_(gradient)
+            gradient = velocity.mul_(self.job.momentum).add_(gradient)
         weights.sub_(gradient * rate)
 
     def _key(self, channel: str) -> Tensor | None:
@@ -339,17 +343,33 @@ class ComputedLane(Lane):
         assert self._stream is not None
         with torch.cuda.stream(self._stream):
             for _ in range(3):
-                self._iterate()
+                for stage in self._stages():
+                    stage()
         torch.cuda.synchronize()
-        replay = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(replay, stream=self._stream):
-            self._iterate()
+        replays = []
+        for stage in self._stages():
+            replays.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(replays[-1], stream=self._stream):
+                stage()
         for x, y in zip(self._mutable(), before, strict=True):
             x.copy_(y)
         torch.cuda.synchronize()
-        self._replay = replay
+        self._replays = replays
+
+    def _stages(self) -> list[Callable[[], None]]:
+        """What is captured, each on its own."""
+        return [self._iterate]
+
+    def _do(self, stage: int) -> None:
+        self._replays[stage].replay() if self._replays else self._stages()[stage]()
 
     # ------------------------------------------------------------------------------------------------- sizes, samples
+
+    def _sized(self) -> None:
+        """Another exchange's sizes lie in the ring."""
+        self._pending += 1
+        if self._pending == RING:
+            self._flush()
 
     def _flush(self) -> None:
         if self._pending:
@@ -358,12 +378,12 @@ class ComputedLane(Lane):
         self._pending = 0
         self._at.zero_()
 
-    def _compare(self) -> None:
-        """This iteration's frames for real, beside what was computed."""
+    def _compare(self, sequence: int, stage: int) -> None:
+        """The frames of an exchange for real, beside what was computed."""
         channels = [*self.push, self.pull]
         before = [channel.memories(self.names) for channel in channels]
-        sequence, slot = self.done * self.per_epoch + self._count, self._pending
-        self._replay.replay() if self._replay is not None else self._iterate()
+        slot = self._pending
+        self._do(stage)
         push, pull = self._specs or ("none", "none")
         for i, channel in enumerate(channels):
             is_pull = i == len(self.push)
@@ -419,8 +439,107 @@ class ComputedLane(Lane):
         self._iteration.fill_(self.done * self.per_epoch)
 
 
+def _flattened(task: Task, names: Sequence[str]) -> tuple[Tensor, list[Parameter]]:
+    """All parameters as one flat tensor, and each as a view of it, in this order."""
+    parameters = dict(task.model.named_parameters())
+    flat = torch.cat([parameters[name].detach().reshape(-1) for name in names])
+    at = 0
+    for name in names:
+        numel = parameters[name].numel()
+        parameters[name].data = flat[at : at + numel].view(parameters[name].shape)
+        at += numel
+    return flat, [parameters[name] for name in names]
+
+
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+class LocalLane(ComputedLane):
+    """Workers take steps of their own; every few iterations the mean of what these changed is exchanged, computed."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        seed: int,
+        epochs: int,
+        source: Source,
+        *,
+        samples: int = 4,
+        graph: bool | None = None,
+    ) -> None:
+        super().__init__(setting, seed, epochs, source, samples=0, graph=graph)
+        exchanges = self.iterations // self.job.every
+        self._samples = set(np.linspace(0, exchanges - 1, samples, dtype=int).tolist()) if samples else set()
+        self.tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
+        self.held = [_flattened(task, self.names) for task in self.tasks]
+        self.velocities = [torch.zeros_like(self.weights) for _ in self.tasks]
+        self._exchanged = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """In this epoch."""
+
+    def _sequences(self) -> range:
+        every, first = self.job.every, self.done * self.per_epoch
+        # One more than there are in some epochs, so that all epochs have as many keys.
+        return range(first // every, first // every + self.per_epoch // every + 1)
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self._exchanged.zero_()
+
+    def step(self) -> None:
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            self._do(0)
+            self._count += 1
+            sequence, over = divmod(self.done * self.per_epoch + self._count, self.job.every)
+            if not over:
+                self._compare(sequence - 1, 1) if sequence - 1 in self._samples else self._do(1)
+                self._sized()
+
+    def _stages(self) -> list[Callable[[], None]]:
+        return [self._iterate, self._exchange]
+
+    def _iterate(self) -> None:
+        rate = self._rates.index_select(0, self._iteration.clamp(max=self.iterations - 1))
+        for worker, (task, (flat, parameters)) in enumerate(zip(self.tasks, self.held, strict=True)):
+            loss, gradient = self._gradient(worker, task, parameters)
+            self._loss.add_(loss)
+            self._descend(flat, self.velocities[worker], gradient, rate)
+        self._iteration.add_(1)
+        self._in_epoch.add_(1)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        self._gradients = [flat - self.weights for flat, _ in self.held]
+        self._sent = [
+            channel.send(change, self._key(f"push{worker}"), self._at)
+            for worker, (channel, change) in enumerate(zip(self.push, self._gradients, strict=True))
+        ]
+        self._source = self._mean = self._mean_of(self._sent)
+        self._answer = self.pull.send(self._mean, self._key("pull"), self._at)
+        self.weights.add_(self._put(self._answer, torch.zeros_like(self.weights)))
+        for flat, _ in self.held:
+            flat.copy_(self.weights)
+        self._exchanged.add_(1)
+        self._at.add_(1).remainder_(RING)
+
+    def _key(self, channel: str) -> Tensor | None:
+        keys = self._keys.get(channel)
+        return None if keys is None else keys.index_select(0, self._exchanged)[0]
+
+    def _mutable(self) -> list[Tensor]:
+        return [*super()._mutable(), self._exchanged, *self.velocities, *(flat for flat, _ in self.held)]
+
+    def state(self) -> dict[str, Tensor]:
+        found = super().state()
+        for worker, (flat, _) in enumerate(self.held):
+            found |= {f"worker/{worker}": flat, f"velocity/{worker}": self.velocities[worker]}
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        super().load(state)
+        for worker, (flat, _) in enumerate(self.held):
+            flat.copy_(state[f"worker/{worker}"])
+            self.velocities[worker].copy_(state[f"velocity/{worker}"])
 
 
 class FrameLane(Lane):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from laconic.errors import ConfigError
 from laconic.studies.kothari2021.settings import HYPER, Setting, setting_of
-from laconic.train.methods import METHODS
+from laconic.train.methods import METHODS, method_options
 
-__all__ = ["METHOD_NAMES", "OURS", "PAPER", "PARTS", "SEEDS", "WORKER_METHODS", "seeds_of", "settings_of"]
+__all__ = ["METHOD_NAMES", "MODES", "OURS", "PAPER", "PARTS", "SEEDS", "seeds_of", "settings_of"]
 
-PARTS = ("accuracy", "ingredients", "frontier", "workers", "resnet50")
+PARTS = ("accuracy", "ingredients", "frontier", "workers", "resnet50", "times")
 
 PAPER = ("1", "2", "2w", "3", "4", "5", "6")
 OURS = ("laconic", "laconic-min", "adaptive")
@@ -23,7 +24,6 @@ THREE = ("1", "5", "laconic", "laconic-min")
 
 WORKER_COUNTS = (4, 8)
 MODES = ("sync", "async", "bounded:4")
-WORKER_METHODS = ("1", "2", "5", "laconic")
 
 
 def seeds_of(part: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
@@ -46,7 +46,7 @@ def settings_of(part: str, models: Sequence[str], methods: Sequence[str] | None,
         )
         return
     for model in models:
-        if part == "accuracy":
+        if part in ("accuracy", "times"):
             yield from (setting_of(model, method, data=data) for method in methods or METHOD_NAMES)
         elif part == "ingredients":
             yield from ingredients(model, data)
@@ -59,39 +59,36 @@ def settings_of(part: str, models: Sequence[str], methods: Sequence[str] | None,
             raise ConfigError(f"unknown part {part!r}: expected one of {', '.join(PARTS)}")
 
 
-FOUR_BITS = "qsgd:4,round=nearest|rans:auto"
+FOUR_BITS = "qsgd:4,round=nearest"
 
 
 def ingredients(model: str, data: str | None) -> Iterator[Setting]:
     """``laconic-min`` with one thing changed at a time."""
     base = setting_of(model, "laconic-min", data=data).options
-    push, pull = base["push"], base["pull"]
+    push, small = base["push"], base["push_small"]
 
     def changed(name: str, **options: object) -> Setting:
         return setting_of(model, "laconic-min", name=name, data=data, **options)
 
-    yield changed(
-        "without error feedback", momentum=0.9, **{name: _forgetful(base[name]) for name in CHANNELS}
-    )  # fmt: skip
-    yield changed(
-        "without momentum correction", momentum=0.9,
-        push=f"ef|{_forgetful(push)}", push_small=f"ef|{_forgetful(base['push_small'])}",
-    )  # fmt: skip
-    yield changed("4 bits a value", push=_valued(push, FOUR_BITS), pull=_valued(pull, FOUR_BITS))
-    plain = FOUR_BITS.removesuffix("|rans:auto")
-    yield changed("4 bits, without entropy coding", push=_valued(push, plain), pull=_valued(pull, plain))
-    yield changed("small tensors in float32", push_small="momentum:0.9|none", pull_small="none")
-    yield changed("small tensors sparse, too", push_small=push, pull_small=pull)
-    yield changed("an epoch of warm-up at 1 %", warm=_warm(push, pull, 0.01))
-    yield changed("two epochs of warm-up at 5 and 1.25 %", warm=_warm(push, pull, 0.05, 0.0125))
+    def both(channel: str, small: str = small) -> dict[str, object]:
+        return {"push": channel, "pull": channel, "push_small": small, "pull_small": small}
 
-
-CHANNELS = ("push", "pull", "push_small", "pull_small")
+    yield changed("without error feedback", **both(_forgetful(push), _forgetful(small)))
+    yield changed("without error feedback at the server", pull=_forgetful(push))
+    yield changed("4 bits a value", **both(_valued(push, FOUR_BITS)))
+    yield changed("4 bits a value, entropy-coded", **both(_valued(push, f"{FOUR_BITS}|rans:auto")))
+    yield changed("small tensors in float32", **both(push, "none"))
+    yield changed("an epoch of warm-up at 20 %", warm=[[1, _kept(push, 0.2), _kept(push, 0.2)]])
+    yield setting_of(
+        model, "3", name="every iteration, without momentum correction", data=data,
+        push="ef|topk:0.0012|sign", pull="ef|topk:0.0024|sign", push_small=small, pull_small=small,
+    )  # fmt: skip
+    yield each_iteration(model, data, "every iteration, with momentum correction", 0.0012, 0.0024, FOUR_BIT_SMALL)
 
 
 def _forgetful(spec: str) -> str:
     """The codec without its memory."""
-    return spec.removeprefix("momentum:0.9|").removeprefix("ef|")
+    return spec.removeprefix("ef|")
 
 
 def _valued(spec: str, values: str) -> str:
@@ -104,55 +101,65 @@ def _kept(spec: str, keep: float) -> str:
     return "|".join(f"topk:{keep:g}" if stage.startswith("topk:") else stage for stage in spec.split("|"))
 
 
-def _warm(push: str, pull: str, *keeps: float) -> list[list[object]]:
-    """An epoch each at these shares of entries."""
-    return [[1, _kept(push, keep), _kept(pull, keep)] for keep in keeps]
+SIXTEEN_BIT_SMALL = {"push_small": "momentum:0.9|bf16", "pull_small": "ef|bf16"}
+FOUR_BIT_SMALL = {"push_small": "momentum:0.9|qsgd:4,round=nearest", "pull_small": "ef|qsgd:4,round=nearest"}
+
+
+def each_iteration(
+    model: str, data: str | None, name: str, push: float, pull: float, small: dict[str, str], *warm: float
+) -> Setting:
+    """Signs of the largest entries after every iteration, with momentum correction (Lin et al. 2018)."""
+    channels = {"push": f"momentum:0.9|topk:{push:g}|sign", "pull": f"ef|topk:{pull:g}|sign"}
+    first = [[1, _kept(channels["push"], keep), _kept(channels["pull"], keep)] for keep in warm]
+    options: dict[str, object] = {**channels, **small, "momentum": 0.0, **({"warm": first} if warm else {})}
+    return setting_of(model, "3", name=name, data=data, **options)
 
 
 def frontier(model: str, data: str | None) -> Iterator[Setting]:
-    """Values of four bits at several shares of entries, fewer entries, and fewer exchanges."""
-    sixteen = {"push_small": "momentum:0.9|bf16", "pull_small": "ef|bf16"}
-    eight = {"push_small": "momentum:0.9|qsgd:8,round=nearest", "pull_small": "ef|qsgd:8,round=nearest"}
-    four = {"push_small": "momentum:0.9|qsgd:4,round=nearest", "pull_small": "ef|qsgd:4,round=nearest"}
+    """Fewer entries, fewer exchanges, both, and neither."""
 
-    def sparse(name: str, push: float, pull: float, small: dict[str, str], **options: object) -> Setting:
-        own = {"push": f"momentum:0.9|topk:{push:g}|{FOUR_BITS}", "pull": f"ef|topk:{pull:g}|{FOUR_BITS}"}
-        return setting_of(model, "laconic", name=name, data=data, **own, **small, **options)
-
-    yield sparse("4 bits, keep 0.5 and 0.8 %", 0.005, 0.008, sixteen)
-    yield sparse("4 bits, keep 0.3 and 0.5 %", 0.003, 0.005, sixteen)
-    yield sparse("4 bits, keep 0.1 and 0.1 %", 0.001, 0.001, eight)
-    yield sparse("4 bits, keep 0.1 and 0.2 %", 0.001, 0.002, four)
-    push, pull = f"momentum:0.9|topk:0.01|{FOUR_BITS}", f"ef|topk:0.01|{FOUR_BITS}"
-    name = "4 bits, keep 0.08 and 0.16 %, an epoch of 1 % first"
-    yield sparse(name, 0.0008, 0.0016, four, warm=_warm(push, pull, 0.01))
-    base = setting_of(model, "laconic-min", data=data).options
-    for share in (0.003, 0.001):
-        specs = {"push": _kept(base["push"], share), "pull": _kept(base["pull"], 2 * share)}
-        warm = _warm(base["push"], base["pull"], 0.05, 0.0125)
-        name = f"signs, keep {100 * share:g} and {200 * share:g} %, two epochs of 5 and 1.25 % first"
-        yield setting_of(model, "laconic-min", name=name, data=data, warm=warm, **specs)
-    for share in (0.0006, 0.0003):
-        specs = {"push": _kept(base["push"], share), "pull": _kept(base["pull"], 2 * share)}
-        yield setting_of(
-            model, "laconic-min", name=f"signs, keep {100 * share:g} and {200 * share:g} %", data=data, **specs
-        )
-    for keep in (0.05, 0.02):
-        spec = f"ef|topk:{keep:g}|sign"
-        yield setting_of(
-            model, "6", name=f"mean change of 20 steps, signs, keep {100 * keep:g} %", data=data, after="mean",
-            push=spec, pull=spec, push_small="ef|bf16", pull_small="ef|bf16",
+    def changes(every: int, keep: float | None, **options: object) -> Setting:
+        rate = f", rate {options['lr']}" if "lr" in options else ""
+        what = "uncompressed" if keep is None else "signs of all" if keep == 1 else f"signs of {100 * keep:g} %"
+        channel = "none" if keep is None else "ef|sign" if keep == 1 else f"ef|topk:{keep:g}|sign"
+        small = "none" if keep is None else "ef|bf16"
+        return setting_of(
+            model, "6", name=f"changes of {every} iterations, {what}{rate}", data=data, after="mean", every=every,
+            push=channel, pull=channel, push_small=small, pull_small=small, **options,
         )  # fmt: skip
+
+    for every, keep in ((4, None), (8, None), (2, 0.03), (4, 0.06), (8, 0.04), (10, 0.04), (10, 1), (20, 0.1)):
+        yield changes(every, keep)
+    higher = round(1.6 * HYPER[model].lr, 6)
+    for every, keep in ((2, 0.03), (8, 0.032)):
+        yield changes(every, keep, lr=higher)
+    yield setting_of(model, "1", name=f"method 1, rate {higher}", data=data, lr=higher)
+    several = ((0.005, 0.01, SIXTEEN_BIT_SMALL), (0.0012, 0.0024, FOUR_BIT_SMALL))
+    for push, pull, small in several:
+        name = f"every iteration, signs of {100 * push:g} and {100 * pull:g} %"
+        yield each_iteration(model, data, name, push, pull, small)
+        yield each_iteration(model, data, f"{name}, two epochs of 5 and 1.25 % first", push, pull, small, 0.05, 0.0125)
 
 
 def workers(methods: Sequence[str] | None, data: str | None) -> Iterator[Setting]:
-    """Four and eight workers; where a mode sends no gradients back, the weights' change travels by the same codec."""
-    for method in methods or WORKER_METHODS:
+    """Four and eight workers. Without rounds workers get the change of the weights, and some methods have no sense.
+
+    The best of all workers, or the mean of their weights, is of those of one round: methods 6 and adaptive.
+    """
+
+    def crowd(method: str, count: int, mode: str, **changes: Any) -> Setting:
+        return setting_of("lenet5", method, data=data or "digits", workers=count, mode=mode, batch=32, **changes)
+
+    for method in methods or METHOD_NAMES:
         for count in WORKER_COUNTS:
             for mode in MODES:
-                base = setting_of("lenet5", method, data=data or "digits", workers=count, mode=mode, batch=32)
-                gradients = base.options.get("returns") == "gradients"
-                if mode != "sync" and (base.options.get("after") == "best" or base.options.get("every", 1) > 1):
-                    continue
-                changes = {"returns": "delta"} if mode != "sync" and gradients else {}
-                yield setting_of("lenet5", method, data=data or "digits", workers=count, mode=mode, batch=32, **changes)
+                options = setting_of("lenet5", method).options
+                of_a_round = options.get("after") == "best" or options.get("sends") == "weights"
+                if mode == "sync" or (options.get("returns") == "weights" and not of_a_round):
+                    yield crowd(method, count, mode)
+                elif not of_a_round:
+                    pull = method_options(method, mode)["pull"]
+                    yield crowd(method, count, mode, returns="delta", pull=pull)
+                    if count == WORKER_COUNTS[0] and mode == "async" and pull != options.get("pull", "none"):
+                        yield crowd(method, count, mode, returns="delta", name=f"{method}, changes by the same codec")
+

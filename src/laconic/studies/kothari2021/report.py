@@ -11,21 +11,21 @@ from typing import Any
 from laconic.records import Record
 from laconic.studies.claims import Claim, measured
 from laconic.studies.intervals import Interval, mean_interval
-from laconic.studies.kothari2021.claims import CLAIMS, PAPER_ACCURACY, PAPER_COMMUNICATION_MIN, PAPER_MB
-from laconic.studies.kothari2021.parts import METHOD_NAMES, PARTS
+from laconic.studies.kothari2021 import timetables
+from laconic.studies.kothari2021.claims import CLAIMS, PAPER_ACCURACY, PAPER_MB
+from laconic.studies.kothari2021.parts import METHOD_NAMES, MODES, PARTS
+from laconic.studies.kothari2021.times import LINKS, TIME
+from laconic.studies.kothari2021.timetables import MODEL_NAMES, place
 from laconic.studies.tables import Table, read_all
 
 __all__ = ["ROUND", "RUN", "TIME", "Finding", "Results", "Row", "findings", "load", "tables"]
 
-RUN, ROUND, TIME = "kothari2021.run", "kothari2021.round", "kothari2021.time"
-
-MODEL_NAMES = {"lenet5": "LeNet-5", "vgg11": "VGG-11"}
-TIMES = "times"
+RUN, ROUND = "kothari2021.run", "kothari2021.round"
 
 
 def load(folder: Path) -> list[Record]:
     """All Records of the study that a folder keeps."""
-    return read_all(folder, (*PARTS, TIMES))
+    return read_all(folder, PARTS)
 
 
 @dataclass
@@ -78,12 +78,15 @@ class Row:
 
 
 class Results:
-    """Records by part, model and setting. Of a part run at several lengths or on several data, the one of most runs."""
+    """Records by part, model and setting.
+
+    Of a part run at several lengths or on several data, the one of most runs; of a changed setting, the newest.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.parts: dict[tuple[str, str], dict[str, Row]] = {}
         records = list(records)
-        self.times = [record.values for record in records if record.kind == TIME]
+        self.times = timetables.cells(record.values for record in records if record.kind == TIME)
         self.rounds = [record.values for record in records if record.kind == ROUND]
         groups: dict[tuple[str, str], dict[tuple[Any, ...], list[Mapping[str, Any]]]] = {}
         for record in records:
@@ -94,7 +97,10 @@ class Results:
         for key, some in groups.items():
             rows = self.parts.setdefault(key, {})
             for run in max(some.values(), key=len):
-                rows.setdefault(_label(run), Row([])).runs.append(run)
+                row = rows.setdefault(_label(run), Row([]))
+                if row.runs and row.values.get("options") != run.get("options"):
+                    row.runs.clear()
+                row.runs.append(run)
             for row in rows.values():
                 row.runs.sort(key=lambda run: run["seed"])
 
@@ -103,7 +109,7 @@ class Results:
 
     def rows(self, part: str, model: str) -> list[Row]:
         found = self.parts.get((part, model), {})
-        return sorted(found.values(), key=lambda row: _place(row.name))
+        return sorted(found.values(), key=lambda row: place(row.name))
 
     def models(self, part: str) -> list[str]:
         return [model for model in MODEL_NAMES if (part, model) in self.parts]
@@ -127,10 +133,6 @@ def _label(run: Mapping[str, Any]) -> str:
     if run["part"] == "workers":
         return f"{run['name']}/{run['workers']}/{run['mode']}"
     return str(run["name"])
-
-
-def _place(name: str) -> tuple[int, str]:
-    return (METHOD_NAMES.index(name), "") if name in METHOD_NAMES else (len(METHOD_NAMES), "")
 
 
 # ------------------------------------------------------------------------------------------------------------- claims
@@ -224,21 +226,35 @@ def _lenet_loss(results: Results) -> Measured:
     return Interval(most, most, most, len(row.runs)), f"method {row.name}: {_on(row)}"
 
 
-def _time_of(results: Results, model: str, method: str, what: str, link: str = "unshaped") -> float | None:
-    for values in results.times:
-        if (values["model"], values["method"], values["link"]) == (model, method, link):
-            return float(values[what])
-    return None
+UNSHAPED = LINKS[0]
+"""The paper's workers "are very near to each other"."""
+
+
+def _calm(results: Results, model: str, method: str) -> timetables.Cell | None:
+    """On a busy machine who computes more is slowed down more: no claim is judged by that."""
+    cell = results.times.get((model, UNSHAPED, method))
+    return cell if cell is not None and cell.calm else None
 
 
 def _times(model: str, method: str, what: str) -> Callable[[Results], Measured]:
+    """Of an iteration, over method 1's."""
+
     def measure(results: Results) -> Measured:
-        own, first = (_time_of(results, model, name, what) for name in (method, "1"))
-        if own is None or not first:
+        own, first = (_calm(results, model, name) for name in (method, "1"))
+        if own is None or first is None or not first.seconds(what):
             return None
-        return Interval(own / first, own / first, own / first, 1), "the server, unshaped"
+        times = own.seconds(what) / first.seconds(what)
+        return Interval(times, times, times, 1), "the server, unshaped"
 
     return measure
+
+
+def _minutes_saved(results: Results) -> Measured:
+    one, six = (_calm(results, "vgg11", name) for name in ("1", "6"))
+    if one is None or six is None:
+        return None
+    saved = one.minutes() - six.minutes()
+    return Interval(saved, saved, saved, 1), "the server, unshaped"
 
 
 MEASURES: dict[str, Callable[[Results], Measured]] = {
@@ -252,6 +268,7 @@ MEASURES: dict[str, Callable[[Results], Measured]] = {
     "vgg_2w": _top1("vgg11", "2w"),
     "vgg_comm_5": _times("vgg11", "5", "communication_s"),
     "vgg_comm_6": _times("vgg11", "6", "communication_s"),
+    "vgg_minutes_6": _minutes_saved,
     "lenet_time_6": _times("lenet5", "6", "total_s"),
 }
 
@@ -262,7 +279,8 @@ MEASURES: dict[str, Callable[[Results], Measured]] = {
 def tables(results: Results) -> list[Table]:
     """All that the Records allow."""
     found = [_claims(results), _top_1(results)]
-    found += [_compute_and_communication(results), _cost(results), _end_to_end(results)]
+    found += [timetables.links(results.times), timetables.compute_and_communication(results.times), _cost(results)]
+    found.append(timetables.end_to_end(results.times))
     found += [_ours(results), _ingredients(results), _frontier(results), _workers(results), _resnet50(results)]
     found.append(_compared(results))
     return [table for table in found if table.rows]
@@ -306,57 +324,20 @@ def _top_1(results: Results) -> Table:
     return Table("Top-1 accuracy", columns, rows)
 
 
-def _time_rows(results: Results, cells: Callable[[Mapping[str, Any]], Sequence[str]]) -> list[tuple[str, ...]]:
-    order = sorted(
-        results.times, key=lambda v: (list(MODEL_NAMES).index(v["model"]), str(v["link"]), _place(v["method"]))
-    )
-    return [(MODEL_NAMES[v["model"]], str(v["method"]), str(v["link"]), *cells(v)) for v in order]
-
-
-def _compute_and_communication(results: Results) -> Table:
-    def cells(values: Mapping[str, Any]) -> Sequence[str]:
-        paper = PAPER_COMMUNICATION_MIN.get(values["method"]) if values["model"] == "vgg11" else None
-        per = [1e3 * values[name] / values["iterations"] for name in ("compute_s", "encode_s", "communication_s")]
-        return ("" if paper is None else f"{paper:g}", *(f"{one:.2f}" for one in per), str(values["iterations"]))
-
-    columns = (
-        "model", "method", "link", "paper: communication, min", "compute, ms an iteration", "encode", "communication",
-        "iterations",
-    )  # fmt: skip
-    return Table("Compute and communication time", columns, _time_rows(results, cells))
-
-
 def _cost(results: Results) -> Table:
     """The paper's "average communication cost": megabytes, and seconds, which is what its formula gives."""
     rows = []
     for model in results.models("accuracy"):
         for row in results.rows("accuracy", model):
             paper = PAPER_MB.get((model, row.name))
-            seconds = [_time_of(results, model, row.name, "total_s", link) for link in ("unshaped", "1gbit", "100mbit")]
-            counts = [
-                _time_of(results, model, row.name, "iterations", link) for link in ("unshaped", "1gbit", "100mbit")
-            ]
-            per = ["" if s is None or not n else f"{s / n:.4g}" for s, n in zip(seconds, counts, strict=True)]
+            found = [results.times.get((model, link, row.name)) for link in LINKS]
+            per = ["" if cell is None else f"{cell.seconds():.3g}" for cell in found]
             mb = f"{row.bytes_per_iteration / 1e6:.4g}"
             rows.append((MODEL_NAMES[model], row.name, "" if paper is None else f"{paper:g}", mb, *per))
     columns = ["model", "method", "paper, MB", "MB an iteration", "s an iteration", "at 1 Gbit/s", "at 100 Mbit/s"]
     while columns[-1] != "MB an iteration" and not any(row[len(columns) - 1] for row in rows):
         columns.pop()
     return Table("Average cost of an iteration", columns, [row[: len(columns)] for row in rows])
-
-
-def _end_to_end(results: Results) -> Table:
-    def cells(values: Mapping[str, Any]) -> Sequence[str]:
-        epochs, per_epoch = values["epochs"], values["iterations_per_epoch"]
-        minutes = values["total_s"] / values["iterations"] * epochs * per_epoch / 60
-        first = _time_of(results, values["model"], "1", "total_s", values["link"])
-        iterations = _time_of(results, values["model"], "1", "iterations", values["link"])
-        per = values["total_s"] / values["iterations"]
-        times = "" if not first or not iterations else f"{first / iterations / per:.2f}"
-        return (f"{minutes:.1f}", times)
-
-    columns = ("model", "method", "link", "minutes for all epochs", "times faster than method 1")
-    return Table("End-to-end time", columns, _time_rows(results, cells))
 
 
 GOALS = (
@@ -396,9 +377,17 @@ def _beside(results: Results, part: str, base: str) -> list[tuple[str, ...]]:
             less, loss = results.less(row), results.loss(row)
             rows.append((
                 MODEL_NAMES[model], row.name, _spread(row.final), "" if not loss else f"{-fmean(loss):+.2f}",
-                f"{row.bytes_per_iteration / 1e3:,.4g}", "" if less is None else f"{less:,.0f}",
+                _kilobytes(row.bytes_per_iteration), "" if less is None else f"{less:,.0f}",
             ))  # fmt: skip
     return rows
+
+
+def _kilobytes(nbytes: float) -> str:
+    """
+    >>> _kilobytes(147_704_896), _kilobytes(477_350)
+    ('147,705', '477.4')
+    """
+    return f"{nbytes / 1e3:,.0f}" if nbytes >= 1e7 else f"{nbytes / 1e3:,.4g}"
 
 
 COLUMNS = ("model", "setting", "top-1 %", "points over method 1", "kB an iteration", "method 1's bytes over its")
@@ -415,20 +404,35 @@ def _frontier(results: Results) -> Table:
 
 
 def _workers(results: Results) -> Table:
-    rows = []
+    """A row for each method and number of workers, the modes beside each other."""
+    crowds: dict[tuple[str, int], dict[str, Row]] = {}
     for row in results.rows("workers", "lenet5"):
-        values = row.values
+        crowds.setdefault((row.name, row.values["workers"]), {})[row.values["mode"]] = row
+    rows = []
+    for (name, count), modes in crowds.items():
+        found = [modes.get(mode) for mode in MODES]
+        kilobytes = [row.bytes_per_iteration / 1e3 for row in modes.values()]
         rows.append((
-            row.name, str(values["workers"]), values["mode"],
-            "diverged" if values["diverged"] else _spread(row.final), f"{row.bytes_per_iteration / 1e3:,.4g}",
-            f"{values['staleness_mean']:.2f}", str(values["staleness_most"]), values["data"],
+            name, str(count), f"{fmean(kilobytes):,.4g}", *("" if row is None else _top1_of(row) for row in found),
+            *("" if row is None else _staleness(row) for row in found[1:]),
         ))  # fmt: skip
-    columns = ("method", "workers", "mode", "top-1 %", "kB an iteration", "staleness, mean", "most", "data")
+    columns = (
+        "method", "workers", "kB an iteration", *(f"{mode}, top-1 %" for mode in MODES),
+        *(f"{mode}: staleness, mean and most" for mode in MODES[1:]),
+    )  # fmt: skip
     return Table("Four and eight workers", columns, rows)
 
 
+def _top1_of(row: Row) -> str:
+    return "diverged" if row.values["diverged"] else _spread(row.final)
+
+
+def _staleness(row: Row) -> str:
+    return f"{row.values['staleness_mean']:.2f}, {row.values['staleness_most']}"
+
+
 def _resnet50(results: Results) -> Table:
-    rounds = sorted(results.rounds, key=lambda values: _place(values["name"]))
+    rounds = sorted(results.rounds, key=lambda values: place(values["name"]))
     first = next((values["bytes_per_iteration"] for values in rounds if values["name"] == "1"), None)
     rows = [
         (

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from laconic.errors import ConfigError
 from laconic.records import Record
-from laconic.studies.kothari2021 import crowds, parts, sizes
-from laconic.studies.kothari2021.lanes import ComputedLane, Curve, FrameLane, Lane, Source, can_compute
+from laconic.studies.kothari2021 import crowds, parts, sizes, times
+from laconic.studies.kothari2021.lanes import ComputedLane, Curve, FrameLane, Lane, LocalLane, Source, can_compute
 from laconic.studies.kothari2021.settings import Setting
 from laconic.studies.oland2015.ledger import Ledger
 
@@ -64,16 +64,18 @@ def run(
     lanes: int | None = None,
     frames: bool = False,
     settings: Sequence[Setting] | None = None,
+    timing: times.Plan | None = None,
     records: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Train what a part asks for and is not in the Records yet; all of the part's Records.
+    """Train or measure what a part asks for and is not in the Records yet; all of the part's Records.
 
     Args:
         part: One of ``PARTS``.
         models: Of ``lenet5`` and ``vgg11``; the part ``workers`` has LeNet-5 alone.
         methods: By default all, or the part's own.
-        epochs: Passes over the images; by default 20 for LeNet-5 and 30 for VGG-11.
+        epochs: Passes over the images; by default 20 for LeNet-5 and 30 for VGG-11. The part ``times`` does not make
+            them, but says what they would take; by default the paper's 20 and 50.
         seeds: By default 0 to 2 for methods 1, 5 and ours, 0 for the others.
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
         data_dir: Where its files lie.
@@ -81,6 +83,7 @@ def run(
         lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
         frames: Make every frame even where what it decodes to can be computed.
         settings: Instead of the part's own.
+        timing: How long the part ``times`` measures.
         records: A folder: Records are kept in ``PART.jsonl`` there and found again, runs that are not over yet in
             ``partial``.
         progress: Told how far it is.
@@ -91,6 +94,11 @@ def run(
         raise ConfigError(f"epochs must be at least 1, got {epochs}")
     where = _device(device)
     chosen = list(settings) if settings is not None else list(parts.settings_of(part, models, methods, data))
+    if part == times.PART:
+        kept = records / f"{part}.jsonl" if records is not None else None
+        return times.measure_all(
+            chosen, timing or times.Plan(), epochs=epochs, data_dir=data_dir, records=kept, progress=progress
+        )
     wanted = [
         Unit(part, setting, epochs or EPOCHS.get(setting.model, 10), seed)
         for setting in chosen
@@ -194,9 +202,10 @@ def _train(
 
 
 def _lane(unit: Unit, source: Source, frames: bool) -> Lane:
+    kind: type[Lane] = FrameLane
     if can_compute(unit.setting) and not frames:
-        return ComputedLane(unit.setting, unit.seed, unit.epochs, source)
-    return FrameLane(unit.setting, unit.seed, unit.epochs, source)
+        kind = ComputedLane if unit.setting.job(unit.seed).every == 1 else LocalLane
+    return kind(unit.setting, unit.seed, unit.epochs, source)
 
 
 class _fast:  # noqa: N801 - read as a word

@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs, written in Triton and compiled when first used."""
