@@ -1,12 +1,14 @@
 """The server on the network: gRPC calls in, ``Core`` behind them.
 
 gRPC brings flow control, keepalive, deadlines and TLS; payloads are our own bytes, so that sizes are checked before
-anything is allocated and are counted as they leave. Five calls:
+anything is allocated and are counted as they leave. Seven calls:
 
 - ``Hello``: who is there, what the job is, and which versions the server has. Nothing is believed of a worker before.
 - ``Join``: from which version a worker can go on, and from which all do.
 - ``Snapshot``: all weights, for a worker that begins or begins again.
 - ``Exchange``: a stream of frames up, a stream of frames down.
+- ``Agree``: with returns=sum, before the first exchange: scales of all slots up, what all agreed on down.
+- ``Deposit``: the same: the weights that workers hold, for a checkpoint, for the end, or for one that has lost them.
 - ``Leave``: a worker has done its part.
 """
 
@@ -28,7 +30,16 @@ from laconic.cluster import heap
 from laconic.cluster.agreement import Offer
 from laconic.cluster.core import Core
 from laconic.cluster.inbox import Inbox
-from laconic.cluster.messages import MAX_MESSAGE, PROTOCOL, Assembler, frame_messages, is_note, note, read_note
+from laconic.cluster.messages import (
+    MAX_MESSAGE,
+    PROTOCOL,
+    Assembler,
+    Frame,
+    frame_messages,
+    is_note,
+    note,
+    read_note,
+)
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.errors import ConfigError, FrameError
 
@@ -37,7 +48,7 @@ __all__ = ["CALLS", "OPTIONS", "Server", "Traffic"]
 log = logging.getLogger("laconic")
 
 SERVICE = "laconic.ParameterServer"
-CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Join", "Snapshot", "Exchange", "Leave")}
+CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Join", "Snapshot", "Exchange", "Agree", "Deposit", "Leave")}
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -204,6 +215,51 @@ class Server:
             raise FrameError("the push ended in the middle of a frame")
         return inbox.finish(score, deadline=deadline)
 
+    def agree(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = read_note(next(messages, b""))
+        worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
+        sequence = _whole(asked, "sequence")
+        context.add_callback(self.core.wake)
+        scales = self.core.agree(
+            worker,
+            incarnation,
+            sequence,
+            self._all_frames(messages, 1),
+            deadline=_deadline(context),
+            alive=context.is_active,
+        )
+        yield from self._send(Reply(sequence, scales))
+
+    def deposit(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        asked = read_note(next(messages, b""))
+        worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
+        with self.core.depositing():
+            frames = self._all_frames(messages, 2)
+            self.core.deposit(worker, incarnation, _whole(asked, "version"), frames)
+        return note({})
+
+    def _all_frames(self, messages: Iterator[bytes], parts: int) -> list[Frame]:
+        """A frame of every slot, or up to ``parts`` of each."""
+        if self.core.job.returns != "sum":
+            raise FrameError("this call is for jobs with returns=sum")
+        assembler, frames = Assembler(parts * self._limits), dict[int, Frame]()
+        ended = False
+        for message in messages:
+            if is_note(message):
+                ended = True
+                continue
+            done = assembler.feed(message)
+            if done is not None:
+                self.traffic.count(received=len(done[1]))
+                if done[0] in frames:
+                    raise FrameError(f"slot {done[0]} came twice")
+                frames[done[0]] = done[1]
+        if not ended or assembler.in_pieces:
+            raise _BrokenOffError("the frames ended before the last note")
+        if sorted(frames) != list(range(len(frames))):
+            raise FrameError("frames of some slots are missing")
+        return [frames[slot] for slot in range(len(frames))]
+
     def leave(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         asked = read_note(request)
         self.core.leave(self._worker(asked, context), _whole(asked, "incarnation"))
@@ -265,6 +321,8 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
             CALLS["Join"]: grpc.unary_unary_rpc_method_handler(_guarded(server.join)),
             CALLS["Leave"]: grpc.unary_unary_rpc_method_handler(_guarded(server.leave)),
             CALLS["Snapshot"]: grpc.unary_stream_rpc_method_handler(_guarded_stream(server.snapshot)),
+            CALLS["Agree"]: grpc.stream_stream_rpc_method_handler(_guarded_stream(server.agree)),
+            CALLS["Deposit"]: grpc.stream_unary_rpc_method_handler(_guarded(server.deposit)),
             CALLS["Exchange"]: grpc.stream_stream_rpc_method_handler(_guarded_stream(server.exchange)),
         }
 
@@ -284,8 +342,8 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> None:
     context.abort(grpc.StatusCode.INTERNAL, f"{SERVER_FAILED}: {type(error).__name__}: {error}")
 
 
-def _guarded(method: Callable[[bytes, grpc.ServicerContext], bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-    def call(request: bytes, context: grpc.ServicerContext) -> bytes:
+def _guarded(method: Callable[[Any, grpc.ServicerContext], bytes]) -> Callable[[Any, grpc.ServicerContext], bytes]:
+    def call(request: Any, context: grpc.ServicerContext) -> bytes:
         try:
             return method(request, context)
         except Exception as error:  # a call must not take the server down, nor end without a word

@@ -48,6 +48,10 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "momentum": 0.0,
         },
     ),
+    "homomorphic": (
+        "rotated gradients in 4 bits with error feedback; the server adds integers and never decodes",
+        {"push": "ef|thc:4", "push_small": "shared:16", "returns": "sum"},
+    ),
     "adaptive": (
         "weights in as many levels as they ask for, Huffman-coded and averaged every 20 iterations",
         {
