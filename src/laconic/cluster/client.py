@@ -124,7 +124,7 @@ class Client:
         return int(answer["sequence"]), bool(answer["lost"])
 
     def snapshot(self) -> Reply:
-        """All weights, as they are; the optimizer's memory where workers take the steps; scales where these are summed."""
+        """All weights; the optimizer's memory where workers take the steps; scales where these are those of sums."""
         return self._again(
             lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), parts=3),
             "fetch the weights",

@@ -530,9 +530,9 @@ class Core:
         if self.job.mode != "sync":
             return Round(None)
         if self.job.returns == "sum":
-            sums = Additions(self._how, self._rooms)
+            sums = Additions(self._how, self.job.workers - self.job.backup, self._rooms)
             self._rooms = sums.rooms()
-            return Round(sums)
+            return Round(sums, answer=Arriving(len(self.slots)) if self.job.exact else None)
         like = self._weights.like
         if self.job.after == "best":
             return Round(Best(like))
@@ -543,6 +543,8 @@ class Core:
     def _void_round(self, *, keep_sums: bool = False) -> None:
         if not keep_sums:
             self._sums, self._rooms = [], []  # there may be something in them, and somebody still adding to them
+            if self._round.answer is not None:
+                self._round.answer.end(regather())
         self._in_memory -= sum(push.nbytes for push in self._round.waiting.values())
         self._round = self._new_round()
         for seat in self._seats:
@@ -555,16 +557,34 @@ class Core:
         self._sum(inbox.of_round)
 
     def _take_summands(self, inbox: Inbox, push: Push) -> None:
-        """Integers are added in any order, by all workers or by those that the round waits for."""
+        """Integers are added in any order; with all workers they have been, as they came."""
         this = inbox.of_round
         with self._changed:
             inbox.check()
             if this is not self._round:  # too late, as a backup worker may be
                 self._event("late", worker=push.worker, sequence=push.sequence)
                 return
-            if push.parts:
-                self._put(inbox, push)
+            if this.answer is None and not push.parts:
+                return  # it is in the round already
+            self._put(inbox, push)
+            if this.answer is not None:
+                this.waiting.clear()
+                if len(this.pushed) == self.job.workers:
+                    self._close(this)
+                self._changed.notify_all()
+                return
         self._sum(this)
+
+    def add_part(self, inbox: Inbox, slot: int, frame: Frame) -> None:
+        """One slot's integers, into the sum. Nothing is known of a round before all of it is there."""
+        part = Part.of(self._how[slot], frame)
+        with self._changed:
+            inbox.check()
+        total, answer = inbox.of_round.total, inbox.of_round.answer
+        assert isinstance(total, Additions) and answer is not None
+        message = total.add(slot, inbox.worker, part)
+        if message is not None:
+            answer.put(message, slot)
 
     def _put(self, inbox: Inbox, push: Push) -> None:
         """Into the round, once."""
@@ -588,7 +608,10 @@ class Core:
                 this.busy = True
             try:
                 if isinstance(this.total, Additions):
-                    this.total.add(push.parts)
+                    for slot, part in enumerate(push.parts):
+                        message = this.total.add(slot, push.worker, part)
+                        if message is not None:
+                            this.made[slot] = message
                 else:
                     this.total.add(push)
             except FrameError as error:
@@ -613,7 +636,7 @@ class Core:
     def _close(self, this: Round) -> None:
         """Make the update, in a thread of its own: the answer goes out slot by slot while it is made."""
         assert this.total is not None
-        frames = Arriving(len(self.slots))
+        frames = this.answer or Arriving(len(self.slots))
         reply = Reply(self.version + 1, frames)
         for seat in self._seats:  # those not waited for are answered with the same when they ask
             seat.clock, seat.reply = self.version + 1, reply
@@ -621,14 +644,16 @@ class Core:
         summed = sorted(this.pushed - this.waiting.keys())
         self._void_round(keep_sums=True)  # the update clears them
         self._changed.notify_all()
-        self._updater.submit(self._update, this.total, summed, frames)
+        self._updater.submit(self._update, this, summed, frames)
 
-    def _update(self, total: Mean | Best | Additions, pushed: Sequence[int], frames: Arriving) -> None:
+    def _update(self, this: Round, pushed: Sequence[int], frames: Arriving) -> None:
         failure: BaseException | None = None
+        total = this.total
+        assert total is not None
         try:
             with self._watching():
                 if isinstance(total, Additions):
-                    made: Iterator[Frame] = total.messages()
+                    made: Iterator[Frame] = iter([this.made[slot] for slot in sorted(this.made)])
                 elif isinstance(total, Best) and self.job.returns == "gradients":
                     made = iter(total.frames())  # as they came: nothing more is lost
                     self._weights.step(total.result())
@@ -652,7 +677,7 @@ class Core:
                 self.failure = self.failure or f"the server failed to update its weights: {error}"
         finally:
             frames.end(failure)
-            if not isinstance(total, Best):
+            if isinstance(total, Mean):
                 total.clear()  # for the next round, while workers are busy with this one
             with self._changed:
                 self._updating = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import Frame
 from laconic.cluster.replies import RefusedError, Reply, regather
@@ -26,6 +27,10 @@ class Receiver(Protocol):
     def current_round(self) -> Round: ...
     def open(self, slot: int, frame: Frame) -> OpenFrame | Part:
         """A slot's frame, checked as far as it can be by itself."""
+        ...
+
+    def add_part(self, inbox: Inbox, slot: int, frame: Frame) -> None:
+        """A slot's frame that is added right away."""
         ...
 
     def reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
@@ -66,6 +71,11 @@ class Inbox:
         self._again = applied
 
     @property
+    def answer(self) -> Arriving | None:
+        """Where the answer to this push is made while it comes in; None if it is made afterwards."""
+        return None if self._again else self.of_round.answer
+
+    @property
     def gone(self) -> bool:
         """Whether this push has become pointless."""
         core = self._core
@@ -83,6 +93,10 @@ class Inbox:
             raise FrameError(f"slot {slot} came twice")
         core = self._core
         if self._applied:
+            self._frames[slot] = None
+            return
+        if self.of_round.answer is not None:
+            core.add_part(self, slot, frame)  # it takes no room of its own
             self._frames[slot] = None
             return
         core.reserve(self, len(frame), deadline)

@@ -189,7 +189,7 @@ class Job:
 
     @property
     def remembers(self) -> bool:
-        """Whether workers remember more than the server can tell them: residuals, momentum of their own steps, weights."""
+        """Whether workers remember more than the server can tell them: residuals, own steps' momentum, weights."""
         channels = any(parse(spec)[0] for spec in (self.push, self.push_small))
         return channels or self.returns == "sum" or (self.every > 1 and self.momentum > 0)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.job import Slots
 from laconic.cluster.messages import Frame
 from laconic.cluster.sums import Additions, Part
@@ -88,11 +89,11 @@ class Push:
     frames: Sequence[OpenFrame]
     score: float
     parts: Sequence[Part] = ()
-    """With returns=sum, instead of frames."""
+    """With returns=sum and backup workers, instead of frames. With all workers they are in the sums already."""
 
     @property
     def nbytes(self) -> int:
-        return sum(len(one.frame) for one in (*self.frames, *self.parts))
+        return sum(len(one.frame) for one in self.frames) + sum(len(part.frame) for part in self.parts)
 
     def decode(self, like: Sequence[Tensor]) -> dict[str, Tensor]:
         return {one.slot: one.decode(x.device) for one, x in zip(self.frames, like, strict=True)}
@@ -161,6 +162,10 @@ class Round:
     """How many are summed; of floats, also whose turn it is."""
     busy: bool = False
     faults: dict[int, FrameError] = field(default_factory=dict)
+    answer: Arriving | None = None
+    """Where it is made while pushes come in, where that can be done."""
+    made: dict[int, Frame] = field(default_factory=dict)
+    """Sums that are complete where it cannot: backup workers may still be too late."""
     scales: list[Tensor] = field(default_factory=list)
     """Of workers that settle them before they push: the largest so far, as bits."""
     settling: set[int] = field(default_factory=set)

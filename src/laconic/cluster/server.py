@@ -28,6 +28,7 @@ import grpc
 from laconic._version import __version__
 from laconic.cluster import heap
 from laconic.cluster.agreement import Offer
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.core import Core
 from laconic.cluster.inbox import Inbox
 from laconic.cluster.messages import (
@@ -113,6 +114,7 @@ class Server:
         self._limits = core.job.push_limits(core.parameters.values())
         # Every worker may wait in a call of its own, and come again before the server knows that it was cut off.
         pool = futures.ThreadPoolExecutor(max_workers=3 * core.job.workers + 8, thread_name_prefix="laconic-server")
+        self._readers = futures.ThreadPoolExecutor(3 * core.job.workers + 8, thread_name_prefix="laconic-reader")
         self._server = grpc.server(pool, handlers=(_Calls(self),), options=OPTIONS)
         try:
             if credentials is None:
@@ -128,6 +130,7 @@ class Server:
     def stop(self, grace: float = 1.0) -> None:
         self._stopped.set()
         self._server.stop(grace).wait()
+        self._readers.shutdown(wait=False)
 
     def _give_memory_back(self) -> None:
         """Large blocks of many workers come and go all the time: what was freed may add up to gigabytes."""
@@ -188,6 +191,9 @@ class Server:
         context.add_callback(ended)
         try:
             with inbox:
+                if inbox.answer is not None:
+                    yield from self._both_ways(messages, inbox, inbox.answer, _deadline(context))
+                    return
                 reply = self._answer(messages, inbox, _deadline(context))
             yield from self._send(reply)
         except _BrokenOffError:
@@ -196,6 +202,16 @@ class Server:
         finally:
             if context.is_active():
                 over.set()
+
+    def _both_ways(self, messages: Iterator[bytes], inbox: Inbox, answer: Arriving, deadline: float) -> Iterator[bytes]:
+        """Read a push in a thread of its own, and meanwhile send what is ready of the answer."""
+        reading = self._readers.submit(self._answer, messages, inbox, deadline)
+        reading.add_done_callback(lambda _: answer.wake())
+        yield note({"sequence": inbox.sequence + 1, "ticket": None})
+        for slot, frame in answer.as_they_come(lambda: reading.done() and reading.exception() is not None):
+            self.traffic.count(sent=len(frame))
+            yield from frame_messages(slot, frame)
+        reading.result()
 
     def _answer(self, messages: Iterator[bytes], inbox: Inbox, deadline: float) -> Reply:
         assembler = Assembler(self._limits)

@@ -5,14 +5,15 @@ the values as integers on the scales that all workers agreed on before. The serv
 of the scales, and answers with a bundle of the same kind: the sum, which counts its senders, and the scales that the
 next round's integers shall be on.
 
-Sums of integers are exact, so pushes are added as they are complete, in any order, and the memory of a round is one
-running sum per slot. Scales are never numbers here either: the largest of floats that are not negative is the one with
-the largest bits.
+Sums of integers are exact, so each frame is added when it arrives, in any order, and the memory of a round is one
+running sum per slot; the answer of a slot leaves when its last frame has come, while other slots are still coming.
+Scales are never numbers here either: the largest of floats that are not negative is the one with the largest bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,42 +153,45 @@ def _opened(how: SlotSum, summand: Buffer) -> Packet:
 
 
 class Additions:
-    """The sums of one round.
+    """The sums of one round. Several threads may add at a time.
 
     Args:
         slots: How each is summed.
+        workers: How many make a slot complete.
         rooms: Sums of an earlier round, cleared and used again.
     """
 
-    def __init__(self, slots: Sequence[SlotSum], rooms: Sequence[Sum] = ()) -> None:
-        self._slots = slots
+    def __init__(self, slots: Sequence[SlotSum], workers: int, rooms: Sequence[Sum] = ()) -> None:
+        self._workers = workers
         self._rooms = list(rooms) or [Sum(max_numel=max(1, how.numel)) for how in slots]
         self._scales = [torch.zeros(how.num_scales, dtype=torch.int32) for how in slots]
         self._any = [False] * len(slots)
+        self._added: list[set[int]] = [set() for _ in slots]
+        self._locks = [threading.Lock() for _ in slots]
 
-    def add(self, parts: Sequence[Part]) -> None:
-        """Add a push. After an error the sums are good for nothing: the round must be made anew."""
-        for i, (part, room, scales) in enumerate(zip(parts, self._rooms, self._scales, strict=True)):
-            torch.maximum(scales, part.scales, out=scales)
+    def add(self, slot: int, worker: int, part: Part) -> Frame | None:
+        """Add what a worker sends of a slot, once; the answer when this was the last. An error changes nothing."""
+        with self._locks[slot]:
+            if worker in self._added[slot]:
+                return None  # sent again because the rest of it had broken off
             if part.packet is not None:
                 try:
-                    room.add(part.packet)
+                    self._rooms[slot].add(part.packet)
                 except FrameError as error:
                     raise FrameError(f"slot {part.slot!r}: {error}") from None
-                self._any[i] = True
+                self._any[slot] = True
+            torch.maximum(self._scales[slot], part.scales, out=self._scales[slot])
+            self._added[slot].add(worker)
+            return self._message(slot) if len(self._added[slot]) == self._workers else None
 
-    def messages(self) -> Iterator[Frame]:
-        """The answer, slot by slot."""
-        for room, scales, some in zip(self._rooms, self._scales, self._any, strict=True):
-            yield pack_part(pack_scales(scales), room.finish() if some else None)
+    def _message(self, slot: int) -> Frame:
+        summed = self._rooms[slot].finish() if self._any[slot] else None
+        self._rooms[slot].clear()  # for the next round, while workers are busy with this one
+        return pack_part(pack_scales(self._scales[slot]), summed)
 
     def scales(self) -> list[Tensor | None]:
         """The bits of what was agreed; None for a slot where somebody's values are not finite."""
         return [None if scales.numel() and int(scales.max()) >= UNUSABLE else scales for scales in self._scales]
-
-    def clear(self) -> None:
-        for room in self._rooms:
-            room.clear()
 
     def rooms(self) -> list[Sum]:
         """For the next round, once the answer is made."""

@@ -166,7 +166,13 @@ class Weights:
         return tensors | {f"held/{name}": x.clone() for name, x in self._held.items()}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"parameter": {}, "optimizer": {}, "channel": {}, "held": {}, "scales": {}}
+        parts: dict[str, dict[str, Tensor]] = {
+            "parameter": {},
+            "optimizer": {},
+            "channel": {},
+            "held": {},
+            "scales": {},
+        }
         for key, x in tensors.items():
             part, _, name = key.partition("/")
             parts[part][name] = x

@@ -313,7 +313,9 @@ class Worker:
         tensors = list(self._layout.pack(weights).values())
         if self.job.every == 1 and self.job.momentum:
             memory = self.optimizer.state_dict()
-            tensors += [memory.get(name, torch.zeros_like(x)) for name, x in zip(self.slots, list(tensors), strict=True)]
+            tensors += [
+                memory.get(name, torch.zeros_like(x)) for name, x in zip(self.slots, list(tensors), strict=True)
+            ]
         frames = [encode(x.cpu(), "none") for x in tensors]
         self.link.deposit(sequence, frames)
         self.bytes_sent += sum(map(len, frames))
