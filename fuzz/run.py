@@ -17,8 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 COVERAGE = re.compile(r"^#(\d+)\s+(INITED|DONE).*? cov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
 NAMES = (
-    "parser", "decode-casts", "decode-quantizers", "decode-adaptive", "decode-selectors", "decode-coders", "aggregate",
-    "explain", "lac", "checkpoint", "messages", "server",
+    "parser", "decode-casts", "decode-quantizers", "decode-lanes", "decode-adaptive", "decode-selectors",
+    "decode-coders", "sums", "aggregate", "explain", "lac", "checkpoint", "messages", "server",
 )  # fmt: skip
 
 

@@ -128,6 +128,45 @@ def check_decode(data: bytes) -> bool:
     return True
 
 
+@cache
+def sums_of(*specs: str) -> list[bytes]:
+    """Bundles of what three workers send, and of a sum of some of it, by each spec, for a server and for a ring."""
+    found, xs = [], [ramp(300).view(20, 15) * scale for scale in (1.0, -0.5, 0.25)]
+    for spec in specs:
+        for ring in (False, True):
+            summing = laconic.summing(spec, workers=3, ring=ring)
+            agreed = summing.agree([summing.probe(x, seed=7) for x in xs])
+            frames = [summing.encode(x, agreed, seed=7, worker=i) for i, x in enumerate(xs)]
+            found.append(bytes(wire.pack_bundle([(str(i), frame) for i, frame in enumerate(frames)])))
+            found.append(bytes(wire.pack_bundle([("a", frames[0]), ("b", laconic.sums.add(*frames[1:]))])))
+    return found
+
+
+def check_sums(data: bytes) -> bool:
+    """A bundle's frames added up: what is refused leaves the sum alone, and what is taken decodes."""
+    try:
+        frames = [frame for _, frame in wire.unpack_bundle(data)]
+    except FrameError:
+        return False
+    total, taken = laconic.Sum(max_numel=MAX_NUMEL), 0
+    for frame in frames:
+        before = total.finish() if taken else None
+        try:
+            total.add(frame)
+            taken += 1
+        except FrameError:
+            assert before is None or total.finish() == before, "a refused frame changed the sum"
+    if not taken:
+        return False
+    answer = total.finish()
+    try:
+        mean = laconic.decode(answer)
+    except FrameError:  # scales that no sender writes, or sums beyond float32
+        return False
+    assert bool(torch.isfinite(mean).all())
+    return True
+
+
 def check_aggregate(data: bytes) -> bool:
     """A bundle's frames as what many senders sent: decoded into one sum, or one by one."""
     try:
@@ -419,9 +458,16 @@ TARGETS = {
         Target("parser", lambda: frames_of(*laws.EVERY[::5]) + bundles_of(laws.EVERY), bend_either_way, check_parser),
         _decode("casts", laws.CASTS),
         _decode("quantizers", laws.QUANTIZERS),
+        _decode("lanes", laws.LANES + laws.LINEAR),
         _decode("adaptive", laws.ADAPTIVE),
         _decode("selectors", laws.SELECTORS + laws.CHAINS),
         _decode("coders", laws.CODED),
+        Target(
+            "sums",
+            lambda: sums_of("shared:4", "thc:2", "randk:0.5|thc:3", "randk:0.5", "union", "powersgd:2"),
+            bend.bundle,
+            check_sums,
+        ),
         Target("aggregate", lambda: bundles_of(laws.EVERY), bend.bundle, check_aggregate),
         Target("explain", lambda: frames_of(*laws.EVERY) + bundles_of(laws.EVERY), bend_frame_or_bundle, check_explain),
         Target("lac", lac_seeds, bend_lac, check_lac),

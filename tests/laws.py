@@ -38,16 +38,13 @@ QUANTIZERS = (
 )
 LANES = (
     "shared:8",
-    "shared:1",
     "shared:5,round=stochastic",
-    "shared:16",
     "thc:4",
-    "thc:1,rotation=9",
-    "thc:3,round=stochastic",
-    "topk:0.2|shared:6",
+    "thc:1,round=stochastic,rotation=9",
     "randk:0.5|thc:7",
 )
-"""Codecs whose packets can be added, as any other codec."""
+LINEAR = ("powersgd:2", "randk:0.5|mean", "union")
+"""Codecs whose packets can be added, as any other codec: what they are for is in sums/."""
 
 SELECTORS = ("topk:0.01", "topk:0.3", "topk:1.0", "topk:0.05,approx=true", "randk:0.1", "randk:0.5,scale=false",
              "threshold:0.5", "threshold:1e-30")  # fmt: skip
@@ -84,7 +81,7 @@ CODED = (
 )
 """Chains with a coder. Their reference goes symbol by symbol: large sizes of these are for the slow run."""
 
-EVERY = CASTS + QUANTIZERS + LANES + ADAPTIVE + SELECTORS + CHAINS + CODED
+EVERY = CASTS + QUANTIZERS + LANES + LINEAR + ADAPTIVE + SELECTORS + CHAINS + CODED
 UNBIASED = (
     "qsgd:4",
     "qsgd:2,bucket=128",
@@ -136,7 +133,9 @@ def is_random(spec: str) -> bool:
 def keeps_dtype(spec: str) -> bool:
     """Whether values travel in their own dtype, so that float64 is not bound to the range of float32."""
     return (
-        spec == "none" or spec.endswith("|none") or ("|" not in spec and spec.startswith(("topk", "randk", "thresh")))
+        spec == "none"
+        or spec.endswith("|none")
+        or ("|" not in spec and spec.startswith(("topk", "randk", "thresh", "union")))
     )
 
 

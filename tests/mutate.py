@@ -34,6 +34,8 @@ SPECS = (
     b"adaptive:4.0,zero=true", b"adaptive:3.0,tail=0.01", b"adaptive:5.0,by=grad", b"adaptive:5.0|huffman:pure",
     b"adaptive:5.0|rans:auto", b"uniform:8|huffman:auto", b"uniform:12|rans:pure", b"qsgd:4|rans:pure",
     b"terngrad:512|huffman:pure", b"sign:4096|rans:pure", b"topk:0.3|qsgd:4|rans:pure", b"uniform:8|deflate:6",
+    b"shared:8", b"shared:3,round=stochastic", b"thc:4", b"thc:16", b"thc:1,rotation=5", b"randk:0.4|thc:4", b"mean",
+    b"randk:0.1|mean", b"union", b"union|mean", b"powersgd:2", b"topk:0.3|shared:5",
     b"uniform:10|zstd:3", b"adaptive:3.0,zero=true,tail=0.01|huffman:pure",
 )  # fmt: skip
 BAD_SPECS = (
@@ -41,6 +43,7 @@ BAD_SPECS = (
     b"topk:inf", b"topk:1e999", b"topk:-1.0", b"ef|topk:0.1", b"momentum:0.9|qsgd:4", b"topk:0.5|topk:0.5", b"\xff\xfe",
     b"qsgd:99999999999999999999", b"uniform:31", b"topk:0.5|qsgd:4|huffman", b"none:1", b"a" * 256, b"topk:1e-320",
     b"huffman:pure", b"uniform:13|huffman:pure", b"none|rans:pure", b"qsgd:4|rans:pure|huffman:pure", b"adaptive:13.0",
+    b"thc:0", b"thc:17", b"shared:8|rans:pure", b"thc:4,rotation=-1", b"topk:0.5|powersgd:2", b"powersgd:0",
     b"qsgd:4|rans:best", b"adaptive:5.0,by=hand", b"uniform:8|deflate:0", b"adaptive:5.0,tail=0.5", b"adaptive:-0.0",
 )  # fmt: skip
 SIZES = (0, 1, 2, 3, 7, 127, 128, 129, 255, 256, 257, 1000, 65535, 65536, 65537, 2**24, 2**31 - 1, 2**31, 2**32 - 1)

@@ -62,7 +62,10 @@ def test_text_has_one_canonical_form(text, canonical):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("gzip", r"unknown stage 'gzip' in 'gzip'; valid stages: adaptive, bf16, deflate, ef, fp16, .*uniform, zstd"),
+        (
+            "gzip",
+            r"unknown stage 'gzip' in 'gzip'; valid stages: adaptive, bf16, deflate, ef, fp16, .*uniform, union, zstd",
+        ),
         ("topkk:0.1", "unknown stage 'topkk'.*Did you mean 'topk'"),
         ("qgsd:4", "Did you mean 'qsgd'"),
         ("topk:0.1|qsdg:4", "unknown stage 'qsdg' in 'topk:0.1|qsdg:4'.*Did you mean 'qsgd'"),
@@ -185,8 +188,9 @@ def test_config_errors_are_value_errors():
 
 
 def test_codec_names_are_the_codecs_alone():
-    assert laconic.codec_names() == ["adaptive", "bf16", "fp16", "none", "onebit", "qsgd", "randk", "sign", "terngrad",
-                                     "threshold", "topk", "uniform"]  # fmt: skip
+    assert laconic.codec_names() == ["adaptive", "bf16", "fp16", "mean", "none", "onebit", "powersgd", "qsgd", "randk",
+                                     "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform",
+                                     "union"]  # fmt: skip
     assert registry.names("coder") == ["deflate", "huffman", "rans", "zstd"]
 
 

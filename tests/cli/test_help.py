@@ -10,7 +10,7 @@ import pytest
 from command import Run, laconic
 
 import laconic as package
-from laconic.cli import bench, bench_cluster, certs, codecs, demo, pack, roles, study, train, unpack
+from laconic.cli import bench, bench_cluster, bench_collective, certs, codecs, demo, pack, roles, study, train, unpack
 from laconic.cli.app import app
 
 COMMANDS = {
@@ -31,7 +31,8 @@ EXAMPLES = [
     example
     for command in RUN_HERE
     for example in COMMANDS[command]
-    if example not in bench_cluster.EXAMPLES  # minutes: tests/bench/test_cluster_bench.py runs smaller ones
+    # Those of other benches take minutes: tests/bench runs smaller ones.
+    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES)
 ]
 
 

@@ -1,10 +1,10 @@
-"""``shared`` and ``thc`` as any other codec; what they are for is in tests/test_sums.py."""
+"""``shared``, ``thc``, ``powersgd``, ``mean`` and ``union`` as any other codec; what they are for is in sums/."""
 
 from __future__ import annotations
 
 import laws
 
-SPECS = list(laws.LANES)
+SPECS = [*laws.LANES, *laws.LINEAR]
 
 
 def test_law(law, spec):

@@ -52,6 +52,28 @@ class Case:
         return laconic.encode(self.make(), self.spec, seed=self.seed, gradient=self.gradient())
 
 
+@dataclass(frozen=True)
+class SumCase(Case):
+    """A frozen sum: of some of so many workers, whose tensors are multiples of one."""
+
+    workers: int = 4
+    present: tuple[int, ...] = (0, 1, 2, 3)
+    ring: bool = False
+
+    def encode(self) -> bytes:
+        summing = laconic.summing(self.spec, workers=self.workers, ring=self.ring)
+        xs = [self.make() * (worker + 1) / 4 for worker in range(self.workers)]
+        agreed = summing.agree([summing.probe(x, seed=self.seed) for x in xs])
+        frames = [summing.encode(xs[worker], agreed, seed=self.seed, worker=worker) for worker in self.present]
+        return bytes(laconic.sums.add(*frames))
+
+
+def sparse(*shape: int) -> Tensor:
+    """A ramp with most entries zero."""
+    x = ramp(*shape)
+    return torch.where(x.abs() > 0.5, x, 0.0)
+
+
 CASES = (
     Case("none", "none", lambda: ramp(5, 7)),
     Case("none-bf16", "none", lambda: ramp(5, 7, dtype=torch.bfloat16)),
@@ -104,6 +126,21 @@ CASES = (
     Case("onebit-rans", "onebit:128|rans", lambda: ramp(9, 37)),
     Case("topk-qsgd-rans", "topk:0.3|qsgd:4|rans", lambda: ramp(30, 37)),
     Case("topk-adaptive-huffman", "topk:0.2|adaptive:5.0,zero=true|huffman", lambda: ramp(30, 37)),
+    Case("shared", "shared:8", lambda: ramp(30, 37)),
+    Case("shared-stochastic", "shared:3,round=stochastic", lambda: ramp(9, 37)),
+    Case("thc", "thc:4", lambda: ramp(30, 37)),
+    Case("thc-stochastic", "thc:1,round=stochastic,rotation=5", lambda: ramp(9, 37)),
+    Case("powersgd", "powersgd:2", lambda: ramp(9, 37)),
+    Case("randk-mean", "randk:0.1|mean", lambda: ramp(9, 37)),
+    Case("union", "union", lambda: sparse(9, 37)),
+    SumCase("sum-shared", "shared:8", lambda: ramp(30, 37)),
+    SumCase("sum-thc", "thc:2", lambda: ramp(30, 37)),
+    SumCase("sum-some", "thc:3,round=stochastic", lambda: ramp(9, 37), workers=40, present=(3, 39)),
+    SumCase("sum-ring", "thc:6", lambda: ramp(30, 37), ring=True),
+    SumCase("sum-randk-thc", "randk:0.4|thc:4", lambda: ramp(9, 37)),
+    SumCase("sum-randk", "randk:0.1", lambda: ramp(9, 37)),
+    SumCase("sum-union", "union", lambda: sparse(9, 37)),
+    SumCase("sum-powersgd", "powersgd:2", lambda: ramp(9, 37)),
     Case("uniform-deflate", "uniform:6|deflate", lambda: ramp(9, 37)),
     Case("uniform-zstd", "uniform:10|zstd", lambda: ramp(9, 37)),
 )

@@ -16,6 +16,8 @@ from laconic.bench.coders import uncoded
 from laconic.codecs import Chain, Selector, ValueStage
 from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.cast import BF16, FP16, Raw
+from laconic.codecs.lanes import Shared
+from laconic.codecs.mean import Mean
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
@@ -25,7 +27,7 @@ from laconic.codecs.topk import TopK, kept
 from laconic.codecs.uniform import Uniform
 from laconic.errors import WrongResultError
 from laconic.frames import decode, encode, open_packet
-from laconic.kernels.interface import MAX_ALPHABET
+from laconic.kernels.interface import LANE_BLOCK, MAX_ALPHABET
 
 __all__ = ["PARITY_NUMEL", "check", "relative_error"]
 
@@ -173,6 +175,11 @@ def _qsgd(stage: QSGD, x: Tensor) -> tuple[Tensor, Tensor]:
     return x, _spread(level * (0.501 if stage.round == "nearest" else 1.001), stage.bucket, x.numel())
 
 
+def _shared(stage: Shared, x: Tensor) -> tuple[Tensor, Tensor]:
+    level = _bucketed(x, LANE_BLOCK).abs().amax(1) * 2 / (2**stage.bits - 1)
+    return x, _spread(level * (0.501 if stage.round == "nearest" else 1.001), LANE_BLOCK, x.numel())
+
+
 def _terngrad(stage: TernGrad, x: Tensor) -> tuple[Tensor, Tensor]:
     return x, _spread(_bucketed(x, stage.bucket).abs().amax(1) * 1.001, stage.bucket, x.numel())
 
@@ -201,6 +208,8 @@ _BOUNDS: dict[type, Callable[..., tuple[Tensor, Tensor]]] = {
     Uniform: _uniform,
     Adaptive: _adaptive,
     QSGD: _qsgd,
+    Shared: _shared,
+    Mean: _raw,
     TernGrad: _terngrad,
     Sign: _sign,
     OneBit: _onebit,

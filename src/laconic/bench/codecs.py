@@ -21,16 +21,19 @@ from laconic.bench.peers import Peer
 from laconic.bench.samples import SAMPLES, gradient_like
 from laconic.bench.timing import Stopwatch, Timing, per_call, quartiles
 from laconic.codecs import Chain, codec
+from laconic.codecs.lanes import LaneStage
 from laconic.errors import ConfigError, WrongResultError
 from laconic.frames import decode, encode, encode_into, max_nbytes, open_packet
 from laconic.kernels import cpu
 from laconic.packet import TensorSpec
 from laconic.records import Record
+from laconic.sums import Sum, Summing
 
 __all__ = ["FLOORS", "SETS", "SPECS", "CodecResult", "PeerResult", "Report", "Settings", "gradient_like", "run"]
 
 CODECS = (
     "qsgd:4", "qsgd:8", "qsgd:2", "sign", "onebit", "terngrad", "uniform:8",
+    "shared:8", "thc:4", "thc:2",
     "topk:0.01", "topk:0.001", "topk:0.1", "topk:0.01|qsgd:4", "randk:0.01", "threshold",
     "fp16", "bf16", "none",
 )  # fmt: skip
@@ -49,6 +52,8 @@ FLOORS: dict[str, tuple[float | None, float | None]] = {
     "qsgd:8": (1.1, 1.2),
     "qsgd:2": (1.25, 1.2),
     "sign": (1.9, 1.9),
+    "shared:8": (1.2, 1.3),
+    "thc:4": (0.25, 0.3),
     "topk:0.01": (0.65, 1.7),
     "topk:0.001": (0.8, None),
     "topk:0.01|qsgd:4": (0.6, 1.5),
@@ -56,6 +61,9 @@ FLOORS: dict[str, tuple[float | None, float | None]] = {
     "adaptive:5.0|rans": (0.18, 0.28),
 }
 """Targets of encode and decode, in multiples of memcpy's speed: one thread, 25 M gaussian values."""
+
+SUM_FLOORS = {"shared:8": 4.5}
+"""The same for adding packed words."""
 
 SMALL_NUMEL = 1000
 GAUSSIAN = "gaussian"
@@ -156,6 +164,8 @@ class CodecResult:
         if self.rate is not None:
             found |= self.rate.values()
             found |= {f"{way}_scaling_2_threads": self.scaling(way) for way in ("encode", "decode")}
+        if "sum" in self.timings:
+            found["sum_floor_x_memcpy"] = SUM_FLOORS.get(self.codec)
         for name, timing in self.timings.items():
             found |= timing.values(name)
         return found
@@ -379,7 +389,7 @@ def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int)
         arena.end = 0
         chain.encode(x, seed=seed, arena=arena)
 
-    return {
+    return _sums(chain, x) | {
         "encode": lambda: encode_into(x, chain, buffer, seed=seed),
         "encode_kernel": encode_kernel,
         "decode": lambda: decode(frame, out=out),
@@ -388,6 +398,24 @@ def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int)
         "encode_bytes": lambda: encode(x, chain, seed=seed),
         "decode_bytes": lambda: decode(blob),
     }
+
+
+def _sums(chain: Chain, x: Tensor) -> dict[str, Callable[[], object]]:
+    """Of a codec whose packets can be added: words of lanes onto words, as on a ring; and at a server."""
+    if not isinstance(chain.values, LaneStage) or chain.selector is not None:
+        return {}
+    ring = Summing(chain, 1, ring=True)
+    words = ring.packet(x, ring.probe(x)).sections[-1]
+    total, server = words.clone(), Summing(chain, 1 << 14)
+    packet, added = server.packet(x, server.probe(x)), Sum()
+    added.add(packet)
+
+    def collect() -> None:
+        if added.count == 1 << 14:  # a sum takes no more
+            added.clear()
+        added.add(packet)
+
+    return {"sum": lambda: cpu.lane_add(words, total), "collect": collect}
 
 
 def _time_peers(spec: str, chain: Chain, x: Tensor, watch: Stopwatch, settings: Settings) -> list[PeerResult]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from laconic.codecs import Chain, Selector, ValueStage
 from laconic.codecs.cast import BF16, FP16, Raw
+from laconic.codecs.lanes import LaneStage
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
@@ -147,6 +148,46 @@ class _TorchTernGrad:
 
 
 @dataclass(frozen=True)
+class _TorchLanes:
+    """Levels on a clip per 1,024 values, a byte or two each; the rotation as two products with a 32 x 32 matrix."""
+
+    levels: int
+    clip: float | None
+    """In units of the root mean square, after a rotation; None for the largest magnitude, without one."""
+    max_error: float
+
+    def _rotate(self, rows: Tensor) -> Tensor:
+        matrix = torch.ones(1, 1)
+        while matrix.shape[0] < 32:
+            matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
+        matrix = matrix / 32**0.5
+        turned: Tensor = matrix @ rows.view(-1, 32, 32) @ matrix
+        return turned.view(-1, 1024)
+
+    def _signs(self, n: int) -> Tensor:
+        return torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).mul_(2).sub_(1).view(-1, 1024)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.nn.functional.pad(x, (0, -x.numel() % 1024)).view(-1, 1024)
+        if self.clip is None:
+            clips = rows.abs().amax(1, keepdim=True)
+        else:
+            rows = self._rotate(rows * self._signs(rows.numel()))
+            clips = rows.norm(dim=1, keepdim=True) * (self.clip / 32)
+        clips = clips.clamp_min(1e-38)
+        symbols = ((rows / clips + 1) * (self.levels / 2)).round_().clamp_(0, self.levels)
+        width = torch.uint8 if self.levels < 256 else torch.int32
+        return symbols.to(width), clips, torch.tensor(x.numel())
+
+    def decode(self, message: tuple[Tensor, ...]) -> Tensor:
+        symbols, clips, n = message
+        rows = (symbols.float() * (2 / self.levels) - 1) * clips
+        if self.clip is not None:
+            rows = self._rotate(rows) * self._signs(rows.numel())
+        return rows.view(-1)[: int(n)]
+
+
+@dataclass(frozen=True)
 class _TorchSign:
     max_error: float = 0.4
 
@@ -207,6 +248,10 @@ def _value_method(stage: ValueStage | None) -> _Method | None:
         error = 40.0 if stage.norm == "l2" else 12.0
         limit = error / (2 ** (stage.bits - 1) - 1) ** (1 if stage.bits == 2 else 2) + 1e-6
         return _TorchQSGD(stage.bits, stage.bucket, stage.norm == "l2", stage.round == "nearest", limit)
+    if isinstance(stage, LaneStage):
+        levels = (1 << stage.bits) - 1
+        clip = None if stage.signs is None else stage.clip_factor(levels, 1)
+        return _TorchLanes(levels, clip, 0.5 if clip is not None else 8.0 / levels**2)
     if isinstance(stage, TernGrad):
         return _TorchTernGrad()
     if isinstance(stage, Sign):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli import bench_cluster
+from laconic.cli import bench_cluster, bench_collective
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -26,7 +26,7 @@ CODECS = (
     "laconic bench sign --threads 2 --records sign.jsonl --json",
     "laconic bench --only coders --data weights --quick",
 )
-EXAMPLES = (*CODECS, *bench_cluster.EXAMPLES[:1])
+EXAMPLES = (*CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1])
 
 DEFAULT = "codecs"
 """What ``laconic bench`` does when its first word is no bench."""
@@ -319,7 +319,8 @@ def _root() -> None:
     """Measure: codecs unless another word follows.
 
     laconic bench is short for laconic bench codecs, whose --help has its
-    options; laconic bench cluster measures a server and its workers.
+    options; laconic bench cluster measures a server and its workers, laconic
+    bench collective means over processes.
     """
 
 
@@ -328,4 +329,5 @@ def register(app: typer.Typer) -> None:
     group.callback()(_root)
     group.command(DEFAULT, epilog=examples(*CODECS))(bench)
     bench_cluster.register(group)
+    bench_collective.register(group)
     app.add_typer(group, name="bench", epilog=examples(*EXAMPLES))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -18,10 +18,14 @@ from laconic.codecs.mean import FloatHead
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec, allocate
 from laconic.sums import Contributor, Summing
+from laconic.sums.summing import flat_values
 
 __all__ = ["Reducer", "ReducerStats", "allreduce"]
 
 log = logging.getLogger("laconic")
+
+PART = 1 << 22
+"""Values that are reduced at a time: while some are on their way others are encoded, and decoded while in the cache."""
 
 _DIGEST: Final = 1 << 24
 """Digests below this are whole numbers in float32."""
@@ -39,7 +43,7 @@ class ReducerStats:
 
 
 class _Words:
-    """Sections, the last with a word behind it: the lane that counts participants. Memory is kept for the next round."""
+    """Sections, the last with a word behind it: the lane that counts participants. Memory is kept for next time."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -69,7 +73,9 @@ class _Words:
 class Reducer:
     """Means over a group of ranks by a summable codec, slot by slot, with error feedback when the spec has ``ef``.
 
-    All ranks call ``reduce`` for the same slots in the same order, as they do with any collective.
+    Tensors of more than 2^22 values go part by part, as slots ``name[0]``, ``name[1]``, …: one part is encoded while
+    another is on its way. All ranks call ``reduce`` for the same slots in the same order, as they do with any
+    collective.
 
     Args:
         spec: ``ef|thc:4``, ``shared:8,round=stochastic``, ``ef|powersgd:4``, … Bits are those of a lane, which
@@ -95,7 +101,7 @@ class Reducer:
         if carry and not (self.contributor.feedback and isinstance(self.summing.chain.values, LaneStage)):
             raise ConfigError(f"{spec!r}: carried-over scales clip, which 'ef' before 'shared' or 'thc' makes good")
         self.stats = ReducerStats()
-        self._words = _Words()
+        self._arenas = _Words(), _Words()
         self._rounds: dict[str, int] = {}
         self._carried: dict[str, Tensor] = {}
 
@@ -113,12 +119,66 @@ class Reducer:
             raise InputError(f"expected a tensor of shape {list(x.shape)} for the mean, got {list(out.shape)}")
         self.stats.rounds += 1
         self.stats.values += x.numel()
+        if self._in_parts(x):
+            if not self._reduce_parts(slot, x, seed, out):
+                self._skipped(slot)
+                out.zero_()
+            return out
         packet = self._carried_round(slot, x, seed) if slot in self._carried else self._agreed_round(slot, x, seed)
         if packet is None:
             self._skipped(slot)
             return out.zero_()
         self.contributor.received(slot, packet)
         return self.summing.chain.decode(packet, out=out)
+
+    # -------------------------------------------------------------------------------------------------------- parts
+
+    def _in_parts(self, x: Tensor) -> bool:
+        chain = self.summing.chain
+        return x.numel() > PART and isinstance(chain.values, LaneStage) and chain.selector is None and not self.carry
+
+    def _reduce_parts(self, slot: str, x: Tensor, seed: int, out: Tensor) -> bool:
+        """A large tensor part by part, each with an agreement and a sum of its own; False when all skip the round."""
+        flat = flat_values(x)
+        direct = out.dtype == torch.float32 and out.is_contiguous()
+        into = out.view(-1) if direct else torch.empty_like(flat)
+        names = [f"{slot}[{at // PART}]" for at in range(0, flat.numel(), PART)]
+        parts = [flat[at : at + PART] for at in range(0, flat.numel(), PART)]
+        settling: dict[int, Callable[[], Tensor]] = {}
+        adding: dict[int, Callable[[], Packet]] = {}
+
+        def begin(i: int) -> None:
+            if i < len(parts):
+                probe = self.contributor.probe(names[i], parts[i], seed=seed)
+                settling[i] = self._agree(probe, names[i], parts[i], seed, wait=False)
+
+        def finish(i: int) -> None:
+            if i in adding:
+                packet = adding.pop(i)()
+                self.summing.chain.decode(packet, out=into[i * PART : (i + 1) * PART])
+
+        begin(0)
+        begin(1)
+        for i in range(len(parts)):
+            agreed = settling.pop(i)()
+            if not self.summing.usable(agreed):
+                for later in list(settling):
+                    settling.pop(later)()
+                    self.contributor.skip(names[later])
+                self.contributor.skip(names[i])
+                finish(i - 1)
+                for earlier in names[:i]:
+                    self.contributor.undo(earlier)
+                return False
+            arena = self._arenas[i % len(self._arenas)].on(x.device)
+            packet = self.contributor.packet(names[i], agreed, seed=seed, arena=arena)
+            adding[i] = self._add(packet, arena, wait=False)
+            begin(i + 2)
+            finish(i - 1)
+        finish(len(parts) - 1)
+        if not direct:
+            out.copy_(into.view(out.shape))
+        return True
 
     # ------------------------------------------------------------------------------------------------------- rounds
 
@@ -130,9 +190,9 @@ class Reducer:
             return None
         if self.carry:
             self._carried[slot] = self.summing.carry(agreed)
-        arena = self._words.on(x.device)
+        arena = self._arenas[0].on(x.device)
         packet = self.contributor.packet(slot, agreed, seed=seed, arena=arena)
-        return self._added(packet, arena)
+        return self._add(packet, arena)()
 
     def _carried_round(self, slot: str, x: Tensor, seed: int) -> Packet | None:
         scales, probe = self._carried.pop(slot), self.contributor.probe(slot, x, seed=seed)
@@ -140,13 +200,13 @@ class Reducer:
         if not usable or probe.shape != scales.shape:  # the round is lost for all, but all must go through it
             self.contributor.skip(slot)
             scales = torch.zeros_like(probe)
-        settle = self._agree(probe, slot, x, seed)
-        arena = self._words.on(x.device)
+        settle = self._agree(probe, slot, x, seed, wait=False)
+        arena = self._arenas[0].on(x.device)
         if usable:
             packet = self.contributor.packet(slot, scales, seed=seed, arena=arena)
         else:
             packet = self.summing.packet(torch.zeros_like(x), scales, seed=seed, arena=arena)
-        packet = self._added(packet, arena)
+        packet = self._add(packet, arena)()
         agreed = settle()
         if not self.summing.usable(agreed):
             if usable:
@@ -155,7 +215,7 @@ class Reducer:
         self._carried[slot] = self.summing.carry(agreed)
         return packet
 
-    def _agree(self, probe: Tensor, slot: str, x: Tensor, seed: int) -> Any:
+    def _agree(self, probe: Tensor, slot: str, x: Tensor, seed: int, *, wait: bool = True) -> Callable[[], Tensor]:
         """Begin the agreement; what it returns waits for its end."""
         by = self.summing.by
         if by == "or":
@@ -167,7 +227,7 @@ class Reducer:
         mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
         marks = torch.tensor([mark, _DIGEST - 1 - mark], dtype=torch.float32, device=probe.device)
         both = torch.cat([probe, marks])
-        work = self._reduce(both, dist.ReduceOp.MAX, wait=not self.carry)
+        work = self._reduce(both, dist.ReduceOp.MAX, wait=wait)
 
         def settled() -> Tensor:
             if work is not None:
@@ -193,25 +253,27 @@ class Reducer:
         backend.pack_symbols(wide, 2, False, bits)
         return bits
 
-    def _added(self, packet: Packet, arena: _Words) -> Packet:
-        """The sum of all ranks' packets: of the last section, and of the word behind it that counts them."""
+    def _add(self, packet: Packet, arena: _Words, *, wait: bool = True) -> Callable[[], Packet]:
+        """Begin the sum of all ranks' packets: of the last section, and of the word behind it that counts them."""
         if not packet.sections:
-            return packet
+            return lambda: packet
         integers = isinstance(self.summing.chain.values, LaneStage)
         words = arena.last.view(torch.int32 if integers else torch.float32)
         words[-1] = 1
-        self._reduce(words, dist.ReduceOp.SUM)
-        count, head = int(words[-1]), torch.empty(0)
-        if integers:
-            at = len(packet.sections) - 3
+        work = self._reduce(words, dist.ReduceOp.SUM, wait=wait)
+
+        def added() -> Packet:
+            if work is not None:
+                work.wait()
+            at, count = len(packet.sections) - (3 if integers else 2), int(words[-1])
             head = torch.empty_like(packet.sections[at])
-            LaneHead(False, self._head.width, self._head.levels, self.summing.workers, count).write(head)
-        else:
-            at = len(packet.sections) - 2
-            head = torch.empty_like(packet.sections[at])
-            FloatHead(self.summing.workers, count).write(head)
-        sections = (*packet.sections[:at], head, *packet.sections[at + 1 :])
-        return Packet(packet.codec, packet.spec, sections)
+            if integers:
+                replace(self._head, count=count).write(head)
+            else:
+                FloatHead(self.summing.workers, count).write(head)
+            return Packet(packet.codec, packet.spec, (*packet.sections[:at], head, *packet.sections[at + 1 :]))
+
+        return added
 
     @property
     def _head(self) -> LaneHead:

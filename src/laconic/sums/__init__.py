@@ -24,6 +24,6 @@ from __future__ import annotations
 
 from laconic.sums.contribution import Contributor, ContributorStats
 from laconic.sums.summing import CARRY, Summing, summing
-from laconic.sums.total import Sum, add, count
+from laconic.sums.total import Sum, add, count, packet
 
-__all__ = ["CARRY", "Contributor", "ContributorStats", "Sum", "Summing", "add", "count", "summing"]
+__all__ = ["CARRY", "Contributor", "ContributorStats", "Sum", "Summing", "add", "count", "packet", "summing"]

@@ -86,20 +86,25 @@ class Contributor:
         """Begin a round of a slot: what this worker brings to the agreement."""
         flat = flat_values(x)
         mine = self._slots.setdefault(slot, _Slot())
-        mine.before = None
+        room, mine.before = mine.before, None
         mine.spec, fused, method = TensorSpec.of(x), self._fused, self.summing.method
         signs = None if fused is None else fused.stage.signs
         if not self.feedback or not flat.numel():
             mine.waiting = flat
         else:
-            memory = self._memory(slot, mine, lane_values(flat.numel(), signs is not None), flat)
-            if signs is None:
-                mine.waiting = flat.clone() if memory is None else flat + memory
+            size = lane_values(flat.numel(), signs is not None)
+            memory = self._memory(slot, mine, size, flat)
+            if room is None or room.numel() != size or room.device != flat.device:
+                room = torch.empty(size, device=flat.device)  # otherwise two take turns
+            if signs is not None:
+                kernels.of(flat).rotate(flat, signs, memory, room)
+            elif memory is None:
+                room.copy_(flat)
             else:
-                mine.waiting = torch.empty(lane_values(flat.numel(), True), device=flat.device)
-                kernels.of(flat).rotate(flat, signs, memory, mine.waiting)
+                torch.add(flat, memory, out=room)
+            mine.waiting = room
         if not flat.numel():
-            return flat.clone()
+            return self.summing.nothing(flat)
         if isinstance(method, LowRank):
             return method.probe(mine.waiting, mine.spec, seed, mine.start)
         return method.probe(mine.waiting, mine.spec, seed)

@@ -77,7 +77,11 @@ class Summing:
         it can travel by ``laconic.encode(probe, "none")``.
         """
         flat = flat_values(x)
-        return self.method.probe(flat, TensorSpec.of(x), seed) if flat.numel() else flat.clone()
+        return self.method.probe(flat, TensorSpec.of(x), seed) if flat.numel() else self.nothing(flat)
+
+    def nothing(self, like: Tensor) -> Tensor:
+        """The probe of a tensor without values."""
+        return like.new_empty(0, dtype=torch.uint8 if self.by == "or" else torch.float32)
 
     def agree(self, probes: Sequence[Tensor]) -> Tensor:
         """Probes as one: the largest of each, their sum, or the OR of their bits. Any number at a time."""

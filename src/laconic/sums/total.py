@@ -19,7 +19,7 @@ from laconic.packet import Packet, RoomFor
 from laconic.sums.methods import method_of
 from laconic.wire import MAX_NUMEL, Buffer
 
-__all__ = ["Sum", "add", "count"]
+__all__ = ["Sum", "add", "count", "packet"]
 
 
 def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
@@ -35,12 +35,17 @@ def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
     return packet, chain
 
 
+def packet(frame: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
+    """The packet of a frame that can be added; its sections are views."""
+    return _open(frame, max_numel)[0]
+
+
 def count(frame: Packet | Buffer, *, max_numel: int = MAX_NUMEL) -> int:
     """How many workers' tensors a frame is the sum of; 0 for one that holds nothing but zeros."""
-    packet, chain = _open(frame, max_numel)
-    if not packet.sections:
+    found, chain = _open(frame, max_numel)
+    if not found.sections:
         return 0
-    return _integers_head(packet, chain).count if _is_integers(chain) else _float_head(packet).count
+    return _integers_head(found, chain).count if _is_integers(chain) else _float_head(found).count
 
 
 def _is_integers(chain: Chain) -> bool:
@@ -164,10 +169,12 @@ class Sum:
     ``FrameError`` and leaves the sum as it was. Memory: one, two or four bytes a value, by the largest sum possible.
 
     Args:
+        workers: How many the frames must be made for, so that no sender can ask for a wider sum; any by default.
         max_numel: Frames that declare more values are refused.
     """
 
-    def __init__(self, *, max_numel: int = MAX_NUMEL) -> None:
+    def __init__(self, *, workers: int | None = None, max_numel: int = MAX_NUMEL) -> None:
+        self.workers = workers
         self.max_numel = max_numel
         self._first: Packet | None = None
         self._total: _Integers | _Floats | None = None
@@ -192,6 +199,9 @@ class Sum:
         packet, chain = _open(frame, self.max_numel)
         if self._first is None:
             if packet.sections:
+                head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
+                if self.workers not in (None, head.workers):
+                    raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
                 with RoomFor(packet.spec.numel):
                     total = (_Integers if _is_integers(chain) else _Floats)(packet, chain, self._room)
                     total.add(packet, chain)
