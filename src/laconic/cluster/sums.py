@@ -163,7 +163,7 @@ class Additions:
 
     def __init__(self, slots: Sequence[SlotSum], workers: int, rooms: Sequence[Sum] = ()) -> None:
         self._workers = workers
-        self._rooms = list(rooms) or [Sum(max_numel=max(1, how.numel)) for how in slots]
+        self._rooms = list(rooms) or [Sum(workers=how.summing.workers, max_numel=max(1, how.numel)) for how in slots]
         self._scales = [torch.zeros(how.num_scales, dtype=torch.int32) for how in slots]
         self._any = [False] * len(slots)
         self._added: list[set[int]] = [set() for _ in slots]

@@ -15,7 +15,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -146,7 +146,7 @@ class Worker:
     def run(self, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
         """From where the server says to the end of that many exchanges, or until no work is left."""
         at = self.join()
-        done = 0
+        done, progress = 0, None
         while at.ticket != NOTHING_LEFT and (at.ticket is not None or at.sequence < exchanges):
             outbox = Outbox()
             loss = self._iterate(at, outbox) if self.job.every == 1 else self._iterate_locally(at, outbox)
@@ -163,9 +163,12 @@ class Worker:
             done += 1
             if tell is not None:
                 raw = done * self.job.every * self._raw
-                tell(Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw))
+                progress = Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw)
+                tell(progress)
         if self.summands is not None and at.ticket != NOTHING_LEFT:
             self._hand_in(at.sequence)
+            if tell is not None and progress is not None:
+                tell(replace(progress, bytes_sent=self.bytes_sent))
 
     def join(self, current: int | None = None) -> At:
         """Agree with all others from where to go on, and be there.
