@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 import laconic
 from laconic.cluster import summands as worker_side
 from laconic.cluster.checkpoint import Folder
-from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
 from laconic.cluster.replies import Reply
@@ -336,7 +335,7 @@ def test_a_lost_server_and_lost_workers_change_nothing(options: dict[str, Any], 
 
 
 def test_a_worker_lost_in_the_first_round_changes_nothing(tmp_path: Path) -> None:
-    job, exchanges = recovering()
+    job, _ = recovering()
     clean = Run(job, tmp_path / "clean", 3)
     clean.go()
     hurt = Run(job, tmp_path / "hurt", 3)

@@ -227,6 +227,7 @@ def _steps(server: Peer, workers: Sequence[Peer], rounds: int) -> dict[str, Any]
         _round(workers)
     after, told = server.do("usage"), server.do("marks")
     return {
+        "server_steps_cpu_s": {step: one["cpu_s"] / rounds for step, one in told["steps"].items()},
         "server_steps_s": {step: one["wall_s"] / rounds for step, one in told["steps"].items()},
         "server_cpu_s": (after["cpu_s"] - before["cpu_s"]) / rounds,
         "server_faults": (after["faults"] - before["faults"]) / rounds,
