@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import BATCH, core_of, seat, train
+from test_faults import at_version, config_of, events_of, kill, weights_of
 from test_modes import Sockets
 from test_recovery import Run, same
 from torch import Tensor
@@ -32,6 +33,7 @@ from laconic.errors import ConfigError, FrameError, NonFiniteError
 from laconic.faults.promises import applied_once
 from laconic.optim import Schedule
 from laconic.train import Shards, build_task
+from laconic.train.launch import launch
 from laconic.train.methods import method_options
 from laconic.train.worker import Worker
 
@@ -370,6 +372,25 @@ def test_a_worker_without_its_files_goes_on_from_the_last_deposit(
     assert [(e["worker"], e["version"]) for e in run.events[0] if e["event"] == "memory_lost"] == [(1, 8)]
     assert "empty memory" in caplog.text and run.cores[0].version == exchanges and run.cores[0].whole
     applied_once(run.events[0])
+
+
+def test_killed_processes_are_started_again_and_the_run_ends_as_in_one_process(tmp_path: Path) -> None:
+    config, hurt = config_of("homomorphic"), tmp_path / "hurt"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as processes have
+    try:
+        clean, _ = train(config.job, config.exchanges)
+    finally:
+        torch.set_num_threads(threads)
+    killers = [at_version(hurt, 25, lambda: kill("worker", hurt)), at_version(hurt, 47, lambda: kill("server", hurt))]
+    launch({hurt: config})
+    for killer in killers:
+        killer.join(1)
+    assert [e["version"] for e in events_of(hurt) if e["event"] == "resumed"] == [40]
+    found = weights_of(hurt)
+    assert len(found) == len(clean.parameters)
+    for name, x in clean.parameters.items():
+        assert torch.equal(found[f"parameter/{name}"], x), name
 
 
 # --------------------------------------------------------------------------------------------------- bad input, jobs
