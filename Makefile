@@ -58,7 +58,8 @@ cluster-tables: $(VENV)/.ready
 	  $(BIN)/python bench/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
 	  || exit 1; done
 
-# The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers.
+# The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers, once for
+# each instruction set that the machine has: LACONIC_ISAS="baseline avx2" runs some, LACONIC_MUTATIONS=1000 fewer.
 asan: $(VENV)/.ready
 	bash bench/asan.sh
 
@@ -70,7 +71,7 @@ fuzz: $(VENV)/.ready
 	$(PIP) atheris
 	$(BIN)/python fuzz/run.py --seconds $(SECONDS) $(TARGETS)
 
-# The same mutations, and what guided runs have found, against a core built with the sanitizers.
+# The same mutations, and what guided runs have found, against a core built with the sanitizers; LACONIC_ISAS as above.
 fuzz-asan: $(VENV)/.ready
 	bash bench/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
 

@@ -25,6 +25,7 @@ from laconic.faults.promises import all_work_once, applied_once, staleness
 from laconic.optim import Schedule
 from laconic.train import Shards, Task, build_task
 from laconic.train.layout import Layout
+from laconic.train.methods import method_options
 from laconic.train.worker import Worker
 
 PACE = 0.04
@@ -300,6 +301,22 @@ def test_a_server_knows_exactly_what_its_workers_hold() -> None:
             held = outcome.core._weights._held if mode == "sync" else outcome.core._seats[number].held
             for name, x in held.items():
                 assert torch.equal(worker.parameters[name].detach(), x), (mode, number, name)
+
+
+@pytest.mark.parametrize("mode", ["async", "bounded:2"])
+@pytest.mark.parametrize("method", ["laconic", "laconic-min"])
+def test_steps_of_their_own_need_no_rounds(method: str, mode: str) -> None:
+    job = quick(**{"mode": mode} | method_options(method, mode))
+    assert job.returns == "delta" and job.every > 1
+    outcome = run(job, 48 // job.every)
+    assert outcome.accuracy() > 70
+
+
+def test_without_rounds_a_change_counts_for_its_part_of_a_mean() -> None:
+    job = Job(workers=4, mode="async", sends="changes", every=2, returns="weights")
+    core = core_of(job, {"w": torch.zeros(3)}, [])
+    core._weights.step({"w": torch.tensor([4.0, 8.0, -2.0])})
+    assert core.parameters["w"].tolist() == [1.0, 2.0, -0.5]
 
 
 # ----------------------------------------------------------------------------------------------------------- layout

@@ -24,7 +24,7 @@ from laconic.cluster import summands as worker_side
 from laconic.cluster.checkpoint import Folder
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
-from laconic.cluster.replies import Reply
+from laconic.cluster.replies import Reply, regather
 from laconic.cluster.rounds import Contribution
 from laconic.cluster.summands import Summands, scale_frame
 from laconic.cluster.sums import unpack_part
@@ -372,6 +372,36 @@ def test_a_worker_without_its_files_goes_on_from_the_last_deposit(
     assert [(e["worker"], e["version"]) for e in run.events[0] if e["event"] == "memory_lost"] == [(1, 8)]
     assert "empty memory" in caplog.text and run.cores[0].version == exchanges and run.cores[0].whole
     applied_once(run.events[0])
+
+
+def test_a_server_lost_before_the_last_weights_are_there_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, exchanges = recovering()
+    clean = Run(job, tmp_path / "clean", exchanges)
+    clean.go()
+    hurt = Run(job, tmp_path / "hurt", exchanges)
+    made: list[Worker] = []
+    make, deposit = hurt.worker, LocalLink.deposit
+
+    def worker(number: int, **options: Any) -> Worker:
+        made.append(make(number, **options))
+        return made[-1]
+
+    def crash(self: LocalLink, version: int, frames: Any) -> None:
+        if version == exchanges and len(made) == 2:
+            made.append(made[0])
+            hurt.cores = [hurt.core()]  # what is on the disk
+            for one in made:
+                one.link.core = hurt.cores[0]  # type: ignore[attr-defined]
+            raise regather()
+        deposit(self, version, frames)
+
+    hurt.worker = worker  # type: ignore[method-assign]
+    monkeypatch.setattr(LocalLink, "deposit", crash)
+    hurt.go()
+    assert len(made) == 3 and hurt.cores[0].whole and hurt.cores[0].version == exchanges
+    same(hurt, clean)
 
 
 def test_killed_processes_are_started_again_and_the_run_ends_as_in_one_process(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def train(
     from laconic.train.methods import METHODS, method_flags, method_options
     from laconic.train.run import Config
 
-    options = method_options(method or "1")
+    options = method_options(method or "1", mode)
     if explain:
         name = method or "1"
         if json:
@@ -165,9 +165,15 @@ def train(
 def _name(job: Job, base: dict[str, Any]) -> str:
     """The method that a job spelled out by flags amounts to."""
     from laconic.cluster.job import Job
-    from laconic.train.methods import METHODS
+    from laconic.train.methods import METHODS, method_options
 
-    return next((name for name, (_, options) in METHODS.items() if Job(**base | dict(options)) == job), CUSTOM)
+    for name in METHODS:
+        try:
+            if Job(**base | method_options(name, base["mode"])) == job:
+                return name
+        except ConfigError:  # not every method goes with every mode
+            continue
+    return CUSTOM
 
 
 def _check_folder(folder: Path) -> None:

@@ -478,6 +478,8 @@ class Core:
     def _seat_of(self, worker: int, incarnation: int) -> Seat:
         self._check_number(worker)
         seat = self._seats[worker]
+        if incarnation > seat.incarnation:
+            raise regather()  # it was welcomed by a server that this one has taken the place of
         if incarnation != seat.incarnation:
             raise seat.replaced(worker, incarnation)
         return seat

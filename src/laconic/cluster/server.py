@@ -16,13 +16,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+# gRPC writes a line for each connection that is not TLS: anybody could fill the disk. It looks here when it is loaded.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 import grpc
 
 from laconic._version import __version__
@@ -47,6 +52,7 @@ from laconic.errors import ConfigError, FrameError
 __all__ = ["CALLS", "OPTIONS", "Server", "Traffic"]
 
 log = logging.getLogger("laconic")
+Method = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 SERVICE = "laconic.ParameterServer"
 CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Join", "Snapshot", "Exchange", "Agree", "Deposit", "Leave")}
@@ -65,6 +71,18 @@ OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # what is for this host stays on it
     ("grpc.so_reuseport", 0),  # a busy port is an error, not a second server
 )
+
+AGAINST_STRANGERS = (
+    # Who connects has to come to the point: TLS, and HTTP/2's first words. By default that may take two minutes.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    # Who answers pings and asks nothing; a worker that computes for longer connects again and does not notice.
+    ("grpc.max_connection_idle_ms", 300_000),
+    # A worker has one call under way, or two after a fault.
+    ("grpc.max_concurrent_streams", 16),
+)
+MOST_CONNECTIONS = 4096
+FIRST_WORDS = 5.0
+"""Seconds within which a call must say whose it is: until then it holds a thread for nobody."""
 
 LONGEST = 600.0
 """Seconds that a call without a deadline of its own may take."""
@@ -90,6 +108,55 @@ class Traffic:
             self.sent += sent
 
 
+class _Threads:
+    """Calls that hold a thread for nobody: as many of them as there are threads, and nobody would be answered."""
+
+    def __init__(self) -> None:
+        self._idle: dict[grpc.ServicerContext, float] = {}
+        """Since when: it is not known whose they are, or their worker has begun its push again."""
+        self._pushes: dict[int, tuple[grpc.ServicerContext, Inbox]] = {}
+        """The newest of each worker."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def waiting(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """For a first message."""
+        with self._lock:
+            self._idle[context] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle.pop(context, None)
+
+    @contextmanager
+    def pushing(self, context: grpc.ServicerContext, inbox: Inbox) -> Iterator[None]:
+        """Somebody whom we know."""
+        worker = inbox.worker
+        with self._lock:
+            before = self._pushes.get(worker)
+            self._pushes[worker] = context, inbox
+            if before is not None and before[1].replaced:
+                self._idle[before[0]] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle.pop(context, None)
+                if self._pushes.get(worker) == (context, inbox):
+                    del self._pushes[worker]
+
+    def free(self, before: float) -> None:
+        """Hang up on who has held one for nobody since then."""
+        with self._lock:
+            late = [context for context, since in self._idle.items() if since < before]
+        for context in late:
+            context.cancel()
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._pushes)
+
+
 class Server:
     """Serves a ``Core`` until it is stopped.
 
@@ -112,10 +179,12 @@ class Server:
         self.traffic = Traffic()
         self._identify = identify
         self._limits = core.job.push_limits(core.parameters.values())
+        self._stopped = threading.Event()
+        options = (*OPTIONS, *AGAINST_STRANGERS, ("grpc.max_allowed_incoming_connections", _most_connections()))
         # Every worker may wait in a call of its own, and come again before the server knows that it was cut off.
         pool = futures.ThreadPoolExecutor(max_workers=3 * core.job.workers + 8, thread_name_prefix="laconic-server")
         self._readers = futures.ThreadPoolExecutor(3 * core.job.workers + 8, thread_name_prefix="laconic-reader")
-        self._server = grpc.server(pool, handlers=(_Calls(self),), options=OPTIONS)
+        self._server = grpc.server(pool, handlers=(_Calls(self),), options=options)
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -124,8 +193,8 @@ class Server:
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {address}: is the port taken? Choose another with --port") from error
         self._server.start()
-        self._stopped = threading.Event()
-        threading.Thread(target=self._give_memory_back, name="laconic-trim", daemon=True).start()
+        for name, task in (("trim", self._give_memory_back), ("threads", self._free_threads)):
+            threading.Thread(target=task, name=f"laconic-{name}", daemon=True).start()
 
     def stop(self, grace: float = 1.0) -> None:
         self._stopped.set()
@@ -136,6 +205,20 @@ class Server:
         """Large blocks of many workers come and go all the time: what was freed may add up to gigabytes."""
         while not self._stopped.wait(TRIM_EVERY):
             heap.trim()
+
+    @cached_property
+    def _threads(self) -> _Threads:
+        """Which calls hold one."""
+        return _Threads()
+
+    def _free_threads(self) -> None:
+        while not self._stopped.wait(1.0):
+            self._threads.free(time.monotonic() - FIRST_WORDS)
+
+    def begin(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """The first message of a call, which must come soon."""
+        with self._threads.waiting(context):
+            return next(messages, b"")
 
     # ------------------------------------------------------------------------------------------------------- calls
 
@@ -178,7 +261,7 @@ class Server:
         )
 
     def exchange(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        asked = read_note(next(messages, b""))
+        asked = read_note(self.begin(messages, context))
         worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
         over = threading.Event()
 
@@ -190,7 +273,7 @@ class Server:
         inbox = self.core.receive(worker, incarnation, _whole(asked, "sequence"), alive=context.is_active)
         context.add_callback(ended)
         try:
-            with inbox:
+            with self._threads.pushing(context, inbox), inbox:
                 if inbox.answer is not None:
                     yield from self._both_ways(messages, inbox, inbox.answer, _deadline(context))
                     return
@@ -232,7 +315,7 @@ class Server:
         return inbox.finish(score, deadline=deadline)
 
     def agree(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        asked = read_note(next(messages, b""))
+        asked = read_note(self.begin(messages, context))
         worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
         sequence = _whole(asked, "sequence")
         context.add_callback(self.core.wake)
@@ -246,13 +329,13 @@ class Server:
         )
         yield from self._send(Reply(sequence, scales))
 
-    def deposit(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        asked = read_note(next(messages, b""))
+    def deposit(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = read_note(self.begin(messages, context))
         worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
         with self.core.depositing():
             frames = self._all_frames(messages, 2)
             self.core.deposit(worker, incarnation, _whole(asked, "version"), frames)
-        return note({})
+        yield note({})
 
     def _all_frames(self, messages: Iterator[bytes], parts: int) -> list[Frame]:
         """A frame of every slot, or up to ``parts`` of each."""
@@ -295,6 +378,16 @@ class Server:
         return worker
 
 
+def _most_connections() -> int:
+    """Of the files that this process may have open half are for strangers at most: checkpoints need some, too."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return MOST_CONNECTIONS
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, most // 2))
+
+
 class _BrokenOffError(FrameError):
     """A push that is not all there."""
 
@@ -332,14 +425,13 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
     """From gRPC's names to methods; what goes wrong becomes a status with a line of text."""
 
     def __init__(self, server: Server) -> None:
+        # A call with one message is a stream of one: only of a stream does the server see that nothing comes.
+        once = {"Hello": server.hello, "Join": server.join, "Leave": server.leave}
+        methods = {name: _once(server, method) for name, method in once.items()}
+        methods |= {"Snapshot": _asked(server, server.snapshot), "Exchange": server.exchange}
+        methods |= {"Agree": server.agree, "Deposit": server.deposit}
         self._handlers = {
-            CALLS["Hello"]: grpc.unary_unary_rpc_method_handler(_guarded(server.hello)),
-            CALLS["Join"]: grpc.unary_unary_rpc_method_handler(_guarded(server.join)),
-            CALLS["Leave"]: grpc.unary_unary_rpc_method_handler(_guarded(server.leave)),
-            CALLS["Snapshot"]: grpc.unary_stream_rpc_method_handler(_guarded_stream(server.snapshot)),
-            CALLS["Agree"]: grpc.stream_stream_rpc_method_handler(_guarded_stream(server.agree)),
-            CALLS["Deposit"]: grpc.stream_unary_rpc_method_handler(_guarded(server.deposit)),
-            CALLS["Exchange"]: grpc.stream_stream_rpc_method_handler(_guarded_stream(server.exchange)),
+            CALLS[name]: grpc.stream_stream_rpc_method_handler(_guarded(method)) for name, method in methods.items()
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -358,22 +450,25 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> None:
     context.abort(grpc.StatusCode.INTERNAL, f"{SERVER_FAILED}: {type(error).__name__}: {error}")
 
 
-def _guarded(method: Callable[[Any, grpc.ServicerContext], bytes]) -> Callable[[Any, grpc.ServicerContext], bytes]:
-    def call(request: Any, context: grpc.ServicerContext) -> bytes:
-        try:
-            return method(request, context)
-        except Exception as error:  # a call must not take the server down, nor end without a word
-            _abort(context, error)
-            raise
+def _once(server: Server, method: Callable[[bytes, grpc.ServicerContext], bytes]) -> Method:
+    def call(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield method(server.begin(messages, context), context)
 
     return call
 
 
-def _guarded_stream(method: Callable[[Any, grpc.ServicerContext], Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
-    def call(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+def _asked(server: Server, method: Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]) -> Method:
+    def call(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from method(server.begin(messages, context), context)
+
+    return call
+
+
+def _guarded(method: Method) -> Method:
+    def call(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from method(request, context)
-        except Exception as error:
+            yield from method(messages, context)
+        except Exception as error:  # a call must not take the server down, nor end without a word
             _abort(context, error)
             raise
 

@@ -97,9 +97,11 @@ class Weights:
             rate = self._rate(iteration)
             self._optimizer.step(self.parameters, update, lr=rate / (1 + missed) if self.job.discount else rate)
             return
+        # Without rounds there is no mean of all workers' changes: each counts for its part of one.
+        part = 1 if self.job.mode == "sync" else self.job.workers
         for name, x in update.items():
             if self.job.sends == "changes":
-                self.parameters[name].add_(x)
+                self.parameters[name].add_(x, alpha=1 / part)
             else:
                 self.parameters[name].copy_(x)
 

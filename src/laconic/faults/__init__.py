@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import laconic.cluster.server  # noqa: F401 - first: it tells gRPC, before that is loaded, to keep quiet about strangers
 from laconic.faults.campaign import MODES, Outcome, campaign
 from laconic.faults.classes import CLASSES
+from laconic.faults.siege import Siege, siege
 from laconic.faults.soak import Soak, soak
 
-__all__ = ["CLASSES", "MODES", "Outcome", "Soak", "campaign", "soak"]
+__all__ = ["CLASSES", "MODES", "Outcome", "Siege", "Soak", "campaign", "siege", "soak"]

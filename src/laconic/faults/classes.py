@@ -16,6 +16,7 @@ from laconic import wire
 from laconic.cluster import security
 from laconic.cluster.messages import frame_messages, note
 from laconic.cluster.server import CALLS, OPTIONS
+from laconic.faults.besiegers import Besiegers
 from laconic.faults.promises import PromiseError
 from laconic.faults.scene import Action, Died, Life, Scene
 from laconic.frames import encode
@@ -242,6 +243,17 @@ def _garbage(life: Life) -> None:
             peer.sendall(bytes((i * 37 + j * 101) % 256 for j in range(257)))
 
 
+def _storm(life: Life) -> None:
+    """Connections that speak garbage while others stay and say next to nothing."""
+    besiegers = Besiegers(f"127.0.0.1:{life.scene.server.port}")
+    try:
+        for order in ({"hold": 200}, {"garbage": 1000, "rate": 1000}):
+            besiegers.order(**order, seed=life.sequence)
+            life.scene.told.append(str(besiegers.report()))
+    finally:
+        besiegers.close()
+
+
 def _stranger(life: Life) -> None:
     """No certificate, one of another job, one of another worker."""
     scene = life.scene
@@ -297,6 +309,8 @@ CLASSES: Mapping[str, FaultClass] = {
     "sent-again": FaultClass("old pushes sent again, with other content", _sent_again),
     "older-life": FaultClass("pushes of earlier lives of a worker", _older_life),
     "garbage": FaultClass("50 connections that speak garbage", _garbage),
+    "storm": FaultClass("1,000 connections with garbage, 200 that stay", _storm, (SOON,), seconds=3.0),
+    "storm-tls": FaultClass("the same to a server with TLS", _storm, (SOON,), scene={"tls": True}, seconds=4.0),
     "stranger": FaultClass("peers without the right certificate", _stranger, scene={"tls": True}, seconds=3.0),
 }
 """By name. All of them in all modes are the campaign."""

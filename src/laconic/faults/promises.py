@@ -16,6 +16,8 @@ from laconic.errors import LaconicError
 __all__ = ["PromiseError", "all_work_once", "applied_once", "lost_at_most", "read_events", "staleness"]
 
 Event = dict[str, Any]
+_BEGINNING = '{"at": '
+"""Of a line."""
 
 
 class PromiseError(LaconicError):
@@ -28,9 +30,12 @@ def _require(kept: object, promise: str, found: object) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """A history from its file; a last line that was cut off by a crash does not count."""
+    """A history from its file; a line that was cut off by a crash or a full disk does not count.
+
+    What a next life of the server writes may follow in the same line.
+    """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return [json.loads(line[max(0, line.rfind(_BEGINNING)) :]) for line in lines if line.endswith("}")]
 
 
 def applied_once(events: Iterable[Event], *, backup: bool = False) -> Counter[tuple[int, int]]:

@@ -16,7 +16,7 @@ from laconic.errors import LaconicError
 from laconic.faults.classes import CLASSES, STEP
 from laconic.faults.scene import Action, Scene
 
-__all__ = ["Soak", "soak"]
+__all__ = ["Soak", "soak", "usage"]
 
 PACE = 0.1
 """Seconds that a round takes."""
@@ -92,7 +92,7 @@ def soak(
 
         def watch() -> None:
             while not ended.wait(1.0):
-                samples.append(_usage())
+                samples.append(usage())
                 tell(scene.core.version, exchanges if mode == "sync" else exchanges * workers)
 
         watcher = threading.Thread(target=watch, daemon=True)
@@ -119,7 +119,7 @@ def _pick(rng: random.Random, workers: int) -> tuple[int, Action]:
     return (1 if CLASSES[name].scene else rng.randrange(workers)), action
 
 
-def _usage() -> tuple[int, int]:
+def usage() -> tuple[int, int]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path("/proc/self/fd").iterdir()))
 

@@ -62,7 +62,10 @@ class History:
     """Events of a server as JSON lines: what happened, in order, for people and for the checkers of promises."""
 
     def __init__(self, path: Path) -> None:
+        cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
+        if cut_off:  # by a full disk: what comes now begins a line of its own
+            self._file.write("\n")
         self._lock = threading.Lock()
         self._broken = False
 

@@ -147,7 +147,12 @@ class Worker:
         """From where the server says to the end of that many exchanges, or until no work is left."""
         at = self.join()
         done, progress = 0, None
-        while at.ticket != NOTHING_LEFT and (at.ticket is not None or at.sequence < exchanges):
+        while True:
+            if at.ticket == NOTHING_LEFT or (at.ticket is None and at.sequence >= exchanges):
+                if self.summands is None or at.ticket == NOTHING_LEFT or self._hand_in(at.sequence):
+                    break
+                at = self.join()
+                continue
             outbox = Outbox()
             loss = self._iterate(at, outbox) if self.job.every == 1 else self._iterate_locally(at, outbox)
             reply = self._answer(at, outbox)
@@ -165,10 +170,8 @@ class Worker:
                 raw = done * self.job.every * self._raw
                 progress = Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw)
                 tell(progress)
-        if self.summands is not None and at.ticket != NOTHING_LEFT:
-            self._hand_in(at.sequence)
-            if tell is not None and progress is not None:
-                tell(replace(progress, bytes_sent=self.bytes_sent))
+        if tell is not None and progress is not None and progress.bytes_sent < self.bytes_sent:
+            tell(replace(progress, bytes_sent=self.bytes_sent))
 
     def join(self, current: int | None = None) -> At:
         """Agree with all others from where to go on, and be there.
@@ -324,18 +327,27 @@ class Worker:
         self.bytes_sent += sum(map(len, frames))
         self._deposited = sequence
 
-    def _hand_in(self, sequence: int) -> None:
-        """The last weights go to the server: from worker 0, or from whoever is left when it fails to."""
-        self._base = {}
-        since = time.monotonic()
-        while self.number and time.monotonic() < since + LATEST + self.number:
+    def _hand_in(self, sequence: int) -> bool:
+        """The last weights go to the server: from worker 0, or from whoever is left when it fails to.
+
+        False when the server has lost what it had, and all must go on from an earlier exchange.
+        """
+        self._base, since = {}, time.monotonic()
+        while True:
             standing = self.link.hello()
+            if max(standing.versions) < sequence:
+                return False
             if standing.weights == "here":
-                return
+                return True
             if standing.weights == "coming":
                 since = time.monotonic()
-            time.sleep(0.05)
-        self._deposit(sequence)
+            if self.number == 0 or time.monotonic() > since + LATEST + self.number:
+                try:
+                    self._deposit(sequence)
+                except RefusedError as error:
+                    log.info("worker %d: %s", self.number, error)
+            else:
+                time.sleep(0.05)
 
     # --------------------------------------------------------------------------------------------------- iterations
 

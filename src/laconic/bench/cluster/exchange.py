@@ -112,7 +112,8 @@ class Exchange:
         """Of a round that must settle its scales: a slot's own, and what was agreed on."""
         self._optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
         # Decoding and stepping are one then, as in a worker, and both count.
-        self._steps_by_frames = job.returns in ("gradients", "sum") and not (job.momentum or job.weight_decay)
+        descends = job.sends == "gradients" and job.returns in ("gradients", "sum")
+        self._steps_by_frames = descends and not (job.momentum or job.weight_decay)
         self._gradients: dict[str, Tensor] = {}
         self._decoded: list[Tensor] = []
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-sender")
@@ -161,6 +162,9 @@ class Exchange:
         update = dict(zip(self.shapes, self._decoded, strict=False))
         if self.job.returns not in ("gradients", "sum"):
             self.parameters = update
+        elif self.job.sends == "changes":
+            for name, x in update.items():
+                self.parameters[name].add_(x)
         elif not self._steps_by_frames:
             self._optimizer.step(self.parameters, update, lr=self.job.lr)
         self.sequence = reply.sequence

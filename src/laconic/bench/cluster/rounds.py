@@ -26,7 +26,7 @@ TARGETS = {
     ("1", "laconic", "100mbit"): 100.0,
     ("3", "homomorphic", "100mbit"): 7.0,
 }
-"""Times as fast as another method at the same rate."""
+"""Times as fast as another method at the same rate, for the same number of iterations."""
 TOLERANCE = 0.06
 """How far the bytes that an interface counted may be from the frames' own."""
 
@@ -69,6 +69,7 @@ class RoundResult:
         link_sent: The same of what it sent.
         server_cpu: The server's processor time in all these rounds.
         steps: The server's steps, in seconds a round, from rounds of their own.
+        every: Iterations of training that one round serves.
     """
 
     method: str
@@ -81,6 +82,7 @@ class RoundResult:
     link_sent: int
     server_cpu: float = 0.0
     steps: dict[str, Any] = field(default_factory=dict)
+    every: int = 1
 
     @property
     def median(self) -> float:
@@ -101,7 +103,8 @@ class RoundResult:
             "round_quartiles_s": [first, third],
             "rounds": len(self.seconds),
             "server_cpu_s_per_round": self.server_cpu / len(self.seconds),
-            "speed_up": None if base is None else base.median / middle,
+            "every": self.every,
+            "speed_up": None if base is None else (base.median / base.every) / (middle / self.every),
             "target": target,
             "sent_nbytes_per_round": self.sent / len(self.seconds),
             "received_nbytes_per_round": self.received / len(self.seconds),
@@ -194,6 +197,7 @@ def _measure_method(
         link_sent=link_after[1] - link_before[1],
         server_cpu=cpu,
         steps=_steps(server, workers, 3) if first <= 2 else {},
+        every=job.every,
     )
     _check_bytes(result, before, after, f"method {method} at {rate}")
     if retries := sum(told["retries"] for told in all_do(workers, "end")):

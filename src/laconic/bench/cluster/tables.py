@@ -116,6 +116,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
                 str(v["method"]),
                 _seconds(v["round_s"]),
                 "-".join(map(_seconds, v["round_quartiles_s"])),
+                str(v["every"]),
                 speed_up,
                 *(_seconds(v[part]) for part in ("encode_s", "wait_s", "decode_s")),
                 _kb(v["sent_nbytes_per_round"] + v["received_nbytes_per_round"]),
@@ -136,13 +137,14 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values (the slots of "
         f"{first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
         f"the server and from it: {measured}. A round is from the first worker's first byte encoded to the last's "
-        f"last decoded: medians and quartiles; encode, wait and decode are those of the worker that ended last. kB "
-        f"are frames of all workers both ways, link is what the server's interface counted over them. Measured by "
+        f"last decoded: medians and quartiles, and so many iterations of training ask for one; encode, wait and decode "
+        f"are those of the worker that ended last. kB are frames of all workers both ways, link is what the server's "
+        f"interface counted over them. Measured by "
         f"`{first.values['command']}`."
     )
     columns = (
-        "link", "method", "s a round", "quartiles", f"of method {first.values['base']}", "encode", "wait", "decode",
-        "kB a round", "link",
+        "link", "method", "s a round", "quartiles", "iterations", f"of method {first.values['base']}", "encode", "wait",
+        "decode", "kB a round", "link",
     )  # fmt: skip
     return ClusterTable("rounds", columns, tuple(rows), 2, notes, tuple(goals))
 
