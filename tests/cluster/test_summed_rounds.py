@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import laconic
+from laconic import wire
 from laconic.cluster import summands as worker_side
 from laconic.cluster.checkpoint import Folder
 from laconic.cluster.job import Job
@@ -32,6 +33,7 @@ from laconic.codecs import Chain
 from laconic.errors import ConfigError, FrameError, NonFiniteError
 from laconic.faults.promises import applied_once
 from laconic.optim import Schedule
+from laconic.packet import Packet, TensorSpec
 from laconic.train import Shards, build_task
 from laconic.train.launch import launch
 from laconic.train.methods import method_options
@@ -457,6 +459,21 @@ def test_nothing_malformed_is_added(kind: str) -> None:
         hand.core.exchange(Contribution(0, 0, 0, [bad_parts()[kind](hand), good]), deadline=time.monotonic() + SOON)
     assert "\n" not in str(caught.value)
     assert [bytes(f) for f in hand.round(0)[0].frames] == [bytes(f) for f in clean.round(0)[0].frames]
+
+
+def test_deposits_are_checked_before_they_count() -> None:
+    hand = Hand(homomorphic())
+    hand.round(0)
+    good = [laconic.encode(torch.ones_like(x), "none") for x in SLOTS.values()]
+    bad = wire.pack(Packet("none", TensorSpec((90,), torch.float32), (torch.full((360,), 255, dtype=torch.uint8),)))
+    for version, frames in ((1, [good[0], bytes(bad)]), (1, good[:1]), (1, [good[1], good[0]])):
+        with pytest.raises(FrameError):
+            hand.core.deposit(0, 0, version, frames)
+    hand.core.deposit(0, 0, 0, good)  # of a version that has passed
+    assert not hand.core.parameters["w"].any() and not hand.core.whole
+    hand.core.deposit(0, 0, 1, good)
+    assert bool(hand.core.parameters["w"].all()) and hand.core.whole
+    assert hand.core.state()[1]["version"] == 1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from laconic.cluster.agreement import Offer, agree
@@ -312,6 +313,8 @@ class Core:
         if self.job.returns != "sum" or len(frames) not in (len(like), 2 * len(like)):
             raise FrameError(f"{len(frames)} frames are no deposit of {len(like)} slots")
         tensors = [decode(frame, like=x) for frame, x in zip(frames, [*like, *like], strict=False)]
+        if not all(bool(torch.isfinite(x).all()) for x in tensors):
+            raise FrameError(f"worker {worker} deposits weights that are not finite")
         with self._changed:
             self.settle()
             self._seat_of(worker, incarnation)
