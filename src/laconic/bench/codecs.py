@@ -406,12 +406,12 @@ def _sums(chain: Chain, x: Tensor) -> dict[str, Callable[[], object]]:
         return {}
     ring = Summing(chain, 1, ring=True)
     words = ring.packet(x, ring.probe(x)).sections[-1]
-    total, server = words.clone(), Summing(chain, 1 << 14)
+    total, server = words.clone(), Summing(chain, 16)
     packet, added = server.packet(x, server.probe(x)), Sum()
     added.add(packet)
 
     def collect() -> None:
-        if added.count == 1 << 14:  # a sum takes no more
+        if added.count == 16:  # a sum takes no more
             added.clear()
         added.add(packet)
 
