@@ -98,7 +98,7 @@ def test_bytes_that_do_not_add_up_are_no_result() -> None:
     assert result.values(None)["link_agrees"] is False and result.values(None)["speed_up"] is None
 
 
-@pytest.mark.parametrize("method", ["1", "laconic"])
+@pytest.mark.parametrize("method", ["1", "laconic", "homomorphic"])
 def test_what_is_expected_is_the_same_every_time_and_depends_on_the_seed(method: str) -> None:
     job = job_of(method, 2)
     assert (

@@ -35,6 +35,7 @@ def cluster(
     slow_rounds: Annotated[
         int | None, typer.Option(help="The same of rounds of more than two seconds.", show_default="3")
     ] = None,
+    workers: Annotated[int | None, typer.Option(help="Of rounds.", show_default="2")] = None,
     methods: Annotated[
         str | None,
         typer.Option(metavar="M,M,…", help="Of rounds; all stand beside the first.", show_default="1,4,5,laconic"),
@@ -74,6 +75,7 @@ def cluster(
         "model": model,
         "rounds": rounds,
         "slow_rounds": slow_rounds,
+        "workers": workers,
         "methods": _words(methods),
         "rates": _words(rates),
         "clients": clients,

@@ -78,7 +78,7 @@ def train(
     bundled: Annotated[
         bool, typer.Option("--bundled/--layerwise", help="All tensors as one vector, or one by one.")
     ] = False,
-    returns: Annotated[str | None, typer.Option("--returns", help="weights, gradients or delta.")] = None,
+    returns: Annotated[str | None, typer.Option("--returns", help="weights, gradients, delta or sum.")] = None,
     sends: Annotated[str | None, typer.Option("--sends", help="gradients, changes or weights.")] = None,
     every: Annotated[int | None, typer.Option("--every", help="Iterations between exchanges.")] = None,
     layers: Annotated[

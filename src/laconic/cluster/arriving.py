@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import overload
 
 from laconic.cluster.messages import Frame
@@ -14,7 +15,8 @@ __all__ = ["Arriving"]
 class Arriving(Sequence[Frame]):
     """A sequence of known length whose items come one after the other; who asks for one that is not there waits.
 
-    The last is given out only when all is done that must be done before anybody may go on.
+    They come in order, or each says where it belongs. The last to come is given out only when all is done that must be
+    done before anybody may go on.
 
     >>> frames = Arriving(2)
     >>> frames.put(b"a"); frames.put(b"b"); frames.end()
@@ -24,15 +26,37 @@ class Arriving(Sequence[Frame]):
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._frames: list[Frame] = []
+        self._frames: dict[int, Frame] = {}
+        """In the order in which they came."""
         self._ended = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: Frame, at: int | None = None) -> None:
         with self._changed:
-            self._frames.append(frame)
+            self._frames[len(self._frames) if at is None else at] = frame
             self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Have everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def as_they_come(self, stop: Callable[[], bool] = lambda: False) -> Iterator[tuple[int, Frame]]:
+        """Places and frames in the order in which they become ready; ends early where ``stop`` says so."""
+        for number in range(self._count):
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_out(number) or stop())  # noqa: B023 - waits right here
+                if self._failure is not None:
+                    raise self._failure
+                if not self._is_out(number):
+                    return
+                one = next(islice(self._frames.items(), number, None))
+            yield one
+
+    def _is_out(self, number: int) -> bool:
+        """Whether the frame that came as this one may be had."""
+        return self._ended or (number < len(self._frames) and number < self._count - 1)
 
     def end(self, failure: BaseException | None = None) -> None:
         """All are there, or there will be no more and whoever waits is told why."""
@@ -51,12 +75,14 @@ class Arriving(Sequence[Frame]):
         if isinstance(index, slice):
             return tuple(self)[index]
         at = range(self._count)[index]  # as of any sequence: negative ones, and those beyond
-        last = at == self._count - 1
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or (at < len(self._frames) and not last))
+            self._changed.wait_for(lambda: self._ended or (at in self._frames and self._is_not_last(at)))
             if self._failure is not None:
                 raise self._failure
             return self._frames[at]
+
+    def _is_not_last(self, at: int) -> bool:
+        return len(self._frames) < self._count or next(reversed(self._frames)) != at
 
     def __iter__(self) -> Iterator[Frame]:
         return (self[at] for at in range(self._count))

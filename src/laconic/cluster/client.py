@@ -16,11 +16,12 @@ from laconic._version import __version__
 from laconic.cluster.agreement import Offer
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.link import Standing
-from laconic.cluster.messages import PROTOCOL, Assembler, frame_messages, note, read_note
+from laconic.cluster.messages import PROTOCOL, Assembler, Frame, frame_messages, note, read_note
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import open_packet
+from laconic.wire import is_bundle, unpack_bundle
 
 __all__ = ["Client", "UnreachableError"]
 
@@ -101,6 +102,8 @@ class Client:
         self._leave = self._channel.unary_unary(CALLS["Leave"])
         self._snapshot = self._channel.unary_stream(CALLS["Snapshot"])
         self._exchange = self._channel.stream_stream(CALLS["Exchange"])
+        self._agree = self._channel.stream_stream(CALLS["Agree"])
+        self._deposit = self._channel.stream_unary(CALLS["Deposit"])
 
     def hello(self) -> Standing:
         """Say hello. Only when this is answered is there a connection."""
@@ -109,7 +112,12 @@ class Client:
         )
         answer = self._again(lambda: read_note(self._hello(asked, timeout=min(10.0, self.timeout))), "say hello")
         try:
-            return Standing(Job.from_json(answer["job"]), frozenset(answer["versions"]), bool(answer["over"]))
+            return Standing(
+                Job.from_json(answer["job"]),
+                frozenset(answer["versions"]),
+                bool(answer["over"]),
+                str(answer.get("weights", "here")),
+            )
         except (KeyError, TypeError, ConfigError) as error:
             raise FrameError(f"the server's welcome makes no sense: {error}") from None
 
@@ -119,14 +127,16 @@ class Client:
         return int(answer["sequence"]), bool(answer["lost"])
 
     def snapshot(self) -> Reply:
-        """All weights, as they are, and the optimizer's memory where workers take the steps."""
-        limits = 2 * self.limits + self.resident
+        """All weights; the optimizer's memory where workers take the steps; and what else belongs to slots: the weights
+        that subspaces move, or the scales of sums.
+        """
+        limits = 2 * self.limits + (self.resident or self.limits)
         return self._again(
             lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), limits),
             "fetch the weights",
         )
 
-    def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
+    def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
         """See ``Link``. A push that broke off is sent again; the server knows whether it had arrived."""
 
         def outgoing() -> Iterator[bytes]:
@@ -140,6 +150,27 @@ class Client:
             lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout), self.limits),
             f"exchange {sequence}",
         )
+
+    def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
+        return self._again(
+            lambda: self._receive(
+                self._agree(self._outgoing({"sequence": sequence}, scales), timeout=self.timeout), self.limits
+            ),
+            f"agree on the scales of exchange {sequence}",
+        ).frames
+
+    def deposit(self, version: int, frames: Sequence[Frame]) -> None:
+        self._again(
+            lambda: self._deposit(self._outgoing({"version": version}, frames), timeout=2 * self.timeout),
+            f"deposit the weights of exchange {version}",
+        )
+
+    def _outgoing(self, head: dict[str, int], frames: Sequence[Frame]) -> Iterator[bytes]:
+        yield note(self.identity | head)
+        for slot, frame in enumerate(frames):
+            self.traffic.count(sent=len(frame))
+            yield from frame_messages(slot, frame)
+        yield note({})
 
     def leave(self) -> None:
         """Tell the server that nobody need wait for this worker."""
@@ -163,7 +194,7 @@ class Client:
             raise FrameError(f"the server sent {len(frames)} frames for {len(self.slots)} slots")
         self.traffic.count(received=assembler.total)
         for frame in frames.values():
-            open_packet(frame)  # checksums here, where it can be asked for again
+            _check(frame)  # checksums here, where it can be asked for again
         ticket = head.get("ticket")
         if not isinstance(head.get("sequence"), int) or not isinstance(ticket, int | None):
             raise FrameError(f"the server's answer needs whole numbers, got {head}")
@@ -210,6 +241,14 @@ class Client:
             log.warning("server %s is not there (%s): trying again in %.1f s", self.address, code.name, wait)
             time.sleep(wait * random.uniform(0.8, 1.2))  # many workers must not come at once
             wait = min(2 * wait, self.patience.longest)
+
+
+def _check(frame: Frame) -> None:
+    if not is_bundle(frame):
+        open_packet(frame)
+        return
+    for _, one in unpack_bundle(frame):
+        open_packet(one)
 
 
 def _refused(details: str) -> RefusedError:

@@ -21,20 +21,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from laconic.cluster.agreement import Offer, agree
 from laconic.cluster.arriving import Arriving
+from laconic.cluster.deposits import Deposits
 from laconic.cluster.inbox import Inbox
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import Frame
 from laconic.cluster.replies import RefusedError, Reply, regather
-from laconic.cluster.rounds import Best, Contribution, Mean, Push, Round
+from laconic.cluster.rounds import Best, Contribution, Mean, OpenFrame, Push, Round
 from laconic.cluster.seats import Seat
+from laconic.cluster.sums import Additions, Part, pack_scales, read_scales
 from laconic.cluster.tickets import NOTHING_LEFT, Desk
 from laconic.cluster.weights import Optimizer, Resident, Weights
 from laconic.errors import FileError, FrameError, NonFiniteError
-from laconic.frames import encode
+from laconic.frames import decode, encode
+from laconic.sums import Sum
 
 __all__ = ["Core", "Vault"]
 
@@ -99,6 +103,9 @@ class Core:
         self._updating = False
         self._updater = ThreadPoolExecutor(1, thread_name_prefix="laconic-update")
         self._sums: list[Tensor] = []
+        self._how = job.slot_sums(self.parameters) if job.returns == "sum" else []
+        self._rooms: list[Sum] = []
+        self._deposits = Deposits()
         self._round = self._new_round()
 
     @property
@@ -145,6 +152,7 @@ class Core:
                     seat.inbox.replaced = True
                 if self._offers is not None:
                     self._offers.pop(worker, None)  # of its life before
+                self._deposits.give_up(worker)
                 seat.held, seat.channel, seat.reply, seat.inbox = {}, None, None, None
                 seat.asked = seat.answered = -1
                 self._desk.stop(worker)
@@ -153,7 +161,7 @@ class Core:
                 if self.job.exact and not self._over:
                     self._gather(f"worker {worker} has come anew")
             return {"version": self.version, "versions": self._versions(), "over": self._over,
-                    "job": self.job.to_json()}  # fmt: skip
+                    "weights": self._deposits.standing(whole=self.whole), "job": self.job.to_json()}  # fmt: skip
 
     def join(
         self,
@@ -209,6 +217,7 @@ class Core:
             if seat.incarnation == incarnation and seat.present:
                 seat.present = False
                 self._desk.give_back(worker)
+                self._deposits.give_up(worker)
                 self._event("leave", worker=worker, incarnation=incarnation)
                 self._changed.notify_all()
 
@@ -216,6 +225,7 @@ class Core:
         """The connection of a worker broke in the middle of something."""
         with self._changed:
             self._event("lost", worker=worker, incarnation=incarnation)
+            self._deposits.give_up(worker)
             self._changed.notify_all()
 
     def snapshot(
@@ -229,6 +239,8 @@ class Core:
             self.settle()
             seat = self._seat_of(worker, incarnation)
             ticket = None
+            if self.job.returns == "sum":
+                return self._deposited(deadline, alive)
             if self.job.mode != "sync":
                 ticket = self._start(worker, seat, deadline, alive)
                 seat.reply = None
@@ -237,7 +249,10 @@ class Core:
             return Reply(seat.clock, tuple(encode(x, "none") for x in self._weights.snapshot()), ticket)
 
     def on_update(self, call: Callable[[int], None]) -> None:
-        """Have ``call(version)`` called after each update, before anybody is told of it."""
+        """Have ``call(version)`` called after each update, before anybody is told of it.
+
+        With returns=sum: when the weights of a version have been deposited.
+        """
         self._on_update.append(call)
 
     def finished(self, exchanges: int) -> bool:
@@ -250,6 +265,93 @@ class Core:
     @property
     def _over(self) -> bool:
         return self.exchanges is not None and self.finished(self.exchanges)
+
+    # ---------------------------------------------------------------------------------- where workers hold the weights
+
+    @property
+    def whole(self) -> bool:
+        """Whether the parameters are those of the current version. Otherwise workers hold these."""
+        return self.job.returns != "sum" or self._weights.deposited == self.version
+
+    def agree(
+        self,
+        worker: int,
+        incarnation: int,
+        sequence: int,
+        scales: Sequence[Frame],
+        *,
+        deadline: float,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> list[bytes]:
+        """Before the pushes of a round that has no scales: the largest of all workers' scales."""
+        if len(scales) != len(self._how):
+            raise FrameError(f"expected the scales of {len(self._how)} slots, got {len(scales)}")
+        bits = [read_scales(frame, how.num_scales) for frame, how in zip(scales, self._how, strict=True)]
+        with self._changed:
+            self.settle()
+            self._check_turn(self._seat_of(worker, incarnation), worker, sequence)
+            this = self._round
+            this.settle(worker, bits, self.job.workers - self.job.backup)
+            self._changed.notify_all()
+            self._wait(
+                lambda: this.settled or this is not self._round,
+                deadline,
+                alive,
+                lambda: f"{self.job.workers - self.job.backup - len(this.settling)} workers to tell their scales",
+            )
+            if not this.settled:
+                raise regather()
+            return [bytes(pack_scales(one)) for one in this.scales]
+
+    @contextmanager
+    def depositing(self) -> Iterator[None]:
+        """While a deposit is on its way in."""
+        with self._changed:
+            self._deposits.coming += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._deposits.coming -= 1
+
+    def deposit(self, worker: int, incarnation: int, version: int, frames: Sequence[Frame]) -> None:
+        """The weights of a version as a worker holds them, and the optimizer's memory: a frame per slot, or two."""
+        like = self._weights.like
+        if self.job.returns != "sum" or len(frames) not in (len(like), 2 * len(like)):
+            raise FrameError(f"{len(frames)} frames are no deposit of {len(like)} slots")
+        tensors = [decode(frame, like=x) for frame, x in zip(frames, [*like, *like], strict=False)]
+        if not all(bool(torch.isfinite(x).all()) for x in tensors):
+            raise FrameError(f"worker {worker} deposits weights that are not finite")
+        with self._changed:
+            self.settle()
+            self._seat_of(worker, incarnation)
+            self._deposits.give_up(worker)
+            newest = self.version if self.job.exact else self.version - 1  # the last answer is there to catch up with
+            if newest <= version <= self.version and version != self._weights.deposited:
+                self._weights.deposit(version, tensors)
+                self._event("deposit", worker=worker, version=version)
+                for call in self._on_update:
+                    call(version)
+            self._changed.notify_all()
+
+    def _deposited(self, deadline: float, alive: Callable[[], bool]) -> Reply:
+        """What a worker goes on with that has lost its weights, or has missed too many sums."""
+        newest = self.version if self.job.exact else self.version - 1
+        if self.job.exact and self._weights.deposited < newest:
+            raise RefusedError("memory", f"no server and no memory holds the weights of exchange {self.version}")
+        self._deposits.wanted += 1
+        try:
+            self._changed.notify_all()
+            self._wait(
+                lambda: self._weights.deposited >= (self.version if self.job.exact else self.version - 1),
+                deadline,
+                alive,
+                lambda: "a worker to deposit its weights",
+            )
+        finally:
+            self._deposits.wanted -= 1
+        frames = [*(encode(x, "none") for x in self._weights.snapshot()), *self._weights.scale_frames()]
+        return Reply(self._weights.deposited, tuple(frames))
 
     # --------------------------------------------------------------------------------------------------- agreement
 
@@ -272,9 +374,17 @@ class Core:
         damaged: set[int] = set()
         was = self.version
         while True:
-            agreed = agree(offers, set(self._versions()) - damaged)
+            held = set(self._versions()) - damaged
+            if not held:
+                self.failure = "workers have lost their weights and nothing holds them: start again without --resume"
+                self._changed.notify_all()
+                return
+            agreed = agree(offers, held)
             if agreed.version == self.version:
-                break
+                if not agreed.lost or self.whole:
+                    break
+                damaged.add(self.version)  # who has lost its memory must be told the weights
+                continue
             assert self.vault is not None
             try:
                 self.load(*self.vault.fetch(agreed.version))
@@ -302,10 +412,11 @@ class Core:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that must survive: tensors by name, and numbers."""
         with self._changed:
+            version = self._weights.deposited if self.job.returns == "sum" else self.version
             meta = {
-                "version": self.version,
+                "version": version,
                 "fingerprint": self.slots.fingerprint,
-                "clocks": [seat.clock for seat in self._seats],
+                "clocks": [min(seat.clock, version) for seat in self._seats],
                 "incarnations": [seat.incarnation for seat in self._seats],
                 "tickets": self._desk.state(),
             }
@@ -331,20 +442,31 @@ class Core:
         with self._changed:
             seat = self._seat_of(worker, incarnation)
             applied = sequence == seat.clock - 1 and (seat.reply is not None or not self.job.keeps_replies)
-            if not applied and self._offers is not None:
-                raise regather()
-            if not applied and sequence != seat.clock:
-                raise RefusedError(
-                    "stale" if sequence < seat.clock else "ahead",
-                    f"worker {worker} pushes exchange {sequence}, it is at {seat.clock}",
-                    resume_at=seat.clock,
-                )
+            if not applied:
+                self._check_turn(seat, worker, sequence)
             inbox = Inbox(self, worker, incarnation, sequence, alive, self._round, applied=applied)
             if not applied:
                 if seat.inbox is not None:
                     seat.inbox.replaced = True  # a push that broke off, and is not known to have
                 seat.inbox = inbox
             return inbox
+
+    def _check_turn(self, seat: Seat, worker: int, sequence: int) -> None:
+        if self._offers is not None:
+            raise regather()
+        if sequence != seat.clock:
+            raise RefusedError(
+                "stale" if sequence < seat.clock else "ahead",
+                f"worker {worker} pushes exchange {sequence}, it is at {seat.clock}",
+                resume_at=seat.clock,
+            )
+
+    def open(self, slot: int, frame: Frame) -> OpenFrame | Part:
+        """A slot's frame, checked as far as it can be by itself."""
+        if self._how:
+            return Part.of(self._how[slot], frame)
+        name = self.slots.names[slot]
+        return OpenFrame.of(name, frame, self.parameters[name])
 
     def exchange(self, push: Contribution, *, deadline: float) -> Reply:
         """A push that is all there.
@@ -376,7 +498,9 @@ class Core:
         """What a complete push leads to."""
         if self.job.mode != "sync":
             return self._exchange_async(inbox, push, deadline)
-        if self.job.backup:
+        if self.job.returns == "sum":
+            self._take_summands(inbox, push)
+        elif self.job.backup:
             self._take_some(inbox, push)
         else:
             self._take_all(inbox, push)
@@ -384,11 +508,18 @@ class Core:
             seat = self._seat_of(push.worker, push.incarnation)
             this = inbox.of_round
             self._wait(
-                lambda: seat.clock > push.sequence or this is not self._round or push.worker in this.faults,
+                lambda: (
+                    seat.clock > push.sequence
+                    or this is not self._round
+                    or push.worker in this.faults
+                    or self._deposits.ask(push.worker)
+                ),
                 deadline,
                 inbox.alive,
                 self._missing_pushes,
             )
+            if self._deposits.asked == push.worker and seat.clock <= push.sequence and this is self._round:
+                raise RefusedError("deposit", "somebody needs the weights of this exchange")
             if push.worker in this.faults:
                 raise RefusedError("spoilt", str(this.faults[push.worker]))  # sent again, it would be so again
             if seat.clock <= push.sequence:
@@ -410,6 +541,10 @@ class Core:
     def _new_round(self) -> Round:
         if self.job.mode != "sync":
             return Round(None)
+        if self.job.returns == "sum":
+            sums = Additions(self._how, self.job.workers - self.job.backup, self._rooms)
+            self._rooms = sums.rooms()
+            return Round(sums, answer=Arriving(len(self.slots)) if self.job.exact else None)
         like = self._weights.like
         if self.job.after == "best":
             return Round(Best(like))
@@ -419,7 +554,9 @@ class Core:
 
     def _void_round(self, *, keep_sums: bool = False) -> None:
         if not keep_sums:
-            self._sums = []  # there may be something in them, and somebody still adding to them
+            self._sums, self._rooms = [], []  # there may be something in them, and somebody still adding to them
+            if self._round.answer is not None:
+                self._round.answer.end(regather())
         self._in_memory -= sum(push.nbytes for push in self._round.waiting.values())
         self._round = self._new_round()
         for seat in self._seats:
@@ -430,6 +567,36 @@ class Core:
             inbox.check()
             self._put(inbox, push)
         self._sum(inbox.of_round)
+
+    def _take_summands(self, inbox: Inbox, push: Push) -> None:
+        """Integers are added in any order; with all workers they have been, as they came."""
+        this = inbox.of_round
+        with self._changed:
+            inbox.check()
+            if this is not self._round:  # too late, as a backup worker may be
+                self._event("late", worker=push.worker, sequence=push.sequence)
+                return
+            if this.answer is None and not push.parts:
+                return  # it is in the round already
+            self._put(inbox, push)
+            if this.answer is not None:
+                this.waiting.clear()
+                if len(this.pushed) == self.job.workers:
+                    self._close(this)
+                self._changed.notify_all()
+                return
+        self._sum(this)
+
+    def add_part(self, inbox: Inbox, slot: int, frame: Frame) -> None:
+        """One slot's integers, into the sum. Nothing is known of a round before all of it is there."""
+        part = Part.of(self._how[slot], frame)
+        with self._changed:
+            inbox.check()
+        total, answer = inbox.of_round.total, inbox.of_round.answer
+        assert isinstance(total, Additions) and answer is not None
+        message = total.add(slot, inbox.worker, part)
+        if message is not None:
+            answer.put(message, slot)
 
     def _put(self, inbox: Inbox, push: Push) -> None:
         """Into the round, once."""
@@ -446,59 +613,76 @@ class Core:
         self.settle()
         while True:
             with self._changed:
-                if this is not self._round or this.busy or this.turn not in this.waiting:
+                worker = this.next()
+                if this is not self._round or this.busy or worker is None:
                     return
-                push = this.waiting.pop(this.turn)
+                push = this.waiting.pop(worker)
                 this.busy = True
             try:
-                this.total.add(push)
+                if isinstance(this.total, Additions):
+                    for slot, part in enumerate(push.parts):
+                        message = this.total.add(slot, push.worker, part)
+                        if message is not None:
+                            this.made[slot] = message
+                else:
+                    this.total.add(push)
             except FrameError as error:
                 with self._changed:  # the sum is spoilt: the others must push again
                     self._in_memory -= push.nbytes
                     this.faults[push.worker] = error
                     self._event("spoilt", worker=push.worker, sequence=push.sequence)
-                    if this is self._round:
+                    if this is self._round and self.job.exact:
                         self._gather(f"worker {push.worker} pushed what cannot be read")
+                    elif this is self._round:
+                        self._void_round()
                     self._changed.notify_all()
                 return
             with self._changed:
                 this.busy = False
                 this.turn += 1
                 self._in_memory -= push.nbytes
-                if this is self._round and this.turn == self.job.workers:
+                if this is self._round and this.turn == self.job.workers - self.job.backup:
                     self._close(this)
                 self._changed.notify_all()
 
     def _close(self, this: Round) -> None:
         """Make the update, in a thread of its own: the answer goes out slot by slot while it is made."""
         assert this.total is not None
-        frames = Arriving(len(self.slots))
+        frames = this.answer or Arriving(len(self.slots))
         reply = Reply(self.version + 1, frames)
         for seat in self._seats:  # those not waited for are answered with the same when they ask
             seat.clock, seat.reply = self.version + 1, reply
         self._updating = True
+        summed = sorted(this.pushed - this.waiting.keys())
         self._void_round(keep_sums=True)  # the update clears them
         self._changed.notify_all()
-        self._updater.submit(self._update, this.total, sorted(this.pushed), frames)
+        self._updater.submit(self._update, this, summed, frames)
 
-    def _update(self, total: Mean | Best, pushed: Sequence[int], frames: Arriving) -> None:
+    def _update(self, this: Round, pushed: Sequence[int], frames: Arriving) -> None:
         failure: BaseException | None = None
+        total = this.total
+        assert total is not None
         try:
             with self._watching():
-                if isinstance(total, Best) and self.job.returns == "gradients":
-                    made: Iterator[Frame] = iter(total.frames())  # as they came: nothing more is lost
+                if isinstance(total, Additions):
+                    made: Iterator[Frame] = iter([this.made[slot] for slot in sorted(this.made)])
+                elif isinstance(total, Best) and self.job.returns == "gradients":
+                    made = iter(total.frames())  # as they came: nothing more is lost
                     self._weights.step(total.result())
                 else:
                     made = self._weights.update(total.result())
                 for frame in made:
                     frames.put(frame)
             with self._changed:
+                if isinstance(total, Additions):
+                    self._weights.agree(total.scales())
                 self._weights.version += 1
                 self._weights.settle()
                 for worker in pushed:
                     self._event("applied", worker=worker, sequence=self.version - 1, version=self.version)
-                for call in self._on_update:
-                    call(self.version)
+                if self.whole:  # else when somebody deposits them
+                    for call in self._on_update:
+                        call(self.version)
         except BaseException as error:
             failure = error
             if not isinstance(error, RefusedError):
@@ -640,7 +824,7 @@ class Core:
 
     def _is_next(self, inbox: Inbox) -> bool:
         """Whether it is this push that the others wait for: such a one never waits for room."""
-        if self.job.exact:
+        if self.job.exact and inbox.of_round.ordered:
             return inbox.worker == inbox.of_round.turn
         self._first = self._first or inbox  # whoever runs out of room first, until it is through
         return self._first is inbox

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
-from torch import Tensor
-
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import Frame
 from laconic.cluster.replies import RefusedError, Reply, regather
 from laconic.cluster.rounds import OpenFrame, Push, Round
+from laconic.cluster.sums import Part
 from laconic.errors import FrameError
 
 __all__ = ["Inbox", "Receiver"]
@@ -24,9 +24,15 @@ class Receiver(Protocol):
     @property
     def slots(self) -> Slots: ...
     @property
-    def parameters(self) -> Mapping[str, Tensor]: ...
-    @property
     def current_round(self) -> Round: ...
+    def open(self, slot: int, frame: Frame) -> OpenFrame | Part:
+        """A slot's frame, checked as far as it can be by itself."""
+        ...
+
+    def add_part(self, inbox: Inbox, slot: int, frame: Frame) -> None:
+        """A slot's frame that is added right away."""
+        ...
+
     def reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
         """Wait for room, unless it is this worker that the others wait for."""
         ...
@@ -59,10 +65,15 @@ class Inbox:
             worker, incarnation, sequence, alive, this_round,
         )  # fmt: skip
         self.replaced = False
-        self._core, self._frames, self._nbytes = core, dict[int, OpenFrame | None](), 0
+        self._core, self._frames, self._nbytes = core, dict[int, OpenFrame | Part | None](), 0
         self._applied = applied or worker in this_round.pushed
         """The rest of the stream is read and dropped."""
         self._again = applied
+
+    @property
+    def answer(self) -> Arriving | None:
+        """Where the answer to this push is made while it comes in; None if it is made afterwards."""
+        return None if self._again else self.of_round.answer
 
     @property
     def gone(self) -> bool:
@@ -84,10 +95,13 @@ class Inbox:
         if self._applied:
             self._frames[slot] = None
             return
+        if self.of_round.answer is not None:
+            core.add_part(self, slot, frame)  # it takes no room of its own
+            self._frames[slot] = None
+            return
         core.reserve(self, len(frame), deadline)
         self._nbytes += len(frame)
-        name = core.slots.names[slot]
-        self._frames[slot] = OpenFrame.of(name, frame, core.parameters[name])
+        self._frames[slot] = core.open(slot, frame)
 
     def finish(self, score: float = 0.0, *, deadline: float) -> Reply:
         """All frames have come: apply them, and wait until the answer may be given."""
@@ -96,8 +110,10 @@ class Inbox:
             raise FrameError(f"expected {len(slots)} frames, one per slot, the push ended after {len(self._frames)}")
         if self._again:
             return core.answer_again(self, deadline)
-        frames = [one for slot in range(len(slots)) if (one := self._frames[slot]) is not None]
-        return core.finish(self, Push(self.worker, self.incarnation, self.sequence, frames, score), deadline)
+        came = [self._frames[slot] for slot in range(len(slots))]
+        frames = [one for one in came if isinstance(one, OpenFrame)]
+        parts = [one for one in came if isinstance(one, Part)]
+        return core.finish(self, Push(self.worker, self.incarnation, self.sequence, frames, score, parts), deadline)
 
     def hand_over(self) -> None:
         """The round has the frames now, and accounts for them."""

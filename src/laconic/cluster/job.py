@@ -12,14 +12,16 @@ from typing import Any
 from torch import Tensor
 
 from laconic.channels import Channel
+from laconic.cluster.sums import SlotSum, check_summable, message_limit
 from laconic.codecs import parse
 from laconic.errors import ConfigError
 from laconic.frames import max_nbytes
+from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
 __all__ = ["Job", "Slots"]
 
-PULLS = ("weights", "gradients", "delta")
+PULLS = ("weights", "gradients", "delta", "sum")
 PUSHES = ("gradients", "changes", "weights")
 AFTER = ("mean", "best")
 
@@ -56,8 +58,9 @@ class Job:
         pull: The channel of what the server sends.
         push_small: The channel of slots that are too small to gain from ``push``: vectors, and less than 4,096 values.
         pull_small: The same of ``pull``.
-        returns: What that is: ``weights``, ``gradients`` (workers run the optimizer) or ``delta`` (the change of the
-            weights since the last time).
+        returns: What that is: ``weights``, ``gradients`` (workers run the optimizer), ``delta`` (the change of the
+            weights since the last time) or ``sum``: what workers pushed, added while compressed. Then the server holds
+            no weights but those that workers deposit for its checkpoints, and no float of a gradient.
         every: Iterations between two exchanges.
         sends: What workers push: ``gradients``; or after steps of their own the ``changes`` of their weights, or the
             ``weights``.
@@ -116,12 +119,24 @@ class Job:
             raise ConfigError("discount shortens steps that the server takes: it goes with sends=gradients")
         if self.mode != "sync" and self.returns == "gradients":
             raise ConfigError("returns=gradients needs mode sync: each worker would take other steps than the server")
+        if self.returns == "sum":
+            self._check_sum()
         if (self.sends == "gradients") != (self.every == 1):
             raise ConfigError("sends=gradients goes with every=1, changes and weights with more: give the other, too")
         if self.sends == "weights" and self.returns != "weights":
             raise ConfigError("sends=weights needs returns=weights: their mean is what comes back")
         if self.after == "best" and self.sends != "changes":
             raise ConfigError("after=best chooses between changes of several iterations: give sends=changes")
+
+    def _check_sum(self) -> None:
+        if self.mode != "sync":
+            raise ConfigError(f"returns=sum needs mode sync: a sum is that of a round, got {self.mode!r}")
+        if self.after != "mean":
+            raise ConfigError("returns=sum gives the mean of all workers: give after=mean")
+        if (self.pull, self.pull_small) != ("none", "none"):
+            raise ConfigError("returns=sum sends back what was pushed, added up: give pull=none and pull_small=none")
+        for spec in (self.push, self.push_small):
+            check_summable(spec, self.workers)
 
     @property
     def bound(self) -> int | None:
@@ -144,12 +159,27 @@ class Job:
             specs = [parse(spec)[1].text for spec in specs]
         return Channel(specs[0], policy=Policy(small=specs[1]))
 
+    def push_spec(self, slot: str, like: Tensor) -> str:
+        """The spec by which a slot is pushed."""
+        return Policy(small=self.push_small).choose(slot, TensorSpec.of(like), self.push).spec
+
+    def slot_sums(self, like: Mapping[str, Tensor]) -> list[SlotSum]:
+        """With returns=sum: how each slot is summed."""
+        return [
+            SlotSum(name, tuple(x.shape), check_summable(self.push_spec(name, x), self.workers))
+            for name, x in like.items()
+        ]
+
     def push_limits(self, tensors: Iterable[Tensor]) -> list[int]:
         """The most bytes that the frame of each slot can have."""
+        if self.returns == "sum":
+            return [message_limit(x) for x in tensors]
         return _limits((self.push, self.push_small), tensors)
 
     def pull_limits(self, tensors: Iterable[Tensor]) -> list[int]:
         """The same of what the server sends; also of a snapshot, which is not compressed."""
+        if self.returns == "sum":
+            return [message_limit(x) for x in tensors]
         return _limits((self.pull, self.pull_small), tensors)
 
     @property
@@ -159,9 +189,9 @@ class Job:
 
     @property
     def remembers(self) -> bool:
-        """Whether workers remember more than the server can tell them: residuals, or momentum of their own steps."""
+        """Whether workers remember more than the server can tell them: residuals, own steps' momentum, weights."""
         channels = any(parse(spec)[0] for spec in (self.push, self.push_small))
-        return channels or (self.every > 1 and self.momentum > 0)
+        return channels or self.returns == "sum" or (self.every > 1 and self.momentum > 0)
 
     @property
     def holds_other_weights(self) -> bool:

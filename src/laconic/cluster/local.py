@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from laconic.cluster.agreement import Offer
 from laconic.cluster.core import Core
 from laconic.cluster.link import Standing
+from laconic.cluster.messages import Frame
 from laconic.cluster.replies import Reply
 from laconic.cluster.rounds import Contribution
 
@@ -29,7 +30,7 @@ class LocalLink:
 
     def hello(self) -> Standing:
         answer = self.core.welcome(self.worker, self.incarnation, self.core.slots.fingerprint)
-        return Standing(self.core.job, frozenset(answer["versions"]), answer["over"])
+        return Standing(self.core.job, frozenset(answer["versions"]), answer["over"], answer["weights"])
 
     def join(self, attempt: int, offer: Offer) -> tuple[int, bool]:
         return self.core.join(self.worker, self.incarnation, attempt, offer, deadline=self._deadline())
@@ -37,10 +38,17 @@ class LocalLink:
     def snapshot(self) -> Reply:
         return self.core.snapshot(self.worker, self.incarnation, deadline=self._deadline())
 
-    def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
+    def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
         came = dict(frames)
         push = Contribution(self.worker, self.incarnation, sequence, [came[slot] for slot in range(len(came))], score())
         return self.core.exchange(push, deadline=self._deadline())
+
+    def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
+        return self.core.agree(self.worker, self.incarnation, sequence, scales, deadline=self._deadline())
+
+    def deposit(self, version: int, frames: Sequence[Frame]) -> None:
+        with self.core.depositing():
+            self.core.deposit(self.worker, self.incarnation, version, frames)
 
     def leave(self) -> None:
         self.core.leave(self.worker, self.incarnation)

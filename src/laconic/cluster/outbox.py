@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 
+from laconic.cluster.messages import Frame
+
 __all__ = ["Outbox"]
 
 
@@ -19,13 +21,13 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._frames: list[tuple[int, bytes]] = []
+        self._frames: list[tuple[int, Frame]] = []
         self._score = 0.0
         self._ended = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
-    def put(self, slot: int, frame: bytes) -> None:
+    def put(self, slot: int, frame: Frame) -> None:
         with self._changed:
             self._frames.append((slot, frame))
             self._changed.notify_all()
@@ -46,7 +48,7 @@ class Outbox:
         """The worker's score, once all is there."""
         return self._score
 
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+    def __iter__(self) -> Iterator[tuple[int, Frame]]:
         at = 0
         while True:
             with self._changed:
@@ -70,5 +72,5 @@ class OutboxPart:
     def __init__(self, whole: Outbox, numbers: Mapping[int, int]) -> None:
         self._whole, self._numbers = whole, numbers
 
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+    def __iter__(self) -> Iterator[tuple[int, Frame]]:
         return ((self._numbers[slot], frame) for slot, frame in self._whole if slot in self._numbers)

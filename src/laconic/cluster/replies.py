@@ -15,7 +15,8 @@ class RefusedError(LaconicError):
     """A worker's request that cannot be served; ``reason`` is a word, the message a line for people.
 
     ``regather`` means that all workers must agree anew from where to go on; ``stale`` and ``ahead``, that this one
-    must fetch the parameters and go on from ``resume_at``; ``waiting``, that it may ask again.
+    must fetch the parameters and go on from ``resume_at``; ``waiting``, that it may ask again; ``deposit``, that it
+    must send its weights first, because somebody needs them.
     """
 
     def __init__(self, reason: str, message: str, *, resume_at: int | None = None) -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.job import Slots
 from laconic.cluster.messages import Frame
+from laconic.cluster.sums import Additions, Part
 from laconic.codecs import Chain
 from laconic.errors import FrameError
 from laconic.frames import open_packet
@@ -86,10 +88,12 @@ class Push:
     sequence: int
     frames: Sequence[OpenFrame]
     score: float
+    parts: Sequence[Part] = ()
+    """With returns=sum and backup workers, instead of frames. With all workers they are in the sums already."""
 
     @property
     def nbytes(self) -> int:
-        return sum(len(one.frame) for one in self.frames)
+        return sum(len(one.frame) for one in self.frames) + sum(len(part.frame) for part in self.parts)
 
     def decode(self, like: Sequence[Tensor]) -> dict[str, Tensor]:
         return {one.slot: one.decode(x.device) for one, x in zip(self.frames, like, strict=True)}
@@ -150,10 +154,42 @@ class Best:
 class Round:
     """What is going on between two updates of a synchronous job."""
 
-    total: Mean | Best | None
+    total: Mean | Best | Additions | None
     waiting: dict[int, Push] = field(default_factory=dict)
     """Complete, not summed yet."""
     pushed: set[int] = field(default_factory=set)
     turn: int = 0
+    """How many are summed; of floats, also whose turn it is."""
     busy: bool = False
     faults: dict[int, FrameError] = field(default_factory=dict)
+    answer: Arriving | None = None
+    """Where it is made while pushes come in, where that can be done."""
+    made: dict[int, Frame] = field(default_factory=dict)
+    """Sums that are complete where it cannot: backup workers may still be too late."""
+    scales: list[Tensor] = field(default_factory=list)
+    """Of workers that settle them before they push: the largest so far, as bits."""
+    settling: set[int] = field(default_factory=set)
+    settled: bool = False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether pushes must be summed in the order of their workers; integers need not."""
+        return not isinstance(self.total, Additions)
+
+    def next(self) -> int | None:
+        """Whose push is to be summed next, if it is there."""
+        if self.ordered:
+            return self.turn if self.turn in self.waiting else None
+        return next(iter(self.waiting), None)
+
+    def settle(self, worker: int, scales: Sequence[Tensor], workers: int) -> None:
+        """A worker's scales before its push; when so many have told theirs, the largest are what counts."""
+        if self.settled:
+            return
+        if self.scales:
+            for mine, bits in zip(self.scales, scales, strict=True):
+                torch.maximum(mine, bits, out=mine)
+        else:
+            self.scales = list(scales)
+        self.settling.add(worker)
+        self.settled = len(self.settling) >= workers

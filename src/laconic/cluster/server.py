@@ -1,12 +1,14 @@
 """The server on the network: gRPC calls in, ``Core`` behind them.
 
 gRPC brings flow control, keepalive, deadlines and TLS; payloads are our own bytes, so that sizes are checked before
-anything is allocated and are counted as they leave. Five calls:
+anything is allocated and are counted as they leave. Seven calls:
 
 - ``Hello``: who is there, what the job is, and which versions the server has. Nothing is believed of a worker before.
 - ``Join``: from which version a worker can go on, and from which all do.
 - ``Snapshot``: all weights, for a worker that begins or begins again.
 - ``Exchange``: a stream of frames up, a stream of frames down.
+- ``Agree``: with returns=sum, before the first exchange: scales of all slots up, what all agreed on down.
+- ``Deposit``: the same: the weights that workers hold, for a checkpoint, for the end, or for one that has lost them.
 - ``Leave``: a worker has done its part.
 """
 
@@ -31,9 +33,19 @@ import grpc
 from laconic._version import __version__
 from laconic.cluster import heap
 from laconic.cluster.agreement import Offer
+from laconic.cluster.arriving import Arriving
 from laconic.cluster.core import Core
 from laconic.cluster.inbox import Inbox
-from laconic.cluster.messages import MAX_MESSAGE, PROTOCOL, Assembler, frame_messages, is_note, note, read_note
+from laconic.cluster.messages import (
+    MAX_MESSAGE,
+    PROTOCOL,
+    Assembler,
+    Frame,
+    frame_messages,
+    is_note,
+    note,
+    read_note,
+)
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.errors import ConfigError, FrameError
 
@@ -43,7 +55,7 @@ log = logging.getLogger("laconic")
 Method = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 SERVICE = "laconic.ParameterServer"
-CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Join", "Snapshot", "Exchange", "Leave")}
+CALLS = {name: f"/{SERVICE}/{name}" for name in ("Hello", "Join", "Snapshot", "Exchange", "Agree", "Deposit", "Leave")}
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -171,6 +183,7 @@ class Server:
         options = (*OPTIONS, *AGAINST_STRANGERS, ("grpc.max_allowed_incoming_connections", _most_connections()))
         # Every worker may wait in a call of its own, and come again before the server knows that it was cut off.
         pool = futures.ThreadPoolExecutor(max_workers=3 * core.job.workers + 8, thread_name_prefix="laconic-server")
+        self._readers = futures.ThreadPoolExecutor(3 * core.job.workers + 8, thread_name_prefix="laconic-reader")
         self._server = grpc.server(pool, handlers=(_Calls(self),), options=options)
         try:
             if credentials is None:
@@ -186,6 +199,7 @@ class Server:
     def stop(self, grace: float = 1.0) -> None:
         self._stopped.set()
         self._server.stop(grace).wait()
+        self._readers.shutdown(wait=False)
 
     def _give_memory_back(self) -> None:
         """Large blocks of many workers come and go all the time: what was freed may add up to gigabytes."""
@@ -260,6 +274,9 @@ class Server:
         context.add_callback(ended)
         try:
             with self._threads.pushing(context, inbox), inbox:
+                if inbox.answer is not None:
+                    yield from self._both_ways(messages, inbox, inbox.answer, _deadline(context))
+                    return
                 reply = self._answer(messages, inbox, _deadline(context))
             yield from self._send(reply)
         except _BrokenOffError:
@@ -268,6 +285,16 @@ class Server:
         finally:
             if context.is_active():
                 over.set()
+
+    def _both_ways(self, messages: Iterator[bytes], inbox: Inbox, answer: Arriving, deadline: float) -> Iterator[bytes]:
+        """Read a push in a thread of its own, and meanwhile send what is ready of the answer."""
+        reading = self._readers.submit(self._answer, messages, inbox, deadline)
+        reading.add_done_callback(lambda _: answer.wake())
+        yield note({"sequence": inbox.sequence + 1, "ticket": None})
+        for slot, frame in answer.as_they_come(lambda: reading.done() and reading.exception() is not None):
+            self.traffic.count(sent=len(frame))
+            yield from frame_messages(slot, frame)
+        reading.result()
 
     def _answer(self, messages: Iterator[bytes], inbox: Inbox, deadline: float) -> Reply:
         assembler = Assembler(self._limits)
@@ -286,6 +313,51 @@ class Server:
         if assembler.in_pieces:
             raise FrameError("the push ended in the middle of a frame")
         return inbox.finish(score, deadline=deadline)
+
+    def agree(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = read_note(self.begin(messages, context))
+        worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
+        sequence = _whole(asked, "sequence")
+        context.add_callback(self.core.wake)
+        scales = self.core.agree(
+            worker,
+            incarnation,
+            sequence,
+            self._all_frames(messages, 1),
+            deadline=_deadline(context),
+            alive=context.is_active,
+        )
+        yield from self._send(Reply(sequence, scales))
+
+    def deposit(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = read_note(self.begin(messages, context))
+        worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
+        with self.core.depositing():
+            frames = self._all_frames(messages, 2)
+            self.core.deposit(worker, incarnation, _whole(asked, "version"), frames)
+        yield note({})
+
+    def _all_frames(self, messages: Iterator[bytes], parts: int) -> list[Frame]:
+        """A frame of every slot, or up to ``parts`` of each."""
+        if self.core.job.returns != "sum":
+            raise FrameError("this call is for jobs with returns=sum")
+        assembler, frames = Assembler(parts * self._limits), dict[int, Frame]()
+        ended = False
+        for message in messages:
+            if is_note(message):
+                ended = True
+                continue
+            done = assembler.feed(message)
+            if done is not None:
+                self.traffic.count(received=len(done[1]))
+                if done[0] in frames:
+                    raise FrameError(f"slot {done[0]} came twice")
+                frames[done[0]] = done[1]
+        if not ended or assembler.in_pieces:
+            raise _BrokenOffError("the frames ended before the last note")
+        if sorted(frames) != list(range(len(frames))):
+            raise FrameError("frames of some slots are missing")
+        return [frames[slot] for slot in range(len(frames))]
 
     def leave(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         asked = read_note(request)
@@ -357,6 +429,7 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         once = {"Hello": server.hello, "Join": server.join, "Leave": server.leave}
         methods = {name: _once(server, method) for name, method in once.items()}
         methods |= {"Snapshot": _asked(server, server.snapshot), "Exchange": server.exchange}
+        methods |= {"Agree": server.agree, "Deposit": server.deposit}
         self._handlers = {
             CALLS[name]: grpc.stream_stream_rpc_method_handler(_guarded(method)) for name, method in methods.items()
         }

@@ -57,7 +57,8 @@ class ShardedLink:
         if any(one.job != found[0].job for one in found):
             raise ConfigError("the servers serve different jobs: start all of them with the same configuration")
         versions = frozenset.intersection(*(one.versions for one in found))
-        return Standing(found[0].job, versions, all(one.over for one in found))
+        weights = min((one.weights for one in found), key=("missing", "coming", "here").index)
+        return Standing(found[0].job, versions, all(one.over for one in found), weights)
 
     def join(self, attempt: int, offer: Offer) -> tuple[int, bool]:
         found = self._all(lambda link: link.join(attempt, offer))
@@ -66,23 +67,35 @@ class ShardedLink:
 
     def snapshot(self) -> Reply:
         replies = self._all(lambda link: link.snapshot())
-        count = sum(map(len, self._parts))
-        parts = len(replies[0].frames) // len(self._parts[0])  # weights, and the optimizer's memory after them
-        frames: list[Frame | None] = [None] * (parts * count)
-        for reply, slots in zip(replies, self._parts, strict=True):
-            for number, frame in enumerate(reply.frames):
-                part, at = divmod(number, len(slots))
-                frames[part * count + slots[at]] = frame
-        return _joined(replies, frames)
+        return _joined(replies, self._in_order([reply.frames for reply in replies]))
 
-    def exchange(self, sequence: int, frames: Iterable[tuple[int, bytes]], score: Callable[[], float]) -> Reply:
+    def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
         outbox = frames if isinstance(frames, Outbox) else _full(frames)
         replies = self._each(lambda server, link: link.exchange(sequence, outbox.only(self._numbers[server]), score))
-        found: list[Frame | None] = [None] * sum(map(len, self._parts))
-        for reply, slots in zip(replies, self._parts, strict=True):
-            for slot, frame in zip(slots, reply.frames, strict=True):
-                found[slot] = frame
-        return _joined(replies, found)
+        return _joined(replies, self._in_order([reply.frames for reply in replies]))
+
+    def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
+        found = self._each(lambda server, link: link.agree(sequence, self._of_server(server, scales)))
+        return [frame for frame in self._in_order(found) if frame is not None]
+
+    def deposit(self, version: int, frames: Sequence[Frame]) -> None:
+        self._each(lambda server, link: link.deposit(version, self._of_server(server, frames)))
+
+    def _of_server(self, server: int, frames: Sequence[Frame]) -> list[Frame]:
+        """The frames of one server's slots, where there may be several of each, one kind after the other."""
+        count = sum(map(len, self._parts))
+        return [frames[start + slot] for start in range(0, len(frames), count) for slot in self._parts[server]]
+
+    def _in_order(self, found: Sequence[Sequence[Frame]]) -> list[Frame | None]:
+        """The reverse."""
+        count = sum(map(len, self._parts))
+        parts = len(found[0]) // len(self._parts[0])  # weights, and the optimizer's memory after them
+        frames: list[Frame | None] = [None] * (parts * count)
+        for some, slots in zip(found, self._parts, strict=True):
+            for number, frame in enumerate(some):
+                part, at = divmod(number, len(slots))
+                frames[part * count + slots[at]] = frame
+        return frames
 
     def leave(self) -> None:
         self._all(lambda link: link.leave())
@@ -103,7 +116,7 @@ class ShardedLink:
         return [one.result() for one in waiting]
 
 
-def _full(frames: Iterable[tuple[int, bytes]]) -> Outbox:
+def _full(frames: Iterable[tuple[int, Frame]]) -> Outbox:
     outbox = Outbox()
     for slot, frame in frames:
         outbox.put(slot, frame)

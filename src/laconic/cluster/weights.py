@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic.channels import Channel
 from laconic.cluster.job import Job, Slots
+from laconic.cluster.sums import UNUSABLE, pack_scales
 from laconic.frames import decode
 from laconic.wire import Buffer
 
@@ -76,6 +77,10 @@ class Weights:
         self._channel = job.pull_channel()
         self._held = self.copy() if job.holds_other_weights else {}
         """What all workers of a synchronous job hold, where it is not the parameters."""
+        self.deposited = 0
+        """With returns=sum: the version that the parameters are of, which is not always the newest."""
+        self._scales: dict[str, Tensor] = {}
+        """The same: what the integers of the next round are on, as bits."""
 
     def copy(self) -> dict[str, Tensor]:
         return {name: x.clone() for name, x in self.parameters.items()}
@@ -156,6 +161,30 @@ class Weights:
     def _seed(self, slot: int) -> int:
         return (self.job.seed * 0x9E3779B1 + self.version) * len(self.slots) + slot
 
+    # ------------------------------------------------------------------------------------- where workers hold them
+
+    def agree(self, scales: Iterable[Tensor | None]) -> None:
+        """What a round has agreed on; None leaves a slot's as they were."""
+        for name, bits in zip(self.parameters, scales, strict=True):
+            if bits is not None:
+                self._scales[name] = bits
+
+    def deposit(self, version: int, tensors: Sequence[Tensor]) -> None:
+        """Take over what a worker holds: the weights, and the optimizer's memory after them where all have the same."""
+        count = len(self.slots)
+        for mine, x in zip(self.parameters.values(), tensors, strict=False):
+            mine.copy_(x)
+        if len(tensors) > count:
+            self._optimizer.load_state_dict(dict(zip(self.parameters, tensors[count:], strict=True)))
+        self.deposited = version
+
+    def scale_frames(self) -> list[bytes]:
+        """Scales for a worker that must go on where the others do; unusable ones where there are none yet."""
+        return [
+            bytes(pack_scales(self._scales.get(how.name, torch.full((how.num_scales,), UNUSABLE, dtype=torch.int32))))
+            for how in self.job.slot_sums(self.parameters)
+        ]
+
     # --------------------------------------------------------------------------------------------------------- state
 
     def snapshot(self) -> list[Tensor]:
@@ -163,7 +192,7 @@ class Weights:
         too: a second tensor for every slot. Where there is more that belongs to slots, that is a third.
         """
         tensors = list((self._held or self.parameters).values())
-        if self.job.returns == "gradients" or self._resident is not None:
+        if self.job.returns in ("gradients", "sum") or self._resident is not None:
             memory = self._optimizer.state_dict()
             tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
         if self._resident is not None:
@@ -176,11 +205,12 @@ class Weights:
         tensors |= {f"optimizer/{name}": x for name, x in self._optimizer.state_dict().items()}
         tensors |= {f"channel/{name}": x for name, x in self._channel.state_dict().items()}
         tensors |= {f"resident/{name}": x.clone() for name, x in self.resident.items()}
+        tensors |= {f"scales/{name}": x.clone() for name, x in self._scales.items()}
         return tensors | {f"held/{name}": x.clone() for name, x in self._held.items()}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         parts: dict[str, dict[str, Tensor]] = {
-            part: {} for part in ("parameter", "optimizer", "channel", "held", "resident")
+            part: {} for part in ("parameter", "optimizer", "channel", "held", "resident", "scales")
         }
         for key, x in tensors.items():
             part, _, name = key.partition("/")
@@ -190,6 +220,7 @@ class Weights:
                 mine[name].copy_(x)
         self._optimizer.load_state_dict(parts["optimizer"])
         self._channel.load_state_dict(parts["channel"])
-        self.version = int(meta["version"])
+        self._scales = {name: x.clone() for name, x in parts["scales"].items()}
+        self.version = self.deposited = int(meta["version"])
         if self._resident is not None:
             self._resident.load(parts["resident"], self.version)

@@ -51,6 +51,10 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _signs_of_changes(every=4, keep=0.06),
     ),
     "laconic-min": ("the same with fewer entries, of 10 iterations", _signs_of_changes(every=10, keep=0.04)),
+    "homomorphic": (
+        "rotated gradients in 4 bits with error feedback; the server adds integers and never decodes",
+        {"push": "ef|thc:4", "push_small": "shared:16", "returns": "sum"},
+    ),
     "adaptive": (
         "weights in as many levels as they ask for, Huffman-coded and averaged every 20 iterations",
         {

@@ -42,6 +42,8 @@ class Residents:
             why = f"mode {job.mode}: give mode sync"
         elif job.holds_other_weights:
             why = "what comes back as weights or changes of them with a loss: give returns=gradients, or pull=none"
+        elif job.returns == "sum":
+            why = "returns=sum, where the server holds no weights: give another method"
         elif bundled:
             why = "bundled slots: give --layerwise"
         if why:

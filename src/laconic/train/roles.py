@@ -137,7 +137,7 @@ def serve(
         core.settle()
         history({"event": "stopped", "version": core.version, "received": server.traffic.received,
                  "sent": server.traffic.sent})  # fmt: skip
-        if core.failure is None:
+        if core.failure is None and core.whole:  # else the last deposit is saved already
             vault.save(core.version, *core.state())
     if core.failure is not None:
         raise ConfigError(core.failure)

@@ -15,7 +15,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -27,15 +27,17 @@ from laconic.cluster.link import Link
 from laconic.cluster.messages import Frame
 from laconic.cluster.outbox import Outbox
 from laconic.cluster.replies import RefusedError, Reply
+from laconic.cluster.summands import Summands, scale_frame
 from laconic.cluster.tickets import NOTHING_LEFT
 from laconic.errors import FileError
-from laconic.frames import decode
+from laconic.frames import decode, encode
 from laconic.kernels import random
 from laconic.optim import SGD, Schedule
 from laconic.train.layout import Layout
 from laconic.train.resident import Residents
 from laconic.train.shards import Shards
 from laconic.train.task import Task
+from laconic.wire import Buffer
 
 __all__ = ["Memory", "Progress", "Times", "Worker"]
 
@@ -43,6 +45,8 @@ log = logging.getLogger("laconic")
 
 SEEDS = 401
 """Stream of the seed that frames' seeds come from."""
+LATEST = 5.0
+"""Seconds after which another worker hands in the last weights when worker 0 has not."""
 
 
 class Memory(Protocol):
@@ -124,6 +128,12 @@ class Worker:
         self._layout = self.layout or Layout.of(self.parameters)
         self.slots = {name: i for i, name in enumerate(self._layout.pack(self.parameters))}
         self.channel = self.job.push_channel()
+        self.summands: Summands | None = None
+        if self.job.returns == "sum":
+            self.summands = Summands(self.job, self.number, self._layout.pack(self.parameters))
+        self._unsettled: dict[str, Tensor] = {}
+        """Scales of a round whose workers settle them before they push."""
+        self._deposited = 0
         self.optimizer = SGD(momentum=self.job.momentum, weight_decay=self.job.weight_decay)
         self._residents = Residents.of(self.task.model, self.job, self.schedule, bundled=self._layout.bundled)
         self._base: dict[str, Tensor] = {}
@@ -138,8 +148,13 @@ class Worker:
     def run(self, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
         """From where the server says to the end of that many exchanges, or until no work is left."""
         at = self.join()
-        done = 0
-        while at.ticket != NOTHING_LEFT and (at.ticket is not None or at.sequence < exchanges):
+        done, progress = 0, None
+        while True:
+            if at.ticket == NOTHING_LEFT or (at.ticket is None and at.sequence >= exchanges):
+                if self.summands is None or at.ticket == NOTHING_LEFT or self._hand_in(at.sequence):
+                    break
+                at = self.join()
+                continue
             outbox = Outbox()
             loss = self._iterate(at, outbox) if self.job.every == 1 else self._iterate_locally(at, outbox)
             reply = self._answer(at, outbox)
@@ -153,11 +168,14 @@ class Worker:
             self.times.apply += time.perf_counter() - began
             self.bytes_received += reply.nbytes
             at = At(reply.sequence, reply.ticket)
-            self._remember(at.sequence)
+            self._remember(at.sequence, last=at.sequence == exchanges)
             done += 1
             if tell is not None:
                 raw = done * self.job.every * self._raw
-                tell(Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw))
+                progress = Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw)
+                tell(progress)
+        if tell is not None and progress is not None and progress.bytes_sent < self.bytes_sent:
+            tell(replace(progress, bytes_sent=self.bytes_sent))
 
     def join(self, current: int | None = None) -> At:
         """Agree with all others from where to go on, and be there.
@@ -179,7 +197,11 @@ class Worker:
 
     def _go_back(self, sequence: int, lost: bool) -> At:
         """Take over the server's weights, its optimizer's memory where workers take the same steps, and one's own."""
+        self._unsettled = {}
+        if self.summands is not None and self._recall_all(sequence, lost):
+            return At(sequence)
         reply = self.link.snapshot()
+        self.bytes_received += reply.nbytes if self.summands is not None and sequence else 0  # not where others begin
         count = len(self.slots)
         self._load(reply.frames[:count])
         memory = dict(zip(self.slots, map(decode, reply.frames[count : 2 * count]), strict=False))
@@ -191,9 +213,26 @@ class Worker:
             self.optimizer.load_state_dict(memory)
         elif anew:
             self.optimizer.load_state_dict({})
-        if anew and self.job.remembers:
+        if self.summands is not None:
+            self.summands.begin_again(reply.frames[2 * count :], empty=anew)
+            if anew and sequence:
+                self._say_forgotten(sequence)
+        elif anew and self.job.remembers:
             self._recall(sequence, lost)
         return At(reply.sequence, reply.ticket)
+
+    def _recall_all(self, sequence: int, lost: bool) -> bool:
+        """Where workers hold the weights: be where one was at an exchange, if it is remembered."""
+        if self.memory is None or lost or not self.job.exact or sequence not in self.memory.versions():
+            return False
+        assert self.summands is not None
+        tensors, _ = self.memory.fetch(sequence)
+        self._set(_part(tensors, "parameter"))
+        self.optimizer.load_state_dict(_part(tensors, "optimizer"))
+        self.summands.load_state_dict(_part(tensors, "summands"))
+        self.memory.forget(sequence)
+        self._begun = True
+        return True
 
     def _recall(self, sequence: int, lost: bool) -> None:
         self.channel.load_state_dict({})
@@ -205,19 +244,23 @@ class Worker:
                 self.optimizer.load_state_dict(_part(tensors, "optimizer"))
             self.memory.forget(sequence)
         elif sequence:
-            log.warning(
-                "worker %d goes on at exchange %d with an empty memory: what it had not sent is lost",
-                self.number,
-                sequence,
-            )
+            self._say_forgotten(sequence)
 
-    def _remember(self, sequence: int) -> None:
+    def _say_forgotten(self, sequence: int) -> None:
+        log.warning(
+            "worker %d goes on at exchange %d with an empty memory: what it had not sent is lost", self.number, sequence
+        )
+
+    def _remember(self, sequence: int, *, last: bool = False) -> None:
         if self.memory is None or not self.job.remembers or not self.job.exact:
             return
-        if sequence % self.job.exchanges_per_checkpoint:
+        if sequence % self.job.exchanges_per_checkpoint and not (last and self.summands is not None):
             return
         tensors = {f"channel/{name}": x for name, x in self.channel.state_dict().items()}
-        if self.job.every > 1:
+        if self.summands is not None:
+            tensors = {f"summands/{name}": x for name, x in self.summands.state_dict().items()}
+            tensors |= {f"parameter/{name}": x for name, x in self._tensors().items()}
+        if self.job.every > 1 or self.summands is not None:
             tensors |= {f"optimizer/{name}": x for name, x in self.optimizer.state_dict().items()}
         try:
             self.memory.save(sequence, tensors, {})
@@ -232,18 +275,85 @@ class Worker:
                 try:
                     return self._pending.result()
                 except RefusedError as error:
-                    if error.reason not in ("regather", "stale", "ahead"):
+                    if error.reason not in ("regather", "stale", "ahead", "deposit"):
                         raise
                     log.info("worker %d: %s", self.number, error)
-                    there = self.join(at.sequence if error.reason == "regather" else None)
-                    if there != at:
-                        return there
+                    if error.reason == "deposit":
+                        self._deposit(at.sequence)
+                    else:
+                        # In a round whose scales must be settled all begin again: else some would wait for the others.
+                        settles = self._settles
+                        there = self.join(at.sequence if error.reason == "regather" and not settles else None)
+                        if there != at or settles:
+                            return there
                 self._pending = self._send(at.sequence, outbox)
         finally:
             self.times.communication += time.perf_counter() - began
 
     def _send(self, sequence: int, outbox: Outbox) -> Future[Reply]:
-        return self._sender.submit(self.link.exchange, sequence, outbox, outbox.score)
+        return self._sender.submit(self._push, sequence, outbox)
+
+    def _push(self, sequence: int, outbox: Outbox) -> Reply:
+        if self.summands is not None:
+            due = self.number == 0 and sequence % self.job.exchanges_per_checkpoint == 0
+            if due and sequence and self._deposited != sequence:
+                self._deposit(sequence)
+            if self._unsettled:
+                self._settle(sequence, outbox)
+        return self.link.exchange(sequence, outbox, outbox.score)
+
+    # ------------------------------------------------------------------------------- where workers hold the weights
+
+    def _settle(self, sequence: int, outbox: Outbox) -> None:
+        """Agree on scales, then encode."""
+        assert self.summands is not None
+        scales = [scale_frame(self._unsettled[name]) for name in self.slots]
+        agreed = self.link.agree(sequence, scales)
+        self.bytes_sent += sum(map(len, scales))
+        self.bytes_received += sum(map(len, agreed))
+        for (name, slot), frame in zip(self.slots.items(), agreed, strict=True):
+            settled = self.summands.agreed(name, frame)
+            message = self.summands.settled(name, self._unsettled[name], settled, seed=self._round_seed(name, sequence))
+            self.bytes_sent += len(message)
+            outbox.put(slot, message)
+        self._unsettled = {}
+        outbox.end()
+
+    def _deposit(self, sequence: int) -> None:
+        """The weights of this exchange, as they were before one's own steps, and the optimizer's memory."""
+        weights = self._base if self.job.every > 1 and self._base else self._tensors()
+        tensors = list(self._layout.pack(weights).values())
+        if self.job.every == 1 and self.job.momentum:
+            memory = self.optimizer.state_dict()
+            tensors += [
+                memory.get(name, torch.zeros_like(x)) for name, x in zip(self.slots, list(tensors), strict=True)
+            ]
+        frames = [encode(x.cpu(), "none") for x in tensors]
+        self.link.deposit(sequence, frames)
+        self.bytes_sent += sum(map(len, frames))
+        self._deposited = sequence
+
+    def _hand_in(self, sequence: int) -> bool:
+        """The last weights go to the server: from worker 0, or from whoever is left when it fails to.
+
+        False when the server has lost what it had, and all must go on from an earlier exchange.
+        """
+        self._base, since = {}, time.monotonic()
+        while True:
+            standing = self.link.hello()
+            if max(standing.versions) < sequence:
+                return False
+            if standing.weights == "here":
+                return True
+            if standing.weights == "coming":
+                since = time.monotonic()
+            if self.number == 0 or time.monotonic() > since + LATEST + self.number:
+                try:
+                    self._deposit(sequence)
+                except RefusedError as error:
+                    log.info("worker %d: %s", self.number, error)
+            else:
+                time.sleep(0.05)
 
     # --------------------------------------------------------------------------------------------------- iterations
 
@@ -263,7 +373,8 @@ class Worker:
         try:
             self.task.model.zero_grad(set_to_none=True)
             batch = self.task.batch(self._examples(at))
-            self._pending = self._send(at.sequence, outbox)
+            if not self._settles:
+                self._pending = self._send(at.sequence, outbox)
             encoding = self._encoder.submit(self._fill, outbox, self._gradients(ready), at.sequence)
             loss = self.task.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -276,6 +387,8 @@ class Worker:
                 hook.remove()
         computed = time.perf_counter()
         first = encoding.result()
+        if self._settles:
+            self._pending = self._send(at.sequence, outbox)
         self.times.compute += computed - began
         self.times.communication += time.perf_counter() - computed
         self.times.overlapped += max(0.0, computed - first)
@@ -295,6 +408,10 @@ class Worker:
     def _fill(self, outbox: Outbox, slots: Iterator[tuple[str, Tensor]], sequence: int, score: float = 0.0) -> float:
         """Encode slots into the outbox; when the first was there."""
         first = 0.0
+        if self.summands is not None and self.summands.must_agree:
+            seeded = ((name, x, self._round_seed(name, sequence)) for name, x in slots)
+            self._unsettled = {name: self.summands.probe(name, x.detach().cpu(), seed=seed) for name, x, seed in seeded}
+            return time.perf_counter()
         try:
             for name, x in slots:
                 outbox.put(self.slots[name], self._frame(name, x, sequence))
@@ -320,8 +437,11 @@ class Worker:
         score = self.task.judge() if self.job.after == "best" else 0.0
         computed = time.perf_counter()
         self.times.compute += computed - began
-        self._pending = self._send(at.sequence, outbox)
+        if not self._settles:
+            self._pending = self._send(at.sequence, outbox)
         self._fill(outbox, iter(self._layout.pack(self._changes()).items()), at.sequence, score)
+        if self._settles:
+            self._pending = self._send(at.sequence, outbox)
         self.times.communication += time.perf_counter() - computed
         return float(loss.detach())
 
@@ -331,12 +451,27 @@ class Worker:
             return weights
         return {name: x - self._base[name] for name, x in weights.items()}
 
-    def _frame(self, name: str, x: Tensor, sequence: int) -> bytes:
-        began = time.perf_counter()
-        slot = self.slots[name]
+    @property
+    def _settles(self) -> bool:
+        """Whether workers agree on scales in this round before they push."""
+        return self.summands is not None and self.summands.must_agree
+
+    def _round_seed(self, name: str, sequence: int, worker: int = 0) -> int:
+        """The same for all workers, unless one is named."""
         key = random.key(self.job.seed, SEEDS)
-        seed = random.splitmix64(key ^ random.splitmix64((sequence * self.job.workers + self.number) << 20 | slot))
-        frame = self.channel.encode(name, x.detach().cpu(), seed=seed)
+        return random.splitmix64(
+            key ^ random.splitmix64((sequence * self.job.workers + worker) << 20 | self.slots[name])
+        )
+
+    def _frame(self, name: str, x: Tensor, sequence: int) -> Frame:
+        began = time.perf_counter()
+        frame: Frame
+        if self.summands is not None:
+            frame = self.summands.message(name, x.detach().cpu(), seed=self._round_seed(name, sequence))
+        else:
+            frame = self.channel.encode(
+                name, x.detach().cpu(), seed=self._round_seed(name, sequence, worker=self.number)
+            )
         self.bytes_sent += len(frame)
         self.times.encode += time.perf_counter() - began
         return frame
@@ -348,8 +483,14 @@ class Worker:
         if self.job.returns == "weights":
             self._load(reply.frames)
             return
-        told = dict(zip(self.slots, reply.frames, strict=True))
-        if self.job.returns == "gradients" and self.job.every == 1:
+        told: Mapping[str, Buffer] | None = dict(zip(self.slots, reply.frames, strict=True))
+        if self.summands is not None:
+            told = self.summands.take(dict(zip(self.slots, reply.frames, strict=True)))
+            if told is None:
+                self._drop()
+                return
+        assert told is not None
+        if self.job.returns in ("gradients", "sum") and self.job.every == 1:
             self._follow(told, self.schedule(reply.sequence - 1))
             return
         decoded = self._layout.unpack({name: decode(frame) for name, frame in told.items()})
@@ -359,7 +500,18 @@ class Worker:
                 weights.copy_(self._base[name])
             weights.add_(change.to(weights.device))
 
-    def _follow(self, frames: Mapping[str, Frame], rate: float) -> None:
+    def _drop(self) -> None:
+        """All workers drop this round: somebody's values were not finite. Steps of one's own are taken back."""
+        if self.job.every == 1:
+            return
+        for name, x in self._base.items():
+            self.parameters[name].copy_(x)
+        memory = self.optimizer.state_dict()
+        if not all(bool(torch.isfinite(x).all()) for x in memory.values()):
+            log.warning("worker %d: its momentum is not finite and begins anew", self.number)
+            self.optimizer.load_state_dict({})
+
+    def _follow(self, frames: Mapping[str, Buffer], rate: float) -> None:
         """Take the step that the server has taken."""
         slots = self._layout.pack(self.parameters)
         self.optimizer.step_frames(slots, frames, lr=rate)
@@ -369,8 +521,11 @@ class Worker:
 
     @torch.no_grad()
     def _load(self, frames: Sequence[Frame]) -> None:
-        decoded = dict(zip(self.slots, map(decode, frames), strict=True))
-        for name, x in self._layout.unpack(decoded).items():
+        self._set(self._layout.unpack(dict(zip(self.slots, map(decode, frames), strict=True))))
+
+    @torch.no_grad()
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
+        for name, x in weights.items():
             self.parameters[name].copy_(x)
 
     def _tensors(self) -> dict[str, Tensor]:

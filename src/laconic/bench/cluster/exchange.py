@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,10 +23,12 @@ from laconic.cluster.local import LocalLink
 from laconic.cluster.messages import Frame
 from laconic.cluster.outbox import Outbox
 from laconic.cluster.replies import Reply
+from laconic.cluster.summands import Summands, scale_frame
 from laconic.frames import decode
 from laconic.optim import SGD, Schedule
 from laconic.train.methods import method_options
 from laconic.train.models import build_model
+from laconic.wire import Buffer
 
 __all__ = ["Exchange", "Shapes", "core_of", "digest", "expected", "job_of", "model_shapes", "numel"]
 
@@ -105,9 +107,12 @@ class Exchange:
         self.parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
         self._slots = {name: slot for slot, name in enumerate(shapes)}
         self._channel = job.push_channel()
+        self._summands = Summands(job, number, self.parameters) if job.returns == "sum" else None
+        self._settled: dict[str, tuple[Tensor, Tensor]] = {}
+        """Of a round that must settle its scales: a slot's own, and what was agreed on."""
         self._optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
         # Decoding and stepping are one then, as in a worker, and both count.
-        descends = job.sends == "gradients" and job.returns == "gradients"
+        descends = job.sends == "gradients" and job.returns in ("gradients", "sum")
         self._steps_by_frames = descends and not (job.momentum or job.weight_decay)
         self._gradients: dict[str, Tensor] = {}
         self._decoded: list[Tensor] = []
@@ -117,13 +122,15 @@ class Exchange:
         """Make the next gradients, which is no part of an exchange."""
         self._gradients = gradients(self.shapes, (self.seed * 1000 + self.sequence) * 1000 + self.number)
 
-    def frames(self) -> list[bytes]:
+    def frames(self) -> list[Frame]:
         """The prepared gradients, encoded."""
         return [self._encode(name, x) for name, x in self._gradients.items()]
 
     def run(self, link: Link) -> tuple[Took, Reply]:
         """Encode, send, wait, decode."""
         began, outbox = time.monotonic(), Outbox()
+        if self._summands is not None and self._summands.must_agree:
+            self._settle(link, self._summands)
         pending = self._sender.submit(link.exchange, self.sequence, outbox, outbox.score)
         sent = 0
         try:
@@ -138,12 +145,14 @@ class Exchange:
         encoded = time.monotonic()
         reply = pending.result()
         came = time.monotonic()
+        told: Mapping[str, Buffer] | None = dict(zip(self.shapes, reply.frames, strict=True))
+        if self._summands is not None:
+            told = self._summands.take(dict(zip(self.shapes, reply.frames, strict=True)))
+        assert told is not None, "gradients that are made up are finite"
         if self._steps_by_frames:
-            self._optimizer.step_frames(
-                self.parameters, dict(zip(self.shapes, reply.frames, strict=True)), lr=self.job.lr
-            )
+            self._optimizer.step_frames(self.parameters, told, lr=self.job.lr)
         else:
-            self._decoded = [decode(frame) for frame in reply.frames]
+            self._decoded = [decode(frame) for frame in told.values()]
         end = time.monotonic()
         took = Took(began, end, encoded - began, came - encoded, end - came, sent, reply.nbytes)
         return took, reply
@@ -151,7 +160,7 @@ class Exchange:
     def finish(self, reply: Reply) -> None:
         """Take over what came, which every training step does in one way or another: no part of an exchange."""
         update = dict(zip(self.shapes, self._decoded, strict=False))
-        if self.job.returns != "gradients":
+        if self.job.returns not in ("gradients", "sum"):
             self.parameters = update
         elif self.job.sends == "changes":
             for name, x in update.items():
@@ -161,7 +170,19 @@ class Exchange:
         self.sequence = reply.sequence
         self._decoded = []
 
-    def _encode(self, name: str, x: Tensor) -> bytes:
+    def _settle(self, link: Link, summands: Summands) -> None:
+        probes = {name: summands.probe(name, x, seed=self.sequence) for name, x in self._gradients.items()}
+        agreed = link.agree(self.sequence, [scale_frame(probe) for probe in probes.values()])
+        self._settled = {
+            name: (probe, summands.agreed(name, frame))
+            for (name, probe), frame in zip(probes.items(), agreed, strict=True)
+        }
+
+    def _encode(self, name: str, x: Tensor) -> Frame:
+        if self._summands is not None:
+            if name in self._settled:
+                return self._summands.settled(name, *self._settled.pop(name), seed=self.sequence)
+            return self._summands.message(name, x, seed=self.sequence)
         seed = (self.sequence * self.job.workers + self.number) * len(self._slots) + self._slots[name]
         return self._channel.encode(name, x, seed=seed)
 

@@ -15,7 +15,11 @@ __all__ = ["STEPS", "Marks"]
 STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "assemble": (("laconic.cluster.server", "Assembler.feed"),),
     "checksum": (("laconic.wire", "unpack"),),
-    "accumulate": (("laconic.cluster.rounds", "OpenFrame.add_to"), ("laconic.cluster.rounds", "OpenFrame.decode")),
+    "accumulate": (
+        ("laconic.cluster.rounds", "OpenFrame.add_to"),
+        ("laconic.cluster.rounds", "OpenFrame.decode"),
+        ("laconic.cluster.sums", "Additions.add"),
+    ),
     "optimizer step": (("laconic.cluster.weights", "Weights.step"), ("laconic.optim", "SGD.step_frames")),
     "encode": (
         ("laconic.cluster.weights", "Weights._encode"),

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from dataclasses import asdict
 from typing import Any
@@ -25,7 +25,7 @@ from laconic.cluster import heap, security
 from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.messages import frame_messages
+from laconic.cluster.messages import Frame, frame_messages
 from laconic.cluster.replies import Reply
 from laconic.cluster.server import OPTIONS, Server
 from laconic.errors import LaconicError
@@ -58,7 +58,7 @@ class BareServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         yield from self._messages
 
 
-def _messages(frames: list[bytes]) -> list[bytes]:
+def _messages(frames: Sequence[Frame]) -> list[bytes]:
     return [message for slot, frame in enumerate(frames) for message in frame_messages(slot, frame)]
 
 
@@ -142,7 +142,7 @@ class WorkerRole:
         self._client: Client | None = None
         self._exchange: Exchange | None = None
         self._reply: Reply | None = None
-        self._frames: list[bytes] = []
+        self._frames: list[Frame] = []
         self._channel: grpc.Channel | None = None
 
     def begin(
@@ -243,10 +243,10 @@ class WorkerRole:
 class _Numbered:
     """Slots and frames; can be iterated again, as must be when a push broke off."""
 
-    def __init__(self, frames: list[bytes]) -> None:
+    def __init__(self, frames: list[Frame]) -> None:
         self._frames = frames
 
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+    def __iter__(self) -> Iterator[tuple[int, Frame]]:
         return iter(enumerate(self._frames))
 
 

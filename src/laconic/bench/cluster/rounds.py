@@ -19,10 +19,14 @@ from laconic.lab import Link
 
 __all__ = ["RATES", "TARGETS", "TOLERANCE", "LinkResult", "RoundResult", "measure_rate"]
 
-WORKERS = 2
 RATES = ("unshaped", "1gbit", "100mbit")
-TARGETS = {("4", "100mbit"): 7.0, ("5", "100mbit"): 25.0, ("laconic", "100mbit"): 100.0}
-"""Times as fast as method 1 at the same rate, for the same number of iterations."""
+TARGETS = {
+    ("1", "4", "100mbit"): 7.0,
+    ("1", "5", "100mbit"): 25.0,
+    ("1", "laconic", "100mbit"): 100.0,
+    ("3", "homomorphic", "100mbit"): 7.0,
+}
+"""Times as fast as another method at the same rate, for the same number of iterations."""
 TOLERANCE = 0.06
 """How far the bytes that an interface counted may be from the frames' own."""
 
@@ -63,6 +67,7 @@ class RoundResult:
         received: The same of what the server sent.
         link_received: What the server's interface counted in the same time.
         link_sent: The same of what it sent.
+        server_cpu: The server's processor time in all these rounds.
         steps: The server's steps, in seconds a round, from rounds of their own.
         every: Iterations of training that one round serves.
     """
@@ -75,6 +80,7 @@ class RoundResult:
     received: int
     link_received: int
     link_sent: int
+    server_cpu: float = 0.0
     steps: dict[str, Any] = field(default_factory=dict)
     every: int = 1
 
@@ -89,13 +95,14 @@ class RoundResult:
 
     def values(self, base: RoundResult | None) -> dict[str, Any]:
         first, middle, third = quartiles(self.seconds)
-        target = TARGETS.get((self.method, self.rate)) if base is not None and base.method == "1" else None
+        target = None if base is None else TARGETS.get((base.method, self.method, self.rate))
         return {
             "method": self.method,
             "rate": self.rate,
             "round_s": middle,
             "round_quartiles_s": [first, third],
             "rounds": len(self.seconds),
+            "server_cpu_s_per_round": self.server_cpu / len(self.seconds),
             "every": self.every,
             "speed_up": None if base is None else (base.median / base.every) / (middle / self.every),
             "target": target,
@@ -115,19 +122,21 @@ def measure_rate(
     shapes: Shapes,
     *,
     made_of: str,
+    workers: int = 2,
     rounds: int,
     slow_rounds: int,
     threads: tuple[int, int],
     seed: int = 0,
     tell: Tell = lambda what: None,
 ) -> tuple[LinkResult, list[RoundResult]]:
-    """All methods at one rate, by the same three processes.
+    """All methods at one rate, by the same processes.
 
     Args:
         rate: As in ``laconic.lab``, or ``unshaped``.
         methods: Of ``laconic.train.methods``.
         shapes: The slots.
         made_of: What links are made of.
+        workers: How many exchange.
         rounds: How many count of each method.
         slow_rounds: The same where a round takes more than two seconds.
         threads: Torch's, of the server and of a worker.
@@ -135,15 +144,15 @@ def measure_rate(
         tell: Told what is going on.
     """
     with ExitStack() as stack:
-        net = stack.enter_context(network(made_of, None if rate == "unshaped" else rate, WORKERS))
+        net = stack.enter_context(network(made_of, None if rate == "unshaped" else rate, workers))
         tell(f"{rate}: measuring the link")
         link = LinkResult(rate, net.made_of, tuple(net.measure()))
         server = stack.enter_context(started("server", threads[0], net.start(0)))
-        workers = [stack.enter_context(started("worker", threads[1], net.start(1 + i))) for i in range(WORKERS)]
+        peers = [stack.enter_context(started("worker", threads[1], net.start(1 + i))) for i in range(workers)]
         found = []
         for method in methods:
             tell(f"{rate}: method {method}")
-            found.append(_measure_method(method, rate, shapes, net, server, workers, (rounds, slow_rounds), seed, tell))
+            found.append(_measure_method(method, rate, shapes, net, server, peers, (rounds, slow_rounds), seed, tell))
     return link, found
 
 
@@ -158,7 +167,7 @@ def _measure_method(
     seed: int,
     tell: Tell,
 ) -> RoundResult:
-    job = job_of(method, WORKERS)
+    job = job_of(method, len(workers))
     port = server.do("begin", job=job.to_json(), shapes=shapes, host=net.host, certs=net.certs)["port"]
     address = net.reach(port)
     for number, worker in enumerate(workers):
@@ -168,7 +177,7 @@ def _measure_method(
     if set(digests) != set(expected(job, shapes, seed)):
         raise WrongResultError(f"method {method} at {rate}: the answer is not what the same job makes in one process")
     count = rounds[1] if first > 2 else rounds[0]
-    before, link_before = server.do("traffic"), net.counters()
+    before, used, link_before = server.do("traffic"), server.do("usage"), net.counters()
     seconds, took = [], []
     for done in range(count):
         tell(f"{rate}: method {method}, round {done + 1} of {count}")
@@ -176,6 +185,7 @@ def _measure_method(
         seconds.append(one)
         took.append(parts)
     link_after, after = net.counters(), server.do("traffic")
+    cpu = server.do("usage")["cpu_s"] - used["cpu_s"]
     result = RoundResult(
         method,
         rate,
@@ -185,6 +195,7 @@ def _measure_method(
         received=sum(one["received"] for parts in took for one in parts),
         link_received=link_after[0] - link_before[0],
         link_sent=link_after[1] - link_before[1],
+        server_cpu=cpu,
         steps=_steps(server, workers, 3) if first <= 2 else {},
         every=job.every,
     )
@@ -220,6 +231,7 @@ def _steps(server: Peer, workers: Sequence[Peer], rounds: int) -> dict[str, Any]
         _round(workers)
     after, told = server.do("usage"), server.do("marks")
     return {
+        "server_steps_cpu_s": {step: one["cpu_s"] / rounds for step, one in told["steps"].items()},
         "server_steps_s": {step: one["wall_s"] / rounds for step, one in told["steps"].items()},
         "server_cpu_s": (after["cpu_s"] - before["cpu_s"]) / rounds,
         "server_faults": (after["faults"] - before["faults"]) / rounds,

@@ -26,6 +26,7 @@ class ClusterSettings:
     model: Whose slots are exchanged.
     rounds: Rounds that count, of each measurement.
     slow_rounds: The same where a round takes more than two seconds.
+    workers: Of ``rounds``.
     methods: Of ``rounds``; the first is what others are compared to.
     rates: Of links; ``unshaped`` is one, too.
     paced: Slow links are made by a proxy, without root.
@@ -42,6 +43,7 @@ class ClusterSettings:
     model: str = "vgg11"
     rounds: int = 9
     slow_rounds: int = 3
+    workers: int = 2
     methods: tuple[str, ...] = ("1", "4", "5", "laconic")
     rates: tuple[str, ...] = ("unshaped", "1gbit", "100mbit")
     paced: bool = False
@@ -54,7 +56,7 @@ class ClusterSettings:
         for part in self.parts:
             if part not in PARTS:
                 raise ConfigError(f"--part takes {', '.join(PARTS)}, got {part!r}")
-        for name in ("rounds", "slow_rounds", "clients", "processes"):
+        for name in ("rounds", "slow_rounds", "workers", "clients", "processes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if not 1 <= self.seconds <= 3600:

@@ -57,6 +57,7 @@ def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
             made_of=made_of,
             rounds=settings.rounds,
             slow_rounds=settings.slow_rounds,
+            workers=settings.workers,
             threads=settings.threads,
             seed=settings.seed,
             tell=tell,
@@ -64,7 +65,11 @@ def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
         records.append(_record("link", settings, link.values()))
         common = {"model": settings.model, "numel": numel(shapes), "made_of": made_of, "valid": link.valid}
         for result in found:
-            values = result.values(found[0]) | common | {"what": METHODS[result.method][0], "base": found[0].method}
+            values = (
+                result.values(found[0])
+                | common
+                | {"what": METHODS[result.method][0], "base": found[0].method, "workers": settings.workers}
+            )
             records.append(_record("round", settings, values))
     return records
 

@@ -11,6 +11,8 @@ from laconic.records import Record
 
 __all__ = ["ClusterTable", "tables"]
 
+CPU_TARGETS = {("4", "homomorphic"): 0.25}
+"""The server's processor time of a round, of that of another method."""
 JUDGED = "vgg11"
 """Goals are for a model of this size; of others figures are shown, and not judged."""
 RATES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
@@ -122,6 +124,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
             )
         )
     first = records[0]
+    goals += _processor_time(records)
     if first.values["model"] == JUDGED:  # of small frames, headers are a good part
         agree = all(record.values["link_agrees"] for record in records)
         goals.append(_verdict(agree, "the interface counted what the frames are, to 6 %"))
@@ -131,7 +134,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         for link in links
     )
     notes = (
-        f"{_about(first)}; a server and two workers, {first.values['numel']:,} values (the slots of "
+        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values (the slots of "
         f"{first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
         f"the server and from it: {measured}. A round is from the first worker's first byte encoded to the last's "
         f"last decoded: medians and quartiles, and so many iterations of training ask for one; encode, wait and decode "
@@ -144,6 +147,26 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         "decode", "kB a round", "link",
     )  # fmt: skip
     return ClusterTable("rounds", columns, tuple(rows), 2, notes, tuple(goals))
+
+
+def _workers(record: Record) -> str:
+    count = record.values.get("workers", 2)
+    return "two" if count == 2 else str(count)
+
+
+def _processor_time(records: Sequence[Record]) -> list[tuple[bool, str]]:
+    """What a server's rounds by one method cost, of those by another."""
+    cost = {(one.values["rate"], one.values["method"]): one.values.get("server_cpu_s_per_round") for one in records}
+    goals = []
+    for (base, method), most in CPU_TARGETS.items():
+        for rate in dict.fromkeys(rate for rate, _ in cost):
+            mine, others = cost.get((rate, method)), cost.get((rate, base))
+            if mine and others and records[0].values["model"] == JUDGED:
+                what = (
+                    f"the server's processor time by {method} at {_rate(rate)} {mine / others:.2f} of method {base}'s"
+                )
+                goals.append(_verdict(mine / others <= most, f"{what}, at most {most:g}"))
+    return goals
 
 
 def _load(record: Record) -> ClusterTable:

@@ -40,6 +40,8 @@ def settings_of(part: str, models: Sequence[str], methods: Sequence[str] | None,
     for method in methods or ():
         if method not in METHODS:
             raise ConfigError(f"unknown method {method!r}: expected one of {', '.join(METHODS)}")
+        if METHODS[method][1].get("returns") == "sum":
+            raise ConfigError(f"this study decodes what workers push, and nobody does so in method {method!r}")
     if part == "resnet50":
         yield from (
             replace(setting_of("vgg11", method), model="resnet50", data="random") for method in methods or METHOD_NAMES
@@ -162,4 +164,3 @@ def workers(methods: Sequence[str] | None, data: str | None) -> Iterator[Setting
                     yield crowd(method, count, mode, returns="delta", pull=pull)
                     if count == WORKER_COUNTS[0] and mode == "async" and pull != options.get("pull", "none"):
                         yield crowd(method, count, mode, returns="delta", name=f"{method}, changes by the same codec")
-

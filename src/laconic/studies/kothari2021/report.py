@@ -383,7 +383,8 @@ def _beside(results: Results, part: str, base: str) -> list[tuple[str, ...]]:
 
 
 def _kilobytes(nbytes: float) -> str:
-    """
+    """Four digits, and never an exponent.
+
     >>> _kilobytes(147_704_896), _kilobytes(477_350)
     ('147,705', '477.4')
     """

@@ -1,0 +1,203 @@
+"""The server's side of ``returns=sum``: integers added while they are compressed, and no float of a gradient, ever.
+
+What a worker sends of a slot is a bundle of two frames: ``scales``, one float32 per block of 1,024 values, and ``sum``,
+the values as integers on the scales that all workers agreed on before. The server adds the integers, takes the largest
+of the scales, and answers with a bundle of the same kind: the sum, which counts its senders, and the scales that the
+next round's integers shall be on.
+
+Sums of integers are exact, so each frame is added when it arrives, in any order, and the memory of a round is one
+running sum per slot; the answer of a slot leaves when its last frame has come, while other slots are still coming.
+Scales are never numbers here either: the largest of floats that are not negative is the one with the largest bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import wire
+from laconic.cluster.messages import Frame
+from laconic.codecs import parse
+from laconic.codecs.feedback import ErrorFeedback
+from laconic.codecs.lanes import LaneStage
+from laconic.errors import ConfigError, FrameError
+from laconic.frames import max_nbytes, open_packet
+from laconic.kernels.interface import LANE_BLOCK, num_buckets
+from laconic.packet import Packet, TensorSpec
+from laconic.sums import Sum, Summing
+from laconic.wire import Buffer
+
+__all__ = ["UNUSABLE", "Additions", "Part", "SlotSum", "check_summable", "message_limit", "pack_part", "unpack_part"]
+
+UNUSABLE = int(torch.tensor([torch.finfo(torch.float32).max]).view(torch.int32))
+"""The bits of a scale that says: values are not finite. (The largest finite number.)"""
+_SCALES, _SUM = "scales", "sum"
+
+
+def check_summable(spec: str, workers: int) -> Summing:
+    """The codec of a spec as that of a sum; ``ConfigError`` when it is none, or cannot take so many workers."""
+    memories, chain = parse(spec)
+    if any(not isinstance(stage, ErrorFeedback) for stage in memories):
+        raise ConfigError(f"returns=sum keeps error feedback only, as in 'ef|thc:4', got {spec!r}")
+    if chain.selector is not None or chain.coder is not None or not isinstance(chain.values, LaneStage):
+        raise ConfigError(f"returns=sum adds integers on agreed scales: push and push_small take 'shared:8', 'thc:4' "
+                          f"and the like, with 'ef|' or without, got {spec!r}")  # fmt: skip
+    return Summing(chain, workers)
+
+
+def num_scales(numel: int) -> int:
+    return num_buckets(numel, LANE_BLOCK)
+
+
+def message_limit(like: Tensor) -> int:
+    """The most bytes that a bundle of a slot can have, be it of one worker or the sum of all; a weight's frame, too."""
+    scales = num_scales(like.numel())
+    room = max_nbytes("none", like) + 3 * max_nbytes("none", TensorSpec((scales,), torch.float32))
+    return room + 4 * scales * LANE_BLOCK + 1024
+
+
+def pack_scales(bits: Tensor) -> bytearray:
+    """A frame of float32 scales from their bits, as int32."""
+    spec = TensorSpec(tuple(bits.shape), torch.float32)
+    return wire.pack(Packet("none", spec, (bits.contiguous().view(torch.uint8),)))
+
+
+def read_scales(frame: Buffer, count: int) -> Tensor:
+    """Their bits; ``FrameError`` unless these are so many floats, not negative and finite."""
+    packet, _ = open_packet(frame, max_numel=count)
+    if packet.codec != "none" or packet.spec.shape != (count,) or packet.spec.dtype != torch.float32:
+        raise FrameError(f"expected {count} scales, the frame holds {list(packet.spec.shape)} of {packet.codec!r}")
+    if not packet.sections:
+        return torch.zeros(count, dtype=torch.int32)
+    if len(packet.sections) != 1 or packet.sections[0].numel() != 4 * count:
+        raise FrameError(f"{count} scales take {4 * count} bytes")
+    bits = packet.sections[0].clone().view(torch.int32)
+    if count and not 0 <= int(bits.min()) <= int(bits.max()) <= UNUSABLE:
+        raise FrameError("a scale is negative or not finite")
+    return bits
+
+
+def pack_part(scales: Buffer, summand: Buffer | None) -> Frame:
+    """What travels of a slot."""
+    frames = [(_SCALES, scales), *([(_SUM, summand)] if summand is not None else [])]
+    return memoryview(wire.pack_bundle(frames))
+
+
+def unpack_part(message: Buffer) -> tuple[Tensor, Tensor | None]:
+    """The frame of the scales, and that of the sum unless there is none; views, not checked."""
+    frames = wire.unpack_bundle(message)
+    if [name for name, _ in frames] not in ([_SCALES], [_SCALES, _SUM]):
+        raise FrameError("a slot's bundle holds its scales, and its sum if there is one")
+    return frames[0][1], frames[1][1] if len(frames) > 1 else None
+
+
+@dataclass(frozen=True)
+class SlotSum:
+    """How one slot is summed."""
+
+    name: str
+    shape: tuple[int, ...]
+    summing: Summing
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def num_scales(self) -> int:
+        return num_scales(self.numel)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of one slot: the bits of its scales, and its integers, if it has sent any."""
+
+    slot: str
+    frame: Frame
+    scales: Tensor
+    packet: Packet | None
+
+    @classmethod
+    def of(cls, how: SlotSum, message: Frame) -> Part:
+        try:
+            scales, summand = unpack_part(message)
+            bits = read_scales(scales, how.num_scales)
+            return cls(how.name, message, bits, None if summand is None else _opened(how, summand))
+        except FrameError as error:
+            raise FrameError(f"slot {how.name!r}: {error}") from None
+
+
+def _opened(how: SlotSum, summand: Buffer) -> Packet:
+    """A worker's integers, if they are of the job: a stranger's must not be what others are held against."""
+    packet, chain = open_packet(summand, max_numel=how.numel)
+    if packet.spec.shape != how.shape or packet.spec.dtype != torch.float32:
+        raise FrameError(f"expected {list(how.shape)} of torch.float32, the frame holds {list(packet.spec.shape)} of "
+                         f"{packet.spec.dtype}")  # fmt: skip
+    if packet.codec != how.summing.chain.text:
+        raise FrameError(f"expected {how.summing.chain.text!r}, the frame is of {packet.codec!r}")
+    chain.check(packet)
+    if not packet.sections:
+        if how.numel:
+            raise FrameError("the frame holds zeros that were not encoded for a sum")
+        return packet
+    stage = chain.values
+    assert isinstance(stage, LaneStage)
+    wanted = stage.head(how.summing.workers, ring=False)
+    if (head := stage.read_head(packet.sections[-3:], how.numel)) != wanted:
+        raise FrameError(f"expected a worker's integers as {wanted}, got {head}")
+    return packet
+
+
+class Additions:
+    """The sums of one round. Several threads may add at a time.
+
+    Args:
+        slots: How each is summed.
+        workers: How many make a slot complete.
+        rooms: Sums of an earlier round, cleared and used again.
+    """
+
+    def __init__(self, slots: Sequence[SlotSum], workers: int, rooms: Sequence[Sum] = ()) -> None:
+        self._workers = workers
+        self._rooms = list(rooms) or [Sum(workers=how.summing.workers, max_numel=max(1, how.numel)) for how in slots]
+        self._scales = [torch.zeros(how.num_scales, dtype=torch.int32) for how in slots]
+        self._any = [False] * len(slots)
+        self._added: list[set[int]] = [set() for _ in slots]
+        self._locks = [threading.Lock() for _ in slots]
+
+    def add(self, slot: int, worker: int, part: Part) -> Frame | None:
+        """Add what a worker sends of a slot, once; the answer when this was the last. An error changes nothing."""
+        with self._locks[slot]:
+            if worker in self._added[slot]:
+                return None  # sent again because the rest of it had broken off
+            if part.packet is not None:
+                try:
+                    self._rooms[slot].add(part.packet)
+                except FrameError as error:
+                    raise FrameError(f"slot {part.slot!r}: {error}") from None
+                self._any[slot] = True
+            torch.maximum(self._scales[slot], part.scales, out=self._scales[slot])
+            self._added[slot].add(worker)
+            return self._message(slot) if len(self._added[slot]) == self._workers else None
+
+    def _message(self, slot: int) -> Frame:
+        summed = self._rooms[slot].finish() if self._any[slot] else None
+        self._rooms[slot].clear()  # for the next round, while workers are busy with this one
+        return pack_part(pack_scales(self._scales[slot]), summed)
+
+    def scales(self) -> list[Tensor | None]:
+        """The bits of what was agreed; None for a slot where somebody's values are not finite."""
+        return [None if scales.numel() and int(scales.max()) >= UNUSABLE else scales for scales in self._scales]
+
+    def rooms(self) -> list[Sum]:
+        """For the next round, once the answer is made."""
+        return self._rooms
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the running sums hold."""
+        return sum(room.nbytes for room in self._rooms)
