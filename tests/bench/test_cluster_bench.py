@@ -192,7 +192,7 @@ def test_the_page_is_filled_from_records(script: ModuleType, aggregation: Path, 
         assert script.main(["--records", str(records), "--readme", str(page)]) == 0
         assert script.main(["--records", str(records), "--readme", str(page), "--check"]) == 0
     text = page.read_text()
-    assert "| 100 Mbit/s | 5 | 0.150 | 0.125-0.175 | 40× |" in text
+    assert "| 100 Mbit/s | 5 | 0.150 | 0.125-0.175 | 1 | 40× |" in text
     assert "- Method 5 at 100 Mbit/s 40×, at least 25×: met." in text and "95.0 Mbit/s" in text
     assert "| checksum |" in text and "| parameter server |" in text
     for table in tables([*read(aggregation), *rounds]):
