@@ -83,6 +83,7 @@ def test_rounds_over_a_paced_proxy() -> None:
     check_rounds(PACED)
 
 
+@pytest.mark.slow
 @namespaces
 def test_rounds_between_hosts_and_their_interfaces_count_the_same_bytes() -> None:
     check_rounds(LAB)

@@ -61,6 +61,7 @@ def test_by_default_all_methods_and_a_page_here(run: Run, here: Path, launched: 
     assert {config.method: config.iterations for config in launched if config.job.every > 1} == {
         "6": 60,
         "adaptive": 60,
+        "laconic": 52,
     }
     assert {config.job.workers for config in launched} == {2} and listed() == ["demo.html"]
 

@@ -27,8 +27,16 @@ from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
 ITERATIONS = 60
 
 
-def config_of(method: str = "laconic", **options: Any) -> Config:
-    job = Job(**{"workers": 2, "lr": 0.05} | method_options(method) | options)
+REMEMBERING = {
+    "push": "momentum:0.9|topk:0.005|sign", "pull": "ef|topk:0.01|sign", "push_small": "momentum:0.9|bf16",
+    "pull_small": "ef|bf16", "returns": "gradients", "momentum": 0.0,
+}  # fmt: skip
+"""An exchange after every iteration, and memories on both sides that must survive."""
+
+
+def config_of(method: str = "custom", **options: Any) -> Config:
+    preset = REMEMBERING if method == "custom" else method_options(method)
+    job = Job(**{"workers": 2, "lr": 0.05} | preset | options)
     return Config(model="mlp", data="digits", batch=32, iterations=ITERATIONS, method=method, job=job)
 
 
@@ -138,7 +146,8 @@ def test_a_killed_server_is_started_again_and_the_run_ends_the_same(tmp_path: Pa
 def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_ends_the_same(tmp_path: Path, clean: Path) -> None:
     run_dir = tmp_path / "run"
     config_of().save(run_dir)
-    arguments = ["--method", "laconic", "--iterations", str(ITERATIONS), "--batch", "32", "--run-dir", str(run_dir)]
+    flags = [word for name, value in REMEMBERING.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    arguments = [*flags, "--iterations", str(ITERATIONS), "--batch", "32", "--run-dir", str(run_dir)]
     (run_dir / "config.json").unlink()
     command = [sys.executable, "-m", "laconic", "train", *arguments]
     train = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -153,6 +162,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_ends_the_same(tmp_path: Pat
     same_weights(run_dir, clean)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_for_a_while_changes_nothing(tmp_path: Path, clean: Path) -> None:
     run_dir = tmp_path / "run"
 

@@ -405,6 +405,7 @@ def test_a_server_lost_before_the_last_weights_are_there_changes_nothing(
     same(hurt, clean)
 
 
+@pytest.mark.slow
 def test_killed_processes_are_started_again_and_the_run_ends_as_in_one_process(tmp_path: Path) -> None:
     config, hurt = config_of("homomorphic"), tmp_path / "hurt"
     threads = torch.get_num_threads()

@@ -583,6 +583,7 @@ def train_until_it_fails(kind: str, push: str, disk: Path, tmp_path: Path) -> li
     return command
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_ends_training_in_a_line(disk: Path, tmp_path: Path) -> None:
     train_until_it_fails("full", REMEMBERS, disk, tmp_path)
 

@@ -51,6 +51,7 @@ def test_plans_are_checked(changes: dict[str, Any]) -> None:
         Plan(**changes)
 
 
+@pytest.mark.slow
 def test_server_and_workers_are_timed(tmp_path: Path) -> None:
     settings = [setting_of("lenet5", "5", data="digits")]
     plan = Plan(iterations=4, turns=1, links=["100mbit"])
