@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lanes import epochs_of
 
 from laconic.studies.kothari2021 import parts, setting_of
-from laconic.studies.kothari2021.lanes import ComputedLane, FrameLane, Lane, LocalLane, Source, can_compute
+from laconic.studies.kothari2021.lanes import ComputedLane, FrameLane, LocalLane, Source, can_compute
 from laconic.studies.kothari2021.settings import HYPER, Setting
-
-
-@pytest.fixture(scope="module")
-def source() -> Source:
-    """A tenth of the digits: an epoch is three iterations, and two of them an exchange."""
-    found = Source("digits", None, torch.device("cpu"))
-    train, test = found.examples
-    train.inputs, train.targets = train.inputs[:400], train.targets[:400]
-    test.inputs, test.targets = test.inputs[:200], test.targets[:200]
-    return found
-
-
-def epochs_of(lane: Lane, epochs: int) -> None:
-    for _ in range(epochs):
-        lane.begin_epoch()
-        for _ in range(lane.per_epoch):
-            lane.step()
-        lane.end_epoch()
 
 
 def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:

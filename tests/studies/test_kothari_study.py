@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import epochs_of
 
 from laconic.errors import ConfigError
 from laconic.records import read
@@ -18,24 +19,6 @@ from laconic.studies.kothari2021.settings import HYPER, Setting
 from laconic.train.methods import METHODS
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def source() -> Source:
-    """A tenth of the digits: an epoch is three iterations."""
-    found = Source("digits", None, CPU)
-    train, test = found.examples
-    train.inputs, train.targets = train.inputs[:400], train.targets[:400]
-    test.inputs, test.targets = test.inputs[:200], test.targets[:200]
-    return found
-
-
-def epochs_of(lane: Lane, epochs: int) -> None:
-    for _ in range(epochs):
-        lane.begin_epoch()
-        for _ in range(lane.per_epoch):
-            lane.step()
-        lane.end_epoch()
 
 
 def small(method: str, **changes: Any) -> Setting:

@@ -134,7 +134,7 @@ class ComputedLane(Lane):
     """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model.
 
     Args:
-        samples: Iterations, spread over the run, whose frames are made and compared.
+        samples: Exchanges, spread over the run, whose frames are made and compared.
         graph: Whether an iteration becomes a CUDA graph; by default on a GPU.
     """
 
@@ -153,7 +153,8 @@ class ComputedLane(Lane):
         self.graph = self.device.type == "cuda" if graph is None else graph
         self._stream = _stream(self.device)
         self._side = _stream(self.device)
-        self._samples = set(np.linspace(0, self.iterations - 1, samples, dtype=int).tolist()) if samples else set()
+        exchanges = self.iterations // self.job.every
+        self._samples = set(np.linspace(0, exchanges - 1, samples, dtype=int).tolist()) if samples else set()
         model = self.task.model
         self._model_names = [name for name, p in model.named_parameters() if p.requires_grad]
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -184,6 +185,10 @@ class ComputedLane(Lane):
         self._pending = 0
         self._count = 0
         """Iterations of this epoch."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What else a kind of lane needs."""
 
     # ------------------------------------------------------------------------------------------------------- an epoch
 
@@ -458,20 +463,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 class LocalLane(ComputedLane):
     """Workers take steps of their own; every few iterations the mean of what these changed is exchanged, computed."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        seed: int,
-        epochs: int,
-        source: Source,
-        *,
-        samples: int = 4,
-        graph: bool | None = None,
-    ) -> None:
-        super().__init__(setting, seed, epochs, source, samples=0, graph=graph)
-        exchanges = self.iterations // self.job.every
-        self._samples = set(np.linspace(0, exchanges - 1, samples, dtype=int).tolist()) if samples else set()
-        self.tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
+    def _prepare(self) -> None:
+        own = (self.setting.model, self.seed, self.setting.holdout)
+        self.tasks = [self.source.task(*own) for _ in range(self.job.workers)]
         self.held = [_flattened(task, self.names) for task in self.tasks]
         self.velocities = [torch.zeros_like(self.weights) for _ in self.tasks]
         self._exchanged = torch.zeros(1, dtype=torch.int64, device=self.device)
