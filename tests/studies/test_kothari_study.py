@@ -12,7 +12,7 @@ from lanes import epochs_of
 
 from laconic.errors import ConfigError
 from laconic.records import read
-from laconic.studies import kothari2021
+from laconic.studies import kothari2021, trainer
 from laconic.studies.kothari2021 import crowds, parts, setting_of, sizes, study
 from laconic.studies.kothari2021.lanes import ComputedLane, FrameLane, Lane, Source, can_compute
 from laconic.studies.kothari2021.settings import HYPER, Setting
@@ -50,12 +50,12 @@ def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes:
 @pytest.mark.parametrize("kind", [ComputedLane, FrameLane])
 @pytest.mark.parametrize("setting", [small("2w"), small("4", **MOMENTUM)], ids=["2w", "momentum"])
 def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, kind: type[Lane], setting: Setting) -> None:
-    unit = study.Unit("accuracy", setting, 3, 0)
+    unit = trainer.Unit("accuracy", setting, 3, 0)
     whole, first, second = (kind(unit.setting, 0, 3, source) for _ in range(3))
     epochs_of(whole, 3)
     epochs_of(first, 2)
-    study._save(unit, first, tmp_path)
-    study._resume(unit, second, tmp_path)
+    trainer.save(unit, first, tmp_path)
+    trainer.resume(unit, second, tmp_path)
     assert second.done == 2
     epochs_of(second, 1)
     assert second.curve.accuracy == whole.curve.accuracy and second.curve.push_bytes == whole.curve.push_bytes
@@ -81,13 +81,13 @@ def test_what_is_in_the_records_is_not_trained_again(tmp_path: Path, monkeypatch
     assert [record.values["name"] for record in found] == ["5", "6"]
     assert found[0].values["iterations"] == 30 and found[1].values["iterations"] == 20
     assert len(read(tmp_path / "accuracy.jsonl")) == 2 and told[-1] == ("accuracy", 2, 2)
-    monkeypatch.setattr(study, "_train", None)
+    monkeypatch.setattr(study, "train", None)
     assert [record.to_json() for record in go()] == [record.to_json() for record in found]
     assert not list((tmp_path).glob("partial/*"))
 
 
 def test_frames_can_be_asked_for(source: Source) -> None:
-    unit = study.Unit("accuracy", small("1"), 1, 0)
+    unit = trainer.Unit("accuracy", small("1"), 1, 0)
     assert isinstance(study._lane(unit, source, False), ComputedLane)
     assert isinstance(study._lane(unit, source, True), FrameLane)
     assert not can_compute(small("6"))

@@ -1,125 +1,28 @@
-"""Runs side by side: each a lane that takes a step when it is told, on a stream of its own where there are streams.
+"""The study's lanes.
 
 ``ComputedLane`` trains with what frames would decode to (see ``computed``), ``LocalLane`` likewise where workers take
-steps of their own; on a GPU an iteration is one CUDA graph, so that several lanes share the device without a wait.
-``FrameLane`` makes every frame.
+steps of their own. ``FrameLane`` makes every frame.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from laconic.channels import Channel
-from laconic.cluster.job import Job
 from laconic.frames import decode
 from laconic.studies.kothari2021.computed import Computed, Part, in_order, rounding_keys
 from laconic.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
 from laconic.studies.kothari2021.settings import Setting
-from laconic.train.data import load
-from laconic.train.examples import Batch, ImageExamples
-from laconic.train.models import build_model
-from laconic.train.shards import Shards
-from laconic.train.task import Task, cross_entropy
+from laconic.studies.lanes import GraphLane, Lane, Settled, Source, flattened
 
-__all__ = ["ComputedLane", "Curve", "FrameLane", "Lane", "LocalLane", "Source", "can_compute"]
+__all__ = ["ComputedLane", "FrameLane", "Lane", "LocalLane", "Source", "can_compute"]
 
 RING = 32
 """Iterations whose sizes stay on the device until they are read."""
-
-
-class Source:
-    """Examples of a data set on a device, for as many tasks as there are."""
-
-    def __init__(self, data: str, data_dir: Any, device: torch.device) -> None:
-        self.name, self.device = data, device
-        self.examples = ImageExamples.of(load(data, data_dir))
-        for one in self.examples:
-            one.inputs, one.targets = one.inputs.to(device), one.targets.to(device)
-            one.mean, one.deviation = one.mean.to(device), one.deviation.to(device)
-
-    def task(self, model: str, seed: int, holdout: float) -> Task:
-        network = build_model(model, seed=seed).to(self.device)
-        train, test = self.examples
-        return Task(f"{model}/{self.name}", network, train, test, cross_entropy, holdout=holdout, seed=seed)
-
-
-@dataclass
-class Curve:
-    """What a run showed, epoch by epoch."""
-
-    accuracy: list[float] = field(default_factory=list)
-    test_loss: list[float] = field(default_factory=list)
-    held_loss: list[float] = field(default_factory=list)
-    """On examples held out of training: what choices are made by."""
-    train_loss: list[float] = field(default_factory=list)
-    push_bytes: list[int] = field(default_factory=list)
-    """Of all workers in that epoch."""
-    pull_bytes: list[int] = field(default_factory=list)
-    frames_compared: int = 0
-    frames_other: int = 0
-    """Sampled frames that were not as computed, in values or in size."""
-
-
-class Lane(ABC):
-    """One run.
-
-    Args:
-        setting: What is trained.
-        seed: Of everything random.
-        epochs: How many.
-        source: The examples.
-    """
-
-    def __init__(self, setting: Setting, seed: int, epochs: int, source: Source) -> None:
-        self.setting, self.seed, self.epochs, self.source = setting, seed, epochs, source
-        self.job: Job = setting.job(seed)
-        self.task = source.task(setting.model, seed, setting.holdout)
-        self.shards = Shards(self.task.num_train, self.job.workers, setting.batch, seed)
-        self.per_epoch = self.shards.iterations_per_epoch
-        self.iterations = epochs * self.per_epoch // self.job.every * self.job.every
-        self.schedule = setting.schedule(self.iterations, self.per_epoch)
-        self.curve = Curve()
-        self.done = 0
-        """Epochs."""
-
-    @abstractmethod
-    def begin_epoch(self) -> None: ...
-
-    @abstractmethod
-    def step(self) -> None:
-        """The next iteration; it may still be under way when this returns."""
-
-    @abstractmethod
-    def settle(self) -> tuple[Task, float, int, int]:
-        """Wait for the epoch's end: a task with the weights to judge, mean loss, bytes pushed, bytes pulled."""
-
-    def end_epoch(self) -> None:
-        task, loss, pushed, pulled = self.settle()
-        found = task.evaluate()
-        curve = self.curve
-        curve.accuracy.append(found["accuracy"])
-        curve.test_loss.append(found["loss"])
-        curve.held_loss.append(task.judge())
-        curve.train_loss.append(loss)
-        curve.push_bytes.append(pushed)
-        curve.pull_bytes.append(pulled)
-        self.done += 1
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """All that the next epoch depends on."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Tensor]) -> None: ...
 
 
 def can_compute(setting: Setting) -> bool:
@@ -130,7 +33,7 @@ def can_compute(setting: Setting) -> bool:
     return setting.mode == "sync" and (after_each or means)
 
 
-class ComputedLane(Lane):
+class ComputedLane(GraphLane):
     """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model.
 
     Args:
@@ -148,76 +51,37 @@ class ComputedLane(Lane):
         samples: int = 4,
         graph: bool | None = None,
     ) -> None:
-        super().__init__(setting, seed, epochs, source)
-        self.device = source.device
-        self.graph = self.device.type == "cuda" if graph is None else graph
-        self._stream = _stream(self.device)
-        self._side = _stream(self.device)
-        exchanges = self.iterations // self.job.every
-        self._samples = set(np.linspace(0, exchanges - 1, samples, dtype=int).tolist()) if samples else set()
-        model = self.task.model
-        self._model_names = [name for name, p in model.named_parameters() if p.requires_grad]
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-        self.names = in_order(shapes, setting.policy("push"))
-        self.slots = {name: shapes[name] for name in self.names}
-        self.weights, self.parameters = _flattened(self.task, self.names)
+        self.setting = setting
+        super().__init__(setting, seed, epochs, source, samples=samples, graph=graph)
+
+    def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        return in_order(shapes, self.setting.policy("push"))
+
+    def _prepare(self) -> None:
         # What workers hold is what they decoded; the server keeps its own where weights travel with a loss.
         lossy = self.job.returns == "weights" and self.job.pull != "none"
         self.server = self.weights.clone() if lossy else self.weights
-        self.velocity = torch.zeros_like(self.weights)
-        self._iteration = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._in_epoch = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._at = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._loss = torch.zeros((), device=self.device)
-        rates = [self.schedule(i) for i in range(self.iterations)]
-        self._rates = torch.tensor(rates, dtype=torch.float32, device=self.device)
-        self._layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         self._specs: tuple[str, str] | None = None
         self.push: list[Computed] = []
         self.pull: Computed
-        self._inputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
         self._keys: dict[str, Tensor] = {}
-        self._replays: list[torch.cuda.CUDAGraph] = []
         self._held: Tensor | None = None
         """What workers hold while the server's weights are judged."""
         self._pushed = self._pulled = 0
         self._pending = 0
-        self._count = 0
-        """Iterations of this epoch."""
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """What else a kind of lane needs."""
 
     # ------------------------------------------------------------------------------------------------------- an epoch
 
-    def begin_epoch(self) -> None:
+    def _set_up(self) -> None:
         if self._held is not None:
             self.weights.copy_(self._held)
             self._held = None
         self._use(self.setting.channels(self.done))
-        first = self.done * self.per_epoch
-        for worker in range(self.job.workers):
-            indices = [self.shards.indices(worker, first + i) for i in range(self.per_epoch)]
-            batch = self.task.batch(torch.cat(indices))
-            inputs = batch.inputs.view(self.per_epoch, self.setting.batch, *batch.inputs.shape[1:])
-            targets = batch.targets.view(self.per_epoch, self.setting.batch)
-            if worker == len(self._inputs):
-                self._inputs.append(inputs.clone())
-                self._targets.append(targets.clone())
-            else:
-                self._inputs[worker].copy_(inputs)
-                self._targets[worker].copy_(targets)
+
+    def _ready(self) -> None:
         self._fill_keys()
-        self._in_epoch.zero_()
-        self._loss.zero_()
-        self._count = 0
         self._pushed = self._pulled = 0
-        if self._stream is not None:
-            torch.cuda.synchronize()
-            if self.graph and not self._replays:
-                self._capture()
 
     def _use(self, specs: tuple[str, str]) -> None:
         """Channels of a phase; what the last ones remembered goes on."""
@@ -257,37 +121,15 @@ class ComputedLane(Lane):
 
     # --------------------------------------------------------------------------------------------------- an iteration
 
-    def step(self) -> None:
-        iteration = self.done * self.per_epoch + self._count
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            self._compare(iteration, 0) if iteration in self._samples else self._do(0)
-            self._count += 1
-            self._sized()
+    def _after_step(self) -> None:
+        self._sized()
 
     def _iterate(self) -> None:
-        """An iteration of all workers; nothing here waits for the device."""
-        workers = self.job.workers
-        rate = self._rates.index_select(0, self._iteration)
-        sent, losses = [], []
-        self._gradients: list[Tensor] = []
-        main = torch.cuda.current_stream() if self._side is not None else None
-        for worker in range(workers):
-            aside = worker % 2 == 1 and self._side is not None
-            if aside:
-                assert self._side is not None and main is not None
-                self._side.wait_stream(main)
-            with torch.cuda.stream(self._side) if aside else nullcontext():
-                loss, flat = self._gradient(worker, self.task, self.parameters)
-                sent.append(self.push[worker].send(flat, self._key(f"push{worker}"), self._at))
-            self._gradients.append(flat)
-            losses.append(loss)
-        if self._side is not None and workers > 1:
-            assert main is not None
-            main.wait_stream(self._side)
-        for one in losses:
-            self._loss.add_(one)
-        self._sent = sent
-        self._mean = self._mean_of(sent)
+        rate = self._rate()
+        self._gradients, self._sent = self._by_worker(
+            lambda worker, flat: self.push[worker].send(flat, self._key(f"push{worker}"), self._at)
+        )
+        self._mean = self._mean_of(self._sent)
         if self.job.returns == "gradients":
             self._source, self._answer = self._mean, self.pull.send(self._mean, self._key("pull"), self._at)
             update = self._mean
@@ -304,15 +146,6 @@ class ComputedLane(Lane):
         self._in_epoch.add_(1)
         self._at.add_(1).remainder_(RING)
 
-    def _gradient(self, worker: int, task: Task, parameters: Sequence[Parameter]) -> tuple[Tensor, Tensor]:
-        """A worker's loss in this iteration, and its gradient as one flat tensor."""
-        inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
-        inputs = inputs.contiguous(memory_format=self._layout)
-        targets = self._targets[worker].index_select(0, self._in_epoch)[0]
-        loss = task.loss(Batch(inputs, targets))
-        gradients = torch.autograd.grad(loss, parameters)
-        return loss.detach(), torch.cat([x.reshape(-1) for x in gradients])
-
     def _mean_of(self, sent: Sequence[Sequence[Part]]) -> Tensor:
         mean = torch.zeros_like(self.weights)
         for parts in sent:
@@ -325,48 +158,13 @@ class ComputedLane(Lane):
             part.add_to(out, 1.0)
         return out
 
-    @torch.no_grad()
-    def _descend(self, weights: Tensor, velocity: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """``laconic.optim.SGD`` with a learning rate that lies on the device."""
-        if self.job.weight_decay:
-            gradient = gradient.add(weights, alpha=self.job.weight_decay)
-        if self.job.momentum:
-            gradient = velocity.mul_(self.job.momentum).add_(gradient)
-        weights.sub_(gradient * rate)
-
     def _key(self, channel: str) -> Tensor | None:
         keys = self._keys.get(channel)
         return None if keys is None else keys.index_select(0, self._in_epoch)[0]
 
     def _mutable(self) -> list[Tensor]:
-        own = [self.weights, self.server, self.velocity, self._iteration, self._in_epoch, self._at, self._loss]
+        own = [*super()._mutable(), self.server, self._at]
         return own + [x for channel in (*self.push, self.pull) for x in channel.state()]
-
-    def _capture(self) -> None:
-        """Record an iteration once; everything it changed before is put back."""
-        before = [x.clone() for x in self._mutable()]
-        assert self._stream is not None
-        with torch.cuda.stream(self._stream):
-            for _ in range(3):
-                for stage in self._stages():
-                    stage()
-        torch.cuda.synchronize()
-        replays = []
-        for stage in self._stages():
-            replays.append(torch.cuda.CUDAGraph())
-            with torch.cuda.graph(replays[-1], stream=self._stream):
-                stage()
-        for x, y in zip(self._mutable(), before, strict=True):
-            x.copy_(y)
-        torch.cuda.synchronize()
-        self._replays = replays
-
-    def _stages(self) -> list[Callable[[], None]]:
-        """What is captured, each on its own."""
-        return [self._iterate]
-
-    def _do(self, stage: int) -> None:
-        self._replays[stage].replay() if self._replays else self._stages()[stage]()
 
     # ------------------------------------------------------------------------------------------------- sizes, samples
 
@@ -414,11 +212,9 @@ class ComputedLane(Lane):
             if nbytes != int(channel.nbytes(slot + 1)[slot]):
                 self.curve.frames_other += 1
 
-    def settle(self) -> tuple[Task, float, int, int]:
-        if self._stream is not None:
-            self._stream.synchronize()
+    def settle(self) -> Settled:
+        loss = self._mean_loss()
         self._flush()
-        loss = float(self._loss) / (self._count * self.job.workers)
         if self.server is not self.weights:  # the server's are the result
             self._held = self.weights.clone()
             self.weights.copy_(self.server)
@@ -444,29 +240,14 @@ class ComputedLane(Lane):
         self._iteration.fill_(self.done * self.per_epoch)
 
 
-def _flattened(task: Task, names: Sequence[str]) -> tuple[Tensor, list[Parameter]]:
-    """All parameters as one flat tensor, and each as a view of it, in this order."""
-    parameters = dict(task.model.named_parameters())
-    flat = torch.cat([parameters[name].detach().reshape(-1) for name in names])
-    at = 0
-    for name in names:
-        numel = parameters[name].numel()
-        parameters[name].data = flat[at : at + numel].view(parameters[name].shape)
-        at += numel
-    return flat, [parameters[name] for name in names]
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
 class LocalLane(ComputedLane):
     """Workers take steps of their own; every few iterations the mean of what these changed is exchanged, computed."""
 
     def _prepare(self) -> None:
+        super()._prepare()
         own = (self.setting.model, self.seed, self.setting.holdout)
         self.tasks = [self.source.task(*own) for _ in range(self.job.workers)]
-        self.held = [_flattened(task, self.names) for task in self.tasks]
+        self.held = [flattened(task, self.names) for task in self.tasks]
         self.velocities = [torch.zeros_like(self.weights) for _ in self.tasks]
         self._exchanged = torch.zeros(1, dtype=torch.int64, device=self.device)
         """In this epoch."""
@@ -476,12 +257,12 @@ class LocalLane(ComputedLane):
         # One more than there are in some epochs, so that all epochs have as many keys.
         return range(first // every, first // every + self.per_epoch // every + 1)
 
-    def begin_epoch(self) -> None:
-        super().begin_epoch()
+    def _ready(self) -> None:
+        super()._ready()
         self._exchanged.zero_()
 
     def step(self) -> None:
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+        with self._on_stream():
             self._do(0)
             self._count += 1
             sequence, over = divmod(self.done * self.per_epoch + self._count, self.job.every)
@@ -493,7 +274,7 @@ class LocalLane(ComputedLane):
         return [self._iterate, self._exchange]
 
     def _iterate(self) -> None:
-        rate = self._rates.index_select(0, self._iteration.clamp(max=self.iterations - 1))
+        rate = self._rate()
         for worker, (task, (flat, parameters)) in enumerate(zip(self.tasks, self.held, strict=True)):
             loss, gradient = self._gradient(worker, task, parameters)
             self._loss.add_(loss)
@@ -540,6 +321,7 @@ class FrameLane(Lane):
     """Any synchronous job, with real frames; what it exchanges every few iterations is judged at the server."""
 
     def __init__(self, setting: Setting, seed: int, epochs: int, source: Source) -> None:
+        self.setting = setting
         super().__init__(setting, seed, epochs, source)
         tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
         self.rounds = FrameRounds(self.job, tasks, self.shards, self.schedule)
@@ -561,7 +343,7 @@ class FrameLane(Lane):
             self.rounds.exchange()
             self._loss.append(self.rounds.loss)
 
-    def settle(self) -> tuple[Task, float, int, int]:
+    def settle(self) -> Settled:
         with torch.no_grad():
             for name, p in self.task.model.named_parameters():
                 p.copy_(self.rounds.server[name])

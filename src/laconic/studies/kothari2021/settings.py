@@ -77,6 +77,10 @@ class Setting:
     workers: int = 2
     mode: str = "sync"
 
+    @property
+    def layers(self) -> None:
+        """All of them are dense."""
+
     def job(self, seed: int) -> Job:
         """Where momentum is in the channel the optimizer has none: its decay acts once, and needs ten times as much."""
         known = {one.name for one in fields(Job)}

@@ -1,0 +1,120 @@
+"""What is trained: a model, its layers' scheme, and the codec that its messages are summed by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from laconic.cluster.job import Job
+from laconic.errors import ConfigError
+from laconic.optim import Schedule
+
+__all__ = ["HYPER", "Hyper", "Setting", "setting_of"]
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """How a model is trained, dense or not.
+
+    Args:
+        data: With what.
+        lr: Highest learning rate.
+        ramp: Epochs up to it.
+        decay: Weight decay.
+        epochs: Passes over the images.
+        batch: Images of all workers together in an iteration.
+    """
+
+    data: str
+    lr: float
+    ramp: float
+    decay: float
+    epochs: int
+    batch: int = 128
+
+
+HYPER: Mapping[str, Hyper] = {
+    "mlp": Hyper("mnist", 0.05, 0.5, 0.0, 10),
+    "lenet5": Hyper("mnist", 0.05, 0.5, 0.0, 10),
+    "vgg11": Hyper("cifar10", 0.05, 2, 5e-4, 20),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run, but for its seed and length.
+
+    Args:
+        model: Name of the model.
+        data: Name of the data set.
+        layers: The scheme of its layers; None for dense ones.
+        codec: Sums gradients: ``ef|thc:2``, ``ef|shared:4``, …; ``none`` for float32.
+        small: The same for tensors below 4,096 values.
+        workers: How many; they share a batch.
+        carry: Whether integers are on the scales of the round before, as the server has it, or on settled ones.
+        at_renewal: What becomes of the momentum of a subspace that is drawn anew: ``forget`` it, or ``spend`` it on
+            the weights at once.
+        batch: Images of a worker in an iteration.
+        lr: Highest learning rate.
+        ramp: Epochs up to it.
+        decay: Weight decay.
+        holdout: Fraction of the training images that only judge.
+    """
+
+    model: str
+    data: str
+    layers: str | None = None
+    codec: str = "none"
+    small: str = "shared:16"
+    workers: int = 2
+    carry: bool = True
+    at_renewal: str = "spend"
+    batch: int = 64
+    lr: float = 0.05
+    ramp: float = 2
+    decay: float = 0.0
+    holdout: float = 0.02
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return " × ".join([self.layers or "dense", *([self.codec] if self.codec != "none" else [])])
+
+    def job(self, seed: int) -> Job:
+        job = Job(workers=self.workers, lr=self.lr, weight_decay=self.decay, seed=seed)
+        if self.codec == "none":
+            return job
+        return replace(job, push=self.codec, push_small=self.small, returns="sum")
+
+    def schedule(self, iterations: int, per_epoch: int) -> Schedule:
+        ramp = min(round(self.ramp * per_epoch), iterations // 4)
+        return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
+
+    def values(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def key(self, part: str, epochs: int, seed: int) -> str:
+        """Equal for equal work."""
+        return json.dumps([part, epochs, seed, self.values()], sort_keys=True)
+
+
+def setting_of(
+    model: str,
+    layers: str | None = None,
+    codec: str = "none",
+    *,
+    workers: int = 2,
+    data: str | None = None,
+    **rest: Any,
+) -> Setting:
+    """A setting with the model's own hyper-parameters. All workers together have its batch."""
+    if model not in HYPER:
+        raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
+    hyper = HYPER[model]
+    batch, over = divmod(hyper.batch, workers)
+    if over or not batch:
+        raise ConfigError(f"{workers} workers cannot share a batch of {hyper.batch} images evenly")
+    known: dict[str, Any] = {"lr": hyper.lr, "ramp": hyper.ramp, "decay": hyper.decay, "batch": batch, **rest}
+    return Setting(model, data or hyper.data, layers, codec, workers=workers, **known)
