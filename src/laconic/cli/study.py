@@ -20,22 +20,23 @@ EXAMPLES = (
     "laconic study oland2015 --runs 1 --epochs 2",
     "laconic study oland2015 --part collapse --runs 1 --epochs 2 --records runs/oland2015 --json",
     "laconic study kothari2021 --models lenet5 --methods 1,5,laconic --data digits --epochs 2",
+    "laconic study homomorphic --part products --models mlp --data digits --epochs 2 --seeds 0",
 )
 
-STUDIES = ("oland2015", "kothari2021")
+STUDIES = ("oland2015", "kothari2021", "homomorphic")
 REPORT = "report"
 EVERYTHING = "all"
 
 
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"The paper: {', '.join(STUDIES)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"The study: {', '.join(STUDIES)}.")],
     part: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PART",
             help="oland2015: headline, fixed, grid, entropy, map, collapse, beyond, gradients. kothari2021: accuracy, "
-            "ingredients, frontier, workers, resnet50, times. Or all; may be repeated. report trains nothing and reads "
-            "Records.",
+            "ingredients, frontier, workers, resnet50, times. homomorphic: sums, layers, products, search, speed. Or "
+            "all; may be repeated. report trains nothing and reads Records.",
             show_default="the first",
         ),
     ] = None,
@@ -43,17 +44,21 @@ def study(
         int | None, typer.Option(help="Runs of each setting.", min=1, show_default="2; on a GPU the paper's")
     ] = None,
     models: Annotated[
-        str | None, typer.Option(metavar="LIST", help="kothari2021: lenet5, vgg11.", show_default="both")
+        str | None,
+        typer.Option(
+            metavar="LIST", help="kothari2021: lenet5, vgg11. homomorphic: mlp, lenet5, vgg11.", show_default="all"
+        ),
     ] = None,
     methods: Annotated[
         str | None, typer.Option(metavar="LIST", help="kothari2021: such as 1,5,laconic.", show_default="all")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="LIST", help="kothari2021: such as 0,1,2.", show_default="the part's")
+        str | None,
+        typer.Option(metavar="LIST", help="kothari2021, homomorphic: such as 0,1,2.", show_default="the part's"),
     ] = None,
     lanes: Annotated[
         int | None,
-        typer.Option(help="kothari2021: runs side by side.", min=1, show_default="4 on a GPU, 1 on a CPU"),
+        typer.Option(help="Not oland2015: runs side by side.", min=1, show_default="4 or 6 on a GPU, 1 on a CPU"),
     ] = None,
     links: Annotated[
         str | None,
@@ -97,13 +102,15 @@ def study(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a paper's experiments again, and say which of its claims hold.
+    """Run a paper's experiments again, and say which of its claims hold; or ours.
 
     Options that name a study are that study's alone; --runs, --workers and the hyper-parameters are oland2015's.
     """
     if name not in STUDIES:
         raise ConfigError(f"unknown study {name!r}: there is {', '.join(STUDIES)}")
-    if name == "kothari2021":
+    if name == "homomorphic":
+        found, study_of, extra = _homomorphic(part, models, seeds, lanes, epochs, data, data_dir, device, records)
+    elif name == "kothari2021":
         timing = {"links": links and links.split(","), "iterations": iterations, "cell_seconds": cell_seconds}
         timing = {key: value for key, value in {**timing, "turns": turns}.items() if value is not None}
         found, study_of, extra = _kothari2021(
@@ -181,11 +188,7 @@ def _kothari2021(
     from laconic.studies import kothari2021
 
     chosen = _parts(part or ["accuracy"], kothari2021.PARTS)
-    plan = kothari2021.Plan(**timing)
-    try:
-        numbers = None if seeds is None else [int(one) for one in seeds.split(",")]
-    except ValueError:
-        raise ConfigError(f"seeds are whole numbers, such as 0,1,2; got {seeds!r}") from None
+    plan, numbers = kothari2021.Plan(**timing), _seeds(seeds)
     found: list[Record] = _kept(kothari2021, chosen, records)
     with progress_bar("study") as (bar, task):
         for one in chosen:
@@ -204,9 +207,54 @@ def _kothari2021(
                     records=records,
                     progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
                 )
+    return found, kothari2021, _compared(found)
+
+
+def _homomorphic(
+    part: list[str] | None,
+    models: str | None,
+    seeds: str | None,
+    lanes: int | None,
+    epochs: int | None,
+    data: str | None,
+    data_dir: Path | None,
+    device: str,
+    records: Path | None,
+) -> tuple[list[Record], Any, dict[str, Any]]:
+    from laconic.studies import homomorphic
+
+    chosen, numbers = _parts(part or ["sums"], homomorphic.PARTS), _seeds(seeds)
+    found: list[Record] = _kept(homomorphic, chosen, records)
+    with progress_bar("study") as (bar, task):
+        for one in chosen:
+            if one != REPORT:
+                found += homomorphic.run(
+                    one,
+                    models=models.split(",") if models else tuple(homomorphic.HYPER),
+                    epochs=epochs,
+                    seeds=numbers,
+                    data=data,
+                    data_dir=data_dir,
+                    device=device,
+                    lanes=lanes,
+                    records=records,
+                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+                )
+    return found, homomorphic, _compared(found)
+
+
+def _compared(found: list[Record]) -> dict[str, Any]:
+    """Frames that were made beside what was computed."""
     compared = sum(record.values.get("frames_compared", 0) for record in found)
     differ = sum(record.values.get("frames_other", 0) for record in found)
-    return found, kothari2021, {"runs": len(found), "frames_compared": compared, "frames_that_differ": differ}
+    return {"runs": len(found), "frames_compared": compared, "frames_that_differ": differ}
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(one) for one in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"seeds are whole numbers, such as 0,1,2; got {text!r}") from None
 
 
 def _parts(wanted: list[str], parts: tuple[str, ...]) -> list[str]:

@@ -38,11 +38,18 @@ class Source:
             one.inputs, one.targets = one.inputs.to(device), one.targets.to(device)
             one.mean, one.deviation = one.mean.to(device), one.deviation.to(device)
 
-    def task(self, model: str, seed: int, holdout: float, layers: str | None = None) -> Task:
-        """A model of its own, its layers compressed by a scheme if one is given."""
+    def task(
+        self,
+        model: str,
+        seed: int,
+        holdout: float,
+        layers: str | None = None,
+        rules: Mapping[str, str] | None = None,
+    ) -> Task:
+        """A model of its own, its layers compressed by a scheme if one is given, but for those that rules speak of."""
         network = build_model(model, seed=seed)
         if layers is not None:
-            network = compress(network, layers, init="fresh", seed=seed)
+            network = compress(network, layers, policy=rules, init="fresh", seed=seed)
         train, test = self.examples
         network = network.to(self.device)
         return Task(f"{model}/{self.name}", network, train, test, cross_entropy, holdout=holdout, seed=seed)
@@ -61,6 +68,8 @@ class Trained(Protocol):
     def holdout(self) -> float: ...
     @property
     def layers(self) -> str | None: ...
+    @property
+    def rules(self) -> Sequence[tuple[str, str]]: ...
     @property
     def name(self) -> str: ...
     def job(self, seed: int) -> Job: ...
@@ -103,7 +112,7 @@ class Lane(ABC):
     def __init__(self, setting: Trained, seed: int, epochs: int, source: Source) -> None:
         self.seed, self.epochs, self.source = seed, epochs, source
         self.job: Job = setting.job(seed)
-        self.task = source.task(setting.model, seed, setting.holdout, setting.layers)
+        self.task = source.task(setting.model, seed, setting.holdout, setting.layers, dict(setting.rules))
         self.shards = Shards(self.task.num_train, self.job.workers, setting.batch, seed)
         self.per_epoch = self.shards.iterations_per_epoch
         self.iterations = epochs * self.per_epoch // self.job.every * self.job.every

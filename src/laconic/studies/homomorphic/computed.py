@@ -7,20 +7,23 @@ frames, and so does every run, by sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import parse
 from laconic.codecs.lanes import LaneStage
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, WrongResultError
 from laconic.kernels.interface import CLIP_LIMIT, LANE_BLOCK, num_buckets
 from laconic.kernels.reference.lanes import hadamard, rotation_signs
 from laconic.kernels.reference.sums import pairwise_sum
 from laconic.sums.summing import CARRY
 
 __all__ = ["Round"]
+
+log = logging.getLogger("laconic")
 
 LARGE, TINY = 2.0**90, 2.0**-90
 """As in the kernels: clips beyond these are brought back by a power of two before anything is divided by them."""
@@ -69,6 +72,7 @@ class Round:
         factor = stage.clip_factor(self.levels, workers)
         self._factor = torch.tensor(factor, dtype=torch.float32, device=device)
         kept = workers if self.feedback else 0
+        self._hadamard = _hadamard_on(device)
         self.residual = torch.zeros(kept, block, LANE_BLOCK, device=device)
         self.scales = torch.zeros(block, device=device)
         self._first = torch.ones(1, dtype=torch.bool, device=device)
@@ -115,7 +119,7 @@ class Round:
     def _turned(self, blocks: Tensor) -> Tensor:
         assert self._signs is not None
         scaled = blocks * 2.0**-5 * self._signs
-        return hadamard(scaled.view(-1, LANE_BLOCK)).view_as(blocks)
+        return self._hadamard(scaled.view(-1, LANE_BLOCK)).view_as(blocks)
 
     def _scales_of(self, blocks: Tensor) -> Tensor:
         """By worker and block."""
@@ -141,5 +145,20 @@ class Round:
         else:
             assert self._signs is not None
             step = (clips / torch.full_like(clips, float(most))) * 2.0**-5
-            values = hadamard(centred * step.unsqueeze(1)) * self._signs
+            values = self._hadamard(centred * step.unsqueeze(1)) * self._signs
         return values.view(-1).index_select(0, self._places)
+
+
+def _hadamard_on(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """In one pass where Triton can compile it, and it gives the reference's bits."""
+    if device.type != "cuda":
+        return hadamard
+    try:
+        from laconic.kernels.triton import rotation
+    except ImportError as error:
+        log.warning("rotations take ten passes on the GPU, which is slow: %s", error)
+        return hadamard
+    x = torch.randn(33, LANE_BLOCK, device=device)
+    if not rotation.hadamard(x).equal(hadamard(x)):
+        raise WrongResultError("the rotation by Triton differs from the reference's: please report this")
+    return rotation.hadamard

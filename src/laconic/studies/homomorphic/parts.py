@@ -10,7 +10,7 @@ from laconic.studies.homomorphic.settings import HYPER, Setting, setting_of
 
 __all__ = ["BITS", "PARTS", "RHOS", "SCHEMES", "SEEDS", "TRAINED", "WORKERS", "seeds_of", "settings_of"]
 
-TRAINED = ("sums", "layers", "products")
+TRAINED = ("sums", "layers", "products", "search")
 PARTS = (*TRAINED, "speed")
 
 BITS = (1, 2, 3, 4, 8)
@@ -20,17 +20,13 @@ SCHEMES = ("monarch", "lowrank", "subspace", "hashed")
 
 SEEDS = (0, 1, 2)
 
-EIGHT_BITS: dict[str, Any] = {"small": "ef|shared:8"}
-"""For tensors below 4,096 values, where they would otherwise be a good part of what is sent."""
+ONE_BIT, TWO_BITS = "ef|thc:1", "ef|thc:2"
+EIGHT_BITS = "ef|shared:8"
+"""For tensors below 4,096 values: of so few bytes, sixteen bits of each would be a good part."""
 
-VGG_HEADLINE: tuple[tuple[str | None, str, dict[str, Any]], ...] = (
-    (None, "none", {}),
-    (None, "ef|thc:2", {}),
-    (None, "ef|thc:1", {}),
-    ("subspace:0.1666", "ef|thc:1", EIGHT_BITS),
-    ("subspace:0.0769", "ef|thc:1", EIGHT_BITS),
-)
-"""Of three seeds. The products: a sixth and a thirteenth of the numbers, each by a bit."""
+EARLY_HALF = (("conv[234]", "subspace:0.5"),)
+EARLY_DENSE = (("conv[23]", "dense"), ("conv4", "subspace:0.25"))
+"""Of VGG-11's numbers 10 % are in its second to fourth convolution: there it costs little to keep more of them."""
 
 
 def seeds_of(part: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
@@ -38,23 +34,19 @@ def seeds_of(part: str, setting: Setting, seeds: Sequence[int] | None) -> Sequen
         return seeds
     if setting.model == "mlp":
         return SEEDS
-    headline = any((layers, codec) == (setting.layers, setting.codec) for layers, codec, _ in VGG_HEADLINE)
-    return SEEDS if setting.model == "vgg11" and setting.workers == 2 and headline else SEEDS[:1]
+    judged = part == "products" or (part == "sums" and setting.codec in ("none", ONE_BIT, TWO_BITS))
+    return SEEDS if setting.model == "vgg11" and setting.workers == 2 and judged else SEEDS[:1]
 
 
 def settings_of(part: str, models: Sequence[str], data: str | None = None) -> Iterator[Setting]:
     """The settings of a part, model by model."""
+    of = {"sums": sums, "layers": layers, "products": products, "search": search}
+    if part not in of:
+        raise ConfigError(f"part {part!r} trains nothing: expected one of {', '.join(TRAINED)}")
     for model in models:
         if model not in HYPER:
             raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
-        if part == "sums":
-            yield from sums(model, data)
-        elif part == "layers":
-            yield from layers(model, data)
-        elif part == "products":
-            yield from products(model, data)
-        else:
-            raise ConfigError(f"part {part!r} trains nothing: expected one of {', '.join(TRAINED)}")
+        yield from of[part](model, data)
 
 
 def sums(model: str, data: str | None) -> Iterator[Setting]:
@@ -64,14 +56,10 @@ def sums(model: str, data: str | None) -> Iterator[Setting]:
         yield setting_of(model, workers=workers, data=data)
         for bits in BITS:
             yield setting_of(model, None, f"ef|thc:{bits}", workers=workers, data=data)
-    if model == "vgg11":  # with smaller batches each: batch norm feels it, so float32 is trained again
-        for workers in (4, 8):
-            yield setting_of(model, workers=workers, data=data)
-            yield setting_of(model, None, "ef|thc:2", workers=workers, data=data)
 
 
 def layers(model: str, data: str | None) -> Iterator[Setting]:
-    """Layers in fewer numbers, sent as they are. All of VGG-11's are convolutions, where monarch is lowrank."""
+    """Layers in fewer numbers, sent as they are. VGG-11 has convolutions, where monarch is lowrank."""
     for scheme in SCHEMES:
         if (model, scheme) != ("vgg11", "monarch"):
             yield from (setting_of(model, f"{scheme}:{rho:g}", data=data) for rho in RHOS)
@@ -80,22 +68,45 @@ def layers(model: str, data: str | None) -> Iterator[Setting]:
 def products(model: str, data: str | None) -> Iterator[Setting]:
     """Both."""
     if model == "vgg11":
-        for scheme, codec, rest in (
-            *VGG_HEADLINE[3:],
-            ("subspace:0.1", "ef|thc:2", {}),
-            ("lowrank:0.2", "ef|thc:2", {}),
-        ):
-            yield setting_of(model, scheme, codec, data=data, **rest)
+        yield _small(model, "subspace:0.125", data, rules=EARLY_HALF, decay=2e-3)
+        yield _small(model, "subspace:0.025", data, rules=EARLY_DENSE, decay=2e-3)
         return
-    combined: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("subspace:0.2", "ef|thc:1", {}),
-        ("subspace:0.1", "ef|thc:4", {}),
-        ("subspace:0.1", "ef|thc:2", {}),
-        ("subspace:0.1", "ef|thc:1", {}),
-        ("subspace:0.05", "ef|thc:2", {}),
-        ("hashed:0.1", "ef|thc:2", {}),
-        ("monarch:0.2", "ef|thc:4", {}),
-        ("monarch:0.2", "ef|thc:2", {}),
-    )
-    for scheme, codec, rest in combined:
-        yield setting_of(model, scheme, codec, workers=4, data=data, **rest)
+    for scheme, codec in (
+        ("subspace:0.2", ONE_BIT),
+        ("subspace:0.1", "ef|thc:4"),
+        ("subspace:0.1", TWO_BITS),
+        ("subspace:0.1", ONE_BIT),
+        ("subspace:0.05", TWO_BITS),
+        ("hashed:0.1", TWO_BITS),
+        ("monarch:0.2", "ef|thc:4"),
+        ("monarch:0.2", TWO_BITS),
+    ):
+        yield setting_of(model, scheme, codec, workers=4, data=data)
+
+
+def search(model: str, data: str | None) -> Iterator[Setting]:
+    """How VGG-11's products were found: a sixth of the numbers by a bit, with one thing changed at a time."""
+    if model != "vgg11":
+        return
+    sixth = "subspace:0.1666"
+    yield _small(model, sixth, data)
+    yield _small(model, sixth, data, at_renewal="forget")
+    yield _small(model, f"{sixth},T=20", data)
+    yield _small(model, f"{sixth},T=500", data)
+    yield _small(model, sixth, data, carry=False)
+    yield _small(model, sixth, data, lr=0.1)
+    yield from (_small(model, sixth, data, decay=decay) for decay in (1e-3, 2e-3, 4e-3))
+    yield from (_small(model, "subspace:0.125", data, rules=EARLY_HALF, decay=decay) for decay in (5e-4, 1e-3))
+    dense = (("conv[23]", "dense"), ("conv4", "subspace:0.5"))
+    yield _small(model, "subspace:0.0769", data, rules=dense, decay=1e-3)
+    yield _small(model, "subspace:0.0769", data)
+    yield _small(model, "subspace:0.0714", data, decay=2e-3)
+    yield setting_of(model, "subspace:0.0833", TWO_BITS, data=data, small=EIGHT_BITS)
+    yield _small(model, "lowrank:0.18", data)
+    yield setting_of(model, None, ONE_BIT, data=data, carry=False)
+    yield setting_of(model, data=data, decay=1e-3)
+
+
+def _small(model: str, scheme: str, data: str | None, **changes: Any) -> Setting:
+    """A scheme by one bit, and eight bits for small tensors."""
+    return setting_of(model, scheme, ONE_BIT, data=data, **{"small": EIGHT_BITS, **changes})

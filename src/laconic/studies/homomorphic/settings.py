@@ -50,6 +50,7 @@ class Setting:
         model: Name of the model.
         data: Name of the data set.
         layers: The scheme of its layers; None for dense ones.
+        rules: Layers by pattern whose scheme is another one, or ``dense``.
         codec: Sums gradients: ``ef|thc:2``, ``ef|shared:4``, …; ``none`` for float32.
         small: The same for tensors below 4,096 values.
         workers: How many; they share a batch.
@@ -66,6 +67,7 @@ class Setting:
     model: str
     data: str
     layers: str | None = None
+    rules: tuple[tuple[str, str], ...] = ()
     codec: str = "none"
     small: str = "shared:16"
     workers: int = 2
@@ -93,7 +95,8 @@ class Setting:
         return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
 
     def values(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"rules": [list(rule) for rule in self.rules]}
 
     def key(self, part: str, epochs: int, seed: int) -> str:
         """Equal for equal work."""
@@ -117,4 +120,4 @@ def setting_of(
     if over or not batch:
         raise ConfigError(f"{workers} workers cannot share a batch of {hyper.batch} images evenly")
     known: dict[str, Any] = {"lr": hyper.lr, "ramp": hyper.ramp, "decay": hyper.decay, "batch": batch, **rest}
-    return Setting(model, data or hyper.data, layers, codec, workers=workers, **known)
+    return Setting(model, data or hyper.data, layers, codec=codec, workers=workers, **known)

@@ -81,6 +81,10 @@ class Setting:
     def layers(self) -> None:
         """All of them are dense."""
 
+    @property
+    def rules(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     def job(self, seed: int) -> Job:
         """Where momentum is in the channel the optimizer has none: its decay acts once, and needs ten times as much."""
         known = {one.name for one in fields(Job)}
