@@ -202,7 +202,7 @@ def test_memory_is_a_sum_per_slot_however_many_push() -> None:
                 for slot, frame in enumerate(push.frames):
                     inbox.add(slot, frame, deadline=time.monotonic() + SOON)
         held.append(total.nbytes)
-        assert hand.core._in_memory == 0
+        assert hand.core.in_memory == 0
     values = 7 * 1024 + 4 * 1024  # a byte for each of 7 blocks, four for a block of 16 bits; lanes are in groups
     assert held[0] == held[1] or held[1] <= 2 * held[0] <= 4 * values
 
