@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, fields, replace
 
 from laconic.errors import ConfigError
+from laconic.train.methods import method_options
 
 __all__ = ["PARTS", "ClusterSettings"]
 
@@ -61,6 +62,8 @@ class ClusterSettings:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if not 1 <= self.seconds <= 3600:
             raise ConfigError(f"seconds must be from 1 to 3600, got {self.seconds:g}")
+        for method in self.methods:
+            method_options(method)  # a wrong one is refused now, not after the rounds of those before it
 
     @property
     def threads(self) -> tuple[int, int]:
