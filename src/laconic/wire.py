@@ -25,10 +25,12 @@ __all__ = [
     "Buffer",
     "FrameArena",
     "FramePlan",
+    "Mould",
     "bundle_header",
     "is_bundle",
     "pack",
     "pack_bundle",
+    "pack_packets",
     "seal",
     "unpack",
     "unpack_bundle",
@@ -289,6 +291,43 @@ def _check_start(magic: bytes, version: int) -> None:
         raise FrameError(f"the frame is of format {version}, this laconic reads {VERSION}")
 
 
+class Mould:
+    """What frames are like whose codec, shape and sections' sizes are known before they come: all but checksums.
+
+    Who expects many of these sees at a glance that one is in order, without reading what it knows. A frame that does
+    not fit is for ``unpack``, which takes it or says what is wrong.
+    """
+
+    def __init__(self, codec: str, spec: TensorSpec, lengths: Sequence[int]) -> None:
+        payload = _payload_nbytes(lengths)
+        header = _header(Packet(codec, spec, ()), lengths, payload, 0, _is_wide(spec, payload))
+        self._checksum = _FIXED.size - _CRC.size
+        self._start, self._rest = header[: self._checksum], header[_FIXED.size : -_CRC.size]
+        self._header, self._payload = len(header), payload
+        self.nbytes = len(header) + payload
+        self.sections: list[int] = []
+        """Where each begins."""
+        self._gaps: list[tuple[int, bytes]] = []
+        at = len(header)
+        for nbytes in lengths:
+            if gap := -at & (ALIGN - 1):
+                self._gaps.append((at, bytes(gap)))
+            self.sections.append(_align(at))
+            at = _align(at) + nbytes
+
+    def fits(self, address: int) -> bool:
+        """Whether the ``nbytes`` there are such a frame, undamaged."""
+        head = bytes_at(address, self._header)
+        if not head.startswith(self._start) or head[_FIXED.size : -_CRC.size] != self._rest:
+            return False
+        (payload_crc,), (crc,) = _CRC.unpack_from(head, self._checksum), _CRC.unpack(head[-_CRC.size :])
+        if crc32c(address, self._header - _CRC.size) != crc:
+            return False
+        if any(bytes_at(address + at, len(zeros)) != zeros for at, zeros in self._gaps):
+            return False
+        return bool(crc32c(address + self._header, self._payload) == payload_crc)
+
+
 # ---------------------------------------------------------------------------------------------------------- bundles
 
 
@@ -319,6 +358,27 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
         room[at : at + view.numel()] = view
         at += view.numel()
     return bundle
+
+
+def pack_packets(packets: Sequence[tuple[str, Packet]]) -> memoryview:
+    """Packets as a bundle of their frames; each section is copied once, and nothing is written twice."""
+    plans = [
+        FramePlan.of(packet.codec, packet.spec, [section.numel() for section in packet.sections])
+        for _, packet in packets
+    ]
+    header = bundle_header([name for name, _ in packets], [plan.limit for plan in plans])
+    room = torch.empty(len(header) + _payload_nbytes([plan.limit for plan in plans]), dtype=torch.uint8)
+    address, at = room.data_ptr(), len(header)
+    set_bytes(address, header)
+    for (_, packet), plan in zip(packets, plans, strict=True):
+        zero_bytes(address + at, _align(at) - at)
+        at = _align(at)
+        arena = FrameArena(room[at : at + plan.limit], plan)
+        for section in packet.sections:
+            arena.take(section.numel()).copy_(section)
+        seal(packet, arena)
+        at += plan.limit
+    return room.numpy().data
 
 
 def is_bundle(blob: Buffer) -> bool:

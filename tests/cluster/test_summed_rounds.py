@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 import laconic
 from laconic import wire
 from laconic.cluster import summands as worker_side
+from laconic.cluster import sums
 from laconic.cluster.checkpoint import Folder
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
@@ -524,3 +525,40 @@ def test_bytes_are_as_predicted() -> None:
         assert predicted < counted < 1.02 * predicted + exchanges * slots * 400
     deposit = workers[0].bytes_sent - workers[1].bytes_sent  # weights and momentum, once
     assert 8 * values < deposit < 8 * values + 200 * slots
+
+
+# --------------------------------------------------------------------------------------------- known beforehand
+
+
+@pytest.mark.parametrize("shape", [(1,), (70, 70), (5000,)])
+@pytest.mark.parametrize("spec", ["shared:8", "ef|thc:4", "thc:3", "shared:16"])
+def test_a_message_read_at_a_glance_is_what_it_is_read_word_by_word(spec: str, shape: tuple[int, ...]) -> None:
+    job = Job(workers=3, push=spec, push_small=spec, returns="sum")
+    like = {"w": torch.zeros(shape)}
+    (how,) = job.slot_sums(like)
+    worker = Summands(job, 0, like)
+    probe = worker.probe("w", torch.randn(shape, generator=torch.Generator().manual_seed(1)), seed=5)
+    message = bytes(worker.settled("w", probe, probe, seed=5))
+    assert how.mould is not None
+    found = how.mould.read(message)
+    assert found is not None
+    scales, packet = sums._read(how, message)
+    assert torch.equal(found[0], scales) and packet is not None
+    assert found[1].spec == packet.spec and found[1].codec == packet.codec
+    assert all(torch.equal(a, b) for a, b in zip(found[1].sections, packet.sections, strict=True))
+    for bit in range(8 * len(message)) if len(message) < 500 else range(0, 8 * len(message), 61):
+        bent = bytearray(message)
+        bent[bit // 8] ^= 1 << bit % 8
+        assert how.mould.read(bent) is None, bit
+    assert how.mould.read(message[:-1]) is None and how.mould.read(message + b"\0") is None
+
+
+def test_a_message_that_looks_different_is_read_word_by_word() -> None:
+    job = Job(workers=2, push="shared:8", push_small="shared:8", returns="sum")
+    like = {"w": torch.zeros(10)}
+    (how,) = job.slot_sums(like)
+    assert how.mould is not None
+    only_scales = sums.pack_part(laconic.encode(torch.ones(1), "none"), None)
+    assert how.mould.read(only_scales) is None and sums.Part.of(how, only_scales).packet is None
+    (nothing,) = job.slot_sums({"w": torch.zeros(0)})
+    assert nothing.mould is None

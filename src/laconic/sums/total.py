@@ -82,9 +82,9 @@ def _fitting(count: int, more: int, workers: int) -> int:
 class _Integers:
     """Packed vertically in lanes of 8, 16 or 32 bits; or in the words of lanes that a ring sends."""
 
-    def __init__(self, packet: Packet, chain: Chain, room: Tensor) -> None:
+    def __init__(self, packet: Packet, chain: Chain, head: LaneHead, room: Tensor) -> None:
         assert isinstance(chain.values, LaneStage)
-        self.head = replace(_integers_head(packet, chain), count=0)
+        self.head, self.count = head, 0
         self.values = lane_values(_kept(packet, chain), chain.values.signs is not None)
         *side, _, clips, lanes = packet.sections
         self.side, self.clips = tuple(section.clone() for section in side), clips.clone()
@@ -94,17 +94,14 @@ class _Integers:
         fits = room.numel() == size and room.device == lanes.device
         self.room = room.zero_() if fits else torch.zeros(size, dtype=torch.uint8, device=lanes.device)
 
-    @property
-    def count(self) -> int:
-        return self.head.count
-
-    def add(self, packet: Packet, chain: Chain) -> None:
-        head, ours = _integers_head(packet, chain), self.head
+    def add(self, packet: Packet, head: LaneHead | FloatHead | None) -> None:
+        assert isinstance(head, LaneHead)
+        ours = self.head
         if (head.packed, head.levels, head.workers) != (ours.packed, ours.levels, ours.workers) or not (
             head.packed or head.width == ours.width
         ):
             raise FrameError(f"the sum has {ours.levels} levels for {ours.workers} workers, the frame {head}")
-        count = _fitting(ours.count, head.count, ours.workers)
+        count = _fitting(self.count, head.count, ours.workers)
         *side, _, clips, lanes = packet.sections
         _same(self.side, tuple(side), "entries")
         _same((self.clips,), (clips,), "scales")
@@ -115,10 +112,10 @@ class _Integers:
             backend.lane_accumulate(lanes, self.values, head.width, self.lane, self.room)
         else:
             backend.lane_add(lanes, self.room)
-        self.head = replace(ours, count=count)
+        self.count = count
 
     def sections(self) -> tuple[Tensor, ...]:
-        head, lanes = self.head, self.room
+        head, lanes = replace(self.head, count=self.count), self.room
         if head.packed:
             head = LaneHead.for_server(head.levels, head.workers, head.count)
             lanes = torch.empty(packed_nbytes(self.values, head.width), dtype=torch.uint8, device=self.room.device)
@@ -131,8 +128,8 @@ class _Integers:
 class _Floats:
     """Float32 values. Additions round, so the order of packets shows in the last bits."""
 
-    def __init__(self, packet: Packet, chain: Chain, room: Tensor) -> None:
-        self.head = replace(_float_head(packet), count=0)
+    def __init__(self, packet: Packet, head: FloatHead, room: Tensor) -> None:
+        self.head = replace(head, count=0)
         *side, _, values = packet.sections
         self.side = tuple(section.clone() for section in side)
         fits = room.numel() == values.numel() and room.device == values.device
@@ -142,8 +139,8 @@ class _Floats:
     def count(self) -> int:
         return self.head.count
 
-    def add(self, packet: Packet, chain: Chain) -> None:
-        head = _float_head(packet)
+    def add(self, packet: Packet, head: LaneHead | FloatHead | None) -> None:
+        assert isinstance(head, FloatHead)
         if head.workers != self.head.workers:
             raise FrameError(f"the sum is for {self.head.workers} workers, the frame for {head.workers}")
         count = _fitting(self.head.count, head.count, self.head.workers)
@@ -197,14 +194,27 @@ class Sum:
     def add(self, frame: Packet | Buffer) -> None:
         """Add a worker's packet, or the sum of several."""
         packet, chain = _open(frame, self.max_numel)
+        head: LaneHead | FloatHead | None = None
+        if packet.sections:
+            head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
+        self._add(packet, chain, head)
+
+    def add_integers(self, packet: Packet, head: LaneHead) -> None:
+        """Add a packet of ``shared`` or ``thc`` that the caller has read and checked: its head, and all sizes."""
+        self._add(packet, codec(packet.codec), head)
+
+    def _add(self, packet: Packet, chain: Chain, head: LaneHead | FloatHead | None) -> None:
         if self._first is None:
-            if packet.sections:
-                head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
+            if head is not None:
                 if self.workers not in (None, head.workers):
                     raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
                 with RoomFor(packet.spec.numel):
-                    total = (_Integers if _is_integers(chain) else _Floats)(packet, chain, self._room)
-                    total.add(packet, chain)
+                    total = (
+                        _Integers(packet, chain, head, self._room)
+                        if isinstance(head, LaneHead)
+                        else _Floats(packet, head, self._room)
+                    )
+                    total.add(packet, head)
                 self._total, self._room = total, total.room
             self._first = Packet(packet.codec, packet.spec, ())
             return
@@ -213,10 +223,10 @@ class Sum:
                 f"the sum is of {self._first.codec!r} for {list(self._first.spec.shape)}, the frame of "
                 f"{packet.codec!r} for {list(packet.spec.shape)}"
             )
-        if bool(packet.sections) != (self._total is not None):
+        if (head is not None) != (self._total is not None):
             raise FrameError("one of the frames holds nothing but zeros: their senders did not agree on the same")
         if self._total is not None:
-            self._total.add(packet, chain)
+            self._total.add(packet, head)
 
     def packet(self) -> Packet:
         """The sum so far, as a packet; it is valid until the next ``add`` or ``clear``."""

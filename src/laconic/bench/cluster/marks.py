@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-__all__ = ["STEPS", "Marks"]
+__all__ = ["OF_FRAMES", "STEPS", "Marks"]
 
 STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "assemble": (("laconic.cluster.server", "Assembler.feed"),),
-    "checksum": (("laconic.wire", "unpack"),),
+    "checksum": (
+        ("laconic.wire", "unpack"),
+        ("laconic.cluster.sums", "PartMould.read"),
+        ("laconic.cluster.sums", "_read"),
+    ),
     "accumulate": (
         ("laconic.cluster.rounds", "OpenFrame.add_to"),
         ("laconic.cluster.rounds", "OpenFrame.decode"),
@@ -28,6 +32,9 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "cut into messages": (("laconic.cluster.server", "frame_messages"),),
 }
 """Steps of a push and its answer, and the functions that they are. One that is no more is left out, and said to be."""
+
+OF_FRAMES = ("checksum", "accumulate", "optimizer step", "encode")
+"""Those that make an answer of what was pushed. The others, and gRPC itself, move bytes."""
 
 
 @dataclass
