@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import laconic
 from laconic import wire
 from laconic.cluster import summands as worker_side
 from laconic.cluster import sums
-from laconic.cluster.checkpoint import Folder
+from laconic.cluster.checkpoint import Folder, load_latest
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
 from laconic.cluster.replies import Reply, regather
@@ -38,6 +39,8 @@ from laconic.packet import Packet, TensorSpec
 from laconic.train import Shards, build_task
 from laconic.train.launch import launch
 from laconic.train.methods import method_options
+from laconic.train.run import CHECKPOINTS, trainable
+from laconic.train.together import run_together
 from laconic.train.worker import Worker
 
 SOON = 10.0
@@ -424,6 +427,38 @@ def test_killed_processes_are_started_again_and_the_run_ends_as_in_one_process(t
     assert len(found) == len(clean.parameters)
     for name, x in clean.parameters.items():
         assert torch.equal(found[f"parameter/{name}"], x), name
+
+
+def test_a_killed_worker_finds_its_renewed_subspaces_again(tmp_path: Path) -> None:
+    """The server holds none of it but what was deposited: T=5 and checkpoints fall apart."""
+    config = replace(config_of("homomorphic", checkpoint_every=8), layers="subspace:0.1,T=5", iterations=24)
+    task = config.task()
+    residents = config.residents(task)
+    assert residents is not None
+    slots = {name: x.clone() for name, x in trainable(task.model).items()}
+    clean = core_of(config.job, slots, exchanges=24, resident=residents)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as processes have
+    try:
+        workers = []
+        for number in range(config.job.workers):
+            own = config.task()
+            shards = Shards(own.num_train, config.job.workers, config.batch, config.job.seed)
+            workers.append(Worker(number, own, shards, config.job, config.rates(), LocalLink(clean, number)))
+        assert not run_together(workers, 24)
+    finally:
+        torch.set_num_threads(threads)
+    killer = at_version(tmp_path, 12, lambda: kill("worker", tmp_path))
+    launch({tmp_path: config})
+    killer.join(1)
+    assert [e["event"] for e in events_of(tmp_path)].count("gather") >= 1
+    found = load_latest(tmp_path / CHECKPOINTS)
+    assert found is not None and found.meta["version"] == 24
+    wanted = {f"parameter/{name}": x for name, x in clean.parameters.items()}
+    wanted |= {f"resident/{name}": x for name, x in clean.resident.items()}
+    assert len(clean.resident) == 2
+    for name, x in wanted.items():
+        assert torch.equal(found.tensors[name], x), name
 
 
 # --------------------------------------------------------------------------------------------------- bad input, jobs

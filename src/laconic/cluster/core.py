@@ -111,6 +111,11 @@ class Core:
         return self._weights.resident
 
     @property
+    def deposit_limits(self) -> list[int]:
+        """The most bytes that each frame of the largest possible deposit can have."""
+        return self.job.push_limits(self._weights.deposits[-1])
+
+    @property
     def slots(self) -> Slots:
         return self._weights.slots
 
@@ -288,7 +293,7 @@ class Core:
         return self._deposits.on_its_way()
 
     def deposit(self, worker: int, incarnation: int, version: int, frames: Sequence[Frame]) -> None:
-        """The weights of a version as a worker holds them, and the optimizer's memory: a frame per slot, or two."""
+        """The weights of a version as a worker holds them, the optimizer's memory, and what else belongs to slots."""
         tensors = self._deposits.read(worker, frames)
         with self._hall.changed:
             self.settle()

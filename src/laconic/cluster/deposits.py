@@ -72,11 +72,11 @@ class Deposits:
                 self._coming -= 1
 
     def read(self, worker: int, frames: Sequence[Frame]) -> list[Tensor]:
-        """The weights, and the optimizer's memory: a frame per slot, or two. Needs no lock."""
-        like = self._weights.like
-        if self._job.returns != "sum" or len(frames) not in (len(like), 2 * len(like)):
-            raise FrameError(f"{len(frames)} frames are no deposit of {len(like)} slots")
-        tensors = [decode(frame, like=x) for frame, x in zip(frames, [*like, *like], strict=False)]
+        """What a worker holds, as in ``Weights.deposits``: one, two or three frames per slot. Needs no lock."""
+        like = next((one for one in self._weights.deposits if len(one) == len(frames)), None)
+        if self._job.returns != "sum" or like is None:
+            raise FrameError(f"{len(frames)} frames are no deposit of {len(self._weights.slots)} slots")
+        tensors = [decode(frame, like=x) for frame, x in zip(frames, like, strict=True)]
         if not all(bool(torch.isfinite(x).all()) for x in tensors):
             raise FrameError(f"worker {worker} deposits weights that are not finite")
         return tensors
