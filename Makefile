@@ -51,10 +51,11 @@ bench: $(VENV)/.ready
 bench-cluster: $(VENV)/.ready
 	for part in aggregation rounds load; do \
 	  $(BIN)/laconic bench cluster --part $$part --record results/cluster/$$part.jsonl || exit 1; done
+	$(BIN)/laconic bench cluster --part rounds --workers 4 --methods 3,4,homomorphic --record results/cluster/sums.jsonl
 	$(MAKE) cluster-tables
 
 cluster-tables: $(VENV)/.ready
-	for part in aggregation rounds load; do \
+	for part in aggregation rounds sums load; do \
 	  $(BIN)/python bench/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
 	  || exit 1; done
 

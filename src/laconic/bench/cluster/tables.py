@@ -189,8 +189,9 @@ def _processor(records: Sequence[Record]) -> ClusterTable:
         )
     notes = (
         f"The server's processor time of a round with {_workers(records[0])} workers, ms, in rounds of their own with "
-        f"clocks in them: what is done with frames, and the rest, which moves bytes (gRPC, TLS where links are network "
-        f"namespaces, the kernel's share), also in ns a byte. Measured by `{records[0].values['command']}`."
+        f"clocks in them and one thread a step: what is done with frames, and the rest, which moves bytes (gRPC, TLS "
+        f"where links are network namespaces, the kernel's share), also in ns a byte. Measured by "
+        f"`{records[0].values['command']}`."
     )
     columns = ("link", "method", "all", *OF_FRAMES, "with frames", "moving bytes", "kB a round", "ns a byte")
     name = "processor" if _workers(records[0]) == "two" else f"processor-{_workers(records[0])}"
