@@ -59,6 +59,8 @@ _FIXED = struct.Struct("<4sBBBBHBBQI")  # magic, version, flags, dtype, ndim, sp
 _BUNDLE = struct.Struct("<4sBBHIIQ")  # magic, version, flags, 0, packets, directory bytes, body bytes
 _ENTRY = struct.Struct("<QH")  # frame bytes, name bytes
 _CRC = struct.Struct("<I")
+SMALL: Final = 1 << 14
+"""Bytes of which a copy costs less than to let go of the interpreter while others want it."""
 _SHORTEST: Final = 32  # bytes of a header, which ends on the alignment
 
 DTYPES: Final[dict[int, torch.dtype]] = {
@@ -321,11 +323,14 @@ class Mould:
         if not head.startswith(self._start) or head[_FIXED.size : -_CRC.size] != self._rest:
             return False
         (payload_crc,), (crc,) = _CRC.unpack_from(head, self._checksum), _CRC.unpack(head[-_CRC.size :])
-        if crc32c(address, self._header - _CRC.size) != crc:
+        if crc32c_of(head[: -_CRC.size]) != crc:
             return False
         if any(bytes_at(address + at, len(zeros)) != zeros for at, zeros in self._gaps):
             return False
-        return bool(crc32c(address + self._header, self._payload) == payload_crc)
+        payload = address + self._header
+        if self._payload < SMALL:
+            return bool(crc32c_of(bytes_at(payload, self._payload)) == payload_crc)
+        return bool(crc32c(payload, self._payload) == payload_crc)
 
 
 # ---------------------------------------------------------------------------------------------------------- bundles

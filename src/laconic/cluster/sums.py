@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,12 +85,12 @@ def read_scales(frame: Buffer, count: int) -> Tensor:
 
 
 def _bits(section: Tensor) -> Tensor:
-    bits = section.clone().view(torch.int32)
-    if bits.numel():
-        least, most = torch.aminmax(bits)
-        if not 0 <= int(least) <= int(most) <= UNUSABLE:
-            raise FrameError("a scale is negative or not finite")
-    return bits
+    # By numpy, as is the maximum below: torch lets go of the interpreter for each of such small things, and with many
+    # workers' threads around, getting it back costs more than doing them.
+    bits = section.numpy().copy().view(np.uint32)
+    if bits.size and int(bits.max()) > UNUSABLE:  # negative ones have the highest bit
+        raise FrameError("a scale is negative or not finite")
+    return torch.from_numpy(bits.view(np.int32))
 
 
 def pack_part(scales: Buffer, summand: Buffer | None) -> Frame:
@@ -263,7 +264,8 @@ class Additions:
                 except FrameError as error:
                     raise FrameError(f"slot {part.slot!r}: {error}") from None
                 self._any[slot] = True
-            torch.maximum(self._scales[slot], part.scales, out=self._scales[slot])
+            most = self._scales[slot].numpy()
+            np.maximum(most, part.scales.numpy(), out=most)
             self._added[slot].add(worker)
             return self._message(slot) if len(self._added[slot]) == self._workers else None
 
