@@ -103,7 +103,8 @@ class _Integers:
             raise FrameError(f"the sum has {ours.levels} levels for {ours.workers} workers, the frame {head}")
         count = _fitting(self.count, head.count, ours.workers)
         *side, _, clips, lanes = packet.sections
-        _same(self.side, tuple(side), "entries")
+        if side or self.side:
+            _same(self.side, tuple(side), "entries")
         _same((self.clips,), (clips,), "scales")
         backend = kernels.of(lanes)
         if head.total != (1 << head.width) - 1 and backend.lane_largest(lanes, self.values, head.coding) > head.total:
