@@ -134,7 +134,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         for link in links
     )
     notes = (
-        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values (the slots of "
+        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values ({_slots(first)} of "
         f"{first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
         f"the server and from it: {measured}. A round is from the first worker's first byte encoded to the last's "
         f"last decoded: medians and quartiles, and so many iterations of training ask for one; encode, wait and decode "
@@ -146,13 +146,23 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         "link", "method", "s a round", "quartiles", "iterations", f"of method {first.values['base']}", "encode", "wait",
         "decode", "kB a round", "link",
     )  # fmt: skip
-    name = "rounds" if _workers(first) == "two" else f"rounds-{_workers(first)}"
+    name = _name("rounds", first)
     return ClusterTable(name, columns, tuple(rows), 2, notes, tuple(goals))
 
 
 def _workers(record: Record) -> str:
     count = record.values.get("workers", 2)
     return "two" if count == 2 else str(count)
+
+
+def _slots(record: Record) -> str:
+    return "all tensors as one, those" if record.values.get("slots") == 1 else "the slots"
+
+
+def _name(part: str, record: Record) -> str:
+    """Where it goes on a page: two workers' tensors one by one are what others stand beside."""
+    words = [part, *([] if _workers(record) == "two" else [_workers(record)])]
+    return "-".join([*words, *(["bundled"] if record.values.get("slots") == 1 else [])])
 
 
 def _with_split(records: Sequence[Record]) -> list[Record]:
@@ -188,13 +198,14 @@ def _processor(records: Sequence[Record]) -> ClusterTable:
             )
         )
     notes = (
-        f"The server's processor time of a round with {_workers(records[0])} workers, ms, in rounds of their own with "
+        f"The server's processor time of a round with {_workers(records[0])} workers, {_slots(records[0])} of "
+        f"{records[0].values['model']}, ms, in rounds of their own with "
         f"clocks in them and one thread a step: what is done with frames, and the rest, which moves bytes (gRPC, TLS "
         f"where links are network namespaces, the kernel's share), also in ns a byte. Measured by "
         f"`{records[0].values['command']}`."
     )
     columns = ("link", "method", "all", *OF_FRAMES, "with frames", "moving bytes", "kB a round", "ns a byte")
-    name = "processor" if _workers(records[0]) == "two" else f"processor-{_workers(records[0])}"
+    name = _name("processor", records[0])
     goals = tuple(_processor_goals(records)) if records[0].values["model"] == JUDGED else ()
     return ClusterTable(name, columns, tuple(rows), 2, notes, goals)
 
