@@ -152,8 +152,8 @@ def test_settings_say_what_is_wrong_and_how_to_run_again() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ClusterSettings(**wrong)  # type: ignore[arg-type]
-    again = ClusterSettings(parts=("rounds",), rates=("1gbit", "unshaped"), paced=True).command()
-    assert again == "laconic bench cluster --part rounds --rates 1gbit,unshaped --paced"
+    again = ClusterSettings(parts=("rounds",), rates=("1gbit", "unshaped"), paced=True, bundled=True).command()
+    assert again == "laconic bench cluster --part rounds --rates 1gbit,unshaped --paced --bundled"
     assert ClusterSettings().command() == "laconic bench cluster" and ClusterSettings().parts == PARTS
 
 
@@ -223,3 +223,6 @@ def test_what_a_server_does_with_frames_stands_beside_what_moves_bytes() -> None
     assert [met for met, _ in processor.verdicts] == [False, True]
     assert "all: 0.70 of method 4's" in processor.verdicts[0][1] and "frames: 0.25 of" in processor.verdicts[1][1]
     assert [table.name for table in tables([record("4", 0.1, 0.04)])] == ["rounds-4"]
+    one = record("4", 0.1, 0.04)
+    bundled = Record("cluster.round", {**one.values, "slots": 1})
+    assert tables([bundled])[0].name == "rounds-4-bundled" and "all tensors as one" in tables([bundled])[0].notes

@@ -84,10 +84,11 @@ def cluster(
         "clients": clients,
         "processes": processes,
         "seconds": seconds,
+        "paced": paced,
+        "bundled": bundled,
+        "seed": seed,
     }
-    settings = replace(
-        settings, paced=paced, bundled=bundled, seed=seed, **{k: v for k, v in given.items() if v is not None}
-    )
+    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     if record is not None:
         check_writable(record)
     from laconic.bench.cluster.suite import run

@@ -134,8 +134,8 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         for link in links
     )
     notes = (
-        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values ({_slots(first)} of "
-        f"{first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
+        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values ({_slots(first)} "
+        f"of {first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
         f"the server and from it: {measured}. A round is from the first worker's first byte encoded to the last's "
         f"last decoded: medians and quartiles, and so many iterations of training ask for one; encode, wait and decode "
         f"are those of the worker that ended last. kB are frames of all workers both ways, link is what the server's "
