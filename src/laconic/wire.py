@@ -23,6 +23,7 @@ from laconic.packet import Packet, TensorSpec, tensor_spec
 __all__ = [
     "MAX_NUMEL",
     "Buffer",
+    "BundleRoom",
     "FrameArena",
     "FramePlan",
     "Mould",
@@ -30,7 +31,6 @@ __all__ = [
     "is_bundle",
     "pack",
     "pack_bundle",
-    "pack_packets",
     "seal",
     "unpack",
     "unpack_bundle",
@@ -365,25 +365,33 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
     return bundle
 
 
-def pack_packets(packets: Sequence[tuple[str, Packet]]) -> memoryview:
-    """Packets as a bundle of their frames; each section is copied once, and nothing is written twice."""
-    plans = [
-        FramePlan.of(packet.codec, packet.spec, [section.numel() for section in packet.sections])
-        for _, packet in packets
-    ]
-    header = bundle_header([name for name, _ in packets], [plan.limit for plan in plans])
-    room = torch.empty(len(header) + _payload_nbytes([plan.limit for plan in plans]), dtype=torch.uint8)
-    address, at = room.data_ptr(), len(header)
-    set_bytes(address, header)
-    for (_, packet), plan in zip(packets, plans, strict=True):
-        zero_bytes(address + at, _align(at) - at)
-        at = _align(at)
-        arena = FrameArena(room[at : at + plan.limit], plan)
-        for section in packet.sections:
-            arena.take(section.numel()).copy_(section)
-        seal(packet, arena)
-        at += plan.limit
-    return room.numpy().data
+class BundleRoom:
+    """A bundle to be written in place: an arena for the sections of each packet, whose sizes are known beforehand.
+
+    Args:
+        parts: Name, codec, tensor and sections' sizes of each packet.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, str, TensorSpec, Sequence[int]]]) -> None:
+        plans = [FramePlan.of(codec, spec, sizes) for _, codec, spec, sizes in parts]
+        limits = [plan.limit for plan in plans]
+        header = bundle_header([name for name, *_ in parts], limits)
+        self._room = torch.empty(len(header) + _payload_nbytes(limits), dtype=torch.uint8)
+        self.arenas: list[FrameArena] = []
+        address, at = self._room.data_ptr(), len(header)
+        set_bytes(address, header)
+        for plan in plans:
+            zero_bytes(address + at, _align(at) - at)
+            at = _align(at)
+            self.arenas.append(FrameArena(self._room[at : at + plan.limit], plan))
+            at += plan.limit
+
+    def seal(self, packets: Sequence[Packet]) -> memoryview:
+        """The bundle, once all sections are in their arenas."""
+        for packet, arena in zip(packets, self.arenas, strict=True):
+            if seal(packet, arena) != arena.plan.limit:
+                raise ConfigError(f"codec {packet.codec!r} wrote less than it said")
+        return self._room.numpy().data
 
 
 def is_bundle(blob: Buffer) -> bool:

@@ -270,12 +270,16 @@ class Additions:
             return self._message(slot) if len(self._added[slot]) == self._workers else None
 
     def _message(self, slot: int) -> Frame:
-        packets = [(_SCALES, _scales_packet(self._scales[slot]))]
+        sums, packets = self._rooms[slot], [_scales_packet(self._scales[slot])]
+        parts = [(_SCALES, packets[0].codec, packets[0].spec, [packets[0].sections[0].numel()])]
         if self._any[slot]:
-            packets.append((_SUM, self._rooms[slot].packet()))
-        message = wire.pack_packets(packets)
-        self._rooms[slot].clear()  # for the next round, while workers are busy with this one
-        return message
+            parts.append((_SUM, *sums.form()))
+        room = wire.BundleRoom(parts)
+        room.arenas[0].take(parts[0][3][0]).copy_(packets[0].sections[0])
+        if self._any[slot]:
+            packets.append(sums.packet(room.arenas[1]))
+        sums.clear()  # for the next round, while workers are busy with this one
+        return room.seal(packets)
 
     def scales(self) -> list[Tensor | None]:
         """The bits of what was agreed; None for a slot where somebody's values are not finite."""

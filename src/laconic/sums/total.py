@@ -9,13 +9,13 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.codecs import Chain, codec
-from laconic.codecs.lanes import LaneHead, LaneStage
+from laconic.codecs.lanes import HEAD_NBYTES, LaneHead, LaneStage
 from laconic.codecs.mean import FloatHead
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import open_packet
 from laconic.kernels.interface import GROUP, lane_values, num_buckets, packed_nbytes
-from laconic.packet import Packet, RoomFor
+from laconic.packet import Arena, HeapArena, Packet, RoomFor, TensorSpec
 from laconic.sums.methods import method_of
 from laconic.wire import MAX_NUMEL, Buffer
 
@@ -115,15 +115,26 @@ class _Integers:
             backend.lane_add(lanes, self.room)
         self.count = count
 
-    def sections(self) -> tuple[Tensor, ...]:
-        head, lanes = replace(self.head, count=self.count), self.room
-        if head.packed:
-            head = LaneHead.for_server(head.levels, head.workers, head.count)
-            lanes = torch.empty(packed_nbytes(self.values, head.width), dtype=torch.uint8, device=self.room.device)
-            kernels.of(lanes).lane_pack(self.room, self.values, self.lane, head.width, lanes)
-        top = torch.empty(16, dtype=torch.uint8, device=self.room.device)
+    @property
+    def _head_now(self) -> LaneHead:
+        head = replace(self.head, count=self.count)
+        return LaneHead.for_server(head.levels, head.workers, head.count) if head.packed else head
+
+    def section_nbytes(self) -> list[int]:
+        lanes = packed_nbytes(self.values, self._head_now.width) if self.head.packed else self.room.numel()
+        return [*(section.numel() for section in self.side), HEAD_NBYTES, self.clips.numel(), lanes]
+
+    def sections(self, arena: Arena) -> tuple[Tensor, ...]:
+        head = self._head_now
+        *side, top, clips, lanes = (arena.take(nbytes) for nbytes in self.section_nbytes())
+        for section, mine in zip((*side, clips), (*self.side, self.clips), strict=True):
+            section.copy_(mine)
         head.write(top)
-        return *self.side, top, self.clips, lanes
+        if head.packed:
+            kernels.of(lanes).lane_pack(self.room, self.values, self.lane, head.width, lanes)
+        else:
+            lanes.copy_(self.room)
+        return *side, top, clips, lanes
 
 
 class _Floats:
@@ -153,10 +164,15 @@ class _Floats:
         self.room.view(torch.float32).copy_(total)
         self.head = replace(self.head, count=count)
 
-    def sections(self) -> tuple[Tensor, ...]:
-        top = torch.empty(8, dtype=torch.uint8, device=self.room.device)
+    def section_nbytes(self) -> list[int]:
+        return [*(section.numel() for section in self.side), 8, self.room.numel()]
+
+    def sections(self, arena: Arena) -> tuple[Tensor, ...]:
+        *side, top, values = (arena.take(nbytes) for nbytes in self.section_nbytes())
+        for section, mine in zip((*side, values), (*self.side, self.room), strict=True):
+            section.copy_(mine)
         self.head.write(top)
-        return *self.side, top, self.room
+        return *side, top, values
 
 
 class Sum:
@@ -229,11 +245,19 @@ class Sum:
         if self._total is not None:
             self._total.add(packet, head)
 
-    def packet(self) -> Packet:
-        """The sum so far, as a packet; it is valid until the next ``add`` or ``clear``."""
+    def form(self) -> tuple[str, TensorSpec, list[int]]:
+        """What the sum's packet will be like: codec, tensor, and the sizes of its sections."""
         if self._first is None:
             raise ConfigError("nothing has been added yet")
-        return replace(self._first, sections=() if self._total is None else self._total.sections())
+        return self._first.codec, self._first.spec, [] if self._total is None else self._total.section_nbytes()
+
+    def packet(self, arena: Arena | None = None) -> Packet:
+        """The sum so far, as a packet, its sections in the arena where there is one."""
+        if self._first is None:
+            raise ConfigError("nothing has been added yet")
+        if self._total is None:
+            return self._first
+        return replace(self._first, sections=self._total.sections(arena or HeapArena(self._total.room.device)))
 
     def finish(self) -> bytearray:
         """The sum so far, as a frame: what workers decode, and what further sums can add."""
