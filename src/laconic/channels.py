@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -188,6 +188,18 @@ class Channel:
         self._counted[message] += 1
         if self._counted[message] == 1:
             log.warning("%s (said once, counted in stats)", message)
+
+    def forget(self, slots: Iterable[str], why: str) -> None:
+        """Begin these slots' memory anew, because it would mean something else from now on: counted, and said once.
+
+        Args:
+            slots: Those that remember nothing are passed over.
+            why: Completes "what was not sent is dropped: ".
+        """
+        for slot in slots:
+            if self._memories.pop(slot, None) is not None:
+                self.stats.residual_resets += 1
+                self._say_once(f"what was not sent is dropped: {why}")
 
     def residual(self, slot: str) -> Tensor | None:
         """What a slot has yet to send; None when it remembers nothing."""

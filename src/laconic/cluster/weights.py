@@ -14,7 +14,10 @@ from laconic.cluster.sums import UNUSABLE, pack_scales
 from laconic.frames import decode
 from laconic.wire import Buffer
 
-__all__ = ["Optimizer", "Resident", "Weights"]
+__all__ = ["RENEWED", "Optimizer", "Resident", "Weights"]
+
+RENEWED = "its directions were drawn anew, and along the new ones it would mean something else"
+"""Why memories of slots end with what belongs to these."""
 
 
 class Optimizer(Protocol):
@@ -140,8 +143,11 @@ class Weights:
 
     def settle(self) -> None:
         """After an update, once the version says so: what is not exchanged follows it."""
-        if self._resident is not None:
-            self._optimizer.forget(self._resident.after(self.version))
+        if self._resident is None or self.job.returns == "sum":  # workers hold all of it, and deposit it
+            return
+        renewed = self._resident.after(self.version)
+        self._optimizer.forget(renewed)
+        self._channel.forget(renewed, RENEWED)
 
     def tell(self, held: dict[str, Tensor], channel: Channel) -> tuple[bytes, ...]:
         """The weights, or how they differ from what one worker holds, which then holds more of them."""
@@ -169,13 +175,29 @@ class Weights:
             if bits is not None:
                 self._scales[name] = bits
 
+    @property
+    def deposits(self) -> list[list[Tensor]]:
+        """What a deposit may be like: the weights; the optimizer's memory; what else belongs to slots, with both."""
+        like = self.like
+        if self._resident is None:
+            return [like, [*like, *like]]
+        return [[*like, *like, *self.resident_or_nothing]]
+
+    @property
+    def resident_or_nothing(self) -> list[Tensor]:
+        """One tensor for each slot."""
+        held = self.resident
+        return [held.get(name, torch.zeros(1)) for name in self.parameters]
+
     def deposit(self, version: int, tensors: Sequence[Tensor]) -> None:
-        """Take over what a worker holds: the weights, and the optimizer's memory after them where all have the same."""
+        """Take over what a worker holds, as in ``deposits``."""
         count = len(self.slots)
         for mine, x in zip(self.parameters.values(), tensors, strict=False):
             mine.copy_(x)
         if len(tensors) > count:
-            self._optimizer.load_state_dict(dict(zip(self.parameters, tensors[count:], strict=True)))
+            self._optimizer.load_state_dict(dict(zip(self.parameters, tensors[count : 2 * count], strict=True)))
+        if self._resident is not None:
+            self._resident.load(dict(zip(self.parameters, tensors[2 * count :], strict=True)), version)
         self.deposited = version
 
     def scale_frames(self) -> list[bytes]:
@@ -196,7 +218,7 @@ class Weights:
             memory = self._optimizer.state_dict()
             tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
         if self._resident is not None:
-            tensors += [self.resident.get(name, torch.zeros(1)) for name in self.parameters]
+            tensors += self.resident_or_nothing
         return tensors
 
     def state(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from laconic import notices
 from laconic.kernels import random
 from laconic.layers.frame import applied, emptied, filled
 
-__all__ = ["BLOCK", "SubspaceLayer", "Tiles", "advance", "collected", "placed", "subspaces"]
+__all__ = ["BLOCK", "SubspaceLayer", "Tiles", "advance", "carried", "collected", "placed", "subspaces"]
 
 BLOCK = 64
 """Neighbours that share a sign: enough for vector units, few enough that what tiles do to each other averages out."""
@@ -111,6 +111,24 @@ def collected(gradient: Tensor, signs: Tensor, whole: int) -> Tensor:
     return found.view(-1)
 
 
+def carried(z: Tensor, tiles: Tiles, before: Tensor, after: Tensor) -> Tensor:
+    """What values along old directions are along new ones, as nearly as these can say it.
+
+    Of the squared length a share of rho is left on average, since two draws have no more in common: a residual of error
+    feedback is better dropped than carried over, and best not left as it is, where it is noise.
+
+    Args:
+        z: One value a coordinate, along ``before``.
+        tiles: How entries lie on coordinates.
+        before: Signs of the old directions.
+        after: Signs of the new ones.
+    """
+    entries = placed(z, z.new_zeros(tiles.numel), before, tiles.whole)
+    ones = torch.ones_like(before)
+    members = collected(z.new_ones(tiles.numel), ones, tiles.whole)
+    return collected(entries, after, tiles.whole) / members.clamp(min=1)
+
+
 class _Placed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, origin: Tensor, signs: Tensor, whole: int) -> Tensor:
@@ -120,7 +138,7 @@ class _Placed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return collected(gradient, ctx.saved_tensors[0], ctx.whole), None, None, None
+        return collected(gradient, ctx.saved_tensors[0], ctx.whole).view(1, -1), None, None, None
 
 
 class _Held(torch.autograd.Function):
@@ -134,7 +152,7 @@ class _Held(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return collected(gradient, ctx.saved_tensors[0], ctx.whole), None, None, None
+        return collected(gradient, ctx.saved_tensors[0], ctx.whole).view(1, -1), None, None, None
 
 
 class SubspaceLayer(nn.Module):
@@ -161,7 +179,8 @@ class SubspaceLayer(nn.Module):
         self.frame, self.every = emptied(layer), every
         self.tiles = Tiles(weight.numel(), rho)
         self.origin = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
-        self.z = nn.Parameter(weight.new_zeros(self.tiles.coordinates))
+        # Two dimensions: a policy takes vectors for biases, and sends them as they are.
+        self.z = nn.Parameter(weight.new_zeros(1, self.tiles.coordinates))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
         self.register_buffer("state", torch.tensor([seed & (2**62 - 1), 0], dtype=torch.int64, device=weight.device))
         self._signs: Tensor | None = None
