@@ -56,5 +56,7 @@ def test_adam_only_forgets() -> None:
     before = layer.weight.detach().clone()
     model(torch.ones(2, 128)).square().mean().backward()
     optimizer.step()
-    assert float((layer.weight.detach() - before).abs().max()) == pytest.approx(0.01, rel=1e-3)  # its first step, and no more
+    assert float((layer.weight.detach() - before).abs().max()) == pytest.approx(
+        0.01, rel=1e-3
+    )  # its first step, and no more
     assert not optimizer.state[layer.z]["exp_avg"].any()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import laconic
 from laconic import notices
 from laconic.layers import LayerPolicy, SubspaceLayer, advance, subspaces
-from laconic.layers.subspace import BLOCK, Tiles, _Placed, carried, collected, placed
+from laconic.layers.subspace import BLOCK, Tiles, _Placed, collected, placed
 
 ALL = LayerPolicy(output=True, min_numel=0, min_coordinates=64)
 
@@ -228,20 +228,3 @@ def test_names_and_what_is_trained() -> None:
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["0.z", "0.bias", "2.z", "2.bias"]
     assert {n for n, p in model.named_parameters() if not p.requires_grad} == {"0.origin", "2.origin"}
     assert "coordinates=2432 of 12000, T=5" in str(model) and isinstance(model[0], SubspaceLayer)
-
-
-@pytest.mark.parametrize("numel", [100_000, 64_000, 200_001])
-def test_carried_values_are_the_nearest_along_new_directions_and_keep_a_share_of_rho(numel: int) -> None:
-    tiles, like = Tiles(numel, 0.1), torch.zeros(1)
-    z = torch.randn(tiles.coordinates, generator=torch.Generator().manual_seed(1))
-    before, after = tiles.signs(5, 0, like), tiles.signs(5, 1, like)
-    found = carried(z, tiles, before, after)
-    entries = placed(z, torch.zeros(numel), before, tiles.whole)
-    left = entries - placed(found, torch.zeros(numel), after, tiles.whole)
-    used = collected(torch.ones(numel), torch.ones_like(after), tiles.whole) > 0
-    torch.testing.assert_close(
-        collected(left, after, tiles.whole)[used], torch.zeros(int(used.sum())), atol=1e-3, rtol=0
-    )
-    share = float(found[used].square().sum() / z[used].square().sum())
-    assert 0.06 < share < 0.15
-    torch.testing.assert_close(carried(z, tiles, before, before)[used], z[used])

@@ -112,11 +112,11 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     "scheme, least", [("monarch:0.2", 75), ("lowrank:0.2", 75), ("subspace:0.1,T=20", 80), ("hashed:0.1", 75)]
 )
 def test_digits_are_learnt(scheme: str, least: float) -> None:
-    found = config(scheme, 60)
+    found = config(scheme, 70)  # not right after a renewal, which takes many steps at once
     _, workers = run(found)
     assert workers[0].task.evaluate()["accuracy"] > least
     assert workers[0].task.dense_numel == 327_880
-    assert workers[0].bytes_sent < 60 * (0.25 * 4 * 327_880 + 4000)
+    assert workers[0].bytes_sent < 70 * (0.25 * 4 * 327_880 + 4000)
 
 
 def test_a_renewed_subspace_is_what_one_process_would_have_trained() -> None:

@@ -28,6 +28,7 @@ class Optimizer(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
     def forget(self, slots: Iterable[str]) -> None: ...
+    def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None: ...
 
 
 class Resident(Protocol):
@@ -43,6 +44,10 @@ class Resident(Protocol):
 
     def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Be where the exchange of that number begins."""
+        ...
+
+    def spending(self) -> list[str]:
+        """Slots that this update renews, and whose momentum is that of all."""
         ...
 
     def after(self, version: int) -> list[str]:
@@ -123,6 +128,7 @@ class Weights:
         told = dict(zip(self.parameters, frames, strict=True))
         if self.job.sends == "gradients":
             self._optimizer.step_frames(self.parameters, told, lr=self._rate(self.version))
+            self._spend(told)
             return
         self.step({name: decode(frame, device=self.parameters[name].device) for name, frame in told.items()})
 
@@ -132,6 +138,7 @@ class Weights:
             iteration = self.version if self.job.mode == "sync" else self.version // self.job.workers
             rate = self._rate(iteration)
             self._optimizer.step(self.parameters, update, lr=rate / (1 + missed) if self.job.discount else rate)
+            self._spend(update)
             return
         # Without rounds there is no mean of all workers' changes: each counts for its part of one.
         part = 1 if self.job.mode == "sync" else self.job.workers
@@ -140,6 +147,12 @@ class Weights:
                 self.parameters[name].add_(x, alpha=1 / part)
             else:
                 self.parameters[name].copy_(x)
+
+    def _spend(self, updated: Iterable[str]) -> None:
+        """What momentum still means of slots that this update renews; before anybody is told of the update."""
+        if self._resident is not None:
+            spending = set(updated).intersection(self._resident.spending())
+            self._optimizer.spend(self.parameters, spending, lr=self._rate(self.version + 1))
 
     def settle(self) -> None:
         """After an update, once the version says so: what is not exchanged follows it."""

@@ -7,8 +7,9 @@ passes over the weight.
 
 Every T steps the subspace is drawn anew: what z has moved goes into the origin, z begins at zero under other signs, and
 so does the optimizer's momentum, which pointed along the old ones. The steps that SGD's momentum still meant are taken
-before, all at once: dropping them would lose a tenth of the way with T=100 and momentum 0.9. Which entries share a coordinate never changes, so
-second moments (Adam's) stay true. After many renewals the weight has moved in all directions.
+before, all at once: dropping them would lose a tenth of the way with T=100 and momentum 0.9. Which entries share a
+coordinate never changes, so second moments (Adam's) stay true. After many renewals the weight has moved in all
+directions.
 
 Steps are counted where they are taken: a hook on torch's optimizers finds the layers whose z they have. Whoever steps z
 without one calls ``advance``.
@@ -29,7 +30,7 @@ from laconic import notices
 from laconic.kernels import random
 from laconic.layers.frame import applied, emptied, filled
 
-__all__ = ["BLOCK", "SubspaceLayer", "Tiles", "advance", "carried", "collected", "placed", "subspaces"]
+__all__ = ["BLOCK", "SubspaceLayer", "Tiles", "advance", "collected", "placed", "subspaces"]
 
 BLOCK = 64
 """Neighbours that share a sign: enough for vector units, few enough that what tiles do to each other averages out."""
@@ -109,24 +110,6 @@ def collected(gradient: Tensor, signs: Tensor, whole: int) -> Tensor:
         part = flat[begin : begin + shape[0] * shape[1]].view(shape)
         found[blocks, : shape[1]].addcmul_(part, signs[whole, blocks, None])
     return found.view(-1)
-
-
-def carried(z: Tensor, tiles: Tiles, before: Tensor, after: Tensor) -> Tensor:
-    """What values along old directions are along new ones, as nearly as these can say it.
-
-    Of the squared length a share of rho is left on average, since two draws have no more in common: a residual of error
-    feedback is better dropped than carried over, and best not left as it is, where it is noise.
-
-    Args:
-        z: One value a coordinate, along ``before``.
-        tiles: How entries lie on coordinates.
-        before: Signs of the old directions.
-        after: Signs of the new ones.
-    """
-    entries = placed(z, z.new_zeros(tiles.numel), before, tiles.whole)
-    ones = torch.ones_like(before)
-    members = collected(z.new_ones(tiles.numel), ones, tiles.whole)
-    return collected(entries, after, tiles.whole) / members.clamp(min=1)
 
 
 class _Placed(torch.autograd.Function):

@@ -69,6 +69,11 @@ class Residents:
             layer.origin.copy_(tensors[name])
             layer.go_to(version * self.job.every)
 
+    def spending(self) -> list[str]:
+        """Slots that the next version renews, and whose momentum is that of all: not one of a worker's own steps."""
+        common = self.job.sends == "gradients" and self.job.every == 1
+        return [name for name, layer in self.layers.items() if common and layer.due()]
+
     def after(self, version: int) -> list[str]:
         """Follow the exchange that made this version; slots that were renewed."""
         first, decay = (version - 1) * self.job.every, 0.0

@@ -165,7 +165,7 @@ class Worker:
             began = time.perf_counter()
             self._receive(reply)
             if self._residents is not None:
-                self._renew(self._residents.after(reply.sequence))
+                self._renew(self._residents, reply.sequence)
             self.times.apply += time.perf_counter() - began
             self.bytes_received += reply.nbytes
             at = At(reply.sequence, reply.ticket)
@@ -251,8 +251,11 @@ class Worker:
         elif sequence:
             self._say_forgotten(sequence)
 
-    def _renew(self, slots: Sequence[str]) -> None:
-        """Momentum and what was not sent pointed along directions that these slots no longer have."""
+    def _renew(self, residents: Residents, sequence: int) -> None:
+        """Momentum and what was not sent pointed along directions that some slots no longer have."""
+        if self.job.returns in ("gradients", "sum"):  # otherwise the server did, before it told of its weights
+            self.optimizer.spend(self._tensors(), residents.spending(), lr=self.schedule(sequence))
+        slots = residents.after(sequence)
         self.optimizer.forget(slots)
         self.channel.forget(slots, RENEWED)
         if self.summands is not None:
