@@ -6,6 +6,7 @@ settle scales, one SUM, and every rank decodes the same bits.
 
 from __future__ import annotations
 
-from laconic.collective.reducer import Reducer, ReducerStats, allreduce
+from laconic.collective.ledger import Ledger
+from laconic.collective.reducer import Reducer, allreduce
 
-__all__ = ["Reducer", "ReducerStats", "allreduce"]
+__all__ = ["Ledger", "Reducer", "allreduce"]
