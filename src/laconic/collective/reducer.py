@@ -206,7 +206,7 @@ class Reducer:
         probes = [piece.agreed.reshape(-1) for piece in pieces]
         texts = [f"{piece.name} {list(piece.x.shape)} {seeds[piece.slot]}" for piece in pieces]
         agreed = self._settle(torch.cat(probes), " ".join(texts))()
-        for piece, part in zip(pieces, agreed.split([probe.numel() for probe in probes]), strict=True):
+        for piece, part in zip(pieces, torch.split(agreed, [probe.numel() for probe in probes]), strict=True):
             piece.agreed = part.view(piece.agreed.shape)
 
     def _usable(self, pieces: Sequence[_Piece]) -> list[_Piece]:
