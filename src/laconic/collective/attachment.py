@@ -91,21 +91,21 @@ class Attachment:
             self._clock.steps += 1
         ending = (lambda: self._ended(called)) if last else None
         flat = bucket.buffer()
-        slots = self._slots(bucket)
         check = first and self.check_every > 0 and step % self.check_every == 0
         measure = self.error_every > 0 and step % self.error_every == 0
-        warm = step < self.warmup_steps
-        specs = {EXACT if warm else self._exchange.spec_of(name, x) for name, x in slots}
-        if specs <= {EXACT} and not check:
+        plainly = step < self.warmup_steps or self._exchange.exact
+        slots = [] if plainly else self._slots(bucket)
+        plainly = plainly or all(self._exchange.spec_of(name, x) == EXACT for name, x in slots)
+        if plainly and not check:
             return plain_mean(flat, self._switch.group, self._exchange.ledger, ending)
 
         def exchange() -> Tensor:
             if check:
                 self._check_drift(step)
-            if measure and not warm:
+            if measure and not plainly:
                 self._measure(slots)
-            if specs <= {EXACT}:
-                self._exchange.mean_exactly(slots)
+            if plainly:
+                self._exchange.mean_exactly([("", flat)])
             else:
                 self._exchange.mean(slots)
             if ending is not None:

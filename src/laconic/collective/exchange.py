@@ -83,6 +83,11 @@ class Exchange:
             self._roads[spec] = road
         return road
 
+    @property
+    def exact(self) -> bool:
+        """Whether no tensor is compressed, whatever its name and shape."""
+        return {self.spec, self.policy.small, *self.policy.rules.values()} == {EXACT}
+
     def spec_of(self, name: str, x: Tensor) -> str:
         """Which codec a tensor gets."""
         choice = self.policy.choose(name, TensorSpec.of(x), self.spec)
