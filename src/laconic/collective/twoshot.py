@@ -22,7 +22,7 @@ from laconic.codecs import parse
 from laconic.codecs.feedback import MomentumCorrection
 from laconic.collective import messages
 from laconic.collective.ledger import Ledger
-from laconic.collective.peers import Peers, Swap
+from laconic.collective.peers import PREFIX, Peers, Swap
 from laconic.collective.rooms import Rooms
 from laconic.errors import InputError, NonFiniteError
 from laconic.frames import open_packet
@@ -59,8 +59,8 @@ class _Part:
     shards: list[_Shard]
     seed: int
     key: int
-    there: Swap | None = None
-    back: Swap | None = None
+    there: Swap
+    back: Swap
     answer: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def of(self, owner: int) -> list[_Shard]:
@@ -115,7 +115,7 @@ class TwoShot:
             self.stats.values += x.numel()
         self._rounds += 1
         self.stats.rounds += 1
-        parts = [_Part(shards, self._rounds, i) for i, shards in enumerate(self._cut(flats))]
+        parts = [self._begin(shards, i) for i, shards in enumerate(self._cut(flats))]
         # While one part's shards are on their way to owners, the one before is added up and answered, and the one
         # before that is decoded.
         for i in range(len(parts) + 2):
@@ -125,6 +125,9 @@ class TwoShot:
                 self._answer(parts[i - 1])
             if i >= 2:
                 self._receive(parts[i - 2])
+        for part in parts:
+            part.there.end()
+            part.back.end()
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
 
@@ -150,31 +153,38 @@ class TwoShot:
             last = min(at + step, end)
             yield _Shard(f"{slot}[{at}:{last}]", owner, flat[at:last])
 
+    def _begin(self, shards: list[_Shard], key: int) -> _Part:
+        """Room for what will come in both rounds."""
+        owners = range(self.peers.size)
+        there = max(self._longest([shard for shard in shards if shard.owner == rank], self.there) for rank in owners)
+        back = max(self._longest([shard for shard in shards if shard.owner == rank], self.back) for rank in owners)
+        about = shards[0].name
+        return _Part(
+            shards,
+            self._rounds,
+            key,
+            self.peers.swap(("there", about), there),
+            self.peers.swap(("back", about), back),
+        )
+
     def _send(self, part: _Part) -> None:
         """Each of the others its shards."""
         with self.stats.during("encode_s"):
             outgoing = {rank: self._message(part, rank, self.there, self.peers.rank) for rank in self.peers.others}
-        limit = self._longest(part, self.peers.rank, self.there)
-        part.there = self.peers.swap(outgoing, limit=limit, key=("there", part.key % 3))
-        part.there.open()
+        part.there.send(outgoing)
 
     def _answer(self, part: _Part) -> None:
         """Add up what came for the own shards, and send the sum to all."""
-        assert part.there is not None
         incoming = part.there.take()
         with self.stats.during("decode_s"):
             lost = self._sum(part, incoming)
         with self.stats.during("encode_s"):
             part.answer = self._message(part, self.peers.rank, self.back, self.peers.size, lost)
-        limit = max(self._longest(part, rank, self.back) for rank in range(self.peers.size))
-        outgoing = dict.fromkeys(self.peers.others, part.answer)
-        part.back = self.peers.swap(outgoing, limit=limit, key=("back", part.key % 3))
-        part.back.open()
+        part.back.send(dict.fromkeys(self.peers.others, part.answer))
 
     def _receive(self, part: _Part) -> None:
         """Everybody's sums; the own one, too, as the others read it."""
-        assert part.back is not None
-        answers = part.back.take() | {self.peers.rank: part.answer}
+        answers = part.back.take() | {self.peers.rank: part.answer[PREFIX:]}
         with self.stats.during("decode_s"):
             for rank, answer in answers.items():
                 shards = part.of(rank)
@@ -201,11 +211,12 @@ class TwoShot:
             except NonFiniteError:
                 return None
 
-        room = self._rooms.of((channel is self.there, part.key % 3, owner), self._longest(part, owner, channel))
-        return messages.write([shard.name for shard in shards], encode, room)
+        swap = part.there if channel is self.there else part.back
+        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit)
+        message = messages.write([shard.name for shard in shards], encode, room[PREFIX:])
+        return room[: PREFIX + message.numel()]
 
-    def _longest(self, part: _Part, owner: int, channel: Channel) -> int:
-        shards = part.of(owner)
+    def _longest(self, shards: Sequence[_Shard], channel: Channel) -> int:
         return messages.longest(
             [shard.name for shard in shards], [channel.max_nbytes(shard.name, shard.values) for shard in shards]
         )
