@@ -19,7 +19,7 @@ from laconic.codecs import parse
 from laconic.collective.drift import differing
 from laconic.collective.exchange import EXACT, Exchange
 from laconic.collective.fidelity import encoding_error
-from laconic.collective.hook import plain_mean, register, switch_of
+from laconic.collective.hook import plain_mean, plug, switch_of
 from laconic.collective.ledger import Ledger
 from laconic.collective.worker import Worker
 from laconic.errors import ConfigError, InputError
@@ -62,12 +62,9 @@ class Attachment:
         self.warmup_steps, self.check_every, self.error_every = warmup_steps, check_every, error_every
         self._names = {id(parameter): name for name, parameter in _named(module)}
         self._group = _own_group(module.process_group, timeout_s)
-        try:
-            self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
-            self._switch = register(module)
-        except BaseException:
-            dist.destroy_process_group(self._group)
-            raise
+        self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
+        self._switch = switch_of(module)
+        self._plug_for(self._exchange)
         self._worker = Worker("laconic-exchange")
         self._streams: dict[torch.device, Any] = {}
         self._clock = _Clock()
@@ -80,6 +77,11 @@ class Attachment:
     @property
     def attached(self) -> bool:
         return self._switch.to is self
+
+    def _plug_for(self, exchange: Exchange) -> None:
+        """``none`` needs no hook as long as there is nothing to check: DDP does the same by itself, and faster."""
+        if not exchange.exact or self.check_every:
+            plug(self.module)
 
     # -------------------------------------------------------------------------------------------------------- buckets
 
@@ -181,6 +183,7 @@ class Attachment:
         if not after.take_over(before):
             self._clock.resets += 1
             log.warning("%r takes over from %r: what was not sent yet is dropped", spec, before.spec)
+        self._plug_for(after)
         self._exchange, self.spec = after, spec
 
     def detach(self) -> None:
@@ -194,7 +197,10 @@ class Attachment:
             raise ConfigError(f"cannot {what}: this attachment was detached")
 
     def stats(self) -> dict[str, Any]:
-        """What was exchanged so far, on this rank: counts, bytes, seconds, and each slot's relative squared error."""
+        """What was exchanged so far, on this rank: counts, bytes, seconds, and each slot's relative squared error.
+
+        All are 0 as long as DDP needs no hook, which is so with ``none`` from the beginning.
+        """
         ledger, clock = self._exchange.ledger, self._clock
         counted = {each.name: getattr(ledger, each.name) for each in fields(Ledger)}
         return counted | {
@@ -249,7 +255,8 @@ def attach(
 
     Args:
         module: A DDP module, also inside ``torch.compile``.
-        spec: A codec or channel: ``ef|topk:0.01|qsgd:4``, ``ef|thc:4``, ``qsgd:4``; ``none`` is plain DDP, bit for bit.
+        spec: A codec or channel: ``ef|topk:0.01|qsgd:4``, ``ef|thc:4``, ``qsgd:4``; ``none`` is plain DDP, bit for bit
+            (and has no hook, until ``set`` or ``check_every`` need one).
         policy: Codecs by parameter-name pattern; by default small and one-dimensional parameters go uncompressed.
         warmup_steps: Steps without compression, to begin with.
         check_every: Every so many steps compare the replicas' parameters, and log an error when they differ; 0: never.
@@ -265,8 +272,7 @@ def attach(
             raise ConfigError(f"{name} must be a whole number from 0 on, got {value!r}")
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s must be above 0, got {timeout_s}")
-    switch = switch_of(ddp)
-    if switch is not None and switch.to is not None:
+    if switch_of(ddp).to is not None:
         raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
     return Attachment(
         ddp,

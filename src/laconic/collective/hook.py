@@ -1,7 +1,8 @@
 """The hook that DistributedDataParallel calls for each bucket of gradients, and what it is switched to.
 
 DDP lets a hook be registered once and never be taken away, so what is registered is a switch: without an attachment it
-does what DDP does by itself.
+does what DDP does by itself. And it is registered when something is to be compressed, not before: DDP's own way scales
+gradients while it copies them into buckets, and a hook needs a pass of its own for that.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes, not with their names.
@@ -19,7 +20,7 @@ from laconic.collective.exact import begin_mean
 from laconic.collective.ledger import Ledger
 from laconic.errors import ConfigError
 
-__all__ = ["Reduces", "Switch", "plain_mean", "register", "switch_of"]
+__all__ = ["Reduces", "Switch", "plain_mean", "plug", "switch_of"]
 
 Done = Callable[[], None]
 
@@ -35,6 +36,7 @@ class Switch:
 
     def __init__(self, module: DistributedDataParallel) -> None:
         self.to: Reduces | None = None
+        self.plugged = False
         self.group: dist.ProcessGroup = module.process_group
         self.ledger = Ledger()
 
@@ -42,27 +44,33 @@ class Switch:
 _switches: "weakref.WeakKeyDictionary[DistributedDataParallel, Switch]" = weakref.WeakKeyDictionary()
 
 
-def switch_of(module: DistributedDataParallel) -> Switch | None:
-    """The switch of a module; None when it has no hook yet, ``ConfigError`` when it has another's."""
+def switch_of(module: DistributedDataParallel) -> Switch:
+    """The switch of a module; ``ConfigError`` when the module has another's hook."""
     switch = _switches.get(module)
-    if switch is None and module._comm_hooks:
+    if switch is None or not switch.plugged:
+        _refuse_other_hooks(module)
+    if switch is None:
+        switch = _switches[module] = Switch(module)
+    return switch
+
+
+def plug(module: DistributedDataParallel) -> None:
+    """Register the hook that leads to a module's switch, unless that was done before."""
+    switch = switch_of(module)
+    if switch.plugged:
+        return
+    try:
+        module.register_comm_hook(switch, laconic_hook)
+    except RuntimeError as error:  # a built-in hook leaves no trace in Python
+        module._comm_hooks.clear()
+        raise ConfigError(f"the DDP module takes no hook: {str(error).splitlines()[0]}") from error
+    switch.plugged = True
+
+
+def _refuse_other_hooks(module: DistributedDataParallel) -> None:
+    if module._comm_hooks:
         name = module._comm_hooks[0][0].__qualname__
         raise ConfigError(f"the DDP module has a hook already ({name}), and DDP takes one: make a new DDP module")
-    return switch
-
-
-def register(module: DistributedDataParallel) -> Switch:
-    """The switch of a module, registered when it has none yet."""
-    switch = switch_of(module)
-    if switch is None:
-        switch = Switch(module)
-        try:
-            module.register_comm_hook(switch, laconic_hook)
-        except RuntimeError as error:  # a built-in hook leaves no trace in Python
-            module._comm_hooks.clear()
-            raise ConfigError(f"the DDP module takes no hook: {error}") from error
-        _switches[module] = switch
-    return switch
 
 
 def laconic_hook(switch: Switch, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -122,7 +123,7 @@ class LocalSGD:
             "world": world,
             "exchange": self.exchange.state_dict(),
             "anchors": {name: x.clone() for name, x in zip(self._names, self._anchors, strict=True)},
-            "outer": self._outer.state_dict(),
+            "outer": copy.deepcopy(self._outer.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,9 +8,11 @@ tensor takes, however many ranks there are, and all decode the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,7 @@ from laconic.collective.peers import PREFIX, Peers, Swap
 from laconic.collective.rooms import Rooms
 from laconic.errors import InputError, NonFiniteError
 from laconic.frames import open_packet
-from laconic.kernels.random import M64, splitmix64
+from laconic.kernels.random import splitmix64
 from laconic.policy import Policy
 
 __all__ = ["TwoShot"]
@@ -50,6 +52,17 @@ class _Shard:
     name: str
     owner: int
     values: Tensor
+    seed: int
+    """Of the slot and its round: the same on all ranks, whatever else travels with it."""
+
+    def dice(self, sender: int) -> int:
+        """A seed of its own for each sender."""
+        return splitmix64(self.seed ^ splitmix64(sender ^ _hash(self.name)))
+
+
+@lru_cache(maxsize=4096)
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass
@@ -57,7 +70,6 @@ class _Part:
     """What travels together, on its way through the two rounds."""
 
     shards: list[_Shard]
-    seed: int
     key: int
     there: Swap
     back: Swap
@@ -74,8 +86,8 @@ class TwoShot:
         spec: ``qsgd:4``, ``ef|topk:0.01|qsgd:4``, ``momentum:0.9|topk:0.001``, … With memory (``ef``, ``momentum``) the
             owner of a shard keeps error feedback for the sum as well.
         group: The ranks; all of them by default.
-        nonfinite: ``spread`` (a shard becomes NaN on all ranks), ``skip`` (the contribution is left out) or ``raise``
-            (on all ranks) when a value of some rank is not finite.
+        nonfinite: ``spread`` (a shard becomes NaN on all ranks), ``skip`` (the contribution is left out, and
+            counted by the rank whose it is) or ``raise`` (on all ranks) when a value of some rank is not finite.
         ledger: Where to count; one of its own by default.
     """
 
@@ -97,7 +109,8 @@ class TwoShot:
         # Momentum is part of what a rank contributes, so its own shard must go through the channel, too. Otherwise the
         # owner's values need no encoding: less work, and less error.
         self._own_encoded = any(isinstance(stage, MomentumCorrection) for stage in memories)
-        self._rounds = 0
+        self._rounds: dict[str, int] = {}
+        self._unsaid: list[str] = []
         self._rooms = Rooms()
 
     # ------------------------------------------------------------------------------------------------------- rounds
@@ -113,7 +126,7 @@ class TwoShot:
             if not direct:
                 copies.append((x, flat))
             self.stats.values += x.numel()
-        self._rounds += 1
+            self._rounds[slot] = self._rounds.get(slot, 0) + 1
         self.stats.rounds += 1
         parts = [self._begin(shards, i) for i, shards in enumerate(self._cut(flats))]
         # While one part's shards are on their way to owners, the one before is added up and answered, and the one
@@ -128,6 +141,9 @@ class TwoShot:
         for part in parts:
             part.there.end()
             part.back.end()
+        if self._unsaid:  # not before the round is through: others still wait for what this rank sends
+            name, self._unsaid = self._unsaid[0], []
+            raise NonFiniteError(f"{name}: a value of some rank is not finite; all ranks leave this round out")
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
 
@@ -151,7 +167,7 @@ class TwoShot:
         step = -(-step // GRAIN) * GRAIN
         for owner, at in enumerate(range(begin, end, step)):
             last = min(at + step, end)
-            yield _Shard(f"{slot}[{at}:{last}]", owner, flat[at:last])
+            yield _Shard(f"{slot}[{at}:{last}]", owner, flat[at:last], self._rounds[slot])
 
     def _begin(self, shards: list[_Shard], key: int) -> _Part:
         """Room for what will come in both rounds."""
@@ -161,7 +177,6 @@ class TwoShot:
         about = shards[0].name
         return _Part(
             shards,
-            self._rounds,
             key,
             self.peers.swap(("there", about), there),
             self.peers.swap(("back", about), back),
@@ -201,14 +216,15 @@ class TwoShot:
         self, part: _Part, owner: int, channel: Channel, sender: int, lost: frozenset[str] = frozenset()
     ) -> Tensor:
         shards = part.of(owner)
-        dice = splitmix64((part.seed & M64) ^ splitmix64(sender))
 
         def encode(i: int, room: Tensor) -> int | None:
             if shards[i].name in lost:
                 return None
             try:
-                return channel.encode_into(shards[i].name, shards[i].values, room, seed=dice + part.key * 65536 + i)
+                return channel.encode_into(shards[i].name, shards[i].values, room, seed=shards[i].dice(sender))
             except NonFiniteError:
+                if self.nonfinite == "skip" and channel is self.there:
+                    self._say_skipped(shards[i].name)
                 return None
 
         swap = part.there if channel is self.there else part.back
@@ -225,13 +241,14 @@ class TwoShot:
         """The mean of all contributions in the place of the own shards; returns those that nothing can be said of."""
         mine, lost = part.of(self.peers.rank), set()
         weight = 1.0 / self.peers.size
-        for i, shard in enumerate(mine):
+        for shard in mine:
             if not kernels.of(shard.values).all_finite(shard.values):
                 lost.add(shard.name)
+                if self.nonfinite == "skip":
+                    self._say_skipped(shard.name)
                 shard.values.zero_()
             elif self._own_encoded:
-                dice = splitmix64((part.seed & M64) ^ splitmix64(self.peers.rank))
-                own = self.there.encode(shard.name, shard.values, seed=dice + part.key * 65536 + i)
+                own = self.there.encode(shard.name, shard.values, seed=shard.dice(self.peers.rank))
                 self._add(own, shard.values.zero_(), weight)
             else:
                 shard.values.mul_(weight)
@@ -242,11 +259,7 @@ class TwoShot:
                     lost.add(shard.name)
                 else:
                     self._add(frame, shard.values, weight)
-        if lost and self.nonfinite == "skip":
-            for name in sorted(lost):
-                self._say_skipped(name)
-            return frozenset()
-        return frozenset(lost)
+        return frozenset() if self.nonfinite == "skip" else frozenset(lost)
 
     def _add(self, frame: bytes | Tensor, to: Tensor, weight: float) -> None:
         packet, chain = open_packet(frame, max_numel=to.numel())
@@ -258,7 +271,7 @@ class TwoShot:
         """Nothing can be said of a shard: some rank's values, or the sum's, are not finite. All ranks come here."""
         self._say_skipped(shard.name)
         if self.nonfinite == "raise":
-            raise NonFiniteError(f"{shard.name}: a value of some rank is not finite")
+            self._unsaid.append(shard.name)
         shard.values.fill_(0.0 if self.nonfinite == "skip" else float("nan"))
 
     def _say_skipped(self, name: str) -> None:
@@ -272,7 +285,7 @@ class TwoShot:
         """What was not sent yet, by range of slot, as a sender and as an owner."""
         state = {f"there/{key}": value for key, value in self.there.state_dict().items()}
         state |= {f"back/{key}": value for key, value in self.back.state_dict().items()}
-        return state | {"round": torch.tensor(self._rounds)}
+        return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
 
     def take_over(self, before: TwoShot) -> bool:
         """Go on with another's residuals, which have one form whatever the codec; False when they must be dropped."""
@@ -290,4 +303,5 @@ class TwoShot:
         back = {key.removeprefix("back/"): value for key, value in state.items() if key.startswith("back/")}
         self.there.load_state_dict(there)
         self.back.load_state_dict(back)
-        self._rounds = int(state.get("round", torch.tensor(0)))
+        rounds = {key.removesuffix("/round"): int(count) for key, count in state.items() if key.endswith("/round")}
+        self._rounds = rounds
