@@ -78,6 +78,11 @@ class Attachment:
     def attached(self) -> bool:
         return self._switch.to is self
 
+    @property
+    def hooked(self) -> bool:
+        """Whether DDP calls this in every step; ``none`` needs no hook."""
+        return self.attached and self._switch.plugged
+
     def _plug_for(self, exchange: Exchange) -> None:
         """``none`` needs no hook as long as there is nothing to check: DDP does the same by itself, and faster."""
         if not exchange.exact or self.check_every:
