@@ -36,7 +36,15 @@ def ddp(
         int | None, typer.Option(help="The same of steps of more than two seconds.", show_default="3")
     ] = None,
     limit_s: Annotated[float | None, typer.Option(help="A step that takes longer hangs.", show_default="60")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the gradients.")] = 0,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train the model by each way; 'local 10 SPEC' is local SGD.")
+    ] = False,
+    data: Annotated[str | None, typer.Option(help="To train with.", show_default="digits")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of training.", show_default="2")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a rank in a step.", show_default="32")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.02")] = None,
+    test_every: Annotated[int | None, typer.Option(help="Steps between tests.", show_default="100")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the gradients, or of the training.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A small model and few steps: a look, no figures.")] = False,
     record: Annotated[
         Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
@@ -56,7 +64,8 @@ def ddp(
     settings = DDPSettings().quick() if quick else DDPSettings()
     given: dict[str, Any] = {
         "specs": tuple(specs) if specs else None, "stock": _words(stock), "rates": _words(rates), "ranks": ranks,
-        "model": model, "steps": steps, "slow_steps": slow_steps, "limit_s": limit_s,
+        "model": model, "steps": steps, "slow_steps": slow_steps, "limit_s": limit_s, "train": train or None,
+        "data": data, "epochs": epochs, "batch": batch, "lr": lr, "test_every": test_every,
     }  # fmt: skip
     settings = replace(settings, seed=seed, **{key: value for key, value in given.items() if value is not None})
     if record is not None:

@@ -26,7 +26,14 @@ class DDPSettings:
     model: Whose parameters are exchanged.
     steps: Steps that count, of each way.
     slow_steps: The same where a step takes more than two seconds.
-    limit_s: A way that takes longer for a step has hung.
+    limit_s: A way that takes longer for a step has hung. (A training run has an hour.)
+    train: Train the model instead, by each way, and see how long each accuracy takes. ``local 10 SPEC`` is then a
+        way, too: local SGD with an exchange in every tenth step.
+    data: To train with.
+    epochs: Of it.
+    batch: Examples of a rank in a step.
+    lr: Learning rate.
+    test_every: Steps between tests, while which the clock stands still.
     seed: Of gradients.
 
     >>> DDPSettings(specs=("qsgd:4",), rates=("100mbit",)).command()
@@ -41,6 +48,12 @@ class DDPSettings:
     steps: int = 9
     slow_steps: int = 3
     limit_s: float = 60.0
+    train: bool = False
+    data: str = "digits"
+    epochs: int = 2
+    batch: int = 32
+    lr: float = 0.02
+    test_every: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,7 +61,7 @@ class DDPSettings:
             if name not in STOCK:
                 raise ConfigError(f"--stock takes {', '.join(STOCK)}, got {name!r}")
         for spec in self.specs:
-            parse(spec)
+            parse(spec.split(" ")[-1])
         if "ddp" not in self.stock:
             raise ConfigError("--stock must have 'ddp', which all others are compared to")
         for name, low in (("ranks", 2), ("steps", 1), ("slow_steps", 1)):
@@ -60,7 +73,7 @@ class DDPSettings:
     @property
     def ways(self) -> tuple[str, ...]:
         """All of them, by the names that Records have."""
-        return (*self.stock, *(f"laconic {spec}" for spec in self.specs))
+        return (*self.stock, *(spec if spec.startswith("local ") else f"laconic {spec}" for spec in self.specs))
 
     def quick(self) -> DDPSettings:
         """A look: a small model, few steps."""
@@ -77,6 +90,7 @@ class DDPSettings:
         for one in fields(self)[1:]:
             value = getattr(self, one.name)
             if value != one.default:
-                text = ",".join(value) if isinstance(value, tuple) else str(value)
-                words += ["--" + one.name.replace("_", "-"), text]
+                words.append("--" + one.name.replace("_", "-"))
+                if not isinstance(value, bool):
+                    words.append(",".join(value) if isinstance(value, tuple) else str(value))
         return shlex.join(words)

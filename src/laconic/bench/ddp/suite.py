@@ -26,6 +26,9 @@ Tell = Callable[[str], None]
 PORT = 29511
 START_S = 180.0
 HUNG = "hung"
+TRAINING_S = 3600.0
+SAME_POINTS = 0.3
+"""Per cent of accuracy that count as the same."""
 
 
 def run_ddp(settings: DDPSettings, tell: Tell = lambda what: None) -> list[Record]:
@@ -52,6 +55,10 @@ def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
             tell(f"{rate}: measuring the link")
             links = [lab.measure(1, 2), lab.measure(2, 1)]
         valid = all(link.valid for link in links)
+        if settings.train:
+            return _trained(
+                rate, lab, [link.values() for link in links], settings, lambda what: tell(f"{rate}: {what}")
+            )
         left, found, hung = list(settings.ways), [], []
         while left:
             results, stuck = _ranks(lab, left, settings, lambda what: tell(f"{rate}: {what}"))
@@ -72,6 +79,31 @@ def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
         Record("bench.ddp", common | (one if "failed" in one else _values(one, base)), settings.seed) for one in found
     ]
     return records + [Record("bench.ddp", common | {"way": name, "failed": HUNG}, settings.seed) for name in hung]
+
+
+def _trained(
+    rate: str, lab: Lab | None, links: list[dict[str, Any]], settings: DDPSettings, tell: Tell
+) -> list[Record]:
+    results, stuck = _ranks(lab, settings.ways, settings, tell)
+    if stuck is not None:
+        raise LaconicError(f"training by {stuck!r} did not end")
+    common = {
+        "rate": rate, "ranks": settings.ranks, "model": settings.model, "data": settings.data, "links": links,
+        "valid": all(link["valid"] for link in links), "batch": settings.batch, "lr": settings.lr,
+        "epochs": settings.epochs, "command": settings.command(),
+    }  # fmt: skip
+    plain = next(one for one in results if one["way"] == "ddp")["curve"][-1][2]
+    records = []
+    for one in results:
+        _, seconds, accuracy = one["curve"][-1]
+        reached = [at for _, at, found in one["curve"] if found >= plain - SAME_POINTS]
+        values = {
+            "way": one["way"], "accuracy": accuracy, "plain_accuracy": plain, "train_s": seconds, "failed": None,
+            "reached_s": reached[0] if reached else None, "curve": one["curve"], "iterations": one["iterations"],
+            "sent_nbytes_per_step": one["sent"],
+        }  # fmt: skip
+        records.append(Record("bench.ddp.train", common | values, settings.seed))
+    return records
 
 
 def _values(one: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
@@ -103,13 +135,15 @@ def _ranks(
     orders = {
         "ranks": settings.ranks, "store": f"tcp://{address}:{port}", "ways": list(ways), "model": settings.model,
         "steps": settings.steps, "slow_steps": settings.slow_steps, "seed": settings.seed,
-        "interface": "lo" if lab is None else "eth0",
+        "interface": "lo" if lab is None else "eth0", "data": settings.data, "batch": settings.batch,
+        "data_dir": os.environ.get("LACONIC_DATA"), "epochs": settings.epochs, "lr": settings.lr,
+        "test_every": settings.test_every, "program": "training" if settings.train else "rank",
     }  # fmt: skip
     with ExitStack() as stack:
         lines, *_ = [stack.enter_context(_rank(lab, orders | {"rank": rank})) for rank in range(settings.ranks)]
         current, since = "starting", time.monotonic()
         while True:
-            limit = START_S if current == "starting" else settings.limit_s
+            limit = START_S if current == "starting" else TRAINING_S if settings.train else settings.limit_s
             try:
                 line = lines.get(timeout=max(0.1, since + limit - time.monotonic()))
             except queue.Empty:
@@ -127,7 +161,7 @@ def _ranks(
 @contextmanager
 def _rank(lab: Lab | None, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
     """The lines that a rank prints, None when it has ended; the process is there as long as the block."""
-    program = [sys.executable, "-m", "laconic.bench.ddp.rank", json.dumps(orders)]
+    program = [sys.executable, "-m", f"laconic.bench.ddp.{orders['program']}", json.dumps(orders)]
     start = subprocess.Popen if lab is None else (lambda argv, **o: lab.popen(orders["rank"] + 1, argv, **o))
     # A namespace has no name server, of which torch would warn.
     quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}

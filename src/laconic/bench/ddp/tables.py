@@ -19,11 +19,49 @@ NONE_COSTS = 1.05
 
 
 def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """One a rate."""
+    """One a rate; of training runs another one."""
     found = []
+    trained = [record for record in records if record.kind == "bench.ddp.train"]
+    for key in dict.fromkeys((record.values["rate"], record.values["ranks"]) for record in trained):
+        found.append(_trained(key, [one for one in trained if (one.values["rate"], one.values["ranks"]) == key]))
+    records = [record for record in records if record.kind == "bench.ddp"]
     for rate in dict.fromkeys(record.values["rate"] for record in records):
         found.append(_table(rate, [record for record in records if record.values["rate"] == rate]))
     return found
+
+
+def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
+    rows, by_way = [], {record.values["way"]: record.values for record in records}
+    for way, v in by_way.items():
+        sent, reached = v["sent_nbytes_per_step"], v["reached_s"]
+        rows.append(
+            (
+                way, f"{v['accuracy']:.2f}", f"{v['accuracy'] - v['plain_accuracy']:+.2f}", f"{v['train_s']:.1f}",
+                "" if reached is None else f"{reached:.1f}", "" if sent is None else f"{sent / 1e3:.3g}",
+            )
+        )  # fmt: skip
+    v = records[0].values
+    links = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"])
+    notes = (
+        f"{records[0].machine['cpu']}, {records[0].machine['cores']} cores; {v['model']} on {v['data']}, {key[1]} "
+        f"ranks, {v['epochs']} epochs in {v['iterations']} steps of {v['batch']} examples a rank, one seed; links as "
+        f"measured: {links or 'loopback'}. The time is that of training alone, and of the first test within 0.3 points of plain "
+        f"DDP's last. By `{v['command']}`."
+    )
+    goals = []
+    for way, v in by_way.items():
+        if way.startswith("laconic ef|"):
+            off = v["accuracy"] - v["plain_accuracy"]
+            goals.append(_verdict(off >= -0.3, f"`{way}` ends {off:+.2f} points from plain DDP, within 0.3"))
+    stock = {way: v for way, v in by_way.items() if not way.startswith(("laconic", "local")) and v["reached_s"]}
+    ours = {way: v for way, v in by_way.items() if way.startswith(("laconic", "local")) and v["reached_s"]}
+    if len(stock) > 1 and ours:
+        best, mine = min(stock, key=lambda w: stock[w]["reached_s"]), min(ours, key=lambda w: ours[w]["reached_s"])
+        gain = stock[best]["reached_s"] / ours[mine]["reached_s"]
+        text = f"`{mine}` is {gain:.2f} times as fast to that accuracy as `{best}`, the best of torch's, at least 2"
+        goals.append(_verdict(gain >= 2, text))
+    columns = ("way", "accuracy, %", "points from ddp", "training, s", "as good as ddp after, s", "kB a step")
+    return ClusterTable(f"ddp-train-{key[0]}-{key[1]}", columns, tuple(rows), 1, notes, tuple(goals))
 
 
 def _table(rate: str, records: Sequence[Record]) -> ClusterTable:
