@@ -45,8 +45,8 @@ def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
     notes = (
         f"{records[0].machine['cpu']}, {records[0].machine['cores']} cores; {v['model']} on {v['data']}, {key[1]} "
         f"ranks, {v['epochs']} epochs in {v['iterations']} steps of {v['batch']} examples a rank, one seed; links as "
-        f"measured: {links or 'loopback'}. The time is that of training alone, and of the first test within 0.3 points of plain "
-        f"DDP's last. By `{v['command']}`."
+        f"measured: {links or 'loopback'}. The time is that of training alone, and of the first test within 0.3 points "
+        f"of plain DDP's last. By `{v['command']}`."
     )
     goals = []
     for way, v in by_way.items():
