@@ -2,8 +2,8 @@
 
 What the demo measured goes between ``<!-- demo:begin -->`` and ``<!-- demo:end -->``, what ``laconic bench`` did
 between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster``, ``laconic bench
-layers`` and ``laconic bench ddp`` between markers of its name; a file's Records say what it is. ``--check`` only says, by
-its exit code, whether anything would change.
+layers`` and ``laconic bench ddp`` between markers of its name; a file's Records say what it is. ``--check`` only says,
+by its exit code, whether anything would change.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.collective import Exchange, differing
+from laconic.collective import Exchange, TwoShot, differing
 
 SPECS = (
     "bf16", "qsgd:4", "ef|topk:0.05|qsgd:4", "ef|thc:6", "shared:8", "ef|powersgd:2", "momentum:0.9|topk:0.1",
@@ -144,6 +144,21 @@ def conserved(rank, world):
         dist.all_reduce(both)
         # An owner's residual is of the mean, once; senders' count by their share of it.
         found[f"conserved {spec}"] = float((went + both[1] - both[0]).abs().max())
+    return found
+
+
+def as_on_nccl(rank, world):
+    """Sends and receives told together, as NCCL must have them: the same bits."""
+    found = {}
+    for spec in ("ef|topk:0.05|qsgd:4", "qsgd:4"):
+        ways = [TwoShot(spec), TwoShot(spec)]
+        ways[1].peers.grouped = True
+        for step in range(5):
+            x = torch.randn(9000, generator=torch.Generator().manual_seed(10 * step + rank)) * (1 + step)
+            both = [x.clone(), x.clone()]
+            for way, y in zip(ways, both, strict=True):
+                way.reduce_all([("w", y)])
+            found[f"grouped {spec} {step}"] = same(both[:1], both[1:])
     return found
 
 
@@ -353,7 +368,7 @@ def many_steps(rank, world):
 
 
 def battery(rank, world):
-    parts = [plain_ddp, every_codec, conserved, memory, not_finite]
+    parts = [plain_ddp, every_codec, conserved, as_on_nccl, memory, not_finite]
     if world == 2:
         parts += [unbiased, switching, modules, drifting, wrong_use, many_steps]
     found = {}
@@ -410,6 +425,11 @@ def test_the_mean_over_rounds_converges_to_the_plain_mean(spec, ranks):
 def test_error_feedback_loses_nothing(ranks):
     found = named(ranks, "conserved")
     assert len(found) == 3 and all(max(each) < 1e-4 for each in found.values()), found
+
+
+def test_messages_in_the_order_of_nccl(ranks):
+    found = named(ranks, "grouped")
+    assert len(found) == 10 and not failed(found)
 
 
 def test_memory_is_saved_and_resumed(ranks):

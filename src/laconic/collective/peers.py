@@ -127,7 +127,9 @@ class Swap:
     def take(self) -> dict[int, Tensor]:
         """The messages, on the host and without their prefix, by the rank they came from."""
         peers = self._peers
-        peers.wait(self._arriving if not peers.grouped else self._leaving)
+        if peers.grouped:  # both are one, and a second wait for it would not end
+            self._arriving, self._leaving = self._leaving, []
+        peers.wait(self._arriving)
         sizes, missing = {}, {}
         for rank, room in self._rooms.items():
             nbytes = int(room[:8].view(torch.int64)[0])

@@ -32,7 +32,7 @@ class DDPSettings:
     data: To train with.
     epochs: Of it.
     batch: Examples of a rank in a step.
-    lr: Learning rate.
+    lr: Learning rate at the beginning; it falls along half a cosine.
     test_every: Steps between tests, while which the clock stands still.
     seed: Of gradients.
 

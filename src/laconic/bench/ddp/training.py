@@ -52,6 +52,7 @@ def _train(name: str, orders: dict[str, Any], rank: int, ranks: int) -> dict[str
         local = LocalSGD(task.model, optimizer, every=int(every), codec=spec, outer="mean")
     curve: list[list[float]] = []
     seconds, iterations = 0.0, int(orders["epochs"] * shards.iterations_per_epoch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)  # ends are calm, and comparable
     for iteration in range(iterations):
         batch = task.batch(shards.indices(worker=rank, iteration=iteration))
         began = time.perf_counter()
@@ -62,6 +63,7 @@ def _train(name: str, orders: dict[str, Any], rank: int, ranks: int) -> dict[str
             optimizer.step()
         else:
             local.step()
+        schedule.step()
         seconds += time.perf_counter() - began
         if (iteration + 1) % orders["test_every"] == 0 or iteration == iterations - 1:
             curve.append(_tested(task, iteration + 1, seconds, rank))
