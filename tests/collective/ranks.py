@@ -19,7 +19,7 @@ Work = Callable[[int, int], dict[str, Any]]
 def run_ranks(work: Work, world: int, folder: Path) -> list[dict[str, Any]]:
     """What ``work(rank, world)`` returned on each rank."""
     # A server that has imported torch, and done no backward (after which autograd does not bear a fork).
-    multiprocessing.set_forkserver_preload(["laconic.collective", "torch.nn.parallel"])
+    multiprocessing.set_forkserver_preload(["laconic.collective", "torch._dynamo"])
     folder.mkdir(parents=True, exist_ok=True)
     mp.start_processes(_rank, args=(work, world, str(folder)), nprocs=world, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -213,11 +216,15 @@ def switching(rank, world):
     numel = sum(p.numel() for p in module.parameters())
     found["none counts"] = attachment.stats()["bytes_reduced"] - reduced == 4 * numel
     attachment.detach()
-    found["set after detach"] = refused(laconic.ConfigError, "detached", lambda: attachment.set("none"))
+    found["set after detach"] = refused(laconic.ConfigError, "detached", partial(attachment.set, "none"))
     again = laconic.attach(module, "qsgd:4")
     train(module, 2, rank=rank, skip=9)
     found["attached again"] = again.attached and not attachment.attached and again.stats()["steps"] == 2
     found["same"] = differing(dict(module.named_parameters())) == []
+    alive = weakref.ref(again)
+    del again, attachment, module
+    gc.collect()
+    found["goes with its module"] = alive() is None
     unhooked = ddp()
     late = laconic.attach(unhooked, "none")
     train(unhooked, 2, rank=rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -58,7 +59,9 @@ class Attachment:
         nonfinite: str,
         timeout_s: float,
     ) -> None:
-        self.module, self.spec = module, spec
+        # Weak: DDP holds the hook where Python's collector does not look, and the hook holds this.
+        self._module = weakref.ref(module)
+        self.spec = spec
         self.warmup_steps, self.check_every, self.error_every = warmup_steps, check_every, error_every
         self._names = {id(parameter): name for name, parameter in _named(module)}
         self._group = _own_group(module.process_group, timeout_s)
@@ -73,6 +76,13 @@ class Attachment:
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
         return f"Attachment({self.spec!r}, {state}, steps={self._clock.steps})"
+
+    @property
+    def module(self) -> DistributedDataParallel:
+        module = self._module()
+        if module is None:
+            raise ConfigError("the DDP module of this attachment is gone")
+        return module
 
     @property
     def attached(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -33,6 +34,7 @@ class Worker:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Tensor], torch.futures.Future[object]] | None]
         self._tasks = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._tasks.put, None)  # the thread ends with its worker
 
     def submit(
         self, task: Callable[[], Tensor], devices: list[torch.device] | None = None
