@@ -52,7 +52,7 @@ def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
     for way, v in by_way.items():
         if way.startswith("laconic ef|"):
             off = v["accuracy"] - v["plain_accuracy"]
-            goals.append(_verdict(off >= -0.3, f"`{way}` ends {off:+.2f} points from plain DDP, within 0.3"))
+            goals.append(_verdict(off >= -0.3, f"`{way}` ends {off:+.2f} points from plain DDP, at most 0.3 below"))
     stock = {way: v for way, v in by_way.items() if not way.startswith(("laconic", "local")) and v["reached_s"]}
     ours = {way: v for way, v in by_way.items() if way.startswith(("laconic", "local")) and v["reached_s"]}
     if len(stock) > 1 and ours:
