@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,18 +31,28 @@ class Exact:
         self._rooms = Rooms()
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        self.begin(tensors)()
+
+    def begin(self, tensors: Sequence[tuple[str, Tensor]]) -> Callable[[], None]:
+        """Begin; what it returns waits for the end. One at a time."""
         self.stats.rounds += 1
+        under_way = []
         for dtype in dict.fromkeys(x.dtype for _, x in tensors):
             same = [x for _, x in tensors if x.dtype == dtype]
             numel = sum(x.numel() for x in same)
             self.stats.values += numel
             flat = self._rooms.of("flat", numel, dtype, same[0].device)
             torch.cat([x.reshape(-1) for x in same], out=flat)
-            work = begin_mean(flat, self.group, self.stats)
-            with self.stats.during("wire_s"):
-                work.wait()
-            for x, part in zip(same, torch.split(flat, [x.numel() for x in same]), strict=True):
-                x.copy_(part.view(x.shape))
+            under_way.append((same, flat, begin_mean(flat, self.group, self.stats)))
+
+        def finish() -> None:
+            for same, flat, work in under_way:
+                with self.stats.during("wire_s"):
+                    work.wait()
+                for x, part in zip(same, torch.split(flat, [x.numel() for x in same]), strict=True):
+                    x.copy_(part.view(x.shape))
+
+        return finish
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

@@ -67,16 +67,15 @@ class Exchange:
         self.spec, self.group, self.policy, self.nonfinite = spec, group, Policy.of(policy), nonfinite
         self.ledger = Ledger() if ledger is None else ledger
         self.exempt: dict[str, str] = {}
-        self._roads: dict[str, Road] = {}
+        self._exact = Exact(group, ledger=self.ledger)
+        self._roads: dict[str, Road] = {EXACT: self._exact}
         for each in (spec, self.policy.small, *self.policy.rules.values()):
             self._road(each)  # so that what is wrong is said now and not in the first step
 
     def _road(self, spec: str) -> Road:
         road = self._roads.get(spec)
         if road is None:
-            if spec == EXACT:
-                road = Exact(self.group, ledger=self.ledger)
-            elif summable(spec):
+            if summable(spec):
                 road = Reducer(spec, self.group, nonfinite=self.nonfinite, ledger=self.ledger)
             else:
                 road = TwoShot(spec, self.group, nonfinite=self.nonfinite, ledger=self.ledger)
@@ -103,8 +102,12 @@ class Exchange:
             if x.numel():
                 by_spec.setdefault(self.spec_of(name, x), []).append((name, x))
         try:
+            # What is small goes along with what is large.
+            finish = self._exact.begin(plain) if (plain := by_spec.pop(EXACT, [])) else None
             for spec, same in by_spec.items():
                 self._road(spec).reduce_all(same)
+            if finish is not None:
+                finish()
         except LaconicError:
             raise
         except RuntimeError as error:
@@ -117,7 +120,7 @@ class Exchange:
 
     def mean_exactly(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """The same without compression."""
-        self._road(EXACT).reduce_all(tensors)
+        self._exact.reduce_all(tensors)
 
     # --------------------------------------------------------------------------------------------------------- state
 
