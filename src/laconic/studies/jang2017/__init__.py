@@ -1,0 +1,1 @@
+"""Jang, Na and Yoon 2017."""

@@ -1,0 +1,414 @@
+"""Predicted against measured: the planner's word for an iteration, and what the same takes in the lab.
+
+A cell is an engine, a number of workers, a rate and a codec. Before the first cell of a number of workers the machine
+is measured under the same crowding: a step while that many processes compute, codecs on the model's own gradients, and
+an exchange of next to nothing over links of no limit. From that alone a cell is predicted; then it is run, by real
+server and worker processes on hosts of the lab. Records hold both, the links as measured, and the load.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from laconic.cluster.job import Job
+from laconic.errors import ConfigError, LaconicError
+from laconic.lab.units import parse_rate
+from laconic.plan.advice import Load, message_of
+from laconic.plan.calibration import SIZES, codec_points, model_times, together
+from laconic.plan.costs import Message, Network, Step, Work, step
+from laconic.plan.profile import ModelTimes, Profile
+from laconic.records import Record
+from laconic.studies.jang2017 import tasks
+from laconic.studies.oland2015.ledger import Ledger
+from laconic.train.roles import SUPERVISED
+from laconic.train.run import SERVER, Config
+
+if TYPE_CHECKING:
+    from laconic.bench.cluster.processes import Network as Hosts
+    from laconic.lab import Link
+
+__all__ = ["CALIBRATION", "CODECS", "ENGINES", "PART", "RATES", "RUN", "WORKERS", "Cell", "measure_all"]
+
+log = logging.getLogger("laconic")
+
+PART = "runs"
+RUN, CALIBRATION = "jang2017.run", "jang2017.calibration"
+
+WORKERS = (2, 4)
+RATES = ("100mbit", "1gbit")
+CODECS = ("none", "fp16", "qsgd:4", "topk:0.01|qsgd:4", "thc:4", "adaptive:5.0|huffman")
+MODEL = {"100mbit": "mlp", "1gbit": "vgg11"}
+"""A model whose exchange takes seconds, not minutes, at that rate."""
+WARM_UP, LEAST, MOST, ENOUGH_S = 3, 8, 60, 15.0
+"""Exchanges that do not count, those that must, those that may, and seconds after which the least are enough."""
+SILENCE = 180.0
+CALM = 1.5
+SUMMED = ("thc:4",)
+
+Tell = Callable[[str, int, int], None]
+Report = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    engine: str
+    workers: int
+    rate: str
+    codec: str
+
+    @property
+    def key(self) -> str:
+        return json.dumps([PART, *self])
+
+    @property
+    def model(self) -> str:
+        return MODEL[self.rate]
+
+    def __str__(self) -> str:
+        return f"{self.engine}, {self.workers} workers, {self.rate}, {self.codec}"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A machine while so many processes share it, as far as one model and engine need it.
+
+    Args:
+        times: The model's step alone, its gradients and what codecs make of them.
+        step_s: Of the same step while all workers compute.
+        fixed_s: Of an exchange of two slots with next to nothing in them.
+        slot_s: That each more slot adds.
+        byte_s: Of the server, for each byte that it takes or gives.
+        load: The load average before.
+    """
+
+    times: ModelTimes
+    step_s: float
+    fixed_s: float
+    slot_s: float
+    byte_s: float
+    load: float
+
+    @property
+    def slowdown(self) -> float:
+        return max(1.0, self.step_s / self.times.step_s)
+
+
+class Engine(NamedTuple):
+    """A way to exchange: how it is measured without limits, predicted, and run."""
+
+    calibrate: Callable[[str, int, Sequence[str]], Calibrated]
+    predict: Callable[[Cell, Calibrated], tuple[Message, Step]]
+    run: Callable[[Cell, Any], dict[str, Any]]
+
+
+def measure_all(
+    cells: Sequence[Cell], *, records: Path | None = None, progress: Tell | None = None, calm: float = CALM
+) -> list[Record]:
+    """Run the cells that are not in the Records yet, one at a time; all Records of them.
+
+    Args:
+        cells: Which.
+        records: A file.
+        progress: Told what is done, how many cells are and how many there are.
+        calm: A cell waits up to a minute for the load average to fall below this; what it was is recorded.
+    """
+    from laconic.bench.cluster.processes import LAB, network
+
+    if os.geteuid() != 0:
+        raise ConfigError("runs that check the planner need the lab's links, and these need root")
+    ledger, done = Ledger(records), 0
+    missing = [cell for cell in cells if cell.key not in ledger]
+    for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
+        group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
+        here = _calibrated(ledger, engine, workers, group[0].model, progress)
+        with network(LAB, rate, workers) as net:
+            links = _links(net)
+            for cell in group:
+                if progress is not None:
+                    progress(str(cell), len(cells) - len(missing) + done, len(cells))
+                ledger.add(_cell(cell, here, net, links, calm))
+                done += 1
+    return [ledger.records[cell.key] for cell in cells]
+
+
+def _cell(cell: Cell, here: Calibrated, net: Hosts, links: Sequence[Link], calm: float) -> Record:
+    _wait_until(calm)
+    load = os.getloadavg()[0]
+    engine = ENGINES[cell.engine]
+    message, modelled = engine.predict(cell, here)
+    measured = engine.run(cell, net)
+    return Record(RUN, {
+        "key": cell.key, "part": PART, **cell._asdict(), "model": cell.model, "numel": here.times.numel,
+        "predicted_s": modelled.total_s, "predicted": asdict(modelled), "predicted_push": message.push,
+        "predicted_pull": message.pull, **measured, "load_average": [load, os.getloadavg()[0]],
+        "link_goodput": [link.goodput for link in links], "link_round_trip_s": [link.round_trip for link in links],
+        "valid": all(link.valid for link in links), "calibration_load": here.load,
+    })  # fmt: skip
+
+
+def _wait_until(calm: float) -> None:
+    end = time.monotonic() + 60
+    while os.getloadavg()[0] > calm and time.monotonic() < end:
+        time.sleep(2)
+
+
+def _links(net: Hosts) -> Sequence[Link]:
+    found: Sequence[Link] = ()
+    for _ in range(3):
+        found = net.measure()
+        if all(link.valid for link in found):
+            return found
+    log.warning("a link carries %s: cells over it are marked as not valid", found[0])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- calibration
+
+
+def _calibrated(ledger: Ledger, engine: str, workers: int, model: str, progress: Tell | None) -> Calibrated:
+    key = json.dumps([CALIBRATION, engine, workers, model])
+    if key not in ledger:
+        if progress is not None:
+            progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
+        _wait_until(CALM)
+        found = ENGINES[engine].calibrate(model, workers, CODECS)
+        ledger.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
+                                        **asdict(found)}))  # fmt: skip
+    values = ledger.records[key].values
+    times = values["times"]
+    times = ModelTimes(**{
+        **times, "numels": tuple(times["numels"]), "dims": tuple(times["dims"]),
+        "ready": tuple((t, share) for t, share in times["ready"]),
+    })  # fmt: skip
+    names = ("step_s", "fixed_s", "slot_s", "byte_s", "load")
+    return Calibrated(times, **{name: values[name] for name in names})
+
+
+_STEPS = """
+import statistics, sys, time, torch
+torch.set_num_threads(1)
+from laconic.studies.jang2017 import tasks
+name, seconds = sys.argv[1], float(sys.argv[2])
+torch.manual_seed(0)
+model, (x, y), _, loss = getattr(tasks, name)()
+x, y = x[:tasks.BATCH[name]], y[:tasks.BATCH[name]]
+def step():
+    model.zero_grad(set_to_none=True)
+    begin = time.perf_counter()
+    loss(model(x), y).backward()
+    return time.perf_counter() - begin
+step(); step()
+print("ready", flush=True); sys.stdin.readline()
+end, took = time.perf_counter() + seconds, []
+while time.perf_counter() < end or len(took) < 5:
+    took.append(step())
+print(statistics.median(took), flush=True)
+"""
+
+
+def step_together(model: str, processes: int, seconds: float = 3.0) -> float:
+    """Seconds of a step while so many processes compute it."""
+    return statistics.fmean(together(processes, ["-c", _STEPS, model, str(seconds)]))
+
+
+def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
+    """The model's step alone, and codecs on its gradients."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        network, (x, y), _, loss = getattr(tasks, model)()
+        size = tasks.BATCH[model]
+        return model_times(network, (x[:size], y[:size]), loss, codecs, turns=9)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated:
+    """An exchange of two slots, one of 34, and one of all the model's bytes, without limits."""
+    from laconic.bench.cluster.processes import LAB, network
+
+    load = os.getloadavg()[0]
+    times = times_of(model, codecs)
+    step_s = step_together(model, workers)
+    with network(LAB, None, workers) as net:
+        few, many, whole = (_left_over(net, name, workers) for name in ("few", "many", model))
+    slots = 34 - 2
+    slot_s = max(0.0, (many - few) / slots)
+    here = Calibrated(times, step_s, few, slot_s, 0.0, load)
+    # What the model's own bytes add to what is known of an exchange without limits: pushes and pulls at the server.
+    cell = Cell("ps", workers, next(rate for rate, name in MODEL.items() if name == model), "none")
+    known = _predict_ps(cell, here, rate=1e15)[1].total_s - step_s
+    nbytes = 2 * workers * 4 * times.numel
+    return replace(here, byte_s=max(0.0, whole - known) / nbytes)
+
+
+def _left_over(net: Hosts, name: str, workers: int) -> float:
+    """Seconds of an iteration beside its computation."""
+    found = _train(net, name, workers, "none")
+    return max(0.0, found["measured_s"] - found["compute_s"])
+
+
+# ------------------------------------------------------------------------------------------------------- prediction
+
+
+@lru_cache(maxsize=1)
+def _generic() -> Profile:
+    return Profile("here", codecs={spec: tuple(p) for spec, p in codec_points(["none"], sizes=SIZES[:2], tell=_quiet).items()})
+
+
+def _quiet(what: str) -> None:
+    pass
+
+
+def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
+    network = Network(
+        cell.workers,
+        rate or parse_rate(cell.rate),
+        byte_s=here.byte_s,
+        exchange_s=here.fixed_s + here.slot_s * (len(here.times.numels) - 2),
+    )
+    load = Load.of_model(here.times)
+    message = message_of(_generic(), load, cell.codec, network).slower(here.slowdown)
+    return message, step(Work(here.step_s, ready=here.times.ready), network, message)
+
+
+# ------------------------------------------------------------------------------------------------------------- a run
+
+
+def _run_ps(cell: Cell, net: Hosts) -> dict[str, Any]:
+    return _train(net, cell.model, cell.workers, cell.codec)
+
+
+def job_of(codec: str, workers: int) -> Job:
+    """Gradients both ways by a codec; where packets can be added, as the method ``homomorphic`` has it.
+
+    No checkpoint falls into the measurement.
+    """
+    options: dict[str, Any] = {"workers": workers, "lr": 1e-3, "checkpoint_every": 100_000}
+    if codec in SUMMED:
+        return Job(push=f"ef|{codec}", push_small="shared:16", returns="sum", **options)
+    return Job(push=codec, pull=codec, returns="gradients", **options)
+
+
+def _train(net: Hosts, name: str, workers: int, codec: str) -> dict[str, Any]:
+    """The first exchanges of a training, by real processes on the lab's hosts."""
+    config = Config(
+        model=name, data="random", script=f"{tasks.SCRIPT}:{name}", batch=tasks.BATCH[name], iterations=100_000,
+        method="", holdout=0.0, job=job_of(codec, workers),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        config.save(run_dir)
+        return _sums(_told(net, run_dir, workers))
+
+
+def _told(net: Hosts, run_dir: Path, workers: int) -> list[list[Report]]:
+    """What workers tell after each exchange, until it is enough; then all are ended."""
+    certs = ["--certs", net.certs] if net.certs is not None else []
+    lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+    told: list[list[Report]] = [[] for _ in range(workers)]
+    with ExitStack() as stack:
+        arguments = ["server", str(run_dir), "--host", net.host, *certs]
+        server = stack.enter_context(_started(net, 0, arguments, subprocess.DEVNULL))
+        address = net.reach(_port(run_dir, server))
+        for number in range(workers):
+            arguments = ["worker", str(run_dir), "--worker", str(number), "--server", address, *certs]
+            worker = stack.enter_context(_started(net, 1 + number, arguments, subprocess.PIPE))
+            threading.Thread(target=_read, args=(number, worker, lines), daemon=True).start()
+        began: float | None = None
+        while True:
+            try:
+                number, line = lines.get(timeout=SILENCE)
+            except queue.Empty:
+                raise LaconicError(f"no worker has ended an exchange in {SILENCE:.0f} s") from None
+            if line is None:
+                raise LaconicError(f"worker {number} has ended too early; what it said is above")
+            told[number].append(json.loads(line))
+            count = min(map(len, told)) - WARM_UP
+            if began is None and count >= 0:
+                began = time.monotonic()
+            if began is not None and count >= (LEAST if time.monotonic() - began > ENOUGH_S else MOST):
+                return told
+
+
+def _sums(told: Sequence[Sequence[Report]]) -> dict[str, Any]:
+    """Medians over exchanges after the warm-up; of parts, means over workers."""
+    count = min(map(len, told))
+    exchanges = [
+        statistics.fmean(reports[i]["total_s"] - reports[i - 1]["total_s"] for reports in told)
+        for i in range(WARM_UP, count)
+    ]
+
+    def part(word: str) -> float:
+        return statistics.fmean(
+            (reports[count - 1][word] - reports[WARM_UP - 1][word]) / (count - WARM_UP) for reports in told
+        )
+
+    low, middle, high = statistics.quantiles(exchanges, n=4, method="inclusive")
+    return {
+        "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": len(exchanges),
+        **{f"{name}_s": part(name) for name in ("compute", "encode", "communication", "overlapped", "apply")},
+        "measured_push": part("bytes_sent"), "measured_pull": part("bytes_received"),
+        "retries": sum(reports[-1]["retries"] for reports in told),
+    }  # fmt: skip
+
+
+@contextmanager
+def _started(net: Hosts, host: int, arguments: Sequence[str], out: int) -> Iterator[subprocess.Popen[Any]]:
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISED: "1"}
+    program = [sys.executable, "-m", "laconic", *arguments]
+    process = net.start(host)(program, stdout=out, text=True, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _read(number: int, process: subprocess.Popen[Any], lines: queue.SimpleQueue[tuple[int, str | None]]) -> None:
+    assert process.stdout is not None
+    with process.stdout as out:
+        for line in out:
+            lines.put((number, line))
+    lines.put((number, None))
+
+
+def _port(run_dir: Path, server: subprocess.Popen[Any]) -> int:
+    while server.poll() is None:
+        try:
+            told = json.loads((run_dir / SERVER).read_text(encoding="utf-8"))
+            return int(told["address"].rpartition(":")[2])
+        except (OSError, ValueError, KeyError):
+            time.sleep(0.02)
+    raise LaconicError(f"the server has ended with exit code {server.returncode}; what it said is above")
+
+
+ENGINES: Mapping[str, Engine] = {"ps": Engine(_calibrate_ps, _predict_ps, _run_ps)}
+"""By name. Another engine is another triple; its cells are predicted, run and reported like these."""
+
+
+def all_cells(engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
+    return [
+        Cell(engine, workers, rate, codec)
+        for engine in engines
+        for rate in RATES
+        for workers in WORKERS
+        for codec in CODECS
+    ]
