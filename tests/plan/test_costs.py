@@ -32,14 +32,18 @@ def close(value: float) -> object:
         (replace(CABLE, byte_s=1e-8), PLAIN, 1.0 + 1.0 + 1.0),  # 100 MB at 10 ns a byte: the server computes longer
         (replace(CABLE, topology="ring"), replace(PLAIN, summable=True), 1.0 + 2 * 0.75 * 0.2),
         (replace(CABLE, topology="ring", round_trip_s=0.1), replace(PLAIN, summable=True), 1.0 + 0.3 + 3 * 0.1),
-        (replace(CABLE, topology="twoshot"), Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03), 1 + 0.04
-         + 2 * 0.75 * 3.2e6 / 125e6 + 0.03 + 0.01 + 0.02),
-        # A push of a tenth, encoded in 0.1 s; added 4 times 0.01 s; a mean that takes the server 0.13 s, of which 0.08
-        # pass while it is sent (but for its largest piece, 1/20 of that); read in 0.03 s.
-        (CABLE, Message("x", 2.5e6, 2.5e6, 0.1, 0.03, 0.01), 1.0 + 0.1 + 0.08 + 0.04 + 0.05 + 0.004 + 0.08 + 0.03),
-        # Sums are made while messages arrive, and need no encoding.
-        (CABLE, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.01, summable=True), 1.0 + 0.1 + 0.08 + 0.16 + 0.03),
-        (CABLE, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.04, summable=True), 1.0 + 0.1 + 0.16 + 0.16 + 0.03),
+        # 20 pieces are encoded in 0.04 s; the last is sent after that, a 20th of 2 * 0.75 * 3.2 MB; then 4 parts are
+        # added, one is encoded again, and all are read.
+        (replace(CABLE, topology="twoshot"), Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03), 1.0 + 0.04 + 0.00192
+         + 0.03 + 0.01 + 0.02),
+        # A push of a tenth: 20 pieces are encoded in 0.1 s, and the last is sent in 0.004 s. Added 4 times 0.01 s. The
+        # server encodes in 0.1 s and sends 19 pieces meanwhile; the last, of 0.004 s, waits for its own step of 0.03 s.
+        (CABLE, Message("x", 2.5e6, 2.5e6, 0.1, 0.03, 0.01), 1.0 + 0.104 + 0.04 + 0.13 + 0.004 + 0.03),
+        # Sums are made and answered piece by piece while others arrive: the first is encoded after 0.005 s, there after
+        # 0.004 s more, added in 0.002 s, and from then on the server's cable is busy for 0.16 s.
+        (CABLE, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.01, summable=True), 1.0 + 0.011 + 0.16 + 0.03),
+        # Additions of 0.16 s are the slowest stage: 0.009 + 0.16 s, and the last piece goes back in 0.008 s.
+        (CABLE, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.04, summable=True), 1.0 + 0.169 + 0.008 + 0.03),
         (replace(CABLE, workers=1), PLAIN, 1.0),
     ],
 )  # fmt: skip
@@ -68,7 +72,7 @@ def test_what_cannot_be_added_takes_two_shots_on_a_ring_and_says_so() -> None:
         (((0.5, 0.5), (1.0, 1.0)), 0.0, 0.6, False, 1.3),
         # Encoding on the same core stretches the step to 1.2 s: 0.6 + 2 s.
         (((0.5, 0.5), (1.0, 1.0)), 0.2, 2.0, False, 2.6),
-        # On a core of its own only the largest piece waits for it.
+        # On a core of its own the first piece is sent after half of 0.2 s, the second waits for its turn.
         (((0.5, 0.5), (1.0, 1.0)), 0.2, 2.0, True, 2.6),
         (((0.5, 0.25), (0.75, 0.5), (0.9, 0.75), (1.0, 1.0)), 0.2, 2.0, True, 2.55),
     ],

@@ -15,12 +15,25 @@ Seconds are of one exchange; ``Step.total_s`` is an iteration's share.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from laconic.errors import ConfigError
 from laconic.lab.units import GOODPUT
 
-__all__ = ["EVENLY", "TOPOLOGIES", "Message", "Network", "Step", "Work", "evenly", "pipelined", "step"]
+__all__ = [
+    "EVENLY",
+    "TOPOLOGIES",
+    "Message",
+    "Network",
+    "Step",
+    "Work",
+    "evenly",
+    "pieces",
+    "pipelined",
+    "served",
+    "step",
+]
 
 TOPOLOGIES = ("ps", "ring", "twoshot")
 
@@ -61,14 +74,6 @@ class Work:
         times, shares = [t for t, _ in self.ready], [f for _, f in self.ready]
         if not self.ready or times != sorted(times) or shares != sorted(shares) or abs(shares[-1] - 1) > 1e-9:
             raise ConfigError("ready must rise, in time and in share, up to a share of 1")
-
-    @property
-    def largest_piece(self) -> float:
-        before = 0.0
-        largest = 0.0
-        for _, share in self.ready:
-            largest, before = max(largest, share - before), share
-        return largest
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,8 @@ class Message:
         add_s: Seconds to add one to a sum.
         summable: Whether that is done without decoding; then nothing is encoded again.
         memory: Bytes that it needs on a worker, beside model and optimizer.
-        server_s: Seconds between the last addition and the answer: encoding the mean, and the server's own step.
+        server_encode_s: Seconds in which a server encodes the mean; a worker's by default.
+        server_step_s: Seconds of its own step, without which the last of the answer is not sent; likewise.
     """
 
     codec: str
@@ -158,17 +164,25 @@ class Message:
     add_s: float = 0.0
     summable: bool = False
     memory: float = 0.0
-    server_s: float | None = None
-
-    @property
-    def answer_s(self) -> float:
-        if self.server_s is not None:
-            return self.server_s
-        return 0.0 if self.summable else self.encode_s + self.decode_s
+    server_encode_s: float | None = None
+    server_step_s: float | None = None
 
     def slower(self, factor: float) -> Message:
-        """The same where a worker's seconds take longer, because cores are shared."""
-        return replace(self, encode_s=self.encode_s * factor, decode_s=self.decode_s * factor)
+        """The same where workers share cores and take longer; a server computes while they wait."""
+        return replace(
+            self,
+            encode_s=self.encode_s * factor,
+            decode_s=self.decode_s * factor,
+            server_encode_s=self.at_server[0],
+            server_step_s=self.at_server[1],
+        )
+
+    @property
+    def at_server(self) -> tuple[float, float]:
+        """Seconds in which it makes the answer, and takes the step that workers take."""
+        encode_s = self.encode_s if self.server_encode_s is None else self.server_encode_s
+        step_s = self.decode_s if self.server_step_s is None else self.server_step_s
+        return (0.0, 0.0) if self.summable else (encode_s, step_s)
 
 
 @dataclass(frozen=True)
@@ -201,21 +215,42 @@ class Step:
         return self.exchange_s / self.every
 
 
-def pipelined(work: Work, encode_s: float, send_s: float) -> float:
-    """When the last byte has left, counted from the beginning of the last iteration.
+def served(times: Sequence[float], shares: Sequence[float], seconds: float) -> list[float]:
+    """When pieces that come at these times have passed a stage, one after the other, that takes so long for all.
 
-    What becomes ready after a time waits for all that is still to be sent then: the end is the latest of
-    t + (share not ready before t) * seconds for all. The faster of encoding and sending adds its largest piece.
+    >>> served([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 4.0)
+    [2.0, 3.0, 5.0]
     """
-    step_s, slow, fast = work.step_s, send_s, 0.0
+    found, free = [], 0.0
+    for time, share in zip(times, shares, strict=True):
+        free = max(free, time) + share * seconds
+        found.append(free)
+    return found
+
+
+def pieces(work: Work, encode_s: float) -> tuple[list[float], list[float]]:
+    """When pieces of a message are encoded, from the beginning of the last iteration, and what share each is."""
+    shares, before = [], 0.0
+    for _, share in work.ready:
+        shares.append(share - before)
+        before = share
+    if work.every > 1:
+        return served([work.step_s] * len(shares), shares, encode_s), shares
     if work.spare:
-        slow, fast = max(send_s, encode_s), min(send_s, encode_s)
-    else:
-        step_s += encode_s  # there is one core for both
-    end, before = step_s, 0.0
-    for time, share in work.ready:
-        end, before = max(end, time * step_s + (1 - before) * slow), share
-    return end + work.largest_piece * fast
+        return served([time * work.step_s for time, _ in work.ready], shares, encode_s), shares
+    whole = work.step_s + encode_s  # there is one core for both
+    return [time * whole for time, _ in work.ready], shares
+
+
+def _all_computed(work: Work, encode_s: float) -> float:
+    """A step has ended no sooner than this, whatever was sent."""
+    return work.step_s + (0.0 if work.spare and work.every == 1 else encode_s)
+
+
+def pipelined(work: Work, encode_s: float, send_s: float) -> float:
+    """When the last byte has left, from the beginning of the last iteration."""
+    times, shares = pieces(work, encode_s)
+    return max(_all_computed(work, encode_s), served(times, shares, send_s)[-1])
 
 
 def step(work: Work, network: Network, message: Message) -> Step:
@@ -236,49 +271,39 @@ def step(work: Work, network: Network, message: Message) -> Step:
     return replace(_two_shot(work, network, message, compute), note=note)
 
 
-def _sent(work: Work, compute: float, encode_s: float, send_s: float) -> tuple[float, float]:
-    """When all is sent, and what of encoding and sending was hidden."""
-    if work.every > 1:
-        return compute + encode_s + send_s, 0.0
-    end = pipelined(work, encode_s, send_s)
-    return end, compute + encode_s + send_s - end
+def _parts(work: Work, compute: float, end: float, parts: Sequence[float]) -> Step:
+    """Of what is known to take so long, and the end, counted from the beginning of the last iteration."""
+    encode_s, push_s, aggregate_s, pull_s, decode_s, fixed_s = parts
+    hidden_s = work.step_s + sum(parts) - end
+    return Step(work.every, compute, encode_s, push_s, aggregate_s, pull_s, decode_s, fixed_s, hidden_s)
 
 
 def _through_servers(work: Work, network: Network, message: Message, compute: float) -> Step:
     push, pull = network.to_server(message.push), network.to_server(message.pull)
     adding = network.workers * message.add_s / network.servers
-    if message.summable:  # slot by slot, while others still arrive
-        adding = max(0.0, adding - push)
-    _, hidden = _sent(work, compute, message.encode_s, push)
-    answer = message.answer_s / network.servers
-    return Step(
-        work.every,
-        compute,
-        message.encode_s,
-        push,
-        adding + max(0.0, answer - pull) + work.largest_piece * min(answer, pull),
-        pull,
-        message.decode_s,
-        network.exchange_s + network.round_trip_s,
-        hidden,
+    encode_s, step_s = (seconds / network.servers for seconds in message.at_server)
+    fixed = network.exchange_s + network.round_trip_s
+    times, shares = pieces(work, message.encode_s)
+    there = served(times, shares, push)
+    if message.summable:  # each slot is added while others still arrive, and answered at once
+        end = served(served(there, shares, adding), shares, pull)[-1]
+    else:  # all is added when all is there; slots are answered from the first layer on
+        begin, back = max(there[-1], _all_computed(work, message.encode_s)) + adding, shares[::-1]
+        made = served([begin] * len(back), back, encode_s)
+        made[-1] += step_s
+        end = served(made, back, pull)[-1]
+    end = max(end, _all_computed(work, message.encode_s)) + message.decode_s + fixed
+    return _parts(
+        work, compute, end, [message.encode_s, push, adding + encode_s + step_s, pull, message.decode_s, fixed]
     )
 
 
 def _around(work: Work, network: Network, message: Message, compute: float) -> Step:
     share = (network.workers - 1) / network.workers
-    once = network.between(share * message.push)
-    _, hidden = _sent(work, compute, message.encode_s, 2 * once)
-    return Step(
-        work.every,
-        compute,
-        message.encode_s,
-        once,
-        share * message.add_s,
-        once,
-        message.decode_s,
-        network.exchange_s + (network.workers - 1) * network.round_trip_s,
-        hidden,
-    )
+    once, adding = network.between(share * message.push), share * message.add_s
+    fixed = network.exchange_s + (network.workers - 1) * network.round_trip_s
+    end = pipelined(work, message.encode_s, 2 * once) + adding + message.decode_s + fixed
+    return _parts(work, compute, end, [message.encode_s, once, adding, once, message.decode_s, fixed])
 
 
 def _two_shot(work: Work, network: Network, message: Message, compute: float) -> Step:
@@ -286,8 +311,6 @@ def _two_shot(work: Work, network: Network, message: Message, compute: float) ->
     once, back = network.between(share * message.push), network.between(share * message.pull)
     # A rank adds the parts of all, which are one message together, and encodes its own part again.
     adding = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
-    _, hidden = _sent(work, compute, message.encode_s, once + back)
-    return Step(
-        work.every, compute, message.encode_s, once, adding, back, message.decode_s,
-        network.exchange_s + network.round_trip_s, hidden,
-    )  # fmt: skip
+    fixed = network.exchange_s + network.round_trip_s
+    end = pipelined(work, message.encode_s, once + back) + adding + message.decode_s + fixed
+    return _parts(work, compute, end, [message.encode_s, once, adding, back, message.decode_s, fixed])

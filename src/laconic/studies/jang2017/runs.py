@@ -262,7 +262,7 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
 def _left_over(net: Hosts, name: str, workers: int) -> float:
     """Seconds of an iteration beside its computation."""
     found = _train(net, name, workers, "none")
-    return max(0.0, found["measured_s"] - found["compute_s"])
+    return max(0.0, float(found["measured_s"] - found["compute_s"]))
 
 
 # ------------------------------------------------------------------------------------------------------- prediction
@@ -270,7 +270,9 @@ def _left_over(net: Hosts, name: str, workers: int) -> float:
 
 @lru_cache(maxsize=1)
 def _generic() -> Profile:
-    return Profile("here", codecs={spec: tuple(p) for spec, p in codec_points(["none"], sizes=SIZES[:2], tell=_quiet).items()})
+    return Profile(
+        "here", codecs={spec: tuple(p) for spec, p in codec_points(["none"], sizes=SIZES[:2], tell=_quiet).items()}
+    )
 
 
 def _quiet(what: str) -> None:
