@@ -146,13 +146,14 @@ def advise(
         work: A step of one worker, alone on its machine.
         network: Between them.
         profile: What codecs take.
-        codecs: By default those of the profile; ``none`` and ``bf16`` are always among them.
+        codecs: By default those of the profile. ``none`` and ``bf16`` stand beside them as yardsticks.
         processes: Workers on one machine, which share its cores.
         memory: Bytes that a worker has; the profile's by default.
         layers: Compress the model's layers, too, under every codec but ``none`` and ``bf16``, the yardsticks.
         tell: Told what had to be measured here and now because the profile does not have it.
     """
-    wanted = list(dict.fromkeys(["none", "bf16", *(codecs if codecs is not None else _stock(profile))]))
+    asked = list(codecs) if codecs is not None else list(_stock(profile))
+    wanted = list(dict.fromkeys(["none", "bf16", *asked]))
     for spec in wanted:
         if spec != GZIP:
             parse(spec)
@@ -193,18 +194,18 @@ def advise(
                 room is None or needed <= room,
             )
         )
-    return _chosen(rows, network, room)
+    return _chosen(rows, ["none", *asked], network, room)
 
 
-def _chosen(rows: Sequence[Row], network: Network, room: float | None) -> Advice:
+def _chosen(rows: Sequence[Row], asked: Sequence[str], network: Network, room: float | None) -> Advice:
     plain = next(row for row in rows if row.codec == "none")
     if network.workers == 1:
         return Advice(rows, "none", "one worker has nobody to exchange with")
-    fitting = [row for row in rows if row.fits]
+    fitting = [row for row in rows if row.fits and row.codec in asked]
     if not fitting:
         return Advice(rows, "none", f"not even the model with its gradient and momentum fits into {_size(room)}")
     best = min(fitting, key=lambda row: row.step.total_s)
-    too_large = [row for row in rows if not row.fits and row.step.total_s < best.step.total_s]
+    too_large = [row for row in rows if not row.fits and row.codec in asked and row.step.total_s < best.step.total_s]
     besides = f"; {too_large[0].codec} would be faster, but needs {_size(too_large[0].memory)}" if too_large else ""
     if best.speedup_fp32 < GAIN or best.codec == "none":
         share = 1 - plain.step.compute_s / plain.step.exchange_s if plain.step.exchange_s else 0.0

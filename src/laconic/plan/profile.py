@@ -162,7 +162,7 @@ class Profile:
     @classmethod
     def _checked(cls, values: dict[str, Any]) -> Profile:
         known = {one.name for one in fields(cls)}
-        if set(values) - known or "name" not in values:
+        if set(values) != known:
             raise ValueError(f"it has the fields {', '.join(sorted(values))}, expected {', '.join(sorted(known))}")
         codecs = {spec: tuple(Point(**one) for one in points) for spec, points in values.get("codecs", {}).items()}
         for spec, points in codecs.items():
@@ -183,7 +183,7 @@ class Profile:
         crowd = {int(n): float(factor) for n, factor in values.get("crowd", {}).items()}
         _positive("crowd", {str(n): factor for n, factor in crowd.items()})
         _positive("transport", values.get("transport", {}))
-        return cls(**{**values, "codecs": codecs, "models": models, "crowd": crowd})
+        return cls(**{**values, "codecs": codecs, "models": models, "crowd": crowd, "links": tuple(values["links"])})
 
 
 def _seconds(one: Point) -> tuple[float, float, float]:

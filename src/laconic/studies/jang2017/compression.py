@@ -26,14 +26,13 @@ CODECS = ("bf16", "qsgd:4", "topk:0.01|qsgd:4", "adaptive:5.0|huffman", "thc:4")
 
 def measure(data: str, data_dir: Path | None, model: str = MODEL) -> Iterator[dict[str, Any]]:
     """Rows: what, by what, bytes, compressed bytes, seconds there and back."""
+    pixels = load(data, data_dir).train_images.numpy().tobytes()
     weights = torch.cat([p.detach().reshape(-1) for p in build_model(model, seed=0).parameters()])
     raw = weights.numpy().tobytes()
     for way, (there, back) in _lossless().items():
         yield _row(model, way, len(raw), raw, there, back)
     for spec in CODECS:
         yield _coded(model, spec, weights)
-    found = load(data, data_dir)
-    pixels = found.train_images.numpy().tobytes()
     for way, (there, back) in _lossless().items():
         yield _row(data, way, len(pixels), pixels, there, back)
 

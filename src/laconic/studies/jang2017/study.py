@@ -75,16 +75,20 @@ def _table(ledger: Ledger, data: str, data_dir: Path | None, progress: Progress 
         return mine
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    found = []
+    rows = []
     try:
-        for count, row in enumerate(compression.measure(data, data_dir)):
-            record = Record(TABLE, {"key": f"{key} {row['what']} {row['way']}", "part": "table1", "threads": 1, **row})
-            ledger.add(record)
-            found.append(record)
+        for row in compression.measure(data, data_dir):
+            rows.append(row)
             if progress is not None:
-                progress(f"{row['what']}, {row['way']}", count + 1, 2 + 2 + len(compression.CODECS))
+                progress(f"{row['what']}, {row['way']}", len(rows), 2 + 2 + len(compression.CODECS))
     finally:
         torch.set_num_threads(before)
+    found = [
+        Record(TABLE, {"key": f"{key} {row['what']} {row['way']}", "part": "table1", "threads": 1, **row})
+        for row in rows
+    ]
+    for record in found:
+        ledger.add(record)
     return found
 
 
