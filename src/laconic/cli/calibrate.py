@@ -62,6 +62,7 @@ def calibrate(
     Runs about half a minute, and wants an otherwise quiet machine.
     """
     from laconic.plan.calibration import check_device
+    from laconic.plan.link import parse_peer
 
     if listen is not None:
         _listen(listen)
@@ -69,6 +70,10 @@ def calibrate(
     check_device(device)
     check_writable(out)
     counts = _counts(processes)
+    for one in model or []:
+        _known(one)
+    if peer is not None:
+        parse_peer(peer)
     load = os.getloadavg()[0]
     if load > 1.5:
         say(f"laconic: the load average is {load:.1f}: figures will be those of a busy machine")
@@ -154,11 +159,9 @@ def _model(name: str, batch: int | None, codecs: dict[str, list[Any]], device: s
     import torch
 
     from laconic.plan.calibration import model_times
-    from laconic.train.models import MODELS, build_model
+    from laconic.train.models import build_model
     from laconic.train.task import cross_entropy
 
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: take one of {', '.join(MODELS)}")
     size = batch or (
         256 if device == "cuda" and name == "alexnet" else 64 if device == "cuda" else BATCHES.get(name, 64)
     )
@@ -176,6 +179,13 @@ def _model(name: str, batch: int | None, codecs: dict[str, list[Any]], device: s
         model, (inputs, targets), cross_entropy, specs, device=device, turns=3 if quick else 5,
         tell=tell,
     )  # fmt: skip
+
+
+def _known(name: str) -> None:
+    from laconic.train.models import MODELS
+
+    if name not in MODELS:
+        raise ConfigError(f"unknown model {name!r}: take one of {', '.join(MODELS)}")
 
 
 def _memory(device: str, processes: int) -> float | None:

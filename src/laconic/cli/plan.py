@@ -249,10 +249,11 @@ def _curves(case: _Case, what: str) -> dict[str, Any]:
             replace(case, layers=Layers(x, case.layers.h) if what == "rho" else Layers(case.layers.rho, x)) for x in xs
         ]
     found: dict[str, list[float]] = {}
-    for one in cases:
+    for place, one in enumerate(cases):
         for row in one.advice(lambda what: None).rows:
             if row.codec != "none":
-                found.setdefault(row.codec, []).append(row.speedup_fp32)
+                found.setdefault(row.codec, [math.nan] * len(xs))[place] = row.speedup_fp32
+    found = {name: ys for name, ys in found.items() if not any(map(math.isnan, ys))}
     best = sorted(found, key=lambda name: -max(found[name]))[:6]
     return {"what": what, "x": xs, "speedup_fp32": {name: found[name] for name in best}}
 

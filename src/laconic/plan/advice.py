@@ -152,7 +152,7 @@ def advise(
         layers: Compress the model's layers, too, under every codec but ``none`` and ``bf16``, the yardsticks.
         tell: Told what had to be measured here and now because the profile does not have it.
     """
-    asked = list(codecs) if codecs is not None else list(_stock(profile))
+    asked = list(codecs) if codecs is not None else _stock(profile, network, tell)
     wanted = list(dict.fromkeys(["none", "bf16", *asked]))
     for spec in wanted:
         if spec != GZIP:
@@ -302,8 +302,18 @@ def _layered(one: Message, layers: Layers) -> Message:
     )  # fmt: skip
 
 
-def _stock(profile: Profile) -> Sequence[str]:
-    return list(profile.codecs) or list(STOCK)
+def _stock(profile: Profile, network: Network, tell: Callable[[str], None]) -> list[str]:
+    """Those of the profile, but for sums that cannot hold so many workers."""
+    found = []
+    for spec in profile.codecs or STOCK:
+        try:
+            if summable(spec):
+                sum_sizes(spec, SLOT, network.workers, ring=network.topology == "ring")
+        except ConfigError as error:
+            tell(f"{spec} is left out: {error}")
+            continue
+        found.append(spec)
+    return found
 
 
 def _with(profile: Profile, specs: Sequence[str], tell: Callable[[str], None]) -> Profile:

@@ -196,6 +196,7 @@ def _gzip_point(x: Tensor, now: Clock, level: int = 6) -> Point:
     return Point(x.numel(), len(small) * share, encode * share, decode * share, decode * share)
 
 
+@lru_cache(maxsize=512)
 def sum_sizes(spec: str, numel: int, workers: int, *, ring: bool = False) -> tuple[float, float]:
     """Bytes of a message of a summable codec, and of the sum of all workers', for so many values."""
     sample = gradient_like(min(numel, 1 << 16))

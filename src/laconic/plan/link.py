@@ -10,7 +10,7 @@ from typing import Any
 
 from laconic.errors import ConfigError, LaconicError
 
-__all__ = ["measure_link"]
+__all__ = ["measure_link", "parse_peer"]
 
 PINGS, PING = 20, 64
 WARM_UP_S = 0.5
@@ -25,15 +25,20 @@ def measure_link(peer: str, seconds: float = 3.0) -> dict[str, Any]:
         peer: HOST:PORT, as the other end says it.
         seconds: How long to send, after a short warm-up.
     """
-    host, _, port = peer.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"a peer is HOST:PORT, as `laconic calibrate --listen` says it; got {peer!r}")
+    host, port = parse_peer(peer)
     try:
-        trip = _round_trip(host, int(port), seconds)
-        goodput = _send(host, int(port), seconds)
+        trip = _round_trip(host, port, seconds)
+        goodput = _send(host, port, seconds)
     except OSError as error:
         raise LaconicError(f"no link to {peer}: {error.strerror or error}") from None
     return {"to": peer, "goodput": goodput, "round_trip": trip}
+
+
+def parse_peer(peer: str) -> tuple[str, int]:
+    host, _, port = peer.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"a peer is HOST:PORT, as `laconic calibrate --listen` says it; got {peer!r}")
+    return host, int(port)
 
 
 def _connect(host: str, port: int) -> socket.socket:
