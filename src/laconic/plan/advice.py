@@ -164,8 +164,10 @@ def advise(
     work = replace(work, step_s=work.step_s * factor)
     room = memory if memory is not None else profile.memory
 
+    messages = {spec: message_of(profile, load, spec, network).slower(factor) for spec in wanted}
+
     def priced(spec: str, at: Network, layered: bool = True) -> tuple[Message, Step]:
-        one, on = message_of(profile, load, spec, at).slower(factor), work
+        one, on = messages[spec], work
         if layers is not None and layered:
             one, on = _layered(one, layers), replace(work, step_s=work.step_s * layers.h)
         return one, step(on, at, one)
