@@ -257,7 +257,7 @@ def step(work: Work, network: Network, message: Message) -> Step:
     """What an exchange of this message takes.
 
     >>> network = Network(workers=4, rate=1e9, goodput=1.0)  # 125 MB/s
-    >>> step(Work(0.5, every=2), network, Message("none", push=25e6, pull=25e6)).exchange_s
+    >>> round(step(Work(0.5, every=2), network, Message("none", push=25e6, pull=25e6)).exchange_s, 9)
     2.6
     """
     compute = work.every * work.step_s
