@@ -27,7 +27,8 @@ def a_run(codec: str, predicted: float, measured: float, workers: int = 2, rate:
     cell = runs.Cell("ps", workers, rate, codec)
     return Record(runs.RUN, {
         "key": cell.key, **cell._asdict(), "model": cell.model, "predicted_s": predicted, "measured_s": measured,
-        "measured_quartiles_s": [measured * 0.9, measured * 1.1], "measured_push": 1e6, "load_average": [0.5, 1.0],
+        "measured_quartiles_s": [measured * 0.9, measured * 1.1], "measured_push": 1e6, "predicted_push": 1e6,
+        "load_average": [0.5, 1.0],
         "valid": True,
     })  # fmt: skip
 

@@ -294,7 +294,8 @@ def _runs(results: Results) -> Table:
     for run in results.runs:
         low, high = run["measured_quartiles_s"]
         rows.append([
-            run["engine"], str(run["workers"]), run["rate"], run["codec"], f"{run['measured_push'] / 1e6:.3g}",
+            run["engine"], str(run["workers"]), run["rate"], run["codec"],
+            f"{(run['measured_push'] or run['predicted_push']) / 1e6:.3g}",
             f"{1e3 * run['predicted_s']:.4g}", f"{1e3 * run['measured_s']:.4g}",
             f"{1e3 * low:.4g} to {1e3 * high:.4g}", f"{100 * _error(run):+.1f} %", f"{run['load_average'][0]:.1f}",
         ])  # fmt: skip

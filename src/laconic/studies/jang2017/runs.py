@@ -20,22 +20,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
 
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError, LaconicError
 from laconic.lab.units import parse_rate
 from laconic.plan.advice import Load, message_of
-from laconic.plan.calibration import SIZES, codec_points, model_times, together
 from laconic.plan.costs import Message, Network, Step, Work, step
-from laconic.plan.profile import ModelTimes, Profile
+from laconic.plan.profile import ModelTimes
 from laconic.records import Record
-from laconic.studies.jang2017 import tasks
+from laconic.studies.jang2017 import cells, ddp, tasks
+from laconic.studies.jang2017.cells import (
+    CALM,
+    CODECS,
+    ENOUGH_S,
+    LEAST,
+    MOST,
+    PART,
+    RATES,
+    SUMMED,
+    WARM_UP,
+    WORKERS,
+    Calibrated,
+    Cell,
+    step_together,
+    times_of,
+    wait_until_calm,
+)
 from laconic.studies.oland2015.ledger import Ledger
 from laconic.train.roles import SUPERVISED
 from laconic.train.run import SERVER, Config
@@ -48,65 +61,14 @@ __all__ = ["CALIBRATION", "CODECS", "ENGINES", "PART", "RATES", "RUN", "WORKERS"
 
 log = logging.getLogger("laconic")
 
-PART = "runs"
 RUN, CALIBRATION = "jang2017.run", "jang2017.calibration"
 
-WORKERS = (2, 4)
-RATES = ("100mbit", "1gbit")
-CODECS = ("none", "fp16", "qsgd:4", "topk:0.01|qsgd:4", "thc:4", "adaptive:5.0|huffman")
-MODEL = {"100mbit": "mlp", "1gbit": "vgg11"}
-"""A model whose exchange takes seconds, not minutes, at that rate."""
-WARM_UP, LEAST, MOST, ENOUGH_S = 3, 8, 60, 15.0
-"""Exchanges that do not count, those that must, those that may, and seconds after which the least are enough."""
 SILENCE = 180.0
-CALM = 1.5
-SUMMED = ("thc:4",)
+BUSY = 3.0
+"""The load average before a cell from which others were at work; some of it is the cell before."""
 
 Tell = Callable[[str, int, int], None]
 Report = dict[str, Any]
-
-
-class Cell(NamedTuple):
-    engine: str
-    workers: int
-    rate: str
-    codec: str
-
-    @property
-    def key(self) -> str:
-        return json.dumps([PART, *self])
-
-    @property
-    def model(self) -> str:
-        return MODEL[self.rate]
-
-    def __str__(self) -> str:
-        return f"{self.engine}, {self.workers} workers, {self.rate}, {self.codec}"
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """A machine while so many processes share it, as far as one model and engine need it.
-
-    Args:
-        times: The model's step alone, its gradients and what codecs make of them.
-        step_s: Of the same step while all workers compute.
-        fixed_s: Of an exchange of two slots with next to nothing in them.
-        slot_s: That each more slot adds.
-        byte_s: Of the server, for each byte that it takes or gives.
-        load: The load average before.
-    """
-
-    times: ModelTimes
-    step_s: float
-    fixed_s: float
-    slot_s: float
-    byte_s: float
-    load: float
-
-    @property
-    def slowdown(self) -> float:
-        return max(1.0, self.step_s / self.times.step_s)
 
 
 class Engine(NamedTuple):
@@ -118,12 +80,15 @@ class Engine(NamedTuple):
 
 
 def measure_all(
-    cells: Sequence[Cell], *, records: Path | None = None, progress: Tell | None = None, calm: float = CALM
+    wanted: Sequence[Cell], *, records: Path | None = None, progress: Tell | None = None, calm: float = CALM
 ) -> list[Record]:
     """Run the cells that are not in the Records yet, one at a time; all Records of them.
 
+    What was measured while others worked on the machine, or over links that were not what they should be, is measured
+    again once nobody does.
+
     Args:
-        cells: Which.
+        wanted: Which.
         records: A file.
         progress: Told what is done, how many cells are and how many there are.
         calm: A cell waits up to a minute for the load average to fall below this; what it was is recorded.
@@ -133,7 +98,13 @@ def measure_all(
     if os.geteuid() != 0:
         raise ConfigError("runs that check the planner need the lab's links, and these need root")
     ledger, done = Ledger(records), 0
-    missing = [cell for cell in cells if cell.key not in ledger]
+    now_calm = os.getloadavg()[0] <= calm
+
+    def kept(cell: Cell) -> bool:
+        values = ledger.records[cell.key].values if cell.key in ledger else None
+        return values is not None and bool(values["valid"]) and not (now_calm and values["load_average"][0] > BUSY)
+
+    missing = [cell for cell in wanted if not kept(cell)]
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
         group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
         here = _calibrated(ledger, engine, workers, group[0].model, progress)
@@ -141,14 +112,14 @@ def measure_all(
             links = _links(net)
             for cell in group:
                 if progress is not None:
-                    progress(str(cell), len(cells) - len(missing) + done, len(cells))
+                    progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
                 ledger.add(_cell(cell, here, net, links, calm))
                 done += 1
-    return [ledger.records[cell.key] for cell in cells]
+    return [ledger.records[cell.key] for cell in wanted]
 
 
 def _cell(cell: Cell, here: Calibrated, net: Hosts, links: Sequence[Link], calm: float) -> Record:
-    _wait_until(calm)
+    wait_until_calm(calm)
     load = os.getloadavg()[0]
     engine = ENGINES[cell.engine]
     message, modelled = engine.predict(cell, here)
@@ -160,12 +131,6 @@ def _cell(cell: Cell, here: Calibrated, net: Hosts, links: Sequence[Link], calm:
         "link_goodput": [link.goodput for link in links], "link_round_trip_s": [link.round_trip for link in links],
         "valid": all(link.valid for link in links), "calibration_load": here.load,
     })  # fmt: skip
-
-
-def _wait_until(calm: float) -> None:
-    end = time.monotonic() + 60
-    while os.getloadavg()[0] > calm and time.monotonic() < end:
-        time.sleep(2)
 
 
 def _links(net: Hosts) -> Sequence[Link]:
@@ -186,7 +151,7 @@ def _calibrated(ledger: Ledger, engine: str, workers: int, model: str, progress:
     if key not in ledger:
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
-        _wait_until(CALM)
+        wait_until_calm()
         found = ENGINES[engine].calibrate(model, workers, CODECS)
         ledger.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
                                         **asdict(found)}))  # fmt: skip
@@ -197,47 +162,8 @@ def _calibrated(ledger: Ledger, engine: str, workers: int, model: str, progress:
         "ready": tuple((t, share) for t, share in times["ready"]),
     })  # fmt: skip
     names = ("step_s", "fixed_s", "slot_s", "byte_s", "load")
-    return Calibrated(times, **{name: values[name] for name in names})
-
-
-_STEPS = """
-import statistics, sys, time, torch
-torch.set_num_threads(1)
-from laconic.studies.jang2017 import tasks
-name, seconds = sys.argv[1], float(sys.argv[2])
-torch.manual_seed(0)
-model, (x, y), _, loss = getattr(tasks, name)()
-x, y = x[:tasks.BATCH[name]], y[:tasks.BATCH[name]]
-def step():
-    model.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
-    loss(model(x), y).backward()
-    return time.perf_counter() - begin
-step(); step()
-print("ready", flush=True); sys.stdin.readline()
-end, took = time.perf_counter() + seconds, []
-while time.perf_counter() < end or len(took) < 5:
-    took.append(step())
-print(statistics.median(took), flush=True)
-"""
-
-
-def step_together(model: str, processes: int, seconds: float = 3.0) -> float:
-    """Seconds of a step while so many processes compute it."""
-    return statistics.fmean(together(processes, ["-c", _STEPS, model, str(seconds)]))
-
-
-def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
-    """The model's step alone, and codecs on its gradients."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.manual_seed(0)
-        network, (x, y), _, loss = getattr(tasks, model)()
-        size = tasks.BATCH[model]
-        return model_times(network, (x[:size], y[:size]), loss, codecs, turns=9)
-    finally:
-        torch.set_num_threads(before)
+    ways = {way: (base, slot_s) for way, (base, slot_s) in values["ways"].items()}
+    return Calibrated(times, **{name: values[name] for name in names}, ways=ways)
 
 
 def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated:
@@ -253,7 +179,7 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
     slot_s = max(0.0, (many - few) / slots)
     here = Calibrated(times, step_s, few, slot_s, 0.0, load)
     # What the model's own bytes add to what is known of an exchange without limits: pushes and pulls at the server.
-    cell = Cell("ps", workers, next(rate for rate, name in MODEL.items() if name == model), "none")
+    cell = Cell("ps", workers, cells.rate_of(model), "none")
     known = _predict_ps(cell, here, rate=1e15)[1].total_s - step_s
     nbytes = 2 * workers * 4 * times.numel
     return replace(here, byte_s=max(0.0, whole - known) / nbytes)
@@ -268,17 +194,6 @@ def _left_over(net: Hosts, name: str, workers: int) -> float:
 # ------------------------------------------------------------------------------------------------------- prediction
 
 
-@lru_cache(maxsize=1)
-def _generic() -> Profile:
-    return Profile(
-        "here", codecs={spec: tuple(p) for spec, p in codec_points(["none"], sizes=SIZES[:2], tell=_quiet).items()}
-    )
-
-
-def _quiet(what: str) -> None:
-    pass
-
-
 def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
     network = Network(
         cell.workers,
@@ -287,7 +202,7 @@ def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tupl
         exchange_s=here.fixed_s + here.slot_s * (len(here.times.numels) - 2),
     )
     load = Load.of_model(here.times)
-    message = message_of(_generic(), load, cell.codec, network).slower(here.slowdown)
+    message = message_of(cells.generic(), load, cell.codec, network).slower(here.slowdown)
     return message, step(Work(here.step_s, ready=here.times.ready), network, message)
 
 
@@ -402,11 +317,14 @@ def _port(run_dir: Path, server: subprocess.Popen[Any]) -> int:
     raise LaconicError(f"the server has ended with exit code {server.returncode}; what it said is above")
 
 
-ENGINES: Mapping[str, Engine] = {"ps": Engine(_calibrate_ps, _predict_ps, _run_ps)}
+ENGINES: Mapping[str, Engine] = {
+    "ps": Engine(_calibrate_ps, _predict_ps, _run_ps),
+    "ddp": Engine(ddp.calibrate, ddp.predict, ddp.run),
+}
 """By name. Another engine is another triple; its cells are predicted, run and reported like these."""
 
 
-def all_cells(engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
+def all_cells(engines: Sequence[str] = ("ps",)) -> list[Cell]:
     return [
         Cell(engine, workers, rate, codec)
         for engine in engines

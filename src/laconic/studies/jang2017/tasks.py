@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["BATCH", "IMAGES", "SCRIPT", "few", "many", "mlp", "vgg11"]
+__all__ = ["BATCH", "IMAGES", "LARGE", "SCRIPT", "few", "many", "mlp", "pair", "vgg11"]
 
 SCRIPT = str(Path(__file__).resolve())
 IMAGES = 512
-BATCH = {"mlp": 64, "vgg11": 8, "few": 8, "many": 8}
+BATCH = {"mlp": 64, "vgg11": 8, "few": 8, "pair": 8, "many": 8}
+LARGE = {"pair": 2, "many": 16}
+"""Slots that are large enough to be compressed."""
 
 Images = tuple[Tensor, Tensor]
 Built = tuple[nn.Module, Images, Images, Callable[[Tensor, Tensor], Tensor]]
@@ -47,6 +49,12 @@ def vgg11() -> Built:
 def few() -> Built:
     """Two slots, next to no numbers: what is left of an exchange."""
     return _built(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 1, 8, 8)
+
+
+def pair() -> Built:
+    """Two slots that are just large enough to be compressed."""
+    layers = [nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)]
+    return _built(nn.Sequential(*layers), 1, 8, 8)
 
 
 def many() -> Built:
