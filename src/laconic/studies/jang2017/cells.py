@@ -29,8 +29,8 @@ RATES = ("100mbit", "1gbit")
 CODECS = ("none", "fp16", "qsgd:4", "topk:0.01|qsgd:4", "thc:4", "adaptive:5.0|huffman")
 MODEL = {"100mbit": "mlp", "1gbit": "vgg11"}
 """A model whose exchange takes seconds, not minutes, at that rate."""
-WARM_UP, LEAST, MOST, ENOUGH_S = 3, 8, 60, 15.0
-"""Exchanges that do not count, those that must, those that may, and seconds after which the least are enough."""
+WARM_UP, LEAST, MOST, ENOUGH_S = 3, 10, 60, 12.0
+"""Exchanges that do not count, the fewest and the most that do, and seconds that these are meant to take."""
 CALM = 1.5
 """The load average up to which nobody else works."""
 SUMMED = ("thc:4",)

@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,18 +82,16 @@ def predict(cell: cells.Cell, here: cells.Calibrated, rate: float | None = None)
     return message, step(Work(here.step_s, ready=bucketed(here.times)), network, message)
 
 
-def run(cell: cells.Cell, net: Hosts) -> dict[str, Any]:
-    return _steps(net, cell.model, cell.workers, cell.codec)
+def run(wanted: Sequence[tuple[cells.Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:
+    for cell, count in wanted:
+        yield _steps(net, cell.model, cell.workers, cell.codec, count)
 
 
-def _steps(net: Hosts, name: str, workers: int, codec: str) -> dict[str, Any]:
+def _steps(net: Hosts, name: str, workers: int, codec: str, count: int = 30) -> dict[str, Any]:
     """The ranks are on the workers' hosts; that of the server is not used."""
-    orders = {
-        "name": name, "codec": codec, "ranks": workers, "address": "10.77.0.2", "least": cells.WARM_UP + cells.LEAST,
-        "most": cells.WARM_UP + cells.MOST, "seconds": cells.ENOUGH_S,
-    }  # fmt: skip
+    orders = {"name": name, "codec": codec, "ranks": workers, "address": "10.77.0.2", "count": count}
+    load = os.getloadavg()[0]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    before = net.counters()
     processes = []
     try:
         for rank in range(workers):
@@ -111,10 +109,9 @@ def _steps(net: Hosts, name: str, workers: int, codec: str) -> dict[str, Any]:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-    assert before is not None
     seconds = [json.loads(line)["step_s"] for line in out.splitlines()][cells.WARM_UP :]
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return {
         "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": len(seconds), "measured_push": None,
-        "measured_pull": None,
+        "measured_pull": None, "load_average": [load, os.getloadavg()[0]],
     }  # fmt: skip

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -51,7 +50,7 @@ from laconic.studies.jang2017.cells import (
 )
 from laconic.studies.oland2015.ledger import Ledger
 from laconic.train.roles import SUPERVISED
-from laconic.train.run import SERVER, Config
+from laconic.train.run import Config
 
 if TYPE_CHECKING:
     from laconic.bench.cluster.processes import Network as Hosts
@@ -72,11 +71,14 @@ Report = dict[str, Any]
 
 
 class Engine(NamedTuple):
-    """A way to exchange: how it is measured without limits, predicted, and run."""
+    """A way to exchange: how it is measured without limits, predicted, and run.
+
+    Cells that differ in their codec alone are run one after the other by the same processes, so many exchanges each.
+    """
 
     calibrate: Callable[[str, int, Sequence[str]], Calibrated]
     predict: Callable[[Cell, Calibrated], tuple[Message, Step]]
-    run: Callable[[Cell, Any], dict[str, Any]]
+    run: Callable[[Sequence[tuple[Cell, int]], Any], Iterator[dict[str, Any]]]
 
 
 def measure_all(
@@ -110,24 +112,29 @@ def measure_all(
         here = _calibrated(ledger, engine, workers, group[0].model, progress)
         with network(LAB, rate, workers) as net:
             links = _links(net)
-            for cell in group:
+            modelled = {cell: ENGINES[engine].predict(cell, here) for cell in group}
+            wait_until_calm(calm)
+            counts = [(cell, _exchanges(modelled[cell][1].exchange_s)) for cell in group]
+            for cell, measured in zip(group, ENGINES[engine].run(counts, net), strict=True):
+                ledger.add(_record(cell, here, *modelled[cell], measured, links))
+                done += 1
                 if progress is not None:
                     progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
-                ledger.add(_cell(cell, here, net, links, calm))
-                done += 1
     return [ledger.records[cell.key] for cell in wanted]
 
 
-def _cell(cell: Cell, here: Calibrated, net: Hosts, links: Sequence[Link], calm: float) -> Record:
-    wait_until_calm(calm)
-    load = os.getloadavg()[0]
-    engine = ENGINES[cell.engine]
-    message, modelled = engine.predict(cell, here)
-    measured = engine.run(cell, net)
+def _exchanges(seconds: float) -> int:
+    """As many as fit into the time for a cell, within limits, and the warm-up."""
+    return WARM_UP + min(MOST, max(LEAST, round(ENOUGH_S / seconds)))
+
+
+def _record(
+    cell: Cell, here: Calibrated, message: Message, modelled: Step, measured: dict[str, Any], links: Sequence[Link]
+) -> Record:
     return Record(RUN, {
         "key": cell.key, "part": PART, **cell._asdict(), "model": cell.model, "numel": here.times.numel,
         "predicted_s": modelled.total_s, "predicted": asdict(modelled), "predicted_push": message.push,
-        "predicted_pull": message.pull, **measured, "load_average": [load, os.getloadavg()[0]],
+        "predicted_pull": message.pull, **measured,
         "link_goodput": [link.goodput for link in links], "link_round_trip_s": [link.round_trip for link in links],
         "valid": all(link.valid for link in links), "calibration_load": here.load,
     })  # fmt: skip
@@ -174,7 +181,10 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
     times = times_of(model, codecs)
     step_s = step_together(model, workers)
     with network(LAB, None, workers) as net:
-        few, many, whole = (_left_over(net, name, workers) for name in ("few", "many", model))
+        found = list(
+            _train(net, workers, [("few", "none", 33), ("many", "none", 33), (model, "none", WARM_UP + LEAST)])
+        )
+    few, many, whole = (max(0.0, float(one["measured_s"] - one["compute_s"])) for one in found)
     slots = 34 - 2
     slot_s = max(0.0, (many - few) / slots)
     here = Calibrated(times, step_s, few, slot_s, 0.0, load)
@@ -183,12 +193,6 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
     known = _predict_ps(cell, here, rate=1e15)[1].total_s - step_s
     nbytes = 2 * workers * 4 * times.numel
     return replace(here, byte_s=max(0.0, whole - known) / nbytes)
-
-
-def _left_over(net: Hosts, name: str, workers: int) -> float:
-    """Seconds of an iteration beside its computation."""
-    found = _train(net, name, workers, "none")
-    return max(0.0, float(found["measured_s"] - found["compute_s"]))
 
 
 # ------------------------------------------------------------------------------------------------------- prediction
@@ -209,8 +213,8 @@ def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tupl
 # ------------------------------------------------------------------------------------------------------------- a run
 
 
-def _run_ps(cell: Cell, net: Hosts) -> dict[str, Any]:
-    return _train(net, cell.model, cell.workers, cell.codec)
+def _run_ps(cells: Sequence[tuple[Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:
+    return _train(net, cells[0][0].workers, [(cell.model, cell.codec, count) for cell, count in cells])
 
 
 def job_of(codec: str, workers: int) -> Job:
@@ -224,45 +228,43 @@ def job_of(codec: str, workers: int) -> Job:
     return Job(push=codec, pull=codec, returns="gradients", **options)
 
 
-def _train(net: Hosts, name: str, workers: int, codec: str) -> dict[str, Any]:
-    """The first exchanges of a training, by real processes on the lab's hosts."""
-    config = Config(
-        model=name, data="random", script=f"{tasks.SCRIPT}:{name}", batch=tasks.BATCH[name], iterations=100_000,
-        method="", holdout=0.0, job=job_of(codec, workers),
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        config.save(run_dir)
-        return _sums(_told(net, run_dir, workers))
-
-
-def _told(net: Hosts, run_dir: Path, workers: int) -> list[list[Report]]:
-    """What workers tell after each exchange, until it is enough; then all are ended."""
+def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """Trainings (a task, a codec, so many exchanges) one after the other, by real processes on the lab's hosts."""
     certs = ["--certs", net.certs] if net.certs is not None else []
     lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
-    told: list[list[Report]] = [[] for _ in range(workers)]
     with ExitStack() as stack:
-        arguments = ["server", str(run_dir), "--host", net.host, *certs]
-        server = stack.enter_context(_started(net, 0, arguments, subprocess.DEVNULL))
-        address = net.reach(_port(run_dir, server))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        run_dirs = [str(folder / str(place)) for place in range(len(trainings))]
+        for run_dir, (name, codec, count) in zip(run_dirs, trainings, strict=True):
+            Config(
+                model=name, data="random", script=f"{tasks.SCRIPT}:{name}", batch=tasks.BATCH[name], iterations=count,
+                method="", holdout=0.0, job=job_of(codec, workers),
+            ).save(Path(run_dir))  # fmt: skip
+        stack.enter_context(_started(net, 0, ["server", *run_dirs, "--host", net.host, *certs], subprocess.DEVNULL))
         for number in range(workers):
-            arguments = ["worker", str(run_dir), "--worker", str(number), "--server", address, *certs]
+            arguments = ["worker", *run_dirs, "--worker", str(number), *certs]
             worker = stack.enter_context(_started(net, 1 + number, arguments, subprocess.PIPE))
             threading.Thread(target=_read, args=(number, worker, lines), daemon=True).start()
-        began: float | None = None
-        while True:
-            try:
-                number, line = lines.get(timeout=SILENCE)
-            except queue.Empty:
-                raise LaconicError(f"no worker has ended an exchange in {SILENCE:.0f} s") from None
-            if line is None:
-                raise LaconicError(f"worker {number} has ended too early; what it said is above")
-            told[number].append(json.loads(line))
-            count = min(map(len, told)) - WARM_UP
-            if began is None and count >= 0:
-                began = time.monotonic()
-            if began is not None and count >= (LEAST if time.monotonic() - began > ENOUGH_S else MOST):
-                return told
+        for run_dir, (_, _, count) in zip(run_dirs, trainings, strict=True):
+            yield _told(lines, run_dir, workers, count)
+
+
+def _told(lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int) -> dict[str, Any]:
+    """What workers tell after each exchange of a training."""
+    told: list[list[Report]] = [[] for _ in range(workers)]
+    load: list[float] = []
+    while min(map(len, told)) < count:
+        try:
+            number, line = lines.get(timeout=SILENCE)
+        except queue.Empty:
+            raise LaconicError(f"no worker has ended an exchange in {SILENCE:.0f} s") from None
+        if line is None:
+            raise LaconicError(f"worker {number} has ended too early; what it said is above")
+        report = json.loads(line)
+        if report["run_dir"] == run_dir:  # else the last word about the one before
+            load = load or [os.getloadavg()[0]]
+            told[number].append(report)
+    return _sums(told) | {"load_average": [*load, os.getloadavg()[0]]}
 
 
 def _sums(told: Sequence[Sequence[Report]]) -> dict[str, Any]:
@@ -305,16 +307,6 @@ def _read(number: int, process: subprocess.Popen[Any], lines: queue.SimpleQueue[
         for line in out:
             lines.put((number, line))
     lines.put((number, None))
-
-
-def _port(run_dir: Path, server: subprocess.Popen[Any]) -> int:
-    while server.poll() is None:
-        try:
-            told = json.loads((run_dir / SERVER).read_text(encoding="utf-8"))
-            return int(told["address"].rpartition(":")[2])
-        except (OSError, ValueError, KeyError):
-            time.sleep(0.02)
-    raise LaconicError(f"the server has ended with exit code {server.returncode}; what it said is above")
 
 
 ENGINES: Mapping[str, Engine] = {
