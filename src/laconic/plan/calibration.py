@@ -1,7 +1,8 @@
 """What this machine does: codecs at several sizes, a model's step and its own gradients, and how processes share cores.
 
-Each figure is the median of several turns after one that does not count. On a device the device's time is taken, and
-frames are made for the wire: what is encoded there is copied to the host.
+Each figure is the median of several turns after one that does not count: of the processor's time where there is one
+thread, so that others on the machine do not count. On a device the device's time is taken, and frames are made for the
+wire: what is encoded there is copied to the host.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ __all__ = [
     "model_times",
     "sum_sizes",
     "summable",
+    "together",
+    "turns",
 ]
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
@@ -74,8 +77,9 @@ def _gzip(spec: str) -> bool:
 
 
 def clock_of(device: torch.device) -> Clock:
+    """With one thread the processor's time, which others on the machine do not add to; else the wall clock."""
     if device.type != "cuda":
-        return time.perf_counter
+        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def synchronised() -> float:
         torch.cuda.synchronize(device)
@@ -327,18 +331,31 @@ import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
 a = torch.randn(384, 384); x = torch.randn(1 << 20); y = torch.empty_like(x)
 sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
-end, turns = time.perf_counter() + float(sys.argv[2]), 0
+end, turns, began = time.perf_counter() + float(sys.argv[2]), 0, time.process_time()
 while time.perf_counter() < end:
     a @ a; torch.mul(x, 1.0001, out=y); turns += 1
-print(turns)
+print((time.process_time() - began) / turns)
 """
 
 
 def crowd_factors(counts: Sequence[int], *, threads: int = 1, seconds: float = 1.0) -> dict[int, float]:
-    """How many times as long the same work takes while n processes do it at once, over one alone."""
+    """How many times as long the same work takes while n processes do it at once, over one alone.
+
+    What they take from each other in caches and memory is measured, by the processors' time; where there are more of
+    them than cores, they take turns.
+    """
     argv = ["-c", _SPIN, str(threads), str(seconds)]
     alone = statistics.fmean(together(1, argv, threads=threads))
-    return {n: max(1.0, alone / statistics.fmean(together(n, argv, threads=threads))) for n in counts if n > 1}
+    return {
+        n: max(1.0, statistics.fmean(together(n, argv, threads=threads)) / alone) * turns(n, threads)
+        for n in counts
+        if n > 1
+    }
+
+
+def turns(processes: int, threads: int = 1) -> float:
+    """How many processes there are for each core, at least one."""
+    return max(1.0, processes * threads / (os.cpu_count() or 1))
 
 
 def together(count: int, argv: Sequence[str], *, threads: int = 1) -> list[float]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from laconic.plan.calibration import SIZES, codec_points, model_times, together
+from laconic.plan.calibration import SIZES, codec_points, model_times, together, turns
 from laconic.plan.profile import ModelTimes, Profile
 from laconic.studies.jang2017 import tasks
 
@@ -101,9 +101,9 @@ model, (x, y), _, loss = getattr(tasks, name)()
 x, y = x[:tasks.BATCH[name]], y[:tasks.BATCH[name]]
 def step():
     model.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
+    begin = time.process_time()
     loss(model(x), y).backward()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 step(); step()
 print("ready", flush=True); sys.stdin.readline()
 end, took = time.perf_counter() + seconds, []
@@ -114,8 +114,8 @@ print(statistics.median(took), flush=True)
 
 
 def step_together(model: str, processes: int, seconds: float = 3.0) -> float:
-    """Seconds of a step while so many processes compute it."""
-    return statistics.fmean(together(processes, ["-c", _STEPS, model, str(seconds)]))
+    """Seconds of a step while so many processes compute it: of their processors' time, and they take turns."""
+    return statistics.fmean(together(processes, ["-c", _STEPS, model, str(seconds)])) * turns(processes)
 
 
 def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
