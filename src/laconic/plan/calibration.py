@@ -7,6 +7,7 @@ wire: what is encoded there is copied to the host.
 
 from __future__ import annotations
 
+import logging
 import os
 import statistics
 import subprocess
@@ -18,13 +19,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from laconic import kernels
+from laconic import wire
 from laconic.channels import Channel
 from laconic.codecs import parse
 from laconic.errors import ConfigError, LaconicError, NonFiniteError
 from laconic.frames import open_packet
 from laconic.optim import SGD
-from laconic.packet import TensorSpec
+from laconic.packet import Packet, TensorSpec
 from laconic.plan.profile import ModelTimes, Point
 from laconic.policy import Policy
 from laconic.sums import Sum, summing
@@ -55,6 +56,8 @@ STOCK = (
 
 ROW = 512
 SLOW_S = 0.2
+
+log = logging.getLogger("laconic")
 
 Clock = Callable[[], float]
 Tell = Callable[[str], None]
@@ -125,7 +128,8 @@ class Encoding:
 
             def encode_for_sum() -> bytearray:  # as a worker does it: it looks for the next scales, and takes the last
                 one.probe(x, seed=seed)
-                return one.encode(x, agreed, seed=seed)
+                made = one.packet(x, agreed, seed=seed)
+                return wire.pack(Packet(made.codec, made.spec, tuple(section.cpu() for section in made.sections)))
 
             self._encode, self._total = encode_for_sum, Sum()
         else:
@@ -167,10 +171,16 @@ def codec_points(
     for spec in specs:
         tell(spec)
         points: list[Point] = []
-        for numel in sizes:
-            if points and points[-1].encode_s > SLOW_S:  # it goes by value: a larger tensor would tell nothing new
-                break
-            points.append(codec_point(spec, samples[numel], now, budget_s))
+        try:
+            for numel in sizes:
+                if points and points[-1].encode_s > SLOW_S:  # it goes by value: a larger tensor would tell nothing new
+                    break
+                points.append(codec_point(spec, samples[numel], now, budget_s))
+        except (LaconicError, RuntimeError) as error:
+            if where.type == "cpu":
+                raise
+            log.warning("%s is left out: on %s it ends with %s", spec, device, " ".join(str(error).split())[:200])
+            continue
         found[spec] = points
     return found
 
@@ -398,7 +408,3 @@ def check_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no CUDA device here: take --device cpu")
     return torch.device(device)
-
-
-def backend_of(device: torch.device) -> str:
-    return type(kernels.of(torch.zeros(1, device=device))).__name__

@@ -159,13 +159,13 @@ def _table1(results: Results) -> Table:
     rows = []
     for what, (nbytes, ratio, there, back) in PAPER_TABLE.items():
         rows.append([what, "gzip, paper", _mb(nbytes), f"{1 / ratio:.3f}", f"{there:.4g}", f"{back:.4g}",
-                     f"{nbytes / there / 1e6:.0f}", ""])  # fmt: skip
+                     f"{nbytes / there / 1e6:.3g}", ""])  # fmt: skip
     for row in results.rows:
         lost = "" if row["lossless"] else f"{row['relative_squared_error']:.2g}"
         rows.append([
             row["what"], row["way"], _mb(row["nbytes"]), f"{row['compressed_nbytes'] / row['nbytes']:.3f}",
             f"{row['compress_s']:.3g}", f"{row['decompress_s']:.3g}",
-            f"{row['nbytes'] / row['compress_s'] / 1e6:.0f}", lost,
+            f"{row['nbytes'] / row['compress_s'] / 1e6:.3g}", lost,
         ])  # fmt: skip
     columns = ["what", "by", "MB", "compressed / original", "compress, s", "decompress, s", "MB/s in", "squared error"]
     return Table("Table 1", columns, rows)

@@ -84,7 +84,9 @@ def _table(ledger: Ledger, data: str, data_dir: Path | None, progress: Progress 
     finally:
         torch.set_num_threads(before)
     found = [
-        Record(TABLE, {"key": f"{key} {row['what']} {row['way']}", "part": "table1", "threads": 1, **row})
+        Record(
+            TABLE, {"key": f"{key} {row['what']} {row['way']}", "part": "table1", "threads": 1, "clock": "cpu", **row}
+        )
         for row in rows
     ]
     for record in found:
@@ -97,7 +99,12 @@ def _step(ledger: Ledger, name: str, device: str, progress: Progress | None) -> 
     if key not in ledger:
         if progress is not None:
             progress(f"a step of {name}", 0, 1)
-        ledger.add(Record(STEP, {"key": key, "part": "steps", **_timed(name, device)}))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            ledger.add(Record(STEP, {"key": key, "part": "steps", **_timed(name, device)}))
+        finally:
+            torch.set_num_threads(before)
     return ledger.records[key]
 
 
