@@ -21,6 +21,7 @@ from laconic.plan.advice import Load, message_of
 from laconic.plan.costs import Message, Network, Ready, Step, Work, step
 from laconic.plan.profile import ModelTimes
 from laconic.studies.jang2017 import cells, tasks
+from laconic.studies.jang2017.others import Others
 
 if TYPE_CHECKING:
     from laconic.bench.cluster.processes import Network as Hosts
@@ -99,12 +100,14 @@ def _steps(net: Hosts, name: str, workers: int, codec: str, count: int = 30) -> 
         for rank in range(workers):
             program = [sys.executable, "-m", "laconic.studies.jang2017.rank", json.dumps(orders | {"rank": rank})]
             processes.append(net.start(1 + rank)(program, stdout=subprocess.PIPE, text=True, env=environment))
+        others = Others([os.getpid(), *(process.pid for process in processes)])
         try:
             out, _ = processes[0].communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             raise LaconicError(f"ranks of {name} by {codec} did not end in {LIMIT_S:.0f} s") from None
         if processes[0].returncode:
             raise LaconicError(f"a rank ended with exit code {processes[0].returncode}; what it said is above")
+        share = others.share()
     finally:
         for process in processes:
             process.kill()
@@ -115,5 +118,5 @@ def _steps(net: Hosts, name: str, workers: int, codec: str, count: int = 30) -> 
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return {
         "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": len(seconds), "measured_push": None,
-        "measured_pull": None, "load_average": [load, os.getloadavg()[0]],
+        "measured_pull": None, "others": share, "load_average": [load, os.getloadavg()[0]],
     }  # fmt: skip

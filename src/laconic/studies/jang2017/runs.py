@@ -48,6 +48,7 @@ from laconic.studies.jang2017.cells import (
     times_of,
     wait_until_calm,
 )
+from laconic.studies.jang2017.others import Others
 from laconic.studies.oland2015.ledger import Ledger
 from laconic.train.roles import SUPERVISED
 from laconic.train.run import Config
@@ -63,8 +64,8 @@ log = logging.getLogger("laconic")
 RUN, CALIBRATION = "jang2017.run", "jang2017.calibration"
 
 SILENCE = 180.0
-BUSY = 3.0
-"""The load average before a cell from which others were at work; some of it is the cell before."""
+BUSY = 0.15
+"""The share of all cores that others may have had; a cell during which it was more is no evidence."""
 
 Tell = Callable[[str, int, int], None]
 Report = dict[str, Any]
@@ -87,7 +88,7 @@ def measure_all(
     """Run the cells that are not in the Records yet, one at a time; all Records of them.
 
     What was measured while others worked on the machine, or over links that were not what they should be, is measured
-    again once nobody does.
+    again.
 
     Args:
         wanted: Which.
@@ -100,11 +101,10 @@ def measure_all(
     if os.geteuid() != 0:
         raise ConfigError("runs that check the planner need the lab's links, and these need root")
     ledger, done = Ledger(records), 0
-    now_calm = os.getloadavg()[0] <= calm
 
     def kept(cell: Cell) -> bool:
         values = ledger.records[cell.key].values if cell.key in ledger else None
-        return values is not None and bool(values["valid"]) and not (now_calm and values["load_average"][0] > BUSY)
+        return values is not None and bool(values["valid"]) and calm_cell(values)
 
     missing = [cell for cell in wanted if not kept(cell)]
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
@@ -121,6 +121,12 @@ def measure_all(
                 if progress is not None:
                     progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
     return [ledger.records[cell.key] for cell in wanted]
+
+
+def calm_cell(values: Mapping[str, Any]) -> bool:
+    """Whether a cell was measured while nobody else computed much."""
+    others = values["others"]
+    return others is None or float(others) <= BUSY
 
 
 def _exchanges(seconds: float) -> int:
@@ -245,16 +251,21 @@ def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) 
                 model=name, data="random", script=f"{tasks.SCRIPT}:{name}", batch=tasks.BATCH[name], iterations=count,
                 method="", holdout=0.0, job=job_of(codec, workers),
             ).save(Path(run_dir))  # fmt: skip
-        stack.enter_context(_started(net, 0, ["server", *run_dirs, "--host", net.host, *certs], subprocess.DEVNULL))
+        server = ["server", *run_dirs, "--host", net.host, *certs]
+        mine = [os.getpid(), stack.enter_context(_started(net, 0, server, subprocess.DEVNULL)).pid]
         for number in range(workers):
             arguments = ["worker", *run_dirs, "--worker", str(number), *certs]
             worker = stack.enter_context(_started(net, 1 + number, arguments, subprocess.PIPE))
             threading.Thread(target=_read, args=(number, worker, lines), daemon=True).start()
+            mine.append(worker.pid)
+        others = Others(mine)
         for run_dir, (_, _, count) in zip(run_dirs, trainings, strict=True):
-            yield _told(lines, run_dir, workers, count)
+            yield _told(lines, run_dir, workers, count, others)
 
 
-def _told(lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int) -> dict[str, Any]:
+def _told(
+    lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int, others: Others
+) -> dict[str, Any]:
     """What workers tell after each exchange of a training."""
     told: list[list[Report]] = [[] for _ in range(workers)]
     load: list[float] = []
@@ -267,9 +278,11 @@ def _told(lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, worker
             raise LaconicError(f"worker {number} has ended too early; what it said is above")
         report = json.loads(line)
         if report["run_dir"] == run_dir:  # else the last word about the one before
-            load = load or [os.getloadavg()[0]]
+            if not load:
+                load.append(os.getloadavg()[0])
+                others.share()
             told[number].append(report)
-    return _sums(told) | {"load_average": [*load, os.getloadavg()[0]]}
+    return _sums(told) | {"others": others.share(), "load_average": [*load, os.getloadavg()[0]]}
 
 
 def _sums(told: Sequence[Sequence[Report]]) -> dict[str, Any]:
