@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -145,7 +145,7 @@ def plan(
     network = Network(
         workers, rate, topology, servers, round_trip_s=parse_time(latency),
         byte_s=transport.get("byte_s", 0.0) if topology == "ps" else 0.0,
-        exchange_s=transport.get("exchange_s", 0.0) if topology == "ps" else 0.0,
+        exchange_s=_exchange_s(transport, len(load.slots)) if topology == "ps" else 0.0,
     )  # fmt: skip
     room = parse_memory(memory) if memory is not None else None
     layers = (
@@ -169,6 +169,11 @@ def plan(
         _print(advice, case, told)
     if curves is not None:
         _draw(curves, plot, shown=not json)
+
+
+def _exchange_s(transport: Mapping[str, float], slots: int) -> float:
+    """Of an exchange of so many slots, whatever is in them; it was measured with two."""
+    return transport.get("exchange_s", 0.0) + transport.get("slot_s", 0.0) * max(0, slots - 2)
 
 
 def _asked(case: _Case, machine: Profile, sweep: str | None) -> dict[str, Any]:
