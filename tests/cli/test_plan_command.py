@@ -125,11 +125,11 @@ def test_what_if_of_a_run(run: Run, here: Path) -> None:
 
 def test_calibrate_writes_a_profile_that_plan_takes(run: Run, here: Path) -> None:
     first, _ = calibrate.EXAMPLES
-    result = run(*shlex.split(first)[1:], "--processes", "2")
+    result = run(*shlex.split(first)[1:], "--processes", "1")
     assert result.exit_code == 0, result.output
     assert "qsgd:4" in result.stdout and "machine.json written" in result.stderr
     found = load("machine.json")
-    assert list(found.codecs) == ["none", "bf16", "qsgd:4"] and found.crowd[2] >= 1
+    assert list(found.codecs) == ["none", "bf16", "qsgd:4"] and found.crowd == {}
     model = found.models["mlp"]
     assert model.numel == 327_880 and 0 < model.ready[0][0] < 1
     assert model.messages["qsgd:4"]["push"] == pytest.approx(327_880 / 2, rel=0.06)

@@ -6,9 +6,20 @@ import math
 
 import pytest
 
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, LaconicError
 from laconic.plan.advice import Advice, Layers, Load, advise, message_of, parse_memory
-from laconic.plan.calibration import GZIP, Encoding, codec_point, gradient_like, model_times, sum_sizes, summable
+from laconic.plan.calibration import (
+    GZIP,
+    Encoding,
+    codec_point,
+    crowd_factors,
+    gradient_like,
+    model_times,
+    sum_sizes,
+    summable,
+    together,
+    turns,
+)  # fmt: skip
 from laconic.plan.costs import Network, Work
 from laconic.plan.profile import Point, Profile
 
@@ -197,3 +208,23 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match="processes must be at least 1"):
         advice(processes=0)
     assert math.isinf(next(row.break_even for row in advice().rows if row.codec == "bf16") or 0)
+
+
+def test_processes_are_measured_together() -> None:
+    """Each says that it is ready, waits for the others, and prints a number."""
+    program = "import os; print('ready', flush=True); input(); print({})"
+    found = together(2, ["-c", program.format("os.getpid()")])
+    assert len(set(found)) == 2
+    for broken in ("raise SystemExit(3)", program.format("0")):
+        with pytest.raises(LaconicError, match="a process that should compute"):
+            together(1, ["-c", broken])
+    assert turns(1) == 1.0 and turns(64) > turns(2) >= 1.0
+
+
+@pytest.mark.slow
+def test_a_crowd_is_slower_than_one_alone() -> None:
+    import os
+
+    cores = os.cpu_count() or 1
+    found = crowd_factors([2 * cores], seconds=0.3)
+    assert 2.0 <= found[2 * cores] < 8.0

@@ -14,7 +14,7 @@ from laconic.plan.costs import Step
 from laconic.plan.profile import ModelTimes
 from laconic.records import Record
 from laconic.studies import jang2017
-from laconic.studies.jang2017 import compression, operations, reader, runs, tasks
+from laconic.studies.jang2017 import compression, figures, operations, reader, runs, tasks
 from laconic.studies.jang2017.figures import FIGURES
 from laconic.studies.jang2017.report import Results
 
@@ -177,10 +177,12 @@ def test_the_measured_curve_replaces_the_papers(committed: Results) -> None:
         assert any(one.scheme in column for column in table.columns)
 
 
-def test_figures_are_the_same_for_the_same_records(tmp_path: Path) -> None:
+def test_figures_are_the_same_for_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    some = {name: FIGURES[name] for name in ("figure5", "kernels", "runs")}
+    monkeypatch.setattr(figures, "FIGURES", some)
     results: Any = Results([a_run("none", 2.0, 2.0), a_run("qsgd:4", 0.5, 0.55)])
     first, again = (jang2017.draw(results, tmp_path / name) for name in ("a", "b"))
-    assert {path.stem for path in first} == {"figure4", "figure5", "figure6", "figure7", "runs"}
+    assert {path.stem for path in first} == {"figure5", "runs"}  # of operations there are no Records
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
     assert all(re.search(r"<svg", path.read_text()) for path in first)

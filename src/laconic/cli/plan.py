@@ -44,12 +44,12 @@ class _Case:
     memory: float | None
     layers: Layers | None
 
-    def advice(self, tell: Any = say) -> Advice:
+    def advice(self, tell: Any = say, *, limits: bool = True) -> Advice:
         from laconic.plan.advice import advise
 
         return advise(
             self.load, self.work, self.network, self.profile, self.codecs, processes=self.processes,
-            memory=self.memory, layers=self.layers, tell=tell,
+            memory=self.memory, layers=self.layers, limits=limits, tell=tell,
         )  # fmt: skip
 
 
@@ -222,7 +222,9 @@ def _fitted(case: _Case, told: dict[str, Any]) -> Network:
 
     def seconds(rate: float) -> float:
         at = replace(case, network=replace(case.network, rate=rate), codecs=[told["codec"]])
-        return next(row for row in at.advice(lambda what: None).rows if row.codec == told["codec"]).step.total_s
+        return next(
+            row for row in at.advice(lambda what: None, limits=False).rows if row.codec == told["codec"]
+        ).step.total_s
 
     low, high = math.log(SLOWEST), math.log(FASTEST)
     if seconds(FASTEST) >= told["measured_step_s"]:
@@ -255,7 +257,7 @@ def _curves(case: _Case, what: str) -> dict[str, Any]:
         ]
     found: dict[str, list[float]] = {}
     for place, one in enumerate(cases):
-        for row in one.advice(lambda what: None).rows:
+        for row in one.advice(lambda what: None, limits=False).rows:
             if row.codec != "none":
                 found.setdefault(row.codec, [math.nan] * len(xs))[place] = row.speedup_fp32
     found = {name: ys for name, ys in found.items() if not any(map(math.isnan, ys))}

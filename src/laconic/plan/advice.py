@@ -137,6 +137,7 @@ def advise(
     processes: int = 1,
     memory: float | None = None,
     layers: Layers | None = None,
+    limits: bool = True,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Advice:
     """Compare codecs for a training, and recommend one.
@@ -150,6 +151,7 @@ def advise(
         processes: Workers on one machine, which share its cores.
         memory: Bytes that a worker has; the profile's by default.
         layers: Compress the model's layers, too, under every codec but ``none`` and ``bf16``, the yardsticks.
+        limits: Whether to look for the rates below which codecs pay.
         tell: Told what had to be measured here and now because the profile does not have it.
     """
     asked = list(codecs) if codecs is not None else _stock(profile, network, tell)
@@ -186,7 +188,7 @@ def advise(
                 base["none"] / taken.total_s if taken.total_s else 1.0,
                 base["bf16"] / taken.total_s if taken.total_s else 1.0,
                 None
-                if spec == "none"
+                if spec == "none" or not limits
                 else break_even(
                     network,
                     lambda at, s=spec, d=layered: priced(s, at, d)[1].total_s,  # type: ignore[misc]
