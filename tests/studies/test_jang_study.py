@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from laconic.plan.costs import Step
 from laconic.plan.profile import ModelTimes
 from laconic.records import Record
 from laconic.studies import jang2017
-from laconic.studies.jang2017 import compression, figures, operations, reader, runs, tasks
+from laconic.studies.jang2017 import cells, compression, ddp, figures, operations, reader, runs, tasks
 from laconic.studies.jang2017.figures import FIGURES
+from laconic.studies.jang2017.others import Others
 from laconic.studies.jang2017.report import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,9 +92,9 @@ def test_parts_are_kept_and_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_all_cells_of_the_parameter_server() -> None:
-    cells = runs.all_cells(["ps"])
-    assert len(cells) == len({cell.key for cell in cells}) == 24
-    for cell in cells:
+    found = runs.all_cells(["ps"])
+    assert len(found) == len({cell.key for cell in found}) == 24
+    for cell in found:
         job = runs.job_of(cell.codec, cell.workers)
         assert job.workers == cell.workers and (job.returns == "sum") is (cell.codec == "thc:4")
         built = getattr(tasks, cell.model)
@@ -110,6 +113,33 @@ def test_a_cell_is_predicted_from_what_was_calibrated() -> None:
     # (twice as long), and an exchange of one slot.
     by_hand = 0.2 + 0.02 + wire + 0.01 + (0.01 + 0.03) + wire + 0.06 + 0.03 - 0.001
     assert found.total_s == pytest.approx(by_hand)
+
+
+def test_what_others_compute_is_seen() -> None:
+    mine, nobody = Others([os.getpid()]), Others([])
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        sum(range(1000))
+    with_me, without_me = nobody.share(), mine.share()
+    assert with_me is not None and without_me is not None
+    assert 0 <= without_me < with_me <= 1
+    assert [runs.calm_cell({"others": share}) for share in (0.1, None, 0.2)] == [True, True, False]
+
+
+def test_gradients_leave_in_ddps_buckets() -> None:
+    """The first is full with 1 MB, others with 25: 0.4 M values, then 8 M, then what is left."""
+    numels, ready = (300_000, 100_000, 8_000_000, 50_000), ((0.4, 0.0), (0.5, 0.0), (0.8, 0.0), (1.0, 1.0))
+    found = ddp.bucketed(ModelTimes(numels, 8, 1.0, ready))
+    assert [at for at, _ in found] == [0.4, 0.8, 1.0]
+    assert [share for _, share in found] == pytest.approx([300 / 8450, 8400 / 8450, 1.0])
+
+
+def test_a_ddp_cell_is_predicted_too() -> None:
+    times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), {}, (2,))
+    here = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
+    _, plain = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 4, "100mbit", "none"), here)
+    # A ring: 1.5 times 8 MB over 11.95 MB/s, after a step of 0.1 s.
+    assert plain.total_s == pytest.approx(0.1 + 1.5 * 8e6 / 11.95e6 + 0.01, rel=1e-3)  # frames have headers
 
 
 def test_exchanges_after_the_warm_up_count() -> None:
