@@ -23,6 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from laconic import collective
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError, LaconicError
 from laconic.lab.units import parse_rate
@@ -334,11 +335,16 @@ ENGINES: Mapping[str, Engine] = {
 """By name. Another engine is another triple; its cells are predicted, run and reported like these."""
 
 
-def all_cells(engines: Sequence[str] = ("ps",)) -> list[Cell]:
+def engines_here() -> tuple[str, ...]:
+    """Those that this laconic can run: DDP needs ``laconic.attach``."""
+    return tuple(name for name in ENGINES if name != "ddp" or hasattr(collective, "attach"))
+
+
+def all_cells(engines: Sequence[str] | None = None) -> list[Cell]:
     return [
         Cell(engine, workers, rate, codec)
-        for engine in engines
-        for rate in RATES
+        for engine in (engines_here() if engines is None else engines)
         for workers in WORKERS
+        for rate in RATES
         for codec in CODECS
     ]
