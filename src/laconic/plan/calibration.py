@@ -28,7 +28,7 @@ from laconic.optim import SGD
 from laconic.packet import Packet, TensorSpec
 from laconic.plan.profile import ModelTimes, Point
 from laconic.policy import Policy
-from laconic.sums import Sum, summing
+from laconic.sums import Contributor, Sum, summing
 from laconic.sums.methods import method_of
 
 __all__ = [
@@ -130,6 +130,13 @@ class Encoding:
                 one.probe(x, seed=seed)
                 made = one.packet(x, agreed, seed=seed)
                 return wire.pack(Packet(made.codec, made.spec, tuple(section.cpu() for section in made.sections)))
+
+            if parse(spec)[0]:  # with error feedback, which takes another pass or two
+                contributor = Contributor(spec, workers=workers, worker=0)
+
+                def encode_for_sum() -> bytearray:
+                    contributor.probe("x", x, seed=seed)
+                    return bytearray(contributor.encode("x", agreed, seed=seed))
 
             self._encode, self._total = encode_for_sum, Sum()
         else:

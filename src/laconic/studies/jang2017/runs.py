@@ -68,6 +68,9 @@ SILENCE = 180.0
 BUSY = 0.15
 """The share of all cores that others may have had; a cell during which it was more is no evidence."""
 
+MOST_LOAD = 3.0
+"""The load average before a calibration above which it is made again for cells that still are to be run."""
+
 Tell = Callable[[str, int, int], None]
 Report = dict[str, Any]
 
@@ -162,7 +165,7 @@ def _links(net: Hosts) -> Sequence[Link]:
 
 def _calibrated(ledger: Ledger, engine: str, workers: int, model: str, progress: Tell | None) -> Calibrated:
     key = json.dumps([CALIBRATION, engine, workers, model])
-    if key not in ledger:
+    if key not in ledger or ledger.records[key].values["load"] > MOST_LOAD:
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
         wait_until_calm()
