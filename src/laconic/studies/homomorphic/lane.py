@@ -43,6 +43,8 @@ class SummedLane(GraphLane):
         computed: Whether sums are computed without making frames; by default on a GPU.
     """
 
+    setting: Setting
+
     def __init__(
         self,
         setting: Setting,
@@ -57,7 +59,6 @@ class SummedLane(GraphLane):
         self._computes = source.device.type != "cpu" if computed is None else computed
         if setting.at_renewal not in ("forget", "spend"):
             raise ConfigError(f"at_renewal must be forget or spend, got {setting.at_renewal!r}")
-        self.setting = setting
         super().__init__(setting, seed, epochs, source, samples=samples, graph=graph)
 
     def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -14,16 +14,13 @@ import os
 import queue
 import statistics
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laconic import collective
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError, LaconicError
 from laconic.lab.units import parse_rate
@@ -51,7 +48,7 @@ from laconic.studies.jang2017.cells import (
 )
 from laconic.studies.jang2017.others import Others
 from laconic.studies.oland2015.ledger import Ledger
-from laconic.train.roles import SUPERVISED
+from laconic.studies.roles import Lines, listen, started
 from laconic.train.run import Config
 
 if TYPE_CHECKING:
@@ -246,7 +243,7 @@ def job_of(codec: str, workers: int) -> Job:
 def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
     """Trainings (a task, a codec, so many exchanges) one after the other, by real processes on the lab's hosts."""
     certs = ["--certs", net.certs] if net.certs is not None else []
-    lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+    lines: Lines = queue.SimpleQueue()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run_dirs = [str(folder / str(place)) for place in range(len(trainings))]
@@ -256,11 +253,11 @@ def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) 
                 method="", holdout=0.0, job=job_of(codec, workers),
             ).save(Path(run_dir))  # fmt: skip
         server = ["server", *run_dirs, "--host", net.host, *certs]
-        mine = [os.getpid(), stack.enter_context(_started(net, 0, server, subprocess.DEVNULL)).pid]
+        mine = [os.getpid(), stack.enter_context(started(net, 0, server, subprocess.DEVNULL)).pid]
         for number in range(workers):
             arguments = ["worker", *run_dirs, "--worker", str(number), *certs]
-            worker = stack.enter_context(_started(net, 1 + number, arguments, subprocess.PIPE))
-            threading.Thread(target=_read, args=(number, worker, lines), daemon=True).start()
+            worker = stack.enter_context(started(net, 1 + number, arguments, subprocess.PIPE))
+            listen(number, worker, lines)
             mine.append(worker.pid)
         others = Others(mine)
         for run_dir, (_, _, count) in zip(run_dirs, trainings, strict=True):
@@ -311,26 +308,6 @@ def _sums(told: Sequence[Sequence[Report]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@contextmanager
-def _started(net: Hosts, host: int, arguments: Sequence[str], out: int) -> Iterator[subprocess.Popen[Any]]:
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISED: "1"}
-    program = [sys.executable, "-m", "laconic", *arguments]
-    process = net.start(host)(program, stdout=out, text=True, env=environment, start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _read(number: int, process: subprocess.Popen[Any], lines: queue.SimpleQueue[tuple[int, str | None]]) -> None:
-    assert process.stdout is not None
-    with process.stdout as out:
-        for line in out:
-            lines.put((number, line))
-    lines.put((number, None))
-
-
 ENGINES: Mapping[str, Engine] = {
     "ps": Engine(_calibrate_ps, _predict_ps, _run_ps),
     "ddp": Engine(ddp.calibrate, ddp.predict, ddp.run),
@@ -338,15 +315,10 @@ ENGINES: Mapping[str, Engine] = {
 """By name. Another engine is another triple; its cells are predicted, run and reported like these."""
 
 
-def engines_here() -> tuple[str, ...]:
-    """Those that this laconic can run: DDP needs ``laconic.attach``."""
-    return tuple(name for name in ENGINES if name != "ddp" or hasattr(collective, "attach"))
-
-
 def all_cells(engines: Sequence[str] | None = None) -> list[Cell]:
     return [
         Cell(engine, workers, rate, codec)
-        for engine in (engines_here() if engines is None else engines)
+        for engine in (ENGINES if engines is None else engines)
         for workers in WORKERS
         for rate in RATES
         for codec in CODECS
