@@ -52,6 +52,10 @@ class _Group(TyperGroup):
             code = 1
         except (KeyboardInterrupt, typer.Abort):
             code = 130
+        except Exception:
+            if not _interrupts:  # torch makes a ValueError of a KeyboardInterrupt that meets it reading a sequence
+                raise
+            code = 130
         except _ClickError as error:
             say(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
             code = 2
@@ -93,6 +97,15 @@ def _root(
         print(context.get_help())
 
 
+_interrupts: list[int] = []
+"""Signals that have come; more than one while a first is dealt with."""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
@@ -101,4 +114,6 @@ def main() -> None:
     """The console script."""
     # By default SIGTERM ends a process without its finally blocks, and half-written files would stay.
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind nohup
+        signal.signal(signal.SIGINT, _interrupt)
     app(prog_name="laconic")

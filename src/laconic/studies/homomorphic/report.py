@@ -335,7 +335,7 @@ def _ways(results: Results) -> Iterator[tuple[str, str, str, float, int, int]]:
     for model in results.models("sums", "layers", "products"):
         some = [row for part in ("sums", "layers", "products") for row in results.rows.get((part, model), [])]
         seen = set()
-        for row in some:
+        for row in sorted(some, key=lambda row: -row.rho):
             key = (row.layers, row.codec)
             if key not in seen:
                 seen.add(key)
