@@ -52,13 +52,13 @@ class _Group(TyperGroup):
             code = 1
         except (KeyboardInterrupt, typer.Abort):
             code = 130
+        except _ClickError as error:
+            say(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
+            code = 2
         except Exception:
             if not _interrupts:  # torch makes a ValueError of a KeyboardInterrupt that meets it reading a sequence
                 raise
             code = 130
-        except _ClickError as error:
-            say(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
-            code = 2
         code = code if isinstance(code, int) else 0
         if code == 130:
             say("laconic: interrupted")
