@@ -20,7 +20,9 @@ from laconic.cluster import checkpoint
 from laconic.errors import ConfigError, FileError, LaconicError
 from laconic.train.roles import SUPERVISED
 from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, trainable, write_whole
+from laconic.train.shards import Shards
 from laconic.train.task import Task
+from laconic.train.track import keep_records
 
 __all__ = ["launch"]
 
@@ -68,10 +70,16 @@ def launch(
         for number in range(first.job.workers):
             roles.start(f"worker {number}")
         roles.watch(restarts, tell)
-    return [
-        _summary(config, tasks[run_dir], run_dir) | {"restarts": roles.started_again}
-        for run_dir, config in runs.items()
-    ]
+    found = []
+    for run_dir, config in runs.items():
+        summary = _summary(config, tasks[run_dir], run_dir) | {"restarts": roles.started_again}
+        shards = Shards(tasks[run_dir].num_train, config.job.workers, config.batch, config.job.seed)
+        keep_records(
+            config, run_dir, summary, mode=config.job.mode, every=config.job.every,
+            numel=tasks[run_dir].dense_numel, iterations_per_epoch=shards.iterations_per_epoch,
+        )  # fmt: skip
+        found.append(summary)
+    return found
 
 
 class _Roles:

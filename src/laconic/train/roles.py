@@ -22,6 +22,7 @@ from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
 from laconic.train.shards import Shards
+from laconic.train.track import Track
 from laconic.train.worker import Progress, Worker
 
 if TYPE_CHECKING:
@@ -275,13 +276,15 @@ def work(
         layout=config.layout(parameters),
         memory=checkpoint.Folder(run_dir / WORKERS / str(number)),
     )
-    began = time.perf_counter()
+    began, track = time.perf_counter(), Track()
 
     def tell(progress: Progress) -> None:
+        seconds = time.perf_counter() - began
+        track.add(progress.iteration, seconds, progress.loss, progress.bytes_sent, progress.bytes_received)
         line = {
             "run_dir": str(run_dir),
             "worker": number,
-            "total_s": time.perf_counter() - began,
+            "total_s": seconds,
             "retries": sum(client.retries for client in clients),
             "traffic": sum(client.traffic.sent + client.traffic.received for client in clients),
             **asdict(progress),
@@ -291,6 +294,7 @@ def work(
 
     try:
         worker.run(config.exchanges, tell)
+        track.save(run_dir, number, worker.counts)
         link.leave()
     finally:
         link.close()  # whatever waits in a call is let go

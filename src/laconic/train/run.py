@@ -8,7 +8,9 @@
     checkpoints/        of the server
     workers/0/          what only worker 0 remembers
     reports.jsonl       what each life of a worker told last
+    track-0.json        worker 0's way through the run, and what slots took and lost
     summary.json        at the end
+    records.jsonl       the same and all tracks, for `laconic report`
 
 Of several servers the others' files bear their number: ``server-1.json``, ``events-1.jsonl``, ``checkpoints-1``.
 """
@@ -37,6 +39,7 @@ __all__ = [
     "CHECKPOINTS",
     "CONFIG",
     "EVENTS",
+    "RECORDS",
     "REPORTS",
     "SERVER",
     "SUMMARY",
@@ -48,7 +51,7 @@ __all__ = [
 ]
 
 CONFIG, SERVER, EVENTS, SUMMARY = "config.json", "server.json", "events.jsonl", "summary.json"
-REPORTS = "reports.jsonl"
+REPORTS, RECORDS = "reports.jsonl", "records.jsonl"
 CHECKPOINTS, WORKERS = "checkpoints", "workers"
 
 

@@ -38,6 +38,7 @@ from laconic.train.layout import Layout
 from laconic.train.resident import Residents
 from laconic.train.shards import Shards
 from laconic.train.task import Task
+from laconic.train.track import SlotCount, lost_share
 from laconic.wire import Buffer
 
 __all__ = ["Memory", "Progress", "Times", "Worker"]
@@ -46,6 +47,8 @@ log = logging.getLogger("laconic")
 
 SEEDS = 401
 """Stream of the seed that frames' seeds come from."""
+ERRORS = 5
+"""Exchanges of a run in which what encoding loses is measured, about: frames are decoded again for it."""
 LATEST = 5.0
 """Seconds after which another worker hands in the last weights when worker 0 has not."""
 
@@ -127,11 +130,14 @@ class Worker:
     def __post_init__(self) -> None:
         self.parameters = {name: p for name, p in self.task.model.named_parameters() if p.requires_grad}
         self._layout = self.layout or Layout.of(self.parameters)
-        self.slots = {name: i for i, name in enumerate(self._layout.pack(self.parameters))}
+        packed = self._layout.pack(self.parameters)
+        self.slots = {name: i for i, name in enumerate(packed)}
+        self.counts = {name: SlotCount(x.numel()) for name, x in packed.items()}
+        self._errors_every = ERRORS
         self.channel = self.job.push_channel()
         self.summands: Summands | None = None
         if self.job.returns == "sum":
-            self.summands = Summands(self.job, self.number, self._layout.pack(self.parameters))
+            self.summands = Summands(self.job, self.number, packed)
         self._unsettled: dict[str, Tensor] = {}
         """Scales of a round whose workers settle them before they push."""
         self._deposited = 0
@@ -148,6 +154,7 @@ class Worker:
 
     def run(self, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
         """From where the server says to the end of that many exchanges, or until no work is left."""
+        self._errors_every = max(ERRORS, exchanges // ERRORS)
         at = self.join()
         done, progress = 0, None
         while True:
@@ -168,6 +175,8 @@ class Worker:
                 self._renew(self._residents, reply.sequence)
             self.times.apply += time.perf_counter() - began
             self.bytes_received += reply.nbytes
+            for count, frame in zip(self.counts.values(), reply.frames, strict=True):
+                count.received += len(frame)
             at = At(reply.sequence, reply.ticket)
             self._remember(at.sequence, last=at.sequence == exchanges)
             done += 1
@@ -332,6 +341,7 @@ class Worker:
             settled = self.summands.agreed(name, frame)
             message = self.summands.settled(name, self._unsettled[name], settled, seed=self._round_seed(name, sequence))
             self.bytes_sent += len(message)
+            self.counts[name].sent += len(message)
             outbox.put(slot, message)
         self._unsettled = {}
         outbox.end()
@@ -493,7 +503,11 @@ class Worker:
                 name, x.detach().cpu(), seed=self._round_seed(name, sequence, worker=self.number)
             )
         self.bytes_sent += len(frame)
+        self.counts[name].sent += len(frame)
         self.times.encode += time.perf_counter() - began
+        if self.summands is None and sequence % self._errors_every == 0:
+            error = lost_share(x.detach().cpu(), decode(frame), self.channel.residual(name))
+            self.counts[name].errors += [] if error is None else [error]
         return frame
 
     # ----------------------------------------------------------------------------------------------------- receiving
