@@ -6,6 +6,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def demo(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", help="The page that compares them.", show_default=f"{PAGE}, in --run-dir if given"
+            "--html", metavar="FILE", help="Their report, as of laconic report.", show_default=f"{PAGE}, in --run-dir if given"
         ),
     ] = None,
     record: Annotated[
@@ -56,10 +57,10 @@ def demo(
     """Train on embedded digits with a server and two workers, by one method after the other, and compare.
 
     All three are processes of their own and talk over sockets. Ends with a
-    table, and writes the same with charts as one HTML file.
+    table, and writes the report of all runs as one HTML file.
     """
     from laconic.records import write
-    from laconic.report import page, write_page
+    from laconic.report import build, write_page
     from laconic.train.launch import launch
 
     html = html or (run_dir or Path()) / PAGE
@@ -78,11 +79,13 @@ def demo(
             bar.update(task, completed=progress.done, total=progress.total, description=progress.line)
 
         summaries = launch(runs, tell=tell)
+        tracks = _tracks(runs)
     records = _records(summaries, _command(iterations, chosen))
     if record is not None:
         write(records, record)
         say(f"{len(records)} records written to {record}")
-    write_page(page(records, title="laconic demo", command=_command(iterations, chosen)), html)
+    shown = [*_named(records, tracks), *(one for one in tracks if one.kind != "train.run")]
+    write_page(build(shown, title="laconic demo", command=_command(iterations, chosen)).html, html)
     if json:
         show_json({"runs": summaries, "html": str(html)})
     else:
@@ -174,6 +177,27 @@ def _records(summaries: list[dict[str, Any]], command: str) -> list[Record]:
     return [
         Record("demo.method", summary | {"what": EXPLAINED[summary["method"]][0], "command": command})
         for summary in summaries
+    ]
+
+
+def _tracks(runs: dict[Path, Config]) -> list[Record]:
+    """What runs kept for reports, by method."""
+    from laconic.records import read
+    from laconic.train.run import RECORDS
+
+    found = []
+    for run_dir, config in runs.items():
+        if (run_dir / RECORDS).exists():
+            found += [replace(one, values={**one.values, "run": config.method}) for one in read(run_dir / RECORDS)]
+    return found
+
+
+def _named(records: list[Record], tracks: list[Record]) -> list[Record]:
+    """Runs for the page: what methods do, and what their folders know beside it."""
+    whole = {one.values["run"]: one.values for one in tracks if one.kind == "train.run"}
+    return [
+        replace(one, values={**whole.get(one.values["method"], {}), **one.values, "run": one.values["method"]})
+        for one in records
     ]
 
 

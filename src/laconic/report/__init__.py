@@ -1,5 +1,9 @@
-"""Figures to pages: tables and plain HTML. Sees Records and nothing else."""
+"""Records to pages: one table for terminals, and one HTML file with everything. Sees Records and the planner's models."""
 
-from laconic.report.summary import NOTES, WORDS, Table, compare, page, write_page
+from laconic.report.build import Report, build
+from laconic.report.page import write_page
+from laconic.report.runs import Prices
+from laconic.report.sources import Sources, gather
+from laconic.report.summary import NOTES, WORDS, Table, compare
 
-__all__ = ["NOTES", "WORDS", "Table", "compare", "page", "write_page"]
+__all__ = ["NOTES", "WORDS", "Prices", "Report", "Sources", "Table", "build", "compare", "gather", "write_page"]

@@ -1,0 +1,470 @@
+"use strict";
+/* Charts in SVG: lines, points and bars; hover, touch and keyboard; a legend that switches; their rows as table and CSV. */
+
+const laconic = { charts: new Map() };
+
+(() => {
+  const NS = "http://www.w3.org/2000/svg";
+  const COLOURS = 8, DASHES = ["", "7 3", "2 3", "8 3 2 3"], SHOWN_ROWS = 300;
+
+  function html(tag, properties = {}, ...children) {
+    const found = Object.assign(document.createElement(tag), properties);
+    found.append(...children);
+    return found;
+  }
+
+  function svg(tag, attributes = {}, text) {
+    const found = document.createElementNS(NS, tag);
+    for (const [name, value] of Object.entries(attributes)) found.setAttribute(name, value);
+    if (text !== undefined) found.textContent = text;
+    return found;
+  }
+
+  /* ----------------------------------------------------------------------------------------------------- rows */
+
+  class Table {
+    constructor({ columns, cells }) {
+      this.columns = columns;
+      this.cells = cells.map((one) => one.numbers ?? one.at.map((i) => (i === null ? null : one.words[i])));
+      this.rows = this.cells.length ? this.cells[0].length : 0;
+    }
+    column(name) { return this.cells[this.columns.indexOf(name)]; }
+    csv() {
+      const field = (x) => {
+        const text = x === null || x === undefined ? "" : String(x);
+        return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+      };
+      const lines = [this.columns.map(field).join(",")];
+      for (let i = 0; i < this.rows; i++) lines.push(this.cells.map((column) => field(column[i])).join(","));
+      return lines.join("\n") + "\n";
+    }
+  }
+
+  function download(name, text) {
+    const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    html("a", { href: url, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+
+  /* -------------------------------------------------------------------------------------------------- numbers */
+
+  function trimmed(x, digits) { return String(Number(x.toPrecision(digits))); }
+
+  function short(x) {
+    const size = Math.abs(x);
+    if (size === 0) return "0";
+    if (size >= 1e12 || size < 1e-3) return x.toExponential(1).replace(".0e", "e").replace("e+", "e");
+    if (size >= 1e9) return `${trimmed(x / 1e9, 3)}G`;
+    if (size >= 1e6) return `${trimmed(x / 1e6, 3)}M`;
+    if (size >= 1e4) return `${trimmed(x / 1e3, 3)}k`;
+    return trimmed(x, 3);
+  }
+
+  function precise(x) {
+    if (typeof x !== "number") return x ?? "–";
+    const size = Math.abs(x);
+    if (size !== 0 && (size < 1e-3 || size >= 1e12)) return x.toExponential(3);
+    return x.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+  }
+
+  function ticks(low, high, log, most) {
+    if (log) {
+      const found = [], from = Math.floor(Math.log10(low) + 1e-9), to = Math.ceil(Math.log10(high) - 1e-9);
+      const step = Math.max(1, Math.ceil((to - from) / most));
+      const inner = to - from <= 1 ? [1, 2, 3, 5, 7] : to - from <= 2 ? [1, 2, 5] : [1];
+      for (let e = from; e <= to; e += step)
+        for (const m of inner) if (m * 10 ** e >= low * 0.999 && m * 10 ** e <= high * 1.001) found.push(m * 10 ** e);
+      return found.length > 1 ? found : [low, high];
+    }
+    const rough = (high - low) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((one) => one >= rough * 0.999);
+    const found = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step);
+    return found;
+  }
+
+  function scale(values, log, from, to, { zero = false } = {}) {
+    let low = Infinity, high = -Infinity;
+    for (const x of values) { if (x < low) low = x; if (x > high) high = x; }
+    if (!Number.isFinite(low)) { low = log ? 1 : 0; high = log ? 10 : 1; }
+    if (log) {
+      if (low === high) { low /= 2; high *= 2; }
+      const room = (Math.log(high) - Math.log(low)) * 0.04;
+      low = Math.exp(Math.log(low) - room); high = Math.exp(Math.log(high) + room);
+    } else {
+      if (zero) { low = Math.min(0, low); high = Math.max(0, high); }
+      if (low === high) { low -= Math.abs(low) / 10 || 0.5; high += Math.abs(high) / 10 || 0.5; }
+      const room = (high - low) * 0.04;
+      if (!(zero && low === 0)) low = low >= 0 && low - room < 0 ? 0 : low - room;
+      high += room;
+    }
+    const at = log
+      ? (x) => from + ((Math.log(x) - Math.log(low)) / (Math.log(high) - Math.log(low))) * (to - from)
+      : (x) => from + ((x - low) / (high - low)) * (to - from);
+    return { low, high, log, at, ticks: (most) => ticks(low, high, log, most) };
+  }
+
+  const SHAPES = [
+    (x, y) => `M${x - 4},${y}a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z`,
+    (x, y) => `M${x - 3.5},${y - 3.5}h7v7h-7Z`,
+    (x, y) => `M${x},${y - 4.8}l4.6,8.2h-9.2Z`,
+    (x, y) => `M${x},${y - 5}l5,5l-5,5l-5,-5Z`,
+  ];
+
+  function colour(element, index, fill) {
+    element.style[fill ? "fill" : "stroke"] = `var(--c${index % COLOURS})`;
+    return element;
+  }
+
+  /* ---------------------------------------------------------------------------------------------------- chart */
+
+  class Chart {
+    constructor(figure, plot, table) {
+      this.figure = figure; this.plot = plot; this.table = table;
+      this.hidden = new Set();
+      this.log = { x: plot.log.includes("x"), y: plot.log.includes("y") };
+      this.picked = plot.pick ? this.values(plot.pick)[0] : null;
+      this.cursor = null;
+      this.box = html("div", { className: "chart" });
+      this.tip = html("div", { className: "tip", hidden: true });
+      this.spoken = html("div", { className: "spoken" });
+      this.spoken.setAttribute("aria-live", "polite");
+      this.legend = html("ul", { className: "legend" });
+      this.legend.setAttribute("aria-label", "Series");
+      this.rowsBox = html("div", { className: "wide tall", hidden: true, tabIndex: 0 });
+      this.rowsBox.setAttribute("role", "region");
+      this.rowsBox.setAttribute("aria-label", `${plot.title}: rows`);
+      this.figure.append(this.box, this.legend, this.tools(), this.rowsBox, this.spoken);
+      laconic.charts.set(plot.id, this);
+      this.width = 0;
+      new ResizeObserver(() => {
+        const width = this.box.clientWidth;
+        if (width && width !== this.width) this.draw();
+      }).observe(this.box);
+      this.draw();
+    }
+
+    values(column) { return [...new Set(this.table.column(column).filter((x) => x !== null))]; }
+
+    update(table, marks) {
+      this.table = table;
+      if (marks) this.plot.marks = marks;
+      this.draw();
+      if (!this.rowsBox.hidden) this.fillRows();
+    }
+
+    tools() {
+      const { plot } = this, bar = html("div", { className: "tools" });
+      if (plot.pick && this.values(plot.pick).length > 1) {
+        const select = html("select", {});
+        for (const one of this.values(plot.pick)) select.append(html("option", { textContent: one, value: one }));
+        select.addEventListener("change", () => { this.picked = this.values(plot.pick)[select.selectedIndex]; this.draw(); });
+        bar.append(html("label", {}, plot.pick, select));
+      }
+      const toggle = (words, on, change, label) => {
+        const button = html("button", { type: "button", textContent: words });
+        button.setAttribute("aria-pressed", on);
+        if (label) button.setAttribute("aria-label", `${plot.title}: ${label}`);
+        button.addEventListener("click", () => {
+          const now = button.getAttribute("aria-pressed") !== "true";
+          button.setAttribute("aria-pressed", now);
+          change(now);
+        });
+        bar.append(button);
+      };
+      for (const axis of plot.kind === "bars" ? ["x"] : ["x", "y"]) {
+        if (plot.stacked || !this.table.column(plot[axis]).every((x) => x === null || x >= 0)) continue;
+        if (!this.table.column(plot[axis]).some((x) => x > 0)) continue;
+        toggle(`log ${axis}`, this.log[axis], (on) => { this.log[axis] = on; this.draw(); }, `logarithmic ${axis} axis`);
+      }
+      toggle("Table", false, (on) => { this.rowsBox.hidden = !on; if (on) this.fillRows(); }, "show rows");
+      const csv = html("button", { type: "button", textContent: "CSV" });
+      csv.setAttribute("aria-label", `${plot.title}: download rows as CSV`);
+      csv.addEventListener("click", () => download(`${plot.id}.csv`, this.table.csv()));
+      bar.append(csv);
+      return bar;
+    }
+
+    fillRows() {
+      const { table } = this;
+      const numeric = table.cells.map((cells) => cells.every((x) => typeof x !== "string"));
+      const cell = (tag, text, column) => html(tag, { textContent: text, className: numeric[column] ? "figure" : "" });
+      const head = html("thead", {}, html("tr", {}, ...table.columns.map((name, i) => cell("th", name, i))));
+      const body = html("tbody");
+      for (let r = 0; r < Math.min(table.rows, SHOWN_ROWS); r++)
+        body.append(html("tr", {}, ...table.cells.map((cells, i) => cell("td", precise(cells[r]), i))));
+      const rest = table.rows - SHOWN_ROWS;
+      const note = rest > 0 ? [html("p", { className: "note", textContent: `and ${rest} more in the CSV` })] : [];
+      this.rowsBox.replaceChildren(html("table", {}, head, body), ...note);
+    }
+
+    /* Rows that are shown, as series of groups of points. */
+    series() {
+      const { plot, table } = this;
+      const names = plot.series ? this.values(plot.series) : [plot.title];
+      const found = new Map(names.map((name, index) => [name, { name, index, groups: new Map(), points: [] }]));
+      const [xs, ys] = [table.column(plot.x), table.column(plot.y)];
+      const [by, group, pick] = ["series", "group", "pick"].map((key) => (plot[key] ? table.column(plot[key]) : null));
+      this.dropped = 0;
+      for (let row = 0; row < table.rows; row++) {
+        if (pick && pick[row] !== this.picked) continue;
+        const one = found.get(by ? by[row] : plot.title), x = xs[row], y = ys[row];
+        if (!one || x === null || y === null) continue;
+        if ((this.log.x && typeof x === "number" && x <= 0) || (this.log.y && typeof y === "number" && y <= 0)) {
+          this.dropped++;
+          continue;
+        }
+        const key = group ? group[row] : "";
+        if (!one.groups.has(key)) one.groups.set(key, []);
+        const point = { row, x, y, series: one };
+        one.groups.get(key).push(point);
+        one.points.push(point);
+      }
+      return [...found.values()].filter((one) => one.points.length);
+    }
+
+    draw() {
+      this.width = this.box.clientWidth || 320;
+      const all = this.series();
+      this.drawLegend(all);
+      this.shown = all.filter((one) => !this.hidden.has(one.name));
+      this.canvas = svg("svg", { role: "group", tabindex: 0, "aria-roledescription": "chart", "data-chart": this.plot.id });
+      this.canvas.setAttribute("aria-label", this.described());
+      if (this.plot.kind === "bars") this.drawBars(); else this.drawPlane();
+      this.canvas.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+      this.canvas.setAttribute("height", this.height);
+      this.ring = svg("path", { class: "cursor", visibility: "hidden" });
+      this.canvas.append(this.ring);
+      this.cursor = null;
+      this.tip.hidden = true;
+      const focused = this.box.contains(document.activeElement);
+      this.box.replaceChildren(this.canvas, this.tip);
+      if (focused) this.canvas.focus();
+      this.listen();
+    }
+
+    described() {
+      const { plot } = this, names = this.shown.map((one) => one.name);
+      const what = plot.kind === "bars" ? `${plot.x} by ${plot.y}` : `${plot.y} against ${plot.x}`;
+      const who = plot.series ? ` ${names.length} series: ${names.slice(0, 8).join(", ")}${names.length > 8 ? ", …" : ""}.` : "";
+      const claims = plot.marks.map((mark) => `${mark.label} ${precise(mark.value)}`).join(", ");
+      return `${plot.title}. ${what}.${who}${claims ? ` Claimed: ${claims}.` : ""} Arrow keys read points.`;
+    }
+
+    drawLegend(all) {
+      if (!this.plot.series || all.length < 2) { this.legend.replaceChildren(); return; }
+      this.legend.replaceChildren(...all.map((one) => {
+        const sample = svg("svg", { width: 18, height: 12, "aria-hidden": "true" });
+        if (this.plot.kind === "line") {
+          const line = svg("line", { x1: 0, x2: 18, y1: 6, y2: 6, "stroke-width": 2.5, "stroke-dasharray": this.dash(one) });
+          sample.append(colour(line, one.index));
+        } else {
+          const shape = this.plot.kind === "bars" ? SHAPES[1] : this.shape(one);
+          sample.append(colour(svg("path", { d: shape(9, 6) }), one.index, true));
+        }
+        const button = html("button", { type: "button", title: "Click: on or off. Shift and click: alone." }, sample, one.name);
+        button.setAttribute("aria-pressed", !this.hidden.has(one.name));
+        button.addEventListener("click", (event) => {
+          if (event.shiftKey) this.hidden = new Set(all.filter((other) => other !== one).map((other) => other.name));
+          else if (!this.hidden.delete(one.name)) this.hidden.add(one.name);
+          const place = [...this.legend.querySelectorAll("button")].indexOf(button);
+          this.draw();
+          this.legend.querySelectorAll("button")[place]?.focus();
+        });
+        return html("li", {}, button);
+      }));
+    }
+
+    dash(one) { return DASHES[Math.floor(one.index / COLOURS) % DASHES.length]; }
+    shape(one) { return SHAPES[Math.floor(one.index / COLOURS) % SHAPES.length]; }
+
+    drawPlane() {
+      const { plot, width } = this, small = width < 480;
+      this.height = small ? 270 : 310;
+      const points = this.shown.flatMap((one) => one.points);
+      const marksOf = (axis) => plot.marks.filter((m) => m.axis === axis && (!this.log[axis] || m.value > 0)).map((m) => m.value);
+      const bottom = this.height - 42, top = 8;
+      const ys = scale([...points.map((p) => p.y), ...marksOf("y")], this.log.y, bottom, top);
+      const yTicks = ys.ticks(6);
+      const left = 14 + 7 * Math.max(...yTicks.map((t) => short(t).length), 2) + 12;
+      const xs = scale([...points.map((p) => p.x), ...marksOf("x")], this.log.x, left, width - 12);
+      for (const tick of yTicks) {
+        const y = ys.at(tick);
+        this.canvas.append(svg("line", { class: "grid", x1: left, x2: width - 12, y1: y, y2: y }));
+        this.canvas.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, short(tick)));
+      }
+      this.xAxis(xs, bottom, left, plot.x, small ? 4 : 7);
+      const label = svg("text", { transform: `translate(10,${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, plot.y);
+      this.canvas.append(label);
+      for (const slope of plot.diagonals) this.diagonal(slope, xs, ys);
+      const many = points.length > 60 * this.shown.length || points.length > 1500;
+      for (const one of this.shown) {
+        if (plot.kind === "line")
+          for (const group of one.groups.values()) {
+            const d = group.map((p, i) => `${i ? "L" : "M"}${xs.at(p.x).toFixed(1)},${ys.at(p.y).toFixed(1)}`).join("");
+            const line = svg("path", { d, fill: "none", "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": this.dash(one), "data-series": one.name });
+            this.canvas.append(colour(line, one.index));
+          }
+        for (const point of one.points) {
+          point.px = xs.at(point.x); point.py = ys.at(point.y);
+          if (plot.kind === "line" && (many || one.points.length > 40)) continue;
+          const dot = svg("path", { d: this.shape(one)(point.px, point.py), "data-series": one.name });
+          if (plot.kind === "line") dot.setAttribute("transform", `translate(${point.px},${point.py}) scale(.6) translate(${-point.px},${-point.py})`);
+          this.canvas.append(colour(dot, one.index, true));
+        }
+      }
+      this.drawMarks(xs, ys, left, top, bottom);
+    }
+
+    diagonal(slope, xs, ys) {
+      const from = Math.max(xs.low, ys.low / slope), to = Math.min(xs.high, ys.high / slope);
+      if (from >= to) return;
+      const line = svg("line", { class: "diagonal", x1: xs.at(from), y1: ys.at(from * slope), x2: xs.at(to), y2: ys.at(to * slope) });
+      this.canvas.append(line);
+    }
+
+    xAxis(xs, bottom, left, words, most) {
+      let last = -Infinity;
+      for (const tick of xs.ticks(most)) {
+        const x = xs.at(tick), text = short(tick);
+        this.canvas.append(svg("line", { class: "grid", x1: x, x2: x, y1: 8, y2: bottom }));
+        if (x - last < 7 * text.length + 8) continue;
+        last = x;
+        this.canvas.append(svg("text", { x, y: bottom + 16, "text-anchor": "middle" }, text));
+      }
+      this.canvas.append(svg("line", { class: "axis", x1: left, x2: this.width - 12, y1: bottom, y2: bottom }));
+      this.canvas.append(svg("text", { x: (left + this.width - 12) / 2, y: bottom + 34, "text-anchor": "middle" }, words));
+    }
+
+    drawMarks(xs, ys, left, top, bottom) {
+      let above = Infinity;
+      const marks = this.plot.marks.filter((m) => !this.log[m.axis] || m.value > 0);
+      for (const mark of marks.filter((m) => m.axis === "y").sort((a, b) => a.value - b.value)) {
+        const y = ys.at(mark.value);
+        this.canvas.append(svg("line", { class: "mark", x1: left, x2: this.width - 12, y1: y, y2: y, "data-mark": mark.label }));
+        const place = Math.min(y - 4, above - 14);
+        above = place;
+        this.canvas.append(svg("text", { class: "claim halo", x: this.width - 14, y: place, "text-anchor": "end" }, mark.label));
+      }
+      let below = top + 10;
+      for (const mark of marks.filter((m) => m.axis === "x").sort((a, b) => a.value - b.value)) {
+        const x = xs.at(mark.value), right = x > this.width * 0.6;
+        this.canvas.append(svg("line", { class: "mark", x1: x, x2: x, y1: top, y2: bottom, "data-mark": mark.label }));
+        this.canvas.append(svg("text", { class: "claim halo", x: x + (right ? -4 : 4), y: below, "text-anchor": right ? "end" : "start" }, mark.label));
+        below += 14;
+      }
+    }
+
+    drawBars() {
+      const { plot, width } = this, small = width < 480;
+      const words = [...new Set(this.shown.flatMap((one) => one.points.map((p) => p.y)))];
+      const thick = plot.stacked || this.shown.length < 2 ? 16 : Math.max(5, Math.min(12, 36 / this.shown.length));
+      const tall = plot.stacked || this.shown.length < 2 ? 24 : thick * this.shown.length + 10;
+      const room = Math.floor(Math.min(width * 0.4, 240) / 7);
+      const cut = (word) => (String(word).length > room ? `${String(word).slice(0, room - 1)}…` : String(word));
+      const left = 10 + 6.8 * Math.max(...words.map((word) => cut(word).length), 3), top = 6;
+      const bottom = top + tall * words.length + 4;
+      this.height = bottom + 42;
+      const lengths = new Map(words.map((word) => [word, 0]));
+      for (const one of this.shown) for (const p of one.points) lengths.set(p.y, plot.stacked ? lengths.get(p.y) + p.x : Math.max(lengths.get(p.y), p.x));
+      const marks = plot.marks.filter((m) => m.axis === "x" && (!this.log.x || m.value > 0)).map((m) => m.value);
+      const values = plot.stacked ? [...lengths.values()] : this.shown.flatMap((one) => one.points.map((p) => p.x));
+      const low = this.log.x ? [Math.min(...values.filter((x) => x > 0)) / 3] : [];
+      const spare = 12 + (plot.stacked ? 0 : 46);
+      const xs = scale([...values, ...marks, ...low], this.log.x, left, width - spare, { zero: !this.log.x });
+      const start = this.log.x ? left : xs.at(0);
+      this.xAxis(xs, bottom, left, plot.x, small ? 3 : 6);
+      const ends = new Map(words.map((word) => [word, 0]));
+      words.forEach((word, i) => {
+        const text = svg("text", { class: "strong", x: left - 8, y: top + tall * i + tall / 2 + 4, "text-anchor": "end" }, cut(word));
+        text.append(svg("title", {}, String(word)));
+        this.canvas.append(text);
+      });
+      this.shown.forEach((one, s) => {
+        for (const point of one.points) {
+          const i = words.indexOf(point.y);
+          const from = plot.stacked ? xs.at(ends.get(point.y)) : start;
+          if (plot.stacked) ends.set(point.y, ends.get(point.y) + point.x);
+          const to = plot.stacked ? xs.at(ends.get(point.y)) : xs.at(point.x);
+          const y = top + tall * i + (plot.stacked || this.shown.length < 2 ? (tall - thick) / 2 : 5 + s * thick);
+          const bar = svg("rect", { x: Math.min(from, to), y, width: Math.max(Math.abs(to - from), 0.5), height: thick - (tall === 24 ? 0 : 1), "data-series": one.name });
+          this.canvas.append(colour(bar, one.index, true));
+          point.px = to; point.py = y + thick / 2;
+          if (!plot.stacked && thick >= 9)
+            this.canvas.append(svg("text", { x: Math.max(to, from) + 4, y: y + thick / 2 + 4 }, short(point.x)));
+        }
+      });
+      this.drawMarks(xs, null, left, top, bottom);
+    }
+
+    /* ------------------------------------------------------------------------------------------- pointer, keys */
+
+    listen() {
+      const near = (event) => {
+        const box = this.canvas.getBoundingClientRect();
+        const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+        let best = null, least = Infinity;
+        for (const one of this.shown)
+          for (const p of one.points) {
+            const d = (p.px - x) ** 2 + (p.py - y) ** 2 * (this.plot.kind === "bars" ? 30 : 1);
+            if (d < least) { least = d; best = p; }
+          }
+        this.show(best, false);
+      };
+      this.canvas.addEventListener("pointermove", near);
+      this.canvas.addEventListener("pointerdown", near);
+      this.canvas.addEventListener("pointerleave", () => this.show(null));
+      this.canvas.addEventListener("blur", () => this.show(null));
+      this.canvas.addEventListener("keydown", (event) => {
+        const next = this.moved(event.key);
+        if (next === undefined) return;
+        event.preventDefault();
+        this.show(next, true);
+      });
+    }
+
+    moved(key) {
+      if (key === "Escape") return null;
+      const series = this.shown, steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity] };
+      if (!(key in steps) || !series.length) return undefined;
+      if (!this.cursor) return this.ordered(series[0])[0];
+      let [down, along] = steps[key];
+      if (this.plot.kind === "bars") {
+        const every = series.flatMap((one) => one.points).sort((a, b) => a.py - b.py || a.px - b.px);
+        const place = every.indexOf(this.cursor) + down + along;
+        return every[Math.max(0, Math.min(every.length - 1, place))];
+      }
+      const here = series.indexOf(this.cursor.series);
+      if (along) {
+        const points = this.ordered(this.cursor.series);
+        return points[Math.max(0, Math.min(points.length - 1, points.indexOf(this.cursor) + along))];
+      }
+      const other = series[Math.max(0, Math.min(series.length - 1, here + down))];
+      return other.points.reduce((best, p) => (Math.abs(p.px - this.cursor.px) < Math.abs(best.px - this.cursor.px) ? p : best));
+    }
+
+    ordered(one) { return [...one.points].sort((a, b) => a.px - b.px); }
+
+    show(point, speak) {
+      this.cursor = point;
+      this.tip.hidden = !point;
+      this.ring.setAttribute("visibility", point ? "visible" : "hidden");
+      if (!point) return;
+      this.ring.setAttribute("d", `M${point.px - 7},${point.py}a7,7 0 1,0 14,0a7,7 0 1,0 -14,0Z`);
+      const { plot, table } = this;
+      const head = plot.kind === "bars" ? String(point.y) : point.series.name;
+      const told = [[plot.x, point.x]];
+      if (plot.kind !== "bars") told.push([plot.y, point.y]);
+      else if (plot.series) told.unshift([plot.series, point.series.name]);
+      if (plot.group) told.push([plot.group, table.column(plot.group)[point.row]]);
+      for (const column of plot.detail) told.push([column, table.column(column)[point.row]]);
+      this.tip.replaceChildren(html("b", { textContent: head }), ...told.map(([name, value]) => html("span", { textContent: `${name}: ${precise(value)}` })));
+      const wide = this.tip.offsetWidth, right = point.px + 14 + wide > this.width;
+      this.tip.style.left = `${Math.max(0, right ? point.px - wide - 12 : point.px + 14)}px`;
+      this.tip.style.top = `${Math.max(0, Math.min(point.py - 10, this.height - this.tip.offsetHeight))}px`;
+      if (speak) this.spoken.textContent = `${head}; ${told.map(([name, value]) => `${name} ${precise(value)}`).join("; ")}`;
+    }
+  }
+
+  Object.assign(laconic, { Chart, Table, download, html, precise, short });
+})();

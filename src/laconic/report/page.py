@@ -1,0 +1,193 @@
+"""One HTML file that opens offline: sections as text and tables, charts drawn by the script inside it.
+
+Nothing of a Record becomes markup: text is escaped, rows lie in a JSON block that no ``<`` can end, and the page's
+policy lets no script run but ours, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import FileError
+from laconic.report.plots import Data, Figures, Plot, Section
+
+__all__ = ["render", "write_page"]
+
+SCRIPTS = ("model.js", "chart.js", "whatif.js", "page.js")
+
+
+def render(
+    sections: Sequence[Section],
+    *,
+    title: str,
+    origin: Sequence[str] = (),
+    skipped: Sequence[str] = (),
+    what_if: Mapping[str, Any] | None = None,
+) -> str:
+    """The page.
+
+    Args:
+        sections: With something in them.
+        title: Of the page.
+        origin: Lines at the end: machine, versions, what to type to get it again.
+        skipped: What was found and is not shown, and why.
+        what_if: What ``whatif.settings`` gives; None leaves that part out.
+    """
+    data = _Store()
+    parts = [_section(one, data) for one in sections]
+    links = [(one.ident, one.title) for one in sections]
+    if what_if is not None:
+        parts.append(_asset("whatif.html"))
+        links.append(("what-if", "What if"))
+    if skipped:
+        parts.append(_skipped(skipped))
+        links.append(("skipped", "Not shown"))
+    scripts = [_asset(name) for name in SCRIPTS]
+    style = _asset("page.css")
+    blocks = {"plots": data.plots, "tables": data.tables, "whatIf": what_if}
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return _PAGE.format(
+        title=escape(title),
+        policy=policy,
+        style=style,
+        links="\n".join(f'<li><a href="#{escape(ident)}">{escape(words)}</a></li>' for ident, words in links),
+        body="\n".join(parts),
+        origin="\n".join(f"<p>{escape(line)}</p>" for line in origin),
+        data=_json(blocks),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def write_page(text: str, path: Path) -> None:
+    """Replace ``path`` by a page, as a whole."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise FileError(f"cannot write the page to {path}: {error.strerror or error}") from error
+
+
+class _Store:
+    """Rows that are drawn, each once, however many plots do."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Any] = {}
+        self.plots: list[dict[str, Any]] = []
+        self._names: dict[int, str] = {}
+
+    def name(self, data: Data) -> str:
+        if id(data) not in self._names:
+            self._names[id(data)] = f"t{len(self.tables)}"
+            self.tables[self._names[id(data)]] = data.values()
+        return self._names[id(data)]
+
+    def add(self, plot: Plot) -> None:
+        assert all(one["id"] != plot.ident for one in self.plots), plot.ident
+        self.plots.append(plot.values(self.name(plot.data)))
+
+
+def _section(section: Section, store: _Store) -> str:
+    lines = [f'<section id="{escape(section.ident)}">', f"<h2>{escape(section.title)}</h2>"]
+    if section.about:
+        lines.append(f"<p>{escape(section.about)}</p>")
+    lines += [_table(table, store) for table in section.tables]
+    if section.plots:
+        lines.append('<div class="plots">')
+        for plot in section.plots:
+            store.add(plot)
+            lines.append(
+                f'<figure data-plot="{escape(plot.ident)}"><figcaption><h3>{escape(plot.title)}</h3>'
+                f"<p>{escape(plot.about)}</p></figcaption></figure>"
+            )
+        lines.append("</div>")
+    return "\n".join([*lines, "</section>"])
+
+
+def _table(table: Figures, store: _Store) -> str:
+    ident = escape(table.ident)
+    side = [' class="figure"' if i >= table.words else "" for i in range(len(table.columns))]
+    if table.rows and not _figures(row[-1] for row in table.rows):  # words at the end
+        side[-1] = ""
+    head = "".join(f'<th scope="col"{c}>{escape(name)}</th>' for c, name in zip(side, table.columns, strict=True))
+    body = "\n".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(side[1:], row[1:], strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
+    notes = f"<p class='note'>{escape(table.notes)}</p>" if table.notes else ""
+    return (
+        f'<div class="wide" role="region" aria-labelledby="{ident}" tabindex="0">\n<table>\n'
+        f'<caption id="{ident}">{escape(table.title)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n'
+        f'</tbody>\n</table>\n</div>\n<div class="tools"><button type="button" data-csv="{store.name(table.data)}" '
+        f'data-name="{ident}">CSV</button></div>\n{notes}'
+    )
+
+
+def _figures(cells: Any) -> bool:
+    return all(not any(letter.isalpha() for letter in cell) or cell.endswith("×") for cell in cells)
+
+
+def _skipped(skipped: Sequence[str]) -> str:
+    lines = "\n".join(f"<li>{escape(line)}</li>" for line in skipped)
+    return f'<section id="skipped"><h2>Not shown</h2>\n<ul>\n{lines}\n</ul></section>'
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end its block, whatever its strings say."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("laconic.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">To the figures</a>
+<header>
+<h1>{title}</h1>
+<nav aria-label="Sections"><ul>
+{links}
+</ul></nav>
+<button type="button" id="theme" aria-live="polite">Dark</button>
+</header>
+<main id="main">
+<noscript><p>Plots are drawn by the script in this page, which is switched off here. Tables are below.</p></noscript>
+{body}
+</main>
+<footer>
+{origin}
+</footer>
+<script type="application/json" id="data">{data}</script>
+{scripts}
+</body>
+</html>
+"""
