@@ -14,6 +14,13 @@ settings.register_profile("wide", deadline=None, database=None, max_examples=10_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What was not tested for want of a browser is said where nobody overlooks it."""
+    skipped = [one for one in terminalreporter.stats.get("skipped", []) if "NO BROWSER" in str(one.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of the report had NO BROWSER: install chromium", red=True)
+
+
 @pytest.fixture(autouse=True)
 def _threads_as_before():
     """A test may change how many threads torch (and so laconic) uses; the next one starts from the default again."""

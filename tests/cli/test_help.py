@@ -20,6 +20,7 @@ from laconic.cli import (
     codecs,
     demo,
     pack,
+    report,
     roles,
     study,
     train,
@@ -38,9 +39,10 @@ COMMANDS = {
     "worker": roles.WORKER,
     "certs": certs.EXAMPLES,
     "study": study.EXAMPLES,
+    "report": report.EXAMPLES,
 }
 RUN_HERE = ("codecs", "bench", "pack", "unpack")
-"""Those of demo, train and certs run in the tests of these commands; those of roles need several hosts."""
+"""Those of demo, train, report and certs run in the tests of these commands; those of roles need several hosts."""
 EXAMPLES = [
     example
     for command in RUN_HERE

@@ -46,7 +46,10 @@ def demo(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", help="Their report, as of laconic report.", show_default=f"{PAGE}, in --run-dir if given"
+            "--html",
+            metavar="FILE",
+            help="Their report, as of laconic report.",
+            show_default=f"{PAGE}, in --run-dir if given",
         ),
     ] = None,
     record: Annotated[

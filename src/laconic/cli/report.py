@@ -63,7 +63,9 @@ def report(
     for line in made.skipped:
         say(f"laconic: not shown: {line}")
     console = results()
-    what = f"{made.runs} run{'s' * (made.runs != 1)}, {len(made.plots)} plots" if made.runs else f"{len(made.plots)} plots"
+    what = (
+        f"{made.runs} run{'s' * (made.runs != 1)}, {len(made.plots)} plots" if made.runs else f"{len(made.plots)} plots"
+    )
     console.print(f"wrote {output}: {what}, {size(nbytes)}; open it in a browser", markup=False, soft_wrap=True)
 
 

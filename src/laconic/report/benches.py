@@ -40,7 +40,8 @@ def ddp(records: Records) -> list[Plot]:
         ]
         data = Data(("training", "way", "iteration", "seconds", "accuracy %"), rows)
         found.append(
-            Plot("ddp-accuracy-time", "DDP: accuracy against time", "As trained.", "line", data, "seconds", "accuracy %",
+            Plot("ddp-accuracy-time", "DDP: accuracy against time", "As trained.", "line", data, "seconds",
+                 "accuracy %",
                  series="way", pick="training", detail=("iteration",))
         )  # fmt: skip
         sent: list[tuple[Cell, ...]] = [
@@ -65,12 +66,14 @@ def cluster(records: Records) -> list[Plot]:
     if rounds:
         rows: list[tuple[Cell, ...]] = [
             (f"{one['rate']}, {one['workers']} workers{', bundled' if one.get('slots') == 1 else ''}", one["method"],
-             1e3 * one["round_s"], one["speed_up"], (one["sent_nbytes_per_round"] + one["received_nbytes_per_round"]) / 1e3)
+             1e3 * one["round_s"], one["speed_up"],
+             (one["sent_nbytes_per_round"] + one["received_nbytes_per_round"]) / 1e3)
             for one in rounds
         ]  # fmt: skip
         data = Data(("link", "method", "ms a round", "speed-up", "kB a round"), rows)
         found.append(
-            Plot("cluster-rounds", "Rounds of a parameter server", "Median milliseconds, nothing computed.", "bars", data,
+            Plot("cluster-rounds", "Rounds of a parameter server", "Median milliseconds, nothing computed.", "bars",
+                 data,
                  "ms a round", "method", pick="link", detail=("speed-up", "kB a round"))
         )  # fmt: skip
     for one in records.get("cluster.load", [])[:1]:

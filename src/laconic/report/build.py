@@ -111,7 +111,9 @@ def _try(what: str, draw: Callable[[], list[Section]], told: list[str]) -> list[
 def _origin(records: Sequence[Record], command: str | None) -> list[str]:
     lines = []
     machines = dict.fromkeys(
-        f"{one.machine.get('cpu')}, {one.machine.get('cores')} cores{', ' + str(one.machine['gpu']) if one.machine.get('gpu') else ''}"
+        ", ".join(
+            str(x) for x in (one.machine["cpu"], f"{one.machine.get('cores')} cores", one.machine.get("gpu")) if x
+        )
         for one in records
         if one.machine.get("cpu")
     )

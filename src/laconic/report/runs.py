@@ -267,8 +267,8 @@ def _curves(runs: Sequence[Run]) -> list[Plot]:
     if bits:
         by_epoch = Data(("run", "epoch", "direction", "bits"), bits)
         found.append(
-            Plot("bits-epoch", "Bits per epoch", "Bits a parameter and iteration, of worker 0's frames, on average over "
-                 "each epoch.", "line", by_epoch, "epoch", "bits", series="run", pick="direction", log="y")
+            Plot("bits-epoch", "Bits per epoch", "Bits a parameter and iteration, of worker 0's frames, on average "
+                 "over each epoch.", "line", by_epoch, "epoch", "bits", series="run", pick="direction", log="y")
         )  # fmt: skip
     return found
 
@@ -346,9 +346,9 @@ def _layers(runs: Sequence[Run]) -> list[Plot]:
     if errors:
         data = Data(("run", "layer", "values", "share lost", "frames measured"), errors)
         found.append(
-            Plot("slot-error", "Error per layer", "Squared norm of what a worker's frame leaves out over that of all it "
-                 "had to send, what it remembered included; the mean of some exchanges. 0: nothing lost.", "bars", data,
-                 "share lost", "layer", pick="run", detail=("values", "frames measured"))
+            Plot("slot-error", "Error per layer", "Squared norm of what a worker's frame leaves out over that of all "
+                 "it had to send, what it remembered included; the mean of some exchanges. 0: nothing lost.", "bars",
+                 data, "share lost", "layer", pick="run", detail=("values", "frames measured"))
         )  # fmt: skip
     return found
 

@@ -54,7 +54,7 @@ def gather(paths: Sequence[Path]) -> Sources:
     if not found.records:
         besides = f" ({'; '.join(found.skipped[:3])})" if found.skipped else ""
         raise ConfigError(
-            f"no run and no Records in {', '.join(map(str, paths))}{besides}: train one by `laconic train --run-dir DIR`"
+            f"no run and no Records in {' '.join(map(str, paths))}{besides}: make one by `laconic train --run-dir DIR`"
         )
     return found
 

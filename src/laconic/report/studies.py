@@ -11,12 +11,15 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from laconic.report.plots import Cell, Data, Figures, Mark, Plot, Section
+from laconic.report.plots import Cell, Data, Figures, Mark, Plot
 
 __all__ = ["claims", "homomorphic", "jang2017", "kothari2021", "oland2015"]
 
 Values = Mapping[str, Any]
 MODELS = {"lenet5": "LeNet-5", "vgg11": "VGG-11", "mlp": "MLP", "resnet50": "ResNet-50", "alexnet": "AlexNet"}
+
+
+METHODS = ("1", "2", "2w", "3", "4", "5", "6", "adaptive", "laconic", "laconic-min")
 
 
 def _marks(found: Sequence[Values], keys: Mapping[str, tuple[str, str]]) -> tuple[Mark, ...]:
@@ -69,7 +72,7 @@ def claims(study: str, found: Sequence[Values]) -> tuple[list[Figures], list[Plo
 
 def kothari2021(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values]) -> list[Plot]:
     """Accuracy against epochs, bytes and time; the frontier; ingredients; staleness."""
-    runs = records.get("kothari2021.run", [])
+    runs = sorted(records.get("kothari2021.run", []), key=lambda run: (run["name"] not in METHODS, run["name"]))
     times = records.get("kothari2021.time", [])
     plots: list[Plot] = []
     trained = [run for run in runs if run["part"] == "accuracy"]
@@ -174,7 +177,7 @@ def _crowds(runs: Sequence[Values]) -> list[Plot]:
     data = Data(("method", "mode", "workers", "setting", "top-1 %", "updates missed, mean", "most"), rows)
     return [
         Plot("kothari-workers", "More workers", "Accuracy by workers and mode.", "points", data, "workers", "top-1 %",
-             series="mode", pick="method", detail=("updates missed, mean", "most"), log="x"),
+             series="mode", pick="method", detail=("updates missed, mean", "most")),
         Plot("kothari-staleness", "Staleness", "Updates that a gradient missed, on average.", "bars", data,
              "updates missed, mean", "setting", pick="method", detail=("most", "top-1 %")),
     ]  # fmt: skip
@@ -224,11 +227,12 @@ def oland2015(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values]
             series = (mean("accuracy_by_epoch"), mean("coded_bits_by_epoch"), mean("raw_bits_by_epoch"))
             for epoch, cells in enumerate(zip(*series, strict=True), 1):
                 curves.append((setting, about, epoch, *cells))
-        for layer, bits in enumerate(mean("coded_bits_by_layer"), 1):
-            if "accuracy_by_epoch" in first:
-                layers.append((setting, about, f"layer {layer}", bits))
+        if "accuracy_by_epoch" in first:
+            by_layer = enumerate(mean("coded_bits_by_layer"), 1)
+            layers += [(setting, about, f"layer {layer}", coded) for layer, coded in by_layer]
         points.append(
-            (first["part"], first["codec"], first["lr"], first["l1"], fmean(x for one in group for x in one["raw_bits"]),
+            (first["part"], first["codec"], first["lr"], first["l1"],
+             fmean(x for one in group for x in one["raw_bits"]),
              fmean(x for one in group for x in one["coded_bits"]), fmean(x for one in group for x in one["peak"]),
              sum(weights))
         )  # fmt: skip
@@ -239,7 +243,8 @@ def oland2015(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values]
         found += [
             Plot("oland-accuracy", "Accuracy by epoch", "The mean over runs.", "line", data, "epoch", "accuracy %",
                  series="codec", pick="part"),
-            Plot("oland-bits", "Bits per epoch", "A weight, coded, as sent after each epoch; the mean over runs.", "line",
+            Plot("oland-bits", "Bits per epoch", "A weight, coded, as sent after each epoch; the mean over runs.",
+                 "line",
                  data, "epoch", "coded bits", series="codec", pick="part", detail=("raw bits",), marks=bits),
         ]  # fmt: skip
     if layers:
@@ -274,8 +279,8 @@ def jang2017(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values])
         ]  # fmt: skip
         data = Data(("codec", "engine", "workers", "link", "measured s", "predicted s", "off by %"), rows)
         found.append(
-            Plot("predicted-measured", "Predicted against measured", "Seconds of an iteration. Dotted: as predicted, and "
-                 "10 % off either way.", "points", data, "measured s", "predicted s", series="codec",
+            Plot("predicted-measured", "Predicted against measured", "Seconds of an iteration. Dotted: as predicted, "
+                 "and 10 % off either way.", "points", data, "measured s", "predicted s", series="codec",
                  detail=("engine", "workers", "link", "off by %"), log="xy", diagonals=(0.9, 1.0, 1.1))
         )  # fmt: skip
     table = records.get("jang2017.table1", [])
@@ -292,9 +297,7 @@ def jang2017(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values])
         )  # fmt: skip
     kernels = records.get("jang2017.kernels", [])
     if kernels:
-        rows = [
-            (one["device"], group, 100 * share) for one in kernels for group, share in one["groups"].items()
-        ]
+        rows = [(one["device"], group, 100 * share) for one in kernels for group, share in one["groups"].items()]
         data = Data(("device", "operation", "% of a step"), rows)
         found.append(
             Plot("jang-kernels", "Where a step of AlexNet goes", "By torch's profiler.", "bars", data, "% of a step",
@@ -312,8 +315,9 @@ def homomorphic(records: Mapping[str, Sequence[Values]], claimed: Sequence[Value
     runs = records.get("homomorphic.run", [])
     if runs:
         rows: list[tuple[Cell, ...]] = [
-            (MODELS.get(run["model"], run["model"]), run["part"], run["layers"] or "dense", run["codec"], run["workers"],
-             run["seed"], run["rho"], run["accuracy"][-1])
+            (MODELS.get(run["model"], run["model"]), run["part"], run["layers"] or "dense", run["codec"],
+             run["workers"],
+                 run["seed"], run["rho"], run["accuracy"][-1])
             for run in runs
         ]  # fmt: skip
         data = Data(("model", "part", "layers", "codec", "workers", "seed", "rho", "last top-1 %"), rows)
@@ -325,13 +329,20 @@ def homomorphic(records: Mapping[str, Sequence[Values]], claimed: Sequence[Value
     steps = [*records.get("homomorphic.step", []), *records.get("bench.layers", [])]
     if steps:
         rows = [
-            (f"{one['case']}, {one['device']}", str(one["scheme"]).partition(":")[0], one["scheme"], one["rho"], one["h"])
+            (
+                f"{one['case']}, {one['device']}",
+                str(one["scheme"]).partition(":")[0],
+                one["scheme"],
+                one["rho"],
+                one["h"],
+            )
             for one in steps
             if one["h"] is not None
         ]
         data = Data(("case", "kind", "scheme", "rho", "h"), rows)
         found.append(
-            Plot("homomorphic-h", "What a compressed step takes", "h: its time over the dense model's, by rho.", "points",
+            Plot("homomorphic-h", "What a compressed step takes", "h: its time over the dense model's, by rho.",
+                 "points",
                  data, "rho", "h", series="kind", pick="case", detail=("scheme",), log="xy",
                  marks=(Mark("y", 1.0, "as dense"),))
         )  # fmt: skip

@@ -36,11 +36,11 @@ def settings(presets: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """All that the what-if part needs.
 
     Args:
-        presets: Where it can begin beside the paper's AlexNet; those given come first.
+        presets: Where it can begin beside the paper's AlexNet, which comes first.
     """
     begin = {key: PAPER[key] for key in ("rate", "rho", "h")}
     return {
-        "presets": [*({**begin, **one} for one in presets), PAPER],
+        "presets": [PAPER, *({**begin, **one} for one in presets)],
         "workers": CROWDS,
         "iterations": ALEXNET_EPOCHS,
         "gzip": {"nbytes": ALEXNET.nbytes, "rho": PAPER_GZIP.rho, "compress_s": PAPER_GZIP.compress_s,

@@ -92,7 +92,7 @@ const laconic = { charts: new Map() };
       const room = (Math.log(high) - Math.log(low)) * 0.04;
       low = Math.exp(Math.log(low) - room); high = Math.exp(Math.log(high) + room);
     } else {
-      if (zero) { low = Math.min(0, low); high = Math.max(0, high); }
+      if (zero) { low = Math.min(0, low); high = Math.max(0, high) || (low ? 0 : 1); }
       if (low === high) { low -= Math.abs(low) / 10 || 0.5; high += Math.abs(high) / 10 || 0.5; }
       const room = (high - low) * 0.04;
       if (!(zero && low === 0)) low = low >= 0 && low - room < 0 ? 0 : low - room;
@@ -313,7 +313,22 @@ const laconic = { charts: new Map() };
           this.canvas.append(colour(dot, one.index, true));
         }
       }
+      if (plot.kind === "points" && plot.series && points.length <= 14) this.name(points);
       this.drawMarks(xs, ys, left, top, bottom);
+    }
+
+    /* Names beside points, where there is room for them. */
+    name(points) {
+      const taken = points.map((p) => [p.px - 5, p.py - 5, p.px + 5, p.py + 5]);
+      for (const point of [...points].sort((a, b) => a.py - b.py)) {
+        const wide = 6.6 * String(point.series.name).length + 4;
+        if (wide > 140) continue;
+        const places = [[8, 4], [-wide - 4, 4], [-wide / 2, -9], [-wide / 2, 17]].map(([dx, dy]) => [point.px + dx, point.py + dy]);
+        const free = places.find(([x, y]) => x > 30 && x + wide < this.width && y > 10 && taken.every((t) => x + wide < t[0] || x > t[2] || y < t[1] || y - 10 > t[3]));
+        if (!free) continue;
+        taken.push([free[0], free[1] - 10, free[0] + wide, free[1]]);
+        this.canvas.append(svg("text", { class: "strong halo", x: free[0], y: free[1] }, point.series.name));
+      }
     }
 
     diagonal(slope, xs, ys) {

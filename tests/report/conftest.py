@@ -1,0 +1,80 @@
+"""A browser for the page, one for all tests; and a few runs to show."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"NO BROWSER, the page is not tested: none of {', '.join(NAMES)} is installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.skip("NO BROWSER, the page is not tested: pip install playwright")
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=found, args=list(ARGS))
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page as a reader sees it, and what it should not have done."""
+
+    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.resolve().as_uri())
+
+    def js(self, code: str, argument: Any = None) -> Any:
+        return self.page.evaluate(code, argument)
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Any]:
+    """Opens files; all that were are closed at the end."""
+    pages: list[Opened] = []
+
+    def open_page(path: Path, **context: Any) -> Opened:
+        pages.append(Opened(browser, path, **context))
+        return pages[-1]
+
+    yield open_page
+    for one in pages:
+        one.context.close()
+
+
+@pytest.fixture(scope="session")
+def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three short runs by real servers and workers: as they are, compressed, and without rounds."""
+    pytest.importorskip("grpc")
+    from laconic.cluster.job import Job
+    from laconic.train.launch import launch
+    from laconic.train.methods import method_options
+    from laconic.train.run import Config
+
+    folder = tmp_path_factory.mktemp("runs")
+    runs = {}
+    for name, method, mode in (("one", "1", "sync"), ("five", "5", "sync"), ("free", "2", "async")):
+        job = Job(**{"workers": 2, "mode": mode, "lr": 0.05} | method_options(method, mode))
+        runs[folder / name] = Config(iterations=20, method=method, job=job)
+    launch(runs)
+    return folder

@@ -1,0 +1,376 @@
+"""The page in headless Chromium: what is drawn, said, downloaded and computed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.plan import Bound, Naive, Training
+from laconic.plan.advice import Load, advise
+from laconic.plan.costs import Network, Work
+from laconic.plan.profile import load
+from laconic.records import read, write
+from laconic.report import Prices, build, gather, whatif, write_page
+from laconic.studies.verdicts import verdicts
+
+RESULTS = Path(__file__).parents[2] / "results"
+RUN_PLOTS = {
+    "accuracy-bytes", "accuracy-time", "loss-bytes", "loss-time", "bits-epoch", "time-split", "layer-bytes",
+    "slot-error", "staleness",
+}  # fmt: skip
+IF_PLOTS = {"if-split", "if-update", "if-speedup", "if-h", "if-hours", "if-codecs"}
+
+Open = Callable[..., Any]
+
+
+UNLABELLED = """[...document.querySelectorAll("button, select, input, svg[data-chart]")]
+  .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"""
+TWICE = """[...document.querySelectorAll("[id]")].map((e) => e.id).filter((id, i, all) => all.indexOf(id) !== i)"""
+
+
+@pytest.fixture(scope="session")
+def report(demo_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_page(build(gather([demo_runs]).records, prices=Prices(1.0, 0.1)).html, path)
+    return path
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def close(a: Any, b: Any) -> None:
+    assert a == pytest.approx(b, rel=1e-9, abs=1e-15)
+
+
+# --------------------------------------------------------------------------------------------------------- what is seen
+
+
+def test_every_plot_of_a_demo_is_drawn_and_nothing_is_asked_for(report: Path, opened: Open) -> None:
+    found = opened(report)
+    drawn = found.js(
+        "[...laconic.charts].map(([id, chart]) => [id, chart.canvas.querySelectorAll('[data-series]').length])"
+    )
+    assert {name for name, _ in drawn} == RUN_PLOTS | IF_PLOTS and all(count > 0 for _, count in drawn), drawn
+    assert found.js("laconic.ready") and found.errors == []
+    assert found.requests == [report.resolve().as_uri()]
+    assert found.js(UNLABELLED) == [] and found.js(TWICE) == []
+
+
+def test_every_plot_of_the_studies_is_drawn(opened: Open, tmp_path: Path) -> None:
+    records = gather([RESULTS]).records
+    made = build([*records, *verdicts(records)[0]])
+    write_page(made.html, tmp_path / "all.html")
+    found = opened(tmp_path / "all.html")
+    drawn = found.js(
+        "[...laconic.charts].map(([id, chart]) => [id, chart.canvas.querySelectorAll('[data-series]').length])"
+    )
+    assert {name for name, _ in drawn} == set(made.plots) | IF_PLOTS and all(count > 0 for _, count in drawn)
+    claimed = found.js("[...document.querySelectorAll('[data-mark]')].map((e) => e.dataset.mark)")
+    assert {"paper, method 1", "paper, method 5", "paper, c = 5", "paper, gzip on AlexNet"} <= set(claimed)
+    assert found.errors == [] and len(found.requests) == 1
+
+
+def test_a_phone_in_the_dark(report: Path, opened: Open) -> None:
+    found = opened(report, viewport={"width": 390, "height": 800}, color_scheme="dark")
+    assert found.js("document.documentElement.scrollWidth") <= 390
+    paper, ink = "getComputedStyle(document.body).backgroundColor", "getComputedStyle(document.body).color"
+    assert found.js(paper) == "rgb(18, 20, 23)" and found.page.locator("#theme").inner_text() == "Light"
+    found.page.locator("#theme").click()
+    assert found.js(paper) == "rgb(255, 255, 255)" and found.js(ink) == "rgb(28, 32, 36)"
+
+
+CONTRAST = """(theme) => {
+  document.documentElement.dataset.theme = theme;
+  const style = getComputedStyle(document.documentElement), probe = document.createElement("i");
+  document.body.append(probe);
+  const light = (name) => {
+    probe.style.color = style.getPropertyValue(name);
+    const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map((x) => x / 255)
+      .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = light("--paper");
+  const against = (x) => (Math.max(x, paper) + 0.05) / (Math.min(x, paper) + 0.05);
+  const names = ["--ink", "--soft", "--accent", "--claim", ...Array.from({length: 8}, (_, i) => `--c${i}`)];
+  return Object.fromEntries(names.map((name) => [name, against(light(name))]));
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_stand_out(report: Path, opened: Open, theme: str) -> None:
+    found = opened(report).js(CONTRAST, theme)
+    assert all(found[name] >= 4.5 for name in ("--ink", "--soft", "--accent", "--claim")), found
+    assert all(ratio >= 3 for ratio in found.values()), found
+
+
+def test_points_by_pointer_and_keys(report: Path, opened: Open) -> None:
+    found = opened(report)
+    chart = found.page.locator("svg[data-chart='accuracy-bytes']")
+    chart.scroll_into_view_if_needed()
+    x, y = found.js(
+        "(() => { const p = laconic.charts.get('accuracy-bytes').shown[1].points[0]; return [p.px, p.py]; })()"
+    )
+    chart.hover(position={"x": x + 2, "y": y + 2})
+    tip = found.page.locator("figure[data-plot='accuracy-bytes'] .tip")
+    assert (tip.is_visible() and tip.inner_text().startswith("five")) or "accuracy %" in tip.inner_text()
+    chart.focus()
+    found.page.keyboard.press("ArrowRight")
+    spoken = found.page.locator("figure[data-plot='accuracy-bytes'] .spoken")
+    first = spoken.inner_text()
+    found.page.keyboard.press("ArrowDown")
+    assert "accuracy %" in first and spoken.inner_text() not in ("", first)
+    found.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_series_are_switched_and_axes_change(report: Path, opened: Open) -> None:
+    found = opened(report)
+    figure = found.page.locator("figure[data-plot='loss-time']")
+    count = "laconic.charts.get('loss-time').canvas.querySelectorAll('path[data-series]').length"
+    before = found.js(count)
+    button = figure.locator(".legend button").first
+    button.focus()
+    found.page.keyboard.press("Enter")
+    assert found.js(count) < before and figure.locator(".legend button").first.get_attribute("aria-pressed") == "false"
+    first = "laconic.charts.get('loss-time').canvas.querySelector('path[data-series]').getAttribute('d')"
+    linear = found.js(first)
+    figure.get_by_role("button", name="logarithmic y axis").click()
+    assert found.js(first) != linear
+    picker = found.page.locator("figure[data-plot='layer-bytes'] select")
+    bars = "[...laconic.charts.get('layer-bytes').canvas.querySelectorAll('rect')].map((e) => e.outerHTML).join()"
+    one = found.js(bars)
+    picker.select_option("five")
+    assert found.js(bars) != one
+    figure.get_by_role("button", name="show rows").click()
+    assert figure.locator("tbody tr").count() > 10 and found.errors == []
+
+
+# --------------------------------------------------------------------------------------------------------------- CSV
+
+
+def test_downloads_match_the_records(report: Path, demo_runs: Path, opened: Open) -> None:
+    found = opened(report)
+    with found.page.expect_download() as waiting:
+        found.page.locator("figure[data-plot='loss-time']").get_by_role("button", name="CSV").click()
+    assert waiting.value.suggested_filename == "loss-time.csv"
+    downloaded = rows(Path(waiting.value.path()).read_text())
+    with found.page.expect_download() as waiting:
+        found.page.locator("button[data-name='overview']").click()
+    table = {row["run"]: row for row in rows(Path(waiting.value.path()).read_text())}
+    layers = rows(found.js("laconic.charts.get('layer-bytes').table.csv()"))
+    errors = rows(found.js("laconic.charts.get('slot-error').table.csv()"))
+    missed = rows(found.js("laconic.charts.get('staleness').table.csv()"))
+    for run in ("one", "five", "free"):
+        records = read(demo_runs / run / "records.jsonl")
+        by_kind = {one.kind: one.values for one in reversed(records)}  # of the tracks the first: worker 0's
+        summary, track, slots = (by_kind[kind] for kind in ("train.run", "train.track", "train.slots"))
+        assert track["worker"] == 0
+        mine = [row for row in downloaded if row["run"] == run]
+        assert [float(row["loss"]) for row in mine] == track["loss"]
+        assert [float(row["seconds"]) for row in mine] == track["seconds"]
+        assert [int(row["iteration"]) for row in mine] == track["iteration"]
+        together = [a + b for a, b in zip(track["bytes_sent"], track["bytes_received"], strict=True)]
+        close([1e6 * float(row["MB"]) for row in mine], together)
+        assert float(table[run]["accuracy %"]) == summary["accuracy"] and table[run]["method"] == summary["method"]
+        assert float(table[run]["total s"]) == summary["total_s"]
+        close(float(table[run]["MB in all"]) * 1e6, summary["wire_bytes_per_iteration"] * 20)
+        cost = summary["total_s"] / 3600 * 3 * 1.0 + summary["wire_bytes_per_iteration"] * 20 / 1e9 * 0.1
+        close(float(table[run]["cost"]), cost)
+        for one in slots["slots"]:
+            for direction, key in (("push", "sent"), ("pull", "received")):
+                (row,) = (x for x in layers if (x["run"], x["layer"], x["direction"]) == (run, one["slot"], direction))
+                close(float(row["kB per exchange"]) * 1e3 * slots["exchanges"], one[key])
+            (row,) = (x for x in errors if (x["run"], x["layer"]) == (run, one["slot"]))
+            close(float(row["share lost"]), sum(one["errors"]) / len(one["errors"]))
+        # What slots sent is what the run sent: both count frames, and nothing else was.
+        sent = sum(one["sent"] + one["received"] for one in slots["slots"])
+        close(sent, summary["wire_bytes_per_iteration"] * 20)
+    stale = read(demo_runs / "free" / "records.jsonl")[-1].values["missed"]
+    assert sum(stale.values()) == 40 and {row["run"] for row in missed} == {"free"}
+    assert sorted(int(row["gradients"]) for row in missed) == sorted(stale.values())
+
+
+def test_csv_can_be_read_whatever_is_in_it(report: Path, opened: Open) -> None:
+    cells = [['a "b", c', "x\ny", "plain"], [1.5, None, 1e-300]]
+    made = (
+        "(cells) => new laconic.Table({columns: ['name, with', 'x'], cells: cells.map((numbers) => ({numbers}))}).csv()"
+    )
+    found = rows(opened(report).js(made, cells))
+    assert [row["name, with"] for row in found] == cells[0]
+    assert [row["x"] for row in found] == ["1.5", "", "1e-300"]
+
+
+# ----------------------------------------------------------------------------------------------------------- what if
+
+
+GRID = list(
+    itertools.product([1, 2, 16, 64, 256], [1e6, 233e6, 4e9], [0.001, 0.6, 10.0], [125e4, 125e6, 125e8], [1, 200])
+)
+
+
+def test_the_papers_model_is_pythons(report: Path, opened: Open) -> None:
+    code = """(grid) => grid.map(([m, nbytes, step_s, bandwidth, every]) => {
+      const t = { nbytes, step_s, bandwidth, every }, by = { rho: 0.927, compress_s: 8.079, decompress_s: 1.898 };
+      const homo = model.homomorphic(t, m, 0.2, 1.3), naive = model.naive(t, m, by), one = model.naive(t, m, by, 1);
+      return [model.total(model.ideal(t, m)), model.vanilla(t, m).compute, model.vanilla(t, m).transfer,
+        model.total(naive),
+        model.total(one), model.total(homo), model.speedUp(t, homo), model.crossover(t), model.mostUseful(t),
+        model.training(t, homo, 450000, 7), model.slope(t, m), model.rMin(t, m, 0.2, 1.3),
+        model.overOneNode(t, m, 0.2, 1.3),
+        model.overVanilla(t, m, 0.2, 1.3), Number(model.beatsVanilla(t, m, 0.2, 1.3)), model.largestRho(t, m, 0.7, 1.5),
+        model.largestH(t, m, 0.2, 1.5), model.idealS(t, m)];
+    })"""
+    found = opened(report).js(code, GRID)
+    assert len(found) == 270
+    by = Naive(0.927, 8.079, 1.898)
+    for (m, nbytes, step_s, bandwidth, every), theirs in zip(GRID, found, strict=True):
+        t, bound = Training(nbytes, step_s, bandwidth, every), Bound(m, nbytes, step_s, bandwidth, every)
+        homo = t.homomorphic(m, rho=0.2, h=1.3)
+        ours = [
+            t.ideal(m).total, t.vanilla(m).compute, t.vanilla(m).transfer, t.naive(m, by).total,
+            t.naive(m, by, server_decompressions=1).total, homo.total, t.speed_up(homo), t.crossover, t.most_useful,
+            t.total(homo, 450_000, 7.0), bound.slope, bound.r_min(0.2, 1.3), bound.over_one_node(0.2, 1.3),
+            bound.over_vanilla(0.2, 1.3), float(bound.beats_vanilla(0.2, 1.3)), bound.largest_rho(0.7, target=1.5),
+            bound.largest_h(0.2, target=1.5), bound.ideal_s,
+        ]  # fmt: skip
+        close(theirs, ours)
+
+
+def advice(profile: str, params: int, step_s: float, workers: int, rate: float, every: int) -> Any:
+    """As ``laconic plan --params … --profile …`` asks."""
+    machine, of = load(profile), Load.of_params(params)
+    transport = machine.transport
+    fixed = transport.get("exchange_s", 0.0) + transport.get("slot_s", 0.0) * max(0, len(of.slots) - 2)
+    spare = machine.device == "cuda" or machine.machine.get("cores", 1) > 1
+    network = Network(workers, rate, byte_s=transport.get("byte_s", 0.0), exchange_s=fixed)
+    return advise(of, Work(step_s, every, spare=spare), network, machine, limits=False)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "jang2017"])
+def test_the_recommendation_is_pythons(report: Path, opened: Open, profile: str) -> None:
+    sizes = (250_000, 4_194_305 + 4096, 58_250_000)
+    asked = [
+        {"params": params, "step_s": step_s, "workers": workers, "rate": rate, "every": every}
+        for params, workers, (step_s, rate, every) in itertools.product(
+            sizes, (1, 2, 16, 256), [(0.01, 1e8, 1), (0.3, 1e9, 1), (0.3, 1e9, 20), (1.0, 1e11, 1)]
+        )
+    ]
+    code = """([asked, name]) => {
+      const { profiles, fixed } = JSON.parse(document.getElementById("data").textContent).whatIf;
+      return asked.map((one) => model.advise(profiles[name], one, fixed));
+    }"""
+    found = opened(report).js(code, [asked, profile])
+    chosen = set()
+    for one, theirs in zip(asked, found, strict=True):
+        ours = advice(profile, **one)
+        assert [row["codec"] for row in theirs["rows"]] == [row.codec for row in ours.rows]
+        for row, mine in zip(theirs["rows"], ours.rows, strict=True):
+            close([row["push"], row["pull"], row["step_s"], row["speedup_fp32"], row["speedup_bf16"], row["memory"]],
+                  [mine.message.push, mine.message.pull, mine.step.total_s, mine.speedup_fp32, mine.speedup_bf16,
+                   mine.memory])  # fmt: skip
+            assert row["fits"] == mine.fits
+        assert theirs["codec"] == ours.codec, one
+        chosen.add(ours.codec)
+    assert "none" in chosen and (len(chosen) > 2 or profile == "jang2017")
+
+
+def test_sliders_redraw_the_curves_to_what_python_computes(report: Path, opened: Open) -> None:
+    found = opened(report)
+    drawn = "laconic.charts.get('if-speedup').canvas.querySelector(\"path[data-series='vanilla']\").getAttribute('d')"
+    told = found.page.locator("#advice")
+    before, words = found.js(drawn), told.inner_text()
+    wanted = {"workers": 64, "rate": 1e10, "rho": 0.05, "h": 1.3, "step_s": 0.1, "nbytes": 1e8, "every": 10}
+    for name, value in wanted.items():
+        place = found.js("([name, value]) => laconic.knobs[name].values.indexOf(value)", [name, value])
+        assert place >= 0, name
+        found.page.locator(f"#knob-{name}").fill(str(place))
+    assert found.js(drawn) != before and told.inner_text() != words
+    t = Training(1e8, 0.1, 1e10 / 8, 10)
+    paper = whatif.settings()["gzip"]
+    share = 1e8 / paper["nbytes"]
+    gzip = Naive(paper["rho"], paper["compress_s"] * share, paper["decompress_s"] * share)
+    shown = rows(found.js("laconic.charts.get('if-speedup').table.csv()"))
+    assert {row["way"] for row in shown} == {"ideal", "vanilla", "gzip", "ρ 0.05, h 1.3"}
+    assert {int(row["workers"]) for row in shown} >= {1, 2, 25, 64}
+    for row in shown:
+        m = int(row["workers"])
+        update = {"ideal": t.ideal(m), "vanilla": t.vanilla(m), "gzip": t.naive(m, gzip)}.get(
+            row["way"], t.homomorphic(m, rho=0.05, h=1.3)
+        )
+        close(float(row["speed-up"]), t.speed_up(update))
+    for row in rows(found.js("laconic.charts.get('if-h').table.csv()")):
+        close(float(row["seconds"]), t.homomorphic(64, rho=0.05, h=float(row["h"])).total)
+    for row in rows(found.js("laconic.charts.get('if-split').table.csv()")):
+        plain = t.vanilla(int(row["workers"]))
+        close(float(row["seconds"]), plain.compute if row["part"].startswith("T_cmt") else plain.transfer)
+    ours = advice("cpu", 25_000_000, 0.1 / 64, 64, 1e10, 10)
+    codecs = {
+        row["codec"]: float(row["seconds an iteration"])
+        for row in rows(found.js("laconic.charts.get('if-codecs').table.csv()"))
+    }
+    close(codecs, {row.codec: row.step.total_s for row in ours.rows})
+    assert (ours.codec if ours.codec != "none" else "don't compress") in told.inner_text()
+    place = found.js("laconic.knobs.workers.values.indexOf(64)")
+    found.page.locator("#knob-workers").focus()
+    found.page.keyboard.press("ArrowLeft")
+    assert found.js("laconic.state.workers") == whatif.CROWDS[place - 1]
+    found.page.locator("#knob-preset").select_option(label="five")
+    assert found.js("laconic.state.nbytes") == 4 * 327_880 and found.errors == []
+
+
+# ------------------------------------------------------------------------------------------------------ hostile, large
+
+
+def test_a_run_with_a_name_of_markup_is_harmless(demo_runs: Path, opened: Open, tmp_path: Path) -> None:
+    nasty = "</script><script>document.title='gone'</script><img src=x onerror=\"document.title='gone'\">"
+    records = []
+    for one in read(demo_runs / "five" / "records.jsonl"):
+        values = json.loads(json.dumps(one.values).replace("fc1.weight", json.dumps(nasty)[1:-1]))
+        records.append(type(one)(one.kind, {**values, "run": nasty, "model": nasty}))
+    write_page(build(records, title=nasty).html, tmp_path / "nasty.html")
+    found = opened(tmp_path / "nasty.html")
+    assert found.page.title() == nasty and found.errors == [] and len(found.requests) == 1
+    assert nasty in found.js("laconic.charts.get('layer-bytes').table.csv()").replace('""', '"')
+    assert found.js("document.querySelectorAll('img').length") == 0 and found.js("laconic.ready")
+
+
+def test_a_hundred_runs_make_a_page_that_is_small_and_quickly_made(
+    demo_runs: Path, opened: Open, tmp_path: Path
+) -> None:
+    one = read(demo_runs / "five" / "records.jsonl")
+    points = [i + 0.123456789 for i in range(200)]
+    for number in range(100):
+        folder = tmp_path / "runs" / f"run-{number:03}"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        grown = []
+        for record in one:
+            values = dict(record.values)
+            if record.kind == "train.track":
+                sent = [10_000 * i for i in range(200)]
+                values |= {"iteration": list(range(1, 201)), "seconds": points, "loss": [1 / (x + 0.3) for x in points]}
+                values |= {"bytes_sent": sent, "bytes_received": sent}
+            if record.kind == "train.slots":
+                values["slots"] = [
+                    {**slot, "slot": f"{slot['slot']}.{k}"} for slot in values["slots"] for k in range(6)
+                ]
+            grown.append(type(record)(record.kind, values))
+        write(grown, folder / "records.jsonl")
+    began = time.perf_counter()
+    made = build(gather([tmp_path / "runs"]).records)
+    write_page(made.html, tmp_path / "hundred.html")
+    seconds = time.perf_counter() - began
+    assert made.runs == 100 and seconds < 10, seconds
+    assert (tmp_path / "hundred.html").stat().st_size < 8e6
+    found = opened(tmp_path / "hundred.html")
+    assert found.js("laconic.ready") and found.errors == []
+    assert found.js("laconic.charts.get('loss-time').shown.length") == 100

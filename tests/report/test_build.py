@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import record
+
+from laconic.errors import FileError
+from laconic.records import Record, read
+from laconic.report import Prices, build, write_page
+from laconic.report.plots import Data
+from laconic.report.runs import overview, runs_of
+from laconic.studies.verdicts import verdicts
+
+RESULTS = Path(__file__).parents[2] / "results"
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+def summary(method: str, sent: float, **more: Any) -> Record:
+    common = {"model": "mlp", "data": "digits", "workers": 2, "servers": 1, "iterations": 200, "accuracy": 92.5}
+    seconds = {"compute_s": 0.5, "encode_s": 0.25, "communication_s": 1.0, "apply_s": 0.1, "total_s": 3.6}
+    return record("demo.method", method=method, wire_bytes_per_iteration=sent, **{**common, **seconds, **more})
+
+
+class Outline(HTMLParser):
+    """What is open, what was seen."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def embedded(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found
+    blocks: dict[str, Any] = json.loads(found[1])
+    return blocks
+
+
+def test_table_has_speed_up_and_cost() -> None:
+    runs = runs_of([summary("1", 5e6), summary("5", 50_000.0, total_s=1.8)])
+    table = overview(runs, Prices(hour=10.0, gigabyte=0.5))
+    row = dict(zip(table.columns, table.rows[1], strict=True))
+    assert row["bytes, of the baseline"] == "1/100" and row["speed-up"] == "2.00×" and row["MB in all"] == "10.00"
+    first = dict(zip(table.data.columns, table.data.rows[0], strict=True))
+    assert first["cost"] == pytest.approx(3.6 / 3600 * 3 * 10 + 1.0 * 0.5)  # three machines, and a gigabyte
+    assert "10 an hour" in table.notes and "0.5 a gigabyte" in table.notes and "is 1." in table.notes
+    assert "cost" not in overview(runs, Prices()).columns
+
+
+def test_runs_are_compared_with_their_own_kind() -> None:
+    other = {"model": "lenet5", "run": "other"}
+    runs = runs_of([summary("1", 1000.0), summary("5", 10.0), summary("5", 100.0, **other)])
+    table = overview(runs, Prices())
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["bytes, of the baseline"] for row in rows] == ["1", "1/100", "1"]
+    assert [row["model"] for row in rows] == ["mlp", "mlp", "lenet5"] and "workers" not in table.columns
+
+
+def test_page_needs_nothing_else_and_closes_what_it_opens() -> None:
+    text = build([summary("1", 5e6), summary("5", 5e4)], title="a title", command="laconic demo").html
+    outline = Outline(text)
+    assert outline.open == [] and outline.all("html") == [{"lang": "en"}]
+    assert {tag for tag, _ in outline.tags}.isdisjoint({"link", "img", "iframe", "object", "embed", "form"})
+    assert not any({"src", "srcset", "style"} & set(attributes) for _, attributes in outline.tags)
+    assert all(str(one["href"]).startswith("#") for one in outline.all("a"))
+    assert not re.search(r"url\(|@import|\son\w+=", text)
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in text and "unsafe" not in text and "prefers-color-scheme: dark" in text
+    assert "Measured on: a chip, 2 cores." in text and "commit abc" in text and "Again: laconic demo" in text
+
+
+def test_names_from_outside_stay_text() -> None:
+    nasty = "</script><script>alert('&')</script><img src=x onerror=alert(1)>"
+    track = {"worker": 0, "iteration": [1], "seconds": [1.0], "loss": [1.0], "bytes_sent": [1], "bytes_received": [1]}
+    records = [
+        summary("5", 10.0, what=nasty, model=nasty, run=nasty),
+        record("train.track", run=nasty, numel=1, iterations_per_epoch=1, **track),
+        record("train.slots", run=nasty, exchanges=1,
+               slots=[{"slot": nasty, "numel": 1, "sent": 1, "received": 1, "errors": [0.5]}]),
+        record(nasty, a=1),
+    ]  # fmt: skip
+    made = build(records, title=nasty, command=nasty, skipped=[nasty])
+    outline = Outline(made.html)
+    assert outline.open == [] and len(outline.all("script")) == 5 and outline.all("img") == []
+    assert "<script>alert" not in made.html and embedded(made.html)["plots"]
+    assert any(nasty in line for line in made.skipped)
+
+
+def test_numbers_that_are_none_are_left_out_of_the_rows() -> None:
+    data = Data(("a", "b"), [("x", float("nan")), ("y", 1.0), (None, float("inf"))])
+    assert data.values()["cells"] == [
+        {"words": ["x", "y"], "at": [0, 1, None]},
+        {"numbers": [None, 1.0, None]},
+    ]
+    assert build([summary("1", 5e6, accuracy=float("nan"), loss=float("inf"))]).runs == 1
+
+
+def test_what_is_not_drawn_is_named() -> None:
+    broken = record("kothari2021.run", part="accuracy")
+    made = build([summary("1", 5e6), record("something.else"), broken], skipped=["a file"])
+    assert made.skipped[0] == "a file" and "1 Record of kind something.else: no plot" in made.skipped[-1]
+    assert any("kothari2021: its Records cannot be drawn" in line for line in made.skipped)
+    assert all(line in made.html for line in ("something.else", 'id="skipped"'))
+
+
+@pytest.mark.parametrize(
+    "study, plots, marks",
+    [
+        ("kothari2021", ["kothari-vgg11-bytes", "kothari-vgg11-time", "kothari-frontier", "kothari-staleness"],
+         {("kothari-vgg11-bytes", 86.0), ("kothari-vgg11-bytes", 79.0), ("kothari-frontier", 137e3)}),
+        ("oland2015", ["oland-accuracy", "oland-bits", "oland-layers", "oland-map"],
+         {("oland-bits", 3.55), ("oland-map", 3.78)}),
+        ("jang2017", ["predicted-measured", "jang-table1", "jang-kernels"], {("jang-table1", 1.079)}),
+        ("homomorphic", ["homomorphic-rho", "homomorphic-h"], {("homomorphic-h", 1.0)}),
+    ],
+)  # fmt: skip
+def test_studies_have_their_figures_with_claims_drawn_in(
+    study: str, plots: list[str], marks: set[tuple[str, float]]
+) -> None:
+    records = [one for path in sorted((RESULTS / study).glob("*.jsonl")) for one in read(path)]
+    claims, unjudged = verdicts(records)
+    made = build([*records, *claims])
+    assert unjudged == [] and set(plots) <= set(made.plots) and made.runs == 0
+    drawn = {(plot["id"], mark["value"]) for plot in embedded(made.html)["plots"] for mark in plot["marks"]}
+    assert marks <= drawn
+    assert not any("cannot be drawn" in line for line in made.skipped)
+    if study != "homomorphic":
+        assert f"{study}-claimed" in made.plots and all(one.values["study"] == study for one in claims)
+
+
+@pytest.mark.parametrize("folder", ["ddp", "cluster", "bench", "faults", "layers", "demo"])
+def test_every_published_record_is_drawn_or_named(folder: str) -> None:
+    records = [one for path in sorted((RESULTS / folder).glob("*.jsonl")) for one in read(path)]
+    made = build(records)
+    assert made.plots and not any("cannot be drawn" in line for line in made.skipped)
+
+
+def test_page_is_written_as_a_whole(tmp_path: Path) -> None:
+    write_page("one", tmp_path / "new" / "demo.html")
+    write_page("two", tmp_path / "new" / "demo.html")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["demo.html"]
+    assert (tmp_path / "new" / "demo.html").read_text() == "two"
+    with pytest.raises(FileError, match="cannot write the page to"):
+        write_page("three", tmp_path / "new")

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.channels import Channel
+from laconic.cluster.job import Job
+from laconic.frames import decode
+from laconic.policy import Policy
+from laconic.records import read
+from laconic.train.run import Config
+from laconic.train.track import POINTS, SlotCount, Track, keep_records, lost_share, missed_updates
+
+
+@pytest.mark.parametrize("count", [1, POINTS, POINTS + 1, 1000, 12_345])
+def test_a_track_is_short_however_long_the_run(count: int) -> None:
+    track = Track()
+    for i in range(1, count + 1):
+        track.add(i, i / 10, 1 / i, 100 * i, 50 * i)
+    columns = track.columns
+    iterations = columns["iteration"]
+    assert len(iterations) <= POINTS + 1 and iterations[0] == 1 and iterations[-1] == count
+    assert len(iterations) >= min(count, POINTS // 2) and iterations == sorted(set(iterations))
+    assert columns["bytes_sent"] == [100 * i for i in iterations] and columns["seconds"][-1] == count / 10
+
+
+def test_what_a_frame_leaves_out_counts_what_was_remembered() -> None:
+    policy = Policy(min_numel=0, exempt_1d=False)
+    plain, ef = Channel("topk:0.5", policy=policy), Channel("ef|topk:0.5", policy=policy)
+    x = torch.tensor([1.0, 3.0])
+    for channel in (plain, ef):
+        assert lost_share(x, decode(channel.encode("w", x)), channel.residual("w")) == pytest.approx(0.1)
+    again = decode(ef.encode("w", x))  # (2, 3) was to be sent, and 3 was
+    assert lost_share(x, again, ef.residual("w")) == pytest.approx(4 / 13)
+    zeros = torch.zeros(2)
+    assert lost_share(zeros, zeros, None) is None
+
+
+def test_updates_that_gradients_missed() -> None:
+    events = [
+        {"event": "pull", "worker": 0}, {"event": "pull", "worker": 1}, {"event": "applied", "worker": 0},
+        {"event": "applied", "worker": 1}, {"event": "pull", "worker": 1}, {"event": "applied", "worker": 1},
+    ]  # fmt: skip
+    assert missed_updates(events) == {0: 2, 1: 1}
+    assert missed_updates([]) == {}
+
+
+def test_records_of_a_run_add_up_its_workers(tmp_path: Path) -> None:
+    config = Config(iterations=2, job=Job(workers=2, mode="async", returns="weights"))
+    for worker in range(2):
+        track = Track()
+        track.add(1, 0.5, 2.0, 10, 20)
+        track.save(tmp_path, worker, {"w": SlotCount(4, 10 + worker, 20, [0.5 * worker])})
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({"at": 0.0, "event": what, "worker": 0}) + "\n" for what in ("pull", "applied"))
+    )
+    keep_records(config, tmp_path, {"method": "1", "accuracy": 90.0}, numel=4)
+    records = {record.kind: record.values for record in read(tmp_path / "records.jsonl")}
+    assert records["train.run"] == {"run": tmp_path.name, "method": "1", "accuracy": 90.0, "numel": 4}
+    assert records["train.track"]["worker"] == 1 and records["train.track"]["bytes_received"] == [20]
+    assert records["train.slots"]["slots"] == [
+        {"slot": "w", "numel": 4, "sent": 21, "received": 40, "errors": [0.0, 0.5]}
+    ]
+    assert records["train.staleness"]["missed"] == {"0": 1}
