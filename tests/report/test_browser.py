@@ -23,8 +23,8 @@ from laconic.studies.verdicts import verdicts
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUN_PLOTS = {
-    "accuracy-bytes", "accuracy-time", "loss-bytes", "loss-time", "bits-epoch", "time-split", "layer-bytes",
-    "slot-error", "staleness",
+    "accuracy-bytes", "accuracy-time", "accuracy-along-bytes", "accuracy-along-time", "loss-bytes", "loss-time", 
+    "bits-epoch", "time-split", "layer-bytes", "slot-error", "staleness",
 }  # fmt: skip
 IF_PLOTS = {"if-split", "if-update", "if-speedup", "if-h", "if-hours", "if-codecs"}
 
@@ -116,12 +116,13 @@ def test_points_by_pointer_and_keys(report: Path, opened: Open) -> None:
     found = opened(report)
     chart = found.page.locator("svg[data-chart='accuracy-bytes']")
     chart.scroll_into_view_if_needed()
-    x, y = found.js(
-        "(() => { const p = laconic.charts.get('accuracy-bytes').shown[1].points[0]; return [p.px, p.py]; })()"
-    )
+    name, x, y = found.js("""(() => {
+      const one = laconic.charts.get("accuracy-bytes").shown[1];
+      return [one.name, one.points[0].px, one.points[0].py];
+    })()""")
     chart.hover(position={"x": x + 2, "y": y + 2})
     tip = found.page.locator("figure[data-plot='accuracy-bytes'] .tip")
-    assert (tip.is_visible() and tip.inner_text().startswith("five")) or "accuracy %" in tip.inner_text()
+    assert tip.is_visible() and tip.inner_text().startswith(name) and "accuracy %" in tip.inner_text()
     chart.focus()
     found.page.keyboard.press("ArrowRight")
     spoken = found.page.locator("figure[data-plot='accuracy-bytes'] .spoken")
@@ -148,7 +149,7 @@ def test_series_are_switched_and_axes_change(report: Path, opened: Open) -> None
     picker = found.page.locator("figure[data-plot='layer-bytes'] select")
     bars = "[...laconic.charts.get('layer-bytes').canvas.querySelectorAll('rect')].map((e) => e.outerHTML).join()"
     one = found.js(bars)
-    picker.select_option("five")
+    picker.select_option("one")
     assert found.js(bars) != one
     figure.get_by_role("button", name="show rows").click()
     assert figure.locator("tbody tr").count() > 10 and found.errors == []
@@ -166,6 +167,7 @@ def test_downloads_match_the_records(report: Path, demo_runs: Path, opened: Open
     with found.page.expect_download() as waiting:
         found.page.locator("button[data-name='overview']").click()
     table = {row["run"]: row for row in rows(Path(waiting.value.path()).read_text())}
+    along = rows(found.js("laconic.charts.get('accuracy-along-time').table.csv()"))
     layers = rows(found.js("laconic.charts.get('layer-bytes').table.csv()"))
     errors = rows(found.js("laconic.charts.get('slot-error').table.csv()"))
     missed = rows(found.js("laconic.charts.get('staleness').table.csv()"))
@@ -176,6 +178,10 @@ def test_downloads_match_the_records(report: Path, demo_runs: Path, opened: Open
         assert track["worker"] == 0
         mine = [row for row in downloaded if row["run"] == run]
         assert [float(row["loss"]) for row in mine] == track["loss"]
+        judged = [row for row in along if row["run"] == run]
+        assert [float(row["accuracy %"]) for row in judged] == track["judged"]["accuracy"]
+        assert [int(row["iteration"]) for row in judged] == track["judged"]["iteration"]
+        assert len(judged) >= 5 and float(judged[-1]["accuracy %"]) > 30
         assert [float(row["seconds"]) for row in mine] == track["seconds"]
         assert [int(row["iteration"]) for row in mine] == track["iteration"]
         together = [a + b for a, b in zip(track["bytes_sent"], track["bytes_received"], strict=True)]

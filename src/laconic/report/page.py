@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -20,6 +21,8 @@ from laconic.report.plots import Data, Figures, Plot, Section
 
 __all__ = ["render", "write_page"]
 
+LONG = 30
+"""Letters of a last column that is given room."""
 SCRIPTS = ("model.js", "chart.js", "whatif.js", "page.js")
 
 
@@ -76,7 +79,8 @@ def write_page(text: str, path: Path) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise FileError(f"cannot write the page to {path}: {error.strerror or error}") from error
 
 
@@ -120,7 +124,7 @@ def _table(table: Figures, store: _Store) -> str:
     ident = escape(table.ident)
     side = [' class="figure"' if i >= table.words else "" for i in range(len(table.columns))]
     if table.rows and not _figures(row[-1] for row in table.rows):  # words at the end
-        side[-1] = ""
+        side[-1] = ' class="long"' if max(len(row[-1]) for row in table.rows) > LONG else ""
     head = "".join(f'<th scope="col"{c}>{escape(name)}</th>' for c, name in zip(side, table.columns, strict=True))
     body = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'

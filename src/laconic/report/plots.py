@@ -73,6 +73,7 @@ class Plot:
         series: Column by which rows are coloured, and switched on and off.
         group: Column of several lines in one colour, such as seeds.
         pick: Column of which one value at a time is shown.
+        begin: The value that is shown first; the first by default.
         detail: Columns that are told of a point beside x and y.
         log: Axes that begin logarithmic: ``x``, ``y`` or ``xy``.
         stacked: Of bars: series follow each other instead of lying below each other.
@@ -90,6 +91,7 @@ class Plot:
     series: str | None = None
     group: str | None = None
     pick: str | None = None
+    begin: str | None = None
     detail: tuple[str, ...] = ()
     log: str = ""
     stacked: bool = False
@@ -101,8 +103,8 @@ class Plot:
         for column in (*named.values(), *self.detail):
             assert column in self.data.columns, (self.ident, column)
         return {
-            "id": self.ident, "title": self.title, "kind": self.kind, "data": data, **named, "detail": self.detail,
-            "log": self.log, "stacked": self.stacked, "diagonals": self.diagonals,
+            "id": self.ident, "title": self.title, "kind": self.kind, "data": data, **named, "begin": self.begin,
+            "detail": self.detail, "log": self.log, "stacked": self.stacked, "diagonals": self.diagonals,
             "marks": [{"axis": mark.axis, "value": mark.value, "label": mark.label} for mark in self.marks],
         }  # fmt: skip
 

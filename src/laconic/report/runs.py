@@ -256,9 +256,10 @@ def _curves(runs: Sequence[Run]) -> list[Plot]:
             bits += _bits(run, run.tracks[0])
     if not rows:
         return []
+    found = _judged(runs)
     data = Data(("run", "iteration", "epoch", "seconds", "MB", "loss", "loss, smoothed"), rows)
     shown = f"Of worker 0; a point is the mean of the last {SMOOTH}."
-    found = [
+    found += [
         Plot("loss-bytes", "Training loss against bytes", f"{shown} MB are its own, sent and received.", "line", data,
              "MB", "loss, smoothed", series="run", detail=("iteration",), log="x"),
         Plot("loss-time", "Training loss against time", shown, "line", data, "seconds", "loss, smoothed",
@@ -271,6 +272,31 @@ def _curves(runs: Sequence[Run]) -> list[Plot]:
                  "over each epoch.", "line", by_epoch, "epoch", "bits", series="run", pick="direction", log="y")
         )  # fmt: skip
     return found
+
+
+def _judged(runs: Sequence[Run]) -> list[Plot]:
+    """Accuracy of worker 0's model on the way, judged when all was over."""
+    rows: list[tuple[Cell, ...]] = []
+    for run in runs:
+        judged = run.tracks[0].get("judged") if run.tracks else None
+        if judged:
+            sent = [a + b for a, b in zip(judged["bytes_sent"], judged["bytes_received"], strict=True)]
+            rows += [
+                (run.label, iteration, seconds, nbytes / 1e6, accuracy)
+                for iteration, seconds, nbytes, accuracy in zip(
+                    judged["iteration"], judged["seconds"], sent, judged["accuracy"], strict=True
+                )
+            ]
+    if not rows:
+        return []
+    data = Data(("run", "iteration", "seconds", "MB", "accuracy %"), rows)
+    shown = "Of worker 0's model at some points of the run, on the test set, judged after it."
+    return [
+        Plot("accuracy-along-bytes", "Accuracy along the run, against bytes", f"{shown} MB are its own, sent and "
+             "received.", "line", data, "MB", "accuracy %", series="run", detail=("iteration",), log="x"),
+        Plot("accuracy-along-time", "Accuracy along the run, against time", shown, "line", data, "seconds",
+             "accuracy %", series="run", detail=("iteration",)),
+    ]  # fmt: skip
 
 
 def _track(run: Run, track: Mapping[str, Any]) -> list[tuple[Cell, ...]]:
@@ -344,11 +370,12 @@ def _layers(runs: Sequence[Run]) -> list[Plot]:
                  "kB per exchange", "layer", series="direction", pick="run", detail=("values",))
         )  # fmt: skip
     if errors:
+        lossy = next((str(label) for label, _, _, lost, _ in errors if lost), None)
         data = Data(("run", "layer", "values", "share lost", "frames measured"), errors)
         found.append(
             Plot("slot-error", "Error per layer", "Squared norm of what a worker's frame leaves out over that of all "
                  "it had to send, what it remembered included; the mean of some exchanges. 0: nothing lost.", "bars",
-                 data, "share lost", "layer", pick="run", detail=("values", "frames measured"))
+                 data, "share lost", "layer", pick="run", begin=lossy, detail=("values", "frames measured"))
         )  # fmt: skip
     return found
 

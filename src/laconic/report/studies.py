@@ -53,8 +53,9 @@ def claims(study: str, found: Sequence[Values]) -> tuple[list[Figures], list[Plo
     ]  # fmt: skip
     table = Figures(f"{study}-claims", "Claimed and measured", ("claim", "section", "claimed", "measured", "holds"),
                     rows, 5, data)  # fmt: skip
+    words = [str(one["claim"]) for one in found]
     scaled: list[tuple[Cell, ...]] = [
-        (str(one["claim"]), one["measured"] / one["claimed"], one["measured"], one["claimed"], one.get("unit") or "")
+        (_told(one, words), one["measured"] / one["claimed"], one["measured"], one["claimed"], one.get("unit") or "")
         for one in found
         if one["relation"] == "=" and one["claimed"] and one["measured"] is not None
     ]
@@ -65,6 +66,11 @@ def claims(study: str, found: Sequence[Values]) -> tuple[list[Figures], list[Plo
                 "bars", times, "measured over claimed", "claim", detail=("measured", "claimed", "unit"),
                 marks=(Mark("x", 1.0, "claimed"),))  # fmt: skip
     return [table], [plot]
+
+
+def _told(one: Values, words: Sequence[str]) -> str:
+    """A claim in words, and by its key where others have the same words."""
+    return f"{one['key']}: {one['claim']}" if words.count(str(one["claim"])) > 1 else str(one["claim"])
 
 
 # -------------------------------------------------------------------------------------------------------- kothari2021
@@ -205,7 +211,7 @@ def _splits(times: Sequence[Values]) -> list[Plot]:
 
 def oland2015(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values]) -> list[Plot]:
     """Accuracy and bits by epoch and by layer; the map of settings."""
-    units = records.get("study.oland2015", [])
+    units = sorted(records.get("study.oland2015", []), key=lambda one: bool(one["part"] != "headline"))
     keys = ("part", "codec", "data", "lr", "l1", "decay", "batch", "sends", "workers", "epochs")
     groups: dict[tuple[Any, ...], list[Values]] = {}
     for one in units:

@@ -22,6 +22,8 @@ from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
 from laconic.train.shards import Shards
+from laconic.train.snapshots import Snapshots
+from laconic.train.task import Task
 from laconic.train.track import Track
 from laconic.train.worker import Progress, Worker
 
@@ -276,11 +278,13 @@ def work(
         layout=config.layout(parameters),
         memory=checkpoint.Folder(run_dir / WORKERS / str(number)),
     )
-    began, track = time.perf_counter(), Track()
+    began, track, snapshots = time.perf_counter(), Track(), _snapshots(config, task, number)
 
     def tell(progress: Progress) -> None:
         seconds = time.perf_counter() - began
         track.add(progress.iteration, seconds, progress.loss, progress.bytes_sent, progress.bytes_received)
+        if snapshots is not None:
+            snapshots.look(progress.iteration, seconds, progress.bytes_sent, progress.bytes_received)
         line = {
             "run_dir": str(run_dir),
             "worker": number,
@@ -298,6 +302,17 @@ def work(
         link.leave()
     finally:
         link.close()  # whatever waits in a call is let go
+    if snapshots is not None:
+        # Forward is about a third of a step.
+        each_s = worker.times.compute / config.iterations / config.batch / 3 * task.num_test
+        track.save(run_dir, number, worker.counts, judged=snapshots.judge(each_s))
+
+
+def _snapshots(config: Config, task: Task, number: int) -> Snapshots | None:
+    """Of the first worker, where a launcher waits for its report; of renewed subspaces parameters are not all."""
+    if number or SUPERVISED not in os.environ or config.residents(task) is not None:
+        return None
+    return Snapshots(task, config.iterations)
 
 
 def _client(

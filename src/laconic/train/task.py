@@ -87,6 +87,10 @@ class Task:
         return len(self._trained)
 
     @property
+    def num_test(self) -> int:
+        return len(self._test)
+
+    @property
     def dense_numel(self) -> int:
         """Numbers that would be exchanged if no layer were compressed."""
         return dense_numel(self.model)

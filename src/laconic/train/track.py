@@ -75,8 +75,16 @@ class Track:
             points = [*points, self._last]
         return {name: [point[i] for point in points] for i, name in enumerate(COLUMNS)}
 
-    def save(self, run_dir: Path, worker: int, slots: Mapping[str, SlotCount]) -> None:
+    def save(
+        self,
+        run_dir: Path,
+        worker: int,
+        slots: Mapping[str, SlotCount],
+        judged: Mapping[str, list[float]] | None = None,
+    ) -> None:
+        """Into the run's folder; ``judged`` is what ``Snapshots`` found."""
         told = {"worker": worker, **self.columns, "slots": {name: asdict(one) for name, one in slots.items()}}
+        told |= {"judged": judged} if judged else {}
         try:
             write_whole(_path(run_dir, worker), json.dumps(told))
         except OSError as error:  # a disk that is full: the run itself has ended well
@@ -97,7 +105,7 @@ def keep_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **mo
     run, seed = run_dir.resolve().name, config.job.seed
     records = [Record("train.run", {"run": run, **summary, **more}, seed)]
     for one in told:
-        points = {key: one[key] for key in ("worker", *COLUMNS)}
+        points = {key: one[key] for key in ("worker", *COLUMNS, "judged") if key in one}
         records.append(Record("train.track", {"run": run, **points, **more}, seed))
     slots = _slots(one["slots"] for one in told)
     if slots:

@@ -70,8 +70,8 @@ const laconic = { charts: new Map() };
   function ticks(low, high, log, most) {
     if (log) {
       const found = [], from = Math.floor(Math.log10(low) + 1e-9), to = Math.ceil(Math.log10(high) - 1e-9);
-      const step = Math.max(1, Math.ceil((to - from) / most));
-      const inner = to - from <= 1 ? [1, 2, 3, 5, 7] : to - from <= 2 ? [1, 2, 5] : [1];
+      const step = Math.max(1, Math.ceil((to - from) / most)), decades = Math.log10(high / low);
+      const inner = decades <= 1 ? [1, 2, 3, 5, 7] : decades <= 2.3 ? [1, 2, 5] : [1];
       for (let e = from; e <= to; e += step)
         for (const m of inner) if (m * 10 ** e >= low * 0.999 && m * 10 ** e <= high * 1.001) found.push(m * 10 ** e);
       return found.length > 1 ? found : [low, high];
@@ -123,7 +123,7 @@ const laconic = { charts: new Map() };
       this.figure = figure; this.plot = plot; this.table = table;
       this.hidden = new Set();
       this.log = { x: plot.log.includes("x"), y: plot.log.includes("y") };
-      this.picked = plot.pick ? this.values(plot.pick)[0] : null;
+      this.picked = plot.pick ? plot.begin ?? this.values(plot.pick)[0] : null;
       this.cursor = null;
       this.box = html("div", { className: "chart" });
       this.tip = html("div", { className: "tip", hidden: true });
@@ -157,7 +157,7 @@ const laconic = { charts: new Map() };
       const { plot } = this, bar = html("div", { className: "tools" });
       if (plot.pick && this.values(plot.pick).length > 1) {
         const select = html("select", {});
-        for (const one of this.values(plot.pick)) select.append(html("option", { textContent: one, value: one }));
+        for (const one of this.values(plot.pick)) select.append(html("option", { textContent: one, value: one, selected: one === this.picked }));
         select.addEventListener("change", () => { this.picked = this.values(plot.pick)[select.selectedIndex]; this.draw(); });
         bar.append(html("label", {}, plot.pick, select));
       }
@@ -361,7 +361,7 @@ const laconic = { charts: new Map() };
         above = place;
         this.canvas.append(svg("text", { class: "claim halo", x: this.width - 14, y: place, "text-anchor": "end" }, mark.label));
       }
-      let below = top + 10;
+      let below = this.plot.kind === "bars" ? 12 : top + 10;
       for (const mark of marks.filter((m) => m.axis === "x").sort((a, b) => a.value - b.value)) {
         const x = xs.at(mark.value), right = x > this.width * 0.6;
         this.canvas.append(svg("line", { class: "mark", x1: x, x2: x, y1: top, y2: bottom, "data-mark": mark.label }));
@@ -377,7 +377,7 @@ const laconic = { charts: new Map() };
       const tall = plot.stacked || this.shown.length < 2 ? 24 : thick * this.shown.length + 10;
       const room = Math.floor(Math.min(width * 0.4, 240) / 7);
       const cut = (word) => (String(word).length > room ? `${String(word).slice(0, room - 1)}…` : String(word));
-      const left = 10 + 6.8 * Math.max(...words.map((word) => cut(word).length), 3), top = 6;
+      const left = 10 + 6.8 * Math.max(...words.map((word) => cut(word).length), 3), top = plot.marks.length ? 20 : 6;
       const bottom = top + tall * words.length + 4;
       this.height = bottom + 42;
       const lengths = new Map(words.map((word) => [word, 0]));

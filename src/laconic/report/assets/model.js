@@ -133,7 +133,7 @@ const model = (() => {
       return { codec: "none", why: `${best.codec}, the fastest, gains ${(100 * (best.speedup_fp32 - 1)).toFixed(1)} %, which is not worth its loss` };
     const plain = rows.find((row) => row.codec === "none");
     return { codec: best.codec, why: `${best.speedup_fp32.toFixed(2)} times as fast as float32 and ${best.speedup_bf16.toFixed(2)} times as ` +
-      `bfloat16; it pushes ${(plain.push / best.push).toPrecision(3)} times fewer bytes` };
+      `bfloat16; it pushes ${Number((plain.push / best.push).toPrecision(3))} times fewer bytes` };
   }
 
   return { advise, beatsVanilla, crossover, homomorphic, ideal, idealS, largestH, largestRho, mostUseful, naive, oneNode,

@@ -68,7 +68,7 @@ laconic.whatIf = (settings) => {
     "if-split": () => {
       const t = training(), rows = crowd().flatMap((m) => [["T_cmt, computation", m, model.vanilla(t, m).compute], ["T_inf, transfer", m, model.vanilla(t, m).transfer]]);
       const cross = model.crossover(t), seen = cross >= 1 && cross <= Math.max(25, state.workers);
-      return [table(["part", "workers", "seconds"], rows), seen ? [{ axis: "x", value: cross, label: `both as long at ${precise(cross)}` }] : []];
+      return [table(["part", "workers", "seconds"], rows), seen ? [{ axis: "x", value: cross, label: `both as long at ${precise(Number(cross.toPrecision(3)))}` }] : []];
     },
     "if-update": () => {
       const t = training(), rows = crowd().flatMap((m) => [["ideal", model.ideal(t, m)], ...ways(t, m)].map(([name, one]) => [name, m, model.total(one)]));
@@ -86,7 +86,7 @@ laconic.whatIf = (settings) => {
       return [table(["size", "h", "seconds"], rows), [{ axis: "y", value: plain, label: "vanilla" }, { axis: "x", value: state.h, label: `h ${precise(state.h)}` }]];
     },
     "if-hours": () => {
-      const t = training(), rows = crowd().flatMap((m) => ways(t, m).map(([name, one]) => [name, m, model.training(t, one, settings.iterations) / 3600]));
+      const t = training(), rows = crowd().flatMap((m) => [["ideal", model.ideal(t, m)], ...ways(t, m)].map(([name, one]) => [name, m, model.training(t, one, settings.iterations) / 3600]));
       return [table(["way", "workers", "hours"], rows), [{ axis: "y", value: model.training(t, model.oneNode(t), settings.iterations) / 3600, label: "one node" }]];
     },
     "if-codecs": () => {
@@ -106,15 +106,16 @@ laconic.whatIf = (settings) => {
     "if-codecs": { kind: "bars", x: "seconds an iteration", y: "codec", log: "", title: "Codecs on such a link" },
   };
 
+  const about = (x) => precise(Number(x.toPrecision(3)));
   function words() {
     const t = training(), { workers, rho, h } = state, bold = (text) => html("b", { textContent: text });
     const gain = model.overVanilla(t, workers, rho, h), one = model.overOneNode(t, workers, rho, h);
     const pays = model.beatsVanilla(t, workers, rho, h);
     const least = model.rMin(t, workers, rho, h), found = advice();
     const lines = [
-      ["Compressed ", bold(pays ? `pays: ${precise(gain)} times as fast as vanilla` : `does not pay: ${precise(gain)} times as fast as vanilla`),
-        `, ${precise(one)} times as fast as one node. An update takes ${precise(least)} times the ideal; vanilla ${precise(model.rMin(t, workers, 1, 1))}.`],
-      [`It would pay up to h ${precise(1 + model.slope(t, workers) * (1 - rho))} at this ρ. More than ${precise(Math.floor(model.mostUseful(t)))} workers are slower than one node as they are.`],
+      ["Compressed ", bold(pays ? `pays: ${about(gain)} times as fast as vanilla` : `does not pay: ${about(gain)} times as fast as vanilla`),
+        `, ${about(one)} times as fast as one node. An update takes ${about(least)} times the ideal; vanilla ${about(model.rMin(t, workers, 1, 1))}.`],
+      [`It would pay up to h ${about(1 + model.slope(t, workers) * (1 - rho))} at this ρ. More than ${precise(Math.floor(model.mostUseful(t)))} workers are slower than one node as they are.`],
       ["Codec to take: ", bold(found.codec === "none" ? "none: don't compress" : found.codec), `; ${found.why}.`],
     ];
     document.getElementById("advice").replaceChildren(...lines.map((line) => html("p", {}, ...line)));
