@@ -23,7 +23,7 @@ from laconic.studies.verdicts import verdicts
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUN_PLOTS = {
-    "accuracy-bytes", "accuracy-time", "accuracy-along-bytes", "accuracy-along-time", "loss-bytes", "loss-time", 
+    "accuracy-bytes", "accuracy-time", "accuracy-along-bytes", "accuracy-along-time", "loss-bytes", "loss-time",
     "bits-epoch", "time-split", "layer-bytes", "slot-error", "staleness",
 }  # fmt: skip
 IF_PLOTS = {"if-split", "if-update", "if-speedup", "if-h", "if-hours", "if-codecs"}

@@ -69,23 +69,24 @@ def test_records_of_a_run_add_up_its_workers(tmp_path: Path) -> None:
 
 
 def test_copies_of_the_model_are_judged_when_all_is_over() -> None:
+    torch.set_num_threads(1)
     task = Config().task()
     snapshots = Snapshots(task, iterations=100)
     weight = task.model.get_parameter("head.bias")
     with torch.no_grad():
         for iteration in range(1, 101):
             weight.fill_(0.0)
-            weight[iteration // 20] = 1000.0  # always the same digit
+            weight[iteration // 50] = 1000.0  # always the same digit
             snapshots.look(iteration, iteration / 2, 10 * iteration, 20 * iteration)
     found = snapshots.judge(0.01)
     assert found["iteration"] == list(range(10, 101, 10)) and found["bytes_received"][-1] == 2000
     by_digit = {}
-    for digit in range(6):
+    for digit in range(3):
         with torch.no_grad():
             weight.fill_(0.0)
             weight[digit] = 1000.0
         by_digit[digit] = task.evaluate()["accuracy"]
-    assert found["accuracy"] == [by_digit[i // 20] for i in found["iteration"]]
+    assert found["accuracy"] == [by_digit[i // 50] for i in found["iteration"]]
     assert snapshots.judge(1.0)["iteration"] == [20, 40, 60, 80, 100]  # five are what there is time for
     assert snapshots.judge(3.0) == {} and Snapshots(task, 100).judge(0.01) == {}
 

@@ -115,7 +115,7 @@ def _baselines(runs: Sequence[Run]) -> dict[str, Run]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
-    found = {}
+    found: dict[str, Run] = {}
     for some in groups.values():
         base = next((run for run in some if str(run.values.get("method")) == "1"), some[0])
         found |= {run.label: base for run in some}
