@@ -211,7 +211,7 @@ def _splits(times: Sequence[Values]) -> list[Plot]:
 
 def oland2015(records: Mapping[str, Sequence[Values]], claimed: Sequence[Values]) -> list[Plot]:
     """Accuracy and bits by epoch and by layer; the map of settings."""
-    units = sorted(records.get("study.oland2015", []), key=lambda one: bool(one["part"] != "headline"))
+    units = sorted(records.get("study.oland2015", []), key=lambda one: (one["part"] != "headline", -one["runs"]))
     keys = ("part", "codec", "data", "lr", "l1", "decay", "batch", "sends", "workers", "epochs")
     groups: dict[tuple[Any, ...], list[Values]] = {}
     for one in units:
