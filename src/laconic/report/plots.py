@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -143,14 +143,3 @@ class Section:
 
     def __bool__(self) -> bool:
         return bool(self.tables or self.plots)
-
-
-def labelled(values: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """Of each: what tells it from the others, of these keys.
-
-    >>> labelled([{"method": "1", "model": "mlp"}, {"method": "5", "model": "mlp"}], ["method", "model"])
-    ['1', '5']
-    """
-    found = list(values)
-    varying = [key for key in keys if len({str(one.get(key)) for one in found}) > 1] or list(keys[:1])
-    return [", ".join(str(one[key]) for key in varying if one.get(key) is not None) for one in found]
