@@ -1,0 +1,417 @@
+"""qsgd, terngrad, sign, onebit: a bucket's numbers, its symbols and their packing in one pass over memory.
+
+Encoders return the largest magnitude of each program (keys, on the device): reading their maximum is the one wait
+of an encoding. Decoders return a flag of the device: whether a section held what no encoder writes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels import random
+from laconic.kernels.interface import GROUP, TRIT_LANES, num_buckets, packed_nbytes, trits_nbytes
+from laconic.kernels.triton.packing import Packed, trit_of, trit_place
+from laconic.kernels.triton.parts import (
+    TILE,
+    exact,
+    factors,
+    halves,
+    keep,
+    load_tile,
+    noise_of,
+    pairwise,
+    period,
+    read_symbols,
+    store_symbols,
+    words_of,
+)
+
+__all__ = [
+    "LARGEST_BUCKET",
+    "onebit_decode",
+    "onebit_encode",
+    "qsgd_decode",
+    "qsgd_encode",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+]
+
+LARGEST_BUCKET = 8192
+"""A program holds whole buckets in registers; larger ones are not served here."""
+
+TINY = tl.constexpr(2.0**-90)
+LIFT = tl.constexpr(2.0**64)
+HAIR = tl.constexpr(1 - 2.0**-22)
+FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
+
+
+def _tile(bucket: int) -> tuple[int, int]:
+    """Buckets of a program, and its warps: 32 values a thread."""
+    buckets = max(1, TILE // bucket)
+    return buckets, max(2, bucket // 1024)
+
+
+@triton.jit
+def _magnitudes(v):
+    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _scale_to(norm, UNIT: tl.constexpr, LENGTH: tl.constexpr):
+    """What values of a bucket are multiplied by, in two steps: the power of two that lifts it, and the scale."""
+    up = tl.where(norm < TINY, LIFT, 1.0)
+    scale = tl.div_rn(tl.full((LENGTH,), UNIT, tl.float32), norm * up) * HAIR
+    return up, tl.where(norm > 0, scale, 0.0)
+
+
+@triton.jit
+def _store_floats(section, first, count, values, ROWS: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    place = section.to(tl.pointer_type(tl.float32)) + first
+    tl.store(place + row, values, mask=first + row < count)
+
+
+@triton.jit
+def _load_floats(section, first, count, flag, ROWS: tl.constexpr):
+    """A number of each bucket; 0 in place of what no encoder writes, which is told."""
+    row = tl.arange(0, ROWS)
+    place = section.to(tl.pointer_type(tl.float32)) + first
+    value = tl.load(place + row, mask=first + row < count, other=0.0)
+    good = (value >= 0) & (value <= FLOAT32_MAX)
+    tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
+    return tl.where(good, value, 0.0)
+
+
+@triton.jit
+def _step_of(norm, LEVELS: tl.constexpr, ROWS: tl.constexpr):
+    step = tl.div_rn(norm, tl.full((ROWS,), LEVELS, tl.float32))
+    return tl.where(step * LEVELS > FLOAT32_MAX, step * HAIR, step)
+
+
+# ------------------------------------------------------------------------------------------------------------ qsgd
+
+
+@triton.jit(do_not_specialize=["low_key", "high_key"])
+def _qsgd_encode(
+    x,
+    norms,
+    packed,
+    tail,
+    keys,
+    factors,
+    n,
+    full,
+    count,
+    low_key,
+    high_key,
+    BITS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STAGES: tl.constexpr,
+    L2: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    span: tl.constexpr = BUCKETS * BUCKET
+    levels: tl.constexpr = (1 << (BITS - 1)) - 1
+    fraction_bits: tl.constexpr = 31 - BITS
+    program = tl.program_id(0).to(tl.int64)
+    begin = program * span
+    at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    v = load_tile(x, at, begin, n, span)
+    largest = tl.max(_magnitudes(v), 1)
+    tl.store(keys + program, tl.max(largest, 0))
+    norm = largest.to(tl.float32, bitcast=True)
+    if L2:
+        wide = tl.reshape(v.to(tl.float64), (BUCKETS, BUCKET // 16, 16))
+        root = tl.sqrt(pairwise(wide * wide, BUCKETS, BUCKET, STAGES)).to(tl.float32)
+        norm = tl.minimum(tl.maximum(root, norm), FLOAT32_MAX)
+    _store_floats(norms, program * BUCKETS, count, norm, BUCKETS)
+    up, scale = _scale_to(norm, levels << fraction_bits, BUCKETS)
+    symbols = ((v * up[:, None]) * scale[:, None]).to(tl.int32)
+    if STOCHASTIC:
+        first_group = (program * (span // 256)).to(tl.int32)
+        symbols += noise_of(at, first_group, factors, low_key, high_key, fraction_bits)
+    else:
+        symbols += 1 << (fraction_bits - 1)
+    symbols = (symbols + (levels << fraction_bits)) >> fraction_bits
+    store_symbols(symbols, packed, tail, at, begin, n, full, BITS, PERIOD, span)
+
+
+def qsgd_encode(
+    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
+) -> Tensor:
+    n, into = x.numel(), Packed(packed, x.numel(), bits)
+    buckets, warps = _tile(bucket)
+    count = num_buckets(n, bucket)
+    assert norms.numel() == 4 * count
+    programs = num_buckets(count, buckets)
+    keys = torch.empty(programs, dtype=torch.int32, device=x.device)
+    numbers = words_of(norms)
+    _qsgd_encode[(programs,)](
+        x, numbers, into.target, into.tail, keys, factors(x.device), n, into.full, count,
+        *halves(random.key(seed, random.ROUNDING)),
+        BITS=bits, PERIOD=period(bits), BUCKET=bucket, BUCKETS=buckets, STAGES=bucket.bit_length() - 5, L2=l2,
+        STOCHASTIC=stochastic, **exact(num_warps=warps),
+    )  # fmt: skip
+    if numbers is not norms:
+        norms.copy_(numbers)
+    into.finish()
+    return keys
+
+
+@triton.jit
+def _qsgd_decode(
+    norms,
+    packed,
+    out,
+    flag,
+    n,
+    full,
+    count,
+    weight,
+    BITS: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    span: tl.constexpr = BUCKETS * BUCKET
+    levels: tl.constexpr = (1 << (BITS - 1)) - 1
+    program = tl.program_id(0).to(tl.int64)
+    begin = program * span
+    at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    step = _step_of(_load_floats(norms, program * BUCKETS, count, flag, BUCKETS), levels, BUCKETS)
+    symbols = read_symbols(packed, at, begin, n, full, BITS, span)
+    centred = tl.minimum(symbols - levels, levels).to(tl.float32)
+    keep(out, at, begin, n, centred * step[:, None], weight, ADD, span)
+
+
+def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
+    n = out.numel()
+    buckets, warps = _tile(bucket)
+    count = num_buckets(n, bucket)
+    assert norms.numel() == 4 * count and packed.numel() == packed_nbytes(n, bits)
+    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
+    _qsgd_decode[(num_buckets(count, buckets),)](
+        words_of(norms), words_of(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
+        BITS=bits, BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, **exact(num_warps=warps),
+    )  # fmt: skip
+    return flag
+
+
+# --------------------------------------------------------------------------------------------------------- ternary
+
+
+@triton.jit
+def _norms(x, norms, keys, n, count, BUCKET: tl.constexpr, BUCKETS: tl.constexpr):
+    program = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    largest = tl.max(_magnitudes(load_tile(x, at, program * BUCKETS * BUCKET, n, BUCKETS * BUCKET)), 1)
+    tl.store(keys + program, tl.max(largest, 0))
+    _store_floats(norms, program * BUCKETS, count, largest.to(tl.float32, bitcast=True), BUCKETS)
+
+
+@triton.jit(do_not_specialize=["low_key", "high_key"])
+def _ternary_encode(
+    x, norms, packed, factors, n, full, nbytes, low_key, high_key, BUCKET: tl.constexpr, BYTES: tl.constexpr
+):
+    """Five values for each byte; groups of 320 lie across buckets, so the norms come from memory."""
+    byte = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
+    value = tl.zeros((BYTES,), tl.int32)
+    for k in tl.static_range(5):
+        at = tl.where(byte < full // 5, byte // 64 * 320 + k * 64 + byte % 64, full + (byte - full // 5) * 5 + k)
+        there = (byte < nbytes) & (at < n)
+        v = tl.load(x + at, mask=there, other=0.0)
+        norm = tl.load(norms.to(tl.pointer_type(tl.float32)) + at // BUCKET, mask=there, other=0.0)
+        up, scale = _scale_to(norm, 1 << 29, BYTES)
+        symbol = ((v * up) * scale).to(tl.int32) + noise_of(at, 0, factors, low_key, high_key, 29)
+        value += tl.where(there, (symbol + (1 << 29)) >> 29, 0) * (3**k)
+    tl.store(packed + byte, value.to(tl.uint8), mask=byte < nbytes)
+
+
+def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> Tensor:
+    n, span = x.numel(), 5 * TRIT_LANES
+    buckets, warps = _tile(bucket)
+    count = num_buckets(n, bucket)
+    assert norms.numel() == 4 * count and packed.numel() == trits_nbytes(n)
+    programs = num_buckets(count, buckets)
+    keys = torch.empty(programs, dtype=torch.int32, device=x.device)
+    numbers = words_of(norms)
+    _norms[(programs,)](x, numbers, keys, n, count, BUCKET=bucket, BUCKETS=buckets, **exact(num_warps=warps))
+    _ternary_encode[(num_buckets(packed.numel(), 512),)](
+        x, numbers, packed, factors(x.device), n, n // span * span, packed.numel(),
+        *halves(random.key(seed, random.ROUNDING)), BUCKET=bucket, BYTES=512, **exact(num_warps=4),
+    )  # fmt: skip
+    if numbers is not norms:
+        norms.copy_(numbers)
+    return keys
+
+
+@triton.jit
+def _ternary_decode(
+    norms, packed, out, flag, n, full, count, weight, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr
+):
+    span: tl.constexpr = BUCKETS * BUCKET
+    program = tl.program_id(0).to(tl.int64)
+    begin = program * span
+    at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    step = _load_floats(norms, program * BUCKETS, count, flag, BUCKETS)
+    place, power = trit_place(begin + at, full)
+    byte = tl.load(packed + place, mask=begin + at < n, other=0).to(tl.int32)
+    tl.store(flag, 1, mask=tl.max(tl.max(byte, 1), 0) > 242)
+    centred = (trit_of(byte, power) - 1).to(tl.float32)
+    keep(out, at, begin, n, centred * step[:, None], weight, ADD, span)
+
+
+def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> Tensor:
+    n, span = out.numel(), 5 * TRIT_LANES
+    buckets, warps = _tile(bucket)
+    count = num_buckets(n, bucket)
+    assert norms.numel() == 4 * count and packed.numel() == trits_nbytes(n)
+    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
+    _ternary_decode[(num_buckets(count, buckets),)](
+        words_of(norms), packed, out, flag, n, n // span * span, count, weight or 0.0,
+        BUCKET=bucket, BUCKETS=buckets, ADD=weight is not None, **exact(num_warps=warps),
+    )  # fmt: skip
+    return flag
+
+
+# -------------------------------------------------------------------------------------------------- sign and onebit
+
+
+@triton.jit
+def _sign_encode(
+    x,
+    means,
+    packed,
+    tail,
+    keys,
+    n,
+    full,
+    count,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SIDES: tl.constexpr,
+):
+    """The mean magnitude of each bucket, or (two sides) that of its values without and with a minus."""
+    span: tl.constexpr = BUCKETS * BUCKET
+    program = tl.program_id(0).to(tl.int64)
+    begin = program * span
+    first = program * BUCKETS
+    at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    v = load_tile(x, at, begin, n, span)
+    tl.store(keys + program, tl.max(tl.max(_magnitudes(v), 1), 0))
+    minus = v.to(tl.int32, bitcast=True) < 0
+    scaled = tl.abs(v) * (1.0 / BUCKET)  # first: a sum of large values must not overflow
+    row = tl.arange(0, BUCKETS)
+    here = tl.minimum(n - (begin + row * BUCKET), BUCKET).to(tl.float32)
+    if SIDES == 1:
+        total = pairwise(tl.reshape(scaled, (BUCKETS, BUCKET // 16, 16)), BUCKETS, BUCKET, STAGES)
+        mean = total * tl.div_rn(tl.full((BUCKETS,), BUCKET, tl.float32), tl.maximum(here, 1.0))
+        _store_floats(means, first, count, tl.minimum(mean, FLOAT32_MAX), BUCKETS)
+    else:
+        below = tl.sum(minus.to(tl.int32), 1).to(tl.float32)
+        above = here - below
+        place = means.to(tl.pointer_type(tl.float32)) + first * 2 + row * 2
+        there = first + row < count
+        for side in tl.static_range(2):
+            chosen = tl.where(minus, scaled, 0.0) if side == 1 else tl.where(minus, 0.0, scaled)
+            total = pairwise(tl.reshape(chosen, (BUCKETS, BUCKET // 16, 16)), BUCKETS, BUCKET, STAGES)
+            many = below if side == 1 else above
+            mean = total * tl.div_rn(tl.full((BUCKETS,), BUCKET, tl.float32), tl.maximum(many, 1.0))
+            tl.store(place + side, tl.minimum(mean, FLOAT32_MAX), mask=there)
+    store_symbols(minus.to(tl.int32), packed, tail, at, begin, n, full, 1, 32, span)
+
+
+@triton.jit
+def _sign_decode(
+    means,
+    packed,
+    out,
+    flag,
+    n,
+    full,
+    count,
+    weight,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SIDES: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    span: tl.constexpr = BUCKETS * BUCKET
+    program = tl.program_id(0).to(tl.int64)
+    begin = program * span
+    first = program * BUCKETS
+    at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    if SIDES == 1:
+        plus = _load_floats(means, first, count, flag, BUCKETS)
+        minus = plus
+    else:
+        row = tl.arange(0, BUCKETS)
+        place = means.to(tl.pointer_type(tl.float32)) + first * 2 + row * 2
+        there = first + row < count
+        plus = tl.load(place, mask=there, other=0.0)
+        minus = tl.load(place + 1, mask=there, other=0.0)
+        good = (plus >= 0) & (plus <= FLOAT32_MAX) & (minus >= 0) & (minus <= FLOAT32_MAX)
+        tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
+        plus = tl.where(good, plus, 0.0)
+        minus = tl.where(good, minus, 0.0)
+    negative = read_symbols(packed, at, begin, n, full, 1, span) == 1
+    # Times -1: Triton's minus is a difference from +0, which has another zero.
+    values = tl.where(negative, minus[:, None] * -1.0, plus[:, None])
+    keep(out, at, begin, n, values, weight, ADD, span)
+
+
+def _encode_signs(x: Tensor, bucket: int, sides: int, means: Tensor, packed: Tensor) -> Tensor:
+    n, into = x.numel(), Packed(packed, x.numel(), 1)
+    buckets, warps = _tile(bucket)
+    count = num_buckets(n, bucket)
+    assert means.numel() == 4 * sides * count
+    programs = num_buckets(count, buckets)
+    keys = torch.empty(programs, dtype=torch.int32, device=x.device)
+    numbers = words_of(means)
+    _sign_encode[(programs,)](
+        x, numbers, into.target, into.tail, keys, n, into.full, count,
+        BUCKET=bucket, BUCKETS=buckets, STAGES=bucket.bit_length() - 5, SIDES=sides, **exact(num_warps=warps),
+    )  # fmt: skip
+    if numbers is not means:
+        means.copy_(numbers)
+    into.finish()
+    return keys
+
+
+def _decode_signs(
+    means: Tensor, packed: Tensor, bucket: int, sides: int, out: Tensor, weight: float | None
+) -> Tensor:
+    n = out.numel()
+    buckets, warps = _tile(bucket)
+    count = num_buckets(n, bucket)
+    assert means.numel() == 4 * sides * count and packed.numel() == packed_nbytes(n, 1)
+    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
+    _sign_decode[(num_buckets(count, buckets),)](
+        words_of(means), words_of(packed), out, flag, n, n // GROUP * GROUP, count, weight or 0.0,
+        BUCKET=bucket, BUCKETS=buckets, SIDES=sides, ADD=weight is not None, **exact(num_warps=warps),
+    )  # fmt: skip
+    return flag
+
+
+def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> Tensor:
+    return _encode_signs(x, bucket, 1, scales, packed)
+
+
+def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> Tensor:
+    return _decode_signs(scales, packed, bucket, 1, out, weight)
+
+
+def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> Tensor:
+    return _encode_signs(x, bucket, 2, means, packed)
+
+
+def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> Tensor:
+    return _decode_signs(means, packed, bucket, 2, out, weight)

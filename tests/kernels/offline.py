@@ -1,0 +1,52 @@
+"""Triton's compiler without a GPU: launches become compilations for sm_90, and what they would run can be read.
+
+The interpreter forgives what the compiler does not; this shows the other half. Nothing is launched, so what a kernel
+writes stays as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime import jit
+
+H100 = GPUTarget("cuda", 90, 32)
+
+
+@contextmanager
+def compiling() -> Iterator[dict[str, str]]:
+    """Within, every launch is compiled in place of run; yields the PTX by kernel and by what it was made for."""
+    backend, made, before = make_backend(H100), {}, jit.JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **kwargs):
+        kwargs.setdefault("debug", False)
+        bind = jit.create_function_from_signature(self.signature, self.params, backend)
+        bound, specialization, options = bind(*args, **kwargs)
+        name = f"{self.__name__} {specialization} {options}"
+        if name not in made:
+            options, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
+            source = ASTSource(self, signature, constants, attributes)
+            made[name] = triton.compile(source, target=H100, options=options.__dict__).asm["ptx"]
+
+    jit.JITFunction.run = compile_only
+    try:
+        yield made
+    finally:
+        jit.JITFunction.run = before
+
+
+def inexact(ptx: str) -> set[str]:
+    """Instructions that round otherwise than the reference: fused, approximate, or with subnormals cut off."""
+    floats = re.findall(r"\b((?:add|sub|mul|div|fma|mad|sqrt|rcp|cvt|max|min)\.[a-z0-9.]*f(?:32|64)[a-z0-9.]*)", ptx)
+    return {each for each in floats if each.startswith(("fma", "mad")) or "ftz" in each or "approx" in each
+            or "full" in each}  # fmt: skip
+
+
+def example(n: int) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(n))
