@@ -30,7 +30,6 @@ from laconic.kernels.triton.parts import (
 )
 
 __all__ = [
-    "LARGEST_BUCKET",
     "onebit_decode",
     "onebit_encode",
     "qsgd_decode",
@@ -41,9 +40,6 @@ __all__ = [
     "ternary_encode",
 ]
 
-LARGEST_BUCKET = 8192
-"""A program holds whole buckets in registers; larger ones are not served here."""
-
 TINY = tl.constexpr(2.0**-90)
 LIFT = tl.constexpr(2.0**64)
 HAIR = tl.constexpr(1 - 2.0**-22)
@@ -51,9 +47,8 @@ FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
 
 
 def _tile(bucket: int) -> tuple[int, int]:
-    """Buckets of a program, and its warps: 32 values a thread."""
-    buckets = max(1, TILE // bucket)
-    return buckets, max(2, bucket // 1024)
+    """Buckets of a program, which holds them whole, and its warps: 32 values a thread, more in very large buckets."""
+    return max(1, TILE // bucket), min(32, max(2, bucket // 1024))
 
 
 @triton.jit
@@ -386,9 +381,7 @@ def _encode_signs(x: Tensor, bucket: int, sides: int, means: Tensor, packed: Ten
     return keys
 
 
-def _decode_signs(
-    means: Tensor, packed: Tensor, bucket: int, sides: int, out: Tensor, weight: float | None
-) -> Tensor:
+def _decode_signs(means: Tensor, packed: Tensor, bucket: int, sides: int, out: Tensor, weight: float | None) -> Tensor:
     n = out.numel()
     buckets, warps = _tile(bucket)
     count = num_buckets(n, bucket)

@@ -105,9 +105,7 @@ def block_scales(x: Tensor, rms: bool) -> Tensor:
     n, count = x.numel(), num_buckets(x.numel(), LANE_BLOCK)
     out = torch.empty(count, dtype=torch.float32, device=x.device)
     if n:
-        _block_scales[(num_buckets(count, BLOCKS),)](
-            x, out, n, count, RMS=rms, BLOCKS=BLOCKS, **exact(num_warps=WARPS)
-        )
+        _block_scales[(num_buckets(count, BLOCKS),)](x, out, n, count, RMS=rms, BLOCKS=BLOCKS, **exact(num_warps=WARPS))
     return out
 
 
@@ -249,10 +247,11 @@ def lane_encode(
         target, full = words_of(out), out.numel() // 4 * (32 // width)
         tail = torch.empty(0 if direct else coded, dtype=torch.int32, device=x.device)
     _lane_encode[(programs,)](
-        x, numbers, target, tail, keys, factors(x.device), n, full, coded, count, coding.levels, coding.levels / 2, factor or 0.0, *halves(random.key(rotation or 0, random.ROTATION)),
-        *halves(random.key(noise or 0, random.ROUNDING)), WIDTH=width, PERIOD=period(width), DIRECT=direct,
-        SCALED=factor is not None, ROTATED=rotation is not None, NOISY=noise is not None, FEEDBACK=feedback,
-        BLOCKS=BLOCKS, **exact(num_warps=WARPS),
+        x, numbers, target, tail, keys, factors(x.device), n, full, coded, count,
+        coding.levels, coding.levels / 2, factor or 0.0,
+        *halves(random.key(rotation or 0, random.ROTATION)), *halves(random.key(noise or 0, random.ROUNDING)),
+        WIDTH=width, PERIOD=period(width), DIRECT=direct, SCALED=factor is not None, ROTATED=rotation is not None,
+        NOISY=noise is not None, FEEDBACK=feedback, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
     )  # fmt: skip
     if coding.packed:
         into.finish()

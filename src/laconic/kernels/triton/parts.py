@@ -152,9 +152,8 @@ def store_symbols(
     there = (begin + part * (8 * PERIOD) < full) & (lane < 8)
     for m in tl.static_range(words):
         place = row * BITS - 32 * m
-        moved = tl.where(
-            place >= 0, t << tl.minimum(tl.maximum(place, 0), 31).to(tl.uint32), t >> tl.maximum(-place, 0).to(tl.uint32)
-        )
+        left, right = tl.minimum(tl.maximum(place, 0), 31), tl.maximum(-place, 0)
+        moved = tl.where(place >= 0, t << left.to(tl.uint32), t >> right.to(tl.uint32))
         word = tl.sum(tl.where((place > -BITS) & (place < 32), moved, 0), 1)
         tl.store(base + (part * words + m) * 8 + lane, word.to(tl.int32, bitcast=True), mask=there)
     if begin + SPAN > full:

@@ -1,0 +1,49 @@
+"""Kernels for GPUs, as far as a machine can show: interpreted and compiled on any, run where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: no GPU kernel is tested here")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def run(*options: str, interpreted: bool) -> str:
+    """Whether Triton interprets is settled when it is imported: hence a process of its own."""
+    env = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTEST_XDIST_WORKER")}
+    if interpreted:
+        env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
+               "-o", "python_files=on_triton.py", str(HERE / "on_triton.py"), *options]  # fmt: skip
+    done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@needs_triton
+def test_interpreted_kernels_give_the_bytes_of_the_reference():
+    assert " passed" in run("-m", "not slow", interpreted=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@needs_triton
+def test_interpreted_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_values():
+    assert " passed" in run("-m", "slow", "--timeout=3000", interpreted=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1800)
+@needs_triton
+@needs_gpu
+def test_compiled_kernels_give_the_bytes_of_the_reference():
+    assert " passed" in run("--timeout=1200", interpreted=False)
