@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import laws
+
 HERE = Path(__file__).resolve().parent
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: no GPU kernel is tested here")
@@ -47,3 +49,37 @@ def test_interpreted_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_v
 @needs_gpu
 def test_compiled_kernels_give_the_bytes_of_the_reference():
     assert " passed" in run("--timeout=1200", interpreted=False)
+
+
+def compiled(*cases: tuple[str, int]) -> int:
+    """How many kernels were compiled; each must keep to the roundings of the reference."""
+    import offline
+
+    count = 0
+    for spec, n in cases:
+        for name, ptx in offline.compile_codec(spec, n).items():
+            assert ".entry" in ptx and not offline.inexact(ptx), (spec, n, name, offline.inexact(ptx))
+            count += 1
+    return count
+
+
+@needs_triton
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    assert compiled(("qsgd:4", 5000)) == 4
+
+
+LAUNCHED = [
+    spec
+    for spec in laws.QUANTIZERS + laws.LANES + laws.ADAPTIVE + laws.CASTS + ("threshold:0.5", "randk:0.1", "union")
+    if spec != "none"
+]
+"""What needs no answer of a kernel to launch the next one, as ``topk`` does."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("n", [1, 8192, 5000])
+@pytest.mark.parametrize("spec", LAUNCHED)
+def test_all_kernels_compile_for_a_gpu_that_is_not_here(spec, n):
+    assert compiled((spec, n)) or n == 1
