@@ -195,6 +195,25 @@ def test_error_feedback_is_part_of_the_encoding(coding, noise):
         assert not torch.equal(left, x)
 
 
+@pytest.mark.parametrize("bits, l2, stochastic", [(4, False, True), (3, True, False)])
+def test_error_feedback_of_qsgd_is_one_pass_with_the_same_bits(bits, l2, stochastic):
+    for kind in ("normal", "wide range", "huge", "zeros and a one"):
+        n = 2500
+        x, memory = test_parity.KINDS[kind](n), laws.normal(n, seed=2) * (kind == "normal")
+        results = []
+        for backend, device in ((reference, "cpu"), (triton_kernels(), DEVICE)):
+            residual = memory.to(device, copy=True)
+            norms = torch.zeros(4 * num_buckets(n, 512), dtype=torch.uint8, device=device)
+            packed = torch.zeros(packed_nbytes(n, bits), dtype=torch.uint8, device=device)
+            key = backend.qsgd_feedback(
+                x.to(device), residual, bits=bits, bucket=512, l2=l2, stochastic=stochastic, seed=3, norms=norms,
+                packed=packed,
+            )  # fmt: skip
+            results.append((residual.cpu(), norms.cpu(), packed.cpu(), key))
+        (*truth, key), (*found, other) = results
+        assert all(laws.same_bits(a, b) for a, b in zip(found, truth, strict=True)) and key == other, kind
+
+
 @pytest.mark.parametrize("more", [False, True])
 def test_rotation_agrees(more):
     for n in (1, 2500):

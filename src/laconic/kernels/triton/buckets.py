@@ -94,6 +94,7 @@ def _step_of(norm, LEVELS: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit(do_not_specialize=["low_key", "high_key"])
 def _qsgd_encode(
     x,
+    residual,
     norms,
     packed,
     tail,
@@ -111,6 +112,7 @@ def _qsgd_encode(
     STAGES: tl.constexpr,
     L2: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    FEEDBACK: tl.constexpr,
 ):
     span: tl.constexpr = BUCKETS * BUCKET
     levels: tl.constexpr = (1 << (BITS - 1)) - 1
@@ -119,6 +121,8 @@ def _qsgd_encode(
     begin = program * span
     at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
     v = load_tile(x, at, begin, n, span)
+    if FEEDBACK:
+        v = load_tile(residual, at, begin, n, span) + v
     largest = tl.max(_magnitudes(v), 1)
     tl.store(keys + program, tl.max(largest, 0))
     norm = largest.to(tl.float32, bitcast=True)
@@ -135,12 +139,25 @@ def _qsgd_encode(
     else:
         symbols += 1 << (fraction_bits - 1)
     symbols = (symbols + (levels << fraction_bits)) >> fraction_bits
+    if FEEDBACK:
+        sent = (symbols - levels).to(tl.float32) * _step_of(norm, levels, BUCKETS)[:, None]
+        keep(residual, at, begin, n, v - sent, 0.0, False, span)
     store_symbols(symbols, packed, tail, at, begin, n, full, BITS, PERIOD, span)
 
 
 def qsgd_encode(
-    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
+    x: Tensor,
+    *,
+    bits: int,
+    bucket: int,
+    l2: bool,
+    stochastic: bool,
+    seed: int,
+    norms: Tensor,
+    packed: Tensor,
+    residual: Tensor | None = None,
 ) -> Tensor:
+    """With a residual its sum with x is encoded, and what the receiver will not have stays there."""
     n, into = x.numel(), Packed(packed, x.numel(), bits)
     buckets, warps = _tile(bucket)
     count = num_buckets(n, bucket)
@@ -149,10 +166,10 @@ def qsgd_encode(
     keys = torch.empty(programs, dtype=torch.int32, device=x.device)
     numbers = words_of(norms)
     _qsgd_encode[(programs,)](
-        x, numbers, into.target, into.tail, keys, factors(x.device), n, into.full, count,
-        *halves(random.key(seed, random.ROUNDING)),
+        x, x if residual is None else residual, numbers, into.target, into.tail, keys, factors(x.device),
+        n, into.full, count, *halves(random.key(seed, random.ROUNDING)),
         BITS=bits, PERIOD=period(bits), BUCKET=bucket, BUCKETS=buckets, STAGES=bucket.bit_length() - 5, L2=l2,
-        STOCHASTIC=stochastic, **exact(num_warps=warps),
+        STOCHASTIC=stochastic, FEEDBACK=residual is not None, **exact(num_warps=warps),
     )  # fmt: skip
     if numbers is not norms:
         norms.copy_(numbers)

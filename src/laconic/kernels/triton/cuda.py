@@ -141,6 +141,29 @@ def qsgd_encode(
 
 
 @_served
+def qsgd_feedback(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    bits: int,
+    bucket: int,
+    l2: bool,
+    stochastic: bool,
+    seed: int,
+    norms: Tensor,
+    packed: Tensor,
+) -> int:
+    if not x.numel():
+        return 0
+    return _largest(
+        buckets.qsgd_encode(
+            x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed,
+            residual=residual,
+        )
+    )  # fmt: skip
+
+
+@_served
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
     flag = buckets.qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=out, weight=weight)
     _refuse(flag, "a norm that is not a finite, non-negative number")
