@@ -46,6 +46,11 @@ def truth_of(x, spec, seed):
     return packet, values, added
 
 
+def reference_decode(frame):
+    with kernels.use("reference"):
+        return laconic.decode(frame)
+
+
 def agree(x, spec, seed=0):
     packet, values, added = truth_of(x, spec, seed)
     codec, there = laconic.codec(spec), torch.device(DEVICE)
@@ -283,6 +288,26 @@ def test_what_the_host_does_is_counted():
         assert notices.counts().get("hosted_kernels", 0) == before
         laconic.codec("uniform:8|huffman").encode(laws.normal(300).to(DEVICE))
     assert notices.counts()["hosted_kernels"] == before + 1
+
+
+def test_the_bench_times_what_it_has_checked(monkeypatch):
+    from laconic.bench import device
+
+    monkeypatch.setattr(device, "PARITY_NUMEL", 700)
+    monkeypatch.setattr(device, "SMALL_NUMEL", 300)
+    once = device.DeviceWatch.per_call
+    monkeypatch.setattr(device.DeviceWatch, "per_call", lambda self, op: once(self, op, calls=1, batches=1))
+    settings = device.DeviceSettings(device=DEVICE, numel=1000, repeat=3)
+    with kernels.use("triton"):
+        (result, lanes), records = device.run_device(["qsgd:4", "shared:8"], settings)
+    assert {"encode_launch", "decode_launch", "accumulate_launch", "feedback"} < set(result.timings)
+    assert "sum" in lanes.timings and set(result.plain) == {"encode", "decode"}
+    assert [record.kind for record in records] == ["bench.device", "bench.device.codec", "bench.device.codec"]
+    assert records[1].values["feedback_floor_x_copy"] == 0.6 and "encode_launch_x_copy" in records[1].values
+    monkeypatch.setattr(triton_kernels(), "qsgd_decode", lambda *_, out, **__: out.fill_(1.0))
+    monkeypatch.setattr(device, "decode", lambda frame: reference_decode(frame))
+    with kernels.use("triton"), pytest.raises(laconic.WrongResultError):
+        device._check(laconic.codec("qsgd:4"), laws.normal(700).to(DEVICE), 0)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")

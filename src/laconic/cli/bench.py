@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli import bench_cluster, bench_collective, bench_layers
+from laconic.cli import bench_cluster, bench_collective, bench_device, bench_layers
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -25,6 +25,7 @@ CODECS = (
     "laconic bench qsgd:4 'topk:0.01|qsgd:4' --no-peers",
     "laconic bench sign --threads 2 --records sign.jsonl --json",
     "laconic bench --only coders --data weights --quick",
+    "laconic bench qsgd:4 sign --device cuda --records gpu.jsonl",
 )
 EXAMPLES = (
     *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_layers.EXAMPLES[1:],
@@ -51,6 +52,9 @@ def bench(
     repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
     threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy has one.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the data and the codecs.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: codecs on a GPU, against the copy there, 2^28 values by default.")
+    ] = "cpu",
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,6 +78,11 @@ def bench(
     from laconic.bench import Settings, run
     from laconic.records import write
 
+    if device != "cpu":
+        if only or data:
+            raise ConfigError("--device takes codecs by name: --only and --data belong to the CPU's bench")
+        bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
+        return
     settings = Settings(
         numel=numel or (QUICK_NUMEL if quick else Settings.numel),
         repeat=repeat or (QUICK_REPEAT if quick else Settings.repeat),
