@@ -193,7 +193,10 @@ def decode(
             f"expected {list(like.shape)} of {like.dtype}, the frame holds {list(packet.spec.shape)} of "
             f"{packet.spec.dtype}"
         )
-    if out is not None and out.device.type != "cpu":
+    there = out.device if out is not None else torch.device("cpu" if device is None else device)
+    if there.type == "cuda" and chain.coder is None:  # a frame's bytes are fewer than its values: they are read there
+        packet = packet.to(there)
+    elif out is not None and there.type != "cpu":
         if tuple(out.shape) != packet.spec.shape:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(packet.spec.shape)}")
         return out.copy_(chain.decode(packet))

@@ -20,6 +20,11 @@ import laconic
 import laws
 from laconic import kernels
 
+# Compiling for a device that is not here takes what Triton keeps to itself, and may name otherwise tomorrow.
+KNOWN = all(hasattr(jit, name) for name in ("JITFunction", "create_function_from_signature")) and hasattr(
+    jit.JITFunction, "_pack_args"
+)
+
 H100 = GPUTarget("cuda", 90, 32)
 
 

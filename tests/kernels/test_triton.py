@@ -55,6 +55,8 @@ def compiled(*cases: tuple[str, int]) -> int:
     """How many kernels were compiled; each must keep to the roundings of the reference."""
     import offline
 
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     count = 0
     for spec, n in cases:
         for name, ptx in offline.compile_codec(spec, n).items():
