@@ -24,8 +24,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 # numpy, which interprets, warns of quotients and casts that a kernel throws away.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-SOON = 2 * 2048 + 300
-"""Two programs of most kernels and a third that is not full, with a tail."""
+SOON = 2048 + 300
+"""One whole program of most kernels and a second that is not full, with a tail."""
 
 SPECS = [spec for spec in laws.EVERY if "zstd" not in spec]
 UNSERVED = ("powersgd", "huffman", "rans", "deflate")

@@ -22,6 +22,7 @@ from laconic.kernels.triton.parts import (
     keep,
     load_tile,
     noise_of,
+    noise_tile,
     pairwise,
     period,
     read_symbols,
@@ -135,14 +136,18 @@ def _qsgd_encode(
     symbols = ((v * up[:, None]) * scale[:, None]).to(tl.int32)
     if STOCHASTIC:
         first_group = (program * (span // 256)).to(tl.int32)
-        symbols += noise_of(at, first_group, factors, low_key, high_key, fraction_bits)
+        noise = noise_tile(first_group, factors, low_key, high_key, fraction_bits, span)
+        symbols = tl.reshape(tl.reshape(symbols, (span // 256, 32, 8)) + noise, (BUCKETS, BUCKET))
     else:
         symbols += 1 << (fraction_bits - 1)
     symbols = (symbols + (levels << fraction_bits)) >> fraction_bits
     if FEEDBACK:
         sent = (symbols - levels).to(tl.float32) * _step_of(norm, levels, BUCKETS)[:, None]
-        keep(residual, at, begin, n, v - sent, 0.0, False, span)
-    store_symbols(symbols, packed, tail, at, begin, n, full, BITS, PERIOD, span)
+        if begin + span <= n:
+            keep(residual, at, begin, n, v - sent, 0.0, False, False)
+        else:
+            keep(residual, at, begin, n, v - sent, 0.0, False, True)
+    store_symbols(symbols, packed, tail, begin, n, full, BITS, PERIOD, span)
 
 
 def qsgd_encode(
@@ -178,6 +183,16 @@ def qsgd_encode(
 
 
 @triton.jit
+def _qsgd_tile(
+    packed, out, at, begin, n, full, step, weight, BITS: tl.constexpr, ADD: tl.constexpr, EDGE: tl.constexpr
+):
+    levels: tl.constexpr = (1 << (BITS - 1)) - 1
+    symbols = read_symbols(packed, at, begin, n, full, BITS, EDGE)
+    centred = tl.minimum(symbols - levels, levels).to(tl.float32)
+    keep(out, at, begin, n, centred * step[:, None], weight, ADD, EDGE)
+
+
+@triton.jit
 def _qsgd_decode(
     norms,
     packed,
@@ -198,9 +213,10 @@ def _qsgd_decode(
     begin = program * span
     at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
     step = _step_of(_load_floats(norms, program * BUCKETS, count, flag, BUCKETS), levels, BUCKETS)
-    symbols = read_symbols(packed, at, begin, n, full, BITS, span)
-    centred = tl.minimum(symbols - levels, levels).to(tl.float32)
-    keep(out, at, begin, n, centred * step[:, None], weight, ADD, span)
+    if begin + span <= full:
+        _qsgd_tile(packed, out, at, begin, n, full, step, weight, BITS, ADD, False)
+    else:
+        _qsgd_tile(packed, out, at, begin, n, full, step, weight, BITS, ADD, True)
 
 
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
@@ -277,7 +293,7 @@ def _ternary_decode(
     byte = tl.load(packed + place, mask=begin + at < n, other=0).to(tl.int32)
     tl.store(flag, 1, mask=tl.max(tl.max(byte, 1), 0) > 242)
     centred = (trit_of(byte, power) - 1).to(tl.float32)
-    keep(out, at, begin, n, centred * step[:, None], weight, ADD, span)
+    keep(out, at, begin, n, centred * step[:, None], weight, ADD, True)
 
 
 def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> Tensor:
@@ -338,7 +354,15 @@ def _sign_encode(
             many = below if side == 1 else above
             mean = total * tl.div_rn(tl.full((BUCKETS,), BUCKET, tl.float32), tl.maximum(many, 1.0))
             tl.store(place + side, tl.minimum(mean, FLOAT32_MAX), mask=there)
-    store_symbols(minus.to(tl.int32), packed, tail, at, begin, n, full, 1, 32, span)
+    store_symbols(minus.to(tl.int32), packed, tail, begin, n, full, 1, 32, span)
+
+
+@triton.jit
+def _sign_tile(packed, out, at, begin, n, full, plus, minus, weight, ADD: tl.constexpr, EDGE: tl.constexpr):
+    negative = read_symbols(packed, at, begin, n, full, 1, EDGE) == 1
+    # Times -1: Triton's minus is a difference from +0, which has another zero.
+    values = tl.where(negative, minus[:, None] * -1.0, plus[:, None])
+    keep(out, at, begin, n, values, weight, ADD, EDGE)
 
 
 @triton.jit
@@ -374,10 +398,10 @@ def _sign_decode(
         tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
         plus = tl.where(good, plus, 0.0)
         minus = tl.where(good, minus, 0.0)
-    negative = read_symbols(packed, at, begin, n, full, 1, span) == 1
-    # Times -1: Triton's minus is a difference from +0, which has another zero.
-    values = tl.where(negative, minus[:, None] * -1.0, plus[:, None])
-    keep(out, at, begin, n, values, weight, ADD, span)
+    if begin + span <= full:
+        _sign_tile(packed, out, at, begin, n, full, plus, minus, weight, ADD, False)
+    else:
+        _sign_tile(packed, out, at, begin, n, full, plus, minus, weight, ADD, True)
 
 
 def _encode_signs(x: Tensor, bucket: int, sides: int, means: Tensor, packed: Tensor) -> Tensor:

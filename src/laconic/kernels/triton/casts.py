@@ -37,7 +37,10 @@ def _add_values(section, out, flag, n, weight, INFINITE: tl.constexpr, ADD: tl.c
     v = load_tile(section, at, begin, n, SPAN).to(tl.float32)
     good = tl.abs(v) < INFINITE  # a NaN is not
     tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
-    keep(out, at, begin, n, tl.where(good, v, 0.0), weight, ADD, SPAN)
+    if begin + SPAN <= n:
+        keep(out, at, begin, n, tl.where(good, v, 0.0), weight, ADD, False)
+    else:
+        keep(out, at, begin, n, tl.where(good, v, 0.0), weight, ADD, True)
 
 
 def add_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:

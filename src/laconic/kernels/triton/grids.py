@@ -89,7 +89,7 @@ def _pack_bins(
     at = tl.arange(0, SPAN)
     v = load_tile(x, at, begin, n, SPAN)
     found = _bins(v, pre, base, inverse, low0, low1, high0, high1, levels, LINEAR)
-    store_symbols(found, packed, tail, at, begin, n, full, BITS, PERIOD, SPAN)
+    store_symbols(found, packed, tail, begin, n, full, BITS, PERIOD, SPAN)
 
 
 @triton.jit(do_not_specialize=UNTYPED)
@@ -155,6 +155,27 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     return counts.to(torch.int64)
 
 
+@triton.jit
+def _uniform_tile(
+    packed,
+    out,
+    at,
+    begin,
+    n,
+    full,
+    low,
+    width,
+    levels,
+    weight,
+    BITS: tl.constexpr,
+    ADD: tl.constexpr,
+    EDGE: tl.constexpr,
+):
+    index = tl.minimum(read_symbols(packed, at, begin, n, full, BITS, EDGE), levels - 1)
+    values = low + (index.to(tl.float64) + 0.5) * width
+    keep(out, at, begin, n, values.to(tl.float32), weight, ADD, EDGE)
+
+
 @triton.jit(do_not_specialize=["low0", "low1", "width0", "width1", "levels"])
 def _uniform_decode(
     packed,
@@ -173,9 +194,12 @@ def _uniform_decode(
 ):
     begin = tl.program_id(0).to(tl.int64) * SPAN
     at = tl.arange(0, SPAN)
-    index = tl.minimum(read_symbols(packed, at, begin, n, full, BITS, SPAN), levels - 1)
-    values = _join(low0, low1) + (index.to(tl.float64) + 0.5) * _join(width0, width1)
-    keep(out, at, begin, n, values.to(tl.float32), weight, ADD, SPAN)
+    low = _join(low0, low1)
+    width = _join(width0, width1)
+    if begin + SPAN <= full:
+        _uniform_tile(packed, out, at, begin, n, full, low, width, levels, weight, BITS, ADD, False)
+    else:
+        _uniform_tile(packed, out, at, begin, n, full, low, width, levels, weight, BITS, ADD, True)
 
 
 def uniform_decode(packed: Tensor, grid: UniformGrid, out: Tensor, weight: float | None) -> None:
@@ -194,8 +218,12 @@ def _table_decode(
 ):
     begin = tl.program_id(0).to(tl.int64) * SPAN
     at = tl.arange(0, SPAN)
-    index = tl.minimum(read_symbols(packed, at, begin, n, full, BITS, SPAN), levels - 1)
-    keep(out, at, begin, n, tl.load(table + index), weight, ADD, SPAN)
+    if begin + SPAN <= full:
+        index = tl.minimum(read_symbols(packed, at, begin, n, full, BITS, False), levels - 1)
+        keep(out, at, begin, n, tl.load(table + index), weight, ADD, False)
+    else:
+        last = tl.minimum(read_symbols(packed, at, begin, n, full, BITS, True), levels - 1)
+        keep(out, at, begin, n, tl.load(table + last), weight, ADD, True)
 
 
 def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:

@@ -25,7 +25,7 @@ from laconic.kernels.triton.parts import (
     halves,
     keep,
     load_tile,
-    noise_of,
+    noise_tile,
     pairwise,
     period,
     read_symbols,
@@ -190,7 +190,8 @@ def _lane_encode(
     offset = tl.where(lifted > 0, half if NOISY else half + 0.5, 0.0)
     t = t * inverse[:, None] + offset[:, None]
     if NOISY:
-        t = t + noise_of(at, first_group, factors, noise0, noise1, 24).to(tl.float32) * _UNIT
+        noise = noise_tile(first_group, factors, noise0, noise1, 24, span)
+        t = t + tl.reshape(noise, (BLOCKS, 1024)).to(tl.float32) * _UNIT
     most = levels.to(tl.float32)
     t = tl.where(t > 0, t, 0.0)  # a NaN, too
     symbols = tl.where(t < most, t, most).to(tl.int32)
@@ -200,7 +201,7 @@ def _lane_encode(
         tl.store(x + begin + at, left, mask=begin + at < n)
     symbols = tl.where(begin + at < coded, symbols, 0)
     if DIRECT:
-        store_symbols(symbols, out, tail, at, begin, coded, full, WIDTH, PERIOD, span)
+        store_symbols(symbols, out, tail, begin, coded, full, WIDTH, PERIOD, span)
     else:
         tl.store(tail + begin + at, symbols, mask=begin + at < coded)
 
@@ -280,6 +281,50 @@ def _read_lanes(lanes, at, begin, n, WIDTH: tl.constexpr):
     return ((value >> (row % each * WIDTH).to(tl.uint32)) & mask).to(tl.int32, bitcast=True)
 
 
+@triton.jit
+def _lane_tile(
+    lanes,
+    out,
+    flag,
+    at,
+    begin,
+    n,
+    coded,
+    full,
+    clip,
+    total,
+    first_group,
+    turn0,
+    turn1,
+    weight,
+    WIDTH: tl.constexpr,
+    PACKED: tl.constexpr,
+    ROTATED: tl.constexpr,
+    ADD: tl.constexpr,
+    EDGE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    if PACKED:
+        symbols = read_symbols(lanes, at, begin, coded, full, WIDTH, EDGE)
+    else:
+        symbols = _read_lanes(lanes, at, begin, coded, WIDTH)
+    tl.store(flag, 1, mask=tl.max(tl.max(symbols, 1), 0) > total)
+    centred = (2 * symbols - total).to(tl.float32)
+    if EDGE:
+        centred = tl.where(begin + at < coded, centred, 0.0)
+    whole = tl.zeros_like(clip) + total.to(tl.float32)
+    if ROTATED:
+        large = clip > _LARGE
+        step = tl.div_rn(tl.where(large, clip * _DOWN, clip), whole) * _SHRINK
+        values = _hadamard(centred * step[:, None], BLOCKS)
+        values = values * signs_of(at, first_group, turn0, turn1)
+        cut = tl.minimum(tl.maximum(values * _UP, -_FLOAT32_MAX), _FLOAT32_MAX)
+        values = tl.where(large[:, None], cut, values)
+    else:
+        values = centred * tl.div_rn(clip, whole)[:, None]
+    keep(out, at, begin, n, values, weight, ADD, EDGE)
+
+
 @triton.jit(do_not_specialize=["total", "turn0", "turn1"])
 def _lane_decode(
     lanes,
@@ -304,28 +349,22 @@ def _lane_decode(
     program = tl.program_id(0).to(tl.int64)
     begin = program * span
     at = _places(BLOCKS)
+    group = (program * (BLOCKS * 4)).to(tl.int32)
     block = program * BLOCKS + tl.arange(0, BLOCKS)
     clip = tl.load(clips.to(tl.pointer_type(tl.float32)) + block, mask=block < count, other=0.0)
     good = (clip >= 0) & (clip <= _CLIP_LIMIT)
+    tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
     clip = tl.where(good, clip, 0.0)
-    if PACKED:
-        symbols = read_symbols(lanes, at, begin, coded, full, WIDTH, span)
+    if begin + span <= tl.minimum(full, n):
+        _lane_tile(
+            lanes, out, flag, at, begin, n, coded, full, clip, total, group, turn0, turn1, weight,
+            WIDTH, PACKED, ROTATED, ADD, False, BLOCKS,
+        )  # fmt: skip
     else:
-        symbols = _read_lanes(lanes, at, begin, coded, WIDTH)
-    over = tl.max(tl.max(symbols, 1), 0) > total
-    tl.store(flag, 1, mask=over | (tl.max((good == 0).to(tl.int32), 0) > 0))
-    centred = tl.where(begin + at < coded, (2 * symbols - total).to(tl.float32), 0.0)
-    whole = tl.zeros_like(clip) + total.to(tl.float32)
-    if ROTATED:
-        large = clip > _LARGE
-        step = tl.div_rn(tl.where(large, clip * _DOWN, clip), whole) * _SHRINK
-        values = _hadamard(centred * step[:, None], BLOCKS)
-        values = values * signs_of(at, (program * (BLOCKS * 4)).to(tl.int32), turn0, turn1)
-        cut = tl.minimum(tl.maximum(values * _UP, -_FLOAT32_MAX), _FLOAT32_MAX)
-        values = tl.where(large[:, None], cut, values)
-    else:
-        values = centred * tl.div_rn(clip, whole)[:, None]
-    keep(out, at, begin, n, values, weight, ADD, span)
+        _lane_tile(
+            lanes, out, flag, at, begin, n, coded, full, clip, total, group, turn0, turn1, weight,
+            WIDTH, PACKED, ROTATED, ADD, True, BLOCKS,
+        )  # fmt: skip
 
 
 def lane_decode(
@@ -373,14 +412,33 @@ def _read_sum(total, at, begin, LANE: tl.constexpr):
 
 
 @triton.jit
-def _accumulate(packed, total, n, full, WIDTH: tl.constexpr, LANE: tl.constexpr, PERIOD: tl.constexpr):
-    begin = tl.program_id(0).to(tl.int64) * 256
-    at = tl.arange(0, 256)
-    added = _read_sum(total, at, begin, LANE) + read_symbols(packed, at, begin, n, full, WIDTH, 256)
+def _add_group(
+    packed,
+    total,
+    at,
+    begin,
+    n,
+    full,
+    WIDTH: tl.constexpr,
+    LANE: tl.constexpr,
+    PERIOD: tl.constexpr,
+    EDGE: tl.constexpr,
+):
+    added = _read_sum(total, at, begin, LANE) + read_symbols(packed, at, begin, n, full, WIDTH, EDGE)
     if LANE == 32:
         tl.store(total.to(tl.pointer_type(tl.int32)) + begin + at, added)
     else:
-        store_symbols(added, total, total, at, begin, begin + 256, begin + 256, LANE, PERIOD, 256)
+        store_symbols(added, total, total, begin, begin + 256, begin + 256, LANE, PERIOD, 256)
+
+
+@triton.jit
+def _accumulate(packed, total, n, full, WIDTH: tl.constexpr, LANE: tl.constexpr, PERIOD: tl.constexpr):
+    begin = tl.program_id(0).to(tl.int64) * 256
+    at = tl.arange(0, 256)
+    if begin + 256 <= full:
+        _add_group(packed, total, at, begin, n, full, WIDTH, LANE, PERIOD, False)
+    else:
+        _add_group(packed, total, at, begin, n, full, WIDTH, LANE, PERIOD, True)
 
 
 def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
@@ -399,7 +457,7 @@ def _pack_sum(total, out, tail, n, full, WIDTH: tl.constexpr, LANE: tl.constexpr
     begin = tl.program_id(0).to(tl.int64) * 256
     at = tl.arange(0, 256)
     symbols = _read_sum(total, at, begin, LANE)
-    store_symbols(symbols, out, tail, at, begin, n, full, WIDTH, PERIOD, 256)
+    store_symbols(symbols, out, tail, begin, n, full, WIDTH, PERIOD, 256)
 
 
 def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
@@ -420,7 +478,7 @@ def _lane_largest(lanes, found, n, full, WIDTH: tl.constexpr, PACKED: tl.constex
     begin = program * SPAN
     at = tl.arange(0, SPAN)
     if PACKED:
-        symbols = read_symbols(lanes, at, begin, n, full, WIDTH, SPAN)
+        symbols = read_symbols(lanes, at, begin, n, full, WIDTH, True)
     else:
         symbols = _read_lanes(lanes, at, begin, n, WIDTH)
     tl.store(found + program, tl.max(symbols, 0))

@@ -54,15 +54,18 @@ def _pack(symbols, packed, tail, n, full, BITS: tl.constexpr, PERIOD: tl.constex
     begin = tl.program_id(0).to(tl.int64) * SPAN
     at = tl.arange(0, SPAN)
     found = tl.load(symbols + begin + at, mask=begin + at < n, other=0).to(tl.int32)
-    store_symbols(found, packed, tail, at, begin, n, full, BITS, PERIOD, SPAN)
+    store_symbols(found, packed, tail, begin, n, full, BITS, PERIOD, SPAN)
 
 
 @triton.jit
 def _unpack(packed, out, n, full, BITS: tl.constexpr, SPAN: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * SPAN
     at = tl.arange(0, SPAN)
-    found = read_symbols(packed, at, begin, n, full, BITS, SPAN)
-    tl.store(out + begin + at, found.to(out.dtype.element_ty), mask=begin + at < n)
+    if begin + SPAN <= full:
+        tl.store(out + begin + at, read_symbols(packed, at, begin, n, full, BITS, False).to(out.dtype.element_ty))
+    else:
+        found = read_symbols(packed, at, begin, n, full, BITS, True)
+        tl.store(out + begin + at, found.to(out.dtype.element_ty), mask=begin + at < n)
 
 
 def pack(symbols: Tensor, bits: int, out: Tensor) -> None:

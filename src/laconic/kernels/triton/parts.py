@@ -26,6 +26,7 @@ __all__ = [
     "keep",
     "load_tile",
     "noise_of",
+    "noise_tile",
     "pairwise",
     "period",
     "read_symbols",
@@ -88,6 +89,15 @@ def noise_of(at, first_group, factors, low_key, high_key, FRACTION_BITS: tl.cons
 
 
 @triton.jit
+def noise_tile(first_group, factors, low_key, high_key, FRACTION_BITS: tl.constexpr, SPAN: tl.constexpr):
+    """The same for a tile of whole groups, as [groups, 32, 8]: a row's factor is loaded once, and stays."""
+    group = first_group + tl.arange(0, SPAN // 256)[:, None, None]
+    lane = tl.arange(0, 8)[None, None, :]
+    factor = tl.load(factors + tl.arange(0, 32)).to(tl.uint32, bitcast=True)[None, :, None]
+    return ((hash32(group * 8 + lane, low_key, high_key) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
+
+
+@triton.jit
 def signs_of(at, first_group, low_key, high_key):
     """±1 for each value, as the rotation has it."""
     turned = (lane_hash(at, first_group, low_key, high_key) >> (at // 8 % 32).to(tl.uint32)) & 1
@@ -105,17 +115,17 @@ def load_tile(x, at, begin, n, SPAN: tl.constexpr):
 
 
 @triton.jit
-def keep(out, at, begin, n, values, weight, ADD: tl.constexpr, SPAN: tl.constexpr):
-    """Store decoded values, or add them ``weight`` times."""
-    if begin + SPAN <= n:
-        if ADD:
-            values = tl.load(out + begin + at) + values * weight
-        tl.store(out + begin + at, values)
-    else:
+def keep(out, at, begin, n, values, weight, ADD: tl.constexpr, EDGE: tl.constexpr):
+    """Store decoded values, or add them ``weight`` times. Only at the EDGE does a tile ask where the end is."""
+    if EDGE:
         there = begin + at < n
         if ADD:
             values = tl.load(out + begin + at, mask=there, other=0.0) + values * weight
         tl.store(out + begin + at, values, mask=there)
+    else:
+        if ADD:
+            values = tl.load(out + begin + at) + values * weight
+        tl.store(out + begin + at, values)
 
 
 @triton.jit
@@ -133,7 +143,6 @@ def store_symbols(
     symbols,
     packed,
     tail,
-    at,
     begin,
     n,
     full,
@@ -158,24 +167,22 @@ def store_symbols(
         tl.store(base + (part * words + m) * 8 + lane, word.to(tl.int32, bitcast=True), mask=there)
     if begin + SPAN > full:
         if full < n:
-            tl.store(tail + (begin - full) + at, symbols, mask=(begin + at >= full) & (begin + at < n))
+            here = begin + tl.arange(0, SPAN)
+            tl.store(tail + (here - full), tl.reshape(symbols, (SPAN,)), mask=(here >= full) & (here < n))
 
 
 @triton.jit
-def read_symbols(packed, at, begin, n, full, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """The symbols (int32) of values behind ``begin``, a multiple of 256; 0 past the end."""
+def read_symbols(packed, at, begin, n, full, BITS: tl.constexpr, EDGE: tl.constexpr):
+    """The symbols (int32) of values behind ``begin``, a multiple of 256. At the EDGE some lie in the tail; 0 past it.
+
+    Kernels decide once which of both a tile is: layouts that suit single bytes must not reach the tiles in between.
+    """
     bit = at // 8 % 32 * BITS
     words = packed.to(tl.pointer_type(tl.int32)) + begin // 32 * BITS
     place = at // 256 * (8 * BITS) + bit // 32 * 8 + at % 8
     shift = (bit % 32).to(tl.uint32)
     mask: tl.constexpr = (1 << BITS) - 1
-    if begin + SPAN <= full:
-        value = tl.load(words + place).to(tl.uint32, bitcast=True) >> shift
-        if 32 % BITS != 0:
-            more = tl.load(words + place + 8, mask=bit % 32 + BITS > 32, other=0).to(tl.uint32, bitcast=True)
-            value = value | tl.where(shift > 0, more << ((32 - shift) & 31), 0)
-        found = (value & mask).to(tl.int32, bitcast=True)
-    else:
+    if EDGE:
         grouped = begin + at < full
         value = tl.load(words + place, mask=grouped, other=0).to(tl.uint32, bitcast=True) >> shift
         if 32 % BITS != 0:
@@ -191,6 +198,10 @@ def read_symbols(packed, at, begin, n, full, BITS: tl.constexpr, SPAN: tl.conste
         for k in tl.static_range((BITS + 14) // 8):
             inside = behind & (8 * k < off + BITS)
             loose = loose | (tl.load(from_byte + k, mask=inside, other=0).to(tl.int64) << (8 * k))
-        loose = (loose >> off.to(tl.int64)).to(tl.uint32)
-        found = (tl.where(behind, loose, value) & mask).to(tl.int32, bitcast=True)
-    return found
+        value = tl.where(behind, (loose >> off.to(tl.int64)).to(tl.uint32), value)
+    else:
+        value = tl.load(words + place).to(tl.uint32, bitcast=True) >> shift
+        if 32 % BITS != 0:
+            more = tl.load(words + place + 8, mask=bit % 32 + BITS > 32, other=0).to(tl.uint32, bitcast=True)
+            value = value | tl.where(shift > 0, more << ((32 - shift) & 31), 0)
+    return (value & mask).to(tl.int32, bitcast=True)
