@@ -21,7 +21,7 @@ from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs import spec as grammar
 from laconic.codecs.feedback import MomentumCorrection
 from laconic.errors import ConfigError, InputError, NonFiniteError
-from laconic.frames import max_nbytes, write_frame
+from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 
@@ -134,10 +134,13 @@ class Channel:
             log.info("slot %r travels as %r instead of %r: it %s", slot, choice.spec, self.spec, choice.reason)
 
     def _write(self, x: Tensor, codec: Chain, seed: int) -> tuple[int, Packet]:
+        return write_frame(x, codec, self._room_for(x, codec), seed=seed)
+
+    def _room_for(self, x: Tensor, codec: Chain) -> Tensor:
         room = max_nbytes(codec, x)
         if self._room.numel() < room:
-            self._room = torch.empty(room, dtype=torch.uint8)
-        return write_frame(x, codec, self._room, seed=seed)
+            self._room = torch.empty(room, dtype=torch.uint8, pin_memory=x.is_cuda)
+        return self._room
 
     def _encode(self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage | None, seed: int) -> int:
         if stage is None:
@@ -157,9 +160,12 @@ class Channel:
                 memory.residual.add_(torch.add(flat, velocity, alpha=stage.m))
             else:
                 kernels.of(flat).add_momentum(flat.view(-1), stage.m, velocity.view(-1), memory.residual.view(-1))
-        else:
-            memory.residual.add_(flat)
         try:
+            if velocity is None:
+                fused = codec.encode_feedback(flat, memory.residual, seed=seed) if flat.numel() else None
+                if fused is not None:
+                    return write_packet(fused, self._room_for(flat, codec))[0]
+                memory.residual.add_(flat)
             nbytes, packet = self._write(memory.residual, codec, seed)
         except NonFiniteError:
             self._memories.pop(slot)

@@ -237,6 +237,23 @@ def test_error_feedback_of_qsgd_is_one_pass_with_the_same_bits(bits, l2, stochas
         assert all(laws.same_bits(a, b) for a, b in zip(found, truth, strict=True)) and key == other, kind
 
 
+def test_a_channel_that_feeds_back_in_one_pass_sends_the_same_frames():
+    ours, truth = (laconic.channel("ef|qsgd:4") for _ in range(2))
+    for step, scale in enumerate((1.0, 0.0, 3.0)):
+        x = laws.normal(4, 1200, seed=step) * scale
+        frame = truth.encode("w", x, seed=step)
+        with kernels.use("triton"):
+            assert ours.encode("w", x.to(DEVICE), seed=step) == frame
+    assert laws.same_bits(ours.residual("w").cpu(), truth.residual("w"))
+    huge = torch.full((4, 1200), laws.FLOAT32_MAX, device=DEVICE)
+    with kernels.use("triton"):
+        ours.encode("v", huge, seed=0)
+        ours.residual("v").fill_(laws.FLOAT32_MAX)
+        with pytest.raises(laconic.NonFiniteError):
+            ours.encode("v", huge, seed=1)
+    assert ours.residual("v") is None and ours.stats.residual_resets == 1
+
+
 @pytest.mark.parametrize("more", [False, True])
 def test_rotation_agrees(more):
     for n in (1, 2500):
