@@ -7,6 +7,7 @@ import torch
 
 import laconic
 from laconic.bench.device import FLOORS, SPECS, DeviceSettings, run_device
+from laconic.bench.device_step import StepSettings, run_steps
 
 
 def test_every_floor_belongs_to_a_codec_that_is_timed():
@@ -26,3 +27,15 @@ def test_the_command_names_what_differs_from_the_default():
     assert DeviceSettings(numel=1000, seed=2).command(["qsgd:4"]) == (
         "laconic bench qsgd:4 --device cuda --numel 1000 --seed 2"
     )
+
+
+def test_what_a_codec_adds_to_a_step_is_a_record():
+    settings = StepSettings(model="lenet5", device="cpu", batch=4, repeat=2, bucket=30_000)
+    (record,) = run_steps(["qsgd:8"], settings)
+    assert record.kind == "bench.device.step" and record.values["buckets"] == -(-record.values["values"] // 30_000)
+    assert record.values["compressed_s"] > 0 and record.values["command"].endswith("--step lenet5 --repeat 2")
+
+
+def test_only_models_of_images_step():
+    with pytest.raises(laconic.ConfigError, match="a model of images, not 'gpt'"):
+        run_steps(["qsgd:4"], StepSettings(model="gpt", device="cpu"))

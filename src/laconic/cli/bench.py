@@ -25,7 +25,6 @@ CODECS = (
     "laconic bench qsgd:4 'topk:0.01|qsgd:4' --no-peers",
     "laconic bench sign --threads 2 --records sign.jsonl --json",
     "laconic bench --only coders --data weights --quick",
-    "laconic bench qsgd:4 sign --device cuda --records gpu.jsonl",
 )
 EXAMPLES = (
     *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_layers.EXAMPLES[1:],
@@ -55,6 +54,10 @@ def bench(
     device: Annotated[
         str, typer.Option(help="cpu, or cuda: codecs on a GPU, against the copy there, 2^28 values by default.")
     ] = "cpu",
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="With --device: what it adds to a bf16 step, e.g. of resnet50."),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,8 +84,13 @@ def bench(
     if device != "cpu":
         if only or data:
             raise ConfigError("--device takes codecs by name: --only and --data belong to the CPU's bench")
-        bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
+        if step is not None:
+            bench_device.bench_step(specs, device, step, repeat, seed, records, json)
+        else:
+            bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
         return
+    if step is not None:
+        raise ConfigError("--step goes with --device cuda: on a CPU laconic bench layers times steps")
     settings = Settings(
         numel=numel or (QUICK_NUMEL if quick else Settings.numel),
         repeat=repeat or (QUICK_REPEAT if quick else Settings.repeat),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from laconic.bench.device import DeviceResult
     from laconic.records import Record
 
-__all__ = ["bench_device"]
+__all__ = ["bench_device", "bench_step"]
 
 QUICK_NUMEL, QUICK_REPEAT = 1 << 24, 5
 
@@ -54,6 +54,36 @@ def bench_device(
         show_json({"command": settings.command(specs or SPECS), "records": shown})
     else:
         _print(found, written[0])
+
+
+def bench_step(
+    specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, records: Path | None, json: bool
+) -> None:
+    from laconic.bench.device_step import StepSettings, run_steps
+    from laconic.records import write
+
+    chosen = specs or ["qsgd:4"]
+    settings = StepSettings(model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed)
+    if records is not None:
+        check_writable(records)
+    found = run_steps(chosen, settings)
+    if records is not None:
+        write(found, records)
+        say(f"{len(found)} records written to {records}")
+    if json:
+        shown = [{"kind": record.kind, **record.values} for record in found]
+        show_json({"command": settings.command(chosen), "records": shown})
+        return
+    console = results()
+    for record in found:
+        values = record.values
+        low, high = values["added_percent_quartiles"]
+        console.print(
+            f"{values['spec']}: a bf16 step of {model} with {values['batch']} images takes "
+            f"{1e3 * values['step_bf16_s']:.1f} ms; encoding and decoding its {values['values']:,} gradients in "
+            f"{values['buckets']} buckets adds {values['added_percent']:.1f} % (quartiles {low:.1f} to {high:.1f})",
+            markup=False,
+        )
 
 
 def _print(found: list[DeviceResult], yardstick: Record) -> None:

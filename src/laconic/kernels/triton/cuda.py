@@ -39,11 +39,15 @@ def _tell(what: str, why: str) -> None:
 
 
 def _served(kernel: Callable[P, T]) -> Callable[P, T]:
-    """A kernel that cannot be compiled here gives way to the slower road."""
+    """Launched on the device of its tensors; a kernel that cannot be compiled there gives way to the slower road."""
 
     @wraps(kernel)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        there = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
         try:
+            if there.type == "cuda" and there.index != torch.cuda.current_device():
+                with torch.cuda.device(there):  # Triton launches on the current one
+                    return kernel(*args, **kwargs)
             return kernel(*args, **kwargs)
         except TritonError as error:
             _tell(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
