@@ -316,6 +316,23 @@ def test_of_equal_magnitudes_the_lowest_index_wins():
         assert torch.equal(ours[0].cpu(), truth[0]) and laws.same_bits(ours[1].cpu(), truth[1]) and ours[2] == truth[2]
 
 
+@pytest.mark.parametrize("kind", ["normal", "two values", "wide range", "outliers", "sparse"])
+def test_top_k_of_many_values_is_exact(kind, monkeypatch):
+    """Whether the sample leaves a few more than k, too many (ties) or too few."""
+    from laconic.kernels.triton import selection
+
+    monkeypatch.setattr(selection, "MANY", 4096)
+    monkeypatch.setattr(selection, "SAMPLES", 1000)
+    lengths, real = [], selection._selector
+    monkeypatch.setattr(selection, "_selector", lambda n, *rest: lengths.append(n) or real(n, *rest))
+    x = test_parity.KINDS[kind](20_001)
+    for k in (1, 150):
+        ours, truth = triton_kernels().topk(x.to(DEVICE), k), reference.topk(x, k)
+        assert torch.equal(ours[0].cpu(), truth[0]) and laws.same_bits(ours[1].cpu(), truth[1]) and ours[2] == truth[2]
+    few = {"two values": [20_001] * 2, "sparse": None}.get(kind, [1002, 1300])
+    assert few is None or lengths == few, "the road that was meant to be taken"
+
+
 def test_what_the_host_does_is_counted():
     before = notices.counts().get("hosted_kernels", 0)
     with kernels.use("triton"):

@@ -40,7 +40,7 @@ def test_interpreted_kernels_give_the_bytes_of_the_reference():
 @pytest.mark.timeout(3600)
 @needs_triton
 def test_interpreted_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_values():
-    assert " passed" in run("-m", "slow", "--timeout=3000", interpreted=True)
+    assert " passed" in run("-m", "slow", interpreted=True)
 
 
 @pytest.mark.gpu
@@ -48,7 +48,16 @@ def test_interpreted_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_v
 @needs_triton
 @needs_gpu
 def test_compiled_kernels_give_the_bytes_of_the_reference():
-    assert " passed" in run("--timeout=1200", interpreted=False)
+    assert " passed" in run("-m", "not slow", interpreted=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@needs_triton
+@needs_gpu
+def test_compiled_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_values():
+    assert " passed" in run("-m", "slow", interpreted=False)
 
 
 def compiled(*cases: tuple[str, int]) -> int:

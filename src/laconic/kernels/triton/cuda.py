@@ -262,8 +262,9 @@ def _selected(x: Tensor, flat: Tensor, positions: Tensor) -> tuple[Tensor, Tenso
 
 @_served
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
-    if x.dtype == torch.float64 or not x.numel():
+    if x.dtype == torch.float64:
         _tell("topk", "has no GPU kernel for float64")
+    if x.dtype == torch.float64 or not x.numel():
         return hosted.topk(x, k)
     flat = x.to(torch.float32)
     return _selected(x, flat, selection.topk(flat, k))
@@ -278,7 +279,8 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     if n <= SAMPLES:
         return topk(x, k)
     flat = x.to(torch.float32)
-    threshold = selection.sampled_threshold(flat, k, seed)
+    rank = max(1, min(SAMPLES, (k * SAMPLES + n // 2) // n))
+    threshold = selection.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
     positions = selection.above(flat, threshold)
@@ -287,6 +289,8 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
 
 @_served
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+    if x.dtype == torch.float64:
+        _tell("above", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return hosted.above(x, threshold)
     flat = x.to(torch.float32)
