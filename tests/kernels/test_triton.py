@@ -81,7 +81,11 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 
 LAUNCHED = [
     spec
-    for spec in laws.QUANTIZERS + laws.LANES + laws.ADAPTIVE + laws.CASTS + ("threshold:0.5", "randk:0.1", "union")
+    for spec in laws.QUANTIZERS
+    + laws.LANES
+    + laws.ADAPTIVE
+    + laws.CASTS
+    + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
     if spec != "none"
 ]
 """What needs no answer of a kernel to launch the next one, as ``topk`` does."""

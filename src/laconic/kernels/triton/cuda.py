@@ -27,7 +27,7 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import buckets, casts, grids, packing, places, selection
+from laconic.kernels.triton import buckets, casts, grids, lowrank, packing, places, selection
 from laconic.kernels.triton import lanes as lane_kernels
 
 P = ParamSpec("P")
@@ -398,14 +398,8 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
 coded_modes = hosted.coded_modes
 
 
-def project_rows(x: Tensor, q: Tensor) -> Tensor:
-    _tell("project_rows", "has no GPU kernel yet")
-    return hosted.project_rows(x, q)
+# --------------------------------------------------------------------------------------------------------- low rank
 
-
-def project_columns(x: Tensor, p: Tensor) -> Tensor:
-    _tell("project_columns", "has no GPU kernel yet")
-    return hosted.project_columns(x, p)
-
-
+project_rows = _served(lowrank.project_rows)
+project_columns = _served(lowrank.project_columns)
 lowrank_decode = hosted.lowrank_decode
