@@ -19,6 +19,7 @@ from laconic.kernels.triton.parts import (
     exact,
     factors,
     halves,
+    hash32,
     keep,
     load_tile,
     noise_of,
@@ -45,6 +46,7 @@ TINY = tl.constexpr(2.0**-90)
 LIFT = tl.constexpr(2.0**64)
 HAIR = tl.constexpr(1 - 2.0**-22)
 FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
+ROW_FACTORS = tl.constexpr(tuple(halves(random.row_factor(row))[0] for row in range(32)))
 
 
 def _tile(bucket: int) -> tuple[int, int]:
@@ -150,6 +152,140 @@ def _qsgd_encode(
     store_symbols(symbols, packed, tail, begin, n, full, BITS, PERIOD, span)
 
 
+@triton.jit
+def _qsgd_part(
+    x,
+    residual,
+    norms,
+    packed,
+    tail,
+    keys,
+    n,
+    full,
+    count,
+    low_key,
+    high_key,
+    BITS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+    EDGE: tl.constexpr,
+):
+    span: tl.constexpr = BUCKETS * BUCKET
+    parts: tl.constexpr = span // (8 * PERIOD)
+    a_group: tl.constexpr = 32 // PERIOD
+    levels: tl.constexpr = (1 << (BITS - 1)) - 1
+    fraction_bits: tl.constexpr = 31 - BITS
+    program = tl.program_id(0).to(tl.int64)
+    begin = program * span
+    part = tl.arange(0, parts)[:, None]
+    lane = tl.arange(0, 8)[None, :]
+    at = part * (8 * PERIOD) + lane
+    largest = tl.zeros((parts, 8), tl.int32)
+    for r in tl.static_range(PERIOD):
+        largest = tl.maximum(largest, _magnitudes(_row(x, residual, begin + at + 8 * r, n, FEEDBACK, EDGE)))
+    bucket_key = tl.max(tl.reshape(largest, (BUCKETS, parts // BUCKETS * 8)), 1)
+    norm = bucket_key.to(tl.float32, bitcast=True)
+    up, scale = _scale_to(norm, levels << fraction_bits, BUCKETS)
+    lift = _each_part(up, parts, BUCKETS)
+    factor = _each_part(scale, parts, BUCKETS)
+    step = _each_part(_step_of(norm, levels, BUCKETS), parts, BUCKETS)
+    number = (program * parts).to(tl.int32) + part
+    hashed = hash32(number // a_group * 8 + lane, low_key, high_key)
+    word = tl.zeros((parts, 8), tl.uint32)
+    for r in tl.static_range(PERIOD):
+        spot = begin + at + 8 * r
+        v = _row(x, residual, spot, n, FEEDBACK, EDGE)  # once more: what was loaded above is at hand
+        symbol = ((v * lift) * factor).to(tl.int32)
+        if STOCHASTIC:
+            symbol += ((hashed * _row_factor(number % a_group, r, PERIOD, a_group)) >> (32 - fraction_bits)).to(
+                tl.int32
+            )
+        else:
+            symbol += 1 << (fraction_bits - 1)
+        symbol = (symbol + (levels << fraction_bits)) >> fraction_bits
+        word = word | (symbol.to(tl.uint32, bitcast=True) << (BITS * r))
+        if FEEDBACK:
+            left = v - (symbol - levels).to(tl.float32) * step
+            if EDGE:
+                tl.store(residual + spot, left, mask=spot < n)
+            else:
+                tl.store(residual + spot, left)
+        if EDGE:
+            tl.store(tail + (spot - full), symbol, mask=(spot >= full) & (spot < n))
+    tl.store(keys + program, tl.max(bucket_key, 0))
+    _store_floats(norms, program * BUCKETS, count, norm, BUCKETS)
+    words = packed.to(tl.pointer_type(tl.int32)) + begin // 32 * BITS + part * 8 + lane
+    if EDGE:
+        tl.store(words, word.to(tl.int32, bitcast=True), mask=begin + at < full)
+    else:
+        tl.store(words, word.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _row(x, residual, place, n, FEEDBACK: tl.constexpr, EDGE: tl.constexpr):
+    if EDGE:
+        v = tl.load(x + place, mask=place < n, other=0.0)
+        if FEEDBACK:
+            v = tl.load(residual + place, mask=place < n, other=0.0) + v
+    else:
+        v = tl.load(x + place)
+        if FEEDBACK:
+            v = tl.load(residual + place) + v
+    return v
+
+
+@triton.jit
+def _row_factor(place, R: tl.constexpr, PERIOD: tl.constexpr, PLACES: tl.constexpr):
+    """What the hash is multiplied by in a part's row; selected, since a load would bring a layout of its own."""
+    value = tl.zeros_like(place) + ROW_FACTORS[R]
+    for other in tl.static_range(1, PLACES):
+        value = tl.where(place == other, ROW_FACTORS[other * PERIOD + R], value)
+    return value.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _each_part(values, PARTS: tl.constexpr, BUCKETS: tl.constexpr):
+    """A bucket's number for each of its parts, as a column."""
+    return tl.reshape(tl.broadcast_to(values[:, None], (BUCKETS, PARTS // BUCKETS)), (PARTS,))[:, None]
+
+
+@triton.jit(do_not_specialize=["low_key", "high_key"])
+def _qsgd_encode_rows(
+    x,
+    residual,
+    norms,
+    packed,
+    tail,
+    keys,
+    factors,
+    n,
+    full,
+    count,
+    low_key,
+    high_key,
+    BITS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):
+    """The same for 2, 4 and 8 bits and the largest magnitude: row by row, so that a thread packs its own words."""
+    if (tl.program_id(0).to(tl.int64) + 1) * (BUCKETS * BUCKET) <= full:
+        _qsgd_part(
+            x, residual, norms, packed, tail, keys, n, full, count, low_key, high_key,
+            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, False,
+        )  # fmt: skip
+    else:
+        _qsgd_part(
+            x, residual, norms, packed, tail, keys, n, full, count, low_key, high_key,
+            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, True,
+        )  # fmt: skip
+
+
 def qsgd_encode(
     x: Tensor,
     *,
@@ -170,12 +306,16 @@ def qsgd_encode(
     programs = num_buckets(count, buckets)
     keys = torch.empty(programs, dtype=torch.int32, device=x.device)
     numbers = words_of(norms)
-    _qsgd_encode[(programs,)](
+    arguments = (
         x, x if residual is None else residual, numbers, into.target, into.tail, keys, factors(x.device),
         n, into.full, count, *halves(random.key(seed, random.ROUNDING)),
-        BITS=bits, PERIOD=period(bits), BUCKET=bucket, BUCKETS=buckets, STAGES=bucket.bit_length() - 5, L2=l2,
-        STOCHASTIC=stochastic, FEEDBACK=residual is not None, **exact(num_warps=warps),
     )  # fmt: skip
+    how = {"BITS": bits, "PERIOD": period(bits), "BUCKET": bucket, "BUCKETS": buckets, "STOCHASTIC": stochastic,
+           "FEEDBACK": residual is not None}  # fmt: skip
+    if bits in (2, 4, 8) and not l2:
+        _qsgd_encode_rows[(programs,)](*arguments, **how, **exact(num_warps=warps))
+    else:
+        _qsgd_encode[(programs,)](*arguments, **how, L2=l2, STAGES=bucket.bit_length() - 5, **exact(num_warps=warps))
     if numbers is not norms:
         norms.copy_(numbers)
     into.finish()
