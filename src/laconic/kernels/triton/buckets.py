@@ -260,7 +260,6 @@ def _qsgd_encode_rows(
     packed,
     tail,
     keys,
-    factors,
     n,
     full,
     count,
@@ -306,16 +305,14 @@ def qsgd_encode(
     programs = num_buckets(count, buckets)
     keys = torch.empty(programs, dtype=torch.int32, device=x.device)
     numbers = words_of(norms)
-    arguments = (
-        x, x if residual is None else residual, numbers, into.target, into.tail, keys, factors(x.device),
-        n, into.full, count, *halves(random.key(seed, random.ROUNDING)),
-    )  # fmt: skip
+    tensors = (x, x if residual is None else residual, numbers, into.target, into.tail, keys)
+    sizes = (n, into.full, count, *halves(random.key(seed, random.ROUNDING)))
     how = {"BITS": bits, "PERIOD": period(bits), "BUCKET": bucket, "BUCKETS": buckets, "STOCHASTIC": stochastic,
-           "FEEDBACK": residual is not None}  # fmt: skip
+           "FEEDBACK": residual is not None, **exact(num_warps=warps)}  # fmt: skip
     if bits in (2, 4, 8) and not l2:
-        _qsgd_encode_rows[(programs,)](*arguments, **how, **exact(num_warps=warps))
+        _qsgd_encode_rows[(programs,)](*tensors, *sizes, **how)
     else:
-        _qsgd_encode[(programs,)](*arguments, **how, L2=l2, STAGES=bucket.bit_length() - 5, **exact(num_warps=warps))
+        _qsgd_encode[(programs,)](*tensors, factors(x.device), *sizes, L2=l2, STAGES=bucket.bit_length() - 5, **how)
     if numbers is not norms:
         norms.copy_(numbers)
     into.finish()
