@@ -81,14 +81,10 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 
 LAUNCHED = [
     spec
-    for spec in laws.QUANTIZERS
-    + laws.LANES
-    + laws.ADAPTIVE
-    + laws.CASTS
-    + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
+    for spec in laws.QUANTIZERS + laws.LANES + laws.CASTS + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
     if spec != "none"
 ]
-"""What needs no answer of a kernel to launch the next one, as ``topk`` does."""
+"""What needs no answer of a kernel to launch the next one, as ``topk`` and ``adaptive`` do."""
 
 
 @pytest.mark.slow
@@ -98,3 +94,25 @@ LAUNCHED = [
 @pytest.mark.parametrize("spec", LAUNCHED)
 def test_all_kernels_compile_for_a_gpu_that_is_not_here(spec, n):
     assert compiled((spec, n)) or n == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("levels", [17, 300])
+def test_kernels_of_adaptive_compile_for_a_gpu_that_is_not_here(levels):
+    import offline
+
+    from laconic.kernels.interface import LinearGrid, packed_nbytes, symbol_bits
+    from laconic.kernels.triton import grids
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    grid, x = LinearGrid(1.0, -3.0, levels / 6, levels), torch.zeros(5000)
+    packed = torch.zeros(packed_nbytes(5000, symbol_bits(levels)), dtype=torch.uint8)
+    with offline.compiling() as made:
+        grids.histogram(grids.sample(x, 1024, 1), grid)
+        grids.make_symbols(x, grid)
+        grids.pack_bins(x, grid, packed)
+        grids.table_decode(packed, torch.zeros(levels), x, 0.5)
+    assert len(made) == 6 and not any(map(offline.inexact, made.values()))
