@@ -51,10 +51,13 @@ bench: $(VENV)/.ready
 bench-cluster: $(VENV)/.ready
 	for part in aggregation rounds load; do \
 	  $(BIN)/laconic bench cluster --part $$part --record results/cluster/$$part.jsonl || exit 1; done
+	$(BIN)/laconic bench cluster --part rounds --workers 4 --methods 3,4,homomorphic --record results/cluster/sums.jsonl
+	$(BIN)/laconic bench cluster --part rounds --workers 4 --methods 3,4,homomorphic --rates unshaped --bundled \
+	  --record results/cluster/sums-bundled.jsonl
 	$(MAKE) cluster-tables
 
 cluster-tables: $(VENV)/.ready
-	for part in aggregation rounds load; do \
+	for part in aggregation rounds sums sums-bundled load; do \
 	  $(BIN)/python bench/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
 	  || exit 1; done
 

@@ -1,9 +1,9 @@
 """Rewrite README's tables from the Records behind them: ``python bench/readme_table.py [--check]``.
 
 What the demo measured goes between ``<!-- demo:begin -->`` and ``<!-- demo:end -->``, what ``laconic bench`` did
-between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster`` and
-``laconic bench layers`` between markers of its name; a file's Records say what it is. ``--check`` only says, by its
-exit code, whether anything would change.
+between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster``, ``laconic bench
+layers`` and ``laconic bench ddp`` between markers of its name; a file's Records say what it is. ``--check`` only says,
+by its exit code, whether anything would change.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.bench.cluster import ClusterTable, tables
+from laconic.bench.ddp import ddp_tables
 from laconic.bench.layers import layer_table
 from laconic.errors import FileError
 from laconic.records import Record, read
@@ -22,7 +23,7 @@ from laconic.report import NOTES, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "results" / "demo" / "demo.jsonl", ROOT / "results" / "bench" / "codecs.jsonl")
-DEMO, CLUSTER, LAYERS = "demo.method", "cluster.", "bench.layers"
+DEMO, CLUSTER, LAYERS, DDP = "demo.method", "cluster.", "bench.layers", "bench.ddp"
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
@@ -34,6 +35,8 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
         return [(found.name, cluster_table(found)) for found in tables(records)]
     if records and all(record.kind == LAYERS for record in records):
         return [("layers", cluster_table(layer_table(records)))]
+    if records and all(record.kind.startswith(DDP) for record in records):
+        return [(found.name, cluster_table(found)) for found in ddp_tables(records)]
     return [("demo", demo_table(runs)) if runs else ("bench", table(records))]
 
 

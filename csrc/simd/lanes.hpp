@@ -368,23 +368,33 @@ void lane_accumulate(const uint8_t* packed, int width, int lane, uint8_t* sum, i
 }
 
 // The way back: such a sum in as few bits as it needs.
-void lane_pack(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end) {
+template <int Lane>
+INLINE void lane_pack_as(const uint8_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
+  constexpr int rows = 32 / Lane;
   const PackGroup pack = pack_group_of(width);
   alignas(64) uint32_t symbols[kGroup];
-  const int rows = 32 / lane;
-  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << lane) - 1));
+  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << Lane) - 1));
   for (int64_t at = begin; at < end; at += kGroup) {
     uint8_t* out = packed + at / kGroup * 32 * width;
-    const uint8_t* in = sum + at * (lane / 8);
-    for (int row = 0; row < 32; ++row) {
-      store(symbols + 8 * row, (load<u8v>(in + row / rows * 32) >> (row % rows * lane)) & mask);
-    }
+    const uint8_t* in = sum + at * (Lane / 8);
+    unroll<Lane>([&](auto word) {
+      const u8v v = load<u8v>(in + 32 * word);
+      unroll<rows>([&](auto row) {
+        constexpr int shift = row * Lane;
+        store(symbols + 8 * (word * rows + row), (v >> shift) & mask);
+      });
+    });
     if (end - at >= kGroup) {
       pack(symbols, out);
     } else {
       pack_tail(symbols, end - at, width, out);
     }
   }
+}
+void lane_pack(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end) {
+  if (lane == 8) return lane_pack_as<8>(sum, width, packed, begin, end);
+  if (lane == 16) return lane_pack_as<16>(sum, width, packed, begin, end);
+  lane_pack_as<32>(sum, width, packed, begin, end);
 }
 
 // The largest symbol of a packing.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from laconic.studies import homomorphic, kothari2021, oland2015
+from laconic.studies import homomorphic, jang2017, kothari2021, oland2015
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parents[1] / "results"
@@ -27,8 +27,8 @@ def refresh(study: ModuleType, name: str) -> None:
 
 
 def main() -> None:
-    for study, name in ((oland2015, "oland2015"), (kothari2021, "kothari2021"), (homomorphic, "homomorphic")):
-        refresh(study, name)
+    for study in (oland2015, kothari2021, jang2017, homomorphic):
+        refresh(study, study.__name__.rpartition(".")[2])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from laconic import aggregate, sums
 from laconic._version import __version__
 from laconic.channels import Channel, channel
 from laconic.codecs import codec, codec_names
+from laconic.collective import Attachment, LocalSGD, attach
 from laconic.errors import (
     ConfigError,
     FileError,
@@ -31,6 +32,7 @@ from laconic.policy import Policy
 from laconic.sums import Contributor, Sum, Summing, summing
 
 __all__ = [
+    "Attachment",
     "Channel",
     "ConfigError",
     "Contributor",
@@ -40,6 +42,7 @@ __all__ = [
     "InputError",
     "LaconicError",
     "LayerPolicy",
+    "LocalSGD",
     "NonFiniteError",
     "Packet",
     "Policy",
@@ -49,6 +52,7 @@ __all__ = [
     "WrongResultError",
     "__version__",
     "aggregate",
+    "attach",
     "channel",
     "codec",
     "codec_names",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -101,6 +101,19 @@ class Channel:
 
         An error leaves the memory as it was, except where a residual itself overflowed: that one is reset and logged.
         """
+        nbytes = self._encode_slot(slot, x, None, seed)
+        return bytes_at(self._room.data_ptr(), nbytes)
+
+    def encode_into(self, slot: str, x: Tensor, buffer: Tensor, *, seed: int = 0) -> int:
+        """The same into a uint8 tensor that the caller keeps (``max_nbytes`` bytes suffice); returns the bytes."""
+        return self._encode_slot(slot, x, buffer, seed)
+
+    def max_nbytes(self, slot: str, x: Tensor) -> int:
+        """The most bytes that a frame of such a tensor can take."""
+        stages, codec = parse(self.policy.choose(slot, TensorSpec.of(x), self.spec).spec)
+        return max_nbytes(codec, TensorSpec(tuple(x.shape), torch.float32) if stages else x)
+
+    def _encode_slot(self, slot: str, x: Tensor, room: Tensor | None, seed: int) -> int:
         if not isinstance(x, Tensor) or x.dtype not in FLOATS:
             what = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
             raise InputError(f"slot {slot!r}: expected a float tensor, got {what}")
@@ -112,39 +125,43 @@ class Channel:
         if memory_stage is not None:  # the sum with a residual is float32, and rounding it away would lose it
             x = x.detach().to(torch.float32)
         try:
-            nbytes = self._encode(slot, x, codec, memory_stage, seed)
-            frame = bytes_at(self._room.data_ptr(), nbytes)
+            nbytes = self._encode(slot, x, codec, memory_stage, seed, room)
         except NonFiniteError as error:
             if self.nonfinite == "raise":
                 raise NonFiniteError(f"slot {slot!r}: {error}") from None
             self.stats.skipped_nonfinite += 1
             self._say_once(f"slot {slot!r} is not finite: its contribution is dropped")
-            frame = bytes(wire.pack(Packet(codec.text, TensorSpec.of(x), ())))
+            nothing = Packet(codec.text, TensorSpec.of(x), ())
+            frame = wire.as_bytes(wire.pack(nothing))
+            nbytes = frame.numel()
+            self._room_of(nbytes, room)[:nbytes].copy_(frame)
         except InputError as error:
             raise type(error)(f"slot {slot!r}: {error}") from None
         self.stats.rounds += 1
         self.stats.bytes_in += bytes_in
-        self.stats.bytes_out += len(frame)
+        self.stats.bytes_out += nbytes
         self.stats.saturated += notices.counts().get("saturated", 0) - saturated
-        return frame
+        return nbytes
 
     def _say_exempt(self, slot: str, choice: Choice) -> None:
         if choice.reason and slot not in self.stats.exempt:
             self.stats.exempt[slot] = f"{choice.spec}: {choice.reason}"
             log.info("slot %r travels as %r instead of %r: it %s", slot, choice.spec, self.spec, choice.reason)
 
-    def _write(self, x: Tensor, codec: Chain, seed: int) -> tuple[int, Packet]:
-        return write_frame(x, codec, self._room_for(x, codec), seed=seed)
+    def _room_of(self, nbytes: int, room: Tensor | None, *, pinned: bool = False) -> Tensor:
+        """The caller's, or one that is kept; pinned where a GPU writes it."""
+        if room is None and self._room.numel() < nbytes:
+            self._room = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        return self._room if room is None else room
 
-    def _room_for(self, x: Tensor, codec: Chain) -> Tensor:
-        room = max_nbytes(codec, x)
-        if self._room.numel() < room:
-            self._room = torch.empty(room, dtype=torch.uint8, pin_memory=x.is_cuda)
-        return self._room
+    def _write(self, x: Tensor, codec: Chain, seed: int, room: Tensor | None) -> tuple[int, Packet]:
+        return write_frame(x, codec, self._room_of(max_nbytes(codec, x), room, pinned=x.is_cuda), seed=seed)
 
-    def _encode(self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage | None, seed: int) -> int:
+    def _encode(
+        self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage | None, seed: int, room: Tensor | None
+    ) -> int:
         if stage is None:
-            return self._write(x, codec, seed)[0]
+            return self._write(x, codec, seed, room)[0]
         flat = x.resolve_neg().contiguous()
         if not kernels.of(flat).all_finite(flat.view(-1)):
             raise NonFiniteError("expected finite values, got a NaN or an infinity")
@@ -164,9 +181,9 @@ class Channel:
             if velocity is None:
                 fused = codec.encode_feedback(flat, memory.residual, seed=seed) if flat.numel() else None
                 if fused is not None:
-                    return write_packet(fused, self._room_for(flat, codec))[0]
+                    return write_packet(fused, self._room_of(max_nbytes(codec, flat), room, pinned=flat.is_cuda))[0]
                 memory.residual.add_(flat)
-            nbytes, packet = self._write(memory.residual, codec, seed)
+            nbytes, packet = self._write(memory.residual, codec, seed, room)
         except NonFiniteError:
             self._memories.pop(slot)
             self.stats.residual_resets += 1
@@ -194,6 +211,18 @@ class Channel:
         self._counted[message] += 1
         if self._counted[message] == 1:
             log.warning("%s (said once, counted in stats)", message)
+
+    def forget(self, slots: Iterable[str], why: str) -> None:
+        """Begin these slots' memory anew, because it would mean something else from now on: counted, and said once.
+
+        Args:
+            slots: Those that remember nothing are passed over.
+            why: Completes "what was not sent is dropped: ".
+        """
+        for slot in slots:
+            if self._memories.pop(slot, None) is not None:
+                self.stats.residual_resets += 1
+                self._say_once(f"what was not sent is dropped: {why}")
 
     def residual(self, slot: str) -> Tensor | None:
         """What a slot has yet to send; None when it remembers nothing."""

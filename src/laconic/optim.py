@@ -96,6 +96,17 @@ class SGD:
         for slot in slots:
             self._velocity.pop(slot, None)
 
+    @torch.no_grad()
+    def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None:
+        """Take at once all the steps that these slots' momentum still means, and begin it anew.
+
+        Without another gradient it would move a parameter by lr m / (1 - m) times itself, m its decay.
+        """
+        for slot in slots:
+            velocity = self._velocity.pop(slot, None)
+            if velocity is not None:
+                parameters[slot].sub_(velocity, alpha=lr * self.momentum / (1 - self.momentum))
+
     def state_dict(self) -> dict[str, Tensor]:
         """The momentum of each slot that has had a step, a copy."""
         return {slot: velocity.clone() for slot, velocity in self._velocity.items()}

@@ -23,8 +23,10 @@ from laconic.packet import Packet, TensorSpec, tensor_spec
 __all__ = [
     "MAX_NUMEL",
     "Buffer",
+    "BundleRoom",
     "FrameArena",
     "FramePlan",
+    "Mould",
     "bundle_header",
     "is_bundle",
     "pack",
@@ -57,6 +59,8 @@ _FIXED = struct.Struct("<4sBBBBHBBQI")  # magic, version, flags, dtype, ndim, sp
 _BUNDLE = struct.Struct("<4sBBHIIQ")  # magic, version, flags, 0, packets, directory bytes, body bytes
 _ENTRY = struct.Struct("<QH")  # frame bytes, name bytes
 _CRC = struct.Struct("<I")
+SMALL: Final = 1 << 14
+"""Bytes of which a copy costs less than to let go of the interpreter while others want it."""
 _SHORTEST: Final = 32  # bytes of a header, which ends on the alignment
 
 DTYPES: Final[dict[int, torch.dtype]] = {
@@ -289,6 +293,46 @@ def _check_start(magic: bytes, version: int) -> None:
         raise FrameError(f"the frame is of format {version}, this laconic reads {VERSION}")
 
 
+class Mould:
+    """What frames are like whose codec, shape and sections' sizes are known before they come: all but checksums.
+
+    Who expects many of these sees at a glance that one is in order, without reading what it knows. A frame that does
+    not fit is for ``unpack``, which takes it or says what is wrong.
+    """
+
+    def __init__(self, codec: str, spec: TensorSpec, lengths: Sequence[int]) -> None:
+        payload = _payload_nbytes(lengths)
+        header = _header(Packet(codec, spec, ()), lengths, payload, 0, _is_wide(spec, payload))
+        self._checksum = _FIXED.size - _CRC.size
+        self._start, self._rest = header[: self._checksum], header[_FIXED.size : -_CRC.size]
+        self._header, self._payload = len(header), payload
+        self.nbytes = len(header) + payload
+        self.sections: list[int] = []
+        """Where each begins."""
+        self._gaps: list[tuple[int, bytes]] = []
+        at = len(header)
+        for nbytes in lengths:
+            if gap := -at & (ALIGN - 1):
+                self._gaps.append((at, bytes(gap)))
+            self.sections.append(_align(at))
+            at = _align(at) + nbytes
+
+    def fits(self, address: int) -> bool:
+        """Whether the ``nbytes`` there are such a frame, undamaged."""
+        head = bytes_at(address, self._header)
+        if not head.startswith(self._start) or head[_FIXED.size : -_CRC.size] != self._rest:
+            return False
+        (payload_crc,), (crc,) = _CRC.unpack_from(head, self._checksum), _CRC.unpack(head[-_CRC.size :])
+        if crc32c_of(head[: -_CRC.size]) != crc:
+            return False
+        if any(bytes_at(address + at, len(zeros)) != zeros for at, zeros in self._gaps):
+            return False
+        payload = address + self._header
+        if self._payload < SMALL:
+            return bool(crc32c_of(bytes_at(payload, self._payload)) == payload_crc)
+        return bool(crc32c(payload, self._payload) == payload_crc)
+
+
 # ---------------------------------------------------------------------------------------------------------- bundles
 
 
@@ -319,6 +363,35 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
         room[at : at + view.numel()] = view
         at += view.numel()
     return bundle
+
+
+class BundleRoom:
+    """A bundle to be written in place: an arena for the sections of each packet, whose sizes are known beforehand.
+
+    Args:
+        parts: Name, codec, tensor and sections' sizes of each packet.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, str, TensorSpec, Sequence[int]]]) -> None:
+        plans = [FramePlan.of(codec, spec, sizes) for _, codec, spec, sizes in parts]
+        limits = [plan.limit for plan in plans]
+        header = bundle_header([name for name, *_ in parts], limits)
+        self._room = torch.empty(len(header) + _payload_nbytes(limits), dtype=torch.uint8)
+        self.arenas: list[FrameArena] = []
+        address, at = self._room.data_ptr(), len(header)
+        set_bytes(address, header)
+        for plan in plans:
+            zero_bytes(address + at, _align(at) - at)
+            at = _align(at)
+            self.arenas.append(FrameArena(self._room[at : at + plan.limit], plan))
+            at += plan.limit
+
+    def seal(self, packets: Sequence[Packet]) -> memoryview:
+        """The bundle, once all sections are in their arenas."""
+        for packet, arena in zip(packets, self.arenas, strict=True):
+            if seal(packet, arena) != arena.plan.limit:
+                raise ConfigError(f"codec {packet.codec!r} wrote less than it said")
+        return self._room.numpy().data
 
 
 def is_bundle(blob: Buffer) -> bool:

@@ -113,8 +113,8 @@ def check_load(result: LoadResult) -> None:
     assert len(result.samples) > result.seconds
 
 
-def test_sixteen_clients_without_torch_for_five_seconds() -> None:
-    check_load(measure_load(clients=16, processes=2, seconds=5, threads=1))
+def test_sixteen_clients_without_torch_for_three_seconds() -> None:
+    check_load(measure_load(clients=16, processes=2, seconds=3, threads=1))
 
 
 @pytest.mark.slow
@@ -152,8 +152,8 @@ def test_settings_say_what_is_wrong_and_how_to_run_again() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ClusterSettings(**wrong)  # type: ignore[arg-type]
-    again = ClusterSettings(parts=("rounds",), rates=("1gbit", "unshaped"), paced=True).command()
-    assert again == "laconic bench cluster --part rounds --rates 1gbit,unshaped --paced"
+    again = ClusterSettings(parts=("rounds",), rates=("1gbit", "unshaped"), paced=True, bundled=True).command()
+    assert again == "laconic bench cluster --part rounds --rates 1gbit,unshaped --paced --bundled"
     assert ClusterSettings().command() == "laconic bench cluster" and ClusterSettings().parts == PARTS
 
 
@@ -198,3 +198,31 @@ def test_the_page_is_filled_from_records(script: ModuleType, aggregation: Path, 
     assert "| checksum |" in text and "| parameter server |" in text
     for table in tables([*read(aggregation), *rounds]):
         assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_what_a_server_does_with_frames_stands_beside_what_moves_bytes() -> None:
+    def record(method: str, cpu: float, frames: float) -> Record:
+        split = {"server_cpu_s": cpu, "server_frames_cpu_s": frames, "server_steps_cpu_s": dict.fromkeys(STEPS, 0.001)}
+        done = RoundResult(method, "unshaped", (0.1, 0.2, 0.3), dict.fromkeys(("encode_s", "wait_s", "decode_s"), 0.1),
+                           10_000, 10_000, 10_100, 10_100, server_cpu=3 * cpu, steps=split)  # fmt: skip
+        more = {
+            "model": "vgg11",
+            "numel": 1,
+            "made_of": PACED,
+            "workers": 4,
+            "base": "4",
+            "valid": True,
+            "command": "x",
+        }
+        return Record("cluster.round", done.values(None) | more)
+
+    rounds, processor = tables([record("4", 0.1, 0.04), record("homomorphic", 0.07, 0.01)])
+    assert (rounds.name, processor.name) == ("rounds-4", "processor-4")
+    assert [row[1] for row in processor.rows] == ["4", "homomorphic"]
+    assert processor.rows[1][2] == "70" and processor.rows[1][-4:-2] == ("10", "60")
+    assert [met for met, _ in processor.verdicts] == [False, True]
+    assert "all: 0.70 of method 4's" in processor.verdicts[0][1] and "frames: 0.25 of" in processor.verdicts[1][1]
+    assert [table.name for table in tables([record("4", 0.1, 0.04)])] == ["rounds-4"]
+    one = record("4", 0.1, 0.04)
+    bundled = Record("cluster.round", {**one.values, "slots": 1})
+    assert tables([bundled])[0].name == "rounds-4-bundled" and "all tensors as one" in tables([bundled])[0].notes

@@ -37,7 +37,7 @@ def test_json_is_one_object_and_records_hold_the_same(run: Run, here: Path) -> N
     "args, code, words",
     [
         (["nope:4"], 2, "unknown stage 'nope'"),
-        (["ddp"], 2, "unknown stage 'ddp'"),
+        (["dpp"], 2, "unknown stage 'dpp'"),
         (["ef|topk:0.01"], 2, "'ef' in 'ef|topk:0.01' keeps memory"),
         (["qsgd:40"], 2, "bits must be a whole number from 2 to 12, got 40"),
         (["qsgd:4", "--numel", "3"], 2, "--numel"),

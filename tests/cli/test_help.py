@@ -14,6 +14,7 @@ from laconic.cli import (
     bench,
     bench_cluster,
     bench_collective,
+    bench_ddp,
     bench_layers,
     certs,
     codecs,
@@ -45,7 +46,7 @@ EXAMPLES = [
     for command in RUN_HERE
     for example in COMMANDS[command]
     # Those of other benches take minutes: tests/bench runs smaller ones, test_layers_command.py those of layers.
-    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES, *bench_layers.EXAMPLES)
+    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES, *bench_ddp.EXAMPLES, *bench_layers.EXAMPLES)
 ]
 
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,16 +102,13 @@ def test_without_grpc_nothing_starts(
     assert listed() == ["run"]
 
 
-def test_a_server_that_is_not_there(run: Run, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from laconic.cluster import client
-
+def test_a_server_that_is_not_there(run: Run, prepared: Path) -> None:
     for address in ("nonsense", "10.0.0.5", "10.0.0.5:", ":50051", "10.0.0.5:port", "10.0.0.5:70000"):
         one_line(run("worker", "run", "--worker", "0", "--server", address), 2, "must be host:port", repr(address))
     one_line(run("worker", "run", "--worker", "0", "--server", "10.0.0.5:50051"), 2, "only TLS is allowed")
-    monkeypatch.setattr(client, "Patience", partial(client.Patience, total=0.5))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    result = run("worker", "run", "--worker", "0", "--server", f"127.0.0.1:{port}")
+    result = run("worker", "run", "--worker", "0", "--server", f"127.0.0.1:{port}", "--patience", "0.5")
     assert (
         result.exit_code == 1 and f"no server at 127.0.0.1:{port}" in result.stderr and "Traceback" not in result.output
     )

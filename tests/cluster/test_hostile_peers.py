@@ -215,7 +215,7 @@ def test_a_thousand_pushes_too_many_change_nothing(mode: str, peers: Callable[..
     if mode == "async":
         all_work_once(events, 2 * ROUNDS)
     assert {"answered", '{"reason": "stale", ', '{"reason": "ahead", ', '{"reason": "incarnation", '} <= outcomes
-    assert core._in_memory == 0
+    assert core.in_memory == 0
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -229,7 +229,7 @@ def test_an_old_push_does_not_disturb_the_one_under_way(mode: str, peers: Callab
         client.exchange(at, [(0, ones)], lambda: 0.0)
         head = {"worker": 0, "incarnation": 0}
         call, go_on = peer.begin_push(head | {"sequence": 1}, ones)
-        assert eventually(lambda: core._in_memory)
+        assert eventually(lambda: core.in_memory)
         other.push(head | {"sequence": 0}, [ones])
         go_on.set()
         assert len(list(call)) == 2  # a note and the weights
@@ -318,7 +318,7 @@ def test_bad_packets_in_the_middle_of_a_job_change_not_one_bit(method: str) -> N
     for name, x in clean.parameters.items():
         assert torch.equal(core.parameters[name], x), name
     applied_once(events)
-    assert core._in_memory == 0
+    assert core.in_memory == 0
     for worker in range(2):
         assert set(said[worker]) >= set(KINDS) - {"nan", "infinity"}
         assert all("\n" not in line and len(line) < 300 for line in said[worker].values()), said
@@ -338,7 +338,7 @@ def test_bad_packets_change_nothing_where_nobody_waits(
         good = encode(torch.ones(4), "none")
         refused = peers(server.port).push({"worker": 0, "incarnation": 0, "sequence": 0}, [spoil(kind, good)])
         assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT and "\n" not in refused.details()
-        assert core.version == 0 == core._in_memory and not core.parameters["w"].any()
+        assert core.version == 0 == core.in_memory and not core.parameters["w"].any()
 
 
 def test_a_push_that_is_still_being_summed_does_not_leak_into_the_round_made_anew(
@@ -374,12 +374,12 @@ def test_a_push_that_is_still_being_summed_does_not_leak_into_the_round_made_ane
     core.offer(0, 0, 1, Offer(frozenset({0})))
     new = threading.Thread(target=push, args=(0, 0, 2.0))
     new.start()
-    assert eventually(lambda: core._round.turn == 1)
+    assert eventually(lambda: core.current_round.turn == 1)
     go_on.set()
     old.join(SOON)
     push(1, 1, 4.0)
     new.join(SOON)
-    assert core.version == 1 and core._in_memory == 0
+    assert core.version == 1 and core.in_memory == 0
     for name in ("w", "b"):
         assert torch.equal(core.parameters[name], torch.full((4,), -3.0)), name
 
@@ -401,7 +401,7 @@ def test_a_push_of_an_older_life_counts_for_nothing_even_when_it_had_begun(
         call, go_on = peers(server.port).begin_push(
             {"worker": 0, "incarnation": 3, "sequence": 0}, encode(torch.full((4,), 64.0), "none")
         )
-        assert eventually(lambda: core._in_memory)
+        assert eventually(lambda: core.in_memory)
         second = client_of(server, incarnation=4)
         at = begin(second, attempt=9)
         second.snapshot()
@@ -414,7 +414,7 @@ def test_a_push_of_an_older_life_counts_for_nothing_even_when_it_had_begun(
                 {"worker": 0, "incarnation": incarnation, "sequence": 0}, [encode(torch.ones(4), "none")]
             )
             assert reason in refused.details()
-        assert core.version == 0 == core._in_memory
+        assert core.version == 0 == core.in_memory
         second.exchange(at, [(0, encode(torch.ones(4), "none"))], lambda: 0.0)
     assert torch.equal(core.parameters["w"], torch.full((4,), -1.0))
 
@@ -500,20 +500,20 @@ def test_memory_of_a_push_that_stops_half_way_is_given_back(
         client.snapshot()
         for times in range(3):
             call, _ = peers(server.port).begin_push(PUSH, half)
-            assert eventually(lambda: core._in_memory == len(half))
+            assert eventually(lambda: core.in_memory == len(half))
             call.cancel()
-            assert eventually(lambda: core._in_memory == 0)
+            assert eventually(lambda: core.in_memory == 0)
             assert eventually(lambda times=times: [e["event"] for e in events].count("lost") == times + 1)
         # Again before the server has noticed: the first attempt is replaced, and gives back what it held.
         calls = []
         for held in (len(half), 2 * len(half)):
             calls.append(peers(server.port).begin_push(PUSH, half)[0])
-            assert eventually(lambda held=held: core._in_memory == held)
+            assert eventually(lambda held=held: core.in_memory == held)
         for call in calls:
             call.cancel()
-        assert eventually(lambda: core._in_memory == 0)
+        assert eventually(lambda: core.in_memory == 0)
         assert client.exchange(0, [(0, half), (1, rest)], lambda: 0.0).sequence == 1
-    assert core.version == 1 and core._in_memory == 0
+    assert core.version == 1 and core.in_memory == 0
     assert torch.equal(core.parameters["w"], torch.full((256,), -1.0))
     assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
 
@@ -559,7 +559,7 @@ def test_memory_of_waiting_pushes_is_bounded_and_nobody_waits_forever(
 
     def watched(self: Core, *args: Any) -> None:
         reserve(self, *args)
-        peak[0] = max(peak[0], self._in_memory)
+        peak[0] = max(peak[0], self.in_memory)
 
     monkeypatch.setattr(Core, "reserve", watched)
     failed: list[BaseException] = []
@@ -590,16 +590,16 @@ def test_memory_of_waiting_pushes_is_bounded_and_nobody_waits_forever(
         for thread in threads[1:]:
             thread.start()
         if job.exact:  # nothing can be summed before the first: what fits has come, the others are held up
-            assert eventually(lambda: core._in_memory + len(frames[0][0][1]) > memory)
+            assert eventually(lambda: core.in_memory + len(frames[0][0][1]) > memory)
             time.sleep(0.2)
-            assert core._in_memory <= memory and not failed
+            assert core.in_memory <= memory and not failed
         threads[0].start()
         for thread in threads:
             thread.join(SOON)
         assert not failed and not any(thread.is_alive() for thread in threads), failed
         for client in clients:
             client.close()
-    assert core._in_memory == 0 and core._first is None
+    assert core.in_memory == 0 and core._room.first is None
     one_frame = len(frames[0][0][1])
     assert peak[0] <= memory + 2 * one_frame  # the one that must not wait
     pushed = sorted(e["worker"] for e in events if e["event"] == "applied")

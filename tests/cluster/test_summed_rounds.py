@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 import laconic
 from laconic import wire
 from laconic.cluster import summands as worker_side
-from laconic.cluster.checkpoint import Folder
+from laconic.cluster import sums
+from laconic.cluster.checkpoint import Folder, load_latest
 from laconic.cluster.job import Job
 from laconic.cluster.local import LocalLink
 from laconic.cluster.replies import Reply, regather
@@ -37,6 +39,8 @@ from laconic.packet import Packet, TensorSpec
 from laconic.train import Shards, build_task
 from laconic.train.launch import launch
 from laconic.train.methods import method_options
+from laconic.train.run import CHECKPOINTS, trainable
+from laconic.train.together import run_together
 from laconic.train.worker import Worker
 
 SOON = 10.0
@@ -202,7 +206,7 @@ def test_memory_is_a_sum_per_slot_however_many_push() -> None:
                 for slot, frame in enumerate(push.frames):
                     inbox.add(slot, frame, deadline=time.monotonic() + SOON)
         held.append(total.nbytes)
-        assert hand.core._in_memory == 0
+        assert hand.core.in_memory == 0
     values = 7 * 1024 + 4 * 1024  # a byte for each of 7 blocks, four for a block of 16 bits; lanes are in groups
     assert held[0] == held[1] or held[1] <= 2 * held[0] <= 4 * values
 
@@ -425,6 +429,38 @@ def test_killed_processes_are_started_again_and_the_run_ends_as_in_one_process(t
         assert torch.equal(found[f"parameter/{name}"], x), name
 
 
+def test_a_killed_worker_finds_its_renewed_subspaces_again(tmp_path: Path) -> None:
+    """The server holds none of it but what was deposited: T=5 and checkpoints fall apart."""
+    config = replace(config_of("homomorphic", checkpoint_every=8), layers="subspace:0.1,T=5", iterations=24)
+    task = config.task()
+    residents = config.residents(task)
+    assert residents is not None
+    slots = {name: x.clone() for name, x in trainable(task.model).items()}
+    clean = core_of(config.job, slots, exchanges=24, resident=residents)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as processes have
+    try:
+        workers = []
+        for number in range(config.job.workers):
+            own = config.task()
+            shards = Shards(own.num_train, config.job.workers, config.batch, config.job.seed)
+            workers.append(Worker(number, own, shards, config.job, config.rates(), LocalLink(clean, number)))
+        assert not run_together(workers, 24)
+    finally:
+        torch.set_num_threads(threads)
+    killer = at_version(tmp_path, 12, lambda: kill("worker", tmp_path))
+    launch({tmp_path: config})
+    killer.join(1)
+    assert [e["event"] for e in events_of(tmp_path)].count("gather") >= 1
+    found = load_latest(tmp_path / CHECKPOINTS)
+    assert found is not None and found.meta["version"] == 24
+    wanted = {f"parameter/{name}": x for name, x in clean.parameters.items()}
+    wanted |= {f"resident/{name}": x for name, x in clean.resident.items()}
+    assert len(clean.resident) == 2
+    for name, x in wanted.items():
+        assert torch.equal(found.tensors[name], x), name
+
+
 # --------------------------------------------------------------------------------------------------- bad input, jobs
 
 
@@ -524,3 +560,40 @@ def test_bytes_are_as_predicted() -> None:
         assert predicted < counted < 1.02 * predicted + exchanges * slots * 400
     deposit = workers[0].bytes_sent - workers[1].bytes_sent  # weights and momentum, once
     assert 8 * values < deposit < 8 * values + 200 * slots
+
+
+# --------------------------------------------------------------------------------------------- known beforehand
+
+
+@pytest.mark.parametrize("shape", [(1,), (70, 70), (5000,)])
+@pytest.mark.parametrize("spec", ["shared:8", "ef|thc:4", "thc:3", "shared:16"])
+def test_a_message_read_at_a_glance_is_what_it_is_read_word_by_word(spec: str, shape: tuple[int, ...]) -> None:
+    job = Job(workers=3, push=spec, push_small=spec, returns="sum")
+    like = {"w": torch.zeros(shape)}
+    (how,) = job.slot_sums(like)
+    worker = Summands(job, 0, like)
+    probe = worker.probe("w", torch.randn(shape, generator=torch.Generator().manual_seed(1)), seed=5)
+    message = bytes(worker.settled("w", probe, probe, seed=5))
+    assert how.mould is not None
+    found = how.mould.read(message)
+    assert found is not None
+    scales, packet = sums._read(how, message)
+    assert torch.equal(found[0], scales) and packet is not None
+    assert found[1].spec == packet.spec and found[1].codec == packet.codec
+    assert all(torch.equal(a, b) for a, b in zip(found[1].sections, packet.sections, strict=True))
+    for bit in range(8 * len(message)) if len(message) < 500 else range(0, 8 * len(message), 61):
+        bent = bytearray(message)
+        bent[bit // 8] ^= 1 << bit % 8
+        assert how.mould.read(bent) is None, bit
+    assert how.mould.read(message[:-1]) is None and how.mould.read(message + b"\0") is None
+
+
+def test_a_message_that_looks_different_is_read_word_by_word() -> None:
+    job = Job(workers=2, push="shared:8", push_small="shared:8", returns="sum")
+    like = {"w": torch.zeros(10)}
+    (how,) = job.slot_sums(like)
+    assert how.mould is not None
+    only_scales = sums.pack_part(laconic.encode(torch.ones(1), "none"), None)
+    assert how.mould.read(only_scales) is None and sums.Part.of(how, only_scales).packet is None
+    (nothing,) = job.slot_sums({"w": torch.zeros(0)})
+    assert nothing.mould is None

@@ -172,7 +172,7 @@ def test_pushes_that_were_replaced_do_not_keep_others_waiting(monkeypatch: pytes
             assert eventually(lambda before=before: server._threads._pushes.get(0) not in (None, before))
         monkeypatch.setattr(server_module, "FIRST_WORDS", 0.5)
         assert client.exchange(at, [(0, ONES), (1, ONES)], lambda: 0.0).sequence == at + 1
-        assert eventually(lambda: not server._threads and not core._in_memory)
+        assert eventually(lambda: not server._threads and not core.in_memory)
         client.close()
     assert core.version == 1
 

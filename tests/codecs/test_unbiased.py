@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import laconic
 import laws
@@ -25,13 +24,9 @@ def test_mean_over_2000_seeds_is_the_input(spec):
 
 
 @pytest.mark.parametrize("spec", laws.UNBIASED)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_mean_is_the_input_in_other_dtypes(spec, dtype):
-    # bfloat16 rounds what is decoded to it: give it values whose levels it can hold.
-    x = between_levels().to(dtype)
-    if dtype == torch.bfloat16:
-        x = x.float()
-    assert laws.looks_unbiased(spec, x, seeds=500)
+def test_mean_is_the_input_in_float64(spec):
+    # Halves would round what is decoded: of these a mean tells nothing.
+    assert laws.looks_unbiased(spec, between_levels().double(), seeds=500)
 
 
 @pytest.mark.parametrize("spec", ["qsgd:3,round=nearest", "topk:0.5", "sign", "uniform:3", "randk:0.5,scale=false"])

@@ -25,7 +25,7 @@ SMALL = [n for n in SIZES if n < 5000]
 LARGE = [n for n in SIZES if n >= 5000] + [400_003]
 
 # The rest of the large sizes is for the slow run: the reference takes its time.
-SOME_LARGE = (65535, 65537, 131073, 327681)
+SOME_LARGE = (65537, 327681)
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("spec", laws.EVERY)
-def test_small_sizes_agree(spec, threads):
-    for n in SMALL:
+def test_small_sizes_agree(spec):
+    for i, n in enumerate(SMALL):
+        torch.set_num_threads(1 + i % 2)  # so few values are one thread's, however many there are
         laws.agree(laws.normal(n, seed=n), spec, seed=n)
 
 
@@ -100,14 +101,14 @@ def test_large_sizes_agree(n, spec):
 @pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)
 @pytest.mark.parametrize("spec", laws.EVERY)
 def test_dtypes_agree(spec, dtype):
-    for n in (1, 130, 257, 1000, some_large(spec, 66_001)):
+    for n in (1, 257, some_large(spec, 66_001)):
         laws.agree(laws.normal(n, seed=n, dtype=dtype), spec, seed=7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spec", laws.EVERY)
 def test_odd_values_agree(spec, kind):
-    for n in (1, 5, 9, 129, 700, 2051):
+    for n in (1, 9, 129, 2051):
         laws.agree(KINDS[kind](n), spec, seed=n)
 
 
@@ -122,10 +123,10 @@ def test_nonfinite_values_are_seen_at_every_place(spec):
 
 
 @pytest.mark.parametrize("spec", laws.EVERY)
-@pytest.mark.parametrize("weight", [1.0, -0.3, 1e-3])
-def test_accumulation_agrees(spec, weight, threads):
+def test_accumulation_agrees(spec, threads):
     codec = laconic.codec(spec)
-    for n in (3, 257, 1000, some_large(spec, 70_001)):
+    large = some_large(spec, 70_001)
+    for n, weight in ((3, 1.0), (257, -0.3), (1000, 1e-3), (large, 1.0), (large, -0.3)):
         packet = codec.encode(laws.normal(n, seed=n), seed=n)
         ours, truth = laws.normal(n, seed=1), laws.normal(n, seed=1)
         codec.accumulate(packet, ours, weight)
@@ -175,8 +176,8 @@ def digest() -> str:
     """One hash over the frames and decoded values of every codec for many sizes and kinds of data."""
     found = hashlib.sha256()
     for spec in laws.EVERY:
-        for name in KINDS:
-            for n in (1, 9, 257, 1000, 5003):
+        for i, name in enumerate(KINDS):
+            for n in (9 + i % 8, (257, 1000, 5003)[i % 3]):
                 frame = laconic.encode(KINDS[name](n), spec, seed=n)
                 found.update(frame)
                 found.update(laws.bytes_of(laconic.decode(frame)))

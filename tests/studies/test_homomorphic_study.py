@@ -117,7 +117,7 @@ def test_a_step_and_a_round_are_timed() -> None:
     assert step["compressed_s"] > 0 and step["rho"] == pytest.approx(0.103, abs=0.001)
     round_ = speed._codec("ef|thc:4", torch.device("cpu"))
     assert round_["encode_s"] > 0 and round_["decode_s"] > 0 and 0.08 < round_["error"] < 0.12
-    assert len(list(speed.cases())) == (5 * len(SCHEMES) - 1) * len(RHOS) + 1
+    assert len(list(speed.cases())) == (5 * len(SCHEMES) - 1) * len(RHOS) + 3
 
 
 # -------------------------------------------------------------------------------------------------------------- report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,11 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     "scheme, least", [("monarch:0.2", 75), ("lowrank:0.2", 75), ("subspace:0.1,T=20", 80), ("hashed:0.1", 75)]
 )
 def test_digits_are_learnt(scheme: str, least: float) -> None:
-    found = config(scheme, 60)
+    found = config(scheme, 70)  # not right after a renewal, which takes many steps at once
     _, workers = run(found)
     assert workers[0].task.evaluate()["accuracy"] > least
     assert workers[0].task.dense_numel == 327_880
-    assert workers[0].bytes_sent < 60 * (0.25 * 4 * 327_880 + 4000)
+    assert workers[0].bytes_sent < 70 * (0.25 * 4 * 327_880 + 4000)
 
 
 def test_a_renewed_subspace_is_what_one_process_would_have_trained() -> None:
@@ -137,7 +138,7 @@ def test_a_renewed_subspace_is_what_one_process_would_have_trained() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- equality
 
-EXACT = [name for name in METHODS if name not in ("2w", "adaptive", "homomorphic")]
+EXACT = [name for name in METHODS if name not in ("2w", "adaptive")]
 
 
 @pytest.mark.parametrize("method", [*EXACT, "sharded"])
@@ -156,7 +157,7 @@ def test_server_and_workers_hold_the_same(method: str) -> None:
     assert not torch.equal(cores[0].resident.get("fc1.z", cores[-1].resident.get("fc1.z")), origin)
 
 
-@pytest.mark.parametrize("method", ["1", "4", "6", "laconic", "sharded"])
+@pytest.mark.parametrize("method", ["1", "4", "6", "laconic", "sharded", "homomorphic"])
 def test_a_restart_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
     """All die between two renewals; what is on the disk goes on."""
     options = method_options("4" if method == "sharded" else method)
@@ -171,6 +172,48 @@ def test_a_restart_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
         assert_equal(_dense(worker.task.model), everything(found, straight))
 
 
+SUMMED = {
+    "local steps": {"every": 3, "sends": "changes"},
+    "several servers": {"servers": 2},
+}
+
+
+@pytest.mark.parametrize("kind", SUMMED)
+def test_where_workers_alone_hold_the_dense_weights_whoever_dies_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """With returns=sum: deposits, what is on a worker's disk, and what a server tells one that has lost it."""
+    found = config(exchanges=10, weight_decay=0.001, **method_options("homomorphic") | SUMMED[kind])
+    straight, before = run(found)
+    wanted = everything(found, straight)
+    for worker in before:
+        assert_equal(_dense(worker.task.model), wanted)
+    run(found, tmp_path, stop=6)
+    cores, workers = run(found, tmp_path)
+    assert_equal(everything(found, cores), wanted)
+    for worker in workers:
+        assert_equal(_dense(worker.task.model), wanted)
+
+
+def test_a_worker_that_has_lost_its_disk_gets_the_dense_weights_of_the_last_deposit(tmp_path: Path) -> None:
+    found = config(exchanges=10, checkpoint_every=3, **method_options("homomorphic"))
+    run(found, tmp_path, stop=7)
+    shutil.rmtree(tmp_path / "worker-1")
+    cores, workers = run(found, tmp_path)
+    for worker in workers:
+        assert_equal(_dense(worker.task.model), everything(found, cores))
+
+
+def test_what_was_not_sent_ends_with_its_subspace_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Seven exchanges, T=4: one renewal of each of two layers, in all that remember something, on either side."""
+    _, (worker, _) = run(config(exchanges=7, **method_options("homomorphic")))
+    assert worker.summands is not None and worker.summands.residual_resets == 1  # fc2 has few
+    options = method_options("laconic") | {"every": 1, "sends": "gradients"}
+    (core,), (worker, _) = run(config(exchanges=4, **options))
+    assert worker.channel.stats.residual_resets == 2 == core._weights._channel.stats.residual_resets
+    assert worker.channel.residual("fc1.z") is None and worker.channel.residual("head.weight") is not None
+    said = [record.message for record in caplog.records if "along the new ones" in record.message]
+    assert len(said) == 5 and len(set(said)) == 1  # two workers each, and a server: once
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -178,7 +221,6 @@ def test_a_restart_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
         ({"mode": "bounded:2"}, "mode bounded:2: give mode sync"),
         ({"returns": "delta", "pull": "topk:0.1"}, "give returns=gradients, or pull=none"),
         ({"pull": "qsgd:4"}, "with a loss"),
-        (method_options("homomorphic"), "returns=sum"),
     ],
 )
 def test_what_cannot_be_equal_is_refused(options: dict[str, Any], words: str) -> None:

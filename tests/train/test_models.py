@@ -18,12 +18,12 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "gpt": 875_264,
 }
-SHAPES = {  # of inputs and outputs, batch 1 where it is a matter of seconds
+SHAPES = {  # of inputs and outputs, one small image where it is a matter of seconds
     "mlp": ((3, 1, 28, 28), (3, 10)),
     "lenet5": ((3, 1, 28, 28), (3, 10)),
     "vgg11": ((2, 3, 32, 32), (2, 10)),
     "alexnet": ((1, 3, 224, 224), (1, 1000)),
-    "resnet50": ((1, 3, 224, 224), (1, 1000)),
+    "resnet50": ((1, 3, 96, 96), (1, 1000)),
     "gpt": ((2, 128), (2, 128, 256)),
 }
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from laconic._version import __version__
-from laconic.cli import bench, certs, codecs, demo, lab, pack, roles, study, train, unpack
+from laconic.cli import bench, calibrate, certs, codecs, demo, lab, pack, plan, roles, study, train, unpack
 from laconic.cli.output import say
 from laconic.errors import ConfigError, LaconicError
 
@@ -55,6 +55,10 @@ class _Group(TyperGroup):
         except _ClickError as error:
             say(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
             code = 2
+        except Exception:
+            if not _interrupts:  # torch makes a ValueError of a KeyboardInterrupt that meets it reading a sequence
+                raise
+            code = 130
         code = code if isinstance(code, int) else 0
         if code == 130:
             say("laconic: interrupted")
@@ -72,7 +76,7 @@ app = typer.Typer(
     help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
 )
 
-for _module in (demo, codecs, bench, pack, unpack, train, roles, certs, study, lab):
+for _module in (demo, codecs, bench, pack, unpack, train, roles, certs, study, lab, calibrate, plan):
     _module.register(app)
 
 
@@ -93,6 +97,15 @@ def _root(
         print(context.get_help())
 
 
+_interrupts: list[int] = []
+"""Signals that have come; more than one while a first is dealt with."""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
@@ -101,4 +114,6 @@ def main() -> None:
     """The console script."""
     # By default SIGTERM ends a process without its finally blocks, and half-written files would stay.
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind nohup
+        signal.signal(signal.SIGINT, _interrupt)
     app(prog_name="laconic")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli import bench_cluster, bench_collective, bench_device, bench_layers
+from laconic.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -27,7 +27,8 @@ CODECS = (
     "laconic bench --only coders --data weights --quick",
 )
 EXAMPLES = (
-    *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_layers.EXAMPLES[1:],
+    *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_ddp.EXAMPLES[:1],
+    *bench_layers.EXAMPLES[1:],
 )  # fmt: skip
 
 DEFAULT = "codecs"
@@ -339,8 +340,8 @@ def _root() -> None:
 
     laconic bench is short for laconic bench codecs, whose --help has its
     options; laconic bench cluster measures a server and its workers, laconic
-    bench collective means over processes, laconic bench layers what
-    compressed layers save.
+    bench collective means over processes, laconic bench ddp steps of
+    DistributedDataParallel, laconic bench layers what compressed layers save.
     """
 
 
@@ -350,5 +351,6 @@ def register(app: typer.Typer) -> None:
     group.command(DEFAULT, epilog=examples(*CODECS))(bench)
     bench_cluster.register(group)
     bench_collective.register(group)
+    bench_ddp.register(group)
     bench_layers.register(group)
     app.add_typer(group, name="bench", epilog=examples(*EXAMPLES))

@@ -43,6 +43,9 @@ def cluster(
     rates: Annotated[
         str | None, typer.Option(metavar="R,R,…", help="Of links.", show_default="unshaped,1gbit,100mbit")
     ] = None,
+    bundled: Annotated[
+        bool, typer.Option("--bundled", help="Of rounds: all tensors as one vector, as laconic train --bundled.")
+    ] = False,
     paced: Annotated[
         bool, typer.Option("--paced", help="Slow links by a proxy on loopback, as happens anyway without root.")
     ] = False,
@@ -81,8 +84,11 @@ def cluster(
         "clients": clients,
         "processes": processes,
         "seconds": seconds,
+        "paced": paced,
+        "bundled": bundled,
+        "seed": seed,
     }
-    settings = replace(settings, paced=paced, seed=seed, **{k: v for k, v in given.items() if v is not None})
+    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     if record is not None:
         check_writable(record)
     from laconic.bench.cluster.suite import run

@@ -20,10 +20,11 @@ EXAMPLES = (
     "laconic study oland2015 --runs 1 --epochs 2",
     "laconic study oland2015 --part collapse --runs 1 --epochs 2 --records runs/oland2015 --json",
     "laconic study kothari2021 --models lenet5 --methods 1,5,laconic --data digits --epochs 2",
+    "laconic study jang2017 --part kernels --device cpu",
     "laconic study homomorphic --part products --models mlp --data digits --epochs 2 --seeds 0",
 )
 
-STUDIES = ("oland2015", "kothari2021", "homomorphic")
+STUDIES = ("oland2015", "kothari2021", "jang2017", "homomorphic")
 REPORT = "report"
 EVERYTHING = "all"
 
@@ -35,8 +36,8 @@ def study(
         typer.Option(
             metavar="PART",
             help="oland2015: headline, fixed, grid, entropy, map, collapse, beyond, gradients. kothari2021: accuracy, "
-            "ingredients, frontier, workers, resnet50, times. homomorphic: sums, layers, products, search, speed. Or "
-            "all; may be repeated. report trains nothing and reads Records.",
+            "ingredients, frontier, workers, resnet50, times. jang2017: table1, steps, kernels, runs. homomorphic: "
+            "sums, layers, products, search, speed. Or all; may be repeated. report trains nothing and reads Records.",
             show_default="the first",
         ),
     ] = None,
@@ -116,6 +117,8 @@ def study(
         found, study_of, extra = _kothari2021(
             part, models, methods, seeds, lanes, timing, epochs, data, data_dir, device, records
         )
+    elif name == "jang2017":
+        found, study_of, extra = _jang2017(part, data, data_dir, device, records)
     else:
         hyper = {"lr": lr, "decay": decay, "l1": l1, "batch": batch}
         found, study_of, extra = _oland2015(
@@ -255,6 +258,27 @@ def _seeds(text: str | None) -> list[int] | None:
         return None if text is None else [int(one) for one in text.split(",")]
     except ValueError:
         raise ConfigError(f"seeds are whole numbers, such as 0,1,2; got {text!r}") from None
+
+
+def _jang2017(
+    part: list[str] | None, data: str | None, data_dir: Path | None, device: str, records: Path | None
+) -> tuple[list[Record], Any, dict[str, Any]]:
+    from laconic.studies import jang2017
+
+    chosen = _parts(part or ["table1"], jang2017.PARTS)
+    found: list[Record] = _kept(jang2017, chosen, records)
+    with progress_bar("study") as (bar, task):
+        for one in chosen:
+            if one != REPORT:
+                found += jang2017.run(
+                    one,
+                    data=data or "digits",
+                    data_dir=data_dir,
+                    device=device,
+                    records=records,
+                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+                )
+    return found, jang2017, {"runs": len(found)}
 
 
 def _parts(wanted: list[str], parts: tuple[str, ...]) -> list[str]:

@@ -128,9 +128,9 @@ class Client:
 
     def snapshot(self) -> Reply:
         """All weights; the optimizer's memory where workers take the steps; and what else belongs to slots: the weights
-        that subspaces move, or the scales of sums.
+        that subspaces move, and the scales of sums.
         """
-        limits = 2 * self.limits + (self.resident or self.limits)
+        limits = 2 * self.limits + self.resident + self.limits
         return self._again(
             lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), limits),
             "fetch the weights",

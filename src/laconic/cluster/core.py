@@ -14,37 +14,34 @@ the outside:
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from laconic.cluster.agreement import Offer, agree
-from laconic.cluster.arriving import Arriving
+from laconic.cluster.asynchronous import Pieces
 from laconic.cluster.deposits import Deposits
+from laconic.cluster.hall import Hall, History
 from laconic.cluster.inbox import Inbox
 from laconic.cluster.job import Job, Slots
 from laconic.cluster.messages import Frame
 from laconic.cluster.replies import RefusedError, Reply, regather
-from laconic.cluster.rounds import Best, Contribution, Mean, OpenFrame, Push, Round
+from laconic.cluster.room import Room
+from laconic.cluster.rounds import Contribution, OpenFrame, Push, Round
 from laconic.cluster.seats import Seat
-from laconic.cluster.sums import Additions, Part, pack_scales, read_scales
-from laconic.cluster.tickets import NOTHING_LEFT, Desk
+from laconic.cluster.sums import Part
+from laconic.cluster.synchronous import Rounds
+from laconic.cluster.tickets import Desk
 from laconic.cluster.weights import Optimizer, Resident, Weights
-from laconic.errors import FileError, FrameError, NonFiniteError
-from laconic.frames import decode, encode
-from laconic.sums import Sum
+from laconic.errors import FileError
+from laconic.frames import encode
 
 __all__ = ["Core", "Vault"]
 
 log = logging.getLogger("laconic")
 
-History = Callable[[dict[str, Any]], None]
 MEMORY = 256 << 20
 """Bytes of pushes that may wait for their turn."""
 
@@ -88,25 +85,21 @@ class Core:
         self.job = job
         self.exchanges, self.vault = exchanges, vault
         self._weights = Weights(job, parameters, optimizer, rate, resident)
-        self._tell = history or (lambda event: None)
+        self._hall = Hall(history)
         self._seats = [Seat() for _ in range(job.workers)]
-        self._desk = Desk(None if exchanges is None else exchanges * job.workers, job.bound)
-        self.failure: str | None = None
-        """Why the job cannot go on."""
-        self._changed = threading.Condition(threading.RLock())
-        self._on_update: list[Callable[[int], None]] = []
-        self._memory, self._in_memory = memory, 0
-        self._first: Inbox | None = None
-        """The push that does not wait for room where there is no turn."""
         self._offers: dict[int, Offer] | None = {} if job.exact else None
         """Of workers that wait to agree; None while a job runs."""
-        self._updating = False
-        self._updater = ThreadPoolExecutor(1, thread_name_prefix="laconic-update")
-        self._sums: list[Tensor] = []
-        self._how = job.slot_sums(self.parameters) if job.returns == "sum" else []
-        self._rooms: list[Sum] = []
-        self._deposits = Deposits()
-        self._round = self._new_round()
+        self._room = Room(self._hall, memory, exact=job.exact)
+        self._rounds = Rounds(self._hall, self._weights, self._seats, self._room, self._begin_round_again)
+        self._deposits = Deposits(self._hall, self._weights)
+        self._pieces = Pieces(
+            self._hall, self._weights, Desk(None if exchanges is None else exchanges * job.workers, job.bound)
+        )
+
+    @property
+    def failure(self) -> str | None:
+        """Why the job cannot go on."""
+        return self._hall.failure
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -118,12 +111,17 @@ class Core:
         return self._weights.resident
 
     @property
+    def deposit_limits(self) -> list[int]:
+        """The most bytes that each frame of the largest possible deposit can have."""
+        return self.job.push_limits(self._weights.deposits[-1])
+
+    @property
     def slots(self) -> Slots:
         return self._weights.slots
 
     @property
     def current_round(self) -> Round:
-        return self._round
+        return self._rounds.this
 
     @property
     def version(self) -> int:
@@ -134,7 +132,7 @@ class Core:
 
     def welcome(self, worker: int, incarnation: int, fingerprint: str) -> dict[str, Any]:
         """Seat a worker; what it must know to begin. ``RefusedError`` when it does not belong here."""
-        with self._changed:
+        with self._hall.changed:
             self.settle()
             self._check_number(worker)
             if fingerprint != self.slots.fingerprint:
@@ -155,13 +153,13 @@ class Core:
                 self._deposits.give_up(worker)
                 seat.held, seat.channel, seat.reply, seat.inbox = {}, None, None, None
                 seat.asked = seat.answered = -1
-                self._desk.stop(worker)
-                self._changed.notify_all()
-                self._event("welcome", worker=worker, incarnation=incarnation, clock=seat.clock)
+                self._pieces.desk.stop(worker)
+                self._hall.changed.notify_all()
+                self._hall.event("welcome", worker=worker, incarnation=incarnation, clock=seat.clock)
                 if self.job.exact and not self._over:
                     self._gather(f"worker {worker} has come anew")
             return {"version": self.version, "versions": self._versions(), "over": self._over,
-                    "weights": self._deposits.standing(whole=self.whole), "job": self.job.to_json()}  # fmt: skip
+                    "weights": self._deposits.standing, "job": self.job.to_json()}  # fmt: skip
 
     def join(
         self,
@@ -186,14 +184,14 @@ class Core:
             alive: Whether anybody still waits for the answer.
         """
         self.offer(worker, incarnation, attempt, offer)
-        with self._changed:
+        with self._hall.changed:
             seat = self._seat_of(worker, incarnation)
-            self._wait(lambda: seat.answered == attempt, deadline, alive, self._missing_offers)
+            self._hall.wait(lambda: seat.answered == attempt, deadline, alive, self._missing_offers)
             return seat.clock, seat.lost
 
     def offer(self, worker: int, incarnation: int, attempt: int, offer: Offer) -> None:
         """The first half of ``join``: say it, and do not wait."""
-        with self._changed:
+        with self._hall.changed:
             self.settle()
             seat = self._seat_of(worker, incarnation)
             if seat.asked == attempt:
@@ -201,7 +199,7 @@ class Core:
             seat.asked, seat.lost = attempt, offer.lost
             if not self.job.exact or self._over:
                 seat.answered = attempt
-                self._event("join", worker=worker, version=seat.clock, lost=offer.lost)
+                self._hall.event("join", worker=worker, version=seat.clock, lost=offer.lost)
                 return
             self._gather(f"worker {worker} asks where to go on")
             assert self._offers is not None
@@ -211,22 +209,22 @@ class Core:
 
     def leave(self, worker: int, incarnation: int) -> None:
         """A worker has gone: nobody waits for it any more where waiting is a choice."""
-        with self._changed:
+        with self._hall.changed:
             self._check_number(worker)
             seat = self._seats[worker]
             if seat.incarnation == incarnation and seat.present:
                 seat.present = False
-                self._desk.give_back(worker)
+                self._pieces.desk.give_back(worker)
                 self._deposits.give_up(worker)
-                self._event("leave", worker=worker, incarnation=incarnation)
-                self._changed.notify_all()
+                self._hall.event("leave", worker=worker, incarnation=incarnation)
+                self._hall.changed.notify_all()
 
     def lost(self, worker: int, incarnation: int) -> None:
         """The connection of a worker broke in the middle of something."""
-        with self._changed:
-            self._event("lost", worker=worker, incarnation=incarnation)
+        with self._hall.changed:
+            self._hall.event("lost", worker=worker, incarnation=incarnation)
             self._deposits.give_up(worker)
-            self._changed.notify_all()
+            self._hall.changed.notify_all()
 
     def snapshot(
         self, worker: int, incarnation: int, *, deadline: float, alive: Callable[[], bool] = lambda: True
@@ -235,14 +233,14 @@ class Core:
 
         Where workers take the steps themselves, the optimizer's memory follows: a second frame for every slot.
         """
-        with self._changed:
+        with self._hall.changed:
             self.settle()
             seat = self._seat_of(worker, incarnation)
             ticket = None
             if self.job.returns == "sum":
-                return self._deposited(deadline, alive)
+                return self._deposits.fetch(deadline, alive)
             if self.job.mode != "sync":
-                ticket = self._start(worker, seat, deadline, alive)
+                ticket = self._pieces.start(worker, deadline, alive)
                 seat.reply = None
                 if self.job.returns == "delta":
                     seat.held, seat.channel = self._weights.copy(), None
@@ -253,7 +251,7 @@ class Core:
 
         With returns=sum: when the weights of a version have been deposited.
         """
-        self._on_update.append(call)
+        self._hall.on_update(call)
 
     def finished(self, exchanges: int) -> bool:
         """Whether the work of that many exchanges of each worker is done, by whomever."""
@@ -271,7 +269,7 @@ class Core:
     @property
     def whole(self) -> bool:
         """Whether the parameters are those of the current version. Otherwise workers hold these."""
-        return self.job.returns != "sum" or self._weights.deposited == self.version
+        return self._deposits.whole
 
     def agree(
         self,
@@ -284,74 +282,23 @@ class Core:
         alive: Callable[[], bool] = lambda: True,
     ) -> list[bytes]:
         """Before the pushes of a round that has no scales: the largest of all workers' scales."""
-        if len(scales) != len(self._how):
-            raise FrameError(f"expected the scales of {len(self._how)} slots, got {len(scales)}")
-        bits = [read_scales(frame, how.num_scales) for frame, how in zip(scales, self._how, strict=True)]
-        with self._changed:
+        bits = self._rounds.read_scales(scales)
+        with self._hall.changed:
             self.settle()
             self._check_turn(self._seat_of(worker, incarnation), worker, sequence)
-            this = self._round
-            this.settle(worker, bits, self.job.workers - self.job.backup)
-            self._changed.notify_all()
-            self._wait(
-                lambda: this.settled or this is not self._round,
-                deadline,
-                alive,
-                lambda: f"{self.job.workers - self.job.backup - len(this.settling)} workers to tell their scales",
-            )
-            if not this.settled:
-                raise regather()
-            return [bytes(pack_scales(one)) for one in this.scales]
+            return self._rounds.agree(worker, bits, deadline, alive)
 
-    @contextmanager
-    def depositing(self) -> Iterator[None]:
+    def depositing(self) -> AbstractContextManager[None]:
         """While a deposit is on its way in."""
-        with self._changed:
-            self._deposits.coming += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._deposits.coming -= 1
+        return self._deposits.on_its_way()
 
     def deposit(self, worker: int, incarnation: int, version: int, frames: Sequence[Frame]) -> None:
-        """The weights of a version as a worker holds them, and the optimizer's memory: a frame per slot, or two."""
-        like = self._weights.like
-        if self.job.returns != "sum" or len(frames) not in (len(like), 2 * len(like)):
-            raise FrameError(f"{len(frames)} frames are no deposit of {len(like)} slots")
-        tensors = [decode(frame, like=x) for frame, x in zip(frames, [*like, *like], strict=False)]
-        if not all(bool(torch.isfinite(x).all()) for x in tensors):
-            raise FrameError(f"worker {worker} deposits weights that are not finite")
-        with self._changed:
+        """The weights of a version as a worker holds them, the optimizer's memory, and what else belongs to slots."""
+        tensors = self._deposits.read(worker, frames)
+        with self._hall.changed:
             self.settle()
             self._seat_of(worker, incarnation)
-            self._deposits.give_up(worker)
-            newest = self.version if self.job.exact else self.version - 1  # the last answer is there to catch up with
-            if newest <= version <= self.version and version != self._weights.deposited:
-                self._weights.deposit(version, tensors)
-                self._event("deposit", worker=worker, version=version)
-                for call in self._on_update:
-                    call(version)
-            self._changed.notify_all()
-
-    def _deposited(self, deadline: float, alive: Callable[[], bool]) -> Reply:
-        """What a worker goes on with that has lost its weights, or has missed too many sums."""
-        newest = self.version if self.job.exact else self.version - 1
-        if self.job.exact and self._weights.deposited < newest:
-            raise RefusedError("memory", f"no server and no memory holds the weights of exchange {self.version}")
-        self._deposits.wanted += 1
-        try:
-            self._changed.notify_all()
-            self._wait(
-                lambda: self._weights.deposited >= (self.version if self.job.exact else self.version - 1),
-                deadline,
-                alive,
-                lambda: "a worker to deposit its weights",
-            )
-        finally:
-            self._deposits.wanted -= 1
-        frames = [*(encode(x, "none") for x in self._weights.snapshot()), *self._weights.scale_frames()]
-        return Reply(self._weights.deposited, tuple(frames))
+            self._deposits.take(worker, version, tensors)
 
     # --------------------------------------------------------------------------------------------------- agreement
 
@@ -360,9 +307,15 @@ class Core:
         if self._offers is not None:
             return
         self._offers = {}
-        self._void_round()
-        self._event("gather", why=why, version=self.version)
-        self._changed.notify_all()
+        self._rounds.void()
+        self._hall.event("gather", why=why, version=self.version)
+        self._hall.changed.notify_all()
+
+    def _begin_round_again(self, why: str) -> None:
+        if self.job.exact:
+            self._gather(why)
+        else:
+            self._rounds.void()
 
     def _versions(self) -> list[int]:
         """Now, and not long ago: nobody's loss takes the others farther back than two checkpoints."""
@@ -376,8 +329,10 @@ class Core:
         while True:
             held = set(self._versions()) - damaged
             if not held:
-                self.failure = "workers have lost their weights and nothing holds them: start again without --resume"
-                self._changed.notify_all()
+                self._hall.failure = (
+                    "workers have lost their weights and nothing holds them: start again without --resume"
+                )
+                self._hall.changed.notify_all()
                 return
             agreed = agree(offers, held)
             if agreed.version == self.version:
@@ -392,16 +347,16 @@ class Core:
                 log.warning("cannot go back to exchange %d: %s", agreed.version, error)
                 damaged.add(agreed.version)
         if self.version != was:
-            self._event("rewound", version=self.version, was=was)
+            self._hall.event("rewound", version=self.version, was=was)
         if self.vault is not None:
             self.vault.forget(self.version)
         for worker, seat in enumerate(self._seats):
             seat.clock, seat.lost, seat.answered = self.version, worker in agreed.lost, seat.asked
             if seat.lost:
-                self._event("memory_lost", worker=worker, version=self.version)
-        self._event("agreed", version=self.version)
+                self._hall.event("memory_lost", worker=worker, version=self.version)
+        self._hall.event("agreed", version=self.version)
         self._offers = None
-        self._changed.notify_all()
+        self._hall.changed.notify_all()
 
     def _missing_offers(self) -> str:
         here = self._offers or {}
@@ -411,14 +366,14 @@ class Core:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that must survive: tensors by name, and numbers."""
-        with self._changed:
+        with self._hall.changed:
             version = self._weights.deposited if self.job.returns == "sum" else self.version
             meta = {
                 "version": version,
                 "fingerprint": self.slots.fingerprint,
                 "clocks": [min(seat.clock, version) for seat in self._seats],
                 "incarnations": [seat.incarnation for seat in self._seats],
-                "tickets": self._desk.state(),
+                "tickets": self._pieces.desk.state(),
             }
             return self._weights.state(), meta
 
@@ -426,9 +381,9 @@ class Core:
         """Back to a saved state; ``RefusedError`` when it is another model's."""
         if meta.get("fingerprint") != self.slots.fingerprint:
             raise RefusedError("model", "the checkpoint is of another model: resume with the same --model or script")
-        with self._changed:
+        with self._hall.changed:
             self._weights.load(tensors, meta)
-            self._desk.load(meta["tickets"])
+            self._pieces.desk.load(meta["tickets"])
             for seat, clock, incarnation in zip(self._seats, meta["clocks"], meta["incarnations"], strict=True):
                 seat.clock, seat.reply = int(clock), None
                 seat.incarnation = max(seat.incarnation, int(incarnation))
@@ -439,12 +394,12 @@ class Core:
         self, worker: int, incarnation: int, sequence: int, *, alive: Callable[[], bool] = lambda: True
     ) -> Inbox:
         """Begin to take a push, or to recognise it as applied."""
-        with self._changed:
+        with self._hall.changed:
             seat = self._seat_of(worker, incarnation)
             applied = sequence == seat.clock - 1 and (seat.reply is not None or not self.job.keeps_replies)
             if not applied:
                 self._check_turn(seat, worker, sequence)
-            inbox = Inbox(self, worker, incarnation, sequence, alive, self._round, applied=applied)
+            inbox = Inbox(self, worker, incarnation, sequence, alive, self._rounds.this, applied=applied)
             if not applied:
                 if seat.inbox is not None:
                     seat.inbox.replaced = True  # a push that broke off, and is not known to have
@@ -463,8 +418,8 @@ class Core:
 
     def open(self, slot: int, frame: Frame) -> OpenFrame | Part:
         """A slot's frame, checked as far as it can be by itself."""
-        if self._how:
-            return Part.of(self._how[slot], frame)
+        if self._rounds.how:
+            return Part.of(self._rounds.how[slot], frame)
         name = self.slots.names[slot]
         return OpenFrame.of(name, frame, self.parameters[name])
 
@@ -497,28 +452,23 @@ class Core:
     def finish(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
         """What a complete push leads to."""
         if self.job.mode != "sync":
-            return self._exchange_async(inbox, push, deadline)
-        if self.job.returns == "sum":
-            self._take_summands(inbox, push)
-        elif self.job.backup:
-            self._take_some(inbox, push)
-        else:
-            self._take_all(inbox, push)
-        with self._changed:
+            return self._pieces.exchange(inbox, push, self._seat_of, deadline)
+        self._rounds.take(inbox, push)
+        with self._hall.changed:
             seat = self._seat_of(push.worker, push.incarnation)
             this = inbox.of_round
-            self._wait(
+            self._hall.wait(
                 lambda: (
                     seat.clock > push.sequence
-                    or this is not self._round
+                    or this is not self._rounds.this
                     or push.worker in this.faults
-                    or self._deposits.ask(push.worker)
+                    or self._deposits.asks(push.worker)
                 ),
                 deadline,
                 inbox.alive,
-                self._missing_pushes,
+                self._rounds.missing,
             )
-            if self._deposits.asked == push.worker and seat.clock <= push.sequence and this is self._round:
+            if seat.clock <= push.sequence and this is self._rounds.this and self._deposits.asks(push.worker):
                 raise RefusedError("deposit", "somebody needs the weights of this exchange")
             if push.worker in this.faults:
                 raise RefusedError("spoilt", str(this.faults[push.worker]))  # sent again, it would be so again
@@ -532,328 +482,46 @@ class Core:
             raise RefusedError("stale", f"the others are at exchange {seat.clock}", resume_at=seat.clock)
         return seat.reply
 
-    def _missing_pushes(self) -> str:
-        missing = (w for w in range(self.job.workers) if w not in self._round.pushed)
-        return f"worker {_listed(missing)} to push exchange {self.version}"
-
-    # --------------------------------------------------------------------------------- synchronous, with all workers
-
-    def _new_round(self) -> Round:
-        if self.job.mode != "sync":
-            return Round(None)
-        if self.job.returns == "sum":
-            sums = Additions(self._how, self.job.workers - self.job.backup, self._rooms)
-            self._rooms = sums.rooms()
-            return Round(sums, answer=Arriving(len(self.slots)) if self.job.exact else None)
-        like = self._weights.like
-        if self.job.after == "best":
-            return Round(Best(like))
-        mean = Mean(self.slots, like, self.job.workers - self.job.backup, self._sums)
-        self._sums = mean.tensors()
-        return Round(mean)
-
-    def _void_round(self, *, keep_sums: bool = False) -> None:
-        if not keep_sums:
-            self._sums, self._rooms = [], []  # there may be something in them, and somebody still adding to them
-            if self._round.answer is not None:
-                self._round.answer.end(regather())
-        self._in_memory -= sum(push.nbytes for push in self._round.waiting.values())
-        self._round = self._new_round()
-        for seat in self._seats:
-            seat.inbox = None
-
-    def _take_all(self, inbox: Inbox, push: Push) -> None:
-        with self._changed:
-            inbox.check()
-            self._put(inbox, push)
-        self._sum(inbox.of_round)
-
-    def _take_summands(self, inbox: Inbox, push: Push) -> None:
-        """Integers are added in any order; with all workers they have been, as they came."""
-        this = inbox.of_round
-        with self._changed:
-            inbox.check()
-            if this is not self._round:  # too late, as a backup worker may be
-                self._event("late", worker=push.worker, sequence=push.sequence)
-                return
-            if this.answer is None and not push.parts:
-                return  # it is in the round already
-            self._put(inbox, push)
-            if this.answer is not None:
-                this.waiting.clear()
-                if len(this.pushed) == self.job.workers:
-                    self._close(this)
-                self._changed.notify_all()
-                return
-        self._sum(this)
-
     def add_part(self, inbox: Inbox, slot: int, frame: Frame) -> None:
-        """One slot's integers, into the sum. Nothing is known of a round before all of it is there."""
-        part = Part.of(self._how[slot], frame)
-        with self._changed:
-            inbox.check()
-        total, answer = inbox.of_round.total, inbox.of_round.answer
-        assert isinstance(total, Additions) and answer is not None
-        message = total.add(slot, inbox.worker, part)
-        if message is not None:
-            answer.put(message, slot)
-
-    def _put(self, inbox: Inbox, push: Push) -> None:
-        """Into the round, once."""
-        if push.worker not in inbox.of_round.pushed:
-            inbox.of_round.pushed.add(push.worker)
-            inbox.of_round.waiting[push.worker] = push
-            inbox.hand_over()
-            self._let_go(inbox)
-            self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
-
-    def _sum(self, this: Round) -> None:
-        """Sum what waits, as far as it is in turn; whoever completes the round closes it."""
-        assert this.total is not None
-        self.settle()
-        while True:
-            with self._changed:
-                worker = this.next()
-                if this is not self._round or this.busy or worker is None:
-                    return
-                push = this.waiting.pop(worker)
-                this.busy = True
-            try:
-                if isinstance(this.total, Additions):
-                    for slot, part in enumerate(push.parts):
-                        message = this.total.add(slot, push.worker, part)
-                        if message is not None:
-                            this.made[slot] = message
-                else:
-                    this.total.add(push)
-            except FrameError as error:
-                with self._changed:  # the sum is spoilt: the others must push again
-                    self._in_memory -= push.nbytes
-                    this.faults[push.worker] = error
-                    self._event("spoilt", worker=push.worker, sequence=push.sequence)
-                    if this is self._round and self.job.exact:
-                        self._gather(f"worker {push.worker} pushed what cannot be read")
-                    elif this is self._round:
-                        self._void_round()
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                this.busy = False
-                this.turn += 1
-                self._in_memory -= push.nbytes
-                if this is self._round and this.turn == self.job.workers - self.job.backup:
-                    self._close(this)
-                self._changed.notify_all()
-
-    def _close(self, this: Round) -> None:
-        """Make the update, in a thread of its own: the answer goes out slot by slot while it is made."""
-        assert this.total is not None
-        frames = this.answer or Arriving(len(self.slots))
-        reply = Reply(self.version + 1, frames)
-        for seat in self._seats:  # those not waited for are answered with the same when they ask
-            seat.clock, seat.reply = self.version + 1, reply
-        self._updating = True
-        summed = sorted(this.pushed - this.waiting.keys())
-        self._void_round(keep_sums=True)  # the update clears them
-        self._changed.notify_all()
-        self._updater.submit(self._update, this, summed, frames)
-
-    def _update(self, this: Round, pushed: Sequence[int], frames: Arriving) -> None:
-        failure: BaseException | None = None
-        total = this.total
-        assert total is not None
-        try:
-            with self._watching():
-                if isinstance(total, Additions):
-                    made: Iterator[Frame] = iter([this.made[slot] for slot in sorted(this.made)])
-                elif isinstance(total, Best) and self.job.returns == "gradients":
-                    made = iter(total.frames())  # as they came: nothing more is lost
-                    self._weights.step(total.result())
-                else:
-                    made = self._weights.update(total.result())
-                for frame in made:
-                    frames.put(frame)
-            with self._changed:
-                if isinstance(total, Additions):
-                    self._weights.agree(total.scales())
-                self._weights.version += 1
-                self._weights.settle()
-                for worker in pushed:
-                    self._event("applied", worker=worker, sequence=self.version - 1, version=self.version)
-                if self.whole:  # else when somebody deposits them
-                    for call in self._on_update:
-                        call(self.version)
-        except BaseException as error:
-            failure = error
-            if not isinstance(error, RefusedError):
-                log.exception("the server failed to update its weights")
-                self.failure = self.failure or f"the server failed to update its weights: {error}"
-        finally:
-            frames.end(failure)
-            if isinstance(total, Mean):
-                total.clear()  # for the next round, while workers are busy with this one
-            with self._changed:
-                self._updating = False
-                self._changed.notify_all()
+        """A slot's integers, which are added right away."""
+        self._rounds.add_part(inbox, slot, frame)
 
     def settle(self) -> None:
         """Wait until no update is being made. Not for ``on_update``, which is part of one."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._updating)
-
-    # --------------------------------------------------------------------------------- synchronous, with some workers
-
-    def _take_some(self, inbox: Inbox, push: Push) -> None:
-        """Rounds that do not wait for backup workers. Who is late is a matter of time, so are the bits."""
-        if not push.frames:
-            return  # it is in the round already
-        push.decode(self._weights.like)  # the round cannot fail on it later
-        this = inbox.of_round
-        assert isinstance(this.total, Mean)
-        with self._changed:
-            self.settle()
-            inbox.check()
-            if this is not self._round:  # too late: what it is answered takes it on to the next round
-                self._event("late", worker=push.worker, sequence=push.sequence)
-                return
-            self._put(inbox, push)
-            this.total.add(this.waiting.pop(push.worker))
-            self._in_memory -= push.nbytes
-            if len(this.pushed) == self.job.workers - self.job.backup:
-                self._close(this)
-            self._changed.notify_all()
-
-    # --------------------------------------------------------------------------------------------------- asynchronous
-
-    def _exchange_async(self, inbox: Inbox, push: Push, deadline: float) -> Reply:
-        update = push.decode(self._weights.like)
-        with self._changed:
-            inbox.check()
-            seat = self._seat_of(push.worker, push.incarnation)
-            ticket, missed = self._desk.done(push.worker, self.version)
-            if ticket == NOTHING_LEFT:
-                raise RefusedError("stale", "the worker has no work to push", resume_at=seat.clock)
-            self._event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
-            self._weights.step(update, missed=missed)
-            self._weights.version += 1
-            seat.clock, seat.reply = push.sequence + 1, None
-            self._event(
-                "applied",
-                worker=push.worker,
-                sequence=push.sequence,
-                version=self.version,
-                ticket=ticket,
-                missed=missed,
-            )
-            inbox.close()
-            for call in self._on_update:
-                call(self.version)
-            self._changed.notify_all()
-            return self._pull(inbox, seat, deadline)
-
-    def _start(self, worker: int, seat: Seat, deadline: float, alive: Callable[[], bool]) -> int:
-        """The next piece of work, once the worker may have the weights to do it with."""
-        self._wait(
-            lambda: self._desk.may_start(worker, self.version),
-            deadline,
-            alive,
-            lambda: f"worker {_listed(self._desk.waiting_for(worker))} to push: its gradient would be too old",
-        )
-        ticket = self._desk.start(worker, self.version)
-        self._event("pull", worker=worker, version=self.version, ticket=ticket)
-        return ticket
-
-    def _pull(self, inbox: Inbox, seat: Seat, deadline: float) -> Reply:
-        """The weights as they are once the worker may have them; or again, what they were for it."""
-        if seat.reply is not None:
-            return seat.reply
-        if self.job.returns == "delta" and not seat.held:
-            raise RefusedError("stale", "the worker holds no weights to change", resume_at=seat.clock)
-        ticket = self._start(inbox.worker, seat, deadline, inbox.alive)
-        seat.channel = seat.channel or self.job.pull_channel()
-        with self._watching():
-            reply = Reply(seat.clock, self._weights.tell(seat.held, seat.channel), ticket)
-        if self.job.keeps_replies:
-            seat.reply = reply  # the worker is taken to hold this now: it could not be made again
-        return reply
+        self._rounds.settle()
 
     def answer_again(self, inbox: Inbox, deadline: float) -> Reply:
         """The answer to a push that was applied before."""
-        with self._changed:
+        with self._hall.changed:
             seat = self._seat_of(inbox.worker, inbox.incarnation)
-            self._event("duplicate", worker=inbox.worker, sequence=inbox.sequence)
+            self._hall.event("duplicate", worker=inbox.worker, sequence=inbox.sequence)
             if self.job.mode == "sync":
                 return self._told(seat, inbox.sequence)
             if seat.inbox is not None:  # it has begun the next one, so it has had the answer
                 raise RefusedError("stale", f"worker {inbox.worker} is at {seat.clock} already", resume_at=seat.clock)
-            return self._pull(inbox, seat, deadline)
+            return self._pieces.pull(inbox, seat, deadline)
 
-    # -------------------------------------------------------------------------------------------------------- waiting
+    # --------------------------------------------------------------------------------------------------------- memory
 
-    def wake(self) -> None:
-        """Have everybody who waits look again."""
-        with self._changed:
-            self._changed.notify_all()
+    @property
+    def in_memory(self) -> int:
+        """Bytes of pushes that wait for their turn."""
+        return self._room.used
 
     def reserve(self, inbox: Inbox, nbytes: int, deadline: float) -> None:
         """Wait for room, unless it is this worker that the others wait for."""
-        with self._changed:
-            inbox.check()
-            self._wait(
-                lambda: self._in_memory + nbytes <= self._memory or inbox.gone or self._is_next(inbox),
-                deadline,
-                inbox.alive,
-                lambda: f"{self._in_memory} bytes of other pushes",
-            )
-            inbox.check()
-            self._in_memory += nbytes
+        self._room.reserve(inbox, nbytes, deadline)
 
     def release(self, inbox: Inbox, nbytes: int) -> None:
-        with self._changed:
-            self._let_go(inbox)
-            self._in_memory -= nbytes
-            self._changed.notify_all()
+        with self._hall.changed:
+            self._seats[inbox.worker].let_go(inbox)
+            self._room.let_go(inbox)
+            self._room.used -= nbytes
+            self._hall.changed.notify_all()
 
-    def _let_go(self, inbox: Inbox) -> None:
-        """Nothing more arrives there."""
-        seat = self._seats[inbox.worker]
-        if seat.inbox is inbox:
-            seat.inbox = None
-        if self._first is inbox:
-            self._first = None
-
-    def _is_next(self, inbox: Inbox) -> bool:
-        """Whether it is this push that the others wait for: such a one never waits for room."""
-        if self.job.exact and inbox.of_round.ordered:
-            return inbox.worker == inbox.of_round.turn
-        self._first = self._first or inbox  # whoever runs out of room first, until it is through
-        return self._first is inbox
-
-    def _wait(
-        self, ready: Callable[[], bool], deadline: float, alive: Callable[[], bool], what: Callable[[], str]
-    ) -> None:
-        left = max(0.0, deadline - time.monotonic())
-        if not self._changed.wait_for(lambda: ready() or not alive() or self.failure is not None, left):
-            raise RefusedError("waiting", f"waited for {what()}")
-        if self.failure is not None:
-            raise RefusedError("diverged", self.failure)
-        if not ready():
-            raise RefusedError("gone", "the worker has hung up")
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Weights that have overflowed are the end of a job: everybody is told, and they are not kept."""
-        try:
-            yield
-        except NonFiniteError as error:
-            with self._changed:
-                self.failure = f"the weights overflowed at exchange {self.version}: take a smaller --lr ({error})"
-                self._event("diverged", version=self.version)
-                self._changed.notify_all()
-            raise RefusedError("diverged", self.failure) from None
-
-    def _event(self, kind: str, **values: Any) -> None:
-        self._tell({"event": kind, **values})
+    def wake(self) -> None:
+        """Have everybody who waits look again."""
+        self._hall.wake()
 
 
 def _listed(workers: Any) -> str:

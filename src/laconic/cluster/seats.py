@@ -35,6 +35,11 @@ class Seat:
     lost: bool = False
     """Whether it was to begin with an empty memory."""
 
+    def let_go(self, inbox: Inbox) -> None:
+        """Nothing more arrives there."""
+        if self.inbox is inbox:
+            self.inbox = None
+
     def replaced(self, worker: int, incarnation: int) -> RefusedError:
         return RefusedError(
             "incarnation", f"worker {worker} of incarnation {incarnation} was replaced by {self.incarnation}"

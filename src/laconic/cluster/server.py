@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -323,7 +323,7 @@ class Server:
             worker,
             incarnation,
             sequence,
-            self._all_frames(messages, 1),
+            self._all_frames(messages, self._limits),
             deadline=_deadline(context),
             alive=context.is_active,
         )
@@ -333,15 +333,15 @@ class Server:
         asked = read_note(self.begin(messages, context))
         worker, incarnation = self._worker(asked, context), _whole(asked, "incarnation")
         with self.core.depositing():
-            frames = self._all_frames(messages, 2)
+            frames = self._all_frames(messages, self.core.deposit_limits)
             self.core.deposit(worker, incarnation, _whole(asked, "version"), frames)
         yield note({})
 
-    def _all_frames(self, messages: Iterator[bytes], parts: int) -> list[Frame]:
-        """A frame of every slot, or up to ``parts`` of each."""
+    def _all_frames(self, messages: Iterator[bytes], limits: Sequence[int]) -> list[Frame]:
+        """A frame of every slot, or several of each, up to as many as there are limits."""
         if self.core.job.returns != "sum":
             raise FrameError("this call is for jobs with returns=sum")
-        assembler, frames = Assembler(parts * self._limits), dict[int, Frame]()
+        assembler, frames = Assembler(limits), dict[int, Frame]()
         ended = False
         for message in messages:
             if is_note(message):

@@ -124,6 +124,15 @@ class Summands:
 
     # ------------------------------------------------------------------------------------------------------ memory
 
+    def forget(self, slots: Sequence[str], why: str) -> None:
+        """Begin what these slots have yet to send anew. Scales stay: they are the others', too."""
+        for one in self._contributors:
+            one.forget([slot for slot in slots if self._of[slot] is one], why)
+
+    @property
+    def residual_resets(self) -> int:
+        return sum(one.stats.residual_resets for one in self._contributors)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Residuals and scales."""
         tensors = {f"scales/{slot}": x for slot, x in self._scales.items()}

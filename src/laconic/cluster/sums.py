@@ -15,18 +15,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from laconic import wire
+from laconic._core import bytes_at
 from laconic.cluster.messages import Frame
 from laconic.codecs import parse
 from laconic.codecs.feedback import ErrorFeedback
-from laconic.codecs.lanes import LaneStage
+from laconic.codecs.lanes import HEAD_NBYTES, LaneHead, LaneStage
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import max_nbytes, open_packet
-from laconic.kernels.interface import LANE_BLOCK, num_buckets
+from laconic.kernels.interface import LANE_BLOCK, lane_values, lanes_nbytes, num_buckets
 from laconic.packet import Packet, TensorSpec
 from laconic.sums import Sum, Summing
 from laconic.wire import Buffer
@@ -62,8 +65,11 @@ def message_limit(like: Tensor) -> int:
 
 def pack_scales(bits: Tensor) -> bytearray:
     """A frame of float32 scales from their bits, as int32."""
-    spec = TensorSpec(tuple(bits.shape), torch.float32)
-    return wire.pack(Packet("none", spec, (bits.contiguous().view(torch.uint8),)))
+    return wire.pack(_scales_packet(bits))
+
+
+def _scales_packet(bits: Tensor) -> Packet:
+    return Packet("none", TensorSpec(tuple(bits.shape), torch.float32), (bits.contiguous().view(torch.uint8),))
 
 
 def read_scales(frame: Buffer, count: int) -> Tensor:
@@ -75,10 +81,16 @@ def read_scales(frame: Buffer, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32)
     if len(packet.sections) != 1 or packet.sections[0].numel() != 4 * count:
         raise FrameError(f"{count} scales take {4 * count} bytes")
-    bits = packet.sections[0].clone().view(torch.int32)
-    if count and not 0 <= int(bits.min()) <= int(bits.max()) <= UNUSABLE:
+    return _bits(packet.sections[0])
+
+
+def _bits(section: Tensor) -> Tensor:
+    # By numpy, as is the maximum below: torch lets go of the interpreter for each of such small things, and with many
+    # workers' threads around, getting it back costs more than doing them.
+    bits = section.numpy().copy().view(np.uint32)
+    if bits.size and int(bits.max()) > UNUSABLE:  # negative ones have the highest bit
         raise FrameError("a scale is negative or not finite")
-    return bits
+    return torch.from_numpy(bits.view(np.int32))
 
 
 def pack_part(scales: Buffer, summand: Buffer | None) -> Frame:
@@ -103,6 +115,27 @@ class SlotSum:
     shape: tuple[int, ...]
     summing: Summing
 
+    @cached_property
+    def stage(self) -> LaneStage:
+        stage = self.summing.chain.values
+        assert isinstance(stage, LaneStage)
+        return stage
+
+    @cached_property
+    def head(self) -> LaneHead:
+        """How each worker lays out its integers."""
+        return self.stage.head(self.summing.workers, ring=False)
+
+    @property
+    def lanes(self) -> int:
+        """Integers of a worker: a rotation's blocks are full."""
+        return lane_values(self.numel, self.stage.signs is not None)
+
+    @cached_property
+    def mould(self) -> PartMould | None:
+        """None where there is nothing to send."""
+        return PartMould(self) if self.numel else None
+
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
@@ -110,6 +143,51 @@ class SlotSum:
     @property
     def num_scales(self) -> int:
         return num_scales(self.numel)
+
+
+class PartMould:
+    """What a worker's bundle of a slot is like, byte by byte, but for its numbers and their checksums.
+
+    Whatever looks different may still be right (scales that are all zero, nothing but scales): that is read the long
+    way, which also says what is wrong where something is.
+    """
+
+    def __init__(self, how: SlotSum) -> None:
+        scales, lanes = 4 * how.num_scales, lanes_nbytes(how.lanes, how.head.coding)
+        self._codec, self._spec = how.summing.chain.text, TensorSpec(how.shape, torch.float32)
+        self._scales = wire.Mould("none", TensorSpec((how.num_scales,), torch.float32), [scales])
+        self._sum = wire.Mould(self._codec, self._spec, [HEAD_NBYTES, scales, lanes])
+        self._bundle = wire.bundle_header([_SCALES, _SUM], [self._scales.nbytes, self._sum.nbytes])
+        self._head = how.head.to_bytes()
+        first = len(self._bundle)
+        end = first + self._scales.nbytes
+        second = end + (-end & (wire.ALIGN - 1))
+        self._gap, self._second, self._nbytes = (end, bytes(second - end)), second, second + self._sum.nbytes
+        self._head_at = second + self._sum.sections[0]
+        self._sizes: list[int] = []
+        """Of what lies between the sections, and of these, in turns."""
+        starts = [first + self._scales.sections[0], *(second + at for at in self._sum.sections)]
+        at = 0
+        for start, nbytes in zip(starts, (scales, HEAD_NBYTES, scales, lanes), strict=True):
+            self._sizes += [start - at, nbytes]
+            at = start + nbytes
+
+    def read(self, message: Buffer) -> tuple[Tensor, Packet] | None:
+        """The bits of the scales, and the packet; None where it looks different."""
+        data = wire.as_bytes(message)
+        if data.numel() != self._nbytes:
+            return None
+        address, (gap, zeros) = data.data_ptr(), self._gap
+        if (
+            bytes_at(address, len(self._bundle)) != self._bundle
+            or bytes_at(address + gap, len(zeros)) != zeros
+            or bytes_at(address + self._head_at, HEAD_NBYTES) != self._head
+            or not self._scales.fits(address + len(self._bundle))
+            or not self._sum.fits(address + self._second)
+        ):
+            return None
+        scales, *sections = data.split_with_sizes(self._sizes)[1::2]
+        return _bits(scales), Packet(self._codec, self._spec, tuple(sections))
 
 
 @dataclass(frozen=True)
@@ -120,15 +198,21 @@ class Part:
     frame: Frame
     scales: Tensor
     packet: Packet | None
+    head: LaneHead
 
     @classmethod
     def of(cls, how: SlotSum, message: Frame) -> Part:
         try:
-            scales, summand = unpack_part(message)
-            bits = read_scales(scales, how.num_scales)
-            return cls(how.name, message, bits, None if summand is None else _opened(how, summand))
+            known = None if how.mould is None else how.mould.read(message)
+            scales, packet = known or _read(how, message)
         except FrameError as error:
             raise FrameError(f"slot {how.name!r}: {error}") from None
+        return cls(how.name, message, scales, packet, how.head)
+
+
+def _read(how: SlotSum, message: Frame) -> tuple[Tensor, Packet | None]:
+    scales, summand = unpack_part(message)
+    return read_scales(scales, how.num_scales), None if summand is None else _opened(how, summand)
 
 
 def _opened(how: SlotSum, summand: Buffer) -> Packet:
@@ -144,11 +228,8 @@ def _opened(how: SlotSum, summand: Buffer) -> Packet:
         if how.numel:
             raise FrameError("the frame holds zeros that were not encoded for a sum")
         return packet
-    stage = chain.values
-    assert isinstance(stage, LaneStage)
-    wanted = stage.head(how.summing.workers, ring=False)
-    if (head := stage.read_head(packet.sections[-3:], how.numel)) != wanted:
-        raise FrameError(f"expected a worker's integers as {wanted}, got {head}")
+    if (head := how.stage.read_head(packet.sections[-3:], how.numel)) != how.head:
+        raise FrameError(f"expected a worker's integers as {how.head}, got {head}")
     return packet
 
 
@@ -176,18 +257,29 @@ class Additions:
                 return None  # sent again because the rest of it had broken off
             if part.packet is not None:
                 try:
-                    self._rooms[slot].add(part.packet)
+                    if part.packet.sections:
+                        self._rooms[slot].add_integers(part.packet, part.head)
+                    else:
+                        self._rooms[slot].add(part.packet)
                 except FrameError as error:
                     raise FrameError(f"slot {part.slot!r}: {error}") from None
                 self._any[slot] = True
-            torch.maximum(self._scales[slot], part.scales, out=self._scales[slot])
+            most = self._scales[slot].numpy()
+            np.maximum(most, part.scales.numpy(), out=most)
             self._added[slot].add(worker)
             return self._message(slot) if len(self._added[slot]) == self._workers else None
 
     def _message(self, slot: int) -> Frame:
-        summed = self._rooms[slot].finish() if self._any[slot] else None
-        self._rooms[slot].clear()  # for the next round, while workers are busy with this one
-        return pack_part(pack_scales(self._scales[slot]), summed)
+        sums, packets = self._rooms[slot], [_scales_packet(self._scales[slot])]
+        parts = [(_SCALES, packets[0].codec, packets[0].spec, [packets[0].sections[0].numel()])]
+        if self._any[slot]:
+            parts.append((_SUM, *sums.form()))
+        room = wire.BundleRoom(parts)
+        room.arenas[0].take(parts[0][3][0]).copy_(packets[0].sections[0])
+        if self._any[slot]:
+            packets.append(sums.packet(room.arenas[1]))
+        sums.clear()  # for the next round, while workers are busy with this one
+        return room.seal(packets)
 
     def scales(self) -> list[Tensor | None]:
         """The bits of what was agreed; None for a slot where somebody's values are not finite."""

@@ -14,7 +14,10 @@ from laconic.cluster.sums import UNUSABLE, pack_scales
 from laconic.frames import decode
 from laconic.wire import Buffer
 
-__all__ = ["Optimizer", "Resident", "Weights"]
+__all__ = ["RENEWED", "Optimizer", "Resident", "Weights"]
+
+RENEWED = "its directions were drawn anew, and along the new ones it would mean something else"
+"""Why memories of slots end with what belongs to these."""
 
 
 class Optimizer(Protocol):
@@ -25,6 +28,7 @@ class Optimizer(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
     def forget(self, slots: Iterable[str]) -> None: ...
+    def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None: ...
 
 
 class Resident(Protocol):
@@ -40,6 +44,10 @@ class Resident(Protocol):
 
     def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Be where the exchange of that number begins."""
+        ...
+
+    def spending(self) -> list[str]:
+        """Slots that this update renews, and whose momentum is that of all."""
         ...
 
     def after(self, version: int) -> list[str]:
@@ -120,6 +128,7 @@ class Weights:
         told = dict(zip(self.parameters, frames, strict=True))
         if self.job.sends == "gradients":
             self._optimizer.step_frames(self.parameters, told, lr=self._rate(self.version))
+            self._spend(told)
             return
         self.step({name: decode(frame, device=self.parameters[name].device) for name, frame in told.items()})
 
@@ -129,6 +138,7 @@ class Weights:
             iteration = self.version if self.job.mode == "sync" else self.version // self.job.workers
             rate = self._rate(iteration)
             self._optimizer.step(self.parameters, update, lr=rate / (1 + missed) if self.job.discount else rate)
+            self._spend(update)
             return
         # Without rounds there is no mean of all workers' changes: each counts for its part of one.
         part = 1 if self.job.mode == "sync" else self.job.workers
@@ -138,10 +148,19 @@ class Weights:
             else:
                 self.parameters[name].copy_(x)
 
+    def _spend(self, updated: Iterable[str]) -> None:
+        """What momentum still means of slots that this update renews; before anybody is told of the update."""
+        if self._resident is not None:
+            spending = set(updated).intersection(self._resident.spending())
+            self._optimizer.spend(self.parameters, spending, lr=self._rate(self.version + 1))
+
     def settle(self) -> None:
         """After an update, once the version says so: what is not exchanged follows it."""
-        if self._resident is not None:
-            self._optimizer.forget(self._resident.after(self.version))
+        if self._resident is None or self.job.returns == "sum":  # workers hold all of it, and deposit it
+            return
+        renewed = self._resident.after(self.version)
+        self._optimizer.forget(renewed)
+        self._channel.forget(renewed, RENEWED)
 
     def tell(self, held: dict[str, Tensor], channel: Channel) -> tuple[bytes, ...]:
         """The weights, or how they differ from what one worker holds, which then holds more of them."""
@@ -169,13 +188,29 @@ class Weights:
             if bits is not None:
                 self._scales[name] = bits
 
+    @property
+    def deposits(self) -> list[list[Tensor]]:
+        """What a deposit may be like: the weights; the optimizer's memory; what else belongs to slots, with both."""
+        like = self.like
+        if self._resident is None:
+            return [like, [*like, *like]]
+        return [[*like, *like, *self.resident_or_nothing]]
+
+    @property
+    def resident_or_nothing(self) -> list[Tensor]:
+        """One tensor for each slot."""
+        held = self.resident
+        return [held.get(name, torch.zeros(1)) for name in self.parameters]
+
     def deposit(self, version: int, tensors: Sequence[Tensor]) -> None:
-        """Take over what a worker holds: the weights, and the optimizer's memory after them where all have the same."""
+        """Take over what a worker holds, as in ``deposits``."""
         count = len(self.slots)
         for mine, x in zip(self.parameters.values(), tensors, strict=False):
             mine.copy_(x)
         if len(tensors) > count:
-            self._optimizer.load_state_dict(dict(zip(self.parameters, tensors[count:], strict=True)))
+            self._optimizer.load_state_dict(dict(zip(self.parameters, tensors[count : 2 * count], strict=True)))
+        if self._resident is not None:
+            self._resident.load(dict(zip(self.parameters, tensors[2 * count :], strict=True)), version)
         self.deposited = version
 
     def scale_frames(self) -> list[bytes]:
@@ -196,7 +231,7 @@ class Weights:
             memory = self._optimizer.state_dict()
             tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
         if self._resident is not None:
-            tensors += [self.resident.get(name, torch.zeros(1)) for name in self.parameters]
+            tensors += self.resident_or_nothing
         return tensors
 
     def state(self) -> dict[str, Tensor]:

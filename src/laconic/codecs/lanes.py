@@ -30,13 +30,14 @@ from laconic.kernels.interface import (
 )
 from laconic.packet import Arena
 
-__all__ = ["THC", "LaneHead", "LaneStage", "Shared"]
+__all__ = ["HEAD_NBYTES", "THC", "LaneHead", "LaneStage", "Shared"]
 
 MAX_BITS: Final = 16
 MAX_TOTAL: Final = (1 << 30) - 1
 """The largest sum of levels: twice it still fits a signed 32-bit integer."""
 
 _HEAD = struct.Struct("<BBHIII")  # layout, width, 0, levels, workers, count
+HEAD_NBYTES: Final = _HEAD.size
 _PACKED, _LANES = 0, 1
 
 
@@ -94,9 +95,12 @@ class LaneHead:
         """The largest sum that so many senders can make."""
         return self.levels * self.count
 
-    def write(self, section: Tensor) -> None:
+    def to_bytes(self) -> bytes:
         layout = _PACKED if self.packed else _LANES
-        write_bytes(section, _HEAD.pack(layout, self.width, 0, self.levels, self.workers, self.count))
+        return _HEAD.pack(layout, self.width, 0, self.levels, self.workers, self.count)
+
+    def write(self, section: Tensor) -> None:
+        write_bytes(section, self.to_bytes())
 
     @classmethod
     def read(cls, section: Tensor, most_levels: int) -> LaneHead:

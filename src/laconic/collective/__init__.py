@@ -1,11 +1,28 @@
-"""Compressed all-reduce over any torch.distributed backend, without a kernel of its own in it.
+"""Compressed means over the ranks of torch.distributed, for DDP, for local SGD, or by themselves.
 
-Integers in lanes that never carry make an ordinary SUM of int32 the sum of many narrow integers: one small MAX to
-settle scales, one SUM, and every rank decodes the same bits.
+Two roads to a mean. Integers in lanes that never carry make an ordinary SUM of int32 the sum of many narrow integers
+(``Reducer``): one small MAX to settle scales, one SUM, on any backend. What cannot be added goes to the owners of
+shards and back (``TwoShot``). Either way all ranks decode the same bits.
 """
 
 from __future__ import annotations
 
-from laconic.collective.reducer import Reducer, ReducerStats, allreduce
+from laconic.collective.attachment import Attachment, attach
+from laconic.collective.drift import differing
+from laconic.collective.exchange import Exchange
+from laconic.collective.ledger import Ledger
+from laconic.collective.localsgd import LocalSGD
+from laconic.collective.reducer import Reducer, allreduce
+from laconic.collective.twoshot import TwoShot
 
-__all__ = ["Reducer", "ReducerStats", "allreduce"]
+__all__ = [
+    "Attachment",
+    "Exchange",
+    "Ledger",
+    "LocalSGD",
+    "Reducer",
+    "TwoShot",
+    "allreduce",
+    "attach",
+    "differing",
+]

@@ -1,10 +1,10 @@
-"""Reducer: tensors replaced by their mean over a group of ranks, compressed on the way."""
+"""Reducer: tensors replaced by their mean over a group of ranks, compressed on the way, by summable codecs."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,31 +15,27 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.lanes import LaneHead, LaneStage
 from laconic.codecs.mean import FloatHead
+from laconic.collective.ledger import Ledger
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec, allocate
 from laconic.sums import Contributor, Summing
 from laconic.sums.summing import flat_values
 
-__all__ = ["Reducer", "ReducerStats", "allreduce"]
+__all__ = ["Reducer", "allreduce"]
 
 log = logging.getLogger("laconic")
 
-PART = 1 << 22
-"""Values that are reduced at a time: while some are on their way others are encoded, and decoded while in the cache."""
+PART = 1 << 23
+"""Values that are added up at a time: while some are on their way others are encoded."""
+
+ALONE = 1 << 20
+"""Values from which on a tensor is added up where it was encoded. Smaller ones are gathered first, to save rounds."""
+
+IN_FLIGHT = 2
+"""Sums on their way at once."""
 
 _DIGEST: Final = 1 << 24
 """Digests below this are whole numbers in float32."""
-
-
-@dataclass
-class ReducerStats:
-    """What a reducer has done so far."""
-
-    rounds: int = 0
-    skipped_nonfinite: int = 0
-    values: int = 0
-    bytes_reduced: int = 0
-    """What this rank gave to all-reduces: a ring sends it about twice."""
 
 
 class _Words:
@@ -52,7 +48,7 @@ class _Words:
         self._taken = 0
 
     def on(self, device: torch.device) -> _Words:
-        """Ready for another packet, whose sections take the place of the last one's."""
+        """Ready for other packets, whose sections take the place of the last ones'."""
         self.device, self._taken = device, 0
         return self
 
@@ -60,20 +56,42 @@ class _Words:
         if self._taken == len(self._kept):
             self._kept.append(torch.empty(0, dtype=torch.uint8))
         room = self._kept[self._taken]
-        if room.numel() != nbytes + 4 or room.device != self.device:
+        if room.numel() < nbytes + 4 or room.device != self.device:
             room = self._kept[self._taken] = allocate(TensorSpec((nbytes + 4,), torch.uint8), self.device)
         self._taken += 1
-        self.last = room
+        self.last = room[: nbytes + 4]
         return room[:nbytes]
 
     def trim(self, section: Tensor, nbytes: int) -> Tensor:
         raise AssertionError("no summable codec gives bytes back")
 
 
+@dataclass
+class _Piece:
+    """A tensor, or a part of a large one, on its way through a round."""
+
+    name: str
+    slot: str
+    x: Tensor
+    out: Tensor
+    agreed: Tensor
+    """At first what this rank brings to the agreement."""
+    packet: Packet | None = None
+
+
+@dataclass
+class _Sum:
+    """Pieces whose integers travel together."""
+
+    pieces: list[_Piece]
+    words: Tensor
+    work: Any
+
+
 class Reducer:
     """Means over a group of ranks by a summable codec, slot by slot, with error feedback when the spec has ``ef``.
 
-    Tensors of more than 2^22 values go part by part, as slots ``name[0]``, ``name[1]``, …: one part is encoded while
+    Tensors of more than 2^23 values go part by part, as slots ``name[0]``, ``name[1]``, …: one part is encoded while
     another is on its way. All ranks call ``reduce`` for the same slots in the same order, as they do with any
     collective.
 
@@ -84,24 +102,32 @@ class Reducer:
         carry: Take scales from the round before, widened by a quarter, and agree on the next ones while the sum is
             under way: one phase instead of two. For ``shared`` and ``thc``, with ``ef``.
         nonfinite: When a value of any rank is not finite, ``skip`` the round on all of them: the result is zeros,
-            residuals stay, and it is logged and counted. Or ``raise``, on all of them, too.
+            residuals stay, and it is logged and counted. ``spread``: the same, but the result is NaN, as that of a
+            plain all-reduce would be. Or ``raise``, on all of them, too.
+        ledger: Where to count; one of its own by default.
     """
 
     def __init__(
-        self, spec: str, group: dist.ProcessGroup | None = None, *, carry: bool = False, nonfinite: str = "skip"
+        self,
+        spec: str,
+        group: dist.ProcessGroup | None = None,
+        *,
+        carry: bool = False,
+        nonfinite: str = "skip",
+        ledger: Ledger | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
-        if nonfinite not in ("raise", "skip"):
-            raise ConfigError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+        if nonfinite not in ("raise", "skip", "spread"):
+            raise ConfigError(f"nonfinite must be 'raise', 'skip' or 'spread', got {nonfinite!r}")
         self.group = group
         self.nonfinite = nonfinite
         self.carry = carry
         self.contributor = Contributor(spec, workers=dist.get_world_size(group), worker=dist.get_rank(group), ring=True)
         if carry and not (self.contributor.feedback and isinstance(self.summing.chain.values, LaneStage)):
             raise ConfigError(f"{spec!r}: carried-over scales clip, which 'ef' before 'shared' or 'thc' makes good")
-        self.stats = ReducerStats()
-        self._arenas = _Words(), _Words()
+        self.stats = Ledger() if ledger is None else ledger
+        self._arenas = tuple(_Words() for _ in range(IN_FLIGHT + 1))
         self._rounds: dict[str, int] = {}
         self._carried: dict[str, Tensor] = {}
 
@@ -111,175 +137,227 @@ class Reducer:
 
     def reduce(self, slot: str, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """The mean over all ranks, the same bits on each; into ``out``, which may be ``x``, when given."""
-        seed = self._rounds.get(slot, 0)
-        self._rounds[slot] = seed + 1
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if out.shape != x.shape:
             raise InputError(f"expected a tensor of shape {list(x.shape)} for the mean, got {list(out.shape)}")
+        if slot in self._carried:
+            self._reduce_by_carried(slot, x, out)
+        else:
+            self._reduce_agreeing([(slot, x, out)])
+        return out
+
+    def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Replace many tensors by their means, in as few rounds as one takes: one agreement, and sums of many."""
+        for slot, x in tensors:
+            if slot in self._carried:
+                self._reduce_by_carried(slot, x, x)
+        self._reduce_agreeing([(slot, x, x) for slot, x in tensors if slot not in self._carried])
+
+    def _next_seed(self, slot: str, x: Tensor) -> int:
+        seed = self._rounds.get(slot, 0)
+        self._rounds[slot] = seed + 1
         self.stats.rounds += 1
         self.stats.values += x.numel()
-        if self._in_parts(x):
-            if not self._reduce_parts(slot, x, seed, out):
-                self._skipped(slot)
-                out.zero_()
-            return out
-        packet = self._carried_round(slot, x, seed) if slot in self._carried else self._agreed_round(slot, x, seed)
-        if packet is None:
-            self._skipped(slot)
-            return out.zero_()
-        self.contributor.received(slot, packet)
-        return self.summing.chain.decode(packet, out=out)
+        return seed
 
-    # -------------------------------------------------------------------------------------------------------- parts
+    # ------------------------------------------------------------------------------------------- agree, add, decode
 
-    def _in_parts(self, x: Tensor) -> bool:
-        chain = self.summing.chain
-        return x.numel() > PART and isinstance(chain.values, LaneStage) and chain.selector is None and not self.carry
-
-    def _reduce_parts(self, slot: str, x: Tensor, seed: int, out: Tensor) -> bool:
-        """A large tensor part by part, each with an agreement and a sum of its own; False when all skip the round."""
-        flat = flat_values(x)
-        direct = out.dtype == torch.float32 and out.is_contiguous()
-        into = out.view(-1) if direct else torch.empty_like(flat)
-        names = [f"{slot}[{at // PART}]" for at in range(0, flat.numel(), PART)]
-        parts = [flat[at : at + PART] for at in range(0, flat.numel(), PART)]
-        settling: dict[int, Callable[[], Tensor]] = {}
-        adding: dict[int, Callable[[], Packet]] = {}
-
-        def begin(i: int) -> None:
-            if i < len(parts):
-                probe = self.contributor.probe(names[i], parts[i], seed=seed)
-                settling[i] = self._agree(probe, names[i], parts[i], seed, wait=False)
-
-        def finish(i: int) -> None:
-            if i in adding:
-                packet = adding.pop(i)()
-                self.summing.chain.decode(packet, out=into[i * PART : (i + 1) * PART])
-
-        begin(0)
-        begin(1)
-        for i in range(len(parts)):
-            agreed = settling.pop(i)()
-            if not self.summing.usable(agreed):
-                for later in list(settling):
-                    settling.pop(later)()
-                    self.contributor.skip(names[later])
-                self.contributor.skip(names[i])
-                finish(i - 1)
-                for earlier in names[:i]:
-                    self.contributor.undo(earlier)
-                return False
-            arena = self._arenas[i % len(self._arenas)].on(x.device)
-            packet = self.contributor.packet(names[i], agreed, seed=seed, arena=arena)
-            adding[i] = self._add(packet, arena, wait=False)
-            begin(i + 2)
-            finish(i - 1)
-        finish(len(parts) - 1)
-        if not direct:
-            out.copy_(into.view(out.shape))
-        return True
-
-    # ------------------------------------------------------------------------------------------------------- rounds
-
-    def _agreed_round(self, slot: str, x: Tensor, seed: int) -> Packet | None:
-        agreed = self.contributor.probe(slot, x, seed=seed)
-        agreed = self._agree(agreed, slot, x, seed)()
-        if not self.summing.usable(agreed):
-            self.contributor.skip(slot)
-            return None
+    def _reduce_agreeing(self, tensors: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+        seeds = {slot: self._next_seed(slot, x) for slot, x, _ in tensors}
+        pieces, copies = [], []
+        with self.stats.during("encode_s"):
+            for slot, x, out in tensors:
+                direct = out.dtype == torch.float32 and out.is_contiguous()
+                into = out if direct else torch.empty(x.shape, device=x.device)
+                pieces += [
+                    _Piece(name, slot, part, room, self.contributor.probe(name, part, seed=seeds[slot]))
+                    for name, part, room in self._parts(slot, x, into)
+                ]
+                if not direct:
+                    copies.append((out, into))
+        self._agree(pieces, seeds)
+        usable = self._usable(pieces)
         if self.carry:
-            self._carried[slot] = self.summing.carry(agreed)
-        arena = self._arenas[0].on(x.device)
-        packet = self.contributor.packet(slot, agreed, seed=seed, arena=arena)
-        return self._add(packet, arena)()
+            self._carried |= {piece.slot: self.summing.carry(piece.agreed) for piece in usable}
+        under_way: list[_Sum] = []
+        for i, together in enumerate(_trains(usable)):
+            under_way.append(self._add(together, seeds, self._arenas[i % len(self._arenas)]))
+            if len(under_way) > IN_FLIGHT:
+                self._finish(under_way.pop(0))
+        for each in under_way:
+            self._finish(each)
+        for out, into in copies:
+            out.copy_(into)
 
-    def _carried_round(self, slot: str, x: Tensor, seed: int) -> Packet | None:
+    def _parts(self, slot: str, x: Tensor, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        chain = self.summing.chain
+        if x.numel() <= PART or not isinstance(chain.values, LaneStage) or chain.selector is not None or self.carry:
+            yield slot, x, out
+            return
+        flat, into = flat_values(x), out.view(-1)
+        for at in range(0, flat.numel(), PART):
+            yield f"{slot}[{at // PART}]", flat[at : at + PART], into[at : at + PART]
+
+    def _agree(self, pieces: Sequence[_Piece], seeds: Mapping[str, int]) -> None:
+        """Each piece's probe becomes what all ranks agree on: one round for all of them."""
+        if not pieces:
+            return
+        probes = [piece.agreed.reshape(-1) for piece in pieces]
+        texts = [f"{piece.name} {list(piece.x.shape)} {seeds[piece.slot]}" for piece in pieces]
+        agreed = self._settle(torch.cat(probes), " ".join(texts))()
+        for piece, part in zip(pieces, torch.split(agreed, [probe.numel() for probe in probes]), strict=True):
+            piece.agreed = part.view(piece.agreed.shape)
+
+    def _usable(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+        """Those that can go on; the slots of the others end their round here, on all ranks."""
+        lost = {piece.slot for piece in pieces if not self.summing.usable(piece.agreed)}
+        for piece in pieces:
+            if piece.slot in lost:
+                self.contributor.skip(piece.name)
+                self._leave_out(piece.out)
+        for slot in lost:
+            self._skipped(slot)
+        return [piece for piece in pieces if piece.slot not in lost]
+
+    def _add(self, pieces: list[_Piece], seeds: Mapping[str, int], arena: _Words) -> _Sum:
+        """Encode, and begin the sum of all ranks' packets."""
+        with self.stats.during("encode_s"):
+            arena.on(pieces[0].x.device)
+            for piece in pieces:
+                seed = seeds[piece.slot]
+                piece.packet = self.contributor.packet(piece.name, piece.agreed, seed=seed, arena=arena)
+            words = arena.last
+            if len(pieces) > 1:
+                words = self._gathered(pieces, arena)
+        return self._begin(pieces, words)
+
+    def _gathered(self, pieces: list[_Piece], arena: _Words) -> Tensor:
+        """The last sections one behind the other, with a word for the count behind them."""
+        sizes = [piece.packet.sections[-1].numel() for piece in pieces if piece.packet and piece.packet.sections]
+        room = arena.take(sum(sizes))
+        at = 0
+        for piece in pieces:
+            if piece.packet is None or not piece.packet.sections:
+                continue
+            *side, last = piece.packet.sections
+            here = room[at : at + last.numel()]
+            here.copy_(last)
+            piece.packet = Packet(piece.packet.codec, piece.packet.spec, (*side, here))
+            at += last.numel()
+        return arena.last
+
+    def _begin(self, pieces: list[_Piece], words: Tensor) -> _Sum:
+        if not any(piece.packet and piece.packet.sections for piece in pieces):
+            return _Sum(pieces, words, None)
+        words = words.view(torch.int32 if self._integers else torch.float32)
+        words[-1] = 1
+        return _Sum(pieces, words, self._reduce(words, dist.ReduceOp.SUM))
+
+    def _finish(self, total: _Sum) -> None:
+        if total.work is not None:
+            with self.stats.during("wire_s"):
+                total.work.wait()
+        with self.stats.during("decode_s"):
+            for piece in total.pieces:
+                assert piece.packet is not None
+                packet = self._counted(piece.packet, total.words)
+                self.contributor.received(piece.name, packet)
+                self.summing.chain.decode(packet, out=piece.out)
+
+    def _counted(self, packet: Packet, words: Tensor) -> Packet:
+        """With the number of ranks that took part in its head."""
+        if not packet.sections:
+            return packet
+        at, count = len(packet.sections) - (3 if self._integers else 2), int(words[-1])
+        head = torch.empty_like(packet.sections[at])
+        if self._integers:
+            replace(self._head, count=count).write(head)
+        else:
+            FloatHead(self.summing.workers, count).write(head)
+        return Packet(packet.codec, packet.spec, (*packet.sections[:at], head, *packet.sections[at + 1 :]))
+
+    # ---------------------------------------------------------------------------------------------- carried scales
+
+    def _reduce_by_carried(self, slot: str, x: Tensor, out: Tensor) -> None:
+        seed = self._next_seed(slot, x)
         scales, probe = self._carried.pop(slot), self.contributor.probe(slot, x, seed=seed)
         usable = self.summing.usable(probe)
         if not usable or probe.shape != scales.shape:  # the round is lost for all, but all must go through it
             self.contributor.skip(slot)
             scales = torch.zeros_like(probe)
-        settle = self._agree(probe, slot, x, seed, wait=False)
+        settle = self._settle(probe, f"{slot} {list(x.shape)} {seed}")
         arena = self._arenas[0].on(x.device)
         if usable:
             packet = self.contributor.packet(slot, scales, seed=seed, arena=arena)
         else:
             packet = self.summing.packet(torch.zeros_like(x), scales, seed=seed, arena=arena)
-        packet = self._add(packet, arena)()
+        total = self._begin([_Piece(slot, slot, x, out, probe, packet)], arena.last)
         agreed = settle()
-        if not self.summing.usable(agreed):
-            if usable:
-                self.contributor.undo(slot)
-            return None
-        self._carried[slot] = self.summing.carry(agreed)
-        return packet
+        if self.summing.usable(agreed):
+            self._finish(total)
+            self._carried[slot] = self.summing.carry(agreed)
+            return
+        if total.work is not None:
+            total.work.wait()
+        if usable:
+            self.contributor.undo(slot)
+        self._leave_out(out)
+        self._skipped(slot)
 
-    def _agree(self, probe: Tensor, slot: str, x: Tensor, seed: int, *, wait: bool = True) -> Callable[[], Tensor]:
+    # ------------------------------------------------------------------------------------------------ collectives
+
+    def _settle(self, probe: Tensor, what: str) -> Callable[[], Tensor]:
         """Begin the agreement; what it returns waits for its end."""
         by = self.summing.by
         if by == "or":
             return lambda: self._or(probe)
-        if by == "sum":
-            self._reduce(probe, dist.ReduceOp.SUM)
-            return lambda: probe
-        text = f"{self.summing.chain.text} {list(x.shape)} {self.summing.workers} {slot} {seed}"
-        mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
-        marks = torch.tensor([mark, _DIGEST - 1 - mark], dtype=torch.float32, device=probe.device)
-        both = torch.cat([probe, marks])
-        work = self._reduce(both, dist.ReduceOp.MAX, wait=wait)
+        text, both = "", probe
+        if by == "max":
+            text = f"{self.summing.chain.text} {self.summing.workers} {what}"
+            mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
+            marks = torch.tensor([mark, _DIGEST - 1 - mark], dtype=torch.float32, device=probe.device)
+            both = torch.cat([probe, marks])
+        work = self._reduce(both, dist.ReduceOp.MAX if by == "max" else dist.ReduceOp.SUM)
 
         def settled() -> Tensor:
-            if work is not None:
+            with self.stats.during("wire_s"):
                 work.wait()
+            if by == "sum":
+                return both
             if float(both[-2] + both[-1]) != _DIGEST - 1:
-                raise InputError(f"ranks do not reduce the same tensor: this one has {text!r}")
+                raise InputError(f"ranks do not reduce the same tensors: this one has {text[:200]!r}")
             return both[:-2]
 
         return settled
 
-    def _reduce(self, words: Tensor, op: Any, *, wait: bool = True) -> Any:
+    def _reduce(self, words: Tensor, op: Any) -> Any:
         self.stats.bytes_reduced += words.numel() * words.element_size()
-        work = dist.all_reduce(words, op=op, group=self.group, async_op=not wait)
-        return None if wait else work
+        return dist.all_reduce(words, op=op, group=self.group, async_op=True)
 
     def _or(self, bits: Tensor) -> Tensor:
-        if dist.get_backend(self.group) != "nccl":
-            self._reduce(bits, dist.ReduceOp.BOR)
+        with self.stats.during("wire_s"):
+            if dist.get_backend(self.group) != "nccl":
+                self._reduce(bits, dist.ReduceOp.BOR).wait()
+                return bits
+            backend = kernels.of(bits)  # NCCL knows no OR: a byte for each bit, and their maximum
+            wide = backend.unpack_symbols(bits, 8 * bits.numel(), 2, False)
+            self._reduce(wide, dist.ReduceOp.MAX).wait()
+            backend.pack_symbols(wide, 2, False, bits)
             return bits
-        backend = kernels.of(bits)  # NCCL knows no OR: a byte for each bit, and their maximum
-        wide = backend.unpack_symbols(bits, 8 * bits.numel(), 2, False)
-        self._reduce(wide, dist.ReduceOp.MAX)
-        backend.pack_symbols(wide, 2, False, bits)
-        return bits
 
-    def _add(self, packet: Packet, arena: _Words, *, wait: bool = True) -> Callable[[], Packet]:
-        """Begin the sum of all ranks' packets: of the last section, and of the word behind it that counts them."""
-        if not packet.sections:
-            return lambda: packet
-        integers = isinstance(self.summing.chain.values, LaneStage)
-        words = arena.last.view(torch.int32 if integers else torch.float32)
-        words[-1] = 1
-        work = self._reduce(words, dist.ReduceOp.SUM, wait=wait)
-
-        def added() -> Packet:
-            if work is not None:
-                work.wait()
-            at, count = len(packet.sections) - (3 if integers else 2), int(words[-1])
-            head = torch.empty_like(packet.sections[at])
-            if integers:
-                replace(self._head, count=count).write(head)
-            else:
-                FloatHead(self.summing.workers, count).write(head)
-            return Packet(packet.codec, packet.spec, (*packet.sections[:at], head, *packet.sections[at + 1 :]))
-
-        return added
+    @property
+    def _integers(self) -> bool:
+        return isinstance(self.summing.chain.values, LaneStage)
 
     @property
     def _head(self) -> LaneHead:
         stage = self.summing.chain.values
         assert isinstance(stage, LaneStage)
         return stage.head(self.summing.workers, ring=True)
+
+    def _leave_out(self, out: Tensor) -> None:
+        out.fill_(float("nan") if self.nonfinite == "spread" else 0.0)
 
     def _skipped(self, slot: str) -> None:
         self.stats.skipped_nonfinite += 1
@@ -311,6 +389,23 @@ class Reducer:
         self._rounds = {slot: int(count) for slot, count in by_part["round"].items()}
 
 
+def _trains(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Large pieces by themselves, small ones together."""
+    together: list[_Piece] = []
+    values = 0
+    for piece in pieces:
+        if piece.x.numel() >= ALONE:
+            yield [piece]
+            continue
+        together.append(piece)
+        values += piece.x.numel()
+        if values >= ALONE:
+            yield together
+            together, values = [], 0
+    if together:
+        yield together
+
+
 def allreduce(
     tensor: Tensor,
     spec: str,
@@ -329,7 +424,8 @@ def allreduce(
             ranks.
         group: The ranks; all of them by default.
         seed: The same on all ranks: decides dice and random places.
-        nonfinite: ``skip`` (zeros on all ranks) or ``raise`` (on all ranks) when a value of any rank is not finite.
+        nonfinite: ``skip`` (zeros on all ranks), ``spread`` (NaN on all ranks) or ``raise`` (on all ranks) when a value
+            of any rank is not finite.
     """
     reducer = Reducer(spec, group, nonfinite=nonfinite)
     reducer._rounds[""] = seed

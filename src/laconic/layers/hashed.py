@@ -27,12 +27,12 @@ class _Shared(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, bucket: Tensor, sign: Tensor, order: Tensor) -> Tensor:
         ctx.save_for_backward(sign, order)
         ctx.buckets = z.numel()
-        return z.index_select(0, bucket) * sign
+        return z.view(-1).index_select(0, bucket) * sign
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         sign, order = ctx.saved_tensors
-        return _collected(gradient * sign, order, ctx.buckets), None, None, None
+        return _collected(gradient * sign, order, ctx.buckets).view(1, -1), None, None, None
 
 
 def _collected(values: Tensor, order: Tensor, buckets: int) -> Tensor:
@@ -61,7 +61,8 @@ class HashedLayer(nn.Module):
         assert isinstance(weight, Tensor)
         self.frame, self.shape, self.buckets = emptied(layer), weight.shape, buckets
         self.register_buffer("state", torch.tensor([seed & (2**62 - 1)], dtype=torch.int64, device=weight.device))
-        self.z = nn.Parameter(weight.new_zeros(buckets))
+        # Two dimensions: a policy takes vectors for biases, and sends them as they are.
+        self.z = nn.Parameter(weight.new_zeros(1, buckets))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
         self._settle()
         self._fit(weight.detach().reshape(-1), fresh=fresh)

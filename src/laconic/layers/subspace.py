@@ -6,8 +6,10 @@ the gradients and the messages are rho of the dense ones; forward and backward a
 passes over the weight.
 
 Every T steps the subspace is drawn anew: what z has moved goes into the origin, z begins at zero under other signs, and
-so does the optimizer's momentum, which pointed along the old ones. Which entries share a coordinate never changes, so
-second moments (Adam's) stay true. After many renewals the weight has moved in all directions.
+so does the optimizer's momentum, which pointed along the old ones. The steps that SGD's momentum still meant are taken
+before, all at once: dropping them would lose a tenth of the way with T=100 and momentum 0.9. Which entries share a
+coordinate never changes, so second moments (Adam's) stay true. After many renewals the weight has moved in all
+directions.
 
 Steps are counted where they are taken: a hook on torch's optimizers finds the layers whose z they have. Whoever steps z
 without one calls ``advance``.
@@ -119,7 +121,7 @@ class _Placed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return collected(gradient, ctx.saved_tensors[0], ctx.whole), None, None, None
+        return collected(gradient, ctx.saved_tensors[0], ctx.whole).view(1, -1), None, None, None
 
 
 class _Held(torch.autograd.Function):
@@ -133,7 +135,7 @@ class _Held(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return collected(gradient, ctx.saved_tensors[0], ctx.whole), None, None, None
+        return collected(gradient, ctx.saved_tensors[0], ctx.whole).view(1, -1), None, None, None
 
 
 class SubspaceLayer(nn.Module):
@@ -160,7 +162,8 @@ class SubspaceLayer(nn.Module):
         self.frame, self.every = emptied(layer), every
         self.tiles = Tiles(weight.numel(), rho)
         self.origin = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
-        self.z = nn.Parameter(weight.new_zeros(self.tiles.coordinates))
+        # Two dimensions: a policy takes vectors for biases, and sends them as they are.
+        self.z = nn.Parameter(weight.new_zeros(1, self.tiles.coordinates))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
         self.register_buffer("state", torch.tensor([seed & (2**62 - 1), 0], dtype=torch.int64, device=weight.device))
         self._signs: Tensor | None = None
@@ -212,6 +215,10 @@ class SubspaceLayer(nn.Module):
     def steps(self) -> int:
         return self._steps
 
+    def due(self, steps: int = 1) -> bool:
+        """Whether so many steps more draw a new subspace."""
+        return bool(self.every) and (self._steps + steps) // self.every != self._steps // self.every
+
     @torch.no_grad()
     def advance(self, steps: int = 1, *, decay: float = 0.0) -> bool:
         """Count steps that z has taken; True when that drew a new subspace.
@@ -222,13 +229,12 @@ class SubspaceLayer(nn.Module):
         """
         if decay:
             self.origin.mul_(1 - decay)
-        before = self._steps
+        due = self.due(steps)
         self._steps += steps
         self.state[1] += steps
-        if not self.every or self._steps // self.every == before // self.every:
-            return False
-        self.renew()
-        return True
+        if due:
+            self.renew()
+        return due
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -326,6 +332,8 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
             layer = None if found is None or parameter.grad is None else found()
             if layer is None or layer.z is not parameter:
                 continue
+            if layer.due():
+                _spend_momentum(parameter, optimizer, group)
             if layer.advance(decay=_decay(optimizer, group)):
                 _forget_directions(optimizer.state.get(parameter, {}))
 
@@ -346,6 +354,15 @@ def _decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
         "subspace: there it pulls them to where they began, not to zero. Take AdamW or SGD",
     )
     return 0.0
+
+
+@torch.no_grad()
+def _spend_momentum(z: Tensor, optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """The steps that the momentum still means, at once. Adam's are of the size of its second moments: not foreseen."""
+    momentum = optimizer.state.get(z, {}).get("momentum_buffer")
+    if isinstance(optimizer, torch.optim.SGD) and isinstance(momentum, Tensor) and not group.get("maximize"):
+        kept = float(group["momentum"])
+        z.sub_(momentum, alpha=float(group["lr"]) * kept / (1 - kept))
 
 
 @torch.no_grad()

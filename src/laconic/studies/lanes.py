@@ -110,7 +110,7 @@ class Lane(ABC):
     """
 
     def __init__(self, setting: Trained, seed: int, epochs: int, source: Source) -> None:
-        self.seed, self.epochs, self.source = seed, epochs, source
+        self.setting, self.seed, self.epochs, self.source = setting, seed, epochs, source
         self.job: Job = setting.job(seed)
         self.task = source.task(setting.model, seed, setting.holdout, setting.layers, dict(setting.rules))
         self.shards = Shards(self.task.num_train, self.job.workers, setting.batch, seed)

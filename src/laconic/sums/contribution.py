@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,7 @@ class Contributor:
         self.worker = worker
         self.stats = ContributorStats()
         self._slots: dict[str, _Slot] = {}
+        self._told_forgotten = False
         if self.feedback and not chain.contractive:
             log.warning("%s: an encoding may add more error than it removes, so the residual can grow", spec)
 
@@ -182,6 +183,23 @@ class Contributor:
             raise InputError(f"slot {slot!r} has no round to undo")
         mine.residual, mine.before = mine.before, None
         self.stats.skipped_nonfinite += 1
+
+    def forget(self, slots: Iterable[str], why: str) -> None:
+        """Begin these slots' memory anew, because it would mean something else from now on: counted, and said once.
+
+        Args:
+            slots: Those that remember nothing are passed over.
+            why: Completes "what was not sent is dropped: ".
+        """
+        for slot in slots:
+            mine = self._slots.get(slot)
+            if mine is None or mine.residual is None:
+                continue
+            mine.residual = mine.before = None
+            self.stats.residual_resets += 1
+            if not self._told_forgotten:
+                log.warning("what was not sent is dropped: %s (said once, counted in stats)", why)
+            self._told_forgotten = True
 
     def residual(self, slot: str) -> Tensor | None:
         """What a slot has yet to send, flat; for ``thc`` as it is after the rotation. None if nothing is kept."""

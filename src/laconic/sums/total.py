@@ -9,13 +9,13 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.codecs import Chain, codec
-from laconic.codecs.lanes import LaneHead, LaneStage
+from laconic.codecs.lanes import HEAD_NBYTES, LaneHead, LaneStage
 from laconic.codecs.mean import FloatHead
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import open_packet
 from laconic.kernels.interface import GROUP, lane_values, num_buckets, packed_nbytes
-from laconic.packet import Packet, RoomFor
+from laconic.packet import Arena, HeapArena, Packet, RoomFor, TensorSpec
 from laconic.sums.methods import method_of
 from laconic.wire import MAX_NUMEL, Buffer
 
@@ -82,9 +82,9 @@ def _fitting(count: int, more: int, workers: int) -> int:
 class _Integers:
     """Packed vertically in lanes of 8, 16 or 32 bits; or in the words of lanes that a ring sends."""
 
-    def __init__(self, packet: Packet, chain: Chain, room: Tensor) -> None:
+    def __init__(self, packet: Packet, chain: Chain, head: LaneHead, room: Tensor) -> None:
         assert isinstance(chain.values, LaneStage)
-        self.head = replace(_integers_head(packet, chain), count=0)
+        self.head, self.count = head, 0
         self.values = lane_values(_kept(packet, chain), chain.values.signs is not None)
         *side, _, clips, lanes = packet.sections
         self.side, self.clips = tuple(section.clone() for section in side), clips.clone()
@@ -94,19 +94,17 @@ class _Integers:
         fits = room.numel() == size and room.device == lanes.device
         self.room = room.zero_() if fits else torch.zeros(size, dtype=torch.uint8, device=lanes.device)
 
-    @property
-    def count(self) -> int:
-        return self.head.count
-
-    def add(self, packet: Packet, chain: Chain) -> None:
-        head, ours = _integers_head(packet, chain), self.head
+    def add(self, packet: Packet, head: LaneHead | FloatHead | None) -> None:
+        assert isinstance(head, LaneHead)
+        ours = self.head
         if (head.packed, head.levels, head.workers) != (ours.packed, ours.levels, ours.workers) or not (
             head.packed or head.width == ours.width
         ):
             raise FrameError(f"the sum has {ours.levels} levels for {ours.workers} workers, the frame {head}")
-        count = _fitting(ours.count, head.count, ours.workers)
+        count = _fitting(self.count, head.count, ours.workers)
         *side, _, clips, lanes = packet.sections
-        _same(self.side, tuple(side), "entries")
+        if side or self.side:
+            _same(self.side, tuple(side), "entries")
         _same((self.clips,), (clips,), "scales")
         backend = kernels.of(lanes)
         if head.total != (1 << head.width) - 1 and backend.lane_largest(lanes, self.values, head.coding) > head.total:
@@ -115,24 +113,35 @@ class _Integers:
             backend.lane_accumulate(lanes, self.values, head.width, self.lane, self.room)
         else:
             backend.lane_add(lanes, self.room)
-        self.head = replace(ours, count=count)
+        self.count = count
 
-    def sections(self) -> tuple[Tensor, ...]:
-        head, lanes = self.head, self.room
-        if head.packed:
-            head = LaneHead.for_server(head.levels, head.workers, head.count)
-            lanes = torch.empty(packed_nbytes(self.values, head.width), dtype=torch.uint8, device=self.room.device)
-            kernels.of(lanes).lane_pack(self.room, self.values, self.lane, head.width, lanes)
-        top = torch.empty(16, dtype=torch.uint8, device=self.room.device)
+    @property
+    def _head_now(self) -> LaneHead:
+        head = replace(self.head, count=self.count)
+        return LaneHead.for_server(head.levels, head.workers, head.count) if head.packed else head
+
+    def section_nbytes(self) -> list[int]:
+        lanes = packed_nbytes(self.values, self._head_now.width) if self.head.packed else self.room.numel()
+        return [*(section.numel() for section in self.side), HEAD_NBYTES, self.clips.numel(), lanes]
+
+    def sections(self, arena: Arena) -> tuple[Tensor, ...]:
+        head = self._head_now
+        *side, top, clips, lanes = (arena.take(nbytes) for nbytes in self.section_nbytes())
+        for section, mine in zip((*side, clips), (*self.side, self.clips), strict=True):
+            section.copy_(mine)
         head.write(top)
-        return *self.side, top, self.clips, lanes
+        if head.packed:
+            kernels.of(lanes).lane_pack(self.room, self.values, self.lane, head.width, lanes)
+        else:
+            lanes.copy_(self.room)
+        return *side, top, clips, lanes
 
 
 class _Floats:
     """Float32 values. Additions round, so the order of packets shows in the last bits."""
 
-    def __init__(self, packet: Packet, chain: Chain, room: Tensor) -> None:
-        self.head = replace(_float_head(packet), count=0)
+    def __init__(self, packet: Packet, head: FloatHead, room: Tensor) -> None:
+        self.head = replace(head, count=0)
         *side, _, values = packet.sections
         self.side = tuple(section.clone() for section in side)
         fits = room.numel() == values.numel() and room.device == values.device
@@ -142,8 +151,8 @@ class _Floats:
     def count(self) -> int:
         return self.head.count
 
-    def add(self, packet: Packet, chain: Chain) -> None:
-        head = _float_head(packet)
+    def add(self, packet: Packet, head: LaneHead | FloatHead | None) -> None:
+        assert isinstance(head, FloatHead)
         if head.workers != self.head.workers:
             raise FrameError(f"the sum is for {self.head.workers} workers, the frame for {head.workers}")
         count = _fitting(self.head.count, head.count, self.head.workers)
@@ -155,10 +164,15 @@ class _Floats:
         self.room.view(torch.float32).copy_(total)
         self.head = replace(self.head, count=count)
 
-    def sections(self) -> tuple[Tensor, ...]:
-        top = torch.empty(8, dtype=torch.uint8, device=self.room.device)
+    def section_nbytes(self) -> list[int]:
+        return [*(section.numel() for section in self.side), 8, self.room.numel()]
+
+    def sections(self, arena: Arena) -> tuple[Tensor, ...]:
+        *side, top, values = (arena.take(nbytes) for nbytes in self.section_nbytes())
+        for section, mine in zip((*side, values), (*self.side, self.room), strict=True):
+            section.copy_(mine)
         self.head.write(top)
-        return *self.side, top, self.room
+        return *side, top, values
 
 
 class Sum:
@@ -197,14 +211,27 @@ class Sum:
     def add(self, frame: Packet | Buffer) -> None:
         """Add a worker's packet, or the sum of several."""
         packet, chain = _open(frame, self.max_numel)
+        head: LaneHead | FloatHead | None = None
+        if packet.sections:
+            head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
+        self._add(packet, chain, head)
+
+    def add_integers(self, packet: Packet, head: LaneHead) -> None:
+        """Add a packet of ``shared`` or ``thc`` that the caller has read and checked: its head, and all sizes."""
+        self._add(packet, codec(packet.codec), head)
+
+    def _add(self, packet: Packet, chain: Chain, head: LaneHead | FloatHead | None) -> None:
         if self._first is None:
-            if packet.sections:
-                head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
+            if head is not None:
                 if self.workers not in (None, head.workers):
                     raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
                 with RoomFor(packet.spec.numel):
-                    total = (_Integers if _is_integers(chain) else _Floats)(packet, chain, self._room)
-                    total.add(packet, chain)
+                    total = (
+                        _Integers(packet, chain, head, self._room)
+                        if isinstance(head, LaneHead)
+                        else _Floats(packet, head, self._room)
+                    )
+                    total.add(packet, head)
                 self._total, self._room = total, total.room
             self._first = Packet(packet.codec, packet.spec, ())
             return
@@ -213,16 +240,24 @@ class Sum:
                 f"the sum is of {self._first.codec!r} for {list(self._first.spec.shape)}, the frame of "
                 f"{packet.codec!r} for {list(packet.spec.shape)}"
             )
-        if bool(packet.sections) != (self._total is not None):
+        if (head is not None) != (self._total is not None):
             raise FrameError("one of the frames holds nothing but zeros: their senders did not agree on the same")
         if self._total is not None:
-            self._total.add(packet, chain)
+            self._total.add(packet, head)
 
-    def packet(self) -> Packet:
-        """The sum so far, as a packet; it is valid until the next ``add`` or ``clear``."""
+    def form(self) -> tuple[str, TensorSpec, list[int]]:
+        """What the sum's packet will be like: codec, tensor, and the sizes of its sections."""
         if self._first is None:
             raise ConfigError("nothing has been added yet")
-        return replace(self._first, sections=() if self._total is None else self._total.sections())
+        return self._first.codec, self._first.spec, [] if self._total is None else self._total.section_nbytes()
+
+    def packet(self, arena: Arena | None = None) -> Packet:
+        """The sum so far, as a packet, its sections in the arena where there is one."""
+        if self._first is None:
+            raise ConfigError("nothing has been added yet")
+        if self._total is None:
+            return self._first
+        return replace(self._first, sections=self._total.sections(arena or HeapArena(self._total.room.device)))
 
     def finish(self) -> bytearray:
         """The sum so far, as a frame: what workers decode, and what further sums can add."""

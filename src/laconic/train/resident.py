@@ -2,7 +2,8 @@
 
 Only the coordinates travel. The dense weights that they move change on both sides alike: by weight decay, and when a
 subspace is renewed, after an exchange whose number says so. They are in the server's checkpoints, and whoever joins
-gets them once.
+gets them once. With returns=sum they change in the workers alone, which keep them beside what else they remember and
+deposit them with their weights.
 """
 
 from __future__ import annotations
@@ -42,8 +43,6 @@ class Residents:
             why = f"mode {job.mode}: give mode sync"
         elif job.holds_other_weights:
             why = "what comes back as weights or changes of them with a loss: give returns=gradients, or pull=none"
-        elif job.returns == "sum":
-            why = "returns=sum, where the server holds no weights: give another method"
         elif bundled:
             why = "bundled slots: give --layerwise"
         if why:
@@ -69,6 +68,11 @@ class Residents:
         for name, layer in self.layers.items():
             layer.origin.copy_(tensors[name])
             layer.go_to(version * self.job.every)
+
+    def spending(self) -> list[str]:
+        """Slots that the next version renews, and whose momentum is that of all: not one of a worker's own steps."""
+        common = self.job.sends == "gradients" and self.job.every == 1
+        return [name for name, layer in self.layers.items() if common and layer.due()]
 
     def after(self, version: int) -> list[str]:
         """Follow the exchange that made this version; slots that were renewed."""

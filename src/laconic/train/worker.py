@@ -29,6 +29,7 @@ from laconic.cluster.outbox import Outbox
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.summands import Summands, scale_frame
 from laconic.cluster.tickets import NOTHING_LEFT
+from laconic.cluster.weights import RENEWED
 from laconic.errors import FileError
 from laconic.frames import decode, encode
 from laconic.kernels import random
@@ -164,7 +165,7 @@ class Worker:
             began = time.perf_counter()
             self._receive(reply)
             if self._residents is not None:
-                self.optimizer.forget(self._residents.after(reply.sequence))
+                self._renew(self._residents, reply.sequence)
             self.times.apply += time.perf_counter() - began
             self.bytes_received += reply.nbytes
             at = At(reply.sequence, reply.ticket)
@@ -205,8 +206,10 @@ class Worker:
         count = len(self.slots)
         self._load(reply.frames[:count])
         memory = dict(zip(self.slots, map(decode, reply.frames[count : 2 * count]), strict=False))
+        rest = reply.frames[2 * count :]
         if self._residents is not None:
-            self._residents.load(dict(zip(self.slots, map(decode, reply.frames[2 * count :]), strict=True)), sequence)
+            self._residents.load(dict(zip(self.slots, map(decode, rest[:count]), strict=True)), reply.sequence)
+            rest = rest[count:]
         anew = self.job.exact or not self._begun  # without rounds what it remembers stays true wherever the others are
         self._begun = True
         if memory and self.job.momentum and self.job.every == 1:
@@ -214,7 +217,7 @@ class Worker:
         elif anew:
             self.optimizer.load_state_dict({})
         if self.summands is not None:
-            self.summands.begin_again(reply.frames[2 * count :], empty=anew)
+            self.summands.begin_again(rest, empty=anew)
             if anew and sequence:
                 self._say_forgotten(sequence)
         elif anew and self.job.remembers:
@@ -230,6 +233,8 @@ class Worker:
         self._set(_part(tensors, "parameter"))
         self.optimizer.load_state_dict(_part(tensors, "optimizer"))
         self.summands.load_state_dict(_part(tensors, "summands"))
+        if self._residents is not None:
+            self._residents.load(_part(tensors, "resident"), sequence)
         self.memory.forget(sequence)
         self._begun = True
         return True
@@ -246,6 +251,16 @@ class Worker:
         elif sequence:
             self._say_forgotten(sequence)
 
+    def _renew(self, residents: Residents, sequence: int) -> None:
+        """Momentum and what was not sent pointed along directions that some slots no longer have."""
+        if self.job.returns in ("gradients", "sum"):  # otherwise the server did, before it told of its weights
+            self.optimizer.spend(self._tensors(), residents.spending(), lr=self.schedule(sequence))
+        slots = residents.after(sequence)
+        self.optimizer.forget(slots)
+        self.channel.forget(slots, RENEWED)
+        if self.summands is not None:
+            self.summands.forget(slots, RENEWED)
+
     def _say_forgotten(self, sequence: int) -> None:
         log.warning(
             "worker %d goes on at exchange %d with an empty memory: what it had not sent is lost", self.number, sequence
@@ -260,6 +275,8 @@ class Worker:
         if self.summands is not None:
             tensors = {f"summands/{name}": x for name, x in self.summands.state_dict().items()}
             tensors |= {f"parameter/{name}": x for name, x in self._tensors().items()}
+            if self._residents is not None:
+                tensors |= {f"resident/{name}": x for name, x in self._residents.tensors().items()}
         if self.job.every > 1 or self.summands is not None:
             tensors |= {f"optimizer/{name}": x for name, x in self.optimizer.state_dict().items()}
         try:
@@ -323,11 +340,14 @@ class Worker:
         """The weights of this exchange, as they were before one's own steps, and the optimizer's memory."""
         weights = self._base if self.job.every > 1 and self._base else self._tensors()
         tensors = list(self._layout.pack(weights).values())
-        if self.job.every == 1 and self.job.momentum:
-            memory = self.optimizer.state_dict()
+        if (self.job.every == 1 and self.job.momentum) or self._residents is not None:
+            memory = self.optimizer.state_dict() if self.job.every == 1 else {}  # of own steps it is one's own
             tensors += [
                 memory.get(name, torch.zeros_like(x)) for name, x in zip(self.slots, list(tensors), strict=True)
             ]
+        if self._residents is not None:
+            held = self._residents.tensors()
+            tensors += [held.get(name, torch.zeros(1)) for name in self.slots]
         frames = [encode(x.cpu(), "none") for x in tensors]
         self.link.deposit(sequence, frames)
         self.bytes_sent += sum(map(len, frames))

@@ -1,4 +1,7 @@
-"""Where a server's time goes: clocks around the steps of its handlers, put in for rounds of their own."""
+"""Where a server's time goes: clocks around the steps of its handlers, put in for rounds of their own.
+
+A clock of processor time sees its own thread only, so steps do their work in one thread while they are clocked.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-__all__ = ["STEPS", "Marks"]
+import torch
+
+__all__ = ["OF_FRAMES", "STEPS", "Marks"]
 
 STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "assemble": (("laconic.cluster.server", "Assembler.feed"),),
-    "checksum": (("laconic.wire", "unpack"),),
+    "checksum": (
+        ("laconic.wire", "unpack"),
+        ("laconic.cluster.sums", "PartMould.read"),
+        ("laconic.cluster.sums", "_read"),
+    ),
     "accumulate": (
         ("laconic.cluster.rounds", "OpenFrame.add_to"),
         ("laconic.cluster.rounds", "OpenFrame.decode"),
@@ -28,6 +37,9 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "cut into messages": (("laconic.cluster.server", "frame_messages"),),
 }
 """Steps of a push and its answer, and the functions that they are. One that is no more is left out, and said to be."""
+
+OF_FRAMES = ("checksum", "accumulate", "optimizer step", "encode")
+"""Those that make an answer of what was pushed. The others, and gRPC itself, move bytes."""
 
 
 @dataclass
@@ -48,6 +60,7 @@ class Marks:
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     def install(self) -> None:
+        self._threads = torch.get_num_threads()
         for step, functions in STEPS.items():
             for module, name in functions:
                 self._wrap(step, module, name)
@@ -57,6 +70,7 @@ class Marks:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+        torch.set_num_threads(self._threads)  # of threads that begin from now on, as those of another server
         return {step: {"wall_s": one.wall, "cpu_s": one.cpu, "calls": one.calls} for step, one in self.sums.items()}
 
     def _wrap(self, step: str, module: str, name: str) -> None:
@@ -104,6 +118,7 @@ class Marks:
         """What steps inside took, for each of the steps that this thread is in."""
         if not hasattr(self._local, "inner"):
             self._local.inner = []
+            torch.set_num_threads(1)
         found: list[list[float]] = self._local.inner
         return found
 

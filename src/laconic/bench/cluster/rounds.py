@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from laconic.bench.cluster.exchange import Shapes, expected, job_of
+from laconic.bench.cluster.marks import OF_FRAMES
 from laconic.bench.cluster.processes import Network, Peer, all_do, network, started
 from laconic.bench.timing import quartiles
 from laconic.errors import WrongResultError
@@ -230,8 +231,10 @@ def _steps(server: Peer, workers: Sequence[Peer], rounds: int) -> dict[str, Any]
     for _ in range(rounds):
         _round(workers)
     after, told = server.do("usage"), server.do("marks")
+    cpu = {step: one["cpu_s"] / rounds for step, one in told["steps"].items()}
     return {
-        "server_steps_cpu_s": {step: one["cpu_s"] / rounds for step, one in told["steps"].items()},
+        "server_steps_cpu_s": cpu,
+        "server_frames_cpu_s": sum(cpu[step] for step in OF_FRAMES),
         "server_steps_s": {step: one["wall_s"] / rounds for step, one in told["steps"].items()},
         "server_cpu_s": (after["cpu_s"] - before["cpu_s"]) / rounds,
         "server_faults": (after["faults"] - before["faults"]) / rounds,

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, fields, replace
 
 from laconic.errors import ConfigError
+from laconic.train.methods import method_options
 
 __all__ = ["PARTS", "ClusterSettings"]
 
@@ -30,6 +31,7 @@ class ClusterSettings:
     methods: Of ``rounds``; the first is what others are compared to.
     rates: Of links; ``unshaped`` is one, too.
     paced: Slow links are made by a proxy, without root.
+    bundled: Rounds exchange all tensors as one vector.
     clients: Of ``load``.
     processes: In which these are threads.
     seconds: How long they push.
@@ -47,6 +49,7 @@ class ClusterSettings:
     methods: tuple[str, ...] = ("1", "4", "5", "laconic")
     rates: tuple[str, ...] = ("unshaped", "1gbit", "100mbit")
     paced: bool = False
+    bundled: bool = False
     clients: int = 64
     processes: int = 4
     seconds: float = 30.0
@@ -61,6 +64,8 @@ class ClusterSettings:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if not 1 <= self.seconds <= 3600:
             raise ConfigError(f"seconds must be from 1 to 3600, got {self.seconds:g}")
+        for method in self.methods:
+            method_options(method)  # says which there are
 
     @property
     def threads(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from laconic.bench.cluster.processes import PACED, best_network
 from laconic.bench.cluster.rounds import measure_rate
 from laconic.bench.cluster.settings import ClusterSettings
 from laconic.records import Record
-from laconic.train.methods import METHODS, method_options
+from laconic.train.methods import METHODS
 
 __all__ = ["run"]
 
@@ -26,8 +26,6 @@ def run(settings: ClusterSettings, tell: Tell = lambda what: None) -> list[Recor
         settings: What.
         tell: Told what is going on.
     """
-    for method in settings.methods:
-        method_options(method)  # says which there are
     records = []
     for part, measure in (("aggregation", _aggregation), ("rounds", _rounds), ("load", _load)):
         if part in settings.parts:
@@ -47,6 +45,8 @@ def _aggregation(settings: ClusterSettings, tell: Tell) -> list[Record]:
 
 def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
     shapes = model_shapes(settings.model)
+    if settings.bundled:
+        shapes = {"bundle 0": [1, numel(shapes)]}  # as laconic.train.layout makes one
     made_of = PACED if settings.paced else best_network()
     records = []
     for rate in settings.rates:
@@ -64,6 +64,7 @@ def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
         )
         records.append(_record("link", settings, link.values()))
         common = {"model": settings.model, "numel": numel(shapes), "made_of": made_of, "valid": link.valid}
+        common |= {"slots": len(shapes)}
         for result in found:
             values = (
                 result.values(found[0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from laconic.bench.cluster.marks import STEPS
+from laconic.bench.cluster.marks import OF_FRAMES, STEPS
 from laconic.errors import FileError
 from laconic.records import Record
 
@@ -43,6 +43,7 @@ def tables(records: Sequence[Record]) -> list[ClusterTable]:
         found += [_aggregation(one[0]), _steps(one[0])]
     if some := by_kind.get("cluster.round"):
         found.append(_rounds(some, by_kind.get("cluster.link", [])))
+        found += [_processor(split)] if (split := _with_split(some)) else []
     if one := by_kind.get("cluster.load"):
         found.append(_load(one[0]))
     if not found:
@@ -124,7 +125,6 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
             )
         )
     first = records[0]
-    goals += _processor_time(records)
     if first.values["model"] == JUDGED:  # of small frames, headers are a good part
         agree = all(record.values["link_agrees"] for record in records)
         goals.append(_verdict(agree, "the interface counted what the frames are, to 6 %"))
@@ -134,8 +134,8 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         for link in links
     )
     notes = (
-        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values (the slots of "
-        f"{first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
+        f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values ({_slots(first)} "
+        f"of {first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
         f"the server and from it: {measured}. A round is from the first worker's first byte encoded to the last's "
         f"last decoded: medians and quartiles, and so many iterations of training ask for one; encode, wait and decode "
         f"are those of the worker that ended last. kB are frames of all workers both ways, link is what the server's "
@@ -146,7 +146,8 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
         "link", "method", "s a round", "quartiles", "iterations", f"of method {first.values['base']}", "encode", "wait",
         "decode", "kB a round", "link",
     )  # fmt: skip
-    return ClusterTable("rounds", columns, tuple(rows), 2, notes, tuple(goals))
+    name = _name("rounds", first)
+    return ClusterTable(name, columns, tuple(rows), 2, notes, tuple(goals))
 
 
 def _workers(record: Record) -> str:
@@ -154,19 +155,74 @@ def _workers(record: Record) -> str:
     return "two" if count == 2 else str(count)
 
 
-def _processor_time(records: Sequence[Record]) -> list[tuple[bool, str]]:
-    """What a server's rounds by one method cost, of those by another."""
-    cost = {(one.values["rate"], one.values["method"]): one.values.get("server_cpu_s_per_round") for one in records}
-    goals = []
+def _slots(record: Record) -> str:
+    return "all tensors as one, those" if record.values.get("slots") == 1 else "the slots"
+
+
+def _name(part: str, record: Record) -> str:
+    """Where it goes on a page: two workers' tensors one by one are what others stand beside."""
+    words = [part, *([] if _workers(record) == "two" else [_workers(record)])]
+    return "-".join([*words, *(["bundled"] if record.values.get("slots") == 1 else [])])
+
+
+def _with_split(records: Sequence[Record]) -> list[Record]:
+    """Those of a rate at which there is something to compare, with what their servers' time went into."""
+    split = [one for one in records if one.values.get("server_frames_cpu_s") is not None]
+    pairs = {
+        one.values["rate"]
+        for one in split
+        for base, method in CPU_TARGETS
+        if one.values["method"] == method
+        and any((two.values["rate"], two.values["method"]) == (one.values["rate"], base) for two in split)
+    }
+    return [one for one in split if one.values["rate"] in pairs]
+
+
+def _processor(records: Sequence[Record]) -> ClusterTable:
+    """What a server's rounds cost it."""
+    rows = []
+    for record in records:
+        v = record.values
+        nbytes = v["sent_nbytes_per_round"] + v["received_nbytes_per_round"]
+        moved = v["server_cpu_s"] - v["server_frames_cpu_s"]
+        rows.append(
+            (
+                _rate(v["rate"]),
+                str(v["method"]),
+                _ms(v["server_cpu_s"]),
+                *(_ms(v["server_steps_cpu_s"][step]) for step in OF_FRAMES),
+                _ms(v["server_frames_cpu_s"]),
+                _ms(moved),
+                _kb(nbytes),
+                f"{1e9 * moved / nbytes:.2f}",
+            )
+        )
+    notes = (
+        f"The server's processor time of a round with {_workers(records[0])} workers, {_slots(records[0])} of "
+        f"{records[0].values['model']}, ms, in rounds of their own with "
+        f"clocks in them and one thread a step: what is done with frames, and the rest, which moves bytes (gRPC, TLS "
+        f"where links are network namespaces, the kernel's share), also in ns a byte. Measured by "
+        f"`{records[0].values['command']}`."
+    )
+    columns = ("link", "method", "all", *OF_FRAMES, "with frames", "moving bytes", "kB a round", "ns a byte")
+    name = _name("processor", records[0])
+    goals = tuple(_processor_goals(records)) if records[0].values["model"] == JUDGED else ()
+    return ClusterTable(name, columns, tuple(rows), 2, notes, goals)
+
+
+def _processor_goals(records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
+    by_name = {(one.values["rate"], one.values["method"]): one.values for one in records}
     for (base, method), most in CPU_TARGETS.items():
-        for rate in dict.fromkeys(rate for rate, _ in cost):
-            mine, others = cost.get((rate, method)), cost.get((rate, base))
-            if mine and others and records[0].values["model"] == JUDGED:
-                what = (
-                    f"the server's processor time by {method} at {_rate(rate)} {mine / others:.2f} of method {base}'s"
+        for rate in dict.fromkeys(rate for rate, _ in by_name):
+            mine, others = by_name.get((rate, method)), by_name.get((rate, base))
+            if mine is None or others is None:
+                continue
+            for key, what in (("server_cpu_s_per_round", "all"), ("server_frames_cpu_s", "what is done with frames")):
+                share = mine[key] / others[key]
+                text = (
+                    f"the server's processor time by {method} at {_rate(rate)}, {what}: {share:.2f} of method {base}'s"
                 )
-                goals.append(_verdict(mine / others <= most, f"{what}, at most {most:g}"))
-    return goals
+                yield _verdict(share <= most, f"{text}, at most {most:g}")
 
 
 def _load(record: Record) -> ClusterTable:

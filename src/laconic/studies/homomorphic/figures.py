@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from laconic.studies.figures import draw_all
-from laconic.studies.homomorphic.report import MODEL_NAMES, Results, Row
+from laconic.studies.homomorphic.report import MODEL_NAMES, Results
 
 __all__ = ["draw"]
 
-PARTS = {"sums": "o", "layers": "s", "products": "^"}
-NAMES = {"sums": "sums of integers", "layers": "layers in fewer numbers", "products": "both"}
+PARTS = {"sums": "o", "layers": "s", "products": "^", "search": "v"}
+NAMES = {
+    "sums": "sums of integers",
+    "layers": "layers in fewer numbers",
+    "products": "both",
+    "search": "tried on the way",
+}
 UNKNOWN = "#bbbbbb"
 DEVICE = "cpu"
 
@@ -33,7 +38,7 @@ def _frontier(results: Results, models: list[str], plt: Any) -> Any:
         best = 0.0
         for part, marker in PARTS.items():
             for row in results.rows.get((part, model), []):
-                h = _h(results, model, row)
+                h = results.h(model, row.layers, DEVICE)
                 colour = UNKNOWN if h is None else colours(norm(h))
                 axes.plot(row.rho, row.top1, marker, color=colour, markeredgecolor="#444444", markeredgewidth=0.5)
                 best = max(best, row.top1)
@@ -50,9 +55,5 @@ def _frontier(results: Results, models: list[str], plt: Any) -> Any:
         Line2D([], [], marker=marker, color="#444444", linestyle="", label=NAMES[part])
         for part, marker in PARTS.items()
     ]
-    figure.legend(handles=shown, loc="outside lower center", ncols=3)
+    figure.legend(handles=shown, loc="outside lower center", ncols=4)
     return figure
-
-
-def _h(results: Results, model: str, row: Row) -> float | None:
-    return None if row.values["rules"] else results.h(model, row.values["layers"], DEVICE)

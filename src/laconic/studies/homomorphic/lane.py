@@ -14,6 +14,7 @@ from laconic.errors import ConfigError
 from laconic.frames import decode, encode
 from laconic.kernels.interface import lane_values
 from laconic.layers import SubspaceLayer, dense_numel, subspaces
+from laconic.packet import TensorSpec
 from laconic.policy import Policy
 from laconic.studies.homomorphic.computed import Round
 from laconic.studies.homomorphic.framed import FramedRound
@@ -22,6 +23,11 @@ from laconic.studies.lanes import GraphLane, Settled, Source
 from laconic.sums import Contributor, Sum
 
 __all__ = ["SummedLane"]
+
+
+def _is_small(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the server's policy has the codec of small tensors for it."""
+    return bool(Policy().choose(name, TensorSpec(shape, torch.float32), "none").reason)
 
 
 class SummedLane(GraphLane):
@@ -37,6 +43,8 @@ class SummedLane(GraphLane):
         computed: Whether sums are computed without making frames; by default on a GPU.
     """
 
+    setting: Setting
+
     def __init__(
         self,
         setting: Setting,
@@ -51,13 +59,11 @@ class SummedLane(GraphLane):
         self._computes = source.device.type != "cpu" if computed is None else computed
         if setting.at_renewal not in ("forget", "spend"):
             raise ConfigError(f"at_renewal must be forget or spend, got {setting.at_renewal!r}")
-        self.setting = setting
         super().__init__(setting, seed, epochs, source, samples=samples, graph=graph)
 
     def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Large slots first: each codec has a stretch of its own."""
-        small = Policy().min_numel
-        return sorted(shapes, key=lambda name: torch.Size(shapes[name]).numel() < small)
+        return sorted(shapes, key=lambda name: _is_small(name, shapes[name]))
 
     def _prepare(self) -> None:
         self._subspaces: dict[str, SubspaceLayer] = {
@@ -72,10 +78,9 @@ class SummedLane(GraphLane):
         self.renewals = 0
         self.rounds: list[Round | FramedRound] = []
         if self.setting.codec != "none":
-            small = Policy().min_numel
             groups: tuple[dict[str, tuple[int, ...]], ...] = ({}, {})
             for name, shape in self.slots.items():
-                groups[torch.Size(shape).numel() < small][name] = shape
+                groups[_is_small(name, shape)][name] = shape
             specs = (self.setting.codec, self.setting.small)
             self.rounds = [self._round(*each) for each in zip(groups, specs, strict=True) if each[0]]
         self.push_nbytes, self.pull_nbytes = self._message_nbytes()

@@ -12,6 +12,7 @@ from laconic.plan import Bound
 from laconic.records import Record
 from laconic.studies.homomorphic import speed
 from laconic.studies.homomorphic.parts import BITS, PARTS, WORKERS
+from laconic.studies.homomorphic.settings import said
 from laconic.studies.homomorphic.study import KIND
 from laconic.studies.tables import Table, read_all
 
@@ -40,9 +41,7 @@ class Row:
 
     @property
     def layers(self) -> str:
-        """The scheme in words, with what is excepted."""
-        rules = "".join(f", {pattern} {scheme}" for pattern, scheme in self.values["rules"])
-        return (self.values["layers"] or "dense") + rules
+        return said(self.values["layers"], self.values["rules"])
 
     @property
     def codec(self) -> str:
@@ -112,9 +111,9 @@ class Results:
     def models(self, *parts: str) -> list[str]:
         return [model for model in MODEL_NAMES if any((part, model) in self.rows for part in parts)]
 
-    def h(self, model: str, scheme: str | None, device: str) -> float | None:
+    def h(self, model: str, scheme: str, device: str) -> float | None:
         """Of a scheme's step; 1 for dense layers. None where it was not measured, or too unsteady."""
-        if scheme is None:
+        if scheme == "dense":
             return 1.0
         found = self.steps.get((device, model, scheme))
         return None if found is None else found["h"]
@@ -242,7 +241,7 @@ def _layers(results: Results) -> Table:
     rows = []
     for model in results.models("layers"):
         for row in sorted(results.rows["layers", model], key=_by_scheme):
-            h = [_number(results.h(model, row.values["layers"], device)) for device in DEVICES]
+            h = [_number(results.h(model, row.layers, device)) for device in DEVICES]
             rows.append((MODEL_NAMES[model], row.layers, f"{row.values['rho_layers']:.3f}", _spread(row.final),
                          _signed(results.lost(row)), *h))  # fmt: skip
     columns = ("model", "scheme", "rho", "top-1 %", "points lost", *(f"h, {name}" for name in DEVICES.values()))
@@ -253,13 +252,14 @@ def _products(results: Results) -> Table:
     rows = []
     for model in results.models("products"):
         for row in sorted(results.rows["products", model], key=lambda row: -row.rho):
+            h = [_number(results.h(model, row.layers, device)) for device in DEVICES]
             rows.append((
                 MODEL_NAMES[model], row.layers, row.codec, str(row.values["workers"]),
                 _small(row.values["rho_layers"]), _small(_nominal(row)), _small(row.rho), _spread(row.final),
-                _signed(results.lost(row)),
+                _signed(results.lost(row)), *h,
             ))  # fmt: skip
     columns = ("model", "layers", "codec", "workers", "rho of the layers", "rho of the values", "rho of the bytes",
-               "top-1 %", "points lost")  # fmt: skip
+               "top-1 %", "points lost", *(f"h, {name}" for name in DEVICES.values()))  # fmt: skip
     return Table("Both", columns, rows)
 
 
@@ -324,23 +324,23 @@ def _bounds(results: Results) -> Table:
                     bound = Bound(workers=crowd, nbytes=4 * dense, step_s=step, bandwidth=rate / 8)
                     total = bound.with_encoding(h, results.coding_s(codec, numel, device))
                     cells.append(_cell(bound.r_min(rho, total), crowd))
-            how = f"{layers or 'dense'} × {'float32' if codec == 'none' else codec}"
+            how = f"{layers} × {'float32' if codec == 'none' else codec}"
             rows.append((f"{MODEL_NAMES.get(model, model)}, {name}", how, _small(rho), f"{h:.2f}", *cells))
     columns = ("model", "how", "rho", "h", *(f"{rate}, {crowd}" for _, rate in RATES for crowd in CROWDS))
     return Table("Where the bound is met", columns, rows)
 
 
-def _ways(results: Results) -> Iterator[tuple[str, str | None, str, float, int, int]]:
+def _ways(results: Results) -> Iterator[tuple[str, str, str, float, int, int]]:
     """Model, layers, codec, rho, numbers sent and numbers of the dense model: trained ones, then AlexNet's."""
     for model in results.models("sums", "layers", "products"):
         some = [row for part in ("sums", "layers", "products") for row in results.rows.get((part, model), [])]
         seen = set()
-        for row in some:
+        for row in sorted(some, key=lambda row: -row.rho):
             key = (row.layers, row.codec)
-            if key not in seen and not row.values["rules"]:
+            if key not in seen:
                 seen.add(key)
                 values = row.values
-                yield model, values["layers"], values["codec"], row.rho, values["numel"], values["numel_dense"]
+                yield model, row.layers, values["codec"], row.rho, values["numel"], values["numel_dense"]
     for (device, case, scheme), values in results.steps.items():
         if case == "alexnet" and device == "cpu":
             yield case, scheme, "none", values["rho"], values["numel_compressed"], values["numel"]

@@ -15,7 +15,8 @@ from laconic.bench.layers import ALL, FC, SHAPES
 from laconic.layers import LayerPolicy, compress, layout, timings
 from laconic.layers.timing import MAX_VARIATION
 from laconic.records import Record
-from laconic.studies.homomorphic.parts import BITS, RHOS, SCHEMES
+from laconic.studies.homomorphic.parts import BITS, RHOS, SCHEMES, settings_of
+from laconic.studies.homomorphic.settings import said
 from laconic.studies.oland2015.ledger import Ledger
 from laconic.studies.trainer import Counter, Progress
 from laconic.sums import Contributor
@@ -37,14 +38,15 @@ BUDGET_S = 20.0
 
 
 class Case(NamedTuple):
-    """A model or layer, and its scheme."""
+    """A model or layer, its scheme, and layers that have another."""
 
     name: str
     scheme: str
+    rules: tuple[tuple[str, str], ...] = ()
 
     @property
-    def policy(self) -> LayerPolicy | None:
-        return ALL if self.name == WIDE else None
+    def policy(self) -> LayerPolicy | dict[str, str] | None:
+        return ALL if self.name == WIDE else dict(self.rules)
 
     def build(self) -> tuple[nn.Module, tuple[int, ...]]:
         if self.name == WIDE:
@@ -59,6 +61,7 @@ def cases() -> Iterator[Case]:
                 continue  # all of its layers are convolutions, where monarch is lowrank
             yield from (Case(name, f"{scheme}:{rho:g}") for rho in RHOS)
     yield Case("alexnet", FC)
+    yield from (Case(one.model, one.layers, one.rules) for one in settings_of("products", ["vgg11"]) if one.layers)
 
 
 def measure_all(device: torch.device, ledger: Ledger, progress: Progress | None) -> list[Record]:
@@ -87,7 +90,13 @@ def _step(case: Case, device: torch.device) -> dict[str, Any]:
     batch = (BATCHES if device.type == "cpu" else GPU_BATCHES)[case.name]
     inputs = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
     taken = timings(model.to(device), small.to(device), inputs, repeat=TURNS, budget_s=BUDGET_S)
-    values = {"case": case.name, "scheme": case.scheme, "batch": batch, **layout(small).values(), **taken.values()}
+    values = {
+        "case": case.name,
+        "scheme": said(case.scheme, case.rules),
+        "batch": batch,
+        **layout(small).values(),
+        **taken.values(),
+    }
     return values if taken.variation <= MAX_VARIATION else values | {"h": None}
 
 

@@ -34,25 +34,9 @@ def can_compute(setting: Setting) -> bool:
 
 
 class ComputedLane(GraphLane):
-    """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model.
+    """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model."""
 
-    Args:
-        samples: Exchanges, spread over the run, whose frames are made and compared.
-        graph: Whether an iteration becomes a CUDA graph; by default on a GPU.
-    """
-
-    def __init__(
-        self,
-        setting: Setting,
-        seed: int,
-        epochs: int,
-        source: Source,
-        *,
-        samples: int = 4,
-        graph: bool | None = None,
-    ) -> None:
-        self.setting = setting
-        super().__init__(setting, seed, epochs, source, samples=samples, graph=graph)
+    setting: Setting
 
     def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         return in_order(shapes, self.setting.policy("push"))
@@ -320,8 +304,9 @@ class LocalLane(ComputedLane):
 class FrameLane(Lane):
     """Any synchronous job, with real frames; what it exchanges every few iterations is judged at the server."""
 
+    setting: Setting
+
     def __init__(self, setting: Setting, seed: int, epochs: int, source: Source) -> None:
-        self.setting = setting
         super().__init__(setting, seed, epochs, source)
         tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
         self.rounds = FrameRounds(self.job, tasks, self.shards, self.schedule)

@@ -12,12 +12,10 @@ import math
 import os
 import queue
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -27,7 +25,7 @@ from laconic.errors import ConfigError, LaconicError
 from laconic.records import Record
 from laconic.studies.kothari2021.settings import HYPER, Setting
 from laconic.studies.oland2015.ledger import Ledger
-from laconic.train.roles import SUPERVISED
+from laconic.studies.roles import Lines, listen, started
 from laconic.train.run import SERVER, Config
 from laconic.train.shards import Shards
 
@@ -277,16 +275,16 @@ def _sums(told: Sequence[Sequence[Report]], warm_up: int, every: int) -> dict[st
 def _train(net: Network, run_dir: Path, warm_up: int, enough: _Enough) -> list[list[Report]]:
     """What both workers tell, line by line, until it is enough; then all are ended."""
     certs = ["--certs", net.certs] if net.certs is not None else []
-    lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+    lines: Lines = queue.SimpleQueue()
     told: list[list[Report]] = [[] for _ in range(WORKERS)]
     with ExitStack() as stack:
         arguments = ["server", str(run_dir), "--host", net.host, *certs]
-        server = stack.enter_context(_started(net, 0, arguments, subprocess.DEVNULL))
+        server = stack.enter_context(started(net, 0, arguments, subprocess.DEVNULL))
         address = net.reach(_port(run_dir, server))
         for number in range(WORKERS):
             arguments = ["worker", str(run_dir), "--worker", str(number), "--server", address, *certs]
-            worker = stack.enter_context(_started(net, 1 + number, arguments, subprocess.PIPE))
-            threading.Thread(target=_read, args=(number, worker, lines), daemon=True).start()
+            worker = stack.enter_context(started(net, 1 + number, arguments, subprocess.PIPE))
+            listen(number, worker, lines)
         began: float | None = None
         while True:
             try:
@@ -301,27 +299,6 @@ def _train(net: Network, run_dir: Path, warm_up: int, enough: _Enough) -> list[l
                 began = time.monotonic()
             if began is not None and enough.of(count - warm_up, time.monotonic() - began):
                 return told
-
-
-@contextmanager
-def _started(net: Network, host: int, arguments: Sequence[str], out: int) -> Iterator[subprocess.Popen[Any]]:
-    """``laconic server`` or ``laconic worker`` on a host, one thread each; there as long as the block."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISED: "1"}
-    program = [sys.executable, "-m", "laconic", *arguments]
-    process = net.start(host)(program, stdout=out, text=True, env=environment, start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _read(number: int, process: subprocess.Popen[Any], lines: queue.SimpleQueue[tuple[int, str | None]]) -> None:
-    assert process.stdout is not None
-    with process.stdout as out:
-        for line in out:
-            lines.put((number, line))
-    lines.put((number, None))
 
 
 def _port(run_dir: Path, server: subprocess.Popen[Any]) -> int:

@@ -1,0 +1,307 @@
+"""TwoShot: means over ranks by any codec, in two rounds of messages.
+
+Every tensor is cut into as many shards as there are ranks, and each rank owns one. First all send the others' shards to
+their owners; an owner adds them up in float32, straight out of the frames, and its own values as they are. Then it
+encodes the sum once, with a memory of its own, and sends that to all. So a rank sends about twice what one encoded
+tensor takes, however many ranks there are, and all decode the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic import kernels
+from laconic.channels import Channel
+from laconic.codecs import parse
+from laconic.codecs.feedback import MomentumCorrection
+from laconic.collective import messages
+from laconic.collective.ledger import Ledger
+from laconic.collective.peers import PREFIX, Peers, Swap
+from laconic.collective.rooms import Rooms
+from laconic.errors import InputError, NonFiniteError
+from laconic.frames import open_packet
+from laconic.kernels.random import splitmix64
+from laconic.policy import Policy
+
+__all__ = ["TwoShot"]
+
+log = logging.getLogger("laconic")
+
+PART = 1 << 22
+"""Values that travel together at most: while some are on their way others are encoded."""
+
+GRAIN = 256
+"""Shards begin at multiples of this, which suits packed bits."""
+
+_EVERY = Policy(min_numel=0, exempt_1d=False)
+"""Who comes here has been chosen already."""
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A range of a slot, and whose it is."""
+
+    name: str
+    owner: int
+    values: Tensor
+    seed: int
+    """Of the slot and its round: the same on all ranks, whatever else travels with it."""
+
+    def dice(self, sender: int) -> int:
+        """A seed of its own for each sender."""
+        return splitmix64(self.seed ^ splitmix64(sender ^ _hash(self.name)))
+
+
+@lru_cache(maxsize=4096)
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass
+class _Part:
+    """What travels together, on its way through the two rounds."""
+
+    shards: list[_Shard]
+    key: int
+    there: Swap
+    back: Swap
+    answer: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def of(self, owner: int) -> list[_Shard]:
+        return [shard for shard in self.shards if shard.owner == owner]
+
+
+class TwoShot:
+    """Means over a group of ranks by any codec or channel. All ranks call ``reduce_all`` for the same slots in turn.
+
+    Args:
+        spec: ``qsgd:4``, ``ef|topk:0.01|qsgd:4``, ``momentum:0.9|topk:0.001``, … With memory (``ef``, ``momentum``) the
+            owner of a shard keeps error feedback for the sum as well.
+        group: The ranks; all of them by default.
+        nonfinite: ``spread`` (a shard becomes NaN on all ranks), ``skip`` (the contribution is left out, and
+            counted by the rank whose it is) or ``raise`` (on all ranks) when a value of some rank is not finite.
+        ledger: Where to count; one of its own by default.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        group: dist.ProcessGroup | None = None,
+        *,
+        nonfinite: str = "spread",
+        ledger: Ledger | None = None,
+    ) -> None:
+        memories, chain = parse(spec)
+        self.spec = spec
+        self.nonfinite = nonfinite
+        self.stats = Ledger() if ledger is None else ledger
+        self.peers = Peers(group, self.stats)
+        self.there = Channel(spec, policy=_EVERY)
+        self.back = Channel(f"ef|{chain.text}" if memories else chain.text, policy=_EVERY)
+        # Momentum is part of what a rank contributes, so its own shard must go through the channel, too. Otherwise the
+        # owner's values need no encoding: less work, and less error.
+        self._own_encoded = any(isinstance(stage, MomentumCorrection) for stage in memories)
+        self._rounds: dict[str, int] = {}
+        self._unsaid: list[str] = []
+        self._rooms = Rooms()
+
+    # ------------------------------------------------------------------------------------------------------- rounds
+
+    def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Replace tensors by their means: the same bits on every rank."""
+        copies = []
+        flats = []
+        for slot, x in tensors:
+            direct = x.dtype == torch.float32 and x.is_contiguous()
+            flat = x.view(-1) if direct else x.detach().to(torch.float32).reshape(-1).contiguous()
+            flats.append((slot, flat))
+            if not direct:
+                copies.append((x, flat))
+            self.stats.values += x.numel()
+            self._rounds[slot] = self._rounds.get(slot, 0) + 1
+        self.stats.rounds += 1
+        parts = [self._begin(shards, i) for i, shards in enumerate(self._cut(flats))]
+        # While one part's shards are on their way to owners, the one before is added up and answered, and the one
+        # before that is decoded.
+        for i in range(len(parts) + 2):
+            if i < len(parts):
+                self._send(parts[i])
+            if 1 <= i <= len(parts):
+                self._answer(parts[i - 1])
+            if i >= 2:
+                self._receive(parts[i - 2])
+        for part in parts:
+            part.there.end()
+            part.back.end()
+        if self._unsaid:  # not before the round is through: others still wait for what this rank sends
+            name, self._unsaid = self._unsaid[0], []
+            raise NonFiniteError(f"{name}: a value of some rank is not finite; all ranks leave this round out")
+        for x, flat in copies:
+            x.copy_(flat.view(x.shape))
+
+    def _cut(self, tensors: Sequence[tuple[str, Tensor]]) -> Iterator[list[_Shard]]:
+        """Parts of bounded size. Where a tensor is cut follows from its own size alone, so its memory stays valid."""
+        together: list[_Shard] = []
+        values = 0
+        for slot, flat in tensors:
+            for begin in range(0, flat.numel(), PART):
+                end = min(begin + PART, flat.numel())
+                if values and values + end - begin > PART:
+                    yield together
+                    together, values = [], 0
+                together += self._shards(slot, flat, begin, end)
+                values += end - begin
+        if together:
+            yield together
+
+    def _shards(self, slot: str, flat: Tensor, begin: int, end: int) -> Iterator[_Shard]:
+        step = -(-(end - begin) // self.peers.size)
+        step = -(-step // GRAIN) * GRAIN
+        for owner, at in enumerate(range(begin, end, step)):
+            last = min(at + step, end)
+            yield _Shard(f"{slot}[{at}:{last}]", owner, flat[at:last], self._rounds[slot])
+
+    def _begin(self, shards: list[_Shard], key: int) -> _Part:
+        """Room for what will come in both rounds."""
+        owners = range(self.peers.size)
+        there = max(self._longest([shard for shard in shards if shard.owner == rank], self.there) for rank in owners)
+        back = max(self._longest([shard for shard in shards if shard.owner == rank], self.back) for rank in owners)
+        about = shards[0].name
+        return _Part(
+            shards,
+            key,
+            self.peers.swap(("there", about), there),
+            self.peers.swap(("back", about), back),
+        )
+
+    def _send(self, part: _Part) -> None:
+        """Each of the others its shards."""
+        with self.stats.during("encode_s"):
+            outgoing = {rank: self._message(part, rank, self.there, self.peers.rank) for rank in self.peers.others}
+        part.there.send(outgoing)
+
+    def _answer(self, part: _Part) -> None:
+        """Add up what came for the own shards, and send the sum to all."""
+        incoming = part.there.take()
+        with self.stats.during("decode_s"):
+            lost = self._sum(part, incoming)
+        with self.stats.during("encode_s"):
+            part.answer = self._message(part, self.peers.rank, self.back, self.peers.size, lost)
+        part.back.send(dict.fromkeys(self.peers.others, part.answer))
+
+    def _receive(self, part: _Part) -> None:
+        """Everybody's sums; the own one, too, as the others read it."""
+        answers = part.back.take() | {self.peers.rank: part.answer[PREFIX:]}
+        with self.stats.during("decode_s"):
+            for rank, answer in answers.items():
+                shards = part.of(rank)
+                for shard, frame in zip(shards, messages.read(answer, [s.name for s in shards], rank), strict=True):
+                    if messages.is_void(frame):
+                        self._lost(shard)
+                        continue
+                    packet, chain = open_packet(frame, max_numel=shard.values.numel())
+                    chain.decode(packet.to(shard.values.device), out=shard.values)
+
+    # --------------------------------------------------------------------------------------------------------- parts
+
+    def _message(
+        self, part: _Part, owner: int, channel: Channel, sender: int, lost: frozenset[str] = frozenset()
+    ) -> Tensor:
+        shards = part.of(owner)
+
+        def encode(i: int, room: Tensor) -> int | None:
+            if shards[i].name in lost:
+                return None
+            try:
+                return channel.encode_into(shards[i].name, shards[i].values, room, seed=shards[i].dice(sender))
+            except NonFiniteError:
+                if self.nonfinite == "skip" and channel is self.there:
+                    self._say_skipped(shards[i].name)
+                return None
+
+        swap = part.there if channel is self.there else part.back
+        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit)
+        message = messages.write([shard.name for shard in shards], encode, room[PREFIX:])
+        return room[: PREFIX + message.numel()]
+
+    def _longest(self, shards: Sequence[_Shard], channel: Channel) -> int:
+        return messages.longest(
+            [shard.name for shard in shards], [channel.max_nbytes(shard.name, shard.values) for shard in shards]
+        )
+
+    def _sum(self, part: _Part, incoming: Mapping[int, Tensor]) -> frozenset[str]:
+        """The mean of all contributions in the place of the own shards; returns those that nothing can be said of."""
+        mine, lost = part.of(self.peers.rank), set()
+        weight = 1.0 / self.peers.size
+        for shard in mine:
+            if not kernels.of(shard.values).all_finite(shard.values):
+                lost.add(shard.name)
+                if self.nonfinite == "skip":
+                    self._say_skipped(shard.name)
+                shard.values.zero_()
+            elif self._own_encoded:
+                own = self.there.encode(shard.name, shard.values, seed=shard.dice(self.peers.rank))
+                self._add(own, shard.values.zero_(), weight)
+            else:
+                shard.values.mul_(weight)
+        for rank, message in sorted(incoming.items()):
+            frames = messages.read(message, [shard.name for shard in mine], rank)
+            for shard, frame in zip(mine, frames, strict=True):
+                if messages.is_void(frame):
+                    lost.add(shard.name)
+                else:
+                    self._add(frame, shard.values, weight)
+        return frozenset() if self.nonfinite == "skip" else frozenset(lost)
+
+    def _add(self, frame: bytes | Tensor, to: Tensor, weight: float) -> None:
+        packet, chain = open_packet(frame, max_numel=to.numel())
+        if packet.spec.shape != tuple(to.shape):
+            raise InputError(f"a frame of {list(packet.spec.shape)} values came for a shard of {list(to.shape)}")
+        chain.accumulate(packet.to(to.device), to, weight)
+
+    def _lost(self, shard: _Shard) -> None:
+        """Nothing can be said of a shard: some rank's values, or the sum's, are not finite. All ranks come here."""
+        self._say_skipped(shard.name)
+        if self.nonfinite == "raise":
+            self._unsaid.append(shard.name)
+        shard.values.fill_(0.0 if self.nonfinite == "skip" else float("nan"))
+
+    def _say_skipped(self, name: str) -> None:
+        self.stats.skipped_nonfinite += 1
+        if self.stats.skipped_nonfinite == 1:
+            log.warning("%s: a value of some rank is not finite: %s (said once, counted)", name, self.nonfinite)
+
+    # --------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was not sent yet, by range of slot, as a sender and as an owner."""
+        state = {f"there/{key}": value for key, value in self.there.state_dict().items()}
+        state |= {f"back/{key}": value for key, value in self.back.state_dict().items()}
+        return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
+
+    def take_over(self, before: TwoShot) -> bool:
+        """Go on with another's residuals, which have one form whatever the codec; False when they must be dropped."""
+        state = before.state_dict()
+        velocities = any(key.endswith("/velocity") for key in state)
+        residuals = any(key.endswith("/residual") for key in state)
+        remembers = bool(parse(self.spec)[0])
+        if velocities or (residuals and not remembers):
+            return False
+        self.load_state_dict(state)
+        return True
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        there = {key.removeprefix("there/"): value for key, value in state.items() if key.startswith("there/")}
+        back = {key.removeprefix("back/"): value for key, value in state.items() if key.startswith("back/")}
+        self.there.load_state_dict(there)
+        self.back.load_state_dict(back)
+        rounds = {key.removesuffix("/round"): int(count) for key, count in state.items() if key.endswith("/round")}
+        self._rounds = rounds

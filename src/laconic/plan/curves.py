@@ -1,0 +1,110 @@
+"""Curves: as text for a terminal, or as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from laconic.errors import ConfigError, FileError
+
+__all__ = ["draw", "text"]
+
+MARKS = "ox+*#@%&=~"
+
+
+def text(
+    xs: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    *,
+    x_label: str,
+    y_label: str,
+    width: int = 72,
+    height: int = 18,
+    log_x: bool = True,
+    log_y: bool = True,
+) -> str:
+    """Curves in letters.
+
+    >>> print(text([1, 10, 100], {"a": [1, 10, 100]}, x_label="x", y_label="y", width=5, height=3))
+         y
+      100 |    o
+          |  o
+        1 |o
+          +-----
+           1 to 100: x
+           o a
+    """
+    points = [(x, y) for ys in curves.values() for x, y in zip(xs, ys, strict=True) if _shown(y, log_y)]
+    if not points:
+        raise ConfigError("there is nothing to draw")
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    rows = [[" "] * width for _ in range(height)]
+    for mark, ys in zip(_marks(len(curves)), curves.values(), strict=True):
+        for x, y in zip(xs, ys, strict=True):
+            if _shown(y, log_y):
+                column = round(_place(x, min(xs), max(xs), log_x) * (width - 1))
+                above = round(_place(y, low, high, log_y) * (height - 1))
+                rows[height - 1 - above][min(width - 1, column)] = mark
+    edge = max(len(f"{one:.4g}") for one in (low, high)) + 2
+    lines = [" " * edge + y_label]
+    for i, row in enumerate(rows):
+        label = f"{high:.4g}" if i == 0 else f"{low:.4g}" if i == height - 1 else ""
+        lines.append((label.rjust(edge) + " |" + "".join(row)).rstrip())
+    lines.append(" " * edge + " +" + "-" * width)
+    lines.append(" " * edge + f"  {min(xs):.4g} to {max(xs):.4g}: {x_label}")
+    lines += [" " * edge + f"  {mark} {name}" for mark, name in zip(_marks(len(curves)), curves, strict=True)]
+    return "\n".join(lines)
+
+
+def _marks(count: int) -> str:
+    return (MARKS * (count // len(MARKS) + 1))[:count]
+
+
+def _shown(y: float, log: bool) -> bool:
+    return math.isfinite(y) and (y > 0 or not log)
+
+
+def _place(value: float, low: float, high: float, log: bool) -> float:
+    if high == low:
+        return 0.0
+    if log and low > 0:
+        return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
+    return (value - low) / (high - low)
+
+
+def draw(
+    path: Path,
+    xs: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = True,
+    log_y: bool = True,
+) -> None:
+    """The same as a picture, in the format that the file's name says."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib: pip install 'laconic[plots]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)
+    for name, ys in curves.items():
+        axes.plot(xs, ys, marker=".", label=name)
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    if log_x:
+        axes.set_xscale("log")
+    if log_y:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write the plot {path}: {error}") from None
+    finally:
+        plt.close(figure)

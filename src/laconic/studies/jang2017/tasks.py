@@ -1,0 +1,65 @@
+"""What runs that check the planner train: built in each process, by ``laconic server`` and ``laconic worker``.
+
+Images are random: times do not depend on them, and labels are learned by heart well enough for gradients to look like
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["BATCH", "IMAGES", "LARGE", "SCRIPT", "few", "many", "mlp", "pair", "vgg11"]
+
+SCRIPT = str(Path(__file__).resolve())
+IMAGES = 512
+BATCH = {"mlp": 64, "vgg11": 8, "few": 8, "pair": 8, "many": 8}
+LARGE = {"pair": 2, "many": 16}
+"""Slots that are large enough to be compressed."""
+
+Images = tuple[Tensor, Tensor]
+Built = tuple[nn.Module, Images, Images, Callable[[Tensor, Tensor], Tensor]]
+
+
+def _images(*shape: int) -> Images:
+    return torch.randn(IMAGES, *shape), torch.randint(10, (IMAGES,))
+
+
+def _built(model: nn.Module, *shape: int) -> Built:
+    return model, _images(*shape), _images(*shape), F.cross_entropy
+
+
+def mlp() -> Built:
+    """784-1024-256-10: 1,068,810 parameters, 4.3 MB."""
+    layers = [nn.Flatten(), nn.Linear(784, 1024), nn.Tanh(), nn.Linear(1024, 256), nn.Tanh(), nn.Linear(256, 10)]
+    return _built(nn.Sequential(*layers), 1, 28, 28)
+
+
+def vgg11() -> Built:
+    """VGG-11 for images of 32 x 32: 9,231,114 parameters, 36.9 MB."""
+    from laconic.train.models import MODELS
+
+    return _built(MODELS["vgg11"].build(), 3, 32, 32)
+
+
+def few() -> Built:
+    """Two slots, next to no numbers: what is left of an exchange."""
+    return _built(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 1, 8, 8)
+
+
+def pair() -> Built:
+    """Two slots that are just large enough to be compressed."""
+    layers = [nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)]
+    return _built(nn.Sequential(*layers), 1, 8, 8)
+
+
+def many() -> Built:
+    """The same with 34 slots, as many as VGG-11 has of weights and biases."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(16):
+        layers += [nn.Linear(64, 64), nn.Tanh()]
+    return _built(nn.Sequential(*layers, nn.Linear(64, 10)), 1, 8, 8)

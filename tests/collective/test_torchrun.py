@@ -1,0 +1,78 @@
+"""Scripts under torchrun: the examples, on trainers where they are installed, and a restart after a crash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "torchrun"
+TRAINERS = {"ddp_lightning": "lightning", "ddp_accelerate": "accelerate", "ddp_transformers": "transformers"}
+
+CRASH = """
+import os, runpy, sys
+from pathlib import Path
+import torch
+folder, script = Path(sys.argv[1]), sys.argv[2]
+step, plain = [0], torch.optim.SGD.step
+def dying(self, *args, **kwargs):
+    step[0] += 1
+    if step[0] == 30 and os.environ["RANK"] == "1" and not (folder / "died").exists():
+        (folder / "died").touch()
+        os._exit(9)
+    return plain(self, *args, **kwargs)
+torch.optim.SGD.step = dying
+sys.argv = [script, str(folder)]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def torchrun(*words: str | Path, restarts: int = 0) -> str:
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
+    # Without the variable torch 2.13 cannot restart: the new ranks meet the old ones' store.
+    quiet = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=quiet)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp_torchrun", "local_sgd"])
+def test_an_example_trains(name):
+    said = torchrun(EXAMPLES / f"{name}.py")
+    assert float(said.split("accuracy ")[1].split(" %")[0]) > 75 and "kB a step" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_trainer_is_attached(name):
+    pytest.importorskip(TRAINERS[name], reason=f"{TRAINERS[name]} is not installed: its entry point is not tested here")
+    said = torchrun(EXAMPLES / f"{name}.py")
+    steps, kilobytes = (float(word) for word in said.strip().splitlines()[-1].replace(" kB each", "").split(" steps, "))
+    assert steps >= 10 and kilobytes < 30  # of 76 without compression
+
+
+@pytest.mark.slow
+def test_a_restart_goes_on_from_the_last_checkpoint_with_its_residuals(tmp_path):
+    script = tmp_path / "crash.py"
+    script.write_text(CRASH)
+    ends = {}
+    for name in ("whole", "crashed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "whole":
+            (folder / "died").touch()
+        torchrun(script, folder, EXAMPLES / "ddp_torchrun.py", restarts=1)
+        ends[name] = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    assert (tmp_path / "crashed" / "died").exists()
+    for whole, crashed in zip(ends["whole"], ends["crashed"], strict=True):
+        assert whole["step"] == crashed["step"] == 60
+        for part in ("model", "laconic"):
+            assert whole[part].keys() == crashed[part].keys()
+            assert all(torch.equal(whole[part][key], crashed[part][key]) for key in whole[part]), part
+        assert any(key.endswith("/residual") for key in whole["laconic"])
