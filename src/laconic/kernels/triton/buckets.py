@@ -183,9 +183,12 @@ def _qsgd_part(
     part = tl.arange(0, parts)[:, None]
     lane = tl.arange(0, 8)[None, :]
     at = part * (8 * PERIOD) + lane
+    rows = ()  # all loaded before anything is stored: a residual read once more would come from memory again
     largest = tl.zeros((parts, 8), tl.int32)
     for r in tl.static_range(PERIOD):
-        largest = tl.maximum(largest, _magnitudes(_row(x, residual, begin + at + 8 * r, n, FEEDBACK, EDGE)))
+        row = _row(x, residual, begin + at + 8 * r, n, FEEDBACK, EDGE)
+        largest = tl.maximum(largest, _magnitudes(row))
+        rows = rows + (row,)
     bucket_key = tl.max(tl.reshape(largest, (BUCKETS, parts // BUCKETS * 8)), 1)
     norm = bucket_key.to(tl.float32, bitcast=True)
     up, scale = _scale_to(norm, levels << fraction_bits, BUCKETS)
@@ -197,7 +200,7 @@ def _qsgd_part(
     word = tl.zeros((parts, 8), tl.uint32)
     for r in tl.static_range(PERIOD):
         spot = begin + at + 8 * r
-        v = _row(x, residual, spot, n, FEEDBACK, EDGE)  # once more: what was loaded above is at hand
+        v = rows[r]
         symbol = ((v * lift) * factor).to(tl.int32)
         if STOCHASTIC:
             symbol += ((hashed * _row_factor(number % a_group, r, PERIOD, a_group)) >> (32 - fraction_bits)).to(

@@ -266,8 +266,8 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
         _tell("topk", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return hosted.topk(x, k)
-    flat = x.to(torch.float32)
-    return _selected(x, flat, selection.topk(flat, k))
+    positions, values, key = selection.topk(x.to(torch.float32), k)
+    return positions, values.to(x.dtype), key
 
 
 @_served
@@ -316,7 +316,7 @@ def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
 positions_plan = places.positions_plan
 positions_write = _served(places.positions_write)
 positions_read = _served(places.positions_read)
-scatter = hosted.scatter
+scatter = _served(places.scatter)
 
 
 # ------------------------------------------------------------------------------------------------------------ lanes

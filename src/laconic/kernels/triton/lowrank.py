@@ -23,13 +23,15 @@ def _project_rows(x, q, out, rows, columns, rank, ROWS: tl.constexpr, RANKS: tl.
     k = tl.arange(0, RANKS)
     lane = tl.arange(0, 8)
     sums = tl.zeros((ROWS, RANKS, 8), tl.float32)
-    for first in range(0, columns, 8):
+    first = columns * 0
+    while first < columns:
         there = (first + lane) < columns
         left = tl.load(x + row[:, None] * columns + (first + lane)[None, :],
                        mask=(row[:, None] < rows) & there[None, :], other=0.0)  # fmt: skip
         right = tl.load(q + k[:, None] * columns + (first + lane)[None, :],
                         mask=(k[:, None] < rank) & there[None, :], other=0.0)  # fmt: skip
         sums += left[:, None, :] * right[None, :, :]
+        first += 8
     for fold in tl.static_range(3):
         sums = tl.sum(tl.reshape(sums, (ROWS, RANKS, 2, 4 >> fold)), 2)
     tl.store(out + row[:, None] * rank + k[None, :], tl.reshape(sums, (ROWS, RANKS)),
@@ -43,11 +45,13 @@ def _project_columns(x, p, out, rows, columns, rank, COLUMNS: tl.constexpr, RANK
     k = tl.arange(0, RANKS)
     total = tl.zeros((RANKS, COLUMNS), tl.float32)
     base = x + column
-    for row in range(rows):
+    row = rows * 0
+    while row < rows:
         values = tl.load(base, mask=column < columns, other=0.0)
         weights = tl.load(p + row * rank + k, mask=k < rank, other=0.0)
         total += values[None, :] * weights[:, None]
         base += columns
+        row += 1
     tl.store(
         out + k[:, None] * columns + column[None, :], total, mask=(k[:, None] < rank) & (column[None, :] < columns)
     )

@@ -14,7 +14,8 @@ from laconic.kernels import random
 from laconic.kernels.interface import num_buckets
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.triton.grids import sample
-from laconic.kernels.triton.parts import exact, halves, hash32
+from laconic.kernels.triton.marks import mark_hashed, mark_large
+from laconic.kernels.triton.parts import exact
 from laconic.kernels.triton.select import Selector
 
 __all__ = ["above", "keys_of", "random_positions", "sampled_threshold", "topk"]
@@ -41,51 +42,12 @@ def keys_of(x: Tensor) -> Tensor:
     return keys
 
 
-@triton.jit
-def _chosen(x, at, n, limit, low_key, high_key, HASHED: tl.constexpr):
-    """Of values: those whose magnitude reaches the limit. Of positions by themselves: those with a smaller hash."""
-    if HASHED:
-        small = hash32(at, low_key, high_key) < limit.to(tl.uint32, bitcast=True)
-        taken = small & (at < n)
-    else:
-        taken = (at < n) & ((tl.load(x + at, mask=at < n, other=0) & 0x7FFFFFFF) >= limit)
-    return taken.to(tl.int32)
-
-
-@triton.jit(do_not_specialize=["limit", "low_key", "high_key"])
-def _count(x, counts, n, limit, low_key, high_key, HASHED: tl.constexpr, SPAN: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    at = program * SPAN + tl.arange(0, SPAN)
-    tl.store(counts + program, tl.sum(_chosen(x, at, n, limit, low_key, high_key, HASHED), 0))
-
-
-@triton.jit(do_not_specialize=["limit", "low_key", "high_key"])
-def _compact(x, ends, out, n, limit, low_key, high_key, HASHED: tl.constexpr, SPAN: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    at = program * SPAN + tl.arange(0, SPAN)
-    taken = _chosen(x, at, n, limit, low_key, high_key, HASHED)
-    running = tl.cumsum(taken, 0)
-    place = tl.load(ends + program) - tl.sum(taken, 0) + running - 1
-    tl.store(out + place, at.to(out.dtype.element_ty), mask=taken > 0)
-
-
-def _positions(x: Tensor, n: int, limit: int, key: int, hashed: bool) -> Tensor:
-    """Ascending positions of what is chosen; one wait, for their number."""
-    programs = num_buckets(n, SPAN)
-    counts = torch.empty(programs, dtype=torch.int32, device=x.device)
-    options = exact(num_warps=4, HASHED=hashed, SPAN=SPAN)
-    arguments = (n, halves(limit)[0], *halves(key))
-    _count[(programs,)](x, counts, *arguments, **options)
-    ends = counts.cumsum(0, dtype=torch.int64)
-    out = torch.empty(int(ends[-1]), dtype=index_dtype(n), device=x.device)
-    if out.numel():
-        _compact[(programs,)](x, ends, out, *arguments, **options)
-    return out
-
-
 def above(x: Tensor, limit: int) -> Tensor:
-    """Positions of the float32 values whose magnitude, as a key, is at least ``limit``."""
-    return _positions(x.view(torch.int32), x.numel(), limit, 0, False)
+    """Positions of the float32 values whose magnitude, as a key, is at least ``limit``; one wait, for their number."""
+    if limit == 0:  # all of them, and marks are for few
+        return torch.arange(x.numel(), dtype=index_dtype(x.numel()), device=x.device)
+    marks = mark_large(x, torch.full((1,), limit, dtype=torch.int32, device=x.device))
+    return marks.places(int(marks.count), index_dtype(x.numel()))
 
 
 def key_of_float(value: float) -> int:
@@ -97,30 +59,53 @@ def _selector(n: int, k: int, device: torch.device) -> Selector:
     return Selector([(0, n)], [k], device)
 
 
-def topk(x: Tensor, k: int) -> Tensor:
-    """Positions of the k largest magnitudes of a float32 tensor, ascending.
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+    """Of a float32 tensor the k largest magnitudes: positions, ascending, their values, and the largest, as a key.
 
-    Of many values those above a sampled threshold, set low enough to leave more than k, are picked out first: two
-    passes over all in place of five.
+    Of many values those above a sampled threshold, set low enough to leave more than k, are picked out first: one
+    pass over all in place of five. Whether they were enough is found out at the end, with the one wait.
     """
-    n = x.numel()
+    n, dtype = x.numel(), index_dtype(x.numel())
     if n >= MANY and 8 * k <= n:
         share = k * SAMPLES / n
-        limit = sampled_threshold(x, min(SAMPLES, int(share + 6 * share**0.5) + 8), 0)
-        found = above(x, limit) if limit else None
+        marks = mark_large(x, _sampled_limit(x, min(SAMPLES, int(share + 6 * share**0.5) + 8), 0))
+        # Of one length, so that its selector is kept; zeros are never among the largest of more than k others.
         room = 2 * k + SAMPLES
-        if found is not None and k <= found.numel() <= room:
-            # Of one length, so that its selector is kept; zeros are never among the largest of more than k others.
-            values = torch.zeros(room, dtype=torch.float32, device=x.device)
-            values[: found.numel()] = x[found]
-            return found[_selector(room, k, x.device).choose(values)]
-    return _selector(n, k, x.device).choose(x).to(index_dtype(n))
+        found, values = marks.places_and_values(x, room, dtype)
+        chosen, kept = _selector(room, k, x.device).choose_named(values, found, dtype)
+        marked, key = torch.stack([marks.count, _largest(kept)]).tolist()
+        if k <= marked <= room:
+            return chosen, kept, key
+    chosen, kept = _selector(n, k, x.device).choose_named(x, None, dtype)
+    return chosen, kept, int(_largest(kept))
+
+
+def _largest(values: Tensor) -> Tensor:
+    return keys_of(values).max().to(torch.int64)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _rank(x, found, rank, COUNT: tl.constexpr):
+    """The largest key that so many magnitudes reach, bit by bit."""
+    magnitude = tl.load(x + tl.arange(0, COUNT)) & 0x7FFFFFFF
+    key = rank * 0
+    for i in range(31):
+        tried = key | (1 << (30 - i))
+        key = tl.where(tl.sum((magnitude >= tried).to(tl.int32), 0) >= rank, tried, key)
+    tl.store(found, key)
+
+
+def _sampled_limit(x: Tensor, rank: int, seed: int) -> Tensor:
+    """The magnitude of a rank (from 1 on) among 65,536 sampled ones, as a key on the device."""
+    found = torch.empty(1, dtype=torch.int32, device=x.device)
+    bits = sample(x, SAMPLES, seed).view(torch.int32)
+    _rank[(1,)](bits, found, rank, COUNT=SAMPLES, **exact(num_warps=32))
+    return found
 
 
 def sampled_threshold(x: Tensor, rank: int, seed: int) -> int:
-    """The magnitude of a rank (from 1 on) among 65,536 sampled ones, as a key."""
-    magnitudes = sample(x, SAMPLES, seed).view(torch.int32) & 0x7FFFFFFF
-    return int(magnitudes.sort(descending=True).values[rank - 1])
+    """The same, known here."""
+    return int(_sampled_limit(x, rank, seed))
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
@@ -132,7 +117,8 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
     limit = int((k + 8 * k**0.5 + 64) / n * 2**32)
     if limit >= 1 << 32:
         return None
-    found = _positions(like, n, limit, key, True)
+    marks = mark_hashed(n, limit, key, like.device)
+    found = marks.places(int(marks.count), index_dtype(n))
     if found.numel() < k:
         return None
     hashes = random.hash32(found.to(torch.int64), key)
