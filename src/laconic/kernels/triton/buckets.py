@@ -188,7 +188,7 @@ def _qsgd_part(
     for r in tl.static_range(PERIOD):
         row = _row(x, residual, begin + at + 8 * r, n, FEEDBACK, EDGE)
         largest = tl.maximum(largest, _magnitudes(row))
-        rows = rows + (row,)
+        rows = rows + (row,)  # type: ignore[assignment]
     bucket_key = tl.max(tl.reshape(largest, (BUCKETS, parts // BUCKETS * 8)), 1)
     norm = bucket_key.to(tl.float32, bitcast=True)
     up, scale = _scale_to(norm, levels << fraction_bits, BUCKETS)
@@ -200,7 +200,7 @@ def _qsgd_part(
     word = tl.zeros((parts, 8), tl.uint32)
     for r in tl.static_range(PERIOD):
         spot = begin + at + 8 * r
-        v = rows[r]
+        v = rows[r]  # type: ignore[var-annotated]
         symbol = ((v * lift) * factor).to(tl.int32)
         if STOCHASTIC:
             symbol += ((hashed * _row_factor(number % a_group, r, PERIOD, a_group)) >> (32 - fraction_bits)).to(

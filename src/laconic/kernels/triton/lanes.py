@@ -88,9 +88,9 @@ def _squares(x, begin, n, BLOCKS: tl.constexpr):
     vectors = ()
     for r in tl.static_range(8):
         v = load_tile(x, at + 16 * r, begin, n, BLOCKS * 1024).to(tl.float64)
-        vectors = vectors + (v * v,)
-    low = (vectors[0] + vectors[1]) + (vectors[2] + vectors[3])
-    v = low + ((vectors[4] + vectors[5]) + (vectors[6] + vectors[7]))
+        vectors = vectors + (v * v,)  # type: ignore[assignment]
+    low = (vectors[0] + vectors[1]) + (vectors[2] + vectors[3])  # type: ignore[misc]
+    v = low + ((vectors[4] + vectors[5]) + (vectors[6] + vectors[7]))  # type: ignore[misc]
     return pairwise(tl.reshape(v, (BLOCKS, 8, 16)), BLOCKS, 128, 3)
 
 
