@@ -116,3 +116,38 @@ def test_kernels_of_adaptive_compile_for_a_gpu_that_is_not_here(levels):
         grids.pack_bins(x, grid, packed)
         grids.table_decode(packed, torch.zeros(levels), x, 0.5)
     assert len(made) == 6 and not any(map(offline.inexact, made.values()))
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("width, lane", [(4, 8), (3, 16), (4, 32)])
+def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
+    import offline
+
+    from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
+    from laconic.kernels.triton import lanes
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    packed = torch.zeros(packed_nbytes(5000, width), dtype=torch.uint8)
+    total = torch.zeros(num_buckets(5000, GROUP) * 32 * lane, dtype=torch.uint8)
+    with offline.compiling() as made:
+        lanes.lane_accumulate(packed, 5000, width, lane, total)
+        lanes.lane_pack(total, 5000, lane, width, packed)
+    assert len(made) >= 2
+
+
+@pytest.mark.slow
+@needs_triton
+def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here():
+    import offline
+
+    from laconic.kernels.triton import selection
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    with offline.compiling() as made:
+        selection.topk(torch.zeros(selection.MANY), 1000)
+        selection.random_positions(5000, 100, 0, torch.zeros(1))
+    names = {name.split()[0] for name in made}
+    assert {"_rank", "_mark_large", "_list_marks", "_settle", "_write", "_mark_hashed"} <= names

@@ -46,12 +46,15 @@ TINY = tl.constexpr(2.0**-90)
 LIFT = tl.constexpr(2.0**64)
 HAIR = tl.constexpr(1 - 2.0**-22)
 FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
+QSGD_TILE = 1024
+"""Sixteen values a thread, where a residual comes with each."""
+
 ROW_FACTORS = tl.constexpr(tuple(halves(random.row_factor(row))[0] for row in range(32)))
 
 
-def _tile(bucket: int) -> tuple[int, int]:
-    """Buckets of a program, which holds them whole, and its warps: 32 values a thread, more in very large buckets."""
-    return max(1, TILE // bucket), min(32, max(2, bucket // 1024))
+def _tile(bucket: int, values: int = TILE) -> tuple[int, int]:
+    """Buckets of a program, which holds them whole, and its warps: two for so many values, more in large buckets."""
+    return max(1, values // bucket), min(32, max(2, 2 * bucket // values))
 
 
 @triton.jit
@@ -302,7 +305,7 @@ def qsgd_encode(
 ) -> Tensor:
     """With a residual its sum with x is encoded, and what the receiver will not have stays there."""
     n, into = x.numel(), Packed(packed, x.numel(), bits)
-    buckets, warps = _tile(bucket)
+    buckets, warps = _tile(bucket, QSGD_TILE)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count
     programs = num_buckets(count, buckets)
@@ -361,7 +364,7 @@ def _qsgd_decode(
 
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
     n = out.numel()
-    buckets, warps = _tile(bucket)
+    buckets, warps = _tile(bucket, QSGD_TILE)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count and packed.numel() == packed_nbytes(n, bits)
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)

@@ -49,7 +49,9 @@ def _served(kernel: Callable[P, T]) -> Callable[P, T]:
                 with torch.cuda.device(there):  # Triton launches on the current one
                     return kernel(*args, **kwargs)
             return kernel(*args, **kwargs)
-        except TritonError as error:
+        except (TritonError, RuntimeError) as error:
+            if not isinstance(error, TritonError) and "PassManager" not in str(error):
+                raise  # not the compiler's, which has no name for its own faults
             _tell(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
             found: T = getattr(hosted, kernel.__name__)(*args, **kwargs)
             return found

@@ -30,6 +30,7 @@ from laconic.kernels.triton.parts import (
     period,
     read_symbols,
     signs_of,
+    store_groups,
     store_symbols,
     words_of,
 )
@@ -440,7 +441,7 @@ def _add_group(
     if LANE == 32:
         tl.store(total.to(tl.pointer_type(tl.int32)) + begin + at, added)
     else:
-        store_symbols(added, total, total, begin, begin + 256, begin + 256, LANE, PERIOD, 256)
+        store_groups(added, total, begin, begin + 256, LANE, PERIOD, 256)
 
 
 @triton.jit
