@@ -89,7 +89,7 @@ def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexp
     return length + (at < tl.minimum(take, used)).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["last_streams", "book_words"])
 def plan_books(
     counts,  # [chunks, STREAMS, BINS]
     scratch,  # [chunks, 24, BINS]
@@ -228,7 +228,7 @@ def _read_classes(section, at, end, lengths, alphabet):
     return tl.where(good & (padding == 0), (at + 7) >> 3, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nbytes", "alphabet", "last_streams"])
 def read_books(
     section,
     bounds,  # [chunks + 1]: where a chunk begins

@@ -81,7 +81,7 @@ def _share(chunk, n, last_streams, last_each):
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-@triton.jit(do_not_specialize=["last_streams", "last_each"])
+@triton.jit(do_not_specialize=["n", "last_streams", "last_each"])
 def _count(symbols, counts, n, last_streams, last_each, BINS: tl.constexpr, SPAN: tl.constexpr):
     """How often each symbol occurs in a stream."""
     chunk, stream = tl.program_id(0), tl.program_id(1)
@@ -134,15 +134,21 @@ def _write_heads(out, offsets, books, starts, heads, sizes, last_streams, book_w
 
 
 @triton.jit
-def _put(
-    held, filled, word, head, first, group, left, codes, out, SYMBOL: tl.constexpr, PLACE: tl.constexpr
-):
-    """Two symbols of a group: their codes behind what is held, and a word of it out when it is full."""
-    for k in tl.static_range(2):
-        symbol = (group >> (SYMBOL * (PLACE + k))) & ((1 << SYMBOL) - 1)
-        entry = tl.load(codes + symbol.to(tl.int32), mask=left > k, other=0)
-        held = held | ((entry & 0xFFFF).to(tl.uint64) << filled.to(tl.uint64))
-        filled += entry >> 16
+def _pair(group, left, codes, SYMBOL: tl.constexpr, PLACE: tl.constexpr):
+    """The codes of two symbols of a group, one behind the other, and their bits."""
+    mask: tl.constexpr = (1 << SYMBOL) - 1
+    symbol = ((group >> (SYMBOL * PLACE)) & mask).to(tl.int32)
+    other = ((group >> (SYMBOL * PLACE + SYMBOL)) & mask).to(tl.int32)
+    entry = tl.load(codes + symbol, mask=left > 0, other=0)
+    behind = tl.load(codes + other, mask=left > 1, other=0)
+    return (entry & 0xFFFF) | ((behind & 0xFFFF) << (entry >> 16)), (entry >> 16) + (behind >> 16)
+
+
+@triton.jit
+def _put(held, filled, word, head, first, bits, count, out):
+    """Bits behind what is held, at most 30 of them, and a word of it out when it is full; the first word stays."""
+    held = held | (bits.to(tl.uint64) << filled.to(tl.uint64))
+    filled += count
     full = filled >= 32
     low = held.to(tl.uint32).to(tl.int32, bitcast=True)
     tl.store(out + word, low, mask=full & (first == 0))
@@ -161,7 +167,7 @@ def _join(low, high, shift):
     return (both >> shift).to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["whole", "last_streams", "last_each"])
+@triton.jit(do_not_specialize=["n", "whole", "last_streams", "last_each"])
 def _write_bits(
     words, tail, whole, codes, starts, heads, sizes, offsets, out, n, last_streams, last_each,
     BINS: tl.constexpr, SYMBOL: tl.constexpr,
@@ -203,20 +209,36 @@ def _write_bits(
         v2 = tl.load(words + at + 2, mask=busy & (at + 2 < whole), other=rest)
         v3 = tl.load(words + at + 3, mask=busy & (at + 3 < whole), other=rest)
         v4 = tl.load(words + at + 4, mask=busy & (at + 4 < whole), other=rest)
-        for k in tl.static_range(4):
-            if k == 0:
-                group = _join(w0, w1, shift)
-            elif k == 1:
-                group = _join(w1, w2, shift)
-            elif k == 2:
-                group = _join(w2, w3, shift)
-            else:
-                group = _join(w3, w4, shift)
-            for pair in tl.static_range(per // 2):
-                held, filled, word, head, first = _put(
-                    held, filled, word, head, first, group, left, codes, out, SYMBOL, 2 * pair
-                )
-                left -= 2
+        # All codes first: behind a store, the compiler would not dare to load.
+        group = _join(w0, w1, shift)
+        b0, c0 = _pair(group, left, codes, SYMBOL, 0)
+        if per == 4:
+            b1, c1 = _pair(group, left - 2, codes, SYMBOL, 2)
+        group = _join(w1, w2, shift)
+        b2, c2 = _pair(group, left - per, codes, SYMBOL, 0)
+        if per == 4:
+            b3, c3 = _pair(group, left - per - 2, codes, SYMBOL, 2)
+        group = _join(w2, w3, shift)
+        b4, c4 = _pair(group, left - 2 * per, codes, SYMBOL, 0)
+        if per == 4:
+            b5, c5 = _pair(group, left - 2 * per - 2, codes, SYMBOL, 2)
+        group = _join(w3, w4, shift)
+        b6, c6 = _pair(group, left - 3 * per, codes, SYMBOL, 0)
+        if per == 4:
+            b7, c7 = _pair(group, left - 3 * per - 2, codes, SYMBOL, 2)
+        left -= 4 * per
+        held, filled, word, head, first = _put(held, filled, word, head, first, b0, c0, out)
+        if per == 4:
+            held, filled, word, head, first = _put(held, filled, word, head, first, b1, c1, out)
+        held, filled, word, head, first = _put(held, filled, word, head, first, b2, c2, out)
+        if per == 4:
+            held, filled, word, head, first = _put(held, filled, word, head, first, b3, c3, out)
+        held, filled, word, head, first = _put(held, filled, word, head, first, b4, c4, out)
+        if per == 4:
+            held, filled, word, head, first = _put(held, filled, word, head, first, b5, c5, out)
+        held, filled, word, head, first = _put(held, filled, word, head, first, b6, c6, out)
+        if per == 4:
+            held, filled, word, head, first = _put(held, filled, word, head, first, b7, c7, out)
         w0 = w4
         w1 = v1
         w2 = v2
@@ -247,9 +269,7 @@ def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
         BINS=cut.bins, STEPS=cut.steps, num_warps=cut.warps,
     )  # fmt: skip
     offsets = sizes.cumsum(0) + 4 * cut.chunks
-    _write_heads[(cut.chunks,)](
-        room, offsets, books, starts, heads, sizes, cut.last_streams, book_words, num_warps=1
-    )
+    _write_heads[(cut.chunks,)](room, offsets, books, starts, heads, sizes, cut.last_streams, book_words, num_warps=1)
     words, whole, tail = _words(symbols)
     _write_bits[(cut.chunks,)](
         words, tail, whole, codes, starts, heads, sizes, offsets, room[: room.numel() // 4 * 4].view(torch.int32),
@@ -271,9 +291,7 @@ def _refill(words, rest, whole, held, count, word, following):
     held = held | tl.where(need, more, 0)
     count += tl.where(need, 32, 0)
     word += need.to(tl.int32)
-    following = tl.load(
-        words + word, mask=need & (word < whole), other=tl.where(need, rest, following)
-    )
+    following = tl.load(words + word, mask=need & (word < whole), other=tl.where(need, rest, following))
     return held, count, word, following
 
 
@@ -284,7 +302,7 @@ def _read_round(
 ):  # fmt: skip
     """A round of symbols, packed into words, one under another."""
     per: tl.constexpr = 32 // SYMBOL
-    packed = tl.zeros((LANES,), tl.int32)
+    packed = left * 0
     for k in tl.static_range(ROUND):
         if k % 2 == 0:
             held, count, word, following = _refill(words, rest, whole, held, count, word, following)
@@ -301,7 +319,7 @@ def _read_round(
         packed = packed | (symbol << (SYMBOL * (k % per)))
         if k % per == per - 1:
             tl.store(out + (k // per) * LANES + tl.arange(0, LANES), packed)
-            packed = tl.zeros((LANES,), tl.int32)
+            packed = left * 0
     return held, count, word, following
 
 
@@ -315,7 +333,7 @@ def _start(section, behind, stream, mask):
     return value
 
 
-@triton.jit(do_not_specialize=["whole", "last_streams", "last_each", "rows"])
+@triton.jit(do_not_specialize=["n", "whole", "last_streams", "last_each", "rows"])
 def _read_bits(
     section, words, tail, whole, bounds, symbols, prefixes, limits, heads, out, traces, verdict,
     n, last_streams, last_each, rows, BINS: tl.constexpr, SYMBOL: tl.constexpr,
@@ -428,7 +446,10 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     symbol_bits = 8 * symbol_dtype(alphabet).itemsize
     longest = cut.last_each if cut.chunks == 1 else num_buckets(CHUNK, STREAMS.value)
     rows = num_buckets(longest, ROUND.value) * ROUND.value * symbol_bits // 32
-    packed, traces = torch.empty((cut.chunks, rows, LANES.value), **ints), torch.empty((cut.chunks, LANES.value), **ints)
+    packed, traces = (
+        torch.empty((cut.chunks, rows, LANES.value), **ints),
+        torch.empty((cut.chunks, LANES.value), **ints),
+    )
     words, whole, tail = _words(section)
     _read_bits[(cut.chunks,)](
         section, words, tail, whole, bounds, symbols, prefixes, limits, heads, packed, traces, verdict,
@@ -437,7 +458,7 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     return Decoded(cut, packed, heads, verdict)
 
 
-@triton.jit(do_not_specialize=["last_streams", "last_each", "rows"])
+@triton.jit(do_not_specialize=["n", "last_streams", "last_each", "rows"])
 def _arrange(
     packed, heads, verdict, table, out, n, last_streams, last_each, rows, weight,
     SYMBOL: tl.constexpr, ROWS: tl.constexpr, VALUES: tl.constexpr, ADD: tl.constexpr,
