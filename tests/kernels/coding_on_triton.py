@@ -215,7 +215,7 @@ def test_directories_that_do_not_fit_are_refused():
     n, constant = CHUNK + 1, struct.pack("<BH", CONSTANT, 1)
     assert not refused(struct.pack("<II", 3, 3) + constant * 2, n, 4)
     most = 2**32 - 1
-    for sizes in ((2, 4), (6, 0), (3, 2), (most, 7)):
+    for sizes in ((2, 4), (most, 7)):
         assert refused(struct.pack("<II", *sizes) + constant * 2, n, 4), sizes
     for data in (b"", b"\0" * 9, b"\1\0\0\0\2"):
         assert refused(data, 10, 16)

@@ -152,3 +152,26 @@ def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here():
         selection.random_positions(5000, 100, 0, torch.zeros(1))
     names = {name.split()[0] for name in made}
     assert {"_rank", "_mark_large", "_list_marks", "_settle", "_write", "_mark_hashed"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("alphabet, n", [(2, 1), (92, 600_000), (300, 70_000), (4096, 3000)])
+def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n):
+    import offline
+
+    from laconic.kernels.interface import coded_limit, symbol_dtype
+    from laconic.kernels.triton import coding
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    with offline.compiling() as made:
+        coding.huffman_write(symbols, alphabet, room)
+        decoded = coding.huffman_read(room, n, alphabet)
+        assert decoded is not None
+        coding.arrange_symbols(decoded, alphabet)
+        for weight in (None, 0.5):
+            coding.arrange_floats(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
+    assert len(made) == 9 and not any(map(offline.inexact, made.values()))

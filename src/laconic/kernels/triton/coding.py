@@ -6,7 +6,7 @@ loads are hence issued long before they are waited for, and nothing it waits for
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,8 +24,8 @@ COUNTED = 2048
 """Symbols that a program counts at once."""
 ROUND = tl.constexpr(8)
 """Symbols that a reader's lane decodes between two looks at the loop."""
-AHEAD = tl.constexpr(48)
-"""Words from a reader's place to the one that it calls into the cache."""
+AHEAD = tl.constexpr(16)
+"""Words from a lane's place to the one that it calls into the cache: two sectors of it."""
 ROWS = 32
 """Rows of decoded words that are put in order at once."""
 
@@ -169,7 +169,7 @@ def _join(low, high, shift):
 
 @triton.jit(do_not_specialize=["n", "whole", "last_streams", "last_each"])
 def _write_bits(
-    words, tail, whole, codes, starts, heads, sizes, offsets, out, n, last_streams, last_each,
+    words, tail, whole, codes, starts, heads, sizes, offsets, out, traces, n, last_streams, last_each,
     BINS: tl.constexpr, SYMBOL: tl.constexpr,
 ):  # fmt: skip
     """A lane for each stream. Its first word and its last, which others may share, are added at the end."""
@@ -201,9 +201,13 @@ def _write_bits(
     w2 = tl.load(words + at + 2, mask=busy & (at + 2 < whole), other=rest)
     w3 = tl.load(words + at + 3, mask=busy & (at + 3 < whole), other=rest)
     w4 = tl.load(words + at + 4, mask=busy & (at + 4 < whole), other=rest)
+    ahead = tl.load(words + at + AHEAD // 2, mask=busy & (at + AHEAD // 2 < whole), other=0)
+    trace = tl.zeros((LANES,), tl.int32)
     done = tl.where(book > 0, 0, each)
     while done < each:
         done += 4 * per
+        trace = trace ^ ahead
+        ahead = tl.load(words + at + AHEAD, mask=busy & (at + AHEAD < whole), other=0)
         at += 4
         v1 = tl.load(words + at + 1, mask=busy & (at + 1 < whole), other=rest)
         v2 = tl.load(words + at + 2, mask=busy & (at + 2 < whole), other=rest)
@@ -247,13 +251,15 @@ def _write_bits(
     tl.atomic_or(out + first_word, head, mask=busy & (first == 0), sem="relaxed")
     low = held.to(tl.uint32).to(tl.int32, bitcast=True)
     tl.atomic_or(out + word, low, mask=busy & (filled > 0), sem="relaxed")
+    # Else the compiler would see that nobody needs what is called into the cache.
+    tl.store(traces + wide * LANES + lane, trace ^ ahead)
 
 
 def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
     """Writes the section, of symbols below ``alphabet``; gives its bytes, on the device."""
     cut, device = Cut.of(symbols.numel(), alphabet), symbols.device
     room = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
-    ints = {"dtype": torch.int32, "device": device}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     counts = torch.empty((cut.chunks, STREAMS.value, cut.bins), **ints)
     _count[(cut.chunks, STREAMS.value)](
         symbols, counts, cut.n, cut.last_streams, cut.last_each, BINS=cut.bins, SPAN=COUNTED, num_warps=4
@@ -271,9 +277,10 @@ def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
     offsets = sizes.cumsum(0) + 4 * cut.chunks
     _write_heads[(cut.chunks,)](room, offsets, books, starts, heads, sizes, cut.last_streams, book_words, num_warps=1)
     words, whole, tail = _words(symbols)
+    traces = torch.empty((cut.chunks, LANES.value), **ints)
     _write_bits[(cut.chunks,)](
         words, tail, whole, codes, starts, heads, sizes, offsets, room[: room.numel() // 4 * 4].view(torch.int32),
-        cut.n, cut.last_streams, cut.last_each, BINS=cut.bins, SYMBOL=8 * symbols.element_size(), num_warps=1,
+        traces, cut.n, cut.last_streams, cut.last_each, BINS=cut.bins, SYMBOL=8 * symbols.element_size(), num_warps=1,
     )  # fmt: skip
     if room is not out:
         out.copy_(room)
@@ -382,7 +389,7 @@ def _read_bits(
         l14 = tl.load(limits + 14)
         out += wide * rows * LANES
         left = tl.where(busy, tl.minimum(here - lane * each, each), 0)
-        ahead = tl.zeros((LANES,), tl.int32)
+        ahead = tl.load(words + word + AHEAD // 2, mask=word + AHEAD // 2 < whole, other=0)
         trace = tl.zeros((LANES,), tl.int32)
         done = each * 0
         while done + ROUND <= here - (streams - 1) * each:  # what all streams have
@@ -410,7 +417,6 @@ def _read_bits(
         unused = tl.minimum(tl.maximum(room - place, 0), 7)
         wrong = wrong | (last & ((final >> (8 - unused)) != 0))
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
-        # Else the compiler would see that nobody needs what is called into the cache.
         tl.store(traces + wide * LANES + lane, trace ^ ahead)
 
 
@@ -434,7 +440,7 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     bounds = torch.zeros(cut.chunks + 1, dtype=torch.int64, device=device)
     torch.cumsum(sizes, 0, out=bounds[1:])
     bounds += 4 * cut.chunks
-    ints = {"dtype": torch.int32, "device": device}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     lengths, verdict = torch.zeros((cut.chunks, cut.bins), **ints), torch.zeros(1, **ints)
     symbols, limits = torch.zeros((cut.chunks, cut.bins), **ints), torch.empty((cut.chunks, 32), **ints)
     prefixes = torch.empty((cut.chunks, PREFIXES.value), dtype=torch.uint8, device=device)

@@ -99,6 +99,8 @@ add_momentum = _served(casts.add_momentum)
 
 @_served
 def copy_finite(x: Tensor, out: Tensor) -> bool:
+    if x.dtype == torch.float32 and x.is_contiguous() and out.data_ptr() % 4 == 0:
+        return not int(casts.add_values(x.view(-1), out.view(torch.float32), None))
     if x.is_floating_point() and not all_finite(x):
         return False
     out.copy_(x.view(torch.uint8))
@@ -258,10 +260,9 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- selectors
 
 
-def _selected(x: Tensor, flat: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, int]:
-    values = flat[positions]
-    key = _largest(values.view(torch.int32) & 0x7FFFFFFF)
-    return positions, values if x is flat else values.to(x.dtype), key
+def _selected(x: Tensor, positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
+    key = _largest(selection.keys_of(values)) if values.numel() else 0
+    return positions, values.to(x.dtype), key
 
 
 @_served
@@ -287,8 +288,8 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     threshold = selection.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
-    positions = selection.above(flat, threshold)
-    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, flat, positions)
+    positions, values = selection.above(flat, threshold)
+    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, positions, values)
 
 
 @_served
@@ -298,7 +299,7 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64 or not x.numel():
         return hosted.above(x, threshold)
     flat = x.to(torch.float32)
-    return _selected(x, flat, selection.above(flat, selection.key_of_float(threshold)))
+    return _selected(x, *selection.above(flat, selection.key_of_float(threshold)))
 
 
 @_served

@@ -42,12 +42,16 @@ def keys_of(x: Tensor) -> Tensor:
     return keys
 
 
-def above(x: Tensor, limit: int) -> Tensor:
-    """Positions of the float32 values whose magnitude, as a key, is at least ``limit``; one wait, for their number."""
+def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Positions and values of the float32 entries whose magnitude, as a key, is at least ``limit``.
+
+    One wait, for their number.
+    """
+    dtype = index_dtype(x.numel())
     if limit == 0:  # all of them, and marks are for few
-        return torch.arange(x.numel(), dtype=index_dtype(x.numel()), device=x.device)
+        return torch.arange(x.numel(), dtype=dtype, device=x.device), x.clone()
     marks = mark_large(x, torch.full((1,), limit, dtype=torch.int32, device=x.device))
-    return marks.places(int(marks.count), index_dtype(x.numel()))
+    return marks.places_and_values(x, int(marks.count), dtype)
 
 
 def key_of_float(value: float) -> int:
