@@ -16,7 +16,12 @@ from laconic.collective import differing
 
 STEPS = 200
 WATCHDOG_S = 60.0
-MIXED = {"*conv2-weight": "bf16", "*conv4-weight": "ef|thc:4", "*conv5-weight": "qsgd:4", "*conv7-weight": "ef|powersgd:2"}
+MIXED = {
+    "*conv2-weight": "bf16",
+    "*conv4-weight": "ef|thc:4",
+    "*conv5-weight": "qsgd:4",
+    "*conv7-weight": "ef|powersgd:2",
+}
 
 
 def work(rank, world, *, spec, policy):

@@ -237,7 +237,7 @@ class Attachment:
         return self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._clock.steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved memory. Residuals of another rank, or another number of ranks, are dropped, and said."""
+        """Continue from a saved memory. Residuals of another rank, or number of ranks, are dropped, and said."""
         rest = {key: x for key, x in state.items() if key not in ("world", "steps")}
         if "world" not in state or "steps" not in state:
             raise InputError("expected what Attachment.state_dict gave: 'world' or 'steps' is missing")
