@@ -1,4 +1,4 @@
-"""What ranks of the DDP bench are connected by: hosts of a lab, or slow sockets where there is no root."""
+"""What ranks of the DDP bench are connected by: hosts of a lab, or loopback and slow sockets without root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["NAMESPACES", "SOCKETS", "Links", "connected"]
 
 log = logging.getLogger("laconic")
 
-NAMESPACES, SOCKETS = "network namespaces", "paced sockets"
+NAMESPACES, SOCKETS, PLAIN = "network namespaces", "paced sockets", "loopback"
 PORT = 29511
 
 
@@ -59,7 +59,7 @@ class _Namespaces:
 @dataclass
 class _Sockets:
     sockets: PacedSockets
-    made_of: str = SOCKETS
+    made_of: str
     interface: str = "lo"
 
     def store(self) -> tuple[str, int]:
@@ -90,7 +90,7 @@ def connected(rate: str | None, ranks: int, *, paced: bool) -> Iterator[Links]:
                 return
             except _NoLabError as error:  # in a container root may be root by name only
                 log.warning("network namespaces cannot be made here (%s): sockets are paced instead", error)
-        yield _Sockets(PacedSockets(rate))
+        yield _Sockets(PacedSockets(rate), PLAIN if rate is None else SOCKETS)
 
 
 class _NoLabError(Exception):

@@ -153,8 +153,9 @@ def _rank(links: Links, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue[st
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout:
+            for line in process.stdout:
+                lines.put(line)
         lines.put(None)
 
     thread = threading.Thread(target=read, daemon=True)
