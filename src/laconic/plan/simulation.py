@@ -321,7 +321,7 @@ class _Gate:
         begin, end = self._oldest - self._base, self._top - self._base
         if begin == end or self._out[begin]:
             return
-        ahead = np.flatnonzero(self._out[begin:end]) if self._flying else ()
+        ahead = np.flatnonzero(self._out[begin:end])
         end = begin + int(ahead[0]) if len(ahead) else end
         later = np.maximum.accumulate(self._last[begin:end])
         self._settled[begin + 1 : end + 1] = np.maximum(self._settled[begin], later)
