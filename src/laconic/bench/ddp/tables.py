@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laconic.bench.cluster.tables import ClusterTable
+from laconic.bench.ddp.links import SOCKETS
 from laconic.records import Record
 
 __all__ = ["ddp_tables"]
@@ -41,11 +42,11 @@ def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
             )
         )  # fmt: skip
     v = records[0].values
-    links = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"])
+    links = _links(v)
     notes = (
         f"{records[0].machine['cpu']}, {records[0].machine['cores']} cores; {v['model']} on {v['data']}, {key[1]} "
         f"ranks, {v['epochs']} epochs in {v['iterations']} steps of {v['batch']} examples a rank, one seed; links as "
-        f"measured: {links or 'loopback'}. The time is that of training alone, and of the first test within 0.3 points "
+        f"measured: {links}.{_doubt(v)} The time is that of training alone, and of the first test within 0.3 points "
         f"of plain DDP's last. By `{v['command']}`."
     )
     goals = []
@@ -80,13 +81,12 @@ def _table(rate: str, records: Sequence[Record]) -> ClusterTable:
             )
         )  # fmt: skip
     v = records[0].values
-    links = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"])
-    valid = "" if v["valid"] else " **The link was not what it should be: these figures do not count.**"
+    links = _links(v)
     notes = (
         f"{records[0].machine['cpu']}, {records[0].machine['cores']} cores, torch {records[0].versions['torch']}; "
         f"{v['ranks']} ranks of one thread, {v['numel']:,} values (the parameters of {v['model']}); a step without an "
         f"exchange takes {_ms(v['compute_s'])} ms. Medians and quartiles in milliseconds of steps in turns; link as "
-        f"measured: {links or 'loopback'}.{valid} By `{v['command']}`."
+        f"measured: {links}.{_doubt(v)} By `{v['command']}`."
     )
     columns = ("way", "step", "quartiles", "exchange", "× ddp, exchange", "MB sent a rank", "squared error")
     return ClusterTable(f"ddp-{rate}", columns, tuple(rows), 1, notes, tuple(_verdicts(rate, records)))
@@ -109,6 +109,15 @@ def _verdicts(rate: str, records: Sequence[Record]) -> list[tuple[bool, str]]:
         cost = by_way["laconic none"]["step_s"] / by_way["ddp"]["step_s"]
         found.append(_verdict(cost < NONE_COSTS, f"`none` takes {cost:.3f} of a plain step, less than {NONE_COSTS:g}"))
     return found
+
+
+def _links(v: Mapping[str, Any]) -> str:
+    measured = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"]) or "loopback"
+    return measured + (f" ({SOCKETS})" if v.get("made_of") == SOCKETS else "")
+
+
+def _doubt(v: Mapping[str, Any]) -> str:
+    return "" if v.get("valid", True) else " **The link was not what it should be: these figures do not count.**"
 
 
 def _best(by_way: Mapping[str, Mapping[str, Any]], prefix: str) -> str | None:
