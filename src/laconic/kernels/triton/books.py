@@ -281,7 +281,7 @@ def read_books(
         long += 1
         mine = (length == long).to(tl.int32)
         number = tl.sum(mine, 0)
-        tl.store(symbols + base + tl.cumsum(mine, 0) - 1, at, mask=mine == 1)
+        tl.store(symbols + base + tl.cumsum(mine, 0) - 1, at.to(tl.int16), mask=mine == 1)
         tl.store(limits + 16 + long, base - following)
         following += number
         base += number

@@ -25,7 +25,7 @@ COUNTED = 2048
 ROUND = tl.constexpr(8)
 """Symbols that a reader's lane decodes between two looks at the loop."""
 AHEAD = tl.constexpr(16)
-"""Words from a lane's place to the one that it calls into the cache: two sectors of it."""
+"""Words from a lane's place to the one that it calls into the cache, whenever it has come to another sector of 8."""
 ROWS = 32
 """Rows of decoded words that are put in order at once."""
 
@@ -207,7 +207,7 @@ def _write_bits(
     while done < each:
         done += 4 * per
         trace = trace ^ ahead
-        ahead = tl.load(words + at + AHEAD, mask=busy & (at + AHEAD < whole), other=0)
+        ahead = tl.load(words + at + AHEAD, mask=busy & (at % 8 < 4) & (at + AHEAD < whole), other=0)
         at += 4
         v1 = tl.load(words + at + 1, mask=busy & (at + 1 < whole), other=rest)
         v2 = tl.load(words + at + 2, mask=busy & (at + 2 < whole), other=rest)
@@ -318,7 +318,7 @@ def _read_round(
         length += (window >= l11).to(tl.int32) + (window >= l12).to(tl.int32)
         length += (window >= l13).to(tl.int32) + (window >= l14).to(tl.int32)
         place = (window >> (15 - length)) + tl.load(limits + 16 + length)
-        symbol = tl.load(symbols + tl.minimum(tl.maximum(place, 0), most))
+        symbol = tl.load(symbols + tl.minimum(tl.maximum(place, 0), most)).to(tl.int32)
         if EDGE:
             length = tl.where(left > k, length, 0)
         held = held << length.to(tl.uint64)
@@ -391,10 +391,12 @@ def _read_bits(
         left = tl.where(busy, tl.minimum(here - lane * each, each), 0)
         ahead = tl.load(words + word + AHEAD // 2, mask=word + AHEAD // 2 < whole, other=0)
         trace = tl.zeros((LANES,), tl.int32)
+        sector = word * 0 - 1
         done = each * 0
         while done + ROUND <= here - (streams - 1) * each:  # what all streams have
             trace = trace ^ ahead
-            ahead = tl.load(words + word + AHEAD, mask=word + AHEAD < whole, other=0)
+            ahead = tl.load(words + word + AHEAD, mask=(word >> 3 != sector) & (word + AHEAD < whole), other=0)
+            sector = word >> 3
             held, count, word, following = _read_round(
                 words, rest, whole, prefixes, limits, symbols, l11, l12, l13, l14, BINS - 1, out, left,
                 held, count, word, following, False, SYMBOL,
@@ -442,7 +444,8 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     bounds += 4 * cut.chunks
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     lengths, verdict = torch.zeros((cut.chunks, cut.bins), **ints), torch.zeros(1, **ints)
-    symbols, limits = torch.zeros((cut.chunks, cut.bins), **ints), torch.empty((cut.chunks, 32), **ints)
+    symbols = torch.zeros((cut.chunks, cut.bins), dtype=torch.int16, device=device)
+    limits = torch.empty((cut.chunks, 32), **ints)
     prefixes = torch.empty((cut.chunks, PREFIXES.value), dtype=torch.uint8, device=device)
     heads = torch.empty((cut.chunks, 4), **ints)
     read_books[(cut.chunks,)](
@@ -452,10 +455,8 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     symbol_bits = 8 * symbol_dtype(alphabet).itemsize
     longest = cut.last_each if cut.chunks == 1 else num_buckets(CHUNK, STREAMS.value)
     rows = num_buckets(longest, ROUND.value) * ROUND.value * symbol_bits // 32
-    packed, traces = (
-        torch.empty((cut.chunks, rows, LANES.value), **ints),
-        torch.empty((cut.chunks, LANES.value), **ints),
-    )
+    packed = torch.empty((cut.chunks, rows, LANES.value), **ints)
+    traces = torch.empty((cut.chunks, LANES.value), **ints)
     words, whole, tail = _words(section)
     _read_bits[(cut.chunks,)](
         section, words, tail, whole, bounds, symbols, prefixes, limits, heads, packed, traces, verdict,
