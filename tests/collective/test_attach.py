@@ -356,6 +356,14 @@ def wrong_use(rank, world):
     for name, value in (("nonfinite", "?"), ("warmup_steps", -1), ("check_every", 0.5), ("timeout_s", 0)):
         wrong = {name: value}
         found[name] = refused(laconic.ConfigError, name, lambda wrong=wrong: laconic.attach(module, "qsgd:4", **wrong))
+    for name, options in (
+        ("codec", {"spec": "qsgd:4" if rank else "qsgd:2"}),
+        ("policy", {"policy": {"*": "bf16"} if rank else None}),
+        ("options", {"warmup_steps": rank}),
+    ):
+        unlike = {"spec": "qsgd:4"} | options
+        found[f"other {name}"] = refused(laconic.ConfigError, rf"do not attach alike \({name} here",
+                                         lambda unlike=unlike: laconic.attach(module, **unlike))  # fmt: skip
     found["nothing was registered"] = module._comm_hooks == []
     laconic.attach(module, "qsgd:4")
     found["twice"] = refused(laconic.ConfigError, "attached already", lambda: laconic.attach(module, "qsgd:4"))

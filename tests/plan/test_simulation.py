@@ -130,13 +130,17 @@ def test_a_hundred_thousand_workers_for_a_thousand_rounds_within_a_minute(mode: 
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"workers": 0}, "workers must be at least 1"),
+        ({"workers": 0}, "workers must be a whole number, at least 1"),
+        ({"workers": 2.5}, "workers must be a whole number, at least 1"),
         ({"mode": "bounded"}, "mode must be sync, async or bounded:S"),
         ({"mode": "async", "backup": 1}, "backup workers are for mode sync"),
         ({"step_s": 0.0}, "step_s must be a finite number above 0"),
         ({"jitter": -1.0}, "jitter must be a finite number"),
-        ({"straggle": 0.5}, "straggle is at least 1"),
+        ({"straggle": 0.5}, "straggle is a finite number, at least 1"),
+        ({"straggle": float("nan")}, "straggle is a finite number, at least 1"),
         ({"server_bytes_s": 0.0}, "more than nothing"),
+        ({"server_bytes_s": float("nan")}, "more than nothing"),
+        ({"worker_bytes_s": float("nan")}, "more than nothing"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, float], words: str) -> None:

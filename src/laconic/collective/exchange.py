@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from laconic.errors import ConfigError, LaconicError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
-__all__ = ["EXACT", "Exchange", "Road", "common", "summable"]
+__all__ = ["EXACT", "Exchange", "Road", "common", "losing_nobody", "summable"]
 
 log = logging.getLogger("laconic")
 
@@ -41,6 +42,21 @@ def summable(spec: str) -> bool:
     """Whether ranks' packets are added by an all-reduce; otherwise they go to owners and back."""
     memories, chain = parse(spec)
     return chain.summable and all(isinstance(stage, ErrorFeedback) for stage in memories)
+
+
+@contextmanager
+def losing_nobody(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
+    """What the backend says when another rank is gone becomes one line that says what to do."""
+    try:
+        yield
+    except LaconicError:
+        raise
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        raise LaconicError(
+            f"rank {dist.get_rank(group)} lost another rank while it {doing}: it died, or was silent for as long as "
+            f"the group waits. Restart from the last checkpoint. ({said[:300]})"
+        ) from error
 
 
 def common(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -111,26 +127,18 @@ class Exchange:
         for name, x in tensors:
             if x.numel():
                 by_spec.setdefault(self.spec_of(name, x), []).append((name, x))
-        try:
+        with losing_nobody(self.group, f"exchanged {len(tensors)} tensors from {tensors[0][0]!r} on"):
             # What is small goes along with what is large.
             finish = self._exact.begin(plain) if (plain := by_spec.pop(EXACT, [])) else None
             for spec, same in by_spec.items():
                 self._road(spec).reduce_all(same)
             if finish is not None:
                 finish()
-        except LaconicError:
-            raise
-        except RuntimeError as error:
-            said = " ".join(str(error).split())
-            raise LaconicError(
-                f"rank {dist.get_rank(self.group)} lost another rank while it exchanged {len(tensors)} tensors from "
-                f"{tensors[0][0]!r} on: it died, or was silent for as long as the group waits. Restart from the last "
-                f"checkpoint. ({said[:300]})"
-            ) from error
 
     def mean_exactly(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """The same without compression."""
-        self._exact.reduce_all(tensors)
+        with losing_nobody(self.group, f"averaged {len(tensors)} tensors as they are"):
+            self._exact.reduce_all(tensors)
 
     # --------------------------------------------------------------------------------------------------------- state
 

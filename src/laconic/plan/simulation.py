@@ -68,8 +68,8 @@ class Crowd:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"workers must be at least 1, got {self.workers}")
+        if not isinstance(self.workers, int) or isinstance(self.workers, bool) or self.workers < 1:
+            raise ConfigError(f"workers must be a whole number, at least 1, got {self.workers!r}")
         if not 0 <= self.backup < self.workers:
             raise ConfigError(f"backup must be from 0 to less than workers ({self.workers}), got {self.backup}")
         if not 0 < self.step_s < math.inf:
@@ -77,11 +77,11 @@ class Crowd:
         for name in ("push", "pull", "apply_s", "spread", "links", "jitter"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be a finite number, not below 0, got {getattr(self, name)}")
-        if self.straggle < 1 or not 0 <= self.straggle_share <= 1:
-            raise ConfigError("straggle is at least 1, and straggle_share from 0 to 1")
+        if not 1 <= self.straggle < math.inf or not 0 <= self.straggle_share <= 1:
+            raise ConfigError("straggle is a finite number, at least 1, and straggle_share from 0 to 1")
         if self.backup and self.mode != "sync":
             raise ConfigError(f"backup workers are for mode sync, got {self.mode!r}")
-        if self.server_bytes_s <= 0 or (self.worker_bytes_s is not None and self.worker_bytes_s <= 0):
+        if not self.server_bytes_s > 0 or not (self.worker_bytes_s is None or self.worker_bytes_s > 0):
             raise ConfigError("cables must carry more than nothing")
         self.bound  # noqa: B018 - so that a wrong mode is refused at once
 
