@@ -63,7 +63,7 @@ def faster(times: float) -> str:
     return f"{times:.2f}×" if times < 10 else f"{times:.0f}×"
 
 
-# -------------------------------------------------------------------------------------------------- README's first table
+# ------------------------------------------------------------------------------------------------- README's first table
 
 
 class Server:
@@ -104,18 +104,26 @@ def first_table(server: Server) -> str:
             f"`{method}`: {words}", size(row.bytes_per_iteration), f"1/{less:,.0f}" if less > 1.5 else "1", accuracy,
             "" if cell is None else f"{cell.seconds():.2f} s{busy}", "" if gain is None else faster(gain),
         ))  # fmt: skip
-    columns = ("`laconic train --method`", "sent an iteration", "of float32", "top-1 % (seeds)", "at 100 Mbit/s", "speed-up")
+    columns = (
+        "`laconic train --method`",
+        "sent an iteration",
+        "of float32",
+        "top-1 % (seeds)",
+        "at 100 Mbit/s",
+        "speed-up",
+    )
     machine = read(RESULTS / "kothari2021" / "times.jsonl")[0].machine
     busy_note = " Busy: others used the machine, too." if any("(busy)" in row[4] for row in rows) else ""
     return table(columns, rows) + (
-        f"\n\nVGG-11 on CIFAR-10, {server.row('vgg11', '1').values['epochs']} epochs, a server and two workers. Bytes are "
-        "frames of both workers, both ways. Accuracy was trained on an H200 by the server's arithmetic. Seconds are those of an iteration of the real server on "
+        f"\n\nVGG-11 on CIFAR-10, {server.row('vgg11', '1').values['epochs']} epochs, a server and two workers. Bytes "
+        "are frames of both workers, both ways. Accuracy was trained on an H200 by the server's arithmetic. Seconds "
+        "are those of an iteration of the real server on "
         f"{machine['cores']} cores ({machine['cpu']}) in network namespaces, batches of 64.{busy_note} From "
         "`laconic study kothari2021` ([the study](docs/studies/kothari2021.md)), filled in by `python docs/refresh.py`."
     )
 
 
-# ------------------------------------------------------------------------------------------------ choosing: on DDP
+# ----------------------------------------------------------------------------------------------------- choosing: on DDP
 
 LIMITS = ((1e-4, "nothing to speak of (1e-4)"), (0.1, "a little noise (0.1)"), (float("inf"), "anything, with memory"))
 """Squared error of one exchange over the squared norm of the mean."""
@@ -130,9 +138,7 @@ def ways(rate: str) -> list[Mapping[str, Any]]:
 
 def pays(way: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
     """Clearly faster: three quarters of its steps take less than three quarters of plain DDP's."""
-    return bool(
-        plain["step_s"] / way["step_s"] >= GAIN and way["step_quartiles_s"][1] < plain["step_quartiles_s"][0]
-    )
+    return bool(plain["step_s"] / way["step_s"] >= GAIN and way["step_quartiles_s"][1] < plain["step_quartiles_s"][0])
 
 
 OURS = ("laconic ", "local ")
@@ -200,7 +206,7 @@ def small_rows() -> Iterator[Sequence[str]]:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------ choosing: through a server
+# ------------------------------------------------------------------------------------------- choosing: through a server
 
 LOSSES = (0.2, 1.0)
 
@@ -239,7 +245,9 @@ def byte_rows(server: Server) -> Iterator[Sequence[str]]:
     for part in ("accuracy", "frontier"):
         for row in server.study.rows(part, "vgg11"):
             name = f"method `{row.name}`" if part == "accuracy" else row.name
-            found.append((row.bytes_per_iteration, fmean(row.final) - base, name, len(row.seeds), f"kothari2021/{part}"))
+            found.append(
+                (row.bytes_per_iteration, fmean(row.final) - base, name, len(row.seeds), f"kothari2021/{part}")
+            )
     study = homomorphic.Results(homomorphic.load(RESULTS / "homomorphic"))
     for part in ("sums", "products"):
         for row in study.rows.get((part, "vgg11"), []):
@@ -267,10 +275,15 @@ def weight_rows() -> Iterator[Sequence[str]]:
     for name in ("oland2015/headline.jsonl", "oland2015/fixed.jsonl"):
         for one in values_of(name):
             found.setdefault(one["codec"], []).append(one)
-    plain = fmean(one["accuracy_by_epoch"][-1] for one in values_of("oland2015/headline.jsonl") if one["codec"] == "none")
+    plain = fmean(
+        one["accuracy_by_epoch"][-1] for one in values_of("oland2015/headline.jsonl") if one["codec"] == "none"
+    )
     for codec in ("uniform:8", "uniform:7", "uniform:6", "adaptive:6|huffman", "uniform:4", "adaptive:5|huffman"):
         some = found[codec]
-        bits, accuracy = fmean(fmean(one["coded_bits"]) for one in some), fmean(one["accuracy_by_epoch"][-1] for one in some)
+        bits, accuracy = (
+            fmean(fmean(one["coded_bits"]) for one in some),
+            fmean(one["accuracy_by_epoch"][-1] for one in some),
+        )
         runs = sum(one["runs"] for one in some)
         yield code(codec), f"{bits:.2f}", f"{accuracy:.2f}", signed(accuracy - plain), str(runs)
 
@@ -317,13 +330,14 @@ def _h(study: Any, row: Any) -> float:
     return float("inf") if found is None else float(found)
 
 
-# ------------------------------------------------------------------------------------------------------------ the picture
+# ---------------------------------------------------------------------------------------------------------- the picture
 
 SHOWN = ("ddp", "fp16", "powersgd:1", "laconic qsgd:4", "laconic ef|thc:4", "laconic ef|sign",
          "laconic ef|topk:0.01|qsgd:4")  # fmt: skip
 STYLE = """
   .page { fill: #ffffff; stroke: #d0d7de } text { font: 13px system-ui, sans-serif; fill: #1f2328 }
-  .quiet { fill: #59636e } .head { font-weight: 600 } .plain { fill: #8c959f } .stock { fill: #bf8700 } .ours { fill: #0969da }
+  .quiet { fill: #59636e } .head { font-weight: 600 }
+  .plain { fill: #8c959f } .stock { fill: #bf8700 } .ours { fill: #0969da }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; stroke: #3d444d } text { fill: #f0f6fc } .quiet { fill: #9198a1 }
     .plain { fill: #656c76 } .stock { fill: #d29922 } .ours { fill: #4493f8 }
@@ -362,7 +376,7 @@ def picture() -> str:
             parts.append(f'<text x="{left + bar + 6:.1f}" y="{y + 16}">{1e3 * step:,.0f}</text>')
     one = ways("100mbit")[0]
     below = (
-        f"{one['numel']:,} values (VGG-11's parameters), {one['ranks']} ranks of one thread, gloo; medians of steps in turns.",
+        f"{one['numel']:,} values (VGG-11's parameters), {one['ranks']} ranks of one thread, gloo; medians.",
         "Blue: laconic.attach(model, spec). Records: results/ddp/links.jsonl, drawn by docs/refresh.py.",
     )
     for row, words in enumerate(below):
@@ -370,7 +384,7 @@ def picture() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-# ----------------------------------------------------------------------------------------------------------------- pages
+# ---------------------------------------------------------------------------------------------------------------- pages
 
 
 def blocks() -> dict[Path, dict[str, str]]:

@@ -1,7 +1,7 @@
 """From a profile of a machine to a plan: python examples/plan.py [PROFILE [MODEL]]
 
-``laconic calibrate -o machine.json --model mlp`` writes a profile; ``cpu`` comes with laconic. The same from the command
-line: laconic plan --profile machine.json --model mlp --workers 4 --bandwidth 1gbit
+``laconic calibrate -o machine.json --model mlp`` writes a profile; ``cpu`` comes with laconic. The same without Python:
+laconic plan --profile machine.json --model mlp --workers 4 --bandwidth 1gbit
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ HERE = Path("walk")
 
 def laconic(*words: str) -> str:
     print("$ laconic", *words, flush=True)
-    return subprocess.run([sys.executable, "-m", "laconic", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "laconic", *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 # %% The problem: LeNet-5, four machines, a server behind 10 Mbit/s. Does the training compute, or does it wait?

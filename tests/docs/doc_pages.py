@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PYTHON, SHELL = {"python", "py"}, {"sh", "bash", "console", "shell"}
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>not run|slow): (?P<why>[^>]*) -->\n+)?^(?P<tick>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=tick)$",
+    r"(?:^<!-- (?P<mark>not run|slow|file): (?P<why>[^>]*) -->\n+)?"
+    r"^(?P<tick>```+)(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=tick)$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -35,12 +36,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``title`` is the file that it shows: such a block is written there instead of being run."""
+    """A fenced block, and what a comment before it says: ``not run``, ``slow``, or the ``file`` that it shows."""
 
     page: Path
     line: int
     language: str
-    title: str | None
     mark: str | None
     why: str
     text: str
@@ -64,12 +64,8 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = []
     for match in BLOCK.finditer(text):
-        language, _, rest = match["info"].strip().partition(" ")
-        title = re.search(r'title="([^"]+)"', rest)
         line = text[: match.start("tick")].count("\n") + 1
-        found.append(
-            Block(page, line, language, title and title[1], match["mark"], match["why"] or "", match["text"])
-        )
+        found.append(Block(page, line, match["language"].strip(), match["mark"], match["why"] or "", match["text"]))
     return found
 
 

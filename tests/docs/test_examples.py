@@ -43,9 +43,7 @@ def test_an_example_runs(script, tmp_path):
 
 
 def torchrun(script: Path, *words: object, folder: Path) -> str:
-    return launched(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, *words, folder=folder
-    )
+    return launched("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, *words, folder=folder)
 
 
 def test_attach_sends_less_than_plain_ddp(tmp_path):

@@ -51,9 +51,9 @@ def page_module(tmp_path, monkeypatch):
 
 
 def run(block: Block, module: types.ModuleType) -> None:
-    if block.title is not None:
-        Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-        Path(block.title).write_text(block.text)
+    if block.mark == "file":
+        Path(block.why).parent.mkdir(parents=True, exist_ok=True)
+        Path(block.why).write_text(block.text)
     elif block.language in PYTHON:
         exec(compile("\n" * block.line + block.text, str(block.page), "exec"), vars(module))
     elif block.language in SHELL:
@@ -63,7 +63,9 @@ def run(block: Block, module: types.ModuleType) -> None:
 def run_commands(block: Block) -> None:
     for command in block.commands():
         words = command.words
-        assert words[0] == "laconic", f"{block.where}: {command.line!r} cannot run here: mark the block, with the reason"
+        assert words[0] == "laconic", (
+            f"{block.where}: {command.line!r} cannot run here: mark the block, with the reason"
+        )
         done = CliRunner().invoke(app, words[1:], prog_name="laconic")
         assert done.exit_code == 0, f"{block.where}: {command.line}\n{done.output}\n{done.exception!r}"
         if command.output is not None:
@@ -71,13 +73,13 @@ def run_commands(block: Block) -> None:
 
 
 def runs(block: Block) -> bool:
-    return block.title is not None or block.language in PYTHON | SHELL
+    return block.language in PYTHON | SHELL
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_a_page_shows_runs(page, page_module):
     for block in blocks(page):
-        if block.mark is None:
+        if block.mark in (None, "file"):
             run(block, page_module)
 
 
@@ -102,7 +104,9 @@ def test_pages_have_blocks_and_every_language_is_known():
     found = [block for page in PAGES for block in blocks(page)]
     fences = sum(line.startswith("```") for page in PAGES for line in page.read_text().splitlines())
     assert len(found) == fences / 2 > 100
-    assert sum(block.language in PYTHON for block in found) > 50 and sum(block.language in SHELL for block in found) > 20
+    assert (
+        sum(block.language in PYTHON for block in found) > 50 and sum(block.language in SHELL for block in found) > 20
+    )
     known = PYTHON | SHELL | {"text", "toml"}
     assert [block.where for block in found if block.language not in known] == []
 
@@ -110,8 +114,8 @@ def test_pages_have_blocks_and_every_language_is_known():
 @pytest.mark.parametrize(
     "shown, printed, same",
     [
-        ("a b", " a  b\n", True), ("a … c", "a b\nc", True), ("a …", "a\nb c", True), ("… c", "a c", True), ("a", "a b", False),
-        ("a … d", "a b c", False), ("1.5 (x)", "1.5 (x)", True), ("1.5", "1x5", False),
+        ("a b", " a  b\n", True), ("a … c", "a b\nc", True), ("a …", "a\nb c", True), ("… c", "a c", True),
+        ("a", "a b", False), ("a … d", "a b c", False), ("1.5 (x)", "1.5 (x)", True), ("1.5", "1x5", False),
     ],
 )  # fmt: skip
 def test_output_is_compared_but_for_blanks_and_dots(shown, printed, same):
