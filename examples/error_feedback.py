@@ -7,7 +7,7 @@ from torch import nn
 
 import laconic
 
-WORKERS, STEPS, BATCH = 2, 200, 64
+WORKERS, STEPS, BATCH = 2, 100, 64
 
 
 def task(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
