@@ -8,6 +8,7 @@ in ascending order because tiles are written where the tiles before them end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.triton.parts import exact
+
 __all__ = ["Selector"]
 
 TILE = 4096
 DIGITS = ((20, 11), (10, 10), (0, 10))
 """Shift and width of each digit of a magnitude's 31 bits."""
+
+BINS = sum(1 << width for _, width in DIGITS)
 
 
 @triton.jit
@@ -27,7 +32,7 @@ def _first_digits(x, tile_begin, tile_end, tile_slot, counts, TILE: tl.constexpr
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF  # what is not there counts as 0, and is taken off
+    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF  # what is not there counts as 0, which is below all
     found = tl.histogram(magnitude >> 20, BINS)
     bins = tl.arange(0, BINS)
     tl.atomic_add(counts + tl.load(tile_slot + tile) * BINS + bins, found, mask=found > 0)
@@ -48,6 +53,19 @@ def _next_digits(
 
 
 @triton.jit
+def _pick(counts, left, prefix, BINS: tl.constexpr):
+    """Of each slot the digit at which enough entries are as large, and how many are still to be found below it."""
+    slot = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    count = tl.load(counts + slot * BINS + bins)
+    wanted = tl.load(left + slot)
+    at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count
+    digit = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
+    tl.store(left + slot, wanted - tl.sum(tl.where(bins > digit, count, 0), 0))
+    tl.store(prefix + slot, tl.load(prefix + slot) * BINS + digit)
+
+
+@triton.jit
 def _count(x, tile_begin, tile_end, tile_slot, limit, above, equal, TILE: tl.constexpr):
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
@@ -59,17 +77,46 @@ def _count(x, tile_begin, tile_end, tile_slot, limit, above, equal, TILE: tl.con
 
 
 @triton.jit
-def _write(x, tile_begin, tile_end, tile_slot, limit, taken, first, out, TILE: tl.constexpr):
+def _settle(above, equal, left, heads, firsts, taken, first, MANY: tl.constexpr):
+    """Of each slot, tile by tile: how many equal entries are taken, and where its first chosen one is written."""
+    slot = tl.program_id(0)
+    wanted = tl.load(left + slot)
+    equal_before = wanted * 0
+    written = tl.load(firsts + slot)
+    at = tl.load(heads + slot)
+    end = tl.load(heads + slot + 1)
+    while at < end:
+        tile = at + tl.arange(0, MANY)
+        there = tile < end
+        ties = tl.load(equal + tile, mask=there, other=0)
+        take = tl.minimum(tl.maximum(wanted - (equal_before + tl.cumsum(ties, 0) - ties), 0), ties)
+        chosen = tl.load(above + tile, mask=there, other=0) + take
+        tl.store(taken + tile, take, mask=there)
+        tl.store(first + tile, written + tl.cumsum(chosen, 0) - chosen, mask=there)
+        equal_before += tl.sum(ties, 0)
+        written += tl.sum(chosen, 0)
+        at += MANY
+
+
+@triton.jit
+def _write(
+    x, tile_begin, tile_end, tile_slot, limit, taken, first, names, out, values, NAMED: tl.constexpr, TILE: tl.constexpr
+):
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
+    bits = tl.load(x + at, mask=there, other=0)
+    magnitude = bits & 0x7FFFFFFF
     kth = tl.load(limit + tl.load(tile_slot + tile))
     equal = (there & (magnitude == kth)).to(tl.int32)
     rank = tl.cumsum(equal, 0) - equal
     chosen = ((there & (magnitude > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
     place = tl.load(first + tile) + tl.cumsum(chosen, 0) - chosen
-    tl.store(out + place, at, mask=chosen > 0)
+    if NAMED:
+        tl.store(out + place, tl.load(names + at, mask=chosen > 0, other=0), mask=chosen > 0)
+    else:
+        tl.store(out + place, at.to(out.dtype.element_ty), mask=chosen > 0)
+    tl.store(values + place, bits, mask=chosen > 0)
 
 
 class Selector:
@@ -82,49 +129,45 @@ class Selector:
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device) -> None:
-        tiles = [
-            (at, end, slot) for slot, (begin, end) in enumerate(spans) for at in range(begin, end, TILE)
-        ]  # fmt: skip
-        self._num = len(tiles)
-        begins, ends, slots = zip(*tiles, strict=True)
-        self._begin = torch.tensor(begins, dtype=torch.int64, device=device)
-        self._end = torch.tensor(ends, dtype=torch.int64, device=device)
-        self._slot = torch.tensor(slots, dtype=torch.int32, device=device)
-        self._slot_index = self._slot.to(torch.int64)
-        self._k = torch.tensor(list(counts), dtype=torch.int32, device=device)
-        padding = [-(end - begin) % TILE for begin, end in spans]
-        self._padding = torch.tensor(padding, dtype=torch.int32, device=device)
-        heads = [next(i for i, tile in enumerate(tiles) if tile[2] == slot) for slot in range(len(counts))]
-        self._head = torch.tensor(heads, dtype=torch.int64, device=device)[self._slot_index]
-        self._total = sum(counts)
+        begins = [torch.arange(begin, end, TILE, dtype=torch.int64) for begin, end in spans]
+        sizes = [len(each) for each in begins]
+        ends = [torch.full((size,), end, dtype=torch.int64) for size, (_, end) in zip(sizes, spans, strict=True)]
+        self._num, self._total, self._slots = sum(sizes), sum(counts), len(counts)
+        self._begin, self._end = torch.cat(begins).to(device), torch.cat(ends).to(device)
+        self._slot = torch.repeat_interleave(torch.tensor(sizes)).to(device, torch.int32)
+        self._start = torch.tensor([*counts, *([0] * len(counts))], dtype=torch.int32, device=device)
+        self._heads = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)
+        self._firsts = torch.tensor([0, *accumulate(counts)], dtype=torch.int64, device=device)
 
     def choose(self, x: Tensor) -> Tensor:
         """Positions (int64) of what all slots keep, ascending."""
-        bits = x.view(torch.int32)
-        slots = self._k.numel()
+        return self.choose_named(x, None, torch.int64)[0]
+
+    def choose_named(self, x: Tensor, names: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Positions, or what ``names`` has there, and the values of what all slots keep."""
+        bits, device = x.view(torch.int32), x.device
         tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot)
-        grid = (self._num,)
-        left, prefix = self._k, torch.zeros_like(self._k)
-        for shift, width in DIGITS:
-            bins = 1 << width
-            counts = torch.zeros(slots, bins, dtype=torch.int32, device=x.device)
+        grid, options = (self._num,), exact(TILE=TILE, num_warps=4)
+        left, prefix = self._start.clone().split(self._slots)
+        counted = torch.zeros(self._slots * BINS, dtype=torch.int32, device=device)
+        for counts, (shift, width) in zip(
+            counted.split([self._slots << width for _, width in DIGITS]), DIGITS, strict=True
+        ):
             if shift == 20:
-                _first_digits[grid](*tiles, counts, TILE=TILE, BINS=bins)
-                counts[:, 0] -= self._padding
+                _first_digits[grid](*tiles, counts, BINS=1 << width, **options)
             else:
-                _next_digits[grid](*tiles, prefix, counts, SHIFT=shift, TILE=TILE, BINS=bins)
-            at_least = counts.flip(1).cumsum(1, dtype=torch.int32).flip(1)
-            digit = (at_least >= left.unsqueeze(1)).sum(1) - 1
-            above = at_least.gather(1, digit.unsqueeze(1)).squeeze(1) - counts.gather(1, digit.unsqueeze(1)).squeeze(1)
-            left = left - above
-            prefix = (prefix << width) | digit.to(torch.int32)
-        above, equal = (torch.empty(self._num, dtype=torch.int32, device=x.device) for _ in range(2))
-        _count[grid](*tiles, prefix, above, equal, TILE=TILE)
-        before = equal.cumsum(0, dtype=torch.int32) - equal
-        before = before - before[self._head]
-        taken = torch.minimum((left[self._slot_index] - before).clamp(min=0), equal).to(torch.int32)
-        written = above + taken
-        first = written.cumsum(0, dtype=torch.int32) - written
-        out = torch.empty(self._total, dtype=torch.int64, device=x.device)
-        _write[grid](*tiles, prefix, taken, first, out, TILE=TILE)
-        return out
+                _next_digits[grid](*tiles, prefix, counts, SHIFT=shift, BINS=1 << width, **options)
+            _pick[(self._slots,)](counts, left, prefix, BINS=1 << width, **exact(num_warps=4))
+        above, equal, taken = torch.empty(3, self._num, dtype=torch.int32, device=device).unbind()
+        first = torch.empty(self._num, dtype=torch.int64, device=device)
+        _count[grid](*tiles, prefix, above, equal, **options)
+        _settle[(self._slots,)](
+            above, equal, left, self._heads, self._firsts, taken, first, MANY=1024, **exact(num_warps=4)
+        )
+        out = torch.empty(self._total, dtype=dtype, device=device)
+        values = torch.empty(self._total, dtype=torch.float32, device=device)
+        _write[grid](
+            *tiles, prefix, taken, first, out if names is None else names, out, values.view(torch.int32),
+            NAMED=names is not None, **options,
+        )  # fmt: skip
+        return out, values
