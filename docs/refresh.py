@@ -325,6 +325,36 @@ def layer_rows() -> Iterator[Sequence[str]]:
                 )  # fmt: skip
 
 
+def short_rows(server: Server) -> Iterator[Sequence[str]]:
+    """Of the tables below what most people ask for: one row a situation."""
+    for link, words, take, _, gain, _, sent, top1 in exchange_rows():
+        if words == LIMITS[-1][1]:
+            yield "DDP", f"{link}, VGG-11's gradients", take, gain, sent, top1, "`ddp/links`"
+    trainings = values_of("ddp/lenet5-100mbit.jsonl")
+    plain, *others = sorted((one for one in trainings if one["reached_s"]), key=lambda one: one["way"] != "ddp")
+    best = min([plain, *others], key=lambda one: one["reached_s"])
+    sent = best["sent_nbytes_per_step"]
+    yield (
+        "DDP", "100 Mbit/s, LeNet-5, until as good as plain DDP", code(best["way"].removeprefix("laconic ")),
+        faster(plain["reached_s"] / best["reached_s"]), "" if sent is None else size(sent),
+        signed(best["accuracy"] - best["plain_accuracy"]) + " (1 seed)", "`ddp/lenet5-100mbit`",
+    )  # fmt: skip
+    for model, link, most, take, _, gain, nbytes, top1 in server_rows(server):
+        if most.startswith("0.2"):
+            yield "server", f"{link}, {model}", take, gain, nbytes, top1, "`kothari2021/times`, `accuracy`"
+    for kind, name, nbytes, share, top1, where in byte_rows(server):
+        does = "decodes" if kind == "decodes" else "must not decode"
+        records = where.replace("results/", "").replace(".jsonl", "")
+        yield "server", f"fewest bytes, VGG-11; it {does}", name, "", f"{nbytes} ({share})", top1, records
+    weights = [row for row in weight_rows() if float(row[3].replace("−", "-")) >= -0.05]
+    codec, bits, _, points, runs = min(weights, key=lambda row: float(row[1]))
+    yield "any", "weights are averaged, MLP", codec, "", f"{bits} bits each", f"{points} ({runs} runs)", "`oland2015`"
+    for most, what, take, rho, h, top1 in layer_rows():
+        if most.startswith("0.5"):
+            size_of = f"{rho} of the numbers"
+            yield "any", f"a smaller model, MLP: {what}", take, faster(1 / float(h)), size_of, top1, "`homomorphic`"
+
+
 def _h(study: Any, row: Any) -> float:
     found = study.h(row.values["model"], row.values["layers"], "cpu")
     return float("inf") if found is None else float(found)
@@ -391,6 +421,8 @@ def blocks() -> dict[Path, dict[str, str]]:
     """What goes between ``<!-- name:begin -->`` and ``<!-- name:end -->``, by page."""
     server = Server()
     choosing = {
+        "short": table(("engine", "situation", "take", "speed-up", "bytes", "top-1 against float32", "Records"),
+                       short_rows(server), 3),
         "exchange": table(
             ("link", "one step may lose", "take", "step, ms", "× plain DDP", "× torch's best", "a rank sends",
              "top-1 against float32"), exchange_rows(), 3),
