@@ -35,6 +35,7 @@ TABLES = (
     ("ddp/links.jsonl", "docs/ddp.md", None),
     ("ddp/lenet5-4ranks.jsonl", "docs/ddp.md", None),
     ("ddp/lenet5-100mbit.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
     ("layers/cpu.jsonl", "docs/layers.md", None),
 )
 """Records, the page that shows them, and the markers' name where it is not what the Records are."""

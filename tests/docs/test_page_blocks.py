@@ -20,6 +20,7 @@ NOT_RUN = {
     "docs/cluster-benchmarks.md": 1,
     "docs/ddp.md": 0,
     "docs/faults.md": 1,
+    "docs/gpu.md": 1,
     "docs/lab.md": 2,
     "docs/planner.md": 2,
     "docs/quickstart.md": 2,

@@ -6,6 +6,7 @@ in Triton's interpreter, on the CPU, which must be asked for before Triton is im
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import test_parity
@@ -28,8 +29,13 @@ SOON = 2048 + 300
 """One whole program of most kernels and a second that is not full, with a tail."""
 
 SPECS = [spec for spec in laws.EVERY if "zstd" not in spec]
-UNSERVED = ("huffman", "rans", "deflate")
+UNSERVED = ("huffman:auto", "rans", "deflate")
 """What goes to the host for now."""
+
+
+def quick(spec, n):
+    """So many values or fewer: the interpreter follows a coder's lanes symbol by symbol."""
+    return min(n, 64) if INTERPRETED and "huffman" in spec else n
 
 
 def triton_kernels():
@@ -83,13 +89,14 @@ def agree(x, spec, seed=0):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_bytes_and_values_agree(spec):
-    agree(laws.normal(SOON if not spec.endswith(",approx=true") else 70_000, seed=3), spec, seed=7)
+    agree(laws.normal(quick(spec, SOON if not spec.endswith(",approx=true") else 70_000), seed=3), spec, seed=7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_size_agrees(spec):
-    for n in (1, 2, 8, 255, 256, 257, 511, 512, 1023, 1025, 2048, 2049, 4096, 6145, 10_000):
+    sizes = (1, 2, 8, 255, 256, 257, 511, 512, 1023, 1025, 2048, 2049, 4096, 6145, 10_000)
+    for n in sorted({quick(spec, size) for size in sizes}):
         agree(laws.normal(n, seed=n), spec, seed=n)
 
 
@@ -97,7 +104,7 @@ def test_every_size_agrees(spec):
 @pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_dtypes_agree(spec, dtype):
-    agree(laws.normal(1300, seed=4, dtype=dtype), spec, seed=5)
+    agree(laws.normal(quick(spec, 1300), seed=4, dtype=dtype), spec, seed=5)
 
 
 GOLDEN = [case for case in make.CASES if "zstd" not in case.spec and not isinstance(case, make.SumCase)]
@@ -125,7 +132,7 @@ OFTEN = ("qsgd:4", "qsgd:3,norm=l2", "sign:128", "onebit:256", "terngrad", "thc:
 @pytest.mark.parametrize("kind", test_parity.KINDS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_odd_values_agree(spec, kind):
-    for n in (9, 700, 2051):
+    for n in sorted({quick(spec, size) for size in (9, 700, 2051)}):
         agree(test_parity.KINDS[kind](n), spec, seed=n)
 
 
@@ -328,7 +335,7 @@ def test_of_equal_magnitudes_the_lowest_index_wins():
 
 @pytest.mark.parametrize("kind", ["normal", "two values", "outliers"])
 def test_top_k_of_many_values_is_exact(kind, monkeypatch):
-    """Whether the sample leaves a few more than k, too many (ties) or too few."""
+    """Whether the sample leaves a few more than k, too many (ties), or values far above what it leaves."""
     from laconic.kernels.triton import selection
 
     monkeypatch.setattr(selection, "MANY", 4096)
@@ -339,8 +346,8 @@ def test_top_k_of_many_values_is_exact(kind, monkeypatch):
     for k in (1, 150):
         ours, truth = triton_kernels().topk(x.to(DEVICE), k), reference.topk(x, k)
         assert torch.equal(ours[0].cpu(), truth[0]) and laws.same_bits(ours[1].cpu(), truth[1]) and ours[2] == truth[2]
-    taken = [1026, 20_001, 1324, 20_001] if kind == "two values" else [1026, 1324]
-    assert lengths == taken, "the road that was meant to be taken"
+    roads = {"two values": [1026, 20_001, 1324, 20_001], "outliers": [1026, 1324, 20_001]}
+    assert lengths == roads.get(kind, [1026, 1324]), "the road that was meant to be taken"
 
 
 @pytest.mark.parametrize("rows, columns, rank", [(1, 1, 1), (37, 130, 3), (20, 259, 4)])
@@ -356,7 +363,7 @@ def test_what_the_host_does_is_counted():
     with kernels.use("triton"):
         laconic.codec("uniform:8").encode(laws.normal(300).to(DEVICE))
         assert notices.counts().get("hosted_kernels", 0) == before
-        laconic.codec("uniform:8|huffman").encode(laws.normal(300).to(DEVICE))
+        laconic.codec("uniform:8|rans").encode(laws.normal(300).to(DEVICE))
     assert notices.counts()["hosted_kernels"] == before + 1
 
 
@@ -368,7 +375,7 @@ def test_the_bench_times_what_it_has_checked(monkeypatch):
     once = device.DeviceWatch.per_call
     monkeypatch.setattr(device.DeviceWatch, "per_call", lambda self, op: once(self, op, calls=1, batches=1))
     settings = device.DeviceSettings(device=DEVICE, numel=1000, repeat=3)
-    with kernels.use("triton"):
+    with kernels.use("triton") if INTERPRETED else nullcontext():
         (result,), records = device.run_device(["qsgd:4"], settings)
     assert {"encode_launch", "decode_launch", "accumulate_launch", "feedback"} < set(result.timings)
     assert set(result.plain) == {"encode", "decode"}
@@ -376,7 +383,7 @@ def test_the_bench_times_what_it_has_checked(monkeypatch):
     assert records[1].values["feedback_floor_x_copy"] == 0.6 and "encode_launch_x_copy" in records[1].values
     monkeypatch.setattr(triton_kernels(), "qsgd_decode", lambda *_, out, **__: out.fill_(1.0))
     monkeypatch.setattr(device, "decode", lambda frame: reference_decode(frame))
-    with kernels.use("triton"), pytest.raises(laconic.WrongResultError):
+    with kernels.use("triton") if INTERPRETED else nullcontext(), pytest.raises(laconic.WrongResultError):
         device._check(laconic.codec("qsgd:4"), laws.normal(700).to(DEVICE), 0)
 
 

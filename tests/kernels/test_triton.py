@@ -25,7 +25,8 @@ def run(*options: str, interpreted: bool) -> str:
     if interpreted:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-               "-o", "python_files=on_triton.py", str(HERE / "on_triton.py"), *options]  # fmt: skip
+               "-o", "python_files=*on_triton.py", str(HERE / "on_triton.py"), str(HERE / "coding_on_triton.py"),
+               *options]  # fmt: skip
     done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
@@ -116,3 +117,61 @@ def test_kernels_of_adaptive_compile_for_a_gpu_that_is_not_here(levels):
         grids.pack_bins(x, grid, packed)
         grids.table_decode(packed, torch.zeros(levels), x, 0.5)
     assert len(made) == 6 and not any(map(offline.inexact, made.values()))
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("width, lane", [(4, 8), (3, 16), (4, 32)])
+def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
+    import offline
+
+    from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
+    from laconic.kernels.triton import lanes
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    packed = torch.zeros(packed_nbytes(5000, width), dtype=torch.uint8)
+    total = torch.zeros(num_buckets(5000, GROUP) * 32 * lane, dtype=torch.uint8)
+    with offline.compiling() as made:
+        lanes.lane_accumulate(packed, 5000, width, lane, total)
+        lanes.lane_pack(total, 5000, lane, width, packed)
+    assert len(made) >= 2
+
+
+@pytest.mark.slow
+@needs_triton
+def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here():
+    import offline
+
+    from laconic.kernels.triton import selection
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    with offline.compiling() as made:
+        selection.topk(torch.zeros(selection.MANY), 1000)
+        selection.random_positions(5000, 100, 0, torch.zeros(1))
+    names = {name.split()[0] for name in made}
+    assert {"_rank", "_mark_large", "_list_marks", "_settle", "_write", "_mark_hashed"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("alphabet, n", [(2, 1), (92, 600_000), (300, 70_000), (4096, 3000)])
+def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n):
+    import offline
+
+    from laconic.kernels.interface import coded_limit, symbol_dtype
+    from laconic.kernels.triton import coding
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    with offline.compiling() as made:
+        coding.huffman_write(symbols, alphabet, room)
+        decoded = coding.huffman_read(room, n, alphabet)
+        assert decoded is not None
+        coding.arrange_symbols(decoded, alphabet)
+        for weight in (None, 0.5):
+            coding.arrange_floats(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
+    assert len(made) == 9 and not any(map(offline.inexact, made.values()))

@@ -363,4 +363,4 @@ def _carried(x: Tensor, packet: Packet, chain: Chain) -> Operation:
 
     values = packet.sections[-1].clone().view(torch.float32)
     limit = int((values.view(torch.int32) & 0x7FFFFFFF).min())
-    return lambda: x[selection.above(x, limit)]
+    return lambda: selection.above(x, limit)

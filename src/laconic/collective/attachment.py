@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
 from laconic.collective.drift import differing
-from laconic.collective.exchange import EXACT, Exchange
+from laconic.collective.exchange import EXACT, Exchange, common
 from laconic.collective.fidelity import encoding_error
 from laconic.collective.hook import plain_mean, plug, switch_of
 from laconic.collective.ledger import Ledger
@@ -237,7 +237,7 @@ class Attachment:
         return self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._clock.steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved memory. One of another rank, or of another number of ranks, is dropped, and said."""
+        """Continue from a saved memory. Residuals of another rank, or number of ranks, are dropped, and said."""
         rest = {key: x for key, x in state.items() if key not in ("world", "steps")}
         if "world" not in state or "steps" not in state:
             raise InputError("expected what Attachment.state_dict gave: 'world' or 'steps' is missing")
@@ -247,8 +247,9 @@ class Attachment:
             self._clock.resets += 1
             told = rank, size, *mine
             log.warning("the saved residuals are of rank %d of %d, this is rank %d of %d: they are reset", *told)
-            rest = {}
-        self._exchange.load_state_dict(rest)
+            rest = common(rest)
+        if not self._exchange.load_state_dict(rest):
+            self._clock.resets += 1
         self._clock.steps = int(state["steps"])
 
 

@@ -19,11 +19,13 @@ from laconic.errors import ConfigError, LaconicError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
-__all__ = ["EXACT", "Exchange", "Road", "summable"]
+__all__ = ["EXACT", "Exchange", "Road", "common", "summable"]
 
 log = logging.getLogger("laconic")
 
 EXACT = "none"
+OWN = ("/residual", "/velocity")
+"""Ends of the keys under which a rank keeps what it has not sent."""
 NONFINITE = ("spread", "skip", "raise")
 
 
@@ -39,6 +41,14 @@ def summable(spec: str) -> bool:
     """Whether ranks' packets are added by an all-reduce; otherwise they go to owners and back."""
     memories, chain = parse(spec)
     return chain.summable and all(isinstance(stage, ErrorFeedback) for stage in memories)
+
+
+def common(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of an exchange's state is the same on all ranks, of any number: rounds, agreed scales, warm starts.
+
+    It must stay when residuals are dropped: a rank that counts other rounds than the rest cannot agree with them.
+    """
+    return {key: x for key, x in state.items() if not key.endswith(OWN)}
 
 
 class Exchange:
@@ -132,21 +142,22 @@ class Exchange:
         mine, theirs = self._roads[self.spec], before._roads[before.spec]
         if isinstance(mine, TwoShot) and isinstance(theirs, TwoShot) and before.spec != self.spec:
             return mine.take_over(theirs)
-        lost = [key for key in state if key not in kept and key.endswith(("/residual", "/velocity"))]
+        lost = [key for key in state if key not in kept and key.endswith(OWN)]
         return not lost
 
     def state_dict(self) -> dict[str, Tensor]:
         """Residuals by codec and name."""
         return {f"{spec}//{key}": x for spec, road in self._roads.items() for key, x in road.state_dict().items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the memory by a saved one; what is of other codecs is left out, and said."""
-        by_spec: dict[str, dict[str, Tensor]] = {}
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
+        """Replace the memory by a saved one; what is of other codecs is left out, and said. Then it returns False."""
+        by_spec: dict[str, dict[str, Tensor]] = {spec: {} for spec in self._roads}
         for key, x in state.items():
             spec, _, rest = key.partition("//")
             by_spec.setdefault(spec, {})[rest] = x
-        for spec in [spec for spec in by_spec if spec not in self._roads]:
+        others = [spec for spec in by_spec if spec not in self._roads]
+        for spec in others:
             log.warning("the saved memory of %r is left out: this exchange is by %r", spec, self.spec)
-            del by_spec[spec]
-        for spec, saved in by_spec.items():
-            self._roads[spec].load_state_dict(saved)
+        for spec, road in self._roads.items():
+            road.load_state_dict(by_spec[spec])
+        return not any(key.endswith(OWN) for spec in others for key in by_spec[spec])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.collective.exchange import Exchange
+from laconic.collective.exchange import Exchange, common
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 
@@ -140,6 +140,6 @@ class LocalSGD:
         if state["world"].tolist() != mine:
             log.warning("the saved residuals are of rank %d of %d, this is rank %d of %d: they are reset",
                         *state["world"].tolist(), *mine)  # fmt: skip
-            self.exchange.load_state_dict({})
+            self.exchange.load_state_dict(common(state["exchange"]))
         else:
             self.exchange.load_state_dict(state["exchange"])

@@ -46,12 +46,15 @@ TINY = tl.constexpr(2.0**-90)
 LIFT = tl.constexpr(2.0**64)
 HAIR = tl.constexpr(1 - 2.0**-22)
 FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
+QSGD_TILE = 1024
+"""Sixteen values a thread, where a residual comes with each."""
+
 ROW_FACTORS = tl.constexpr(tuple(halves(random.row_factor(row))[0] for row in range(32)))
 
 
-def _tile(bucket: int) -> tuple[int, int]:
-    """Buckets of a program, which holds them whole, and its warps: 32 values a thread, more in very large buckets."""
-    return max(1, TILE // bucket), min(32, max(2, bucket // 1024))
+def _tile(bucket: int, values: int = TILE) -> tuple[int, int]:
+    """Buckets of a program, which holds them whole, and its warps: two for so many values, more in large buckets."""
+    return max(1, values // bucket), min(32, max(2, 2 * bucket // values))
 
 
 @triton.jit
@@ -188,7 +191,7 @@ def _qsgd_part(
     for r in tl.static_range(PERIOD):
         row = _row(x, residual, begin + at + 8 * r, n, FEEDBACK, EDGE)
         largest = tl.maximum(largest, _magnitudes(row))
-        rows = rows + (row,)
+        rows = rows + (row,)  # type: ignore[assignment]
     bucket_key = tl.max(tl.reshape(largest, (BUCKETS, parts // BUCKETS * 8)), 1)
     norm = bucket_key.to(tl.float32, bitcast=True)
     up, scale = _scale_to(norm, levels << fraction_bits, BUCKETS)
@@ -200,7 +203,7 @@ def _qsgd_part(
     word = tl.zeros((parts, 8), tl.uint32)
     for r in tl.static_range(PERIOD):
         spot = begin + at + 8 * r
-        v = rows[r]
+        v = rows[r]  # type: ignore[var-annotated]
         symbol = ((v * lift) * factor).to(tl.int32)
         if STOCHASTIC:
             symbol += ((hashed * _row_factor(number % a_group, r, PERIOD, a_group)) >> (32 - fraction_bits)).to(
@@ -302,7 +305,7 @@ def qsgd_encode(
 ) -> Tensor:
     """With a residual its sum with x is encoded, and what the receiver will not have stays there."""
     n, into = x.numel(), Packed(packed, x.numel(), bits)
-    buckets, warps = _tile(bucket)
+    buckets, warps = _tile(bucket, QSGD_TILE)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count
     programs = num_buckets(count, buckets)
@@ -361,7 +364,7 @@ def _qsgd_decode(
 
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
     n = out.numel()
-    buckets, warps = _tile(bucket)
+    buckets, warps = _tile(bucket, QSGD_TILE)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count and packed.numel() == packed_nbytes(n, bits)
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)

@@ -19,6 +19,7 @@ from laconic.errors import FrameError
 from laconic.kernels import hosted
 from laconic.kernels.interface import (
     NONFINITE,
+    Coding,
     Grid,
     LaneCoding,
     LinearGrid,
@@ -28,6 +29,7 @@ from laconic.kernels.interface import (
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
 from laconic.kernels.triton import buckets, casts, grids, lowrank, packing, places, selection
+from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
 
 P = ParamSpec("P")
@@ -49,7 +51,9 @@ def _served(kernel: Callable[P, T]) -> Callable[P, T]:
                 with torch.cuda.device(there):  # Triton launches on the current one
                     return kernel(*args, **kwargs)
             return kernel(*args, **kwargs)
-        except TritonError as error:
+        except (TritonError, RuntimeError) as error:
+            if not isinstance(error, TritonError) and "PassManager" not in str(error):
+                raise  # not the compiler's, which has no name for its own faults
             _tell(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
             found: T = getattr(hosted, kernel.__name__)(*args, **kwargs)
             return found
@@ -95,6 +99,8 @@ add_momentum = _served(casts.add_momentum)
 
 @_served
 def copy_finite(x: Tensor, out: Tensor) -> bool:
+    if x.dtype == torch.float32 and x.is_contiguous() and out.data_ptr() % 4 == 0:
+        return not int(casts.add_values(x.view(-1), out.view(torch.float32), None))
     if x.is_floating_point() and not all_finite(x):
         return False
     out.copy_(x.view(torch.uint8))
@@ -254,10 +260,9 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- selectors
 
 
-def _selected(x: Tensor, flat: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, int]:
-    values = flat[positions]
-    key = _largest(values.view(torch.int32) & 0x7FFFFFFF)
-    return positions, values if x is flat else values.to(x.dtype), key
+def _selected(x: Tensor, positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
+    key = _largest(selection.keys_of(values)) if values.numel() else 0
+    return positions, values.to(x.dtype), key
 
 
 @_served
@@ -283,8 +288,8 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     threshold = selection.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
-    positions = selection.above(flat, threshold)
-    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, flat, positions)
+    positions, values = selection.above(flat, threshold)
+    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, positions, values)
 
 
 @_served
@@ -294,7 +299,7 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64 or not x.numel():
         return hosted.above(x, threshold)
     flat = x.to(torch.float32)
-    return _selected(x, flat, selection.above(flat, selection.key_of_float(threshold)))
+    return _selected(x, *selection.above(flat, selection.key_of_float(threshold)))
 
 
 @_served
@@ -368,31 +373,51 @@ def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
     return _largest(lane_kernels.lane_largest(lanes, n, coding)) if n else 0
 
 
-# ------------------------------------------------------------------------------------------- what is served elsewhere
+# ---------------------------------------------------------------------------------------------------------- coding
 
 
-def _host_codes() -> None:
-    _tell("entropy coding", "has no GPU kernel yet")
-
-
+@_served
 def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
-    _host_codes()
-    return hosted.code_symbols(symbols, alphabet, coding, out)
+    """Huffman's code on the device, which tells how many bytes it wrote; others on the host."""
+    if coding != Coding.HUFFMAN:
+        _tell(f"coding by {Coding(coding).name}", "has no GPU kernel")
+        return hosted.code_symbols(symbols, alphabet, coding, out)
+    return int(huffman.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
 
 
 def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
-    """Bins are found on the device, so that a byte or two of each value go to the host."""
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
+def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
+    """Whether all was Huffman's code; what no coder writes is refused."""
+    verdict = 1 if decoded is None else int(decoded.verdict)
+    if verdict & 1:
+        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
+    if verdict:
+        _tell("reading chunks that are not Huffman's code", "has no GPU kernel")
+    return not verdict
+
+
+@_served
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
-    _host_codes()
+    if not n:
+        return hosted.decode_symbols(section, n, alphabet)
+    decoded = huffman.huffman_read(section, n, alphabet)
+    symbols = None if decoded is None else huffman.arrange_symbols(decoded, alphabet)
+    if _settled(decoded, n, alphabet) and symbols is not None:
+        return symbols
     return hosted.decode_symbols(section, n, alphabet)
 
 
+@_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
-    _host_codes()
-    hosted.decode_values(section, table, out, weight)
+    n, alphabet = out.numel(), table.numel()
+    decoded = huffman.huffman_read(section, n, alphabet) if n else None
+    if decoded is not None:
+        huffman.arrange_floats(decoded, table, out, weight)
+    if not n or not _settled(decoded, n, alphabet):
+        hosted.decode_values(section, table, out, weight)
 
 
 coded_modes = hosted.coded_modes

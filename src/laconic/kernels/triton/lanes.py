@@ -30,6 +30,7 @@ from laconic.kernels.triton.parts import (
     period,
     read_symbols,
     signs_of,
+    store_groups,
     store_symbols,
     words_of,
 )
@@ -45,10 +46,8 @@ __all__ = [
     "rotate",
 ]
 
-BLOCKS = 4
-"""Blocks of a program: 2,048 values."""
-
-WARPS = 4
+BLOCKS = WARPS = 1
+"""Of a program: a warp holds a block of 1,024, and its butterflies need no barrier."""
 
 _LARGE = tl.constexpr(2.0**90)
 _TINY = tl.constexpr(2.0**-90)
@@ -90,9 +89,9 @@ def _squares(x, begin, n, BLOCKS: tl.constexpr):
     vectors = ()
     for r in tl.static_range(8):
         v = load_tile(x, at + 16 * r, begin, n, BLOCKS * 1024).to(tl.float64)
-        vectors = vectors + (v * v,)
-    low = (vectors[0] + vectors[1]) + (vectors[2] + vectors[3])
-    v = low + ((vectors[4] + vectors[5]) + (vectors[6] + vectors[7]))
+        vectors = vectors + (v * v,)  # type: ignore[assignment]
+    low = (vectors[0] + vectors[1]) + (vectors[2] + vectors[3])  # type: ignore[misc]
+    v = low + ((vectors[4] + vectors[5]) + (vectors[6] + vectors[7]))  # type: ignore[misc]
     return pairwise(tl.reshape(v, (BLOCKS, 8, 16)), BLOCKS, 128, 3)
 
 
@@ -442,7 +441,7 @@ def _add_group(
     if LANE == 32:
         tl.store(total.to(tl.pointer_type(tl.int32)) + begin + at, added)
     else:
-        store_symbols(added, total, total, begin, begin + 256, begin + 256, LANE, PERIOD, 256)
+        store_groups(added, total, begin, begin + 256, LANE, PERIOD, 256)
 
 
 @triton.jit

@@ -31,6 +31,7 @@ __all__ = [
     "period",
     "read_symbols",
     "signs_of",
+    "store_groups",
     "store_symbols",
     "words_of",
 ]
@@ -139,18 +140,8 @@ def pairwise(v, ROWS: tl.constexpr, LENGTH: tl.constexpr, STAGES: tl.constexpr):
 
 
 @triton.jit
-def store_symbols(
-    symbols,
-    packed,
-    tail,
-    begin,
-    n,
-    full,
-    BITS: tl.constexpr,
-    PERIOD: tl.constexpr,
-    SPAN: tl.constexpr,
-):
-    """Pack a tile's symbols; those behind the last full group go to ``tail``, one int32 each."""
+def store_groups(symbols, packed, begin, full, BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr):
+    """Pack those of a tile's symbols that lie in full groups."""
     parts: tl.constexpr = SPAN // (8 * PERIOD)
     words: tl.constexpr = PERIOD * BITS // 32
     t = tl.reshape(symbols.to(tl.uint32), (parts, PERIOD, 8))
@@ -165,6 +156,22 @@ def store_symbols(
         moved = tl.where(place >= 0, t << left.to(tl.uint32), t >> right.to(tl.uint32))
         word = tl.sum(tl.where((place > -BITS) & (place < 32), moved, 0), 1)
         tl.store(base + (part * words + m) * 8 + lane, word.to(tl.int32, bitcast=True), mask=there)
+
+
+@triton.jit
+def store_symbols(
+    symbols,
+    packed,
+    tail,
+    begin,
+    n,
+    full,
+    BITS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Pack a tile's symbols; those behind the last full group go to ``tail``, one int32 each."""
+    store_groups(symbols, packed, begin, full, BITS, PERIOD, SPAN)
     if begin + SPAN > full:
         if full < n:
             here = begin + tl.arange(0, SPAN)

@@ -16,7 +16,7 @@ from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.triton.grids import sample
 from laconic.kernels.triton.marks import mark_hashed, mark_large
 from laconic.kernels.triton.parts import exact
-from laconic.kernels.triton.select import Selector
+from laconic.kernels.triton.select import FURTHEST, Selector
 
 __all__ = ["above", "keys_of", "random_positions", "sampled_threshold", "topk"]
 
@@ -42,12 +42,16 @@ def keys_of(x: Tensor) -> Tensor:
     return keys
 
 
-def above(x: Tensor, limit: int) -> Tensor:
-    """Positions of the float32 values whose magnitude, as a key, is at least ``limit``; one wait, for their number."""
+def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Positions and values of the float32 entries whose magnitude, as a key, is at least ``limit``.
+
+    One wait, for their number.
+    """
+    dtype = index_dtype(x.numel())
     if limit == 0:  # all of them, and marks are for few
-        return torch.arange(x.numel(), dtype=index_dtype(x.numel()), device=x.device)
+        return torch.arange(x.numel(), dtype=dtype, device=x.device), x.clone()
     marks = mark_large(x, torch.full((1,), limit, dtype=torch.int32, device=x.device))
-    return marks.places(int(marks.count), index_dtype(x.numel()))
+    return marks.places_and_values(x, int(marks.count), dtype)
 
 
 def key_of_float(value: float) -> int:
@@ -68,15 +72,16 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     n, dtype = x.numel(), index_dtype(x.numel())
     if n >= MANY and 8 * k <= n:
         share = k * SAMPLES / n
-        marks = mark_large(x, _sampled_limit(x, min(SAMPLES, int(share + 6 * share**0.5) + 8), 0))
+        limit = _sampled_limit(x, min(SAMPLES, int(share + 6 * share**0.5) + 8), 0)
+        marks = mark_large(x, limit)
         # Of one length, so that its selector is kept; zeros are never among the largest of more than k others.
         room = 2 * k + SAMPLES
         found, values = marks.places_and_values(x, room, dtype)
-        chosen, kept = _selector(room, k, x.device).choose_named(values, found, dtype)
-        marked, key = torch.stack([marks.count, _largest(kept)]).tolist()
-        if k <= marked <= room:
+        chosen, kept, reached = _selector(room, k, x.device).choose_above(values, limit, found)
+        marked, key, far = torch.stack([marks.count, _largest(kept), reached[0].to(torch.int64)]).tolist()
+        if k <= marked <= room and far < FURTHEST.value:
             return chosen, kept, key
-    chosen, kept = _selector(n, k, x.device).choose_named(x, None, dtype)
+    chosen, kept = _selector(n, k, x.device).choose_with_values(x, dtype)
     return chosen, kept, int(_largest(kept))
 
 
