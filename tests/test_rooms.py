@@ -24,6 +24,7 @@ ROOMS = (
     "durable",
     "notices",
     "records",
+    "watch",
     "lab",
     "packet",
     "kernels",

@@ -93,6 +93,8 @@ class Client:
         self.patience = patience or Patience()
         self.traffic = Traffic()
         self.retries = 0
+        self.about: dict[str, float] = {}
+        """What to tell of this worker with the next push; see ``TOLD``."""
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
         else:
@@ -138,13 +140,14 @@ class Client:
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
         """See ``Link``. A push that broke off is sent again; the server knows whether it had arrived."""
+        told, self.about = self.about, {}
 
         def outgoing() -> Iterator[bytes]:
             yield note(self.identity | {"sequence": sequence})
             for slot, frame in frames:
                 self.traffic.count(sent=len(frame))
                 yield from frame_messages(slot, frame)
-            yield note({"score": score()})
+            yield note({"score": score()} | ({"told": told} if told else {}))
 
         return self._again(
             lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout), self.limits),
@@ -175,7 +178,7 @@ class Client:
     def leave(self) -> None:
         """Tell the server that nobody need wait for this worker."""
         try:
-            self._leave(note(self.identity), timeout=2.0)
+            self._leave(note(self.identity | {"told": self.about}), timeout=2.0)
         except grpc.RpcError:
             log.info("the server did not hear this worker leave")
 
