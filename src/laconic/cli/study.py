@@ -23,6 +23,7 @@ __all__ = ["EXAMPLES", "register", "study"]
 EXAMPLES = (
     "laconic study oland2015 --runs 1 --epochs 2",
     "laconic study oland2015 --part collapse --runs 1 --epochs 2 --records runs/oland2015 --json",
+    "laconic study oland2015 --part report --records results/oland2015",
     "laconic study kothari2021 --models lenet5 --methods 1,5,laconic --data digits --epochs 2",
     "laconic study jang2017 --part kernels --device cpu",
     "laconic study homomorphic --part products --models mlp --data digits --epochs 2 --seeds 0",

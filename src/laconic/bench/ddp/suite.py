@@ -170,8 +170,9 @@ def _rank(lab: Lab | None, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout as said:
+            for line in said:
+                lines.put(line)
         lines.put(None)
 
     thread = threading.Thread(target=read, daemon=True)
