@@ -15,6 +15,7 @@ import typer
 from command import Run
 
 from laconic.cli.app import app
+from laconic.watch.view import Watcher
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,3 +124,6 @@ def test_server_and_worker_run_as_their_examples_say(run: Run, here: Path) -> No
     assert server["runs"][0]["phase"] == "ended" and server["runs"][0]["version"] == 5
     assert server["runs"][0]["summary"]["accuracy"] > 0 and server["runs"][0]["received"] > 0
     assert worker["worker"] == 0 and worker["runs"][0]["iteration"] == 5
+    (seen,) = Watcher(Path("run")).look().workers
+    assert seen.loss == worker["runs"][0]["loss"] and seen.bytes_sent == worker["runs"][0]["bytes_sent"] > 0
+    assert (seen.state, seen.iteration, seen.applied) == ("done", 5, 5), "as it told its server"
