@@ -117,6 +117,14 @@ def test_bad_arguments_are_told_in_one_line(run: Run, here: Path, words: tuple[s
     one_line(run("watch", "run", *words), code, said)
 
 
+@pytest.mark.parametrize("words", [("train", "--iterations", "1"), ("server", "run")])
+def test_metrics_are_for_this_host_only(run: Run, here: Path, words: tuple[str, ...]) -> None:
+    pytest.importorskip("grpc")
+    one_line(run(*words, "--metrics", "0.0.0.0:9464"), 2, "--metrics takes an address of this host's own loopback")
+    one_line(run(*words, "--metrics", "9464"), 2, "--metrics must be HOST:PORT")
+    assert listed() == []
+
+
 def test_it_starts_without_torch_and_serves_until_it_is_interrupted(here: Path) -> None:
     write(here / "run")
     command = [sys.executable, "-X", "importtime", "-m", "laconic", "watch", "run", "--web"]
