@@ -37,8 +37,8 @@ def write(folder: Path, phase: str = "ended", at: float | None = None, mode: str
     )
     worker.seconds["compute"] = 12.5
     status = Status(
-        at=at, began_at=at - 65, phase=phase, version=40, updates=50, received=1000, sent=2000, workers=[worker],
-        faults={"lost": 1}, recent=[{"at": at, "what": "the connection of worker 0 broke"}], **values,
+        at=at, began_at=at - 65, phase=phase, version=40, updates=50, iterations=50, received=1000, sent=2000,
+        workers=[worker], faults={"lost": 1}, recent=[{"at": at, "what": "the connection of worker 0 broke"}], **values,
     )  # fmt: skip
     (folder / "status.json").write_text(json.dumps(status.to_json()))
     point = {"version": 1, "received": 1, "sent": 2, "missed": 0, "faults": 0}

@@ -18,7 +18,7 @@ def worker(iteration: int, loss: float | None, **values: Any) -> WorkerStatus:
 
 
 def server(at: float, **values: Any) -> Status:
-    return Status(at=at, **{"began_at": 0.0, "updates": 100, "workers": [worker(1, 1.0)]} | values)
+    return Status(at=at, **{"began_at": 0.0, "updates": 100, "iterations": 100, "workers": [worker(1, 1.0)]} | values)
 
 
 class Folder:

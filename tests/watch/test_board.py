@@ -20,7 +20,7 @@ class Clock:
 
 
 def board(workers: int = 2, updates: int = 10, before: Status | None = None) -> Board:
-    return Board(workers, updates, before, clock=Clock())
+    return Board(workers, updates, 2 * updates, before, clock=Clock())
 
 
 def event(kind: str, **values: Any) -> dict[str, Any]:
@@ -42,7 +42,8 @@ def test_a_round_as_workers_go_through_it() -> None:
     assert states(found) == ["computing", "waiting"]
     for worker in (0, 1):
         found(event("applied", worker=worker, sequence=0, version=1))
-    assert states(found) == ["computing", "computing"] and found.status().version == 1
+    assert states(found) == ["computing", "computing"]
+    assert (found.status().version, found.status().iteration) == (1, 2)
     found(event("checkpoint", version=1))
     found(event("leave", worker=0, incarnation=7))
     assert states(found)[0] == "gone" and found.status().checkpoint == 1
@@ -80,6 +81,14 @@ def test_staleness_is_what_pushes_missed() -> None:
     first, second = found.status().workers
     assert (first.missed, first.missed_most, first.missed_sum, first.applied) == (1, 3, 4, 2)
     assert (second.missed, second.missed_most, second.applied) == (0, 0, 1)
+
+
+def test_versions_of_workers_are_not_the_servers() -> None:
+    found = board()
+    found(event("applied", worker=0, sequence=6, version=7, missed=0))
+    for kind in ("join", "pull", "deposit", "memory_lost"):
+        found(event(kind, worker=1, version=2, ticket=0, lost=False))
+    assert found.status().version == 7
 
 
 def test_a_server_that_resumes_goes_on_counting() -> None:

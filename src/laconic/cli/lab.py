@@ -23,7 +23,7 @@ UP = ("laconic lab up --hosts 2 --rate 100mbit", "laconic lab up --name far --ra
 RUN = (
     "laconic lab run --name far --host 2 -- ip address show eth0",
     "laconic lab run --name far --all -- echo host {host} of rank {rank} is at {address}",
-    "laconic lab run --name far --all --json -- hostname",
+    "laconic lab run --name far --all --json -- echo {address}",
 )
 STATUS = ("laconic lab status", "laconic lab status --json")
 DOWN = ("laconic lab down --name far", "laconic lab down --stale")

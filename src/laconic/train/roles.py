@@ -191,7 +191,7 @@ def _board(config: Config, run_dir: Path, index: int, *, resume: bool) -> Board:
         except FileError as error:
             log.warning("%s: counts begin anew", error)
     updates = config.exchanges * (1 if config.job.mode == "sync" else config.job.workers)
-    return Board(config.job.workers, updates, before)
+    return Board(config.job.workers, updates, config.iterations, before)
 
 
 def _core(

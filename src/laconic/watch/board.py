@@ -39,10 +39,11 @@ class Board:
     Args:
         workers: How many there are.
         updates: How many the run has.
+        iterations: How many iterations these are.
         before: What was known when an earlier server of the run ended: counts go on from there.
         clock: Tells the time.
 
-    >>> board = Board(1, 10, clock=lambda: 5.0)
+    >>> board = Board(1, 10, 10, clock=lambda: 5.0)
     >>> board({"event": "welcome", "worker": 0, "incarnation": 1})
     >>> board.heard(0, 1, {"iteration": 3, "loss": 0.5, "bytes_sent": 100})
     >>> board({"event": "lost", "worker": 0, "incarnation": 1})
@@ -52,16 +53,24 @@ class Board:
     """
 
     def __init__(
-        self, workers: int, updates: int, before: Status | None = None, *, clock: Callable[[], float] = time.time
+        self,
+        workers: int,
+        updates: int,
+        iterations: int,
+        before: Status | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._incarnations = [-1] * workers
-        self._now = Status(began_at=clock(), updates=updates, workers=[WorkerStatus() for _ in range(workers)])
+        seats = [WorkerStatus() for _ in range(workers)]
+        self._now = Status(began_at=clock(), updates=updates, iterations=iterations, workers=seats)
         if before is not None and len(before.workers) == workers:
             self._now = before.copy()
             self._now.lives += 1
-            self._now.phase, self._now.failure, self._now.updates = "serving", None, updates
+            self._now.phase, self._now.failure = "serving", None
+            self._now.updates, self._now.iterations = updates, iterations
             for worker in self._now.workers:
                 worker.state = "expected" if worker.state == "expected" else "lost"
         self._earlier = self._now.copy().workers
@@ -72,9 +81,10 @@ class Board:
         """Something has happened; see ``Core``."""
         with self._lock:
             kind, now = event["event"], self._now
-            now.version = event.get("version", now.version)
+            if kind in ("applied", "agreed", "rewound", "resumed"):  # others tell versions of workers, or older ones
+                now.version = event["version"]
             if kind == "checkpoint":
-                now.checkpoint = now.version
+                now.checkpoint = event["version"]
             elif kind == "gather":
                 for worker in now.workers:
                     if worker.state in ("computing", "waiting"):

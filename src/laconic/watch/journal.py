@@ -41,7 +41,7 @@ def point(status: Status) -> dict[str, Any]:
     return {
         "at": round(status.at, 3),
         "version": status.version,
-        "iteration": min((worker.iteration for worker in status.workers if worker.lives), default=0),
+        "iteration": status.iteration,
         "loss": sum(losses) / len(losses) if losses else None,
         "received": status.received,
         "sent": status.sent,

@@ -26,7 +26,7 @@ def metrics(view: View) -> str:
     states = [worker.state for worker in view.workers]
     families: list[tuple[str, str, str, Iterable[Sample]]] = [
         ("up", "gauge", "Whether the run's server is heard of.", [(run, int(view.phase == "running"))]),
-        ("iteration", "gauge", "Iteration that all workers have reached.", [(run, view.iteration)]),
+        ("iteration", "gauge", "Iterations that are done.", [(run, view.iteration)]),
         ("iterations", "gauge", "Iterations that the run has.", [(run, view.iterations)]),
         ("rounds_total", "counter", "Updates of the weights.", [(run, view.version)]),
         ("received_bytes_total", "counter", "Bytes of frames that servers received.", [(run, view.received)]),

@@ -68,6 +68,7 @@ class Status:
         phase: One of ``PHASES``.
         version: Updates so far.
         updates: How many there will be.
+        iterations: The same in iterations of a worker; without rounds those of all workers taken together.
         received: Bytes of frames that came in.
         sent: Bytes of frames that went out.
         lives: How often the server was started.
@@ -83,6 +84,7 @@ class Status:
     phase: str = "serving"
     version: int = 0
     updates: int = 0
+    iterations: int = 0
     received: int = 0
     sent: int = 0
     lives: int = 1
@@ -91,6 +93,11 @@ class Status:
     workers: list[WorkerStatus] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     recent: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def iteration(self) -> int:
+        """How far it is."""
+        return self.iterations * self.version // self.updates if self.updates else 0
 
     def copy(self) -> Status:
         workers = [replace(worker, seconds=dict(worker.seconds)) for worker in self.workers]

@@ -39,7 +39,7 @@ class View:
         phase: One of ``PHASES``.
         at: When it was looked at.
         config: What matters of the configuration.
-        iteration: That all workers have reached.
+        iteration: That is done; without rounds, of all workers taken together.
         iterations: That there are.
         loss: Mean of the workers' last batches.
         elapsed_s: Since the run's first server started.
@@ -143,7 +143,7 @@ class Watcher:
         view.phase, view.silent_s = _phase(servers, view.at)
         view.workers = first.workers
         here = [worker for worker in first.workers if worker.lives]
-        view.iteration = min((worker.iteration for worker in here), default=0)
+        view.iteration = min(one.iteration for one in servers)
         losses = [worker.loss for worker in here if worker.loss is not None]
         view.loss = sum(losses) / len(losses) if losses else None
         heard = max(one.at for one in servers)
