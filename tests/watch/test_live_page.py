@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import chromium
+from chromium import chromium
 from event_files import read_events
 from runs import Folder, server, worker
 from test_metrics import parse
