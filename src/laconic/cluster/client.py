@@ -21,6 +21,7 @@ from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import open_packet
+from laconic.watch.journal import spacing
 from laconic.wire import is_bundle, unpack_bundle
 
 __all__ = ["Client", "UnreachableError"]
@@ -94,7 +95,8 @@ class Client:
         self.traffic = Traffic()
         self.retries = 0
         self.about: dict[str, float] = {}
-        """What to tell of this worker with the next push; see ``TOLD``."""
+        """What to tell of this worker, now and then with a push, and on leaving; see ``TOLD``."""
+        self._began = self._next_told = time.monotonic()
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
         else:
@@ -140,7 +142,7 @@ class Client:
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
         """See ``Link``. A push that broke off is sent again; the server knows whether it had arrived."""
-        told, self.about = self.about, {}
+        told = self._told()
 
         def outgoing() -> Iterator[bytes]:
             yield note(self.identity | {"sequence": sequence})
@@ -153,6 +155,14 @@ class Client:
             lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout), self.limits),
             f"exchange {sequence}",
         )
+
+    def _told(self) -> dict[str, float]:
+        """What to tell beside a push: not with each one, a note is no smaller than the frames of a small model."""
+        now = time.monotonic()
+        if now < self._next_told:
+            return {}
+        self._next_told = now + min(1.0, spacing(now - self._began))
+        return self.about
 
     def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
         return self._again(

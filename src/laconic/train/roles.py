@@ -21,22 +21,12 @@ from laconic.cluster import checkpoint, heap
 from laconic.cluster.job import Slots
 from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
-from laconic.train.run import (
-    CHECKPOINTS,
-    EVENTS,
-    SERVER,
-    STATUS,
-    SUMMARY,
-    WORKERS,
-    Config,
-    of_server,
-    trainable,
-    write_whole,
-)
+from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
 from laconic.train.shards import Shards
 from laconic.train.worker import Progress, Worker
 from laconic.watch.board import Board
-from laconic.watch.journal import Journal, load_status, spacing
+from laconic.watch.folder import STATUS
+from laconic.watch.journal import Journal, load_status
 
 if TYPE_CHECKING:
     from laconic.cluster.client import Client
@@ -325,36 +315,30 @@ def work(
         layout=config.layout(parameters),
         memory=checkpoint.Folder(run_dir / WORKERS / str(number)),
     )
-    began = next_told = time.perf_counter()
-    line: dict[str, Any] = {}
+    began = time.perf_counter()
 
     def tell(progress: Progress) -> None:
-        nonlocal line, next_told
-        now = time.perf_counter()
         line = {
             "run_dir": str(run_dir),
             "worker": number,
-            "total_s": now - began,
+            "total_s": time.perf_counter() - began,
             "retries": sum(client.retries for client in clients),
             "traffic": sum(client.traffic.sent + client.traffic.received for client in clients),
             **asdict(progress),
             **asdict(worker.times),
         }
         report(line)
-        if now >= next_told:
-            next_told = now + min(1.0, spacing(now - began))
-            _tell_server(clients, line)
+        _tell_servers(clients, line)
 
     try:
         worker.run(config.exchanges, tell)
-        _tell_server(clients, line)
         link.leave()
     finally:
         link.close()  # whatever waits in a call is let go
 
 
-def _tell_server(clients: Sequence[Client], line: Mapping[str, Any]) -> None:
-    """With the next push, or on leaving: whoever watches hears of workers on all hosts from their server."""
+def _tell_servers(clients: Sequence[Client], line: Mapping[str, Any]) -> None:
+    """Whoever watches hears of workers on all hosts from their server."""
     from laconic.cluster.messages import TOLD
 
     for client in clients:
