@@ -74,6 +74,13 @@ def test_a_worker_that_comes_again_goes_on_counting() -> None:
     assert found.status().workers[0].loss is None
 
 
+def test_who_goes_when_no_work_is_left_has_done_its_part() -> None:
+    found = board()
+    found(event("leave", worker=0, incarnation=1))
+    assert states(found)[0] == "gone"
+    assert found.status(phase="ended").workers[0].state == "done"
+
+
 def test_staleness_is_what_pushes_missed() -> None:
     found = board()
     for worker, missed in ((0, 3), (1, 0), (0, 1)):

@@ -157,5 +157,8 @@ class Board:
         with self._lock:
             now = self._now
             now.at, now.phase, now.failure = self._clock(), phase, failure
+            if phase == "ended":  # without rounds who finds no work left goes before the others are done
+                for worker in now.workers:
+                    worker.state = "done" if worker.state == "gone" else worker.state
             now.received, now.sent = self._traffic_before[0] + received, self._traffic_before[1] + sent
             return now.copy()
