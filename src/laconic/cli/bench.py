@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers
+from laconic.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers, complete
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -47,7 +47,10 @@ MORE_CODER_COLUMNS = ("two threads\n× one", "1,000 values\nµs", "error²")
 
 def bench(
     # Names of other benches (laconic bench cluster) are no codec specs: nobody's codec is hidden by them.
-    specs: Annotated[list[str] | None, typer.Argument(metavar="SPEC", help="Codecs; by default a set.")] = None,
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SPEC", help="Codecs; by default a set.", autocompletion=complete.specs),
+    ] = None,
     numel: Annotated[int | None, typer.Option(help="Values of the tensor.", min=1000, show_default="25000000")] = None,
     repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
     threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy has one.", min=1)] = 1,

@@ -15,6 +15,7 @@ __all__ = ["EXAMPLES", "ddp", "register"]
 
 EXAMPLES = (
     "laconic bench ddp --quick",
+    "laconic bench ddp qsgd:4 --quick --stock ddp --rates unshaped --json",
     "laconic bench ddp qsgd:4 'ef|thc:4' --rates 100mbit --stock ddp,fp16 --record ddp.jsonl",
 )
 
