@@ -16,6 +16,7 @@ from typing import Any
 
 from laconic.bench.cluster import ClusterTable, tables
 from laconic.bench.ddp import ddp_tables
+from laconic.bench.device_tables import device_tables
 from laconic.bench.layers import layer_table
 from laconic.errors import FileError
 from laconic.records import Record, read
@@ -36,10 +37,13 @@ TABLES = (
     ("ddp/lenet5-4ranks.jsonl", "docs/ddp.md", None),
     ("ddp/lenet5-100mbit.jsonl", "docs/ddp.md", None),
     ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
+    ("gpu/codecs.jsonl", "docs/gpu.md", None),
+    ("gpu/step.jsonl", "docs/gpu.md", None),
+    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
     ("layers/cpu.jsonl", "docs/layers.md", None),
 )
 """Records, the page that shows them, and the markers' name where it is not what the Records are."""
-DEMO, CLUSTER, LAYERS, DDP = "demo.method", "cluster.", "bench.layers", "bench.ddp"
+DEMO, CLUSTER, LAYERS, DDP, DEVICE = "demo.method", "cluster.", "bench.layers", "bench.ddp", "bench.device"
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
@@ -53,6 +57,8 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
         return [("layers", cluster_table(layer_table(records)))]
     if records and all(record.kind.startswith(DDP) for record in records):
         return [(found.name, cluster_table(found)) for found in ddp_tables(records)]
+    if records and all(record.kind.startswith(DEVICE) for record in records):
+        return [(found.name, cluster_table(found)) for found in device_tables(records)]
     return [("demo", demo_table(runs)) if runs else ("bench", table(records))]
 
 

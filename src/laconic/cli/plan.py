@@ -93,7 +93,7 @@ def plan(
         str | None, typer.Option(metavar="SIZE", help="A worker's: 16gib.", show_default="the profile's")
     ] = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Of the machine: a file of laconic calibrate, or cpu, jang2017.")
+        str, typer.Option(metavar="NAME", help="Of the machine: a file of laconic calibrate, or cpu, h200, jang2017.")
     ] = "cpu",
     sweep: Annotated[
         str | None, typer.Option(metavar="WHAT", help="Draw curves over workers, bandwidth, rho or h.")
