@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 
-.PHONY: demo test test-slow lint format readme bench asan fuzz fuzz-asan wheel clean
+.PHONY: demo test test-slow lint format readme bench docs asan fuzz fuzz-asan wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -35,13 +35,13 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Runs the demo quietly for the Records behind README's first table, and writes the table.
+# Runs the demo quietly for the Records behind README's table of it, and writes the table.
 readme: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html --record results/demo/demo.jsonl
 	$(BIN)/python bench/readme_table.py
 
 # Times every codec against the same run's memcpy and against what one would use instead; writes the Records behind
-# README's second table and then the table.
+# docs/benchmarks.md and then its tables.
 bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
 	$(BIN)/python bench/readme_table.py
@@ -82,6 +82,12 @@ fuzz: $(VENV)/.ready
 # The same mutations, and what guided runs have found, against a core built with the sanitizers; LACONIC_ISAS as above.
 fuzz-asan: $(VENV)/.ready
 	bash bench/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
+
+# Every table and picture of README and docs/, from the Records in results/.
+docs: $(VENV)/.ready
+	$(BIN)/python bench/readme_table.py
+	$(BIN)/python docs/refresh.py
+	$(BIN)/python docs/studies/refresh.py
 
 wheel: $(VENV)/.ready
 	$(BIN)/pip wheel --quiet --no-deps -w dist .

@@ -1,4 +1,4 @@
-"""Rewrite README's tables from the Records behind them: ``python bench/readme_table.py [--check]``.
+"""Rewrite the tables of README and docs/ from the Records behind them: ``python bench/readme_table.py [--check]``.
 
 What the demo measured goes between ``<!-- demo:begin -->`` and ``<!-- demo:end -->``, what ``laconic bench`` did
 between ``<!-- bench:begin -->`` and ``<!-- bench:end -->``, and each part of ``laconic bench cluster``, ``laconic bench
@@ -16,14 +16,34 @@ from typing import Any
 
 from laconic.bench.cluster import ClusterTable, tables
 from laconic.bench.ddp import ddp_tables
+from laconic.bench.device_tables import device_tables
 from laconic.bench.layers import layer_table
 from laconic.errors import FileError
 from laconic.records import Record, read
 from laconic.report import NOTES, compare
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "results" / "demo" / "demo.jsonl", ROOT / "results" / "bench" / "codecs.jsonl")
-DEMO, CLUSTER, LAYERS, DDP = "demo.method", "cluster.", "bench.layers", "bench.ddp"
+TABLES = (
+    ("demo/demo.jsonl", "README.md", None),
+    ("bench/codecs.jsonl", "docs/benchmarks.md", None),
+    ("bench/codecs-server.jsonl", "docs/benchmarks.md", "server"),
+    ("bench/coders.jsonl", "docs/coder-benchmarks.md", None),
+    ("cluster/aggregation.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/rounds.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/sums.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/sums-bundled.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/load.jsonl", "docs/cluster-benchmarks.md", None),
+    ("ddp/links.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-4ranks.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-100mbit.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
+    ("gpu/codecs.jsonl", "docs/gpu.md", None),
+    ("gpu/step.jsonl", "docs/gpu.md", None),
+    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
+    ("layers/cpu.jsonl", "docs/layers.md", None),
+)
+"""Records, the page that shows them, and the markers' name where it is not what the Records are."""
+DEMO, CLUSTER, LAYERS, DDP, DEVICE = "demo.method", "cluster.", "bench.layers", "bench.ddp", "bench.device"
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
@@ -37,6 +57,8 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
         return [("layers", cluster_table(layer_table(records)))]
     if records and all(record.kind.startswith(DDP) for record in records):
         return [(found.name, cluster_table(found)) for found in ddp_tables(records)]
+    if records and all(record.kind.startswith(DEVICE) for record in records):
+        return [(found.name, cluster_table(found)) for found in device_tables(records)]
     return [("demo", demo_table(runs)) if runs else ("bench", table(records))]
 
 
@@ -170,29 +192,36 @@ def rewritten(page: str, name: str, text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fill README's tables from the Records behind them.")
+    parser = argparse.ArgumentParser(description="Fill tables of README and docs/ from the Records behind them.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a table is stale")
-    parser.add_argument("--records", type=Path, help="by default both of README's")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="or another page")
+    parser.add_argument("--records", type=Path, help="by default all that pages show")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="with --records: or another page")
     args = parser.parse_args(argv)
-    path = args.records
-    try:
-        before = after = args.readme.read_text(encoding="utf-8")
-        for path in [args.records] if args.records else README:
-            for name, text in blocks(read(path)):
-                after = rewritten(after, name, text)
-    except (OSError, KeyError) as error:
-        reason = f"{path} lacks {error}: write it again" if isinstance(error, KeyError) else error
-        print(f"readme_table: {reason}", file=sys.stderr)
-        return 1
-    if args.check:
-        if after != before:
-            print(f"readme_table: {args.readme} is stale: run python bench/readme_table.py", file=sys.stderr)
-        return int(after != before)
-    if after != before:
-        args.readme.write_text(after, encoding="utf-8")
-    print(f"{args.readme}: {'rewritten' if after != before else 'up to date'}")
-    return 0
+    shown: Sequence[tuple[Path, Path, str | None]] = [
+        (ROOT / "results" / records, ROOT / page, name) for records, page, name in TABLES
+    ]
+    if args.records:
+        shown = [(args.records, args.readme, None)]
+    before: dict[Path, str] = {}
+    after: dict[Path, str] = {}
+    for records, page, name in shown:
+        try:
+            if page not in before:
+                before[page] = after[page] = page.read_text(encoding="utf-8")
+            for found, text in blocks(read(records)):
+                after[page] = rewritten(after[page], name or found, text)
+        except (OSError, KeyError) as error:
+            reason = f"{records} lacks {error}: write it again" if isinstance(error, KeyError) else error
+            print(f"readme_table: {reason}", file=sys.stderr)
+            return 1
+    stale = [page for page in before if after[page] != before[page]]
+    for page in before if not args.check else []:
+        if page in stale:
+            page.write_text(after[page], encoding="utf-8")
+        print(f"{page}: {'rewritten' if page in stale else 'up to date'}")
+    for page in stale if args.check else []:
+        print(f"readme_table: {page} is stale: run python bench/readme_table.py", file=sys.stderr)
+    return int(bool(args.check and stale))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train the MLP in compressed spaces, four epochs each: ``python compressed_layers.py [DATA [SCHEME …]]``.
+"""Train the MLP in compressed spaces, four epochs each: python examples/compressed_layers.py [DATA [SCHEME …]]
 
 Without arguments on the embedded digits, once. With ``mnist`` (its folder in LACONIC_DATA) the mean of three seeds.
 """

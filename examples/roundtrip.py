@@ -1,4 +1,4 @@
-"""What each codec costs and what it loses, on values with the heavy tails of a gradient."""
+"""What each codec costs and loses, on values with heavy tails: python examples/roundtrip.py"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On CUDA the torch reference serves: same bytes as on the CPU, tensors stay on their device."""
+"""On CUDA: same bytes as on the CPU, tensors stay on their device, whether Triton serves or plain torch."""
 
 from __future__ import annotations
 

@@ -6,30 +6,73 @@ Codecs for gradients, parameters and updates, an open wire format, and channels 
 >>> frame = laconic.encode(torch.randn(100_000), "topk:0.01|qsgd:4", seed=0)
 >>> len(frame) < 2000, laconic.decode(frame).shape
 (True, torch.Size([100000]))
+
+What is named here is loaded when it is first asked for: torch takes seconds, and commands such as ``laconic watch`` and
+a shell that completes a word do without it.
 """
 
 from __future__ import annotations
 
-from laconic import aggregate, sums
+from typing import TYPE_CHECKING
+
 from laconic._version import __version__
-from laconic.channels import Channel, channel
-from laconic.codecs import codec, codec_names
-from laconic.collective import Attachment, LocalSGD, attach
-from laconic.errors import (
-    ConfigError,
-    FileError,
-    FrameError,
-    InputError,
-    LaconicError,
-    NonFiniteError,
-    WrongResultError,
-)
-from laconic.explanations import Explanation, explain
-from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
-from laconic.layers import LayerPolicy, compress, expand, measure
-from laconic.packet import Packet, TensorSpec
-from laconic.policy import Policy
-from laconic.sums import Contributor, Sum, Summing, summing
+
+if TYPE_CHECKING:
+    from laconic import aggregate, sums
+    from laconic.channels import Channel, channel
+    from laconic.codecs import codec, codec_names
+    from laconic.collective import Attachment, LocalSGD, attach
+    from laconic.errors import (
+        ConfigError,
+        FileError,
+        FrameError,
+        InputError,
+        LaconicError,
+        NonFiniteError,
+        WrongResultError,
+    )
+    from laconic.explanations import Explanation, explain
+    from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
+    from laconic.layers import LayerPolicy, compress, expand, measure
+    from laconic.packet import Packet, TensorSpec
+    from laconic.policy import Policy
+    from laconic.sums import Contributor, Sum, Summing
+    from laconic.sums.summing import summing  # the function: its module has the same name
+else:
+    _NAMES = {
+        "channels": ("Channel", "channel"),
+        "codecs": ("codec", "codec_names"),
+        "collective": ("Attachment", "LocalSGD", "attach"),
+        "errors": (
+            "ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError",
+            "WrongResultError",
+        ),
+        "explanations": ("Explanation", "explain"),
+        "frames": ("decode", "decode_bundle", "encode", "encode_bundle", "encode_into", "max_nbytes"),
+        "layers": ("LayerPolicy", "compress", "expand", "measure"),
+        "packet": ("Packet", "TensorSpec"),
+        "policy": ("Policy",),
+        "sums": ("Contributor", "Sum", "Summing", "summing"),
+    }  # fmt: skip
+    _ROOMS = {name: room for room, names in _NAMES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _ROOMS:
+            globals()[name] = found = getattr(import_module(f"laconic.{_ROOMS[name]}"), name)
+            return found
+        if not name.startswith("_"):  # a room, such as laconic.sums
+            try:
+                return import_module(f"laconic.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"laconic.{name}":
+                    raise
+        raise AttributeError(f"module 'laconic' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Attachment",

@@ -21,7 +21,7 @@ from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs import spec as grammar
 from laconic.codecs.feedback import MomentumCorrection
 from laconic.errors import ConfigError, InputError, NonFiniteError
-from laconic.frames import max_nbytes, write_frame
+from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 
@@ -148,14 +148,14 @@ class Channel:
             self.stats.exempt[slot] = f"{choice.spec}: {choice.reason}"
             log.info("slot %r travels as %r instead of %r: it %s", slot, choice.spec, self.spec, choice.reason)
 
-    def _room_of(self, nbytes: int, room: Tensor | None) -> Tensor:
-        """The caller's, or one that is kept."""
+    def _room_of(self, nbytes: int, room: Tensor | None, *, pinned: bool = False) -> Tensor:
+        """The caller's, or one that is kept; pinned where a GPU writes it."""
         if room is None and self._room.numel() < nbytes:
-            self._room = torch.empty(nbytes, dtype=torch.uint8)
+            self._room = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         return self._room if room is None else room
 
     def _write(self, x: Tensor, codec: Chain, seed: int, room: Tensor | None) -> tuple[int, Packet]:
-        return write_frame(x, codec, self._room_of(max_nbytes(codec, x), room), seed=seed)
+        return write_frame(x, codec, self._room_of(max_nbytes(codec, x), room, pinned=x.is_cuda), seed=seed)
 
     def _encode(
         self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage | None, seed: int, room: Tensor | None
@@ -177,9 +177,12 @@ class Channel:
                 memory.residual.add_(torch.add(flat, velocity, alpha=stage.m))
             else:
                 kernels.of(flat).add_momentum(flat.view(-1), stage.m, velocity.view(-1), memory.residual.view(-1))
-        else:
-            memory.residual.add_(flat)
         try:
+            if velocity is None:
+                fused = codec.encode_feedback(flat, memory.residual, seed=seed) if flat.numel() else None
+                if fused is not None:
+                    return write_packet(fused, self._room_of(max_nbytes(codec, flat), room, pinned=flat.is_cuda))[0]
+                memory.residual.add_(flat)
             nbytes, packet = self._write(memory.residual, codec, seed, room)
         except NonFiniteError:
             self._memories.pop(slot)

@@ -25,6 +25,7 @@ __all__ = [
     "max_nbytes",
     "open_packet",
     "write_frame",
+    "write_packet",
 ]
 
 _NONFINITE = ("raise", "skip")
@@ -33,16 +34,19 @@ _NONFINITE = ("raise", "skip")
 class _Scratch(threading.local):
     """A buffer per thread that outlives the call: fresh memory costs more than encoding into it."""
 
-    buffer: Tensor | None = None
     KEEP = 1 << 28
 
-    def of(self, nbytes: int) -> Tensor:
-        if self.buffer is None or self.buffer.numel() < nbytes:
-            fresh = torch.empty(nbytes, dtype=torch.uint8)
-            if nbytes > self.KEEP:  # a rare giant must not stay for the life of the thread
-                return fresh
-            self.buffer = fresh
-        return self.buffer
+    def __init__(self) -> None:
+        self.buffers: dict[bool, Tensor] = {}
+
+    def of(self, nbytes: int, *, pinned: bool = False) -> Tensor:
+        """Pinned where a GPU will write it, which it then does without a stop on the way."""
+        kept = self.buffers.get(pinned)
+        if kept is None or kept.numel() < nbytes:
+            kept = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+            if nbytes <= self.KEEP:  # a rare giant must not stay for the life of the thread
+                self.buffers[pinned] = kept
+        return kept
 
 
 _scratch = _Scratch()
@@ -70,14 +74,20 @@ def write_frame(
     """Encode into a uint8 tensor; returns the bytes written and the packet, whose sections lie in ``room``."""
     if not isinstance(x, Tensor):
         raise InputError(f"expected a tensor, got {type(x).__name__}")
+    if not x.is_cpu:  # sections are made on the device; the frame is for the wire
+        return write_packet(chain.encode(x, seed=seed, exact=exact, gradient=gradient), room)
     arena = FrameArena(room, _plan(chain.text, x.shape, x.dtype))
-    if x.is_cpu:
-        packet = chain.encode(x, seed=seed, arena=arena, exact=exact, gradient=gradient)
-    else:  # sections are made on the device; the frame is for the wire
-        made = chain.encode(x, seed=seed, exact=exact, gradient=gradient)
-        packet = Packet(made.codec, made.spec, tuple(section.cpu() for section in made.sections))
-        for section in packet.sections:
-            arena.take(section.numel()).copy_(section)
+    packet = chain.encode(x, seed=seed, arena=arena, exact=exact, gradient=gradient)
+    return wire.seal(packet, arena), packet
+
+
+def write_packet(made: Packet, room: Tensor) -> tuple[int, Packet]:
+    """The same with a packet that was made elsewhere."""
+    arena = FrameArena(room, _plan(made.codec, made.spec.shape, made.spec.dtype))
+    sections = tuple(arena.take(section.numel()).copy_(section, non_blocking=True) for section in made.sections)
+    if any(section.is_cuda for section in made.sections):
+        torch.cuda.current_stream(made.sections[0].device).synchronize()
+    packet = Packet(made.codec, made.spec, sections)
     return wire.seal(packet, arena), packet
 
 
@@ -145,7 +155,7 @@ def encode(
     if not isinstance(x, Tensor):
         raise InputError(f"expected a tensor, got {type(x).__name__}")
     chain = _as_codec(spec)
-    room = _scratch.of(max_nbytes(chain, x))
+    room = _scratch.of(max_nbytes(chain, x), pinned=x.is_cuda)
     try:
         nbytes, _ = write_frame(x, chain, room, seed=seed, gradient=gradient)
     except NonFiniteError:
@@ -193,7 +203,10 @@ def decode(
             f"expected {list(like.shape)} of {like.dtype}, the frame holds {list(packet.spec.shape)} of "
             f"{packet.spec.dtype}"
         )
-    if out is not None and out.device.type != "cpu":
+    there = out.device if out is not None else torch.device("cpu" if device is None else device)
+    if there.type == "cuda" and chain.coder is None:  # a frame's bytes are fewer than its values: they are read there
+        packet = packet.to(there)
+    elif out is not None and there.type != "cpu":
         if tuple(out.shape) != packet.spec.shape:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(packet.spec.shape)}")
         return out.copy_(chain.decode(packet))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from laconic.bench.ddp import DDPSettings, ddp_tables, run_ddp
@@ -23,9 +21,7 @@ def test_settings_say_what_to_type_and_what_is_wrong() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             DDPSettings(**wrong)  # type: ignore[arg-type]
-    if os.geteuid():
-        with pytest.raises(ConfigError, match="need root"):
-            run_ddp(DDPSettings(rates=("100mbit",)))
+    assert DDPSettings(paced=True).command() == "laconic bench ddp --paced"
 
 
 def record(way: str, step_s: float, **more: object) -> Record:
@@ -44,6 +40,7 @@ def test_goals_are_judged_by_exchanges() -> None:
     assert table.name == "ddp-100mbit" and table.rows[-1][1] == "fails" and len(table.rows) == 4
     assert [met for met, _ in table.verdicts] == [True, False]
     assert "not what it should be" in ddp_tables([record("ddp", 3.01, valid=False)])[0].notes
+    assert "(paced sockets)" in ddp_tables([record("ddp", 3.01, made_of="paced sockets")])[0].notes
 
 
 def test_training_is_judged_by_accuracy_and_by_time() -> None:
@@ -73,3 +70,15 @@ def test_a_small_run_measures_every_way() -> None:
         DDPSettings(("local 5 qsgd:4",), ("ddp",), ("unshaped",), model="mlp", train=True, epochs=1, test_every=20)
     )
     assert all(one.values["accuracy"] > 30 for one in trained)
+
+
+@pytest.mark.slow
+def test_slow_sockets_make_steps_as_slow_as_their_rate() -> None:
+    settings = DDPSettings(("qsgd:4",), ("ddp",), ("100mbit",), model="mlp", steps=3, paced=True)
+    by_way = {one.values["way"]: one.values for one in run_ddp(settings)}
+    plain, ours = by_way["ddp"], by_way["laconic qsgd:4"]
+    assert plain["made_of"] == "paced sockets" and len(plain["links"]) == len(plain["links_after"]) == 1
+    least = 8 * 4 * plain["numel"] / 100e6
+    assert least < plain["step_s"] and (not plain["valid"] or plain["step_s"] < 1.5 * least)
+    assert 4 * plain["numel"] < plain["sent_nbytes_per_step"] < 4.1 * plain["numel"]
+    assert ours["step_s"] < 0.5 * plain["step_s"] and ours["sent_nbytes_per_step"] < 0.8 * plain["numel"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,9 @@ def test_the_papers_cluster_is_among_them() -> None:
     assert {"cpu", "jang2017"} <= set(shipped())
 
 
+MODEL = ModelTimes((100, 9), 8, 0.1, ((0.5, 0.5), (1.0, 1.0)), {}, (2, 1), 0.001)
+
+
 def broken(**changes: object) -> dict[str, object]:
     return {**SMALL.to_json(), **changes}
 
@@ -75,6 +78,11 @@ def broken(**changes: object) -> dict[str, object]:
         ),
         (broken(crowd={"2": "slow"}), "is not a whole profile"),
         (broken(colour="red"), "it has the fields"),
+        (broken(memory="16gb"), "memory is '16gb'"),
+        (broken(threads=-1), "threads is -1"),
+        (broken(models={"m": {**asdict(MODEL), "dims": [2]}}), "model 'm' has 2 slots and 1 dims"),
+        (broken(models={"m": {**asdict(MODEL), "apply_s": -1.0}}), "apply_s is -1"),
+        (broken(models={"m": {**asdict(MODEL), "numels": [5, -5]}}), "slot 1 is -5"),
     ],
 )
 def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, values: object, words: str) -> None:

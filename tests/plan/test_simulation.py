@@ -15,7 +15,7 @@ from laconic.plan.simulation import Crowd, simulate
 
 
 def one_by_one(crowd: Crowd, updates: int) -> tuple[float, float, int]:
-    """The same without jitter, by a heap: seconds, and what was missed on average and at most."""
+    """The same by a heap, with jitter or stragglers, not both: seconds, and what was missed on average and at most."""
     workers, bound = crowd.workers, crowd.bound
     push = max(crowd.push / crowd.server_bytes_s, crowd.apply_s)
     pull = crowd.pull / crowd.server_bytes_s
@@ -31,7 +31,12 @@ def one_by_one(crowd: Crowd, updates: int) -> tuple[float, float, int]:
             worker = waiting.pop(0)
             out[worker], handed = version, handed + 1
             down_free = max(now, down_free) + pull
-            heapq.heappush(arrivals, (down_free + down[worker] + least[worker] + up[worker], worker))
+            took = least[worker]
+            if crowd.jitter:
+                took *= 1 + crowd.jitter * rng.standard_exponential()
+            if crowd.straggle_share and rng.random() < crowd.straggle_share:
+                took *= crowd.straggle
+            heapq.heappush(arrivals, (down_free + down[worker] + took + up[worker], worker))
         at, worker = heapq.heappop(arrivals)
         now = up_free = max(at, up_free) + push
         missed.append(version - out.pop(worker))
@@ -50,6 +55,11 @@ def one_by_one(crowd: Crowd, updates: int) -> tuple[float, float, int]:
         Crowd(9, 1.0, push=13, pull=2, server_bytes_s=20, spread=0.9, links=0.4, mode="bounded:8", seed=2),
         Crowd(4, 1.0, spread=0.3, mode="bounded:1"),
         Crowd(40, 1.0, push=1, pull=1, server_bytes_s=500, spread=1.0, mode="bounded:60"),
+        Crowd(30, 1.0, push=2, pull=1, server_bytes_s=50, links=0.4, spread=0.3, jitter=0.5, mode="async"),
+        Crowd(30, 1.0, push=9, pull=9, server_bytes_s=50, links=0.4, straggle=8, straggle_share=0.1, mode="async"),
+        Crowd(30, 1.0, push=2, pull=1, server_bytes_s=50, links=0.4, spread=0.3, jitter=0.5, mode="bounded:7"),
+        Crowd(30, 1.0, push=2, pull=1, server_bytes_s=90, spread=0.3, jitter=0.5, mode="bounded:200"),
+        Crowd(50, 1.0, push=9, pull=1, links=0.4, server_bytes_s=400, straggle=8, straggle_share=0.1, mode="bounded:9"),
     ],
 )
 def test_batches_of_events_are_as_good_as_one_at_a_time(crowd: Crowd) -> None:
@@ -58,6 +68,15 @@ def test_batches_of_events_are_as_good_as_one_at_a_time(crowd: Crowd) -> None:
     assert found.seconds == pytest.approx(seconds, rel=1e-9)
     assert found.staleness_mean == pytest.approx(mean, rel=1e-9) and found.staleness_max == most
     assert crowd.bound is None or most <= crowd.bound
+
+
+def test_versions_are_forgotten_on_the_way() -> None:
+    """More updates than the simulation keeps versions for."""
+    crowd = Crowd(300, 1.0, push=1, pull=1, server_bytes_s=1e4, spread=0.8, jitter=0.3, mode="bounded:900")
+    found, (seconds, mean, most) = simulate(crowd, 250), one_by_one(crowd, 250 * 300)
+    assert found.updates == 75_000 > 1 << 16
+    assert found.seconds == pytest.approx(seconds, rel=1e-9) and found.staleness_max == most
+    assert found.staleness_mean == pytest.approx(mean, rel=1e-9)
 
 
 def test_equal_workers_in_rounds_take_what_the_model_says() -> None:
@@ -96,11 +115,12 @@ def test_ten_thousand_workers_take_little_time() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_hundred_thousand_workers_for_a_thousand_rounds_within_a_minute(mode: str) -> None:
+@pytest.mark.parametrize("server_bytes_s", [1e12, 1e11], ids=["", "saturated"])
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded:200000"])
+def test_a_hundred_thousand_workers_for_a_thousand_rounds_within_a_minute(mode: str, server_bytes_s: float) -> None:
     crowd = Crowd(
-        100_000, 0.5, push=1e6, pull=1e6, server_bytes_s=1e12, worker_bytes_s=125e6, spread=0.2, links=0.2, jitter=0.1,
-        straggle=5, straggle_share=0.001, mode=mode,
+        100_000, 0.5, push=1e6, pull=1e6, server_bytes_s=server_bytes_s, worker_bytes_s=125e6, spread=0.2, links=0.2,
+        jitter=0.1, straggle=5, straggle_share=0.001, mode=mode,
     )  # fmt: skip
     began = time.process_time()
     assert simulate(crowd, 1000).updates == 10**8
@@ -110,13 +130,17 @@ def test_a_hundred_thousand_workers_for_a_thousand_rounds_within_a_minute(mode: 
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"workers": 0}, "workers must be at least 1"),
+        ({"workers": 0}, "workers must be a whole number, at least 1"),
+        ({"workers": 2.5}, "workers must be a whole number, at least 1"),
         ({"mode": "bounded"}, "mode must be sync, async or bounded:S"),
         ({"mode": "async", "backup": 1}, "backup workers are for mode sync"),
         ({"step_s": 0.0}, "step_s must be a finite number above 0"),
         ({"jitter": -1.0}, "jitter must be a finite number"),
-        ({"straggle": 0.5}, "straggle is at least 1"),
+        ({"straggle": 0.5}, "straggle is a finite number, at least 1"),
+        ({"straggle": float("nan")}, "straggle is a finite number, at least 1"),
         ({"server_bytes_s": 0.0}, "more than nothing"),
+        ({"server_bytes_s": float("nan")}, "more than nothing"),
+        ({"worker_bytes_s": float("nan")}, "more than nothing"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, float], words: str) -> None:

@@ -29,7 +29,18 @@ from laconic.packet import TensorSpec
 from laconic.records import Record
 from laconic.sums import Sum, Summing
 
-__all__ = ["FLOORS", "SETS", "SPECS", "CodecResult", "PeerResult", "Report", "Settings", "gradient_like", "run"]
+__all__ = [
+    "FLOORS",
+    "SETS",
+    "SPECS",
+    "CodecResult",
+    "KeptArena",
+    "PeerResult",
+    "Report",
+    "Settings",
+    "gradient_like",
+    "run",
+]
 
 CODECS = (
     "qsgd:4", "qsgd:8", "qsgd:2", "sign", "onebit", "terngrad", "uniform:8",
@@ -330,11 +341,12 @@ def _ceilings(x: Tensor, watch: Stopwatch, settings: Settings) -> dict[str, Timi
     )
 
 
-class _KeptArena:
+class KeptArena:
     """Sections in memory that stays: what a kernel needs and nothing around it."""
 
-    def __init__(self, chain: Chain, spec: TensorSpec) -> None:
-        self.buffer = torch.zeros(sum(nbytes + 16 for nbytes in chain.max_section_nbytes(spec)), dtype=torch.uint8)
+    def __init__(self, chain: Chain, spec: TensorSpec, device: torch.device | None = None) -> None:
+        room = sum(nbytes + 16 for nbytes in chain.max_section_nbytes(spec))
+        self.buffer = torch.zeros(room, dtype=torch.uint8, device=device)
         self.end = 0
 
     def take(self, nbytes: int) -> Tensor:
@@ -382,7 +394,7 @@ def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int)
     """What is timed. End to end and kernel stand side by side, so that their difference means something."""
     frame = buffer[:nbytes].clone()
     packet, _ = open_packet(frame)
-    arena = _KeptArena(chain, TensorSpec.of(x))
+    arena = KeptArena(chain, TensorSpec.of(x))
     out, total, blob = torch.empty_like(x), torch.zeros_like(x), encode(x, chain, seed=seed)
 
     def encode_kernel() -> None:

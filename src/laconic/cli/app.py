@@ -14,7 +14,22 @@ import typer
 from typer.core import TyperGroup
 
 from laconic._version import __version__
-from laconic.cli import bench, calibrate, certs, codecs, demo, lab, pack, plan, report, roles, study, train, unpack
+from laconic.cli import (
+    bench,
+    calibrate,
+    certs,
+    codecs,
+    demo,
+    lab,
+    pack,
+    plan,
+    report,
+    roles,
+    study,
+    train,
+    unpack,
+    watch,
+)
 from laconic.cli.output import say
 from laconic.errors import ConfigError, LaconicError
 
@@ -70,13 +85,12 @@ class _Group(TyperGroup):
 app = typer.Typer(
     name="laconic",
     cls=_Group,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
 )
 
-for _module in (demo, codecs, bench, pack, unpack, train, roles, certs, study, lab, calibrate, plan, report):
+for _module in (demo, codecs, bench, pack, unpack, train, watch, roles, certs, study, lab, calibrate, plan, report):
     _module.register(app)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli import bench_cluster, bench_collective, bench_ddp, bench_layers
+from laconic.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers, complete
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -47,11 +47,21 @@ MORE_CODER_COLUMNS = ("two threads\n× one", "1,000 values\nµs", "error²")
 
 def bench(
     # Names of other benches (laconic bench cluster) are no codec specs: nobody's codec is hidden by them.
-    specs: Annotated[list[str] | None, typer.Argument(metavar="SPEC", help="Codecs; by default a set.")] = None,
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SPEC", help="Codecs; by default a set.", autocompletion=complete.specs),
+    ] = None,
     numel: Annotated[int | None, typer.Option(help="Values of the tensor.", min=1000, show_default="25000000")] = None,
     repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
     threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy has one.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the data and the codecs.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: codecs on a GPU, against the copy there, 2^28 values by default.")
+    ] = "cpu",
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="With --device: what it adds to a bf16 step, e.g. of resnet50."),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,6 +85,16 @@ def bench(
     from laconic.bench import Settings, run
     from laconic.records import write
 
+    if device != "cpu":
+        if only or data:
+            raise ConfigError("--device takes codecs by name: --only and --data belong to the CPU's bench")
+        if step is not None:
+            bench_device.bench_step(specs, device, step, repeat, seed, records, json)
+        else:
+            bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
+        return
+    if step is not None:
+        raise ConfigError("--step goes with --device cuda: on a CPU laconic bench layers times steps")
     settings = Settings(
         numel=numel or (QUICK_NUMEL if quick else Settings.numel),
         repeat=repeat or (QUICK_REPEAT if quick else Settings.repeat),

@@ -22,7 +22,7 @@ EXAMPLES = (
     "laconic bench cluster --quick",
     "laconic bench cluster --part aggregation --record aggregation.jsonl",
     "laconic bench cluster --part rounds --methods 1,5 --rates 100mbit",
-    "laconic bench cluster --part load --clients 16 --seconds 5 --json",
+    "laconic bench cluster --part load --clients 4 --processes 1 --seconds 1 --json",
 )
 
 

@@ -13,7 +13,7 @@ __all__ = ["EXAMPLES", "collective", "register"]
 
 EXAMPLES = (
     "laconic bench collective",
-    "laconic bench collective thc:6 --ranks 4 --numel 1000000 --json",
+    "laconic bench collective thc:6 --numel 100000 --repeat 3 --json",
 )
 
 

@@ -15,6 +15,7 @@ __all__ = ["EXAMPLES", "ddp", "register"]
 
 EXAMPLES = (
     "laconic bench ddp --quick",
+    "laconic bench ddp qsgd:4 --quick --stock ddp --rates unshaped --json",
     "laconic bench ddp qsgd:4 'ef|thc:4' --rates 100mbit --stock ddp,fp16 --record ddp.jsonl",
 )
 
@@ -44,6 +45,9 @@ def ddp(
     batch: Annotated[int | None, typer.Option(help="Examples of a rank in a step.", show_default="32")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.02")] = None,
     test_every: Annotated[int | None, typer.Option(help="Steps between tests.", show_default="100")] = None,
+    paced: Annotated[
+        bool, typer.Option("--paced", help="Slow links by slow sockets, as happens anyway without root.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the gradients, or of the training.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A small model and few steps: a look, no figures.")] = False,
     record: Annotated[
@@ -54,9 +58,9 @@ def ddp(
     """Time steps of DistributedDataParallel: plain, with torch's hooks, and attached.
 
     Gradients are made up, so that a step is its exchange. Steps of all ways
-    take turns; the means are checked first. Slow links need root: each rank
-    is a host in a network namespace of its own, and each link is measured
-    before and after.
+    take turns; the means are checked first. With root each rank is a host in
+    a network namespace of its own, without it its sockets are slow; each link
+    is measured before and after.
     """
     from laconic.bench.ddp import DDPSettings, ddp_tables, run_ddp
     from laconic.records import write
@@ -66,6 +70,7 @@ def ddp(
         "specs": tuple(specs) if specs else None, "stock": _words(stock), "rates": _words(rates), "ranks": ranks,
         "model": model, "steps": steps, "slow_steps": slow_steps, "limit_s": limit_s, "train": train or None,
         "data": data, "epochs": epochs, "batch": batch, "lr": lr, "test_every": test_every,
+        "paced": paced or None,
     }  # fmt: skip
     settings = replace(settings, seed=seed, **{key: value for key, value in given.items() if value is not None})
     if record is not None:

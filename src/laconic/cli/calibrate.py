@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic.cli import complete
 from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError, LaconicError
 
@@ -30,11 +31,20 @@ def calibrate(
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")],
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Time a step of it, and codecs on its own gradients; may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="Time a step of it, and codecs on its own gradients; may be repeated.",
+            autocompletion=complete.one_of(*complete.MODELS),
+        ),
     ] = None,
     codec: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A codec to time; may be repeated.", show_default="a stock of 14"),
+        typer.Option(
+            metavar="SPEC",
+            help="A codec to time; may be repeated.",
+            show_default="a stock of 14",
+            autocompletion=complete.specs,
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Examples of a step.", min=1, show_default="64; less for large models")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ UP = ("laconic lab up --hosts 2 --rate 100mbit", "laconic lab up --name far --ra
 RUN = (
     "laconic lab run --name far --host 2 -- ip address show eth0",
     "laconic lab run --name far --all -- echo host {host} of rank {rank} is at {address}",
+    "laconic lab run --name far --all --json -- echo {address}",
 )
 STATUS = ("laconic lab status", "laconic lab status --json")
 DOWN = ("laconic lab down --name far", "laconic lab down --stale")
@@ -94,6 +96,7 @@ def run(
     host: Annotated[int | None, typer.Option(metavar="I", help="The host, from 1.")] = None,
     everywhere: Annotated[bool, typer.Option("--all", help="On every host at once.")] = False,
     name: Name = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with what was printed in it.")] = False,
 ) -> None:
     """Run a command on a host, or on all.
 
@@ -106,13 +109,22 @@ def run(
     if (host is None) != everywhere:
         raise ConfigError("lab run wants either --host I or --all")
     lab = Lab.attach(_chosen(name))
-    if host is not None:
+    if host is not None and not json:
         raise typer.Exit(_code(lab.run(host, _filled(lab, host, command)).returncode))
-    codes = _run_everywhere(lab, command)
-    for number, code in enumerate(codes, 1):
+    hosts = list(range(1, len(lab.hosts) + 1)) if host is None else [host]
+    output: dict[int, list[str]] = {number: [] for number in hosts}
+    tell = (lambda number, line: output[number].append(line)) if json else _print_line
+    codes = _run_on(lab, hosts, command, tell)
+    if json:
+        told = [
+            {"host": number, "address": lab.address(number), "exit_code": code, "output": "".join(output[number])}
+            for number, code in codes.items()
+        ]
+        show_json({"name": lab.name, "hosts": told})
+    for number, code in codes.items():
         if code != 0:
             say(f"laconic: host {number}: exit code {code}")
-    raise typer.Exit(next((code for code in codes if code != 0), 0))
+    raise typer.Exit(next((code for code in codes.values() if code != 0), 0))
 
 
 def status(name: Name = None, json: Json = False) -> None:
@@ -194,24 +206,31 @@ def _filled(lab: Lab, host: int, command: list[str]) -> list[str]:
     return command
 
 
-def _run_everywhere(lab: Lab, command: list[str]) -> list[int]:
-    """Start all, print their lines with the host in front, and wait for all."""
+def _print_line(number: int, line: str) -> None:
+    print(f"{number}: {line}", end="" if line.endswith("\n") else "\n", flush=True)
+
+
+def _run_on(lab: Lab, hosts: list[int], command: list[str], tell: Callable[[int, str], None]) -> dict[int, int]:
+    """Start it on all of them, tell their lines, and wait for all; exit codes by host."""
 
     def forward(number: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            print(f"{number}: {line}", end="" if line.endswith("\n") else "\n", flush=True)
+            tell(number, line)
 
     processes: list[subprocess.Popen[str]] = []
     threads: list[threading.Thread] = []
     try:
-        for number in range(1, len(lab.hosts) + 1):
+        for number in hosts:
             argv = _filled(lab, number, command)
             process = lab.popen(number, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             processes.append(process)
             threads.append(threading.Thread(target=forward, args=(number, process)))
             threads[-1].start()
-        return [_code(process.wait()) for process in processes]
+        codes = {number: _code(process.wait()) for number, process in zip(hosts, processes, strict=True)}
+        for thread in threads:  # to what they have still to tell
+            thread.join()
+        return codes
     finally:
         for process in processes:
             process.kill()

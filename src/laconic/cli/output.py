@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from laconic.errors import FileError
+from laconic.watch.terminal import size
 
 __all__ = ["check_writable", "examples", "progress_bar", "results", "say", "show_json", "size"]
 
@@ -50,15 +51,6 @@ def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
     )
     with bar:
         yield bar, bar.add_task(label, total=None)
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people: 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 999.5 or unit == "GB":
-            break
-        nbytes /= 1000
-    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
 
 
 def examples(*lines: str) -> str:

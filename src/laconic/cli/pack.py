@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli.complete import specs
 from laconic.cli.output import examples, progress_bar, results, show_json, size
 from laconic.errors import ConfigError
 
@@ -28,7 +29,10 @@ EXAMPLES = (
 def pack(
     source: Annotated[Path, typer.Argument(metavar="IN.safetensors", help="The file to compress.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.lac", help="The file to write.")],
-    codec: Annotated[str, typer.Option(metavar="SPEC", help="The codec of float tensors: see laconic codecs.")],
+    codec: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="The codec of float tensors: see laconic codecs.", autocompletion=specs),
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN=SPEC", help="Another codec for tensors named so; the first match wins."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli import complete
 from laconic.cli.output import examples, results, say, show_json, size
 from laconic.errors import ConfigError, FileError
 
@@ -55,7 +56,12 @@ class _Case:
 
 def plan(
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A model of the profile, with its own step time.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A model of the profile, with its own step time.",
+            autocompletion=complete.one_of(*complete.MODELS),
+        ),
     ] = None,
     params: Annotated[int | None, typer.Option(help="How many, if it is none of these.")] = None,
     step_time: Annotated[
@@ -71,7 +77,12 @@ def plan(
     every: Annotated[int, typer.Option(help="Iterations between two exchanges.")] = 1,
     codec: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="One to compare; may be repeated.", show_default="those of the profile"),
+        typer.Option(
+            metavar="SPEC",
+            help="One to compare; may be repeated.",
+            show_default="those of the profile",
+            autocompletion=complete.specs,
+        ),
     ] = None,
     rho: Annotated[
         float | None, typer.Option(help="With --h: layers compressed to this part of their numbers.")
@@ -82,7 +93,7 @@ def plan(
         str | None, typer.Option(metavar="SIZE", help="A worker's: 16gib.", show_default="the profile's")
     ] = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Of the machine: a file of laconic calibrate, or cpu, jang2017.")
+        str, typer.Option(metavar="NAME", help="Of the machine: a file of laconic calibrate, or cpu, h200, jang2017.")
     ] = "cpu",
     sweep: Annotated[
         str | None, typer.Option(metavar="WHAT", help="Draw curves over workers, bandwidth, rho or h.")

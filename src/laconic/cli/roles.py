@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples
+from laconic.cli.output import examples, say, show_json
 from laconic.errors import ConfigError, LaconicError
 
-__all__ = ["EXAMPLES", "SERVER", "WORKER", "check_grpc", "register", "server", "worker"]
+__all__ = ["EXAMPLES", "SERVER", "WORKER", "Metrics", "check_grpc", "expose", "register", "server", "worker"]
 
 SERVER = (
     "laconic server run --host 10.0.0.5 --port 50051 --certs certs",
     "laconic server run --host 10.0.0.5 --port 50051 --certs certs --resume",
-    "laconic server run",
+    "laconic server run --json",
+    "laconic server run --metrics 127.0.0.1:9464",
 )
 WORKER = (
     "laconic worker run --worker 0 --server 10.0.0.5:50051 --certs certs",
+    "laconic worker run --worker 0 --json",
     "laconic worker run --worker 1",
 )
 EXAMPLES = SERVER + WORKER
 
 RunDirs = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR", help="Folders of runs, each with its config.json; in turn.")
+]
+
+Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="HOST:PORT", help="Tell Prometheus at /metrics there: on loopback only."),
 ]
 
 
@@ -44,6 +53,8 @@ def server(
         typer.Option("--certs", metavar="DIR", help="The server's part of what laconic certs new made."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    metrics: Metrics = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Serve a run: hold its parameters, answer its workers, keep checkpoints.
 
@@ -68,8 +79,18 @@ def server(
 
     check_grpc()
     _check_free(host, port)
-    for run_dir in run_dirs:
-        serve(run_dir, index=index, host=host, port=port, certs=certs, resume=resume)
+    begun: list[Path] = []
+    try:
+        with expose(begun, metrics):
+            for run_dir in run_dirs:
+                begun.append(run_dir)
+                serve(run_dir, index=index, host=host, port=port, certs=certs, resume=resume)
+    except KeyboardInterrupt:
+        if json:
+            _sum_up(begun)
+        raise
+    if json:
+        _sum_up(begun)
 
 
 def worker(
@@ -97,6 +118,7 @@ def worker(
         Path | None,
         typer.Option("--certs", metavar="DIR", help="This worker's part of what laconic certs new made."),
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and no lines.")] = False,
 ) -> None:
     """Train as one worker of a run, and print a JSON line after each exchange.
 
@@ -118,8 +140,42 @@ def worker(
         workers = Config.load(run_dir).job.workers
         if not 0 <= number < workers:
             raise ConfigError(f"{run_dir} has the workers 0 to {workers - 1}, there is no --worker {number}")
+    last: dict[str, dict[str, Any]] = {}
+    how: dict[str, Any] = {"report": lambda line: last.update({line["run_dir"]: line})} if json else {}
     for run_dir in run_dirs:
-        work(run_dir, number, incarnation=incarnation, addresses=addresses or None, certs=certs, patience=patience)
+        work(
+            run_dir, number, incarnation=incarnation, addresses=addresses or None, certs=certs, patience=patience, **how
+        )
+    if json:
+        show_json({"worker": number, "runs": list(last.values())})
+
+
+@contextmanager
+def expose(runs: Sequence[Path], address: str | None) -> Iterator[None]:
+    """Metrics of the last of these runs for Prometheus, as long as it takes; nothing without an address."""
+    if address is None:
+        yield
+        return
+    from laconic.watch.view import View, Watcher
+    from laconic.watch.web import Site, split_address
+
+    watchers: dict[Path, Watcher] = {}
+
+    def look() -> View:
+        return watchers.setdefault(runs[-1], Watcher(runs[-1])).look()
+
+    with Site(look, *split_address(address, option="--metrics"), page=False) as site:
+        say(f"metrics at {site.url}metrics")
+        yield
+
+
+def _sum_up(run_dirs: Sequence[Path]) -> None:
+    """What servers leave in the folders of their runs."""
+    from laconic.watch.view import Watcher
+
+    keys = ("run", "phase", "version", "received", "sent", "faults", "summary")
+    views = [Watcher(one).look() for one in run_dirs]
+    show_json({"runs": [{key: getattr(view, key) for key in keys} for view in views]})
 
 
 def check_grpc() -> None:

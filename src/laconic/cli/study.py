@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli.complete import one_of
 from laconic.cli.output import examples, progress_bar, results, say, show_json
 from laconic.errors import ConfigError
 
@@ -19,6 +23,7 @@ __all__ = ["EXAMPLES", "register", "study"]
 EXAMPLES = (
     "laconic study oland2015 --runs 1 --epochs 2",
     "laconic study oland2015 --part collapse --runs 1 --epochs 2 --records runs/oland2015 --json",
+    "laconic study oland2015 --part report --records results/oland2015",
     "laconic study kothari2021 --models lenet5 --methods 1,5,laconic --data digits --epochs 2",
     "laconic study jang2017 --part kernels --device cpu",
     "laconic study homomorphic --part products --models mlp --data digits --epochs 2 --seeds 0",
@@ -30,7 +35,10 @@ EVERYTHING = "all"
 
 
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"The study: {', '.join(STUDIES)}.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help=f"The study: {', '.join(STUDIES)}.", autocompletion=one_of(*STUDIES)),
+    ],
     part: Annotated[
         list[str] | None,
         typer.Option(
@@ -109,21 +117,15 @@ def study(
     """
     if name not in STUDIES:
         raise ConfigError(f"unknown study {name!r}: there is {', '.join(STUDIES)}")
-    if name == "homomorphic":
-        found, study_of, extra = _homomorphic(part, models, seeds, lanes, epochs, data, data_dir, device, records)
-    elif name == "kothari2021":
-        timing = {"links": links and links.split(","), "iterations": iterations, "cell_seconds": cell_seconds}
-        timing = {key: value for key, value in {**timing, "turns": turns}.items() if value is not None}
-        found, study_of, extra = _kothari2021(
-            part, models, methods, seeds, lanes, timing, epochs, data, data_dir, device, records
-        )
-    elif name == "jang2017":
-        found, study_of, extra = _jang2017(part, data, data_dir, device, records)
-    else:
-        hyper = {"lr": lr, "decay": decay, "l1": l1, "batch": batch}
-        found, study_of, extra = _oland2015(
-            part, runs, epochs, workers, data or "digits", data_dir, device, hyper, seed, records
-        )
+    study_of, this = import_module(f"laconic.studies.{name}"), BY_NAME[name]
+    chosen = _parts(part or [study_of.PARTS[0]], study_of.PARTS)
+    given = {
+        "runs": runs, "models": models, "methods": methods, "seeds": seeds, "lanes": lanes, "links": links,
+        "iterations": iterations, "cell_seconds": cell_seconds, "turns": turns, "epochs": epochs, "workers": workers,
+        "data": data, "lr": lr, "decay": decay, "l1": l1, "batch": batch, "seed": seed,
+    }  # fmt: skip
+    options = this.options(study_of, given) | {"data_dir": data_dir, "device": device}
+    found = _run(study_of, chosen, options, records)
     all_results = study_of.Results(found)
     drawn = study_of.draw(all_results, figures) if figures is not None else []
     for path in drawn:
@@ -131,119 +133,67 @@ def study(
     tables = study_of.tables(all_results)
     if json:
         claims = [finding.values() for finding in study_of.findings(all_results)]
-        show_json(_json(found, tables, claims, extra))
+        show_json(_json(found, tables, claims, this.counts(found)))
     else:
         for table in tables:
             _print(table)
 
 
-def _oland2015(
-    part: list[str] | None,
-    runs: int | None,
-    epochs: int | None,
-    workers: int,
-    data: str,
-    data_dir: Path | None,
-    device: str,
-    hyper: dict[str, Any],
-    seed: int,
-    records: Path | None,
-) -> tuple[list[Record], Any, dict[str, Any]]:
+# ---------------------------------------------------------------------------------------------------------- studies
+
+Given = Mapping[str, Any]
+"""The command's options by name."""
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What is peculiar to one of ``laconic.studies``.
+
+    Args:
+        options: What its ``run`` takes beside a part, of what was given.
+        counts: What its Records count, for ``--json``.
+    """
+
+    options: Callable[[Any, Given], dict[str, Any]]
+    counts: Callable[[list[Record]], dict[str, Any]]
+
+
+def _of_oland2015(study_of: Any, given: Given) -> dict[str, Any]:
     """Up to eight runs on a CPU exchange real frames; others are one computation, and frames are compared by sample."""
-    from laconic.studies import oland2015
+    hyper = {name: given[name] for name in ("lr", "decay", "l1", "batch") if given[name] is not None}
+    default = study_of.Setting(**hyper)
+    taken = {name: given[name] for name in ("runs", "epochs", "workers", "seed")}
+    return {**taken, "data": given["data"] or "digits", "default": default}
 
-    chosen = _parts(part or ["headline"], oland2015.PARTS)
-    default = oland2015.Setting(**{key: value for key, value in hyper.items() if value is not None})
-    found: list[Record] = _kept(oland2015, chosen, records)
-    with progress_bar("study") as (bar, task):
-        for one in chosen:
-            if one != REPORT:
-                found += oland2015.run(
-                    one,
-                    runs=runs,
-                    epochs=epochs,
-                    workers=workers,
-                    data=data,
-                    data_dir=data_dir,
-                    device=device,
-                    seed=seed,
-                    default=default,
-                    records=records,
-                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-                )
+
+def _of_jang2017(study_of: Any, given: Given) -> dict[str, Any]:
+    return {"data": given["data"] or "digits"}
+
+
+def _of_homomorphic(study_of: Any, given: Given) -> dict[str, Any]:
+    taken = {name: given[name] for name in ("epochs", "data", "lanes")}
+    models = given["models"]
+    return {
+        **taken,
+        "models": models.split(",") if models else tuple(study_of.HYPER),
+        "seeds": _seeds(given["seeds"]),
+    }
+
+
+def _of_kothari2021(study_of: Any, given: Given) -> dict[str, Any]:
+    links, methods = given["links"], given["methods"]
+    timing = {"links": links and links.split(","), **{name: given[name] for name in TIMING}}
+    return {
+        **_of_homomorphic(study_of, given),
+        "methods": methods.split(",") if methods else None,
+        "timing": study_of.Plan(**{name: value for name, value in timing.items() if value is not None}),
+    }
+
+
+def _packets(found: list[Record]) -> dict[str, Any]:
+    """What the ways of oland2015 compared."""
     differ = sum(r.values["packets_other_values"] + r.values["packets_other_sizes"] for r in found)
-    return found, oland2015, {"runs": sum(r.values["runs"] for r in found), "packets_that_differ": differ}
-
-
-def _kothari2021(
-    part: list[str] | None,
-    models: str | None,
-    methods: str | None,
-    seeds: str | None,
-    lanes: int | None,
-    timing: dict[str, Any],
-    epochs: int | None,
-    data: str | None,
-    data_dir: Path | None,
-    device: str,
-    records: Path | None,
-) -> tuple[list[Record], Any, dict[str, Any]]:
-    from laconic.studies import kothari2021
-
-    chosen = _parts(part or ["accuracy"], kothari2021.PARTS)
-    plan, numbers = kothari2021.Plan(**timing), _seeds(seeds)
-    found: list[Record] = _kept(kothari2021, chosen, records)
-    with progress_bar("study") as (bar, task):
-        for one in chosen:
-            if one != REPORT:
-                found += kothari2021.run(
-                    one,
-                    models=models.split(",") if models else tuple(kothari2021.HYPER),
-                    methods=methods.split(",") if methods else None,
-                    epochs=epochs,
-                    seeds=numbers,
-                    data=data,
-                    data_dir=data_dir,
-                    device=device,
-                    lanes=lanes,
-                    timing=plan,
-                    records=records,
-                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-                )
-    return found, kothari2021, _compared(found)
-
-
-def _homomorphic(
-    part: list[str] | None,
-    models: str | None,
-    seeds: str | None,
-    lanes: int | None,
-    epochs: int | None,
-    data: str | None,
-    data_dir: Path | None,
-    device: str,
-    records: Path | None,
-) -> tuple[list[Record], Any, dict[str, Any]]:
-    from laconic.studies import homomorphic
-
-    chosen, numbers = _parts(part or ["sums"], homomorphic.PARTS), _seeds(seeds)
-    found: list[Record] = _kept(homomorphic, chosen, records)
-    with progress_bar("study") as (bar, task):
-        for one in chosen:
-            if one != REPORT:
-                found += homomorphic.run(
-                    one,
-                    models=models.split(",") if models else tuple(homomorphic.HYPER),
-                    epochs=epochs,
-                    seeds=numbers,
-                    data=data,
-                    data_dir=data_dir,
-                    device=device,
-                    lanes=lanes,
-                    records=records,
-                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-                )
-    return found, homomorphic, _compared(found)
+    return {"runs": sum(r.values["runs"] for r in found), "packets_that_differ": differ}
 
 
 def _compared(found: list[Record]) -> dict[str, Any]:
@@ -253,32 +203,35 @@ def _compared(found: list[Record]) -> dict[str, Any]:
     return {"runs": len(found), "frames_compared": compared, "frames_that_differ": differ}
 
 
+TIMING = ("iterations", "cell_seconds", "turns")
+BY_NAME = {
+    "oland2015": _Study(_of_oland2015, _packets),
+    "kothari2021": _Study(_of_kothari2021, _compared),
+    "jang2017": _Study(_of_jang2017, lambda found: {"runs": len(found)}),
+    "homomorphic": _Study(_of_homomorphic, _compared),
+}
+
+
+def _run(study_of: Any, chosen: list[str], options: dict[str, Any], records: Path | None) -> list[Record]:
+    """The Records of these parts; or those that are kept, where nothing is to be run."""
+    found: list[Record] = _kept(study_of, chosen, records)
+    with progress_bar("study") as (bar, task):
+        for one in chosen:
+            if one != REPORT:
+                found += study_of.run(
+                    one,
+                    **options,
+                    records=records,
+                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+                )
+    return found
+
+
 def _seeds(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(one) for one in text.split(",")]
     except ValueError:
         raise ConfigError(f"seeds are whole numbers, such as 0,1,2; got {text!r}") from None
-
-
-def _jang2017(
-    part: list[str] | None, data: str | None, data_dir: Path | None, device: str, records: Path | None
-) -> tuple[list[Record], Any, dict[str, Any]]:
-    from laconic.studies import jang2017
-
-    chosen = _parts(part or ["table1"], jang2017.PARTS)
-    found: list[Record] = _kept(jang2017, chosen, records)
-    with progress_bar("study") as (bar, task):
-        for one in chosen:
-            if one != REPORT:
-                found += jang2017.run(
-                    one,
-                    data=data or "digits",
-                    data_dir=data_dir,
-                    device=device,
-                    records=records,
-                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-                )
-    return found, jang2017, {"runs": len(found)}
 
 
 def _parts(wanted: list[str], parts: tuple[str, ...]) -> list[str]:

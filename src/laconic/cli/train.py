@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli.complete import DATA, METHODS, MODELS, MODES, SCHEMES, one_of, specs
 from laconic.cli.output import examples, progress_bar, results, show_json, size
 from laconic.cli.progress import Log, status
-from laconic.cli.roles import check_grpc
+from laconic.cli.roles import Metrics, check_grpc, expose
 from laconic.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ EXAMPLES = (
     "laconic train --method laconic --iterations 20 --json",
     "laconic train --method 5 --workers 4 --run-dir run --prepare",
     "laconic train --method 3 --layers subspace:0.1 --iterations 20",
+    "laconic train --method 5 --tensorboard boards --metrics 127.0.0.1:9464",
 )
 
 TIMES = (
@@ -45,10 +49,21 @@ CUSTOM = "custom"
 def train(
     method: Annotated[
         str | None,
-        typer.Option("--method", help="1, 2, 2w, 3, 4, 5, 6, adaptive, laconic or laconic-min.", show_default="1"),
+        typer.Option(
+            "--method",
+            help="1, 2, 2w, 3, 4, 5, 6, adaptive, laconic, laconic-min or homomorphic.",
+            show_default="1",
+            autocompletion=one_of(*METHODS),
+        ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="mlp, lenet5, vgg11, alexnet, resnet50 or gpt.")] = "mlp",
-    data: Annotated[str, typer.Option("--data", help="digits (embedded), mnist, cifar10 or text.")] = "digits",
+    model: Annotated[
+        str,
+        typer.Option("--model", help="mlp, lenet5, vgg11, alexnet, resnet50 or gpt.", autocompletion=one_of(*MODELS)),
+    ] = "mlp",
+    data: Annotated[
+        str,
+        typer.Option("--data", help="digits (embedded), mnist, cifar10 or text.", autocompletion=one_of(*DATA)),
+    ] = "digits",
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Where data sets lie; else $LACONIC_DATA.")
     ] = None,
@@ -66,14 +81,27 @@ def train(
     schedule: Annotated[str, typer.Option("--schedule", help="constant or cosine.")] = "constant",
     warmup: Annotated[int, typer.Option("--warmup", help="Iterations that lead up to the learning rate.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Decides everything random.")] = 0,
-    mode: Annotated[str, typer.Option("--mode", help="sync, async or bounded:S.")] = "sync",
-    push: Annotated[str | None, typer.Option("--push", metavar="SPEC", help="Channel of what workers send.")] = None,
-    pull: Annotated[str | None, typer.Option("--pull", metavar="SPEC", help="Channel of what they get.")] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", help="sync, async or bounded:S.", autocompletion=one_of(*MODES))
+    ] = "sync",
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="SPEC", help="Channel of what workers send.", autocompletion=specs),
+    ] = None,
+    pull: Annotated[
+        str | None, typer.Option("--pull", metavar="SPEC", help="Channel of what they get.", autocompletion=specs)
+    ] = None,
     push_small: Annotated[
-        str | None, typer.Option("--push-small", metavar="SPEC", help="Channel of small tensors that workers send.")
+        str | None,
+        typer.Option(
+            "--push-small", metavar="SPEC", help="Channel of small tensors that workers send.", autocompletion=specs
+        ),
     ] = None,
     pull_small: Annotated[
-        str | None, typer.Option("--pull-small", metavar="SPEC", help="Channel of small tensors that they get.")
+        str | None,
+        typer.Option(
+            "--pull-small", metavar="SPEC", help="Channel of small tensors that they get.", autocompletion=specs
+        ),
     ] = None,
     bundled: Annotated[
         bool, typer.Option("--bundled/--layerwise", help="All tensors as one vector, or one by one.")
@@ -84,7 +112,10 @@ def train(
     layers: Annotated[
         str | None,
         typer.Option(
-            "--layers", metavar="SCHEME:RHO", help="Train in a compressed space: monarch:0.1, subspace:0.1, …"
+            "--layers",
+            metavar="SCHEME:RHO",
+            help="Train in a compressed space: monarch:0.1, subspace:0.1, …",
+            autocompletion=one_of(*SCHEMES),
         ),
     ] = None,
     layers_init: Annotated[
@@ -110,13 +141,17 @@ def train(
     explain: Annotated[
         bool, typer.Option("--explain", help="Only print the flags that the method stands for.")
     ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files here.")
+    ] = None,
+    metrics: Metrics = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a model with a parameter server and workers, each a process of its own on this host.
 
     A method is a set of options; each can be given by its flag, which then
     counts. For several hosts --prepare writes the run's folder: see
-    laconic server --help.
+    laconic server --help. laconic watch shows a run while it goes on.
     """
     from laconic.cluster.job import Job
     from laconic.lab.units import parse_rate
@@ -161,10 +196,15 @@ def train(
         _prepare(config, folder, json)
         return
     check_grpc()
-    with progress_bar("starting") as (bar, shown):
+    with (
+        expose([folder], metrics),
+        _board(folder, tensorboard) as write_board,
+        progress_bar("starting") as (bar, shown),
+    ):
         log, raw = Log(), None if resume else _raw_nbytes(task) / job.every
 
         def tell(lines: list[dict[str, Any]]) -> None:
+            write_board()
             line = status(lines, raw_nbytes=raw)
             log(line)
             done = min(one["iteration"] for one in lines)
@@ -178,6 +218,30 @@ def train(
         show_json(summary | {"run_dir": str(folder)})
     else:
         _print(summary, folder)
+
+
+@contextmanager
+def _board(folder: Path, tensorboard: Path | None) -> Iterator[Callable[[], None]]:
+    """Writes for TensorBoard what is new of the run, now and then, and all of it in the end."""
+    if tensorboard is None:
+        yield lambda: None
+        return
+    from laconic.watch.tensorboard import TensorBoard
+    from laconic.watch.view import Watcher
+
+    board, watcher, due = TensorBoard(tensorboard), Watcher(folder), 0.0
+
+    def write() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + 1.0
+            board.show(watcher.look())
+
+    try:
+        yield write
+    finally:
+        board.show(watcher.look())
+        board.close()
 
 
 def _verdict(config: Config, summary: dict[str, Any], rate: float, folder: Path) -> dict[str, Any]:

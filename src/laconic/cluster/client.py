@@ -21,6 +21,7 @@ from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import open_packet
+from laconic.watch.journal import spacing
 from laconic.wire import is_bundle, unpack_bundle
 
 __all__ = ["Client", "UnreachableError"]
@@ -93,6 +94,9 @@ class Client:
         self.patience = patience or Patience()
         self.traffic = Traffic()
         self.retries = 0
+        self.about: dict[str, float] = {}
+        """What to tell of this worker, now and then with a push, and on leaving; see ``TOLD``."""
+        self._began = self._next_told = time.monotonic()
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
         else:
@@ -138,18 +142,27 @@ class Client:
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
         """See ``Link``. A push that broke off is sent again; the server knows whether it had arrived."""
+        told = self._told()
 
         def outgoing() -> Iterator[bytes]:
             yield note(self.identity | {"sequence": sequence})
             for slot, frame in frames:
                 self.traffic.count(sent=len(frame))
                 yield from frame_messages(slot, frame)
-            yield note({"score": score()})
+            yield note({"score": score()} | ({"told": told} if told else {}))
 
         return self._again(
             lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout), self.limits),
             f"exchange {sequence}",
         )
+
+    def _told(self) -> dict[str, float]:
+        """What to tell beside a push: not with each one, a note is no smaller than the frames of a small model."""
+        now = time.monotonic()
+        if now < self._next_told:
+            return {}
+        self._next_told = now + min(1.0, spacing(now - self._began))
+        return self.about
 
     def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
         return self._again(
@@ -175,7 +188,7 @@ class Client:
     def leave(self) -> None:
         """Tell the server that nobody need wait for this worker."""
         try:
-            self._leave(note(self.identity), timeout=2.0)
+            self._leave(note(self.identity | {"told": self.about}), timeout=2.0)
         except grpc.RpcError:
             log.info("the server did not hear this worker leave")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from laconic.errors import FrameError
 
-__all__ = ["CHUNK", "MAX_MESSAGE", "PROTOCOL", "Assembler", "frame_messages", "note", "read_note"]
+__all__ = ["CHUNK", "MAX_MESSAGE", "PROTOCOL", "TOLD", "Assembler", "frame_messages", "note", "read_note"]
 
 PROTOCOL = 1
 CHUNK = 2 << 20
@@ -23,6 +23,11 @@ Frame = bytes | memoryview
 """What came in one piece is not copied again."""
 
 MAX_NOTE = 1 << 16
+TOLD = (
+    "iteration", "loss", "bytes_sent", "bytes_received", "bytes_raw", "retries",
+    "compute", "encode", "communication", "overlapped", "apply",
+)  # fmt: skip
+"""What a worker may tell of itself beside a push: finite numbers, for whoever watches."""
 NOTE, FRAME, MORE = b"N", b"F", b"M"
 _HEAD = struct.Struct("<IQ")
 MAX_MESSAGE = 1 + _HEAD.size + CHUNK

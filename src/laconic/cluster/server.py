@@ -39,6 +39,7 @@ from laconic.cluster.inbox import Inbox
 from laconic.cluster.messages import (
     MAX_MESSAGE,
     PROTOCOL,
+    TOLD,
     Assembler,
     Frame,
     frame_messages,
@@ -165,6 +166,7 @@ class Server:
         address: ``host:port``; port 0 takes a free one (see ``port``).
         credentials: gRPC server credentials; None for plaintext, which the caller allows on loopback only.
         identify: With credentials: gives the worker number of a call's peer certificate, or raises ``FrameError``.
+        hear: Given a worker's number, its incarnation and what it tells of itself, which decides nothing.
     """
 
     def __init__(
@@ -174,10 +176,12 @@ class Server:
         *,
         credentials: grpc.ServerCredentials | None = None,
         identify: Callable[[grpc.ServicerContext], int] | None = None,
+        hear: Callable[[int, int, dict[str, float]], None] | None = None,
     ) -> None:
         self.core = core
         self.traffic = Traffic()
         self._identify = identify
+        self._hear = hear or (lambda worker, incarnation, told: None)
         self._limits = core.job.push_limits(core.parameters.values())
         self._stopped = threading.Event()
         options = (*OPTIONS, *AGAINST_STRANGERS, ("grpc.max_allowed_incoming_connections", _most_connections()))
@@ -301,7 +305,9 @@ class Server:
         score: float | None = None
         for message in messages:
             if is_note(message):  # the last one, when it is known
-                score = _number(read_note(message), "score")
+                last = read_note(message)
+                score = _number(last, "score")
+                self._hear(inbox.worker, inbox.incarnation, _told(last))
                 continue
             done = assembler.feed(message)
             if done is not None:
@@ -361,7 +367,9 @@ class Server:
 
     def leave(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         asked = read_note(request)
-        self.core.leave(self._worker(asked, context), _whole(asked, "incarnation"))
+        worker, incarnation, told = self._worker(asked, context), _whole(asked, "incarnation"), _told(asked)
+        self.core.leave(worker, incarnation)
+        self._hear(worker, incarnation, told)
         return note({})
 
     def _send(self, reply: Reply) -> Iterator[bytes]:
@@ -408,6 +416,14 @@ def _number(asked: dict[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
         raise FrameError(f"a note needs a finite number {name!r}, got {_short(value)}")
     return float(value)
+
+
+def _told(asked: dict[str, Any]) -> dict[str, float]:
+    """What a worker tells of itself; nothing if it does not."""
+    told = asked.get("told", {})
+    if not isinstance(told, dict):
+        raise FrameError(f"a note tells numbers by their names, got {_short(told)}")
+    return {name: _number(told, name) for name in TOLD if name in told}
 
 
 def _short(value: object) -> str:

@@ -15,6 +15,7 @@ from laconic.codecs.base import ChannelStage, Coder, Quantizer, Selector, Stage,
 from laconic.codecs.cast import Raw
 from laconic.codecs.coded import Coded
 from laconic.codecs.powersgd import PowerSGD
+from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.kernels.interface import MAX_ALPHABET
@@ -182,6 +183,20 @@ class Chain:
         if not flat.is_contiguous() or flat.is_neg():  # a lazily negated tensor has other bytes than values
             flat = flat.resolve_neg().contiguous()
         return Packet(self.text, spec, self._sections(flat, spec, arena or HeapArena(x.device), seed) if n else ())
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, *, seed: int = 0) -> Packet | None:
+        """Encode residual + x and leave in the residual what the packet lacks, in one pass over both.
+
+        None, and nothing has happened, where that takes several passes: the caller then adds, encodes and takes away.
+        Both are contiguous float32 of one shape. Should the sum not be finite, the residual is spent.
+        """
+        backend = kernels.of(residual)
+        if self.selector is not None or self.coder is not None or not isinstance(self.values, QSGD):
+            return None
+        if backend is kernels.cpu:  # whose cache holds what the next pass reads
+            return None
+        sections = self.values.encode_feedback(x.view(-1), residual.view(-1), backend, HeapArena(x.device), seed)
+        return Packet(self.text, TensorSpec.of(residual), sections)
 
     def _sections(self, flat: Tensor, spec: TensorSpec, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         backend, stage = kernels.of(flat), self._stage_for(spec)

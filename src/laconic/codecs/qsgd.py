@@ -8,8 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.codecs import checks
+from laconic.codecs.base import refuse_nonfinite
 from laconic.codecs.bucketed import BucketedQuantizer
 from laconic.kernels.interface import Kernels, packed_nbytes
+from laconic.packet import Arena
 
 __all__ = ["QSGD"]
 
@@ -73,6 +75,25 @@ class QSGD(BucketedQuantizer):
             norms=floats,
             packed=packed,
         )
+
+    def encode_feedback(
+        self, x: Tensor, residual: Tensor, kernels: Kernels, arena: Arena, seed: int
+    ) -> tuple[Tensor, ...]:
+        """Sections of residual + x; the residual keeps what they lack."""
+        norms, packed = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
+        key = kernels.qsgd_feedback(
+            x,
+            residual,
+            bits=self.bits,
+            bucket=self.bucket,
+            l2=self.norm == "l2",
+            stochastic=self.round == "stochastic",
+            seed=seed,
+            norms=norms,
+            packed=packed,
+        )
+        refuse_nonfinite(key, x.numel())
+        return (norms, packed) if key else ()
 
     def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
         kernels.qsgd_decode(floats, packed, bits=self.bits, bucket=self.bucket, out=out, weight=weight)

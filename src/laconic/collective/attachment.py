@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
 from laconic.collective.drift import differing
-from laconic.collective.exchange import EXACT, Exchange
+from laconic.collective.exchange import EXACT, Exchange, common, losing_nobody
 from laconic.collective.fidelity import encoding_error
 from laconic.collective.hook import plain_mean, plug, switch_of
 from laconic.collective.ledger import Ledger
@@ -67,11 +67,27 @@ class Attachment:
         self._group = _own_group(module.process_group, timeout_s)
         self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
         self._switch = switch_of(module)
+        self._refuse_other_plans(warmup_steps, check_every, error_every, nonfinite)
         self._plug_for(self._exchange)
         self._worker = Worker("laconic-exchange")
         self._streams: dict[torch.device, Any] = {}
         self._clock = _Clock()
         self._switch.to = self
+
+    def _refuse_other_plans(self, *options: object) -> None:
+        """``ConfigError`` on all ranks unless all attach alike: frames of another codec would be read, silently."""
+        shapes = [(self._names[id(p)], list(p.shape), str(p.dtype)) for _, p in _named(self.module)]
+        plans = {
+            "codec": self.spec,
+            "policy": repr(self._exchange.policy),
+            "options": repr(options),
+            "parameters": repr(shapes),
+        }
+        with losing_nobody(self._group, "attached"):
+            differ = differing({what: _as_bytes(text) for what, text in plans.items()}, self._group)
+        if differ:
+            shown = "; ".join(f"{what} here: {plans[what][:100]}" for what in differ)
+            raise ConfigError(f"ranks do not attach alike ({shown}): give attach the same on all ranks")
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
@@ -166,7 +182,8 @@ class Attachment:
         self._clock.exposed_s += time.perf_counter() - called
 
     def _check_drift(self, step: int) -> None:
-        differ = differing({self._names[id(p)]: p for _, p in _named(self.module)}, self._group)
+        with losing_nobody(self._group, "compared replicas"):
+            differ = differing({self._names[id(p)]: p for _, p in _named(self.module)}, self._group)
         if differ:
             self._clock.drifts += 1
             shown = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
@@ -237,7 +254,7 @@ class Attachment:
         return self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._clock.steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved memory. One of another rank, or of another number of ranks, is dropped, and said."""
+        """Continue from a saved memory. Residuals of another rank, or number of ranks, are dropped, and said."""
         rest = {key: x for key, x in state.items() if key not in ("world", "steps")}
         if "world" not in state or "steps" not in state:
             raise InputError("expected what Attachment.state_dict gave: 'world' or 'steps' is missing")
@@ -247,8 +264,9 @@ class Attachment:
             self._clock.resets += 1
             told = rank, size, *mine
             log.warning("the saved residuals are of rank %d of %d, this is rank %d of %d: they are reset", *told)
-            rest = {}
-        self._exchange.load_state_dict(rest)
+            rest = common(rest)
+        if not self._exchange.load_state_dict(rest):
+            self._clock.resets += 1
         self._clock.steps = int(state["steps"])
 
 
@@ -317,6 +335,10 @@ def _ddp_of(module: nn.Module) -> DistributedDataParallel:
 def _named(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """Parameters by the names that the user gave them."""
     return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in module.module.named_parameters()]
+
+
+def _as_bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def _own_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch.distributed as dist
@@ -19,11 +20,13 @@ from laconic.errors import ConfigError, LaconicError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
-__all__ = ["EXACT", "Exchange", "Road", "summable"]
+__all__ = ["EXACT", "Exchange", "Road", "common", "losing_nobody", "summable"]
 
 log = logging.getLogger("laconic")
 
 EXACT = "none"
+OWN = ("/residual", "/velocity")
+"""Ends of the keys under which a rank keeps what it has not sent."""
 NONFINITE = ("spread", "skip", "raise")
 
 
@@ -39,6 +42,29 @@ def summable(spec: str) -> bool:
     """Whether ranks' packets are added by an all-reduce; otherwise they go to owners and back."""
     memories, chain = parse(spec)
     return chain.summable and all(isinstance(stage, ErrorFeedback) for stage in memories)
+
+
+@contextmanager
+def losing_nobody(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
+    """What the backend says when another rank is gone becomes one line that says what to do."""
+    try:
+        yield
+    except LaconicError:
+        raise
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        raise LaconicError(
+            f"rank {dist.get_rank(group)} lost another rank while it {doing}: it died, or was silent for as long as "
+            f"the group waits. Restart from the last checkpoint. ({said[:300]})"
+        ) from error
+
+
+def common(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of an exchange's state is the same on all ranks, of any number: rounds, agreed scales, warm starts.
+
+    It must stay when residuals are dropped: a rank that counts other rounds than the rest cannot agree with them.
+    """
+    return {key: x for key, x in state.items() if not key.endswith(OWN)}
 
 
 class Exchange:
@@ -101,26 +127,18 @@ class Exchange:
         for name, x in tensors:
             if x.numel():
                 by_spec.setdefault(self.spec_of(name, x), []).append((name, x))
-        try:
+        with losing_nobody(self.group, f"exchanged {len(tensors)} tensors from {tensors[0][0]!r} on"):
             # What is small goes along with what is large.
             finish = self._exact.begin(plain) if (plain := by_spec.pop(EXACT, [])) else None
             for spec, same in by_spec.items():
                 self._road(spec).reduce_all(same)
             if finish is not None:
                 finish()
-        except LaconicError:
-            raise
-        except RuntimeError as error:
-            said = " ".join(str(error).split())
-            raise LaconicError(
-                f"rank {dist.get_rank(self.group)} lost another rank while it exchanged {len(tensors)} tensors from "
-                f"{tensors[0][0]!r} on: it died, or was silent for as long as the group waits. Restart from the last "
-                f"checkpoint. ({said[:300]})"
-            ) from error
 
     def mean_exactly(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """The same without compression."""
-        self._exact.reduce_all(tensors)
+        with losing_nobody(self.group, f"averaged {len(tensors)} tensors as they are"):
+            self._exact.reduce_all(tensors)
 
     # --------------------------------------------------------------------------------------------------------- state
 
@@ -132,21 +150,22 @@ class Exchange:
         mine, theirs = self._roads[self.spec], before._roads[before.spec]
         if isinstance(mine, TwoShot) and isinstance(theirs, TwoShot) and before.spec != self.spec:
             return mine.take_over(theirs)
-        lost = [key for key in state if key not in kept and key.endswith(("/residual", "/velocity"))]
+        lost = [key for key in state if key not in kept and key.endswith(OWN)]
         return not lost
 
     def state_dict(self) -> dict[str, Tensor]:
         """Residuals by codec and name."""
         return {f"{spec}//{key}": x for spec, road in self._roads.items() for key, x in road.state_dict().items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the memory by a saved one; what is of other codecs is left out, and said."""
-        by_spec: dict[str, dict[str, Tensor]] = {}
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
+        """Replace the memory by a saved one; what is of other codecs is left out, and said. Then it returns False."""
+        by_spec: dict[str, dict[str, Tensor]] = {spec: {} for spec in self._roads}
         for key, x in state.items():
             spec, _, rest = key.partition("//")
             by_spec.setdefault(spec, {})[rest] = x
-        for spec in [spec for spec in by_spec if spec not in self._roads]:
+        others = [spec for spec in by_spec if spec not in self._roads]
+        for spec in others:
             log.warning("the saved memory of %r is left out: this exchange is by %r", spec, self.spec)
-            del by_spec[spec]
-        for spec, saved in by_spec.items():
-            self._roads[spec].load_state_dict(saved)
+        for spec, road in self._roads.items():
+            road.load_state_dict(by_spec[spec])
+        return not any(key.endswith(OWN) for spec in others for key in by_spec[spec])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.collective.exchange import Exchange
+from laconic.collective.exchange import Exchange, common
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 
@@ -75,7 +75,7 @@ class LocalSGD:
             raise ConfigError(f"outer must be one of {', '.join(OUTER)} or a function, got {outer!r}")
         self.model, self.optimizer, self.every, self.group = model, optimizer, every, group
         self.exchange = Exchange(codec, group, policy=policy, nonfinite=nonfinite)
-        self.steps = 0
+        self.steps = self.residual_resets = 0
         source = dist.get_global_rank(group, 0) if group is not None else 0
         with torch.no_grad():
             for x in (*model.parameters(), *model.buffers()):
@@ -138,8 +138,9 @@ class LocalSGD:
         self.steps = int(state["steps"])
         mine = [dist.get_rank(self.group), dist.get_world_size(self.group)]
         if state["world"].tolist() != mine:
+            self.residual_resets += 1
             log.warning("the saved residuals are of rank %d of %d, this is rank %d of %d: they are reset",
                         *state["world"].tolist(), *mine)  # fmt: skip
-            self.exchange.load_state_dict({})
-        else:
-            self.exchange.load_state_dict(state["exchange"])
+            self.exchange.load_state_dict(common(state["exchange"]))
+        elif not self.exchange.load_state_dict(state["exchange"]):
+            self.residual_resets += 1

@@ -12,6 +12,11 @@ from torch import Tensor
 
 __all__ = ["Failure", "Worker"]
 
+_Tasks = queue.SimpleQueue["tuple[Callable[[], Tensor], torch.futures.Future[object]] | None"]
+
+LAST_WAIT_S = 2.0
+"""At the end of the process, for a thread that may wait for a rank that is gone."""
+
 
 class Failure:
     """Where the first error of a worker stays: what comes later fails at once, with the same words."""
@@ -31,18 +36,20 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.failure = Failure()
         self._name = name
-        self._tasks: queue.SimpleQueue[tuple[Callable[[], Tensor], torch.futures.Future[object]] | None]
-        self._tasks = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._tasks.put, None)  # the thread ends with its worker
+        self._tasks: _Tasks = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        # The thread ends with its worker, and before the interpreter does: what torch keeps for a thread cannot be
+        # taken down after that, and the process would abort.
+        weakref.finalize(self, _end, self._tasks, self._threads, LAST_WAIT_S)
 
     def submit(
         self, task: Callable[[], Tensor], devices: list[torch.device] | None = None
     ) -> torch.futures.Future[Tensor]:
         """A future of the task's tensor. An error in the task is raised where the future is waited for."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=_run, args=(self._tasks, self.failure), name=self._name, daemon=True)
-            self._thread.start()
+        if not self._threads:
+            thread = threading.Thread(target=_run, args=(self._tasks, self.failure), name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
         done: torch.futures.Future[object] = torch.futures.Future(devices=[*devices] if devices else [])
         self._tasks.put((task, done))
         # Future.set_exception is for Python alone: DDP, which waits in C++, would take the exception for its tensor.
@@ -50,10 +57,15 @@ class Worker:
 
     def close(self) -> None:
         """End the thread after what it was given."""
-        if self._thread is not None:
-            self._tasks.put(None)
-            self._thread.join()
-            self._thread = None
+        _end(self._tasks, self._threads, None)
+
+
+def _end(tasks: _Tasks, threads: list[threading.Thread], limit_s: float | None) -> None:
+    while threads:
+        thread = threads.pop()
+        tasks.put(None)
+        if thread is not threading.current_thread():  # which may be the one that drops its worker
+            thread.join(limit_s)
 
 
 def _result(done: torch.futures.Future[object]) -> Tensor:
@@ -64,9 +76,7 @@ def _result(done: torch.futures.Future[object]) -> Tensor:
     return found
 
 
-def _run(
-    tasks: queue.SimpleQueue[tuple[Callable[[], Tensor], torch.futures.Future[object]] | None], failure: Failure
-) -> None:
+def _run(tasks: _Tasks, failure: Failure) -> None:
     while (order := tasks.get()) is not None:
         task, done = order
         try:

@@ -1,7 +1,7 @@
 """Rounding, packing, selection: one signature (``interface``), several backends.
 
-``reference`` is torch and the truth; ``cpu`` is the C++ core with the same bytes; ``hosted`` is torch on other devices.
-``of(tensor)`` picks one.
+``reference`` is torch and the truth; ``cpu`` is the C++ core with the same bytes; ``triton.cuda`` serves CUDA tensors
+where Triton is; ``hosted`` is torch on other devices. ``of(tensor)`` picks one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from laconic import notices
@@ -19,6 +21,8 @@ from laconic.kernels.interface import Kernels
 __all__ = ["Kernels", "of", "use"]
 
 _BACKENDS: dict[str, Kernels] = {"cpu": cpu, "hosted": hosted, "reference": reference}
+"""Those that are there without a compiler; ``triton`` joins when first asked for."""
+
 _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
 
 
@@ -29,14 +33,35 @@ def of(x: Tensor) -> Kernels:
         return forced
     if x.is_cpu:
         return cpu
-    notices.say("reference_kernels", 1, f"{x.device.type} has no kernels yet: plain torch serves, with the same bytes")
-    return hosted
+    found, why = _of_device(x.device)
+    if why:
+        notices.say("reference_kernels", 1, f"{why}: plain torch serves, with the same bytes")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _of_device(device: torch.device) -> tuple[Kernels, str]:
+    """The backend of a device that is not the CPU, and why it is a slow one, if so."""
+    if device.type != "cuda":
+        return hosted, f"{device.type} has no kernels of its own"
+    try:
+        found = _triton()
+        found.all_finite(torch.zeros(1, device=device))  # compiles, loads and runs
+    except Exception as error:  # a compiler fails in more ways than it has names for
+        return hosted, f"Triton cannot be used on {device} ({str(error).strip().splitlines()[-1:]})"
+    return found, ""
+
+
+def _triton() -> Kernels:
+    from laconic.kernels.triton import cuda
+
+    return cuda
 
 
 @contextmanager
 def use(backend: str) -> Iterator[None]:
-    """Within this context all work goes to one backend: ``reference``, ``hosted`` or ``cpu``. For tests."""
-    token = _forced.set(_BACKENDS[backend])
+    """Within this context all work goes to one backend: ``reference``, ``hosted``, ``cpu``, ``triton``. For tests."""
+    token = _forced.set(_triton() if backend == "triton" else _BACKENDS[backend])
     try:
         yield
     finally:

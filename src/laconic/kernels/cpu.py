@@ -23,6 +23,7 @@ from laconic.kernels.interface import (
     GROUP,
     LANE_BLOCK,
     MAX_ALPHABET,
+    NONFINITE,
     POSITIONS_HEADER,
     Grid,
     LaneCoding,
@@ -171,6 +172,27 @@ def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: T
         _threads(),
     )
     _refuse(valid, "a norm that is not a finite, non-negative number")
+
+
+def qsgd_feedback(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    bits: int,
+    bucket: int,
+    l2: bool,
+    stochastic: bool,
+    seed: int,
+    norms: Tensor,
+    packed: Tensor,
+) -> int:
+    residual.add_(x)
+    key = qsgd_encode(
+        residual, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
+    )
+    if 0 < key < NONFINITE:
+        qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=residual, weight=-1.0)
+    return key
 
 
 def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:

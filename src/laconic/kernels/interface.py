@@ -189,6 +189,19 @@ class Kernels(Protocol):
     def qsgd_encode(
         self, x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
     ) -> int: ...
+    def qsgd_feedback(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bits: int,
+        bucket: int,
+        l2: bool,
+        stochastic: bool,
+        seed: int,
+        norms: Tensor,
+        packed: Tensor,
+    ) -> int: ...
     def qsgd_decode(
         self, norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None
     ) -> None: ...

@@ -39,7 +39,7 @@ class Load:
 
     @classmethod
     def of_params(cls, params: int) -> Load:
-        if not isinstance(params, int) or params < 1:
+        if not isinstance(params, int) or isinstance(params, bool) or params < 1:
             raise ConfigError(f"a model has at least one parameter, got {params!r}")
         whole, rest = divmod(params, SLOT)
         return cls(((SLOT, 2),) * whole + (((rest, 2),) if rest else ()))
@@ -299,10 +299,10 @@ def _for_slot(spec: str, numel: int, dims: int) -> str:
 
 def _layered(one: Message, layers: Layers) -> Message:
     """A model of fewer numbers has smaller messages, which take less time."""
-    rho = layers.rho
+    rho, (encode_s, step_s) = layers.rho, one.at_server
     return replace(
         one, push=rho * one.push, pull=rho * one.pull, encode_s=rho * one.encode_s, decode_s=rho * one.decode_s,
-        add_s=rho * one.add_s, memory=rho * one.memory,
+        add_s=rho * one.add_s, memory=rho * one.memory, server_encode_s=rho * encode_s, server_step_s=rho * step_s,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def measure_link(peer: str, seconds: float = 3.0) -> dict[str, Any]:
 
 def parse_peer(peer: str) -> tuple[str, int]:
     host, _, port = peer.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"a peer is HOST:PORT, as `laconic calibrate --listen` says it; got {peer!r}")
     return host, int(port)
 

@@ -177,12 +177,17 @@ class Profile:
             found = {**one, "numels": tuple(one["numels"]), "dims": tuple(one.get("dims", ()))}
             found["ready"] = tuple((float(t), float(share)) for t, share in one["ready"])
             models[name] = ModelTimes(**found)
-            _positive(f"model {name!r}", {"step_s": models[name].step_s, "numel": models[name].numel})
+            slots, dims = len(models[name].numels), len(models[name].dims)
+            if dims not in (0, slots):
+                raise ValueError(f"model {name!r} has {slots} slots and {dims} dims")
+            sizes = {f"slot {i}": numel for i, numel in enumerate(models[name].numels)}
+            _positive(f"model {name!r}", {"step_s": models[name].step_s, "apply_s": models[name].apply_s, **sizes})
             for spec, message in models[name].messages.items():
                 _positive(f"model {name!r}, codec {spec!r}", message)
         crowd = {int(n): float(factor) for n, factor in values.get("crowd", {}).items()}
         _positive("crowd", {str(n): factor for n, factor in crowd.items()})
         _positive("transport", values.get("transport", {}))
+        _positive("machine", {"memory": values["memory"] or 0, "threads": values["threads"]})
         return cls(**{**values, "codecs": codecs, "models": models, "crowd": crowd, "links": tuple(values["links"])})
 
 

@@ -9,7 +9,8 @@ laconic's server does it.
 
 Without rounds events are taken in batches: nobody who is served now can be back before the first of the batch was
 served and has computed, so all that arrives until then can be sorted and queued at once. That is exact, and makes
-10^5 workers x 1,000 rounds a matter of seconds.
+10^5 workers x 1,000 rounds a matter of seconds. (Less so with a bound far below the number of workers: few are then on
+their way at once, and batches are small.)
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Crowd:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"workers must be at least 1, got {self.workers}")
+        if not isinstance(self.workers, int) or isinstance(self.workers, bool) or self.workers < 1:
+            raise ConfigError(f"workers must be a whole number, at least 1, got {self.workers!r}")
         if not 0 <= self.backup < self.workers:
             raise ConfigError(f"backup must be from 0 to less than workers ({self.workers}), got {self.backup}")
         if not 0 < self.step_s < math.inf:
@@ -76,11 +77,11 @@ class Crowd:
         for name in ("push", "pull", "apply_s", "spread", "links", "jitter"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be a finite number, not below 0, got {getattr(self, name)}")
-        if self.straggle < 1 or not 0 <= self.straggle_share <= 1:
-            raise ConfigError("straggle is at least 1, and straggle_share from 0 to 1")
+        if not 1 <= self.straggle < math.inf or not 0 <= self.straggle_share <= 1:
+            raise ConfigError("straggle is a finite number, at least 1, and straggle_share from 0 to 1")
         if self.backup and self.mode != "sync":
             raise ConfigError(f"backup workers are for mode sync, got {self.mode!r}")
-        if self.server_bytes_s <= 0 or (self.worker_bytes_s is not None and self.worker_bytes_s <= 0):
+        if not self.server_bytes_s > 0 or not (self.worker_bytes_s is None or self.worker_bytes_s > 0):
             raise ConfigError("cables must carry more than nothing")
         self.bound  # noqa: B018 - so that a wrong mode is refused at once
 
@@ -198,58 +199,86 @@ def _without(crowd: Crowd, times: _Times, rounds: int) -> Simulated:
 
     workers, wanted = crowd.workers, crowd.workers * rounds
     soonest = float((times.least + times.up + times.down).min()) + times.pull
-    gate = _Gate(crowd.bound)
+    gate, line = _Gate(crowd.bound), _Line(workers)
     versions = np.zeros(workers, dtype=np.int64)
-    waiting, asked = np.arange(workers), np.zeros(workers)  # for parameters, in the order in which they asked
-    arrives = np.full(workers, np.inf)
+    arrives, sender = np.zeros(0), np.zeros(0, dtype=np.int64)  # of what is on its way
     applied = missed = most = 0
     up_free = down_free = busy = 0.0
     served, served_from = np.zeros(0), 0
     while applied < wanted:
-        told = gate.open(asked)
+        told = gate.open(line.asked)
         held = served_from + np.searchsorted(served, told, side="right")
         count = gate.hand_out(held)
         if count:
-            who, waiting, asked = waiting[:count], waiting[count:], asked[count:]
+            who = line.pop(count)
             begun = _queued(told[:count], times.pull, down_free)
             down_free = float(begun[-1])
             took = times.compute(who)
             versions[who] = held[:count]
-            arrives[who] = begun + times.down[who] + took + times.up[who]
+            arrives = np.concatenate([arrives, begun + times.down[who] + took + times.up[who]])
+            sender = np.concatenate([sender, who])
             busy += float(took.sum())
         # Whoever is served in this batch is back no sooner than the first was served, or the queue for answers has
         # ended, and it has computed.
         horizon = max(max(float(arrives.min()), up_free) + times.push, down_free) + soonest
-        who = np.flatnonzero(arrives < horizon)
-        who = who[np.argsort(arrives[who])][: wanted - applied]
-        served, served_from = _queued(arrives[who], times.push, up_free), applied
+        now = arrives < horizon
+        order = np.argsort(arrives[now])[: wanted - applied]
+        who = sender[now][order]
+        served, served_from = _queued(arrives[now][order], times.push, up_free), applied
+        arrives, sender = arrives[~now], sender[~now]
         up_free = float(served[-1])
         stale = applied + np.arange(len(who)) - versions[who]
         missed += int(stale.sum())
         most = max(most, int(stale.max()))
         gate.applied(versions[who], served)
         applied += len(who)
-        arrives[who] = np.inf
-        waiting, asked = np.concatenate([waiting, who]), np.concatenate([asked, served])
+        line.put(who, served)
     return Simulated(applied, up_free, min(1.0, busy / (up_free * workers)), missed / applied, most, workers)
+
+
+class _Line:
+    """Those who wait for parameters, in the order in which they asked; at first all, from the beginning."""
+
+    def __init__(self, workers: int) -> None:
+        import numpy as np
+
+        self._who, self._asked = np.arange(2 * workers), np.zeros(2 * workers)
+        self._first, self._end = 0, workers
+
+    @property
+    def asked(self) -> Floats:
+        return self._asked[self._first : self._end]
+
+    def pop(self, count: int) -> Any:
+        self._first += count
+        return self._who[self._first - count : self._first].copy()
+
+    def put(self, who: Any, asked: Floats) -> None:
+        if self._end + len(who) > len(self._who):
+            for each in (self._who, self._asked):
+                each[: self._end - self._first] = each[self._first : self._end].copy()
+            self._first, self._end = 0, self._end - self._first
+        self._who[self._end : self._end + len(who)] = who
+        self._asked[self._end : self._end + len(who)] = asked
+        self._end += len(who)
 
 
 class _Gate:
     """Who may be handed parameters: the H-th may when all gradients of versions below H - S - 1 are applied.
 
     All that was handed out is applied or on its way. If it is H of them, of which one was computed on version v, that
-    one can miss H - 1 - v updates at most.
+    one can miss H - 1 - v updates at most. Versions only grow, so what is known of them lies in arrays by version, of
+    which the first entry is that of version ``_base``.
     """
 
     def __init__(self, bound: int | None) -> None:
         import numpy as np
 
-        self._bound, self._given = bound, 0
-        self._out: Any = np.zeros(0, dtype=np.int64)  # versions of what is on its way, ascending
-        self._back: Any = np.zeros(0, dtype=np.int64)  # versions of what is applied, and when
-        self._when: Any = np.zeros(0)
-        self._latest = 0.0
-        self._needed: Any = None
+        self._bound, self._given, self._flying = bound, 0, 0
+        self._base = self._oldest = self._top = 0  # _oldest: all below are applied; _top: all handed out are below
+        self._out: Any = np.zeros(1 << 16, dtype=np.int64)  # gradients on their way
+        self._last: Any = np.zeros(1 << 16)  # when the last of a version was applied
+        self._settled: Any = np.zeros(1 << 16)  # when all below a version were; up to _oldest
 
     def open(self, asked: Floats) -> Floats:
         """When those who wait may begin, in order: of all of them, or of the first few."""
@@ -257,14 +286,12 @@ class _Gate:
 
         if self._bound is None:
             return asked
-        needed = self._given - self._bound + np.arange(len(asked))  # all of lower versions must be applied
-        oldest = int(self._out[0]) if len(self._out) else np.iinfo(np.int64).max
-        self._needed = needed = needed[: np.searchsorted(needed, oldest, side="right")]
-        order = np.argsort(self._back)
-        self._back, self._when = self._back[order], self._when[order]
-        place = np.searchsorted(self._back, needed, side="left")
-        known = np.maximum.accumulate(np.concatenate([[self._latest], self._when]))
-        found: Floats = np.maximum.accumulate(np.maximum(asked[: len(needed)], known[place]))
+        first = self._given - self._bound  # the first waits for all below this version, the next for one more
+        count = min(len(asked), self._bound + 1)  # as many as could be on their way at once
+        if self._flying:
+            count = max(0, min(count, self._oldest - first + 1))
+        needed = np.clip(np.arange(first, first + count), self._base, self._oldest) - self._base
+        found: Floats = np.maximum.accumulate(np.maximum(asked[:count], self._settled[needed]))
         return found
 
     def hand_out(self, versions: Any) -> int:
@@ -273,25 +300,45 @@ class _Gate:
 
         if self._bound is None or not len(versions):
             return len(versions)
-        count = max(1, int(np.searchsorted(self._needed, versions[0], side="right")))
-        needed = int(self._needed[count - 1])
-        past = int(np.searchsorted(self._back, needed, side="left"))
-        self._latest = max(self._latest, float(self._when[:past].max())) if past else self._latest
-        self._back, self._when = self._back[past:], self._when[past:]
+        count = min(len(versions), max(1, int(versions[0]) - (self._given - self._bound) + 1))
+        self._top = int(versions[count - 1]) + 1
+        self._make_room()
+        np.add.at(self._out, versions[:count] - self._base, 1)
         self._given += count
-        self._out = np.sort(np.concatenate([self._out, versions[:count]]))
+        self._flying += count
         return count
 
     def applied(self, versions: Any, when: Floats) -> None:
+        """Gradients of these versions are applied, one after the other."""
         import numpy as np
 
         if self._bound is None:
             return
-        ascending = np.sort(versions)
-        # Of equal versions as many are taken away as came back.
-        first = np.searchsorted(self._out, ascending, side="left")
-        repeat = np.arange(len(ascending)) - np.searchsorted(ascending, ascending, side="left")
-        keep = np.ones(len(self._out), dtype=bool)
-        keep[first + repeat] = False
-        self._out = self._out[keep]
-        self._back, self._when = np.concatenate([self._back, versions]), np.concatenate([self._when, when])
+        places = versions - self._base
+        np.subtract.at(self._out, places, 1)
+        self._last[places] = when  # of several of one version the last stays
+        self._flying -= len(versions)
+        begin, end = self._oldest - self._base, self._top - self._base
+        if begin == end or self._out[begin]:
+            return
+        ahead = np.flatnonzero(self._out[begin:end])
+        end = begin + int(ahead[0]) if len(ahead) else end
+        later = np.maximum.accumulate(self._last[begin:end])
+        self._settled[begin + 1 : end + 1] = np.maximum(self._settled[begin], later)
+        self._oldest = self._base + end
+
+    def _make_room(self) -> None:
+        """For versions up to ``_top``, by leaving out those that nobody will ask for again."""
+        import numpy as np
+
+        if self._top - self._base < len(self._out):
+            return
+        assert self._bound is not None
+        past = max(0, min(self._oldest, self._given - self._bound) - self._base)
+        size = max(len(self._out), 2 * (self._top + 1 - self._base - past))
+        for name in ("_out", "_last", "_settled"):
+            before = getattr(self, name)
+            room = np.zeros(size, dtype=before.dtype)
+            room[: len(before) - past] = before[past:]
+            setattr(self, name, room)
+        self._base += past

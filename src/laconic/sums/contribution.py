@@ -12,6 +12,7 @@ from torch import Tensor
 from laconic import kernels, wire
 from laconic.codecs import Chain, parse
 from laconic.codecs.feedback import ErrorFeedback
+from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.kernels.interface import lane_values
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
@@ -107,7 +108,7 @@ class Contributor:
         if not flat.numel():
             return self.summing.nothing(flat)
         if isinstance(method, LowRank):
-            return method.probe(mine.waiting, mine.spec, seed, mine.start)
+            return method.probe(mine.waiting, mine.spec, seed, self._start(slot, mine, method.matrix(mine.spec), flat))
         return method.probe(mine.waiting, mine.spec, seed)
 
     def _memory(self, slot: str, mine: _Slot, size: int, like: Tensor) -> Tensor | None:
@@ -119,6 +120,15 @@ class Contributor:
         if memory is not None and memory.device != like.device:
             memory = mine.residual = memory.to(like.device)
         return memory
+
+    def _start(self, slot: str, mine: _Slot, matrix: Matrix, like: Tensor) -> Tensor | None:
+        """Where power iteration goes on from."""
+        if mine.start is not None and tuple(mine.start.shape) != (matrix.r, matrix.columns):
+            log.warning("slot %r changed its shape: its warm start is dropped", slot)
+            mine.start = None
+        if mine.start is not None and mine.start.device != like.device:
+            mine.start = mine.start.to(like.device)
+        return mine.start
 
     def usable(self, agreed: Tensor) -> bool:
         return self.summing.usable(agreed)
@@ -207,18 +217,31 @@ class Contributor:
         return None if mine is None else mine.residual
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything remembered, as ``slot/residual``: save it with the model."""
-        return {f"{slot}/residual": mine.residual.clone() for slot, mine in self._slots.items()
-                if mine.residual is not None}  # fmt: skip
+        """Everything remembered: save it with the model.
+
+        ``slot/residual`` is this worker's own; ``slot/start``, from where ``powersgd`` goes on, is all workers' alike.
+        """
+        state = {}
+        for slot, mine in self._slots.items():
+            for part, tensor in (("residual", mine.residual), ("start", mine.start)):
+                if tensor is not None:
+                    state[f"{slot}/{part}"] = tensor.clone()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one. Nothing changes unless all of it makes sense."""
         slots: dict[str, _Slot] = {}
         for key, tensor in state.items():
             slot, _, part = key.rpartition("/")
-            if part != "residual" or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                raise InputError(f"expected float tensors named 'slot/residual', got {key!r}")
+            known = isinstance(tensor, Tensor) and tensor.is_floating_point() and part in ("residual", "start")
+            if not known or (part == "start" and tensor.dim() != 2):
+                raise InputError(f"expected float tensors named 'slot/residual' or 'slot/start', got {key!r}")
             if not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteError(f"{key!r} in the saved state is not finite")
-            slots[slot] = _Slot(residual=tensor.detach().to(torch.float32).reshape(-1).clone().contiguous())
+            kept = tensor.detach().to(torch.float32).clone().contiguous()
+            mine = slots.setdefault(slot, _Slot())
+            if part == "residual":
+                mine.residual = kept.view(-1)
+            else:
+                mine.start = kept
         self._slots = slots

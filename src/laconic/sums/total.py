@@ -21,6 +21,9 @@ from laconic.wire import MAX_NUMEL, Buffer
 
 __all__ = ["Sum", "add", "count", "packet"]
 
+_LARGEST = 0x7F7FFFFF
+"""The bits of the largest finite float32."""
+
 
 def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
     if isinstance(frame, Packet):
@@ -73,6 +76,15 @@ def _same(mine: tuple[Tensor, ...], other: tuple[Tensor, ...], what: str) -> Non
         )
 
 
+def _scales(section: Tensor) -> Tensor:
+    """A copy of what all later frames are held against; ``FrameError`` unless these are numbers, not negative."""
+    found = section.clone()
+    low, high = torch.aminmax(found.view(torch.int32))  # negative ones have the highest bit
+    if int(low) < 0 or int(high) > _LARGEST:
+        raise FrameError("a scale in the frame is negative or not finite")
+    return found
+
+
 def _fitting(count: int, more: int, workers: int) -> int:
     if count + more > workers:
         raise FrameError(f"{more} senders more than {count} are too many: the sum is for {workers}")
@@ -87,7 +99,7 @@ class _Integers:
         self.head, self.count = head, 0
         self.values = lane_values(_kept(packet, chain), chain.values.signs is not None)
         *side, _, clips, lanes = packet.sections
-        self.side, self.clips = tuple(section.clone() for section in side), clips.clone()
+        self.side, self.clips = tuple(section.clone() for section in side), _scales(clips)
         most = self.head.levels * self.head.workers
         self.lane = 8 if most < 1 << 8 else 16 if most < 1 << 16 else 32
         size = num_buckets(self.values, GROUP) * 32 * self.lane if self.head.packed else lanes.numel()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ from laconic.train.snapshots import Snapshots
 from laconic.train.task import Task
 from laconic.train.track import Track
 from laconic.train.worker import Progress, Worker
+from laconic.watch.board import Board
+from laconic.watch.folder import STATUS
+from laconic.watch.journal import Journal, load_status
 
 if TYPE_CHECKING:
     from laconic.cluster.client import Client
@@ -110,7 +114,12 @@ def serve(
     config = Config.load(run_dir)
     credentials = security.load_server(certs) if certs is not None else None
     security.require_tls(host, credentials)
-    history = History(run_dir / of_server(EVENTS, index))
+    write, board = History(run_dir / of_server(EVENTS, index)), _board(config, run_dir, index, resume=resume)
+
+    def history(event: dict[str, Any]) -> None:
+        write(event)
+        board(event)
+
     core, vault = _core(config, run_dir, index, history, resume=resume)
 
     def keep(version: int) -> None:
@@ -121,7 +130,7 @@ def serve(
     core.on_update(keep)
     address = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
     if credentials is None:
-        server = Server(core, address)
+        server = Server(core, address, hear=board.heard)
     else:
         job = credentials.identity.job
         server = Server(
@@ -129,12 +138,22 @@ def serve(
             address,
             credentials=security.server_credentials(credentials),
             identify=lambda context: security.require_worker(context.auth_context(), job),
+            hear=board.heard,
         )
     told = {"address": address.rpartition(":")[0] + f":{server.port}", "pid": os.getpid()}
     write_whole(run_dir / of_server(SERVER, index), json.dumps(told))
     log.info("server %d listens on %s", index, told["address"])
+    journal = Journal(run_dir, index)
+
+    def show(*, last: bool = False) -> None:
+        if last or journal.due(time.time()):
+            phase = "failed" if core.failure else "ended" if core.finished(config.exchanges) else "stopped"
+            traffic = {"received": server.traffic.received, "sent": server.traffic.sent}
+            now = board.status(**traffic, phase=phase if last else "serving", failure=core.failure)
+            journal.show(now, last=last)
+
     try:
-        _until_over(core, config.exchanges, stopped)
+        _until_over(core, config.exchanges, stopped, show)
     finally:
         server.stop()
         core.settle()
@@ -142,6 +161,8 @@ def serve(
                  "sent": server.traffic.sent})  # fmt: skip
         if core.failure is None and core.whole:  # else the last deposit is saved already
             vault.save(core.version, *core.state())
+        show(last=True)
+        journal.close()
     if core.failure is not None:
         raise ConfigError(core.failure)
     if core.finished(config.exchanges):
@@ -154,8 +175,20 @@ def serve(
             raise KeyboardInterrupt
 
 
+def _board(config: Config, run_dir: Path, index: int, *, resume: bool) -> Board:
+    """Where whoever watches sees how the run is; a server that resumes goes on with what was there."""
+    before = None
+    if resume:
+        try:
+            before = load_status(run_dir / of_server(STATUS, index))
+        except FileError as error:
+            log.warning("%s: counts begin anew", error)
+    updates = config.exchanges * (1 if config.job.mode == "sync" else config.job.workers)
+    return Board(config.job.workers, updates, config.iterations, before)
+
+
 def _core(
-    config: Config, run_dir: Path, index: int, history: History, *, resume: bool
+    config: Config, run_dir: Path, index: int, history: Callable[[dict[str, Any]], None], *, resume: bool
 ) -> tuple[Core, checkpoint.Folder]:
     from laconic.cluster.core import Core
 
@@ -181,7 +214,7 @@ def _core(
     return core, vault
 
 
-def _save(vault: checkpoint.Folder, core: Core, history: History) -> None:
+def _save(vault: checkpoint.Folder, core: Core, history: Callable[[dict[str, Any]], None]) -> None:
     try:
         vault.save(core.version, *core.state())
     except FileError as error:  # training goes on: what is lost is the way back
@@ -206,9 +239,10 @@ def _sum_up(config: Config, run_dir: Path, core: Core, wire_bytes: int) -> None:
     log.info("wrote %s", run_dir / SUMMARY)
 
 
-def _until_over(core: Core, exchanges: int, stopped: threading.Event) -> None:
+def _until_over(core: Core, exchanges: int, stopped: threading.Event, show: Callable[[], None]) -> None:
     finished_at: float | None = None
     while not stopped.wait(0.05) and core.failure is None:
+        show()
         if core.finished(exchanges):
             finished_at = finished_at or time.monotonic()
             if core.all_gone() or time.monotonic() > finished_at + FAREWELL:
@@ -216,6 +250,10 @@ def _until_over(core: Core, exchanges: int, stopped: threading.Event) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- worker
+
+
+def _print_line(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
 
 
 def work(
@@ -226,6 +264,7 @@ def work(
     addresses: list[str] | None = None,
     certs: Path | None = None,
     patience: float = 60.0,
+    report: Callable[[dict[str, Any]], None] = _print_line,
 ) -> None:
     """One worker of a run, from where the server says to the end.
 
@@ -236,6 +275,7 @@ def work(
         addresses: Of the servers, in order; by default what they have told on this host.
         certs: The folder of ``laconic certs new``.
         patience: Seconds to try a server that does not answer.
+        report: Given a line after each exchange; by default it is printed as JSON.
     """
     from laconic.cluster import security
     from laconic.cluster.sharded import ShardedLink
@@ -294,7 +334,8 @@ def work(
             **asdict(progress),
             **asdict(worker.times),
         }
-        print(json.dumps(line), flush=True)
+        report(line)
+        _tell_servers(clients, line)
 
     try:
         worker.run(config.exchanges, tell)
@@ -314,6 +355,14 @@ def _snapshots(config: Config, task: Task, number: int) -> Snapshots | None:
     if number or SUPERVISED not in os.environ or config.residents(task) is not None:
         return None
     return Snapshots(task, config.iterations)
+
+
+def _tell_servers(clients: Sequence[Client], line: Mapping[str, Any]) -> None:
+    """Whoever watches hears of workers on all hosts from their server."""
+    from laconic.cluster.messages import TOLD
+
+    for client in clients:
+        client.about = {name: line[name] for name in TOLD if name in line and math.isfinite(line[name])}
 
 
 def _client(

@@ -1,19 +1,4 @@
-"""A run: a folder with its configuration, which server, workers and launcher share.
-
-::
-
-    config.json         all that decides the run
-    server.json         where the server of a run on this host listens
-    events.jsonl        what happened, in order
-    checkpoints/        of the server
-    workers/0/          what only worker 0 remembers
-    reports.jsonl       what each life of a worker told last
-    track-0.json        worker 0's way through the run, and what slots took and lost
-    summary.json        at the end
-    records.jsonl       the same and all tracks, for `laconic report`
-
-Of several servers the others' files bear their number: ``server-1.json``, ``events-1.jsonl``, ``checkpoints-1``.
-"""
+"""A run: a folder with its configuration, which server, workers and launcher share; see ``laconic.watch.folder``."""
 
 from __future__ import annotations
 
@@ -34,6 +19,18 @@ from laconic.optim import Schedule
 from laconic.train.layout import Layout
 from laconic.train.resident import Residents
 from laconic.train.task import Task, build_task
+from laconic.watch.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EVENTS,
+    RECORDS,
+    REPORTS,
+    SERVER,
+    SUMMARY,
+    WORKERS,
+    of_server,
+    write_whole,
+)
 
 __all__ = [
     "CHECKPOINTS",
@@ -49,22 +46,6 @@ __all__ = [
     "trainable",
     "write_whole",
 ]
-
-CONFIG, SERVER, EVENTS, SUMMARY = "config.json", "server.json", "events.jsonl", "summary.json"
-REPORTS, RECORDS = "reports.jsonl", "records.jsonl"
-CHECKPOINTS, WORKERS = "checkpoints", "workers"
-
-
-def of_server(name: str, server: int) -> str:
-    """The name of a server's file.
-
-    >>> of_server("events.jsonl", 0), of_server("events.jsonl", 2), of_server("checkpoints", 1)
-    ('events.jsonl', 'events-2.jsonl', 'checkpoints-1')
-    """
-    if not server:
-        return name
-    stem, dot, suffix = name.partition(".")
-    return f"{stem}-{server}{dot}{suffix}"
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -188,10 +169,3 @@ class Config:
             raise FileError(f"cannot read {run_dir / CONFIG}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise FileError(f"{run_dir / CONFIG} does not hold a configuration: {error}") from None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """All of it or nothing: readers poll for these files."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

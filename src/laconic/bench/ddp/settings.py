@@ -34,6 +34,7 @@ class DDPSettings:
     batch: Examples of a rank in a step.
     lr: Learning rate at the beginning; it falls along half a cosine.
     test_every: Steps between tests, while which the clock stands still.
+    paced: Slow links by slow sockets, as happens anyway where root cannot make network namespaces.
     seed: Of gradients.
 
     >>> DDPSettings(specs=("qsgd:4",), rates=("100mbit",)).command()
@@ -54,6 +55,7 @@ class DDPSettings:
     batch: int = 32
     lr: float = 0.02
     test_every: int = 100
+    paced: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
@@ -14,16 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from laconic.bench.ddp.links import Links, connected
 from laconic.bench.ddp.settings import DDPSettings
 from laconic.bench.timing import quartiles
-from laconic.errors import ConfigError, LaconicError
-from laconic.lab import Host, Lab, unique_name
+from laconic.errors import LaconicError
 from laconic.records import Record
 
 __all__ = ["run_ddp"]
 
 Tell = Callable[[str], None]
-PORT = 29511
 START_S = 180.0
 HUNG = "hung"
 TRAINING_S = 3600.0
@@ -33,47 +31,25 @@ SAME_POINTS = 0.3
 
 def run_ddp(settings: DDPSettings, tell: Tell = lambda what: None) -> list[Record]:
     """Measure all ways at all rates. Of a way that hangs a Record says so, and the others go on without it."""
-    shaped = [rate for rate in settings.rates if rate != "unshaped"]
-    if shaped and os.geteuid() != 0:
-        raise ConfigError(
-            f"links of {', '.join(shaped)} need root, for network namespaces: run as root, or with --rates unshaped"
-        )
     records: list[Record] = []
     for rate in settings.rates:
-        records += _measure(rate, settings, tell)
+        records += _measure(rate, settings, lambda what, rate=rate: tell(f"{rate}: {what}"))  # type: ignore[misc]
     return records
 
 
 def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
-    with ExitStack() as stack:
-        lab = None
-        if os.geteuid() == 0:
-            host = Host(rate=None if rate == "unshaped" else rate)
-            lab = stack.enter_context(Lab(unique_name("ddp"), [host] * settings.ranks))
-        links = []
-        if lab is not None:
-            tell(f"{rate}: measuring the link")
-            links = [lab.measure(1, 2), lab.measure(2, 1)]
-        valid = all(link.valid for link in links)
-        if settings.train:
-            return _trained(
-                rate, lab, [link.values() for link in links], settings, lambda what: tell(f"{rate}: {what}")
-            )
-        left, found, hung = list(settings.ways), [], []
-        while left:
-            results, stuck = _ranks(lab, left, settings, lambda what: tell(f"{rate}: {what}"))
-            found += results
-            if stuck is None:
-                break
-            if stuck == "ddp":
-                raise LaconicError(f"plain DDP did not finish a step in {settings.limit_s:g} s at {rate}")
-            hung.append(stuck)
-            left.remove(stuck)
-        again = [link.valid for link in ([lab.measure(1, 2)] if lab is not None else [])]
+    with connected(None if rate == "unshaped" else rate, settings.ranks, paced=settings.paced) as links:
+        tell("measuring the link")
+        before = links.measure()
+        found, hung = _all_ways(rate, links, settings, tell)
+        after = links.measure()
     common = {
-        "rate": rate, "ranks": settings.ranks, "model": settings.model, "valid": valid and all(again),
-        "links": [link.values() for link in links], "command": settings.command(),
+        "rate": rate, "ranks": settings.ranks, "model": settings.model, "made_of": links.made_of,
+        "valid": all(link.valid for link in before + after), "links": [link.values() for link in before],
+        "links_after": [link.values() for link in after], "command": settings.command(),
     }  # fmt: skip
+    if settings.train:
+        return _trained(found, common, settings)
     base = next(one for one in found if one["way"] == "ddp")
     records = [
         Record("bench.ddp", common | (one if "failed" in one else _values(one, base)), settings.seed) for one in found
@@ -81,17 +57,25 @@ def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
     return records + [Record("bench.ddp", common | {"way": name, "failed": HUNG}, settings.seed) for name in hung]
 
 
-def _trained(
-    rate: str, lab: Lab | None, links: list[dict[str, Any]], settings: DDPSettings, tell: Tell
-) -> list[Record]:
-    results, stuck = _ranks(lab, settings.ways, settings, tell)
-    if stuck is not None:
-        raise LaconicError(f"training by {stuck!r} did not end")
-    common = {
-        "rate": rate, "ranks": settings.ranks, "model": settings.model, "data": settings.data, "links": links,
-        "valid": all(link["valid"] for link in links), "batch": settings.batch, "lr": settings.lr,
-        "epochs": settings.epochs, "command": settings.command(),
-    }  # fmt: skip
+def _all_ways(rate: str, links: Links, settings: DDPSettings, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+    """What was found of each way, and which of them hung."""
+    left, found, hung = list(settings.ways), [], []
+    while left:
+        results, stuck = _ranks(links, left, settings, tell)
+        found += results
+        if stuck is None:
+            break
+        if settings.train:
+            raise LaconicError(f"training by {stuck!r} did not end")
+        if stuck == "ddp":
+            raise LaconicError(f"plain DDP did not finish a step in {settings.limit_s:g} s at {rate}")
+        hung.append(stuck)
+        left.remove(stuck)
+    return found, hung
+
+
+def _trained(results: list[dict[str, Any]], common: dict[str, Any], settings: DDPSettings) -> list[Record]:
+    common |= {"data": settings.data, "batch": settings.batch, "lr": settings.lr, "epochs": settings.epochs}
     plain = next(one for one in results if one["way"] == "ddp")["curve"][-1][2]
     records = []
     for one in results:
@@ -128,19 +112,19 @@ def _values(one: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(
-    lab: Lab | None, ways: Sequence[str], settings: DDPSettings, tell: Tell
+    links: Links, ways: Sequence[str], settings: DDPSettings, tell: Tell
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What the ranks found; or nothing, and the way that they hang in."""
-    address, port = ("127.0.0.1", _free_port()) if lab is None else (lab.address(1), PORT)
+    address, port = links.store()
     orders = {
         "ranks": settings.ranks, "store": f"tcp://{address}:{port}", "ways": list(ways), "model": settings.model,
         "steps": settings.steps, "slow_steps": settings.slow_steps, "seed": settings.seed,
-        "interface": "lo" if lab is None else "eth0", "data": settings.data, "batch": settings.batch,
+        "interface": links.interface, "data": settings.data, "batch": settings.batch,
         "data_dir": os.environ.get("LACONIC_DATA"), "epochs": settings.epochs, "lr": settings.lr,
         "test_every": settings.test_every, "program": "training" if settings.train else "rank",
     }  # fmt: skip
     with ExitStack() as stack:
-        lines, *_ = [stack.enter_context(_rank(lab, orders | {"rank": rank})) for rank in range(settings.ranks)]
+        lines, *_ = [stack.enter_context(_rank(links, orders | {"rank": rank})) for rank in range(settings.ranks)]
         current, since = "starting", time.monotonic()
         while True:
             limit = START_S if current == "starting" else TRAINING_S if settings.train else settings.limit_s
@@ -159,19 +143,19 @@ def _ranks(
 
 
 @contextmanager
-def _rank(lab: Lab | None, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
+def _rank(links: Links, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
     """The lines that a rank prints, None when it has ended; the process is there as long as the block."""
     program = [sys.executable, "-m", f"laconic.bench.ddp.{orders['program']}", json.dumps(orders)]
-    start = subprocess.Popen if lab is None else (lambda argv, **o: lab.popen(orders["rank"] + 1, argv, **o))
     # A namespace has no name server, of which torch would warn.
     quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    process = start(program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet)
+    process = links.popen(orders["rank"], program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout:
+            for line in process.stdout:
+                lines.put(line)
         lines.put(None)
 
     thread = threading.Thread(target=read, daemon=True)
@@ -182,10 +166,3 @@ def _rank(lab: Lab | None, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue
         process.kill()
         process.wait()
         thread.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from math import inf
+from statistics import fmean, median, median_high
+from typing import Any, NamedTuple
 
 from laconic.bench.cluster.tables import ClusterTable
+from laconic.bench.ddp.links import SOCKETS
 from laconic.records import Record
 
 __all__ = ["ddp_tables"]
@@ -30,38 +33,67 @@ def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
     return found
 
 
+class _Trained(NamedTuple):
+    """A way of training, over seeds."""
+
+    accuracy: float
+    points: float
+    """From plain DDP's, seed by seed."""
+    train_s: float
+    reached_s: float
+    """Infinite where fewer than half of the seeds came as far."""
+    sent: float | None
+
+    @classmethod
+    def of(cls, runs: Sequence[Mapping[str, Any]]) -> _Trained:
+        reached = [inf if v["reached_s"] is None else v["reached_s"] for v in runs]
+        return cls(
+            fmean(v["accuracy"] for v in runs),
+            fmean(v["accuracy"] - v["plain_accuracy"] for v in runs),
+            median(v["train_s"] for v in runs),
+            median_high(reached),
+            runs[0]["sent_nbytes_per_step"],
+        )
+
+
 def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:
-    rows, by_way = [], {record.values["way"]: record.values for record in records}
-    for way, v in by_way.items():
-        sent, reached = v["sent_nbytes_per_step"], v["reached_s"]
-        rows.append(
-            (
-                way, f"{v['accuracy']:.2f}", f"{v['accuracy'] - v['plain_accuracy']:+.2f}", f"{v['train_s']:.1f}",
-                "" if reached is None else f"{reached:.1f}", "" if sent is None else f"{sent / 1e3:.3g}",
-            )
-        )  # fmt: skip
+    ways = dict.fromkeys(record.values["way"] for record in records)
+    found = {way: _Trained.of([one.values for one in records if one.values["way"] == way]) for way in ways}
+    rows = tuple(
+        (
+            way, f"{run.accuracy:.2f}", f"{run.points:+.2f}", f"{run.train_s:.1f}",
+            "" if run.reached_s == inf else f"{run.reached_s:.1f}", "" if run.sent is None else f"{run.sent / 1e3:.3g}",
+        )
+        for way, run in found.items()
+    )  # fmt: skip
+    seeds = sorted({record.seed for record in records})
     v = records[0].values
-    links = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"])
+    doubts = "".join(dict.fromkeys(_doubt(record.values) for record in records))
     notes = (
         f"{records[0].machine['cpu']}, {records[0].machine['cores']} cores; {v['model']} on {v['data']}, {key[1]} "
-        f"ranks, {v['epochs']} epochs in {v['iterations']} steps of {v['batch']} examples a rank, one seed; links as "
-        f"measured: {links or 'loopback'}. The time is that of training alone, and of the first test within 0.3 points "
-        f"of plain DDP's last. By `{v['command']}`."
+        f"ranks, {v['epochs']} epochs in {v['iterations']} steps of {v['batch']} examples a rank, "
+        f"{'one seed' if len(seeds) == 1 else f'mean accuracy and median times of {len(seeds)} seeds'}; links as "
+        f"measured: {_links(v)}.{doubts} The time is that of training alone, and of the first test within 0.3 points "
+        f"of plain DDP's last. By `{v['command']}`{_further(seeds[1:])}."
     )
     goals = []
-    for way, v in by_way.items():
+    for way, run in found.items():
         if way.startswith("laconic ef|"):
-            off = v["accuracy"] - v["plain_accuracy"]
-            goals.append(_verdict(off >= -0.3, f"`{way}` ends {off:+.2f} points from plain DDP, at most 0.3 below"))
-    stock = {way: v for way, v in by_way.items() if not way.startswith(("laconic", "local")) and v["reached_s"]}
-    ours = {way: v for way, v in by_way.items() if way.startswith(("laconic", "local")) and v["reached_s"]}
-    if len(stock) > 1 and ours:
-        best, mine = min(stock, key=lambda w: stock[w]["reached_s"]), min(ours, key=lambda w: ours[w]["reached_s"])
-        gain = stock[best]["reached_s"] / ours[mine]["reached_s"]
+            text = f"`{way}` ends {run.points:+.2f} points from plain DDP, at most 0.3 below"
+            goals.append(_verdict(run.points >= -0.3, text))
+    ours = {way: run.reached_s for way, run in found.items() if way.startswith(("laconic", "local"))}
+    stock = {way: run.reached_s for way, run in found.items() if way not in ours and run.reached_s < inf}
+    if len(stock) > 1 and min(ours.values(), default=inf) < inf:
+        best, mine = min(stock, key=stock.__getitem__), min(ours, key=ours.__getitem__)
+        gain = stock[best] / ours[mine]
         text = f"`{mine}` is {gain:.2f} times as fast to that accuracy as `{best}`, the best of torch's, at least 2"
         goals.append(_verdict(gain >= 2, text))
     columns = ("way", "accuracy, %", "points from ddp", "training, s", "as good as ddp after, s", "kB a step")
-    return ClusterTable(f"ddp-train-{key[0]}-{key[1]}", columns, tuple(rows), 1, notes, tuple(goals))
+    return ClusterTable(f"ddp-train-{key[0]}-{key[1]}", columns, rows, 1, notes, tuple(goals))
+
+
+def _further(seeds: Sequence[int | None]) -> str:
+    return f", and with --seed {', '.join(map(str, seeds))}" if seeds else ""
 
 
 def _table(rate: str, records: Sequence[Record]) -> ClusterTable:
@@ -80,13 +112,12 @@ def _table(rate: str, records: Sequence[Record]) -> ClusterTable:
             )
         )  # fmt: skip
     v = records[0].values
-    links = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"])
-    valid = "" if v["valid"] else " **The link was not what it should be: these figures do not count.**"
+    links = _links(v)
     notes = (
         f"{records[0].machine['cpu']}, {records[0].machine['cores']} cores, torch {records[0].versions['torch']}; "
         f"{v['ranks']} ranks of one thread, {v['numel']:,} values (the parameters of {v['model']}); a step without an "
         f"exchange takes {_ms(v['compute_s'])} ms. Medians and quartiles in milliseconds of steps in turns; link as "
-        f"measured: {links or 'loopback'}.{valid} By `{v['command']}`."
+        f"measured: {links}.{_doubt(v)} By `{v['command']}`."
     )
     columns = ("way", "step", "quartiles", "exchange", "× ddp, exchange", "MB sent a rank", "squared error")
     return ClusterTable(f"ddp-{rate}", columns, tuple(rows), 1, notes, tuple(_verdicts(rate, records)))
@@ -109,6 +140,15 @@ def _verdicts(rate: str, records: Sequence[Record]) -> list[tuple[bool, str]]:
         cost = by_way["laconic none"]["step_s"] / by_way["ddp"]["step_s"]
         found.append(_verdict(cost < NONE_COSTS, f"`none` takes {cost:.3f} of a plain step, less than {NONE_COSTS:g}"))
     return found
+
+
+def _links(v: Mapping[str, Any]) -> str:
+    measured = ", ".join(f"{link['goodput'] / 1e6:.4g} Mbit/s" for link in v["links"]) or "loopback"
+    return measured + (f" ({SOCKETS})" if v.get("made_of") == SOCKETS else "")
+
+
+def _doubt(v: Mapping[str, Any]) -> str:
+    return "" if v.get("valid", True) else " **The link was not what it should be: these figures do not count.**"
 
 
 def _best(by_way: Mapping[str, Mapping[str, Any]], prefix: str) -> str | None:

@@ -21,7 +21,8 @@ from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack
 from laconic.kernels.reference.selection import index_dtype
 
 
-def _gaps(positions: Tensor) -> Tensor:
+def gaps_of(positions: Tensor) -> Tensor:
+    """How many positions are left out before each."""
     wide = positions.to(torch.int64)
     previous = torch.cat([torch.full((1,), -1, dtype=torch.int64, device=wide.device), wide[:-1]])
     return wide - previous - 1
@@ -33,19 +34,25 @@ def low_bits_candidates(n: int, k: int) -> list[int]:
     return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
 
 
-def positions_plan(positions: Tensor, n: int) -> PositionPlan:
-    """The smaller of Rice-coded gaps and a bitmap; of several Rice parameters the first that is smallest."""
-    k = positions.numel()
+def plan_of(n: int, k: int, tried: list[tuple[int, int]]) -> PositionPlan:
+    """The smaller of Rice-coded gaps and a bitmap; of several Rice parameters the first that is smallest.
+
+    ``tried`` are parameters, and the sum of all gaps' high parts under each.
+    """
     if k == n:
         return PositionPlan(ALL, 0, POSITIONS_HEADER)
-    gaps = _gaps(positions)
     plans = []
-    for low_bits in low_bits_candidates(n, k):
-        unary = k + int((gaps >> low_bits).sum())
-        nbytes = POSITIONS_HEADER + packed_nbytes(k, low_bits) + -(-unary // 8)
+    for low_bits, high in tried:
+        nbytes = POSITIONS_HEADER + packed_nbytes(k, low_bits) + -(-(k + high) // 8)
         plans.append(PositionPlan(RICE, low_bits, nbytes))
     plans.append(PositionPlan(BITMAP, 0, POSITIONS_HEADER + -(-n // 8)))
     return min(plans, key=lambda plan: plan.nbytes)
+
+
+def positions_plan(positions: Tensor, n: int) -> PositionPlan:
+    gaps, k = gaps_of(positions), positions.numel()
+    tried = [] if k == n else low_bits_candidates(n, k)
+    return plan_of(n, k, [(low_bits, int((gaps >> low_bits).sum())) for low_bits in tried])
 
 
 def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None:
@@ -58,7 +65,7 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
         bits[positions.long()] = 1
         out[8:] = bits_to_bytes(bits)
     elif plan.mode == RICE:
-        gaps = _gaps(positions)
+        gaps = gaps_of(positions)
         low_end = 8 + packed_nbytes(k, plan.low_bits)
         pack(gaps & ((1 << plan.low_bits) - 1), plan.low_bits, out[8:low_end])
         ends = ((gaps >> plan.low_bits) + 1).cumsum(0) - 1

@@ -81,6 +81,28 @@ def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: T
     put(out, _dequantize(symbols, read_floats(norms, "norm"), (1 << (bits - 1)) - 1, bucket), weight)
 
 
+def qsgd_feedback(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    bits: int,
+    bucket: int,
+    l2: bool,
+    stochastic: bool,
+    seed: int,
+    norms: Tensor,
+    packed: Tensor,
+) -> int:
+    """Encode residual + x; the residual becomes what the receiver will not have of it. Not finite: it is lost."""
+    residual.add_(x)
+    key = qsgd_encode(
+        residual, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
+    )
+    if 0 < key < NONFINITE:
+        qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=residual, weight=-1.0)
+    return key
+
+
 def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
     key = key_of(x)
     if key >= NONFINITE or x.numel() == 0:

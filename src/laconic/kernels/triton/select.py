@@ -1,13 +1,18 @@
 """The k entries of largest magnitude in each of several slots, exactly, without a sort and without a wait.
 
-Magnitudes of float32 are ordered like their bits. Three passes of histograms (11, 10 and 10 bits) find each slot's
-k-th largest; of entries that are equal to it the lowest indices are taken, as the reference does. Positions come out
-in ascending order because tiles are written where the tiles before them end.
+Magnitudes of float32 are ordered like their bits. Passes of histograms, one for each digit, find each slot's k-th
+largest; of entries that are equal to it the lowest indices are taken, as the reference does. Positions come out in
+ascending order because tiles are written where the tiles before them end.
+
+Values that were picked out by a limit lie close above it, where their highest digit hardly differs and every tile
+would count into the same few places. Above a *floor* digits are those of the distance from it, as far as two of them
+reach; what lies further is all alike, which does no harm unless the k-th largest is among it: ``reached`` tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,61 +20,120 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Selector"]
+from laconic.kernels.triton.parts import exact
+
+__all__ = ["FURTHEST", "Selector"]
 
 TILE = 4096
-DIGITS = ((20, 11), (10, 10), (0, 10))
+WHOLE = ((20, 11), (10, 10), (0, 10))
 """Shift and width of each digit of a magnitude's 31 bits."""
+
+ABOVE = ((13, 11), (0, 13))
+"""The same of its distance from a floor: up to four times the floor."""
+
+FURTHEST = tl.constexpr((1 << 24) - 1)
 
 
 @triton.jit
-def _first_digits(x, tile_begin, tile_end, tile_slot, counts, TILE: tl.constexpr, BINS: tl.constexpr):
+def _keys(x, at, there, floor, FLOORED: tl.constexpr):
+    """What entries are ordered by; 0, which is below all, for what is not there."""
+    key = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
+    if FLOORED:
+        key = tl.minimum(tl.maximum(key - tl.load(floor), 0), FURTHEST)
+    return key
+
+
+@triton.jit
+def _first_digits(
+    x, tile_begin, tile_end, tile_slot, floor, counts,
+    SHIFT: tl.constexpr, FLOORED: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    there = at < tl.load(tile_end + tile)
-    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF  # what is not there counts as 0, and is taken off
-    found = tl.histogram(magnitude >> 20, BINS)
+    found = tl.histogram(_keys(x, at, at < tl.load(tile_end + tile), floor, FLOORED) >> SHIFT, BINS)
     bins = tl.arange(0, BINS)
     tl.atomic_add(counts + tl.load(tile_slot + tile) * BINS + bins, found, mask=found > 0)
 
 
 @triton.jit
 def _next_digits(
-    x, tile_begin, tile_end, tile_slot, prefix, counts, SHIFT: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr
-):
+    x, tile_begin, tile_end, tile_slot, floor, prefix, counts,
+    SHIFT: tl.constexpr, FLOORED: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     slot = tl.load(tile_slot + tile)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
-    digit = magnitude >> SHIFT
+    digit = _keys(x, at, there, floor, FLOORED) >> SHIFT
     alike = there & ((digit // BINS) == tl.load(prefix + slot))
     tl.atomic_add(counts + slot * BINS + digit % BINS, 1, mask=alike)
 
 
 @triton.jit
-def _count(x, tile_begin, tile_end, tile_slot, limit, above, equal, TILE: tl.constexpr):
-    tile = tl.program_id(0)
-    at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    there = at < tl.load(tile_end + tile)
-    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
-    kth = tl.load(limit + tl.load(tile_slot + tile))
-    tl.store(above + tile, tl.sum((there & (magnitude > kth)).to(tl.int32), 0))
-    tl.store(equal + tile, tl.sum((there & (magnitude == kth)).to(tl.int32), 0))
+def _pick(counts, left, prefix, BINS: tl.constexpr):
+    """Of each slot the digit at which enough entries are as large, and how many are still to be found below it."""
+    slot = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    count = tl.load(counts + slot * BINS + bins)
+    wanted = tl.load(left + slot)
+    at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count
+    digit = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
+    tl.store(left + slot, wanted - tl.sum(tl.where(bins > digit, count, 0), 0))
+    tl.store(prefix + slot, tl.load(prefix + slot) * BINS + digit)
 
 
 @triton.jit
-def _write(x, tile_begin, tile_end, tile_slot, limit, taken, first, out, TILE: tl.constexpr):
+def _count(x, tile_begin, tile_end, tile_slot, floor, limit, above, equal, FLOORED: tl.constexpr, TILE: tl.constexpr):
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    magnitude = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
+    key = _keys(x, at, there, floor, FLOORED)
     kth = tl.load(limit + tl.load(tile_slot + tile))
-    equal = (there & (magnitude == kth)).to(tl.int32)
+    tl.store(above + tile, tl.sum((there & (key > kth)).to(tl.int32), 0))
+    tl.store(equal + tile, tl.sum((there & (key == kth)).to(tl.int32), 0))
+
+
+@triton.jit
+def _settle(above, equal, left, heads, firsts, taken, first, MANY: tl.constexpr):
+    """Of each slot, tile by tile: how many equal entries are taken, and where its first chosen one is written."""
+    slot = tl.program_id(0)
+    wanted = tl.load(left + slot)
+    equal_before = wanted * 0
+    written = tl.load(firsts + slot)
+    at = tl.load(heads + slot)
+    end = tl.load(heads + slot + 1)
+    while at < end:
+        tile = at + tl.arange(0, MANY)
+        there = tile < end
+        ties = tl.load(equal + tile, mask=there, other=0)
+        take = tl.minimum(tl.maximum(wanted - (equal_before + tl.cumsum(ties, 0) - ties), 0), ties)
+        chosen = tl.load(above + tile, mask=there, other=0) + take
+        tl.store(taken + tile, take, mask=there)
+        tl.store(first + tile, written + tl.cumsum(chosen, 0) - chosen, mask=there)
+        equal_before += tl.sum(ties, 0)
+        written += tl.sum(chosen, 0)
+        at += MANY
+
+
+@triton.jit
+def _write(
+    x, tile_begin, tile_end, tile_slot, floor, limit, taken, first, names, out, values,
+    NAMED: tl.constexpr, FLOORED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
+    there = at < tl.load(tile_end + tile)
+    key = _keys(x, at, there, floor, FLOORED)
+    kth = tl.load(limit + tl.load(tile_slot + tile))
+    equal = (there & (key == kth)).to(tl.int32)
     rank = tl.cumsum(equal, 0) - equal
-    chosen = ((there & (magnitude > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
+    chosen = ((there & (key > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
     place = tl.load(first + tile) + tl.cumsum(chosen, 0) - chosen
-    tl.store(out + place, at, mask=chosen > 0)
+    if NAMED:
+        tl.store(out + place, tl.load(names + at, mask=chosen > 0, other=0), mask=chosen > 0)
+    else:
+        tl.store(out + place, at.to(out.dtype.element_ty), mask=chosen > 0)
+    tl.store(values + place, tl.load(x + at, mask=chosen > 0, other=0), mask=chosen > 0)
 
 
 class Selector:
@@ -82,49 +146,71 @@ class Selector:
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device) -> None:
-        tiles = [
-            (at, end, slot) for slot, (begin, end) in enumerate(spans) for at in range(begin, end, TILE)
-        ]  # fmt: skip
-        self._num = len(tiles)
-        begins, ends, slots = zip(*tiles, strict=True)
-        self._begin = torch.tensor(begins, dtype=torch.int64, device=device)
-        self._end = torch.tensor(ends, dtype=torch.int64, device=device)
-        self._slot = torch.tensor(slots, dtype=torch.int32, device=device)
-        self._slot_index = self._slot.to(torch.int64)
-        self._k = torch.tensor(list(counts), dtype=torch.int32, device=device)
-        padding = [-(end - begin) % TILE for begin, end in spans]
-        self._padding = torch.tensor(padding, dtype=torch.int32, device=device)
-        heads = [next(i for i, tile in enumerate(tiles) if tile[2] == slot) for slot in range(len(counts))]
-        self._head = torch.tensor(heads, dtype=torch.int64, device=device)[self._slot_index]
-        self._total = sum(counts)
+        begins = [torch.arange(begin, end, TILE, dtype=torch.int64) for begin, end in spans]
+        sizes = [len(each) for each in begins]
+        ends = [torch.full((size,), end, dtype=torch.int64) for size, (_, end) in zip(sizes, spans, strict=True)]
+        self._num, self._total, self._slots = sum(sizes), sum(counts), len(counts)
+        self._begin, self._end = torch.cat(begins).to(device), torch.cat(ends).to(device)
+        self._slot = torch.repeat_interleave(torch.tensor(sizes)).to(device, torch.int32)
+        self._start = torch.tensor([*counts, *([0] * len(counts))], dtype=torch.int32, device=device)
+        self._heads = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)
+        self._firsts = torch.tensor([0, *accumulate(counts)], dtype=torch.int64, device=device)
 
     def choose(self, x: Tensor) -> Tensor:
         """Positions (int64) of what all slots keep, ascending."""
-        bits = x.view(torch.int32)
-        slots = self._k.numel()
-        tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot)
-        grid = (self._num,)
-        left, prefix = self._k, torch.zeros_like(self._k)
-        for shift, width in DIGITS:
-            bins = 1 << width
-            counts = torch.zeros(slots, bins, dtype=torch.int32, device=x.device)
-            if shift == 20:
-                _first_digits[grid](*tiles, counts, TILE=TILE, BINS=bins)
-                counts[:, 0] -= self._padding
-            else:
-                _next_digits[grid](*tiles, prefix, counts, SHIFT=shift, TILE=TILE, BINS=bins)
-            at_least = counts.flip(1).cumsum(1, dtype=torch.int32).flip(1)
-            digit = (at_least >= left.unsqueeze(1)).sum(1) - 1
-            above = at_least.gather(1, digit.unsqueeze(1)).squeeze(1) - counts.gather(1, digit.unsqueeze(1)).squeeze(1)
-            left = left - above
-            prefix = (prefix << width) | digit.to(torch.int32)
-        above, equal = (torch.empty(self._num, dtype=torch.int32, device=x.device) for _ in range(2))
-        _count[grid](*tiles, prefix, above, equal, TILE=TILE)
-        before = equal.cumsum(0, dtype=torch.int32) - equal
-        before = before - before[self._head]
-        taken = torch.minimum((left[self._slot_index] - before).clamp(min=0), equal).to(torch.int32)
-        written = above + taken
-        first = written.cumsum(0, dtype=torch.int32) - written
-        out = torch.empty(self._total, dtype=torch.int64, device=x.device)
-        _write[grid](*tiles, prefix, taken, first, out, TILE=TILE)
+        out, values = self._room(torch.int64)
+        self._choose(x, WHOLE, None, None, out, values)
         return out
+
+    def choose_with_values(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Positions and values of what all slots keep."""
+        out, values = self._room(dtype)
+        self._choose(x, WHOLE, None, None, out, values)
+        return out, values
+
+    def choose_above(self, x: Tensor, floor: Tensor, names: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of values that are not below a floor, or 0: what ``names`` has there, the values, and ``reached``.
+
+        ``reached`` lies on the device: a slot's k-th largest, as a distance from the floor, to be below ``FURTHEST``.
+        """
+        out, values = self._room(names.dtype)
+        reached = self._choose(x, ABOVE, floor, names, out, values)
+        return out, values, reached
+
+    def _room(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        device = self._begin.device
+        return torch.empty(self._total, dtype=dtype, device=device), torch.empty(self._total, device=device)
+
+    def _choose(
+        self,
+        x: Tensor,
+        digits: Sequence[tuple[int, int]],
+        floor: Tensor | None,
+        names: Tensor | None,
+        out: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        bits, device = x.view(torch.int32), x.device
+        tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot, self._begin if floor is None else floor)
+        grid, options = (self._num,), exact(FLOORED=floor is not None, TILE=TILE, num_warps=4)
+        left, prefix = torch.split(self._start.clone(), self._slots)
+        sizes = [self._slots << width for _, width in digits]
+        counted = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
+        for number, (counts, (shift, width)) in enumerate(zip(counted, digits, strict=True)):
+            bins = {"SHIFT": shift, "BINS": 1 << width, **options}
+            if number == 0:
+                _first_digits[grid](*tiles, counts, **bins)
+            else:
+                _next_digits[grid](*tiles, prefix, counts, **bins)
+            _pick[(self._slots,)](counts, left, prefix, BINS=1 << width, **exact(num_warps=4))
+        above, equal, taken = torch.empty(3, self._num, dtype=torch.int32, device=device).unbind()
+        first = torch.empty(self._num, dtype=torch.int64, device=device)
+        _count[grid](*tiles, prefix, above, equal, **options)
+        _settle[(self._slots,)](
+            above, equal, left, self._heads, self._firsts, taken, first, MANY=1024, **exact(num_warps=4)
+        )
+        _write[grid](
+            *tiles, prefix, taken, first, out if names is None else names, out, values.view(torch.int32),
+            NAMED=names is not None, **options,
+        )  # fmt: skip
+        return prefix

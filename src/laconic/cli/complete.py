@@ -1,0 +1,42 @@
+"""What a shell offers after Tab.
+
+A shell asks each time by starting the command, so nothing here loads torch: names are written down, and a test compares
+them with the rooms that they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["DATA", "METHODS", "MODELS", "MODES", "SCHEMES", "STAGES", "one_of", "specs"]
+
+STAGES = (
+    "adaptive", "bf16", "deflate", "ef", "fp16", "huffman", "mean", "momentum", "none", "onebit", "powersgd", "qsgd",
+    "randk", "rans", "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform", "union", "zstd",
+)  # fmt: skip
+METHODS = ("1", "2", "2w", "3", "4", "5", "6", "laconic", "laconic-min", "homomorphic", "adaptive")
+MODELS = ("mlp", "lenet5", "vgg11", "alexnet", "resnet50", "gpt")
+DATA = ("digits", "mnist", "cifar10", "text")
+MODES = ("sync", "async", "bounded:")
+SCHEMES = ("monarch:", "lowrank:", "subspace:", "hashed:")
+
+Complete = Callable[[str], list[str]]
+
+
+def one_of(*names: str) -> Complete:
+    """Names that begin so."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def specs(incomplete: str) -> list[str]:
+    """The stage that a spec is at.
+
+    >>> specs("topk:0.01|qs"), specs("te")
+    (['topk:0.01|qsgd'], ['terngrad'])
+    """
+    before, bar, last = incomplete.rpartition("|")
+    return [before + bar + name for name in STAGES if name.startswith(last)]

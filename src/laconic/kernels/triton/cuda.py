@@ -1,0 +1,430 @@
+"""The backend for CUDA tensors: Triton where a kernel exists, plain torch and the host elsewhere, which is told.
+
+What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag. The
+functions underneath launch without waiting, so a CUDA graph can hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from triton.errors import TritonError
+
+from laconic import notices
+from laconic.errors import FrameError
+from laconic.kernels import hosted
+from laconic.kernels.interface import (
+    NONFINITE,
+    Coding,
+    Grid,
+    LaneCoding,
+    LinearGrid,
+    UniformGrid,
+    symbol_bits,
+)
+from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
+from laconic.kernels.reference.selection import SAMPLES
+from laconic.kernels.triton import buckets, casts, grids, lowrank, packing, places, selection
+from laconic.kernels.triton import coding as huffman
+from laconic.kernels.triton import lanes as lane_kernels
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _tell(what: str, why: str) -> None:
+    notices.say("hosted_kernels", 1, f"{what} {why}: plain torch and the host serve, with the same bytes")
+
+
+def _served(kernel: Callable[P, T]) -> Callable[P, T]:
+    """Launched on the device of its tensors; a kernel that cannot be compiled there gives way to the slower road."""
+
+    @wraps(kernel)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        there = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        try:
+            if there.type == "cuda" and there.index != torch.cuda.current_device():
+                with torch.cuda.device(there):  # Triton launches on the current one
+                    return kernel(*args, **kwargs)
+            return kernel(*args, **kwargs)
+        except (TritonError, RuntimeError) as error:
+            if not isinstance(error, TritonError) and "PassManager" not in str(error):
+                raise  # not the compiler's, which has no name for its own faults
+            _tell(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
+            found: T = getattr(hosted, kernel.__name__)(*args, **kwargs)
+            return found
+
+    return call
+
+
+def _largest(keys: Tensor) -> int:
+    return int(keys.max()) if keys.numel() else 0
+
+
+def _refuse(flag: Tensor, what: str) -> None:
+    if int(flag):
+        raise FrameError(f"the frame holds {what}")
+
+
+# ---------------------------------------------------------------------------------------------------------- packing
+
+pack = _served(packing.pack)
+
+
+@_served
+def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
+    return packing.unpack(packed, n, bits)
+
+
+pack_symbols = _served(packing.pack_symbols)
+unpack_symbols = _served(packing.unpack_symbols)
+
+
+# ------------------------------------------------------------------------------------------------------------ casts
+
+
+@_served
+def all_finite(x: Tensor) -> bool:
+    if x.dtype != torch.float32 or not x.is_contiguous() or not x.numel():
+        return hosted.all_finite(x)
+    return _largest(selection.keys_of(x.view(-1))) < NONFINITE
+
+
+add_momentum = _served(casts.add_momentum)
+
+
+@_served
+def copy_finite(x: Tensor, out: Tensor) -> bool:
+    if x.dtype == torch.float32 and x.is_contiguous() and out.data_ptr() % 4 == 0:
+        return not int(casts.add_values(x.view(-1), out.view(torch.float32), None))
+    if x.is_floating_point() and not all_finite(x):
+        return False
+    out.copy_(x.view(torch.uint8))
+    return True
+
+
+@_served
+def raw_decode(section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None:
+    if dtype != torch.float32 or section.data_ptr() % 4:
+        hosted.raw_decode(section, dtype, out, weight)
+        return
+    _refuse(casts.add_values(section.view(dtype), out, weight), "a value that is not finite")
+
+
+@_served
+def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
+    if out.data_ptr() % 2 or not x.numel():
+        return hosted.cast_encode(x, to, out)
+    bf16 = to == "bf16"
+    keys, beyond = casts.cast_encode(x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16)
+    key, saturated = torch.stack([keys.max().to(torch.int64), beyond.sum()]).tolist()
+    return key, saturated
+
+
+@_served
+def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None) -> None:
+    if section.data_ptr() % 2:
+        hosted.cast_decode(section, source, out, weight)
+        return
+    values = section.view(torch.float16 if source == "fp16" else torch.bfloat16)
+    _refuse(casts.add_values(values, out, weight), f"a {source} value that is not finite")
+
+
+# ------------------------------------------------------------------------------------------------------- quantizers
+
+
+@_served
+def qsgd_encode(
+    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
+) -> int:
+    if not x.numel():
+        return 0
+    return _largest(
+        buckets.qsgd_encode(
+            x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
+        )
+    )
+
+
+@_served
+def qsgd_feedback(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    bits: int,
+    bucket: int,
+    l2: bool,
+    stochastic: bool,
+    seed: int,
+    norms: Tensor,
+    packed: Tensor,
+) -> int:
+    if not x.numel():
+        return 0
+    return _largest(
+        buckets.qsgd_encode(
+            x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed,
+            residual=residual,
+        )
+    )  # fmt: skip
+
+
+@_served
+def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
+    flag = buckets.qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=out, weight=weight)
+    _refuse(flag, "a norm that is not a finite, non-negative number")
+
+
+@_served
+def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
+    return _largest(buckets.ternary_encode(x, bucket=bucket, seed=seed, norms=norms, packed=packed)) if len(x) else 0
+
+
+@_served
+def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    flag = buckets.ternary_decode(norms, packed, bucket=bucket, out=out, weight=weight)
+    _refuse(flag, "a byte that is not five ternary values, or a scale that is not a finite, non-negative number")
+
+
+@_served
+def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
+    return _largest(buckets.sign_encode(x, bucket=bucket, scales=scales, packed=packed)) if len(x) else 0
+
+
+@_served
+def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    flag = buckets.sign_decode(scales, packed, bucket=bucket, out=out, weight=weight)
+    _refuse(flag, "a scale that is not a finite, non-negative number")
+
+
+@_served
+def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
+    return _largest(buckets.onebit_encode(x, bucket=bucket, means=means, packed=packed)) if len(x) else 0
+
+
+@_served
+def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
+    flag = buckets.onebit_decode(means, packed, bucket=bucket, out=out, weight=weight)
+    _refuse(flag, "a mean that is not a finite, non-negative number")
+
+
+# ------------------------------------------------------------------------------------------------------------ grids
+
+
+def value_range(x: Tensor) -> tuple[float, float, int]:
+    """Torch finds both ends in one pass; the larger magnitude of the two is the key, a NaN shows in both."""
+    if not x.numel():
+        return 0.0, 0.0, 0
+    ends = torch.stack(torch.aminmax(x)).cpu()
+    key = int((ends.view(torch.int32) & 0x7FFFFFFF).max())
+    low, high = ends.tolist()
+    return (0.0, 0.0, key) if key >= NONFINITE else (low, high, key)
+
+
+@_served
+def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
+    grids.pack_bins(x, UniformGrid(low, high, levels), packed)
+
+
+@_served
+def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
+    grids.uniform_decode(packed, UniformGrid(low, high, levels), out, weight)
+
+
+@_served
+def linear_encode(x: Tensor, grid: LinearGrid, packed: Tensor) -> None:
+    grids.pack_bins(x, grid, packed)
+
+
+@_served
+def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+    if symbol_bits(table.numel()) == 0:
+        hosted.table_decode(packed, table, out, weight)
+    else:
+        grids.table_decode(packed, table, out, weight)
+
+
+sample = _served(grids.sample)
+make_symbols = _served(grids.make_symbols)
+
+
+@_served
+def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
+    return grids.histogram(x, grid).cpu()
+
+
+# ---------------------------------------------------------------------------------------------------------- selectors
+
+
+def _selected(x: Tensor, positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
+    key = _largest(selection.keys_of(values)) if values.numel() else 0
+    return positions, values.to(x.dtype), key
+
+
+@_served
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+    if x.dtype == torch.float64:
+        _tell("topk", "has no GPU kernel for float64")
+    if x.dtype == torch.float64 or not x.numel():
+        return hosted.topk(x, k)
+    positions, values, key = selection.topk(x.to(torch.float32), k)
+    return positions, values.to(x.dtype), key
+
+
+@_served
+def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
+    n = x.numel()
+    if x.dtype == torch.float64:
+        _tell("topk_sampled", "has no GPU kernel for float64")
+        return hosted.topk_sampled(x, k, seed)
+    if n <= SAMPLES:
+        return topk(x, k)
+    flat = x.to(torch.float32)
+    rank = max(1, min(SAMPLES, (k * SAMPLES + n // 2) // n))
+    threshold = selection.sampled_threshold(flat, rank, seed)
+    if threshold == 0:
+        return topk(x, k)
+    positions, values = selection.above(flat, threshold)
+    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, positions, values)
+
+
+@_served
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+    if x.dtype == torch.float64:
+        _tell("above", "has no GPU kernel for float64")
+    if x.dtype == torch.float64 or not x.numel():
+        return hosted.above(x, threshold)
+    flat = x.to(torch.float32)
+    return _selected(x, *selection.above(flat, selection.key_of_float(threshold)))
+
+
+@_served
+def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
+    found = selection.random_positions(n, k, seed, like) if n < 1 << 32 else None
+    return hosted.random_positions(n, k, seed, like) if found is None else found
+
+
+@_served
+def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+    if x.dtype != torch.float32 or not x.numel():
+        return hosted.gather(x, positions)
+    return x.index_select(0, positions), _largest(selection.keys_of(x))
+
+
+# -------------------------------------------------------------------------------------------------------- positions
+
+
+positions_plan = places.positions_plan
+positions_write = _served(places.positions_write)
+positions_read = _served(places.positions_read)
+scatter = _served(places.scatter)
+
+
+# ------------------------------------------------------------------------------------------------------------ lanes
+
+block_scales = _served(lane_kernels.block_scales)
+rotate = _served(lane_kernels.rotate)
+lane_add = _served(lane_kernels.lane_add)
+lane_accumulate = _served(lane_kernels.lane_accumulate)
+lane_pack = _served(lane_kernels.lane_pack)
+
+
+@_served
+def lane_encode(
+    x: Tensor,
+    coding: LaneCoding,
+    *,
+    factor: float | None,
+    rotation: int | None,
+    noise: int | None,
+    feedback: bool,
+    clips: Tensor,
+    out: Tensor,
+) -> int:
+    if not x.numel():
+        return 0
+    keys = lane_kernels.lane_encode(
+        x, coding, factor=factor, rotation=rotation, noise=noise, feedback=feedback, clips=clips, out=out
+    )
+    return 0 if keys is None else _largest(keys)
+
+
+@_served
+def lane_decode(
+    lanes: Tensor,
+    clips: Tensor,
+    coding: LaneCoding,
+    *,
+    total: int,
+    rotation: int | None,
+    out: Tensor,
+    weight: float | None,
+) -> None:
+    flag = lane_kernels.lane_decode(lanes, clips, coding, total=total, rotation=rotation, out=out, weight=weight)
+    _refuse(flag, f"a scale that is not a finite, non-negative number, or a sum above {total}")
+
+
+@_served
+def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
+    return _largest(lane_kernels.lane_largest(lanes, n, coding)) if n else 0
+
+
+# ---------------------------------------------------------------------------------------------------------- coding
+
+
+@_served
+def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+    """Huffman's code on the device, which tells how many bytes it wrote; others on the host."""
+    if coding != Coding.HUFFMAN:
+        _tell(f"coding by {Coding(coding).name}", "has no GPU kernel")
+        return hosted.code_symbols(symbols, alphabet, coding, out)
+    return int(huffman.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
+
+
+def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+    return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
+
+
+def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
+    """Whether all was Huffman's code; what no coder writes is refused."""
+    verdict = 1 if decoded is None else int(decoded.verdict)
+    if verdict & 1:
+        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
+    if verdict:
+        _tell("reading chunks that are not Huffman's code", "has no GPU kernel")
+    return not verdict
+
+
+@_served
+def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
+    if not n:
+        return hosted.decode_symbols(section, n, alphabet)
+    decoded = huffman.huffman_read(section, n, alphabet)
+    symbols = None if decoded is None else huffman.arrange_symbols(decoded, alphabet)
+    if _settled(decoded, n, alphabet) and symbols is not None:
+        return symbols
+    return hosted.decode_symbols(section, n, alphabet)
+
+
+@_served
+def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+    n, alphabet = out.numel(), table.numel()
+    decoded = huffman.huffman_read(section, n, alphabet) if n else None
+    if decoded is not None:
+        huffman.arrange_floats(decoded, table, out, weight)
+    if not n or not _settled(decoded, n, alphabet):
+        hosted.decode_values(section, table, out, weight)
+
+
+coded_modes = hosted.coded_modes
+
+
+# --------------------------------------------------------------------------------------------------------- low rank
+
+project_rows = _served(lowrank.project_rows)
+project_columns = _served(lowrank.project_columns)
+lowrank_decode = hosted.lowrank_decode

@@ -1,0 +1,188 @@
+"""A run in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from laconic.watch.status import WorkerStatus
+from laconic.watch.view import View
+
+__all__ = ["frame", "size", "sparkline"]
+
+BARS = "▁▂▃▄▅▆▇█"
+COLOURS = {
+    "computing": "green", "waiting": "cyan", "joining": "yellow", "lost": "bold red", "gone": "red", "done": "dim",
+    "expected": "dim", "running": "green", "silent": "bold red", "stopped": "yellow", "failed": "bold red",
+    "ended": "bold", "prepared": "yellow", "absent": "yellow",
+}  # fmt: skip
+SAID = {
+    "absent": "no run here yet",
+    "prepared": "prepared: its server has not started",
+    "running": "running",
+    "silent": "its server is not heard of",
+    "stopped": "stopped: go on with --resume",
+    "failed": "failed",
+    "ended": "ended",
+}
+PART_WORDS = {
+    "compute": "computing", "encode": "encoding", "communication": "waiting", "overlapped": "sending meanwhile",
+    "apply": "applying",
+}  # fmt: skip
+RECENT = 6
+
+
+def frame(view: View, *, width: int = 100) -> RenderableType:
+    """Everything at a glance. What comes from the folder is plain text, whatever it looks like."""
+    parts: list[RenderableType] = [_title(view)]
+    if view.phase not in ("absent", "prepared"):
+        parts += [_progress(view, width), _figures(view, width)]
+    if view.workers:
+        parts.append(_workers(view))
+    parts += _faults(view)
+    parts += [Text(_printable(note), style="yellow") for note in view.notes]
+    if view.failure:
+        parts.append(Text(_printable(view.failure), style="bold red"))
+    if view.summary is not None and view.phase == "ended":
+        parts.append(_summary(view))
+    return Group(*parts)
+
+
+def _title(view: View) -> Text:
+    config = view.config
+    said = SAID[view.phase]
+    if view.phase == "silent" and view.silent_s is not None:
+        said += f" for {view.silent_s:.0f} s"
+    text = Text.assemble((_printable(view.run), "bold"), "  ", (said, COLOURS[view.phase]))
+    words = [f"{config[key]}" for key in ("model", "data", "mode") if config.get(key)]
+    if config.get("method"):
+        words.insert(0, f"method {config['method']}")
+    for key in ("push", "pull"):
+        if config.get(key) not in (None, "none"):
+            words.append(f"{key} {config[key]}")
+    return text.append("\n" + _printable(", ".join(words)), style="dim") if words else text
+
+
+def _progress(view: View, width: int) -> Table:
+    line = Table.grid(padding=(0, 1, 0, 0))
+    left = f"{_seconds(view.left_s)} left" if view.left_s is not None and view.phase == "running" else ""
+    bar = ProgressBar(total=max(1, view.iterations), completed=view.iteration, width=max(10, min(40, width - 50)))
+    line.add_row(bar, f"{view.iteration:,} of {view.iterations:,}", _seconds(view.elapsed_s), Text(left, style="dim"))
+    return line
+
+
+def _figures(view: View, width: int) -> Padding:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    losses = [point["loss"] for point in view.points if point["loss"] is not None]
+    shown = max(10, min(60, width - 40))
+    table.add_row("loss", _number(view.loss), Text(sparkline(losses, shown), style="green"))
+    speed = f"{size(view.bytes_per_s)}/s" if view.bytes_per_s is not None else ""
+    traffic = f"in {size(view.received)}, out {size(view.sent)}, {size(view.saved)} saved"
+    table.add_row("bytes", speed, traffic)
+    if view.config.get("mode") != "sync":
+        age = f"mean {view.missed_mean:.2f}, at most {view.missed_most}"
+        table.add_row("staleness", str(view.missed), f"updates missed: {age}")
+    if any(view.seconds.values()):
+        spent = ", ".join(f"{PART_WORDS[part]} {seconds:.1f}" for part, seconds in view.seconds.items())
+        table.add_row("seconds", "", f"{spent}, of all workers")
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _workers(view: View) -> Padding:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    stale = view.config.get("mode") != "sync"
+    for name in ("worker", "state", "iteration", "loss", "sent", "received", "starts", "heard of"):
+        table.add_column(name, justify="left" if name in ("worker", "state") else "right")
+    if stale:
+        table.add_column("missed", justify="right")
+    for number, worker in enumerate(view.workers):
+        cells: list[RenderableType] = [
+            str(number),
+            Text(worker.state, style=COLOURS[worker.state]),
+            f"{worker.iteration:,}",
+            _number(worker.loss),
+            size(worker.bytes_sent),
+            size(worker.bytes_received),
+            str(worker.lives),
+            _ago(view, worker),
+        ]
+        table.add_row(*cells, *([f"{worker.missed} (≤ {worker.missed_most})"] if stale else []))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _ago(view: View, worker: WorkerStatus) -> str:
+    if worker.heard_at is None:
+        return "never"
+    return "" if view.over else f"{max(0.0, view.at - worker.heard_at):.0f} s ago"
+
+
+def _faults(view: View) -> list[RenderableType]:
+    if not view.faults:
+        return []
+    counts = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in sorted(view.faults.items()))
+    lines = [Text.assemble("\n", ("faults ", "red"), _printable(counts))]
+    for one in view.recent[-RECENT:]:
+        ago = f"{max(0.0, view.at - one['at']):.0f} s ago  " if not view.over else ""
+        lines.append(Text(f"  {ago}{_printable(one['what'])}", style="dim"))
+    return list(lines)
+
+
+def _summary(view: View) -> Text:
+    assert view.summary is not None
+    words = []
+    for key in ("accuracy", "loss", "wire_bytes_per_iteration", "restarts"):
+        value = view.summary.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            words.append(f"{key.replace('_', ' ')} {value:.6g}")
+    return Text("\n" + ", ".join(words), style="bold") if words else Text()
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last of each of ``width`` equal parts, from the least to the most.
+
+    >>> sparkline([4, 3, 2, 1], 4), sparkline([], 4), sparkline([1, 1], 4)
+    ('█▆▃▁', '', '▁▁')
+    """
+    if not values:
+        return ""
+    step = max(1.0, len(values) / width)
+    taken = [values[min(len(values) - 1, math.ceil((i + 1) * step) - 1)] for i in range(min(width, len(values)))]
+    low, high = min(taken), max(taken)
+    span = (high - low) or 1.0
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in taken)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: 1.5 MB.
+
+    >>> size(12), size(1500), size(2.5e9)
+    ('12 B', '1.5 kB', '2.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5 or unit == "GB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
+
+
+def _printable(text: str) -> str:
+    """Escape sequences of a folder that somebody else has written would be a terminal's commands."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Run, listed
+from typer.testing import Result
+
+from laconic.cli import watch
+from laconic.watch.status import Status, WorkerStatus
+
+
+def one_line(result: Result, code: int, *words: str) -> None:
+    assert result.exit_code == code, result.output
+    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout, result.output
+    for word in words:
+        assert word in result.stderr, result.stderr
+
+
+def write(folder: Path, phase: str = "ended", at: float | None = None, mode: str = "async", **values: Any) -> None:
+    """A run as its server leaves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job = {"workers": 1, "mode": mode, "push": "qsgd:4", "pull": "none"}
+    config = {"model": "mlp", "data": "digits", "method": "2", "iterations": 50, "servers": 1, "job": job}
+    (folder / "config.json").write_text(json.dumps(config))
+    at = time.time() if at is None else at
+    worker = WorkerStatus(
+        "computing", 2, 40, 0.125, 1000, 2000, 90_000, applied=40, missed=1, missed_most=3, heard_at=at
+    )
+    worker.seconds["compute"] = 12.5
+    status = Status(
+        at=at, began_at=at - 65, phase=phase, version=40, updates=50, iterations=50, received=1000, sent=2000,
+        workers=[worker], faults={"lost": 1}, recent=[{"at": at, "what": "the connection of worker 0 broke"}], **values,
+    )  # fmt: skip
+    (folder / "status.json").write_text(json.dumps(status.to_json()))
+    point = {"version": 1, "received": 1, "sent": 2, "missed": 0, "faults": 0}
+    lines = [json.dumps(point | {"at": at - 65 + i, "iteration": i, "loss": 1 / (1 + i)}) + "\n" for i in range(20)]
+    (folder / "progress.jsonl").write_text("".join(lines))
+
+
+def test_examples(run: Run, here: Path) -> None:
+    write(here / "run")
+    for example in watch.EXAMPLES[:4]:
+        result = run(*shlex.split(example)[1:])
+        assert result.exit_code == 0 and result.stdout, result.output
+        if "--json" in example:
+            assert json.loads(result.stdout)["phase"] == "ended"
+    assert listed() == ["boards", "run"] and len(list(Path("boards/run").iterdir())) == 1
+
+
+def test_one_frame_says_it_all(run: Run, here: Path) -> None:
+    write(here / "run", phase="serving")
+    shown = run("watch", "run", "--once").stdout
+    for words in ("run  running", "method 2, mlp, digits, async, push qsgd:4", "40 of 50", "1:05", "0.125", "█▄▃",
+                  "in 1 kB, out 2 kB, 87 kB saved", "at most 3", "computing 12.5", "lost 1",
+                  "the connection of worker 0 broke"):  # fmt: skip
+        assert words in shown, (words, shown)
+    write(here / "run", phase="serving", at=time.time() - 100)
+    assert "its server is not heard of for 100 s" in run("watch", "run", "--once").stdout
+    write(here / "run", phase="failed", failure="the weights overflowed")
+    assert "the weights overflowed" in run("watch", "run", "--once").stdout
+
+
+def test_a_folder_cannot_give_the_terminal_commands(run: Run, here: Path) -> None:
+    write(here / "run", phase="failed", failure="\x1b]0;mine\x07 [bold]x[/bold] \x9b31m")
+    shown = run("watch", "run", "--once").stdout
+    assert not any(letter in shown for letter in "\x1b\x07\x9b") and "[bold]x[/bold]" in shown
+
+
+def test_it_ends_with_the_run(run: Run, here: Path) -> None:
+    write(here / "run", phase="serving")
+    timer = threading.Timer(0.5, write, (here / "run",))
+    timer.start()
+    began = time.monotonic()
+    result = run("watch", "run", "--every", "0.05")
+    assert result.exit_code == 0 and time.monotonic() - began > 0.4
+    assert "run  ended" in result.stdout and "running" not in result.stdout, "no terminal: only the end"
+    timer.join()
+
+
+def test_it_waits_for_a_run_only_if_told_to(run: Run, here: Path) -> None:
+    one_line(run("watch", "run"), 1, "run is no run folder", "--wait")
+    timer = threading.Timer(0.3, write, (here / "run",))
+    timer.start()
+    result = run("watch", "run", "--wait", "--json", "--every", "0.05")
+    assert json.loads(result.stdout)["iteration"] == 40
+    timer.join()
+
+
+def test_by_default_the_newest_run(run: Run, here: Path) -> None:
+    one_line(run("watch", "--once"), 2, "which run?")
+    for name in ("old", "new"):
+        write(here / "runs" / name)
+        time.sleep(0.02)
+    assert json.loads(run("watch", "--json").stdout)["run"] == "runs/new"
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (("--web", "--host", "0.0.0.0"), 2, "--host takes an address of this host's own loopback"),
+        (("--web", "--once"), 2, "give one of them"),
+        (("--once", "--tensorboard", "run/config.json"), 1, "cannot write for TensorBoard"),
+        (("--every", "0"), 2, "--every"),
+    ],
+)
+def test_bad_arguments_are_told_in_one_line(run: Run, here: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    write(here / "run")
+    one_line(run("watch", "run", *words), code, said)
+
+
+@pytest.mark.parametrize("words", [("train", "--iterations", "1"), ("server", "run")])
+def test_metrics_are_for_this_host_only(run: Run, here: Path, words: tuple[str, ...]) -> None:
+    pytest.importorskip("grpc")
+    one_line(run(*words, "--metrics", "0.0.0.0:9464"), 2, "--metrics takes an address of this host's own loopback")
+    one_line(run(*words, "--metrics", "9464"), 2, "--metrics must be HOST:PORT")
+    assert listed() == []
+
+
+def test_it_starts_without_torch_and_serves_until_it_is_interrupted(here: Path) -> None:
+    write(here / "run")
+    command = [sys.executable, "-X", "importtime", "-m", "laconic", "watch", "run", "--web"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, imported = process.communicate(timeout=20)
+    assert said.startswith("run is shown at http://127.0.0.1:") and process.returncode == 0
+    assert " laconic.watch.web" in imported and " torch" not in imported

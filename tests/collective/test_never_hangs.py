@@ -1,0 +1,64 @@
+"""200 steps of VGG-11's gradients in DDP's own buckets, under a watchdog that ends the ranks after a minute."""
+
+from __future__ import annotations
+
+import faulthandler
+import time
+from functools import partial
+
+import pytest
+from ranks import run_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.bench.ddp.synthetic import Drawer, Synthetic
+from laconic.collective import differing
+
+STEPS = 200
+WATCHDOG_S = 60.0
+MIXED = {
+    "*conv2-weight": "bf16",
+    "*conv4-weight": "ef|thc:4",
+    "*conv5-weight": "qsgd:4",
+    "*conv7-weight": "ef|powersgd:2",
+}
+
+
+def work(rank, world, *, spec, policy):
+    module = DistributedDataParallel(Synthetic("vgg11"))
+    gradients = Drawer(module.module.numel, rank)
+    attachment = laconic.attach(module, spec, policy=policy)
+    began = time.monotonic()
+    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)  # says where every thread is
+    for step in range(STEPS):
+        module.zero_grad()
+        module(gradients.at(step)).backward()
+    faulthandler.cancel_dump_traceback_later()
+    took = time.monotonic() - began
+    return {
+        "took": took,
+        "same": differing({name: p.grad for name, p in module.named_parameters()}) == [],
+        "steps": attachment.stats()["steps"],
+        "numel": gradients.numel,
+        "specs": len(set(attachment.stats()["exempt"].values())),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec, policy",
+    [
+        ("qsgd:4", None),
+        ("ef|thc:4", None),
+        ("ef|topk:0.01|qsgd:4", None),
+        ("ef|powersgd:4", None),
+        ("ef|topk:0.01|qsgd:4", MIXED),
+    ],
+    ids=["qsgd", "thc", "topk", "powersgd", "mixed"],
+)
+def test_two_hundred_steps_end_within_a_minute(spec, policy, tmp_path):
+    found = run_ranks(partial(work, spec=spec, policy=policy), 2, tmp_path)
+    print(f"{spec}: {STEPS} steps in {max(rank['took'] for rank in found):.1f} s")
+    for rank in found:
+        assert rank["same"] and rank["steps"] == STEPS and rank["numel"] > 9_000_000
+        assert policy is None or rank["specs"] == len(MIXED) + 2  # and why others are small

@@ -1,0 +1,177 @@
+"""Kernels for GPUs, as far as a machine can show: interpreted and compiled on any, run where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import laws
+
+HERE = Path(__file__).resolve().parent
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: no GPU kernel is tested here")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def run(*options: str, interpreted: bool) -> str:
+    """Whether Triton interprets is settled when it is imported: hence a process of its own."""
+    env = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTEST_XDIST_WORKER")}
+    if interpreted:
+        env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
+               "-o", "python_files=*on_triton.py", str(HERE / "on_triton.py"), str(HERE / "coding_on_triton.py"),
+               *options]  # fmt: skip
+    done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@needs_triton
+def test_interpreted_kernels_give_the_bytes_of_the_reference():
+    assert " passed" in run("-m", "not slow", interpreted=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@needs_triton
+def test_interpreted_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_values():
+    assert " passed" in run("-m", "slow", interpreted=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1800)
+@needs_triton
+@needs_gpu
+def test_compiled_kernels_give_the_bytes_of_the_reference():
+    assert " passed" in run("-m", "not slow", interpreted=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@needs_triton
+@needs_gpu
+def test_compiled_kernels_give_the_bytes_of_the_reference_for_all_sizes_and_values():
+    assert " passed" in run("-m", "slow", interpreted=False)
+
+
+def compiled(*cases: tuple[str, int]) -> int:
+    """How many kernels were compiled; each must keep to the roundings of the reference."""
+    import offline
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    count = 0
+    for spec, n in cases:
+        for name, ptx in offline.compile_codec(spec, n).items():
+            assert ".entry" in ptx and not offline.inexact(ptx), (spec, n, name, offline.inexact(ptx))
+            count += 1
+    return count
+
+
+@needs_triton
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    assert compiled(("qsgd:4", 5000)) == 4
+
+
+LAUNCHED = [
+    spec
+    for spec in laws.QUANTIZERS + laws.LANES + laws.CASTS + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
+    if spec != "none"
+]
+"""What needs no answer of a kernel to launch the next one, as ``topk`` and ``adaptive`` do."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("n", [1, 8192, 5000])
+@pytest.mark.parametrize("spec", LAUNCHED)
+def test_all_kernels_compile_for_a_gpu_that_is_not_here(spec, n):
+    assert compiled((spec, n)) or n == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("levels", [17, 300])
+def test_kernels_of_adaptive_compile_for_a_gpu_that_is_not_here(levels):
+    import offline
+
+    from laconic.kernels.interface import LinearGrid, packed_nbytes, symbol_bits
+    from laconic.kernels.triton import grids
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    grid, x = LinearGrid(1.0, -3.0, levels / 6, levels), torch.zeros(5000)
+    packed = torch.zeros(packed_nbytes(5000, symbol_bits(levels)), dtype=torch.uint8)
+    with offline.compiling() as made:
+        grids.histogram(grids.sample(x, 1024, 1), grid)
+        grids.make_symbols(x, grid)
+        grids.pack_bins(x, grid, packed)
+        grids.table_decode(packed, torch.zeros(levels), x, 0.5)
+    assert len(made) == 6 and not any(map(offline.inexact, made.values()))
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("width, lane", [(4, 8), (3, 16), (4, 32)])
+def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
+    import offline
+
+    from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
+    from laconic.kernels.triton import lanes
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    packed = torch.zeros(packed_nbytes(5000, width), dtype=torch.uint8)
+    total = torch.zeros(num_buckets(5000, GROUP) * 32 * lane, dtype=torch.uint8)
+    with offline.compiling() as made:
+        lanes.lane_accumulate(packed, 5000, width, lane, total)
+        lanes.lane_pack(total, 5000, lane, width, packed)
+    assert len(made) >= 2
+
+
+@pytest.mark.slow
+@needs_triton
+def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here():
+    import offline
+
+    from laconic.kernels.triton import selection
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    with offline.compiling() as made:
+        selection.topk(torch.zeros(selection.MANY), 1000)
+        selection.random_positions(5000, 100, 0, torch.zeros(1))
+    names = {name.split()[0] for name in made}
+    assert {"_rank", "_mark_large", "_list_marks", "_settle", "_write", "_mark_hashed"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("alphabet, n", [(2, 1), (92, 600_000), (300, 70_000), (4096, 3000)])
+def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n):
+    import offline
+
+    from laconic.kernels.interface import coded_limit, symbol_dtype
+    from laconic.kernels.triton import coding
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    with offline.compiling() as made:
+        coding.huffman_write(symbols, alphabet, room)
+        decoded = coding.huffman_read(room, n, alphabet)
+        assert decoded is not None
+        coding.arrange_symbols(decoded, alphabet)
+        for weight in (None, 0.5):
+            coding.arrange_floats(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
+    assert len(made) == 9 and not any(map(offline.inexact, made.values()))
