@@ -383,6 +383,7 @@ class Offline(Server):
         self.core, self.traffic, self._identify = core, Traffic(), None
         self._cutting, self._cut = threading.Lock(), None
         self._limits = core.job.push_limits(core.parameters.values())
+        self._hear = lambda worker, incarnation, told: None
 
 
 def fresh_core() -> Core:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ def pytest_terminal_summary(terminalreporter):
     """What was not tested for want of a browser is said where nobody overlooks it."""
     skipped = [one for one in terminalreporter.stats.get("skipped", []) if "NO BROWSER" in str(one.longrepr)]
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests of the report had NO BROWSER: install chromium", red=True)
+        terminalreporter.write_line(f"{len(skipped)} tests of pages had NO BROWSER: install chromium", red=True)
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +43,26 @@ def pytest_generate_tests(metafunc):
     if {"law", "spec"} <= set(metafunc.fixturenames):
         metafunc.parametrize("spec", metafunc.module.SPECS)
         metafunc.parametrize("law", laws.CODEC, ids=[law.__name__ for law in laws.CODEC])
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """For tests that look at pages: one at a time is what a process bears. Where there is none, a skip is loud."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"NO BROWSER, the page is not tested: none of {', '.join(NAMES)} is installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.skip("NO BROWSER, the page is not tested: pip install playwright")
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=found, args=list(ARGS))
+        yield chromium
+        chromium.close()

@@ -178,6 +178,7 @@ def test_a_worker_that_is_stopped_for_a_while_changes_nothing(tmp_path: Path, cl
     same_weights(run_dir, clean)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     script = tmp_path / "build.py"

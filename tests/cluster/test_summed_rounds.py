@@ -429,6 +429,7 @@ def test_killed_processes_are_started_again_and_the_run_ends_as_in_one_process(t
         assert torch.equal(found[f"parameter/{name}"], x), name
 
 
+@pytest.mark.slow
 def test_a_killed_worker_finds_its_renewed_subspaces_again(tmp_path: Path) -> None:
     """The server holds none of it but what was deposited: T=5 and checkpoints fall apart."""
     config = replace(config_of("homomorphic", checkpoint_every=8), layers="subspace:0.1,T=5", iterations=24)

@@ -388,6 +388,7 @@ def killed_under_load(tmp_path: Path, kill_at: list[int], *, tls: bool) -> None:
     assert "ssl_transport" not in said and "Traceback" not in said, said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="servers are forked")
 def test_eight_workers_outlive_their_server_and_end_with_the_same_bits(tmp_path: Path) -> None:
     killed_under_load(tmp_path, [9, 18], tls=True)

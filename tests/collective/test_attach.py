@@ -406,7 +406,7 @@ def battery(rank, world):
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["two", "four"])
+@pytest.fixture(scope="module", params=[pytest.param(2, id="two"), pytest.param(4, id="four", marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
     return run_ranks(battery, request.param, tmp_path_factory.mktemp(f"attach{request.param}"))
 

@@ -10,6 +10,7 @@ SLOWER = 1.10
 """How many times as long a step may take in a storm."""
 
 
+@pytest.mark.slow
 def test_a_crowd_at_the_door_is_hardly_noticed() -> None:
     found = siege(480, 200, phases=8, seed=0)
     assert found.broken is None

@@ -100,6 +100,7 @@ def test_many_chunks_are_those_of_the_core(kind, alphabet):
     agree(kind, 9 * CHUNK + 70_001, alphabet)
 
 
+@pytest.mark.slow
 def test_constant_chunks_stand_among_others():
     symbols = torch.full((CHUNK + 40,), 3, dtype=torch.uint8)
     symbols[-2:] = 5
@@ -108,6 +109,7 @@ def test_constant_chunks_stand_among_others():
     assert torch.equal(ours().decode_symbols(placed(section), CHUNK + 40, 7).cpu(), symbols)
 
 
+@pytest.mark.slow
 def test_sections_that_begin_between_words_are_read_and_written():
     before, n = 61, 20
     symbols = kinds.make("normal", n, 30)
@@ -219,6 +221,7 @@ def test_directories_that_do_not_fit_are_refused():
         assert refused(struct.pack("<II", *sizes) + constant * 2, n, 4), sizes
 
 
+@pytest.mark.slow
 def test_chunks_that_are_too_short_or_too_long_are_refused():
     for data in (b"", b"\0" * 9, b"\1\0\0\0\2"):
         assert refused(data, 10, 16)
@@ -251,6 +254,7 @@ def test_streams_that_do_not_meet_are_refused():
         assert refused(with_starts(starts, rest), n, alphabet) or rest[-1] != bits[-1]
 
 
+@pytest.mark.slow
 def test_bits_that_are_missing_or_left_over_are_refused():
     n, alphabet = 24, 7
     section = truth(kinds.make("normal", n, alphabet), alphabet)

@@ -87,7 +87,14 @@ def agree(x, spec, seed=0):
         assert laws.same_bits(total.cpu(), added), f"{spec}, {x.numel()} values, added"
 
 
-@pytest.mark.parametrize("spec", SPECS)
+FIRST = ("none", "fp16", "qsgd:4", "qsgd:3,norm=l2", "terngrad", "sign", "onebit", "uniform:8", "adaptive", "shared:8",
+         "thc:4", "topk:0.3", "randk:0.1", "threshold:0.5", "powersgd:2", "adaptive:5.0|huffman")  # fmt: skip
+"""One of each kernel; the others have tests that are slow."""
+
+
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=() if spec in FIRST else pytest.mark.slow) for spec in SPECS]
+)
 def test_bytes_and_values_agree(spec):
     agree(laws.normal(quick(spec, SOON if not spec.endswith(",approx=true") else 70_000), seed=3), spec, seed=7)
 

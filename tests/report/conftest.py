@@ -1,34 +1,12 @@
-"""A browser for the page, one for all tests; and a few runs to show."""
+"""The page as a reader sees it; and a few runs to show."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"NO BROWSER, the page is not tested: none of {', '.join(NAMES)} is installed")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        pytest.skip("NO BROWSER, the page is not tested: pip install playwright")
-    with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=found, args=list(ARGS))
-        yield chromium
-        chromium.close()
 
 
 class Opened:

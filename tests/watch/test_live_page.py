@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import chromium
 from event_files import read_events
 from runs import Folder, server, worker
 from test_metrics import parse
@@ -33,12 +32,6 @@ def until(what: str, true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
             return found
         time.sleep(0.05)
     return pytest.fail(f"waited {seconds:.0f} s for {what}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as made:
-        yield made
 
 
 @pytest.fixture
