@@ -19,9 +19,10 @@ $(VENV)/.ready: constraints.txt $(CORE)
 demo: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html
 
-# Two at a time: many tests wait for processes, which spend seconds importing torch.
+# Two at a time: many tests wait for processes, which spend seconds importing torch. In the order of the files: by
+# itself xdist begins with those of many tests, and one long test would be left to the end.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600

@@ -93,7 +93,9 @@ def test_an_example_of_every_command_is_run() -> None:
         assert "EXAMPLES" in text, f"{file} runs no examples"
 
 
-@pytest.mark.parametrize("command", HERE)
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=pytest.mark.slow if one == "bench ddp" else ()) for one in HERE]
+)
 def test_an_example_runs(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     example = HERE[command]
     assert example in shown(run, command)

@@ -270,6 +270,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="crashes are forked")
 def test_a_run_killed_at_any_page_of_a_checkpoint_goes_on_and_ends_the_same(memory: Path) -> None:
     in_a_process(memory, [25_000])  # 200 kB with the momentum
