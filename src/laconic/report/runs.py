@@ -156,6 +156,9 @@ def _setting(runs: Sequence[Run]) -> str:
 # -------------------------------------------------------------------------------------------------------------- table
 
 
+CODECS = (("push", "codec_push"), ("pull", "codec_pull"))
+
+
 def overview(runs: Sequence[Run], prices: Prices) -> Figures:
     """One row a run."""
     base = _baselines(runs)
@@ -203,7 +206,10 @@ def overview(runs: Sequence[Run], prices: Prices) -> Figures:
     if any(run.values.get("restarts") for run in runs):
         columns.append(figure("restarts", "restarts", lambda run: number(run.values.get("restarts")), 0))
     columns = [one for one in columns if any(one[2](run) is not None for run in runs)]
-    last: list[Column] = [word("what it does", "what")] if any("what" in run.values for run in runs) else []
+    if any("what" in run.values for run in runs):
+        last: list[Column] = [word("what it does", "what")]
+    else:
+        last = [word(heading, key) for heading, key in CODECS if any(key in run.values for run in runs)]
     every = [*words, *columns, *last]
     data = Data(tuple(one[1] for one in every), [tuple(one[2](run) for one in every) for run in runs])
     rows = [tuple(one[3](run) for one in every) for run in runs]
