@@ -413,17 +413,17 @@ def test_large_tensors_agree_with_the_core(spec):
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 def test_an_encoding_fits_a_cuda_graph():
     """Launches alone, no wait: what the graph replays on new values gives the bytes of these."""
-    from laconic.kernels.triton import buckets
+    from laconic.kernels.triton import qsgd
 
     x = laws.normal(1 << 20).cuda()
     norms = torch.empty(4 * num_buckets(x.numel(), 512), dtype=torch.uint8, device="cuda")
     packed = torch.empty(packed_nbytes(x.numel(), 4), dtype=torch.uint8, device="cuda")
     arguments = {"bits": 4, "bucket": 512, "l2": False, "stochastic": True, "seed": 1}
-    buckets.qsgd_encode(x, **arguments, norms=norms, packed=packed)
+    qsgd.qsgd_encode(x, **arguments, norms=norms, packed=packed)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        buckets.qsgd_encode(x, **arguments, norms=norms, packed=packed)
+        qsgd.qsgd_encode(x, **arguments, norms=norms, packed=packed)
     fresh = laws.normal(1 << 20, seed=9)
     x.copy_(fresh)
     graph.replay()

@@ -305,7 +305,7 @@ def _operations(chain: Chain, x: Tensor, packet: Packet, out: Tensor, seed: int)
 
 def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tensor, seed: int) -> dict[str, Operation]:
     """The kernels of fixed size by themselves; error feedback and sums, which only these have."""
-    from laconic.kernels.triton import buckets, lanes
+    from laconic.kernels.triton import lanes, qsgd, signs, ternary
 
     stage, sections = chain.values, tuple(section.clone() for section in packet.sections)
     residual = torch.zeros_like(x)
@@ -315,17 +315,17 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
         more: dict[str, Any] = {"l2": stage.norm == "l2", "stochastic": stage.round == "stochastic", "seed": seed,
                                 "norms": norms, "packed": packed}  # fmt: skip
         return {
-            "encode_launch": lambda: buckets.qsgd_encode(x, **how, **more),
-            "feedback": lambda: buckets.qsgd_encode(x, **how, **more, residual=residual),
-            "decode_launch": lambda: buckets.qsgd_decode(*packet.sections, **how, out=out, weight=None),
-            "accumulate_launch": lambda: buckets.qsgd_decode(*packet.sections, **how, out=total, weight=0.5),
+            "encode_launch": lambda: qsgd.qsgd_encode(x, **how, **more),
+            "feedback": lambda: qsgd.qsgd_encode(x, **how, **more, residual=residual),
+            "decode_launch": lambda: qsgd.qsgd_decode(*packet.sections, **how, out=out, weight=None),
+            "accumulate_launch": lambda: qsgd.qsgd_decode(*packet.sections, **how, out=total, weight=0.5),
         }
     if isinstance(stage, (Sign, OneBit, TernGrad)):
         first, packed = sections
         pair: dict[str, tuple[Callable[..., object], Callable[..., object], dict[str, Any]]] = {
-            "sign": (buckets.sign_encode, buckets.sign_decode, {"scales": first}),
-            "onebit": (buckets.onebit_encode, buckets.onebit_decode, {"means": first}),
-            "terngrad": (buckets.ternary_encode, buckets.ternary_decode, {"norms": first, "seed": seed}),
+            "sign": (signs.sign_encode, signs.sign_decode, {"scales": first}),
+            "onebit": (signs.onebit_encode, signs.onebit_decode, {"means": first}),
+            "terngrad": (ternary.ternary_encode, ternary.ternary_decode, {"norms": first, "seed": seed}),
         }
         write, read, named = pair[stage.name]
         bucket = stage.bucket
@@ -336,22 +336,22 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
         }
     if isinstance(stage, LaneStage):
         _, clips, packed = sections
-        head, signs = stage.head(1, ring=False), stage.signs
+        head, rotation = stage.head(1, ring=False), stage.signs
         factor, noise = stage.clip_factor(head.levels, 1), seed if stage.stochastic else None
         words = LaneCoding(head.levels, max(8, head.width), False)
-        ring = torch.zeros(lanes_nbytes(lane_values(x.numel(), signs is not None), words), dtype=torch.uint8,
+        ring = torch.zeros(lanes_nbytes(lane_values(x.numel(), rotation is not None), words), dtype=torch.uint8,
                            device=x.device)  # fmt: skip
         other = torch.ones_like(ring)
         scale = torch.empty(num_buckets(x.numel(), LANE_BLOCK), device=x.device)
         return {
             "encode_launch": lambda: lanes.lane_encode(
-                x, head.coding, factor=factor, rotation=signs, noise=noise, feedback=False, clips=clips, out=packed
+                x, head.coding, factor=factor, rotation=rotation, noise=noise, feedback=False, clips=clips, out=packed
             ),
             "decode_launch": lambda: lanes.lane_decode(
-                packet.sections[2], packet.sections[1], head.coding, total=head.total, rotation=signs, out=out,
+                packet.sections[2], packet.sections[1], head.coding, total=head.total, rotation=rotation, out=out,
                 weight=None,
             ),
-            "scales": lambda: scale.copy_(lanes.block_scales(x, signs is not None)),
+            "scales": lambda: scale.copy_(lanes.block_scales(x, rotation is not None)),
             "sum": lambda: lanes.lane_add(other, ring),
         }  # fmt: skip
     return {}

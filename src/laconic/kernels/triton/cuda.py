@@ -28,7 +28,7 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import buckets, casts, grids, lowrank, packing, places, selection
+from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
 
@@ -144,7 +144,7 @@ def qsgd_encode(
     if not x.numel():
         return 0
     return _largest(
-        buckets.qsgd_encode(
+        qsgd.qsgd_encode(
             x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
         )
     )
@@ -166,7 +166,7 @@ def qsgd_feedback(
     if not x.numel():
         return 0
     return _largest(
-        buckets.qsgd_encode(
+        qsgd.qsgd_encode(
             x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed,
             residual=residual,
         )
@@ -175,40 +175,40 @@ def qsgd_feedback(
 
 @_served
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = buckets.qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=out, weight=weight)
+    flag = qsgd.qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=out, weight=weight)
     _refuse(flag, "a norm that is not a finite, non-negative number")
 
 
 @_served
 def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
-    return _largest(buckets.ternary_encode(x, bucket=bucket, seed=seed, norms=norms, packed=packed)) if len(x) else 0
+    return _largest(ternary.ternary_encode(x, bucket=bucket, seed=seed, norms=norms, packed=packed)) if len(x) else 0
 
 
 @_served
 def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = buckets.ternary_decode(norms, packed, bucket=bucket, out=out, weight=weight)
+    flag = ternary.ternary_decode(norms, packed, bucket=bucket, out=out, weight=weight)
     _refuse(flag, "a byte that is not five ternary values, or a scale that is not a finite, non-negative number")
 
 
 @_served
 def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
-    return _largest(buckets.sign_encode(x, bucket=bucket, scales=scales, packed=packed)) if len(x) else 0
+    return _largest(signs.sign_encode(x, bucket=bucket, scales=scales, packed=packed)) if len(x) else 0
 
 
 @_served
 def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = buckets.sign_decode(scales, packed, bucket=bucket, out=out, weight=weight)
+    flag = signs.sign_decode(scales, packed, bucket=bucket, out=out, weight=weight)
     _refuse(flag, "a scale that is not a finite, non-negative number")
 
 
 @_served
 def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
-    return _largest(buckets.onebit_encode(x, bucket=bucket, means=means, packed=packed)) if len(x) else 0
+    return _largest(signs.onebit_encode(x, bucket=bucket, means=means, packed=packed)) if len(x) else 0
 
 
 @_served
 def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = buckets.onebit_decode(means, packed, bucket=bucket, out=out, weight=weight)
+    flag = signs.onebit_decode(means, packed, bucket=bucket, out=out, weight=weight)
     _refuse(flag, "a mean that is not a finite, non-negative number")
 
 
