@@ -31,6 +31,7 @@ ROOMS = (
     "wire",
     "codecs",
     "frames",
+    "batches",
     "aggregate",
     "policy",
     "channels",

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from laconic import kernels, notices, wire
-from laconic._core import bytes_at
+from laconic import batches, kernels, notices, wire
+from laconic._core import bytes_at, zero_bytes
 from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs import spec as grammar
 from laconic.codecs.feedback import MomentumCorrection
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.frames import max_nbytes, write_frame, write_packet
+from laconic.kernels.interface import NONFINITE
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 
@@ -108,6 +109,29 @@ class Channel:
         """The same into a uint8 tensor that the caller keeps (``max_nbytes`` bytes suffice); returns the bytes."""
         return self._encode_slot(slot, x, buffer, seed)
 
+    def encode_all_into(
+        self, slots: Sequence[str], tensors: Sequence[Tensor], room: Tensor, *, seeds: Sequence[int]
+    ) -> list[tuple[int, int] | None]:
+        """Frames of several slots, one behind the other from multiples of 16 on: where each begins and ends.
+
+        None stands for a slot that is not finite, where that is not skipped; the others go on. On a GPU they are
+        encoded together where the codec has kernels for it, which saves launches and waits and changes no byte.
+        """
+        found = self._encode_together(slots, tensors, room, seeds)
+        if found is not None:
+            return found
+        found, at = [], 0
+        for slot, x, seed in zip(slots, tensors, seeds, strict=True):
+            try:
+                end = at + self.encode_into(slot, x, room[at:], seed=seed)
+            except NonFiniteError:
+                found.append(None)
+                continue
+            found.append((at, end))
+            at = wire.align(end)
+            zero_bytes(room.data_ptr() + end, min(at, room.numel()) - end)
+        return found
+
     def max_nbytes(self, slot: str, x: Tensor) -> int:
         """The most bytes that a frame of such a tensor can take."""
         stages, codec = parse(self.policy.choose(slot, TensorSpec.of(x), self.spec).spec)
@@ -142,6 +166,46 @@ class Channel:
         self.stats.bytes_out += nbytes
         self.stats.saturated += notices.counts().get("saturated", 0) - saturated
         return nbytes
+
+    def _encode_together(
+        self, slots: Sequence[str], tensors: Sequence[Tensor], room: Tensor, seeds: Sequence[int]
+    ) -> list[tuple[int, int] | None] | None:
+        """The same at once; None, and nothing has happened, where they cannot go together."""
+        choices = [
+            self.policy.choose(slot, TensorSpec.of(x), self.spec) for slot, x in zip(slots, tensors, strict=True)
+        ]
+        if len({choice.spec for choice in choices}) != 1 or self.nonfinite != "raise":
+            return None
+        stages, codec = parse(choices[0].spec)
+        memory_stage = _memory_stage(stages)
+        if isinstance(memory_stage, MomentumCorrection) or not batches.fits(codec, tensors):
+            return None
+        for slot, choice in zip(slots, choices, strict=True):
+            self._say_exempt(slot, choice)
+        good, residuals = list(range(len(slots))), None
+        if memory_stage is not None:  # an error leaves the memory as it was, so it must be known beforehand
+            good = [i for i, key in enumerate(batches.largest_all(tensors)) if key < NONFINITE]
+            residuals = [self._memory(slots[i], tensors[i]).residual for i in good]
+        found: list[tuple[int, int] | None] = [None] * len(slots)
+        if not good:
+            return found
+        spans = batches.write_frames(
+            [tensors[i] for i in good], codec, room, seeds=[seeds[i] for i in good], residuals=residuals
+        )
+        for i, span in zip(good, spans, strict=True):
+            found[i] = span
+            if span is not None:
+                self.stats.rounds += 1
+                self.stats.bytes_in += tensors[i].numel() * tensors[i].element_size()
+                self.stats.bytes_out += span[1] - span[0]
+            elif memory_stage is not None:
+                self._reset_overflowed(slots[i])
+        return found
+
+    def _reset_overflowed(self, slot: str) -> None:
+        self._memories.pop(slot)
+        self.stats.residual_resets += 1
+        log.warning("slot %r: its residual overflowed float32 and is reset", slot)
 
     def _say_exempt(self, slot: str, choice: Choice) -> None:
         if choice.reason and slot not in self.stats.exempt:
@@ -185,9 +249,7 @@ class Channel:
                 memory.residual.add_(flat)
             nbytes, packet = self._write(memory.residual, codec, seed, room)
         except NonFiniteError:
-            self._memories.pop(slot)
-            self.stats.residual_resets += 1
-            log.warning("slot %r: its residual overflowed float32 and is reset", slot)
+            self._reset_overflowed(slot)
             raise
         codec.accumulate(packet.to(memory.residual.device), memory.residual, -1.0)
         if velocity is not None:

@@ -27,6 +27,7 @@ __all__ = [
     "FrameArena",
     "FramePlan",
     "Mould",
+    "align",
     "bundle_header",
     "is_bundle",
     "pack",
@@ -78,18 +79,19 @@ DTYPES: Final[dict[int, torch.dtype]] = {
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 
 
-def _align(nbytes: int) -> int:
+def align(nbytes: int) -> int:
+    """The next place from there on where a section, or a frame of a bundle, may begin."""
     return (nbytes + ALIGN - 1) & -ALIGN
 
 
 def _header_nbytes(codec: str, ndim: int, num_sections: int, wide: bool) -> int:
-    return _align(_FIXED.size + (8 if wide else 4) * (ndim + num_sections) + len(codec) + _CRC.size)
+    return align(_FIXED.size + (8 if wide else 4) * (ndim + num_sections) + len(codec) + _CRC.size)
 
 
 def _payload_nbytes(sections: Sequence[int]) -> int:
     total = 0
     for nbytes in sections:
-        total = _align(total) + nbytes
+        total = align(total) + nbytes
     return total
 
 
@@ -138,7 +140,7 @@ class FrameArena:
         self.end = plan.start
 
     def take(self, nbytes: int) -> Tensor:
-        begin, end = _align(self.end), _align(self.end) + nbytes
+        begin, end = align(self.end), align(self.end) + nbytes
         if end > self.capacity:
             raise InputError(
                 f"the buffer holds {self.capacity} bytes, the frame needs more (at most {self.plan.limit}): "
@@ -190,7 +192,7 @@ def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: i
 
 def _checked(header: bytes) -> bytes:
     """A header padded so that it ends, its checksum included, on the alignment."""
-    padded = header.ljust(_align(len(header) + _CRC.size) - _CRC.size, b"\0")
+    padded = header.ljust(align(len(header) + _CRC.size) - _CRC.size, b"\0")
     return padded + _CRC.pack(crc32c_of(padded))
 
 
@@ -226,7 +228,7 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     numbers = _numbers(ndim + num_sections, bool(flags & WIDE))
     text_at = _FIXED.size + numbers.size
     padding_at = text_at + spec_nbytes
-    header = _align(padding_at + _CRC.size)
+    header = align(padding_at + _CRC.size)
     if size < header:
         raise FrameError(f"the frame's header has {header} bytes, only {size} are here: it was cut short")
     (crc,) = _CRC.unpack_from(head, header - _CRC.size)
@@ -314,8 +316,8 @@ class Mould:
         for nbytes in lengths:
             if gap := -at & (ALIGN - 1):
                 self._gaps.append((at, bytes(gap)))
-            self.sections.append(_align(at))
-            at = _align(at) + nbytes
+            self.sections.append(align(at))
+            at = align(at) + nbytes
 
     def fits(self, address: int) -> bool:
         """Whether the ``nbytes`` there are such a frame, undamaged."""
@@ -359,7 +361,7 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
     room = torch.frombuffer(bundle, dtype=torch.uint8)
     at = len(header)
     for view in views:
-        at = _align(at)
+        at = align(at)
         room[at : at + view.numel()] = view
         at += view.numel()
     return bundle
@@ -381,8 +383,8 @@ class BundleRoom:
         address, at = self._room.data_ptr(), len(header)
         set_bytes(address, header)
         for plan in plans:
-            zero_bytes(address + at, _align(at) - at)
-            at = _align(at)
+            zero_bytes(address + at, align(at) - at)
+            at = align(at)
             self.arenas.append(FrameArena(self._room[at : at + plan.limit], plan))
             at += plan.limit
 
@@ -410,7 +412,7 @@ def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
     _check_start(magic, version)
     if flags != BUNDLE or zero:
         raise FrameError("this is no bundle of packets: read a single packet with laconic.decode")
-    header = _align(_BUNDLE.size + directory + _CRC.size)
+    header = align(_BUNDLE.size + directory + _CRC.size)
     if count > MAX_PACKETS or directory > count * (_ENTRY.size + MAX_NAME) or size != header + body:
         raise FrameError(f"a bundle of {count} packets, {directory} and {body} bytes does not have {size} bytes")
     head = bytes_at(data.data_ptr(), header)

@@ -61,6 +61,11 @@ class QSGD(BucketedQuantizer):
     def max_alphabet(self) -> int:
         return 1 << self.bits
 
+    @property
+    def together(self) -> bool:
+        """Whether there are kernels that take many tensors at once (``kernels.Together``)."""
+        return self.bits in (2, 4, 8) and self.norm == "max"
+
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, self.bits)
 

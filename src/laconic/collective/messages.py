@@ -14,8 +14,8 @@ from laconic.packet import Packet, TensorSpec
 
 __all__ = ["is_void", "longest", "read", "write"]
 
-Encode = Callable[[int, Tensor], int | None]
-"""Writes the frame of the i-th slot into a buffer and returns its bytes; None: there is nothing to say."""
+Encode = Callable[[Tensor], Sequence[tuple[int, int] | None]]
+"""Writes the slots' frames into a buffer and says where each begins and ends; None: there is nothing to say of it."""
 
 _VOID = bytes(wire.pack(Packet("none", TensorSpec((0,), torch.float32), ())))
 """Stands for a slot whose values are not finite. (No slot is empty.)"""
@@ -28,20 +28,31 @@ def longest(names: Sequence[str], frames: Sequence[int]) -> int:
 
 def write(names: Sequence[str], encode: Encode, room: Tensor) -> Tensor:
     """The message of these slots; returns the part of the room that it fills."""
-    at = len(wire.bundle_header(names, [0] * len(names)))
-    sizes, address = [], room.data_ptr()
-    for i in range(len(names)):
-        gap = -at % wire.ALIGN
-        zero_bytes(address + at, gap)
-        at += gap
-        nbytes = encode(i, room[at:])
-        if nbytes is None:
-            set_bytes(address + at, _VOID)
-            nbytes = len(_VOID)
-        sizes.append(nbytes)
-        at += nbytes
-    set_bytes(address, wire.bundle_header(names, sizes))
-    return room[:at]
+    header = len(wire.bundle_header(names, [0] * len(names)))
+    body = room[header:]
+    spans = encode(body)
+    frames = [_VOID if span is None else body[slice(*span)] for span in spans]
+    sizes, end, in_place = [len(frame) for frame in frames], 0, True
+    for span, nbytes in zip(spans, sizes, strict=True):
+        begin = wire.align(end)
+        end = begin + nbytes
+        in_place = in_place and span == (begin, end)
+    if not in_place:  # some had less to say than there was room for, or nothing
+        _close_ranks([frame if isinstance(frame, bytes) else frame.clone() for frame in frames], body)
+    set_bytes(room.data_ptr(), wire.bundle_header(names, sizes))
+    return room[: header + end]
+
+
+def _close_ranks(frames: Sequence[bytes | Tensor], body: Tensor) -> None:
+    end, address = 0, body.data_ptr()
+    for frame in frames:
+        begin = wire.align(end)
+        zero_bytes(address + end, begin - end)
+        end = begin + len(frame)
+        if isinstance(frame, bytes):
+            set_bytes(address + begin, frame)
+        else:
+            body[begin:end] = frame
 
 
 def read(message: Tensor, names: Sequence[str], sender: int) -> list[Tensor]:

@@ -56,16 +56,17 @@ class Peers:
         self.lengths: dict[Hashable, _Lengths] = {}
         self._tag = 0
 
-    def swap(self, key: Hashable, limit: int) -> Swap:
+    def swap(self, key: Hashable, limit: int, *, pinned: bool = False) -> Swap:
         """Make room for a message from each of the others. All ranks do so in the same order.
 
         Args:
             key: What the messages are about: the same in every round, and on all ranks. They lie in memory that is kept
                 under this key until the next swap with it.
             limit: The most bytes that a message may have.
+            pinned: They will be read by a GPU.
         """
         self._tag = (self._tag + 1) % _TAGS
-        return Swap(self, key, limit, 2 * self._tag)
+        return Swap(self, key, limit, 2 * self._tag, pinned)
 
     def length(self, *key: Hashable) -> _Lengths:
         return self.lengths.setdefault(key, _Lengths())
@@ -88,12 +89,12 @@ class Peers:
 class Swap:
     """A message to each of the others and one from each: room is made at once, then ``send``, then ``take``."""
 
-    def __init__(self, peers: Peers, key: Hashable, limit: int, tag: int) -> None:
+    def __init__(self, peers: Peers, key: Hashable, limit: int, tag: int, pinned: bool) -> None:
         self._peers, self._key, self.limit, self._tag = peers, key, limit, tag
         self._rooms: dict[int, Tensor] = {}
         self._pieces: dict[int, int] = {}
         for rank in peers.others:
-            self._rooms[rank] = peers.rooms.of((key, rank), PREFIX + limit, device=peers.device)
+            self._rooms[rank] = peers.rooms.of((key, rank), PREFIX + limit, device=peers.device, pinned=pinned)
             self._pieces[rank] = min(max(PREFIX, peers.length("in", key, rank).expected), PREFIX + limit)
         first = {rank: room[: self._pieces[rank]] for rank, room in self._rooms.items()}
         self._receiving = {} if peers.grouped else first

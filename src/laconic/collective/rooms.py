@@ -19,11 +19,21 @@ class Rooms:
         self._kept: dict[tuple[Hashable, torch.dtype, torch.device], Tensor] = {}
 
     def of(
-        self, key: Hashable, numel: int, dtype: torch.dtype = torch.uint8, device: torch.device | None = None
+        self,
+        key: Hashable,
+        numel: int,
+        dtype: torch.dtype = torch.uint8,
+        device: torch.device | None = None,
+        *,
+        pinned: bool = False,
     ) -> Tensor:
-        """Room for so many values; what it held before may be in it."""
+        """Room for so many values; what it held before may be in it. Pinned on the host if a GPU writes or reads it."""
         where = torch.device("cpu") if device is None else device
         kept = self._kept.get((key, dtype, where))
-        if kept is None or kept.numel() < numel:
-            kept = self._kept[key, dtype, where] = allocate(TensorSpec((numel,), dtype), where)
+        if kept is None or kept.numel() < numel or (pinned and where.type == "cpu" and not kept.is_pinned()):
+            if pinned and where.type == "cpu":
+                kept = torch.empty(numel, dtype=dtype, pin_memory=True)
+            else:
+                kept = allocate(TensorSpec((numel,), dtype), where)
+            self._kept[key, dtype, where] = kept
         return kept[:numel]

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic import kernels
+from laconic import batches, kernels
 from laconic.channels import Channel
-from laconic.codecs import parse
+from laconic.codecs import Chain, parse
 from laconic.codecs.feedback import MomentumCorrection
 from laconic.collective import messages
 from laconic.collective.ledger import Ledger
@@ -28,7 +28,9 @@ from laconic.collective.peers import PREFIX, Peers, Swap
 from laconic.collective.rooms import Rooms
 from laconic.errors import InputError, NonFiniteError
 from laconic.frames import open_packet
+from laconic.kernels.interface import NONFINITE
 from laconic.kernels.random import splitmix64
+from laconic.packet import Packet
 from laconic.policy import Policy
 
 __all__ = ["TwoShot"]
@@ -174,12 +176,12 @@ class TwoShot:
         owners = range(self.peers.size)
         there = max(self._longest([shard for shard in shards if shard.owner == rank], self.there) for rank in owners)
         back = max(self._longest([shard for shard in shards if shard.owner == rank], self.back) for rank in owners)
-        about = shards[0].name
+        about, pinned = shards[0].name, shards[0].values.is_cuda
         return _Part(
             shards,
             key,
-            self.peers.swap(("there", about), there),
-            self.peers.swap(("back", about), back),
+            self.peers.swap(("there", about), there, pinned=pinned),
+            self.peers.swap(("back", about), back, pinned=pinned),
         )
 
     def _send(self, part: _Part) -> None:
@@ -202,13 +204,8 @@ class TwoShot:
         answers = part.back.take() | {self.peers.rank: part.answer[PREFIX:]}
         with self.stats.during("decode_s"):
             for rank, answer in answers.items():
-                shards = part.of(rank)
-                for shard, frame in zip(shards, messages.read(answer, [s.name for s in shards], rank), strict=True):
-                    if messages.is_void(frame):
-                        self._lost(shard)
-                        continue
-                    packet, chain = open_packet(frame, max_numel=shard.values.numel())
-                    chain.decode(packet.to(shard.values.device), out=shard.values)
+                for shard in self._take(answer, part.of(rank), rank, None):
+                    self._lost(shard)
 
     # --------------------------------------------------------------------------------------------------------- parts
 
@@ -217,18 +214,18 @@ class TwoShot:
     ) -> Tensor:
         shards = part.of(owner)
 
-        def encode(i: int, room: Tensor) -> int | None:
-            if shards[i].name in lost:
-                return None
-            try:
-                return channel.encode_into(shards[i].name, shards[i].values, room, seed=shards[i].dice(sender))
-            except NonFiniteError:
+        def encode(room: Tensor) -> list[tuple[int, int] | None]:
+            sent = [shard for shard in shards if shard.name not in lost]
+            names, values = [shard.name for shard in sent], [shard.values for shard in sent]
+            found = channel.encode_all_into(names, values, room, seeds=[shard.dice(sender) for shard in sent])
+            spans = dict(zip(names, found, strict=True))
+            for name in [name for name in names if spans[name] is None]:
                 if self.nonfinite == "skip" and channel is self.there:
-                    self._say_skipped(shards[i].name)
-                return None
+                    self._say_skipped(name)
+            return [spans.get(shard.name) for shard in shards]
 
-        swap = part.there if channel is self.there else part.back
-        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit)
+        swap, pinned = part.there if channel is self.there else part.back, part.shards[0].values.is_cuda
+        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit, pinned=pinned)
         message = messages.write([shard.name for shard in shards], encode, room[PREFIX:])
         return room[: PREFIX + message.numel()]
 
@@ -241,8 +238,8 @@ class TwoShot:
         """The mean of all contributions in the place of the own shards; returns those that nothing can be said of."""
         mine, lost = part.of(self.peers.rank), set()
         weight = 1.0 / self.peers.size
-        for shard in mine:
-            if not kernels.of(shard.values).all_finite(shard.values):
+        for shard, finite in zip(mine, _all_finite(mine), strict=True):
+            if not finite:
                 lost.add(shard.name)
                 if self.nonfinite == "skip":
                     self._say_skipped(shard.name)
@@ -253,18 +250,36 @@ class TwoShot:
             else:
                 shard.values.mul_(weight)
         for rank, message in sorted(incoming.items()):
-            frames = messages.read(message, [shard.name for shard in mine], rank)
-            for shard, frame in zip(mine, frames, strict=True):
-                if messages.is_void(frame):
-                    lost.add(shard.name)
-                else:
-                    self._add(frame, shard.values, weight)
+            lost |= {shard.name for shard in self._take(message, mine, rank, weight)}
         return frozenset() if self.nonfinite == "skip" else frozenset(lost)
 
-    def _add(self, frame: bytes | Tensor, to: Tensor, weight: float) -> None:
+    def _take(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> list[_Shard]:
+        """Decode a message into shards, or add it to them; returns those that it says nothing of."""
+        frames = messages.read(message, [shard.name for shard in shards], sender)
+        said, void = [], []
+        for shard, frame in zip(shards, frames, strict=True):
+            if messages.is_void(frame):
+                void.append(shard)
+            else:
+                said.append((shard.values, *self._open(frame, shard.values)))
+        if said and len({chain.text for *_, chain in said}) == 1 and batches.fits(said[0][2], [to for to, *_ in said]):
+            batches.read_frames(message, [packet for _, packet, _ in said], said[0][2], [to for to, *_ in said], weight)
+            return void
+        for to, packet, chain in said:
+            if weight is None:
+                chain.decode(packet.to(to.device), out=to)
+            else:
+                chain.accumulate(packet.to(to.device), to, weight)
+        return void
+
+    def _open(self, frame: bytes | Tensor, to: Tensor) -> tuple[Packet, Chain]:
         packet, chain = open_packet(frame, max_numel=to.numel())
         if packet.spec.shape != tuple(to.shape):
             raise InputError(f"a frame of {list(packet.spec.shape)} values came for a shard of {list(to.shape)}")
+        return packet, chain
+
+    def _add(self, frame: bytes, to: Tensor, weight: float) -> None:
+        packet, chain = self._open(frame, to)
         chain.accumulate(packet.to(to.device), to, weight)
 
     def _lost(self, shard: _Shard) -> None:
@@ -305,3 +320,10 @@ class TwoShot:
         self.back.load_state_dict(back)
         rounds = {key.removesuffix("/round"): int(count) for key, count in state.items() if key.endswith("/round")}
         self._rounds = rounds
+
+
+def _all_finite(shards: Sequence[_Shard]) -> list[bool]:
+    values = [shard.values for shard in shards]
+    if len(values) > 1 and kernels.together(values[0]) is not None:
+        return [key < NONFINITE for key in batches.largest_all(values)]
+    return [kernels.of(x).all_finite(x) for x in values]

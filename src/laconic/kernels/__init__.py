@@ -16,9 +16,9 @@ from torch import Tensor
 
 from laconic import notices
 from laconic.kernels import cpu, hosted, reference
-from laconic.kernels.interface import Kernels
+from laconic.kernels.interface import Kernels, Together
 
-__all__ = ["Kernels", "of", "use"]
+__all__ = ["Kernels", "Together", "of", "together", "use"]
 
 _BACKENDS: dict[str, Kernels] = {"cpu": cpu, "hosted": hosted, "reference": reference}
 """Those that are there without a compiler; ``triton`` joins when first asked for."""
@@ -50,6 +50,25 @@ def _of_device(device: torch.device) -> tuple[Kernels, str]:
     except Exception as error:  # a compiler fails in more ways than it has names for
         return hosted, f"Triton cannot be used on {device} ({str(error).strip().splitlines()[-1:]})"
     return found, ""
+
+
+def together(x: Tensor) -> Together | None:
+    """What takes many tensors like this one in a launch; None where nothing is won by it."""
+    backend = of(x)
+    if not isinstance(backend, Together) or not (x.is_cpu or _takes_many(x.device)):  # a CPU: Triton interprets
+        return None
+    return backend
+
+
+@lru_cache(maxsize=64)
+def _takes_many(device: torch.device) -> bool:
+    try:
+        _triton().largest_all([torch.zeros(1, device=device)]).tolist()  # type: ignore[attr-defined]
+    except Exception as error:  # as above
+        why = f"many tensors in a launch cannot be had on {device} ({str(error).strip().splitlines()[-1:]})"
+        notices.say("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
+        return False
+    return True
 
 
 def _triton() -> Kernels:

@@ -9,8 +9,9 @@ the value to it when a weight is given: that is the fused decode-accumulate of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -285,3 +286,43 @@ class Kernels(Protocol):
     def lowrank_decode(
         self, p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
     ) -> None: ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """What a backend may offer besides: many tensors in one launch, for devices where small ones cost little else.
+
+    Nothing here waits: keys and flags stay on the device until all that can be launched has been.
+    """
+
+    def largest_all(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The key of each of several float32 tensors."""
+        ...
+
+    def qsgd_encode_all(
+        self,
+        tensors: Sequence[Tensor],
+        residuals: Sequence[Tensor] | None,
+        *,
+        bits: int,
+        bucket: int,
+        stochastic: bool,
+        seeds: Sequence[int],
+        norms: Sequence[Tensor],
+        packed: Sequence[Tensor],
+    ) -> Tensor:
+        """``qsgd_encode`` of each, or ``qsgd_feedback``; their keys. For 2, 4 and 8 bits and the largest magnitude."""
+        ...
+
+    def qsgd_decode_all(
+        self,
+        norms: Sequence[int],
+        packed: Sequence[int],
+        *,
+        bits: int,
+        bucket: int,
+        outs: Sequence[Tensor],
+        weight: float | None,
+    ) -> Tensor:
+        """``qsgd_decode`` of each, from addresses; not 0 where a section held what no encoder writes."""
+        ...

@@ -7,6 +7,7 @@ functions underneath launch without waiting, so a CUDA graph can hold them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -28,7 +29,7 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
+from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary, together
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
 
@@ -57,6 +58,21 @@ def _served(kernel: Callable[P, T]) -> Callable[P, T]:
             _tell(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
             found: T = getattr(hosted, kernel.__name__)(*args, **kwargs)
             return found
+
+    return call
+
+
+def _served_together(kernel: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """The same for many tensors; what cannot be compiled is the caller's to go round."""
+
+    @wraps(kernel)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given = (*args, *kwargs.values())
+        there = next(
+            each[0].device for each in given if isinstance(each, (list, tuple)) and isinstance(each[0], Tensor)
+        )
+        with torch.cuda.device(there) if there.type == "cuda" else nullcontext():
+            return kernel(*args, **kwargs)
 
     return call
 
@@ -421,6 +437,13 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
 
 
 coded_modes = hosted.coded_modes
+
+
+# --------------------------------------------------------------------------------------------------------- together
+
+largest_all = _served_together(together.largest_all)
+qsgd_encode_all = _served_together(together.qsgd_encode_all)
+qsgd_decode_all = _served_together(together.qsgd_decode_all)
 
 
 # --------------------------------------------------------------------------------------------------------- low rank

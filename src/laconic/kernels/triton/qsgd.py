@@ -26,7 +26,7 @@ from laconic.kernels.triton.parts import (
     words_of,
 )
 
-__all__ = ["qsgd_decode", "qsgd_encode"]
+__all__ = ["QSGD_TILE", "decode_part", "encode_part", "qsgd_decode", "qsgd_encode"]
 
 QSGD_TILE = 1024
 """Sixteen values a thread, where a residual comes with each."""
@@ -93,13 +93,13 @@ def _qsgd_encode(
 
 
 @triton.jit
-def _qsgd_part(
+def encode_part(
+    program,
     x,
     residual,
     norms,
     packed,
     tail,
-    keys,
     n,
     full,
     count,
@@ -113,12 +113,12 @@ def _qsgd_part(
     FEEDBACK: tl.constexpr,
     EDGE: tl.constexpr,
 ):
+    """A program's part of a tensor, the largest magnitude of which it returns, as a key."""
     span: tl.constexpr = BUCKETS * BUCKET
     parts: tl.constexpr = span // (8 * PERIOD)
     a_group: tl.constexpr = 32 // PERIOD
     levels: tl.constexpr = (1 << (BITS - 1)) - 1
     fraction_bits: tl.constexpr = 31 - BITS
-    program = tl.program_id(0).to(tl.int64)
     begin = program * span
     part = tl.arange(0, parts)[:, None]
     lane = tl.arange(0, 8)[None, :]
@@ -158,13 +158,13 @@ def _qsgd_part(
                 tl.store(residual + spot, left)
         if EDGE:
             tl.store(tail + (spot - full), symbol, mask=(spot >= full) & (spot < n))
-    tl.store(keys + program, tl.max(bucket_key, 0))
     store_floats(norms, program * BUCKETS, count, norm, BUCKETS)
     words = packed.to(tl.pointer_type(tl.int32)) + begin // 32 * BITS + part * 8 + lane
     if EDGE:
         tl.store(words, word.to(tl.int32, bitcast=True), mask=begin + at < full)
     else:
         tl.store(words, word.to(tl.int32, bitcast=True))
+    return tl.max(bucket_key, 0)
 
 
 @triton.jit
@@ -216,16 +216,18 @@ def _qsgd_encode_rows(
     FEEDBACK: tl.constexpr,
 ):
     """The same for 2, 4 and 8 bits and the largest magnitude: row by row, so that a thread packs its own words."""
-    if (tl.program_id(0).to(tl.int64) + 1) * (BUCKETS * BUCKET) <= full:
-        _qsgd_part(
-            x, residual, norms, packed, tail, keys, n, full, count, low_key, high_key,
+    program = tl.program_id(0).to(tl.int64)
+    if (program + 1) * (BUCKETS * BUCKET) <= full:
+        key = encode_part(
+            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
             BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, False,
         )  # fmt: skip
     else:
-        _qsgd_part(
-            x, residual, norms, packed, tail, keys, n, full, count, low_key, high_key,
+        key = encode_part(
+            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
             BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, True,
         )  # fmt: skip
+    tl.store(keys + program, key)
 
 
 def qsgd_encode(
@@ -273,7 +275,8 @@ def _qsgd_tile(
 
 
 @triton.jit
-def _qsgd_decode(
+def decode_part(
+    program,
     norms,
     packed,
     out,
@@ -289,7 +292,6 @@ def _qsgd_decode(
 ):
     span: tl.constexpr = BUCKETS * BUCKET
     levels: tl.constexpr = (1 << (BITS - 1)) - 1
-    program = tl.program_id(0).to(tl.int64)
     begin = program * span
     at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
     step = step_of(load_floats(norms, program * BUCKETS, count, flag, BUCKETS), levels, BUCKETS)
@@ -297,6 +299,25 @@ def _qsgd_decode(
         _qsgd_tile(packed, out, at, begin, n, full, step, weight, BITS, ADD, False)
     else:
         _qsgd_tile(packed, out, at, begin, n, full, step, weight, BITS, ADD, True)
+
+
+@triton.jit
+def _qsgd_decode(
+    norms,
+    packed,
+    out,
+    flag,
+    n,
+    full,
+    count,
+    weight,
+    BITS: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    decode_part(program, norms, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
 
 
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:

@@ -1,0 +1,214 @@
+"""Many tensors in one launch: where they are small, launches and waits are all that encoding them costs.
+
+A *table* on the device has a row for each tensor: the addresses of what belongs to it, its size, its key. Which
+tensor a program works on, and on which part of it, is in a second table, which depends on sizes alone and is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels import random
+from laconic.kernels.interface import GROUP, num_buckets
+from laconic.kernels.triton.buckets import magnitudes, tile
+from laconic.kernels.triton.packing import BYTES, pack_stream, reaching
+from laconic.kernels.triton.parts import TILE, exact, load_tile, period
+from laconic.kernels.triton.qsgd import QSGD_TILE, decode_part, encode_part
+
+__all__ = ["largest_all", "qsgd_decode_all", "qsgd_encode_all"]
+
+FIELDS = tl.constexpr(8)
+"""Of a tensor: values, residual, numbers, packed symbols, tail, size, low and high half of a random key."""
+
+_GROUP = tl.constexpr(GROUP)
+
+
+@lru_cache(maxsize=256)
+def _parts(sizes: tuple[int, ...], span: int, device: torch.device) -> Tensor:
+    """For each program: the tensor it works on, and on which of its parts."""
+    each = torch.tensor([num_buckets(size, span) for size in sizes])
+    slot = torch.repeat_interleave(each)
+    first = torch.repeat_interleave(each.cumsum(0) - each, each)
+    return torch.stack([slot, torch.arange(slot.numel()) - first], 1).to(device, torch.int32).contiguous()
+
+
+def _table(rows: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _aligned(rows: list[int], columns: Sequence[int]) -> bool:
+    """Whether vectors of four can be read at all addresses of these columns."""
+    return all(address % 16 == 0 for column in columns for address in rows[column :: FIELDS.value])
+
+
+@triton.jit
+def _address(row, FIELD: tl.constexpr, ALIGNED: tl.constexpr):
+    place = tl.load(row + FIELD).to(tl.pointer_type(tl.float32))
+    if ALIGNED:
+        place = tl.multiple_of(place, 16)
+    return place
+
+
+# ------------------------------------------------------------------------------------------------------------- keys
+
+
+@triton.jit
+def _largest(table, parts, keys, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
+    number = tl.program_id(0)
+    slot = tl.load(parts + 2 * number)
+    row = table + slot * FIELDS
+    begin = tl.load(parts + 2 * number + 1).to(tl.int64) * SPAN
+    v = load_tile(_address(row, 0, ALIGNED), tl.arange(0, SPAN), begin, tl.load(row + 5), SPAN)
+    tl.atomic_max(keys + slot, tl.max(magnitudes(v), 0), sem="relaxed")
+
+
+def largest_all(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each, as a key."""
+    device, rows = tensors[0].device, []
+    for x in tensors:
+        rows += [x.data_ptr(), 0, 0, 0, 0, x.numel(), 0, 0]
+    parts = _parts(tuple(x.numel() for x in tensors), TILE, device)
+    keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
+    _largest[(parts.shape[0],)](
+        _table(rows, device), parts, keys, ALIGNED=_aligned(rows, (0,)), SPAN=TILE, **exact(num_warps=2)
+    )
+    return keys
+
+
+# ------------------------------------------------------------------------------------------------------------- qsgd
+
+
+@triton.jit
+def _encode(
+    table,
+    parts,
+    keys,
+    BITS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    number = tl.program_id(0)
+    slot = tl.load(parts + 2 * number)
+    program = tl.load(parts + 2 * number + 1).to(tl.int64)
+    row = table + slot * FIELDS
+    x = _address(row, 0, ALIGNED)
+    residual = _address(row, 1, ALIGNED)
+    norms = _address(row, 2, True)
+    packed = _address(row, 3, True)
+    tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
+    n = tl.load(row + 5)
+    full = n // _GROUP * _GROUP
+    count = (n + BUCKET - 1) // BUCKET
+    low_key = tl.load(row + 6).to(tl.int32)
+    high_key = tl.load(row + 7).to(tl.int32)
+    if (program + 1) * (BUCKETS * BUCKET) <= full:
+        key = encode_part(
+            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
+            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, False,
+        )  # fmt: skip
+    else:
+        key = encode_part(
+            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
+            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, True,
+        )  # fmt: skip
+    tl.atomic_max(keys + slot, key, sem="relaxed")
+
+
+@triton.jit
+def _pack_tails(table, BITS: tl.constexpr, MOST: tl.constexpr, BYTES: tl.constexpr):
+    row = table + tl.program_id(0) * FIELDS
+    n = tl.load(row + 5)
+    full = n // _GROUP * _GROUP
+    if full < n:
+        symbols = tl.load(row + 4).to(tl.pointer_type(tl.int32))
+        out = tl.load(row + 3).to(tl.pointer_type(tl.uint8)) + full // 8 * BITS
+        pack_stream(symbols, out, tl.arange(0, BYTES), (n - full).to(tl.int32), BITS, MOST, BYTES)
+
+
+def qsgd_encode_all(
+    tensors: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    *,
+    bits: int,
+    bucket: int,
+    stochastic: bool,
+    seeds: Sequence[int],
+    norms: Sequence[Tensor],
+    packed: Sequence[Tensor],
+) -> Tensor:
+    """``qsgd_encode`` of each by the largest magnitude, at 2, 4 or 8 bits; their keys. Sections are aligned to 16."""
+    device = tensors[0].device
+    tails = torch.empty(len(tensors) * GROUP, dtype=torch.int32, device=device)
+    rows, sizes = [], []
+    for i, x in enumerate(tensors):
+        key = random.key(seeds[i], random.ROUNDING)
+        residual = x if residuals is None else residuals[i]
+        rows += [
+            x.data_ptr(), residual.data_ptr(), norms[i].data_ptr(), packed[i].data_ptr(),
+            tails.data_ptr() + 4 * GROUP * i, x.numel(), key & random.M32, key >> 32,
+        ]  # fmt: skip
+        sizes.append(x.numel())
+    assert _aligned(rows, (2, 3))
+    buckets, warps = tile(bucket, QSGD_TILE)
+    parts, table = _parts(tuple(sizes), buckets * bucket, device), _table(rows, device)
+    keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
+    how: dict[str, Any] = exact(num_warps=warps)
+    _encode[(parts.shape[0],)](
+        table, parts, keys, BITS=bits, PERIOD=period(bits), BUCKET=bucket, BUCKETS=buckets, STOCHASTIC=stochastic,
+        FEEDBACK=residuals is not None, ALIGNED=_aligned(rows, (0, 1)), **how,
+    )  # fmt: skip
+    if any(size % GROUP for size in sizes):
+        _pack_tails[(len(tensors),)](table, BITS=bits, MOST=reaching(bits), BYTES=BYTES)
+    return keys
+
+
+@triton.jit
+def _decode(
+    table,
+    parts,
+    flag,
+    weight,
+    BITS: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    ADD: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    number = tl.program_id(0)
+    row = table + tl.load(parts + 2 * number) * FIELDS
+    program = tl.load(parts + 2 * number + 1).to(tl.int64)
+    packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
+    n = tl.load(row + 5)
+    decode_part(
+        program, _address(row, 2, True), packed, _address(row, 0, ALIGNED), flag, n, n // _GROUP * _GROUP,
+        (n + BUCKET - 1) // BUCKET, weight, BITS, BUCKET, BUCKETS, ADD,
+    )  # fmt: skip
+
+
+def qsgd_decode_all(
+    norms: Sequence[int], packed: Sequence[int], *, bits: int, bucket: int, outs: Sequence[Tensor], weight: float | None
+) -> Tensor:
+    """``qsgd_decode`` into each, from sections at these addresses, multiples of 16; the flag."""
+    device, rows = outs[0].device, []
+    for numbers, symbols, out in zip(norms, packed, outs, strict=True):
+        rows += [out.data_ptr(), 0, numbers, symbols, 0, out.numel(), 0, 0]
+    assert _aligned(rows, (2, 3))
+    buckets, warps = tile(bucket, QSGD_TILE)
+    parts = _parts(tuple(out.numel() for out in outs), buckets * bucket, device)
+    flag = torch.zeros(1, dtype=torch.int32, device=device)
+    _decode[(parts.shape[0],)](
+        _table(rows, device), parts, flag, weight or 0.0, BITS=bits, BUCKET=bucket, BUCKETS=buckets,
+        ADD=weight is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=warps),
+    )  # fmt: skip
+    return flag
