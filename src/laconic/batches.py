@@ -9,20 +9,55 @@ one copy brings all sections; headers and checksums are written where the frames
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from laconic import kernels, wire
 from laconic._core import zero_bytes
-from laconic.codecs import Chain
+from laconic.codecs import Chain, codec
 from laconic.codecs.qsgd import QSGD
 from laconic.errors import FrameError
-from laconic.frames import plan_of
 from laconic.kernels.interface import NONFINITE
-from laconic.packet import Packet, TensorSpec
+from laconic.packet import Packet, tensor_spec
 
-__all__ = ["fits", "largest_all", "read_frames", "write_frames"]
+__all__ = ["Layout", "fits", "largest_all", "layout_of", "read_frames", "write_frames"]
+
+
+class Layout:
+    """Where frames of tensors that are not all zero lie, one behind the other from multiples of 16 on."""
+
+    def __init__(self, codec_text: str, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.chain = codec(codec_text)
+        assert isinstance(self.chain.values, QSGD)
+        self.stage: QSGD = self.chain.values
+        self.specs = [tensor_spec(shape, torch.float32) for shape in shapes]
+        self.moulds, self.begins, self.norms, self.packed = [], [], [], []
+        at = 0
+        for spec in self.specs:
+            mould = wire.Mould(codec_text, spec, self.stage.section_nbytes(spec.numel, 4))
+            self.moulds.append(mould)
+            self.begins.append(at)
+            norms, packed = mould.sections
+            self.norms.append(at + norms)
+            self.packed.append(at + packed)
+            at = wire.align(at + mould.nbytes)
+        self.nbytes = at
+
+    @property
+    def sizes(self) -> list[int]:
+        return [mould.nbytes for mould in self.moulds]
+
+    def found_at(self, address: int) -> bool:
+        """Whether all frames that lie there are as they should be, and undamaged."""
+        return all(mould.fits(address + at) for mould, at in zip(self.moulds, self.begins, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def layout_of(codec_text: str, shapes: tuple[tuple[int, ...], ...]) -> Layout:
+    """The layout of tensors of these shapes; they recur every step."""
+    return Layout(codec_text, shapes)
 
 
 def fits(chain: Chain, tensors: Sequence[Tensor]) -> bool:
@@ -37,8 +72,7 @@ def fits(chain: Chain, tensors: Sequence[Tensor]) -> bool:
 
 def largest_all(tensors: Sequence[Tensor]) -> list[int]:
     """The key of each: 0 for one that is all zero, ``NONFINITE`` or more for one that is not finite."""
-    backend = _backend(tensors[0])
-    return [int(key) for key in backend.largest_all(tensors).tolist()]
+    return [int(key) for key in _backend(tensors[0]).largest_all(tensors).tolist()]
 
 
 def write_frames(
@@ -49,7 +83,7 @@ def write_frames(
     seeds: Sequence[int],
     residuals: Sequence[Tensor] | None = None,
 ) -> list[tuple[int, int] | None]:
-    """Frames of tensors that fit, one behind the other in ``room``: where each begins and ends.
+    """Frames of tensors that fit, in ``room``: where each begins and ends.
 
     None stands for a tensor that is not finite. With residuals it is their sums with the tensors that are encoded, and
     what the receiver will not have stays there; the residual of a sum that is not finite is spent.
@@ -62,69 +96,51 @@ def write_frames(
         seeds: Of each.
         residuals: What was not sent before, if it is to be sent now.
     """
-    stage, backend = chain.values, _backend(tensors[0])
-    assert isinstance(stage, QSGD)
-    specs = [TensorSpec.of(x) for x in tensors]
-    plans = [plan_of(chain.text, spec.shape, spec.dtype) for spec in specs]
-    sizes = [stage.section_nbytes(spec.numel, 4) for spec in specs]
-    begins, end = [], 0
-    for plan in plans:
-        begins.append(end)
-        end = wire.align(end + plan.limit)
-    there = torch.empty(end, dtype=torch.uint8, device=tensors[0].device)
-    norms, packed = [], []
-    for begin, plan, (for_norms, for_packed) in zip(begins, plans, sizes, strict=True):
-        at = begin + plan.start
-        behind = wire.align(at + for_norms)
-        norms.append(there[at : at + for_norms])
-        packed.append(there[behind : behind + for_packed])
+    layout, backend = layout_of(chain.text, tuple(tuple(x.shape) for x in tensors)), _backend(tensors[0])
+    stage, there = layout.stage, torch.empty(layout.nbytes, dtype=torch.uint8, device=tensors[0].device)
+    base = there.data_ptr()
     keys = backend.qsgd_encode_all(
         tensors, residuals, bits=stage.bits, bucket=stage.bucket, stochastic=stage.round == "stochastic", seeds=seeds,
-        norms=norms, packed=packed,
+        norms=[base + at for at in layout.norms], packed=[base + at for at in layout.packed],
     )  # fmt: skip
-    room[:end].copy_(there, non_blocking=True)
+    last = min(layout.nbytes, room.numel())  # behind the last frame there may be no room for what follows none
+    room[:last].copy_(there[:last], non_blocking=True)
     found: list[tuple[int, int] | None] = []
-    for key, begin, plan, spec, lengths in zip(keys.tolist(), begins, plans, specs, sizes, strict=True):
+    address = room.data_ptr()
+    for i, key in enumerate(keys.tolist()):
+        begin, mould = layout.begins[i], layout.moulds[i]
         if key >= NONFINITE:
             found.append(None)
             continue
-        arena = wire.FrameArena(room[begin : begin + plan.limit], plan)
-        sections = tuple(arena.take(nbytes) for nbytes in lengths) if key else ()
-        last = begin + wire.seal(Packet(chain.text, spec, sections), arena)
-        zero_bytes(room.data_ptr() + last, min(wire.align(last), end) - last)
-        found.append((begin, last))
+        if key:
+            mould.stamp(address + begin)
+            end = begin + mould.nbytes
+        else:
+            zero = wire.pack(Packet(chain.text, layout.specs[i], ()))
+            end = begin + len(zero)
+            room[begin:end] = wire.as_bytes(zero)
+        zero_bytes(address + end, min(wire.align(end), last) - end)
+        found.append((begin, end))
     return found
 
 
-def read_frames(
-    message: Tensor, packets: Sequence[Packet], chain: Chain, outs: Sequence[Tensor], weight: float | None
-) -> None:
-    """Decode packets into tensors that fit, or add them ``weight`` times.
+def read_frames(message: Tensor, at: int, layout: Layout, outs: Sequence[Tensor], weight: float | None) -> None:
+    """Decode frames that lie in a message as a layout has it, or add them ``weight`` times.
 
     Args:
-        message: What all sections are views of, on the host.
-        packets: Of one codec.
-        chain: That codec.
+        message: A uint8 tensor on the host.
+        at: Where the first frame begins in it, a multiple of 16.
+        layout: For which ``found_at`` has said that it holds here.
         outs: A tensor for each, of its shape.
         weight: What decoded values are multiplied by before they are added; None to store them.
     """
-    stage, backend = chain.values, _backend(outs[0])
-    assert isinstance(stage, QSGD)
-    for packet, out in zip(packets, outs, strict=True):
-        if tuple(out.shape) != packet.spec.shape:
-            raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(packet.spec.shape)}")
-        chain.check(packet)
-        if not packet.sections and weight is None:
-            out.zero_()
-    full = [(packet, out) for packet, out in zip(packets, outs, strict=True) if packet.sections]
-    if not full:
-        return
+    stage, backend = layout.stage, _backend(outs[0])
     there = message.to(outs[0].device, non_blocking=True)
-    moved = there.data_ptr() - message.data_ptr()
-    norms, packed = ([packet.sections[i].data_ptr() + moved for packet, _ in full] for i in (0, 1))
+    base = there.data_ptr() + at
     flag = backend.qsgd_decode_all(
-        norms, packed, bits=stage.bits, bucket=stage.bucket, outs=[out for _, out in full], weight=weight
-    )
+        [base + each for each in layout.norms], [base + each for each in layout.packed],
+        bits=stage.bits, bucket=stage.bucket, outs=outs, weight=weight,
+    )  # fmt: skip
     if int(flag):
         raise FrameError("a frame holds a norm that is not a finite, non-negative number")
 

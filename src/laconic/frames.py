@@ -24,7 +24,6 @@ __all__ = [
     "encode_into",
     "max_nbytes",
     "open_packet",
-    "plan_of",
     "write_frame",
     "write_packet",
 ]
@@ -58,7 +57,7 @@ def _as_codec(spec: str | Chain) -> Chain:
 
 
 @lru_cache(maxsize=4096)
-def plan_of(codec_text: str, shape: tuple[int, ...], dtype: torch.dtype) -> FramePlan:
+def _plan(codec_text: str, shape: tuple[int, ...], dtype: torch.dtype) -> FramePlan:
     """Sizes depend on little and recur every step."""
     spec = TensorSpec(tuple(shape), dtype)
     return FramePlan.of(codec_text, spec, codec(codec_text).max_section_nbytes(spec))
@@ -66,7 +65,7 @@ def plan_of(codec_text: str, shape: tuple[int, ...], dtype: torch.dtype) -> Fram
 
 def max_nbytes(spec: str | Chain, like: Tensor | TensorSpec) -> int:
     """The most bytes a frame of such a tensor can take: what to allocate for ``encode_into``."""
-    return plan_of(_as_codec(spec).text, like.shape, like.dtype).limit
+    return _plan(_as_codec(spec).text, like.shape, like.dtype).limit
 
 
 def write_frame(
@@ -77,14 +76,14 @@ def write_frame(
         raise InputError(f"expected a tensor, got {type(x).__name__}")
     if not x.is_cpu:  # sections are made on the device; the frame is for the wire
         return write_packet(chain.encode(x, seed=seed, exact=exact, gradient=gradient), room)
-    arena = FrameArena(room, plan_of(chain.text, x.shape, x.dtype))
+    arena = FrameArena(room, _plan(chain.text, x.shape, x.dtype))
     packet = chain.encode(x, seed=seed, arena=arena, exact=exact, gradient=gradient)
     return wire.seal(packet, arena), packet
 
 
 def write_packet(made: Packet, room: Tensor) -> tuple[int, Packet]:
     """The same with a packet that was made elsewhere."""
-    arena = FrameArena(room, plan_of(made.codec, made.spec.shape, made.spec.dtype))
+    arena = FrameArena(room, _plan(made.codec, made.spec.shape, made.spec.dtype))
     sections = tuple(arena.take(section.numel()).copy_(section, non_blocking=True) for section in made.sections)
     if any(section.is_cuda for section in made.sections):
         torch.cuda.current_stream(made.sections[0].device).synchronize()

@@ -28,6 +28,7 @@ __all__ = [
     "FramePlan",
     "Mould",
     "align",
+    "body_nbytes",
     "bundle_header",
     "is_bundle",
     "pack",
@@ -88,7 +89,8 @@ def _header_nbytes(codec: str, ndim: int, num_sections: int, wide: bool) -> int:
     return align(_FIXED.size + (8 if wide else 4) * (ndim + num_sections) + len(codec) + _CRC.size)
 
 
-def _payload_nbytes(sections: Sequence[int]) -> int:
+def body_nbytes(sections: Sequence[int]) -> int:
+    """Bytes of parts that follow each other, each from a multiple of 16 on."""
     total = 0
     for nbytes in sections:
         total = align(total) + nbytes
@@ -116,7 +118,7 @@ class FramePlan(NamedTuple):
             raise InputError(f"a dimension on the wire is at most 2^48, got {list(spec.shape)}")
         if spec.numel > MAX_NUMEL:
             raise InputError(f"a tensor on the wire has at most 2^34 values, got {spec.numel}")
-        payload = _payload_nbytes(sections)
+        payload = body_nbytes(sections)
         wide = _is_wide(spec, payload)
         start = _header_nbytes(codec, len(spec.shape), len(sections), wide)
         return cls(spec, start, start + payload, wide)
@@ -243,7 +245,7 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
         raise FrameError(f"the frame declares {numel} values, more than the {max_numel} allowed")
     if numel == 0 and max(shape) > MAX_DIM:
         raise FrameError(f"the frame declares a dimension of {max(shape)}, more than {MAX_DIM}")
-    if _payload_nbytes(lengths) != payload:
+    if body_nbytes(lengths) != payload:
         raise FrameError(f"sections of {lengths} bytes do not make the payload of {payload} bytes")
     if size - header != payload:
         raise FrameError(f"the frame promises {payload} payload bytes and carries {size - header}")
@@ -296,14 +298,15 @@ def _check_start(magic: bytes, version: int) -> None:
 
 
 class Mould:
-    """What frames are like whose codec, shape and sections' sizes are known before they come: all but checksums.
+    """What frames are like whose codec, shape and sections' sizes are known beforehand: all but checksums.
 
     Who expects many of these sees at a glance that one is in order, without reading what it knows. A frame that does
-    not fit is for ``unpack``, which takes it or says what is wrong.
+    not fit is for ``unpack``, which takes it or says what is wrong. And who writes many of them writes no more than
+    what changes.
     """
 
     def __init__(self, codec: str, spec: TensorSpec, lengths: Sequence[int]) -> None:
-        payload = _payload_nbytes(lengths)
+        payload = body_nbytes(lengths)
         header = _header(Packet(codec, spec, ()), lengths, payload, 0, _is_wide(spec, payload))
         self._checksum = _FIXED.size - _CRC.size
         self._start, self._rest = header[: self._checksum], header[_FIXED.size : -_CRC.size]
@@ -318,6 +321,13 @@ class Mould:
                 self._gaps.append((at, bytes(gap)))
             self.sections.append(align(at))
             at = align(at) + nbytes
+
+    def stamp(self, address: int) -> None:
+        """Make a frame of sections that lie there already: header, checksums, and zeros between."""
+        for at, zeros in self._gaps:
+            set_bytes(address + at, zeros)
+        head = self._start + _CRC.pack(crc32c(address + self._header, self._payload)) + self._rest
+        set_bytes(address, head + _CRC.pack(crc32c_of(head)))
 
     def fits(self, address: int) -> bool:
         """Whether the ``nbytes`` there are such a frame, undamaged."""
@@ -347,7 +357,7 @@ def bundle_header(names: Sequence[str], sizes: Sequence[int]) -> bytes:
         if len(word) > MAX_NAME:
             raise InputError(f"a slot name has at most {MAX_NAME} bytes, got {len(word)}: {word[:40]!r}…")
     directory = b"".join(_ENTRY.pack(size, len(word)) + word for size, word in zip(sizes, words, strict=True))
-    fixed = _BUNDLE.pack(MAGIC, VERSION, BUNDLE, 0, len(names), len(directory), _payload_nbytes(sizes))
+    fixed = _BUNDLE.pack(MAGIC, VERSION, BUNDLE, 0, len(names), len(directory), body_nbytes(sizes))
     return _checked(fixed + directory)
 
 
@@ -356,7 +366,7 @@ def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
     views = [as_bytes(frame) for _, frame in frames]
     sizes = [view.numel() for view in views]
     header = bundle_header([name for name, _ in frames], sizes)
-    bundle = bytearray(len(header) + _payload_nbytes(sizes))
+    bundle = bytearray(len(header) + body_nbytes(sizes))
     bundle[: len(header)] = header
     room = torch.frombuffer(bundle, dtype=torch.uint8)
     at = len(header)
@@ -378,7 +388,7 @@ class BundleRoom:
         plans = [FramePlan.of(codec, spec, sizes) for _, codec, spec, sizes in parts]
         limits = [plan.limit for plan in plans]
         header = bundle_header([name for name, *_ in parts], limits)
-        self._room = torch.empty(len(header) + _payload_nbytes(limits), dtype=torch.uint8)
+        self._room = torch.empty(len(header) + body_nbytes(limits), dtype=torch.uint8)
         self.arenas: list[FrameArena] = []
         address, at = self._room.data_ptr(), len(header)
         set_bytes(address, header)
@@ -419,7 +429,7 @@ def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
     if _CRC.unpack_from(head, header - _CRC.size)[0] != crc32c(data.data_ptr(), header - _CRC.size):
         raise FrameError("the bundle's directory does not match its checksum: it was damaged on the way")
     entries = list(_entries(head, count, _BUNDLE.size + directory))
-    if _payload_nbytes([nbytes for _, nbytes in entries]) != body or any(
+    if body_nbytes([nbytes for _, nbytes in entries]) != body or any(
         head[_BUNDLE.size + directory : header - _CRC.size]
     ):
         raise FrameError("the bundle's frames do not fill its body")

@@ -10,6 +10,7 @@ from on_triton import DEVICE, _nothing_gives_way, pytestmark  # noqa: F401
 import laconic
 import laws
 from laconic import FrameError, batches, kernels, wire
+from laconic.collective import messages
 from laconic.collective.twoshot import TwoShot
 from laconic.frames import open_packet
 from laconic.kernels.triton import together
@@ -21,6 +22,8 @@ SHAPES = {"a": (2, 270), "b": (1,), "c": (255,), "d": (3, 5, 7), "e": (1024,), "
 @pytest.fixture
 def launches(monkeypatch):
     """What was launched for many."""
+    with kernels.use("triton"):
+        assert kernels.together(torch.zeros(1, device=DEVICE)) is not None  # which tries it once on a GPU
     made = []
     for name in ("largest_all", "qsgd_encode_all", "qsgd_decode_all"):
         real = getattr(kernels._triton(), name)
@@ -110,41 +113,47 @@ def bundle(given):
     packed = wire.pack_bundle(list(zip(given, frames, strict=True)))
     message = torch.empty(len(packed), dtype=torch.uint8)
     message[:] = torch.frombuffer(packed, dtype=torch.uint8)
-    return message, frames
+    layout = batches.layout_of("qsgd:4", tuple(tuple(x.shape) for x in given.values()))
+    at = messages.body_of(message, tuple(given), tuple(layout.sizes))
+    assert at == len(wire.bundle_header(list(given), layout.sizes)) and layout.sizes == [len(frame) for frame in frames]
+    return message, at, layout, frames
 
 
 @pytest.mark.parametrize("weight", [None, -0.3])
 def test_values_are_those_of_one_after_the_other(weight, launches):
     given = tensors(5)
-    given["a"].zero_()
-    message, frames = bundle(given)
+    message, at, layout, frames = bundle(given)
     truth = [torch.ones(x.shape) for x in given.values()]
     ours = [x.to(DEVICE, copy=True) for x in truth]
     for frame, to in zip(frames, truth, strict=True):
         packet, chain = open_packet(frame)
         chain.decode(packet, out=to) if weight is None else chain.accumulate(packet, to, weight)
-    packets = [open_packet(frame)[0] for _, frame in wire.unpack_bundle(message)]
+    assert layout.found_at(message.data_ptr() + at)
     with kernels.use("triton"):
-        batches.read_frames(message, packets, laconic.codec("qsgd:4"), ours, weight)
+        batches.read_frames(message, at, layout, ours, weight)
     assert all(laws.same_bits(mine.cpu(), theirs) for mine, theirs in zip(ours, truth, strict=True))
     assert launches == ["qsgd_decode_all"]
 
 
 def test_frames_that_lie_are_refused_together():
     given = tensors(5)
-    message, _ = bundle(given)
-    packets = [open_packet(frame)[0] for _, frame in wire.unpack_bundle(message)]
+    message, at, layout, _ = bundle(given)
     outs = [torch.zeros(x.shape, device=DEVICE) for x in given.values()]
-    codec = laconic.codec("qsgd:4")
-    with kernels.use("triton"):
-        with pytest.raises(FrameError, match="shape"):
-            batches.read_frames(message, packets, codec, outs[::-1], None)
-        short = laconic.packet.Packet(packets[0].codec, packets[0].spec, packets[0].sections[:1])
-        with pytest.raises(FrameError, match="sections"):
-            batches.read_frames(message, [short, *packets[1:]], codec, outs, None)
-        packets[3].sections[0].view(torch.float32)[0] = -1.0
-        with pytest.raises(FrameError, match="norm"):
-            batches.read_frames(message, packets, codec, outs, 0.5)
+    first = message.data_ptr() + at
+    for wrong in (0, 30, layout.begins[3] + 8, layout.norms[2], layout.packed[5] + 7):
+        message[at + wrong] ^= 1
+        assert not layout.found_at(first), wrong
+        message[at + wrong] ^= 1
+    assert layout.found_at(first)
+    names, sizes = tuple(given), tuple(layout.sizes)
+    assert messages.body_of(message, names, sizes) == at
+    assert messages.body_of(message[:-1], names, sizes) is None
+    assert messages.body_of(message[:8], names, sizes) is None
+    assert messages.body_of(message, names[::-1], sizes) is None
+    norms = layout.norms[3] + at
+    message[norms : norms + 4].view(torch.float32)[0] = -1.0
+    with kernels.use("triton"), pytest.raises(FrameError, match="norm"):
+        batches.read_frames(message, at, layout, outs, 0.5)
     assert all(bool(torch.isfinite(out).all()) for out in outs)
 
 

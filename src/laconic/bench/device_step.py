@@ -1,20 +1,26 @@
-"""What encoding and decoding all gradients adds to a training step on a GPU, in turns with the step alone.
+"""What compressing all gradients adds to a training step on a GPU, in turns with the step alone.
 
-Gradients lie in flat buckets, as DDP has them; each is encoded and decoded where backward has just put it.
+Twice: *in place*, where flat buckets of gradients, as DDP has them, are encoded and decoded where backward has just
+put them; and *attached*, with all that ``laconic.attach`` does: slot by slot, by its policy, through frames on the
+host, in a group of one rank, which owns all shards and so encodes and reads all of them.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from laconic.bench.timing import quartiles
 from laconic.codecs import Chain, codec
+from laconic.collective import attach
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.models import MODELS, build_model
@@ -66,19 +72,38 @@ class _Step:
         generator = torch.Generator().manual_seed(settings.seed)
         self.images = torch.randn(settings.batch, channels, side, side, generator=generator).to(device)
         self.classes = torch.randint(0, classes, (settings.batch,), generator=generator).to(device)
-        self.model: nn.Module = build_model(settings.model, seed=settings.seed).to(device)
-        self.device, self.seed = device, settings.seed
+        self.device, self.seed, self.name = device, settings.seed, settings.model
+        self.model = self._build()
+        self.ddp = DistributedDataParallel(self._build())
+        self.attached_to: dict[str, DistributedDataParallel] = {}
         sizes = [parameter.numel() for parameter in self.model.parameters()]
         self.flat = torch.zeros(sum(sizes), device=device)
         for parameter, part in zip(self.model.parameters(), torch.split(self.flat, sizes), strict=True):
             parameter.grad = part.view_as(parameter)
         self.buckets: tuple[Tensor, ...] = torch.split(self.flat, settings.bucket)
 
+    def _build(self) -> nn.Module:
+        return build_model(self.name, seed=self.seed).to(self.device)
+
+    def _backward(self, model: nn.Module) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(self.images), self.classes)
+        loss.backward()  # type: ignore[no-untyped-call]
+
     def alone(self) -> None:
         self.flat.zero_()
-        with torch.autocast(self.device.type, torch.bfloat16):
-            loss = nn.functional.cross_entropy(self.model(self.images), self.classes)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._backward(self.model)
+
+    def by_ddp(self) -> None:
+        self.ddp.zero_grad(set_to_none=False)
+        self._backward(self.ddp)
+
+    def attached(self, spec: str) -> None:
+        if spec not in self.attached_to:
+            self.attached_to[spec] = DistributedDataParallel(self._build())
+            attach(self.attached_to[spec], spec)
+        self.attached_to[spec].zero_grad(set_to_none=False)
+        self._backward(self.attached_to[spec])
 
     def compressed(self, chain: Chain) -> None:
         self.alone()
@@ -97,34 +122,58 @@ class _Step:
             torch.cuda.synchronize(self.device)
 
 
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    if dist.is_initialized():
+        raise ConfigError("--step makes a process group of its own: run it outside of torchrun")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def run_steps(specs: Sequence[str], settings: StepSettings | None = None) -> list[Record]:
     """A Record for each codec: the step alone, with it, and the difference in percent of the step."""
     settings = settings or StepSettings()
     chains = {spec: codec(spec) for spec in specs}
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {settings.device}: torch sees no CUDA device here")
-    step = _Step(settings)
-    works: dict[str, Callable[[], None]] = {"": step.alone}
-    for spec, chain in chains.items():
-        works[spec] = lambda chain=chain: step.compressed(chain)  # type: ignore[misc]
-    for work in works.values():  # compiles, and lets libraries choose their kernels
-        for _ in range(3):
-            work()
-    runs: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(settings.repeat):
-        for name, work in works.items():
-            runs[name].append(step.timed(work))
-    alone = quartiles(tuple(runs[""]))
+    with _one_rank():
+        step = _Step(settings)
+        works: dict[tuple[str, str], Callable[[], None]] = {("step", ""): step.alone, ("ddp", ""): step.by_ddp}
+        for spec, chain in chains.items():
+            works["compressed", spec] = lambda chain=chain: step.compressed(chain)  # type: ignore[misc]
+            works["attached", spec] = lambda spec=spec: step.attached(spec)  # type: ignore[misc]
+        for work in works.values():  # compiles, and lets libraries choose their kernels and DDP its buckets
+            for _ in range(3):
+                work()
+        runs: dict[tuple[str, str], list[float]] = {name: [] for name in works}
+        for _ in range(settings.repeat):
+            for name, work in works.items():
+                runs[name].append(step.timed(work))
     records = []
     for spec in chains:
-        with_codec = quartiles(tuple(runs[spec]))
-        added = quartiles(tuple(100 * (a / b - 1) for a, b in zip(runs[spec], runs[""], strict=True)))
         values = {
             "command": settings.command(specs), "model": settings.model, "batch": settings.batch, "spec": spec,
             "values": step.flat.numel(), "buckets": len(step.buckets), "repeat": settings.repeat,
-            "step_bf16_s": alone[1], "step_bf16_quartiles_s": [alone[0], alone[2]],
-            "compressed_s": with_codec[1], "compressed_quartiles_s": [with_codec[0], with_codec[2]],
-            "added_percent": added[1], "added_percent_quartiles": [added[0], added[2]],
+            **_seconds("step_bf16", runs["step", ""]), **_seconds("ddp", runs["ddp", ""]),
+            **_seconds("compressed", runs["compressed", spec]), **_seconds("attached", runs["attached", spec]),
+            **_percent("added", runs["compressed", spec], runs["step", ""]),
+            **_percent("attached_added", runs["attached", spec], runs["ddp", ""]),
         }  # fmt: skip
         records.append(Record("bench.device.step", values, settings.seed))
     return records
+
+
+def _seconds(name: str, runs: Sequence[float]) -> dict[str, object]:
+    low, middle, high = quartiles(tuple(runs))
+    return {f"{name}_s": middle, f"{name}_quartiles_s": [low, high]}
+
+
+def _percent(name: str, runs: Sequence[float], beside: Sequence[float]) -> dict[str, object]:
+    """How much longer than what ran beside it, turn by turn."""
+    low, middle, high = quartiles(tuple(100 * (a / b - 1) for a, b in zip(runs, beside, strict=True)))
+    return {f"{name}_percent": middle, f"{name}_percent_quartiles": [low, high]}

@@ -83,20 +83,22 @@ def _steps(records: Sequence[Record]) -> ClusterTable:
     rows, goals, v = [], [], records[0].values
     for record in records:
         values = record.values
-        low, high = values["added_percent_quartiles"]
-        rows.append(
-            (f"`{values['spec']}`", f"{1e3 * values['step_bf16_s']:.1f}", f"{1e3 * values['compressed_s']:.1f}",
-             f"{values['added_percent']:.1f}", f"{low:.1f} to {high:.1f}")
-        )  # fmt: skip
-        met = values["added_percent"] < STEP_ADDS
-        goals.append(
-            (met, f"`{values['spec']}` adds {values['added_percent']:.1f} %, below {STEP_ADDS:g}: "
-                  f"{'met' if met else 'missed'}")
-        )  # fmt: skip
+        cells = [f"`{values['spec']}`"]
+        for step, way, added in (("step_bf16", "compressed", "added"), ("ddp", "attached", "attached_added")):
+            low, high = values[f"{added}_percent_quartiles"]
+            cells += [f"{1e3 * values[f'{step}_s']:.1f}", f"{1e3 * values[f'{way}_s']:.1f}",
+                      f"{values[f'{added}_percent']:.1f} ({low:.1f} to {high:.1f})"]  # fmt: skip
+        rows.append(tuple(cells))
+        for added, how in (("added", "in place"), ("attached_added", "attached")):
+            percent = values[f"{added}_percent"]
+            met = percent < STEP_ADDS
+            what = f"`{values['spec']}` {how} adds {percent:.1f} %, below {STEP_ADDS:g}: {'met' if met else 'missed'}"
+            goals.append((met, what))
     notes = (
         f"{records[0].machine.get('gpu', 'No GPU')}: a step of {v['model']} in bf16 with {v['batch']} images, and the "
-        f"same with all {v['values']:,} gradients encoded and decoded in {v['buckets']} buckets, in turns, "
-        f"{v['repeat']} of each. By `{v['command']}`."
+        f"same with all {v['values']:,} gradients encoded and decoded in place in {v['buckets']} buckets; then a step "
+        "of DDP in a group of one rank, and the same attached: slot by slot, through frames on the host and back. In "
+        f"turns, {v['repeat']} of each; medians and quartiles. By `{v['command']}`."
     )
-    columns = ("codec", "step, ms", "with the codec, ms", "added, %", "quartiles")
+    columns = ("codec", "step, ms", "in place, ms", "added, %", "DDP's step, ms", "attached, ms", "added, %")
     return ClusterTable("device-step", columns, tuple(rows), 1, notes, tuple(goals))

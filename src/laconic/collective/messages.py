@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from laconic import wire
-from laconic._core import set_bytes, zero_bytes
+from laconic._core import bytes_at, set_bytes, zero_bytes
 from laconic.errors import InputError
 from laconic.packet import Packet, TensorSpec
 
-__all__ = ["is_void", "longest", "read", "write"]
+__all__ = ["body_of", "is_void", "longest", "read", "write"]
 
 Encode = Callable[[Tensor], Sequence[tuple[int, int] | None]]
 """Writes the slots' frames into a buffer and says where each begins and ends; None: there is nothing to say of it."""
@@ -28,18 +29,17 @@ def longest(names: Sequence[str], frames: Sequence[int]) -> int:
 
 def write(names: Sequence[str], encode: Encode, room: Tensor) -> Tensor:
     """The message of these slots; returns the part of the room that it fills."""
-    header = len(wire.bundle_header(names, [0] * len(names)))
+    header = len(_full_header(tuple(names), (0,) * len(names)))
     body = room[header:]
     spans = encode(body)
-    frames = [_VOID if span is None else body[slice(*span)] for span in spans]
-    sizes, end, in_place = [len(frame) for frame in frames], 0, True
+    sizes, end, in_place = [len(_VOID) if span is None else span[1] - span[0] for span in spans], 0, True
     for span, nbytes in zip(spans, sizes, strict=True):
         begin = wire.align(end)
         end = begin + nbytes
         in_place = in_place and span == (begin, end)
     if not in_place:  # some had less to say than there was room for, or nothing
-        _close_ranks([frame if isinstance(frame, bytes) else frame.clone() for frame in frames], body)
-    set_bytes(room.data_ptr(), wire.bundle_header(names, sizes))
+        _close_ranks([_VOID if span is None else body[slice(*span)].clone() for span in spans], body)
+    set_bytes(room.data_ptr(), _full_header(tuple(names), tuple(sizes)))
     return room[: header + end]
 
 
@@ -62,6 +62,19 @@ def read(message: Tensor, names: Sequence[str], sender: int) -> list[Tensor]:
         theirs, ours = ", ".join(name for name, _ in found)[:200], ", ".join(names)[:200]
         raise InputError(f"rank {sender} exchanges other tensors ({theirs}) than this one ({ours}): compare the models")
     return [frame for _, frame in found]
+
+
+@lru_cache(maxsize=1024)
+def _full_header(names: tuple[str, ...], sizes: tuple[int, ...]) -> bytes:
+    return wire.bundle_header(names, sizes)
+
+
+def body_of(message: Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> int | None:
+    """Where the first frame begins, if the message is one of these slots with frames of these sizes."""
+    header = _full_header(names, sizes)
+    if message.numel() < len(header) or bytes_at(message.data_ptr(), len(header)) != header:
+        return None
+    return len(header) if message.numel() == len(header) + wire.body_nbytes(sizes) else None
 
 
 def is_void(frame: Tensor) -> bool:

@@ -43,16 +43,29 @@ PART = 1 << 22
 GRAIN = 256
 """Shards begin at multiples of this, which suits packed bits."""
 
+KEPT_PLANS = 256
+"""Sets of slots whose cut is remembered: a module's buckets, before and after DDP has put them in order."""
+
 _EVERY = Policy(min_numel=0, exempt_1d=False)
 """Who comes here has been chosen already."""
 
 
 @dataclass(frozen=True)
+class _Range:
+    """Of a slot, and whose it is."""
+
+    slot: int
+    begin: int
+    end: int
+    owner: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Shard:
-    """A range of a slot, and whose it is."""
+    """A range's values in a round."""
 
     name: str
-    owner: int
     values: Tensor
     seed: int
     """Of the slot and its round: the same on all ranks, whatever else travels with it."""
@@ -67,18 +80,29 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What travels together, and the most bytes of a message in each round: the same as long as slots are."""
+
+    ranges: list[_Range]
+    there: int
+    back: int
+
+
 @dataclass
 class _Part:
-    """What travels together, on its way through the two rounds."""
+    """A plan on its way through the two rounds."""
 
-    shards: list[_Shard]
+    shards: dict[int, list[_Shard]]
+    """By owner."""
     key: int
+    pinned: bool
     there: Swap
     back: Swap
     answer: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def of(self, owner: int) -> list[_Shard]:
-        return [shard for shard in self.shards if shard.owner == owner]
+        return self.shards.get(owner, [])
 
 
 class TwoShot:
@@ -102,7 +126,7 @@ class TwoShot:
         ledger: Ledger | None = None,
     ) -> None:
         memories, chain = parse(spec)
-        self.spec = spec
+        self.spec, self._chain = spec, chain
         self.nonfinite = nonfinite
         self.stats = Ledger() if ledger is None else ledger
         self.peers = Peers(group, self.stats)
@@ -114,6 +138,7 @@ class TwoShot:
         self._rounds: dict[str, int] = {}
         self._unsaid: list[str] = []
         self._rooms = Rooms()
+        self._plans: dict[tuple[tuple[str, int], ...], list[_Plan]] = {}
 
     # ------------------------------------------------------------------------------------------------------- rounds
 
@@ -130,7 +155,7 @@ class TwoShot:
             self.stats.values += x.numel()
             self._rounds[slot] = self._rounds.get(slot, 0) + 1
         self.stats.rounds += 1
-        parts = [self._begin(shards, i) for i, shards in enumerate(self._cut(flats))]
+        parts = [self._begin(plan, flats, i) for i, plan in enumerate(self._plans_of(flats))]
         # While one part's shards are on their way to owners, the one before is added up and answered, and the one
         # before that is decoded.
         for i in range(len(parts) + 2):
@@ -149,40 +174,56 @@ class TwoShot:
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
 
-    def _cut(self, tensors: Sequence[tuple[str, Tensor]]) -> Iterator[list[_Shard]]:
+    def _plans_of(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
+        sizes = tuple((slot, flat.numel()) for slot, flat in flats)
+        plans = self._plans.get(sizes)
+        if plans is None:
+            if len(self._plans) >= KEPT_PLANS:  # slots that are never the same again
+                self._plans.clear()
+            plans = self._plans[sizes] = [
+                _Plan(ranges, self._longest(ranges, self.there), self._longest(ranges, self.back))
+                for ranges in self._cut(sizes)
+            ]
+        return plans
+
+    def _cut(self, sizes: Sequence[tuple[str, int]]) -> Iterator[list[_Range]]:
         """Parts of bounded size. Where a tensor is cut follows from its own size alone, so its memory stays valid."""
-        together: list[_Shard] = []
+        together: list[_Range] = []
         values = 0
-        for slot, flat in tensors:
-            for begin in range(0, flat.numel(), PART):
-                end = min(begin + PART, flat.numel())
+        for number, (slot, numel) in enumerate(sizes):
+            for begin in range(0, numel, PART):
+                end = min(begin + PART, numel)
                 if values and values + end - begin > PART:
                     yield together
                     together, values = [], 0
-                together += self._shards(slot, flat, begin, end)
+                step = -(-(end - begin) // self.peers.size)
+                step = -(-step // GRAIN) * GRAIN
+                for owner, at in enumerate(range(begin, end, step)):
+                    last = min(at + step, end)
+                    together.append(_Range(number, at, last, owner, f"{slot}[{at}:{last}]"))
                 values += end - begin
         if together:
             yield together
 
-    def _shards(self, slot: str, flat: Tensor, begin: int, end: int) -> Iterator[_Shard]:
-        step = -(-(end - begin) // self.peers.size)
-        step = -(-step // GRAIN) * GRAIN
-        for owner, at in enumerate(range(begin, end, step)):
-            last = min(at + step, end)
-            yield _Shard(f"{slot}[{at}:{last}]", owner, flat[at:last], self._rounds[slot])
+    def _longest(self, ranges: Sequence[_Range], channel: Channel) -> int:
+        """The most bytes of a message to any owner, or from it."""
+        longest = 0
+        for owner in range(self.peers.size):
+            its = [each for each in ranges if each.owner == owner]
+            frames = [channel.max_nbytes(each.name, torch.empty(each.end - each.begin, device="meta")) for each in its]
+            longest = max(longest, messages.longest([each.name for each in its], frames))
+        return longest
 
-    def _begin(self, shards: list[_Shard], key: int) -> _Part:
-        """Room for what will come in both rounds."""
-        owners = range(self.peers.size)
-        there = max(self._longest([shard for shard in shards if shard.owner == rank], self.there) for rank in owners)
-        back = max(self._longest([shard for shard in shards if shard.owner == rank], self.back) for rank in owners)
-        about, pinned = shards[0].name, shards[0].values.is_cuda
-        return _Part(
-            shards,
-            key,
-            self.peers.swap(("there", about), there, pinned=pinned),
-            self.peers.swap(("back", about), back, pinned=pinned),
-        )
+    def _begin(self, plan: _Plan, flats: Sequence[tuple[str, Tensor]], key: int) -> _Part:
+        """Shards of this round, and room for what will come."""
+        shards: dict[int, list[_Shard]] = {}
+        for each in plan.ranges:
+            slot, flat = flats[each.slot]
+            shard = _Shard(each.name, flat[each.begin : each.end], self._rounds[slot])
+            shards.setdefault(each.owner, []).append(shard)
+        about, pinned = plan.ranges[0].name, flats[0][1].is_cuda
+        there = self.peers.swap(("there", about), plan.there, pinned=pinned)
+        return _Part(shards, key, pinned, there, self.peers.swap(("back", about), plan.back, pinned=pinned))
 
     def _send(self, part: _Part) -> None:
         """Each of the others its shards."""
@@ -224,20 +265,16 @@ class TwoShot:
                     self._say_skipped(name)
             return [spans.get(shard.name) for shard in shards]
 
-        swap, pinned = part.there if channel is self.there else part.back, part.shards[0].values.is_cuda
-        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit, pinned=pinned)
+        swap = part.there if channel is self.there else part.back
+        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit, pinned=part.pinned)
         message = messages.write([shard.name for shard in shards], encode, room[PREFIX:])
         return room[: PREFIX + message.numel()]
-
-    def _longest(self, shards: Sequence[_Shard], channel: Channel) -> int:
-        return messages.longest(
-            [shard.name for shard in shards], [channel.max_nbytes(shard.name, shard.values) for shard in shards]
-        )
 
     def _sum(self, part: _Part, incoming: Mapping[int, Tensor]) -> frozenset[str]:
         """The mean of all contributions in the place of the own shards; returns those that nothing can be said of."""
         mine, lost = part.of(self.peers.rank), set()
         weight = 1.0 / self.peers.size
+        exact = []
         for shard, finite in zip(mine, _all_finite(mine), strict=True):
             if not finite:
                 lost.add(shard.name)
@@ -248,13 +285,17 @@ class TwoShot:
                 own = self.there.encode(shard.name, shard.values, seed=shard.dice(self.peers.rank))
                 self._add(own, shard.values.zero_(), weight)
             else:
-                shard.values.mul_(weight)
+                exact.append(shard.values)
+        if exact and weight != 1.0:
+            torch._foreach_mul_(exact, weight)
         for rank, message in sorted(incoming.items()):
             lost |= {shard.name for shard in self._take(message, mine, rank, weight)}
         return frozenset() if self.nonfinite == "skip" else frozenset(lost)
 
     def _take(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> list[_Shard]:
         """Decode a message into shards, or add it to them; returns those that it says nothing of."""
+        if self._take_together(message, shards, weight):
+            return []
         frames = messages.read(message, [shard.name for shard in shards], sender)
         said, void = [], []
         for shard, frame in zip(shards, frames, strict=True):
@@ -262,15 +303,24 @@ class TwoShot:
                 void.append(shard)
             else:
                 said.append((shard.values, *self._open(frame, shard.values)))
-        if said and len({chain.text for *_, chain in said}) == 1 and batches.fits(said[0][2], [to for to, *_ in said]):
-            batches.read_frames(message, [packet for _, packet, _ in said], said[0][2], [to for to, *_ in said], weight)
-            return void
         for to, packet, chain in said:
             if weight is None:
                 chain.decode(packet.to(to.device), out=to)
             else:
                 chain.accumulate(packet.to(to.device), to, weight)
         return void
+
+    def _take_together(self, message: Tensor, shards: Sequence[_Shard], weight: float | None) -> bool:
+        """The same at once, where the message is as it mostly is; otherwise nothing has happened."""
+        values = [shard.values for shard in shards]
+        if not values or not batches.fits(self._chain, values):
+            return False
+        layout = batches.layout_of(self._chain.text, tuple(tuple(x.shape) for x in values))
+        begin = messages.body_of(message, tuple(shard.name for shard in shards), tuple(layout.sizes))
+        if begin is None or not layout.found_at(message.data_ptr() + begin):
+            return False
+        batches.read_frames(message, begin, layout, values, weight)
+        return True
 
     def _open(self, frame: bytes | Tensor, to: Tensor) -> tuple[Packet, Chain]:
         packet, chain = open_packet(frame, max_numel=to.numel())

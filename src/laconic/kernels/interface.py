@@ -308,10 +308,10 @@ class Together(Protocol):
         bucket: int,
         stochastic: bool,
         seeds: Sequence[int],
-        norms: Sequence[Tensor],
-        packed: Sequence[Tensor],
+        norms: Sequence[int],
+        packed: Sequence[int],
     ) -> Tensor:
-        """``qsgd_encode`` of each, or ``qsgd_feedback``; their keys. For 2, 4 and 8 bits and the largest magnitude."""
+        """``qsgd_encode`` of each, or ``qsgd_feedback``, to addresses; their keys. For 2, 4 and 8 bits, by maximum."""
         ...
 
     def qsgd_decode_all(

@@ -26,10 +26,13 @@ from laconic.kernels.triton.parts import (
     words_of,
 )
 
-__all__ = ["QSGD_TILE", "decode_part", "encode_part", "qsgd_decode", "qsgd_encode"]
+__all__ = ["FEEDBACK_TILE", "QSGD_TILE", "decode_part", "encode_part", "qsgd_decode", "qsgd_encode"]
 
 QSGD_TILE = 1024
-"""Sixteen values a thread, where a residual comes with each."""
+"""Sixteen values a thread."""
+
+FEEDBACK_TILE = 512
+"""Eight, where a residual comes with each."""
 
 ROW_FACTORS = tl.constexpr(tuple(halves(random.row_factor(row))[0] for row in range(32)))
 
@@ -244,7 +247,7 @@ def qsgd_encode(
 ) -> Tensor:
     """With a residual its sum with x is encoded, and what the receiver will not have stays there."""
     n, into = x.numel(), Packed(packed, x.numel(), bits)
-    buckets, warps = tile(bucket, QSGD_TILE)
+    buckets, warps = tile(bucket, QSGD_TILE if residual is None else FEEDBACK_TILE)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count
     programs = num_buckets(count, buckets)

@@ -20,7 +20,7 @@ from laconic.kernels.interface import GROUP, num_buckets
 from laconic.kernels.triton.buckets import magnitudes, tile
 from laconic.kernels.triton.packing import BYTES, pack_stream, reaching
 from laconic.kernels.triton.parts import TILE, exact, load_tile, period
-from laconic.kernels.triton.qsgd import QSGD_TILE, decode_part, encode_part
+from laconic.kernels.triton.qsgd import FEEDBACK_TILE, QSGD_TILE, decode_part, encode_part
 
 __all__ = ["largest_all", "qsgd_decode_all", "qsgd_encode_all"]
 
@@ -144,10 +144,10 @@ def qsgd_encode_all(
     bucket: int,
     stochastic: bool,
     seeds: Sequence[int],
-    norms: Sequence[Tensor],
-    packed: Sequence[Tensor],
+    norms: Sequence[int],
+    packed: Sequence[int],
 ) -> Tensor:
-    """``qsgd_encode`` of each by the largest magnitude, at 2, 4 or 8 bits; their keys. Sections are aligned to 16."""
+    """``qsgd_encode`` of each by the largest magnitude, at 2, 4 or 8 bits, to addresses (multiples of 16); the keys."""
     device = tensors[0].device
     tails = torch.empty(len(tensors) * GROUP, dtype=torch.int32, device=device)
     rows, sizes = [], []
@@ -155,12 +155,12 @@ def qsgd_encode_all(
         key = random.key(seeds[i], random.ROUNDING)
         residual = x if residuals is None else residuals[i]
         rows += [
-            x.data_ptr(), residual.data_ptr(), norms[i].data_ptr(), packed[i].data_ptr(),
+            x.data_ptr(), residual.data_ptr(), norms[i], packed[i],
             tails.data_ptr() + 4 * GROUP * i, x.numel(), key & random.M32, key >> 32,
         ]  # fmt: skip
         sizes.append(x.numel())
     assert _aligned(rows, (2, 3))
-    buckets, warps = tile(bucket, QSGD_TILE)
+    buckets, warps = tile(bucket, QSGD_TILE if residuals is None else FEEDBACK_TILE)
     parts, table = _parts(tuple(sizes), buckets * bucket, device), _table(rows, device)
     keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
     how: dict[str, Any] = exact(num_warps=warps)
