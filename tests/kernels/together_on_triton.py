@@ -11,6 +11,7 @@ import laconic
 import laws
 from laconic import FrameError, batches, kernels, wire
 from laconic.collective import messages
+from laconic.collective.reducer import Reducer
 from laconic.collective.twoshot import TwoShot
 from laconic.frames import open_packet
 from laconic.kernels.triton import together
@@ -25,7 +26,7 @@ def launches(monkeypatch):
     with kernels.use("triton"):
         assert kernels.together(torch.zeros(1, device=DEVICE)) is not None  # which tries it once on a GPU
     made = []
-    for name in ("largest_all", "qsgd_encode_all", "qsgd_decode_all"):
+    for name in ("largest_all", "qsgd_encode_all", "qsgd_decode_all", "gather_blocks", "scatter_lanes"):
         real = getattr(kernels._triton(), name)
         monkeypatch.setattr(
             kernels._triton(), name, lambda *a, name=name, real=real, **k: made.append(name) or real(*a, **k)
@@ -162,26 +163,30 @@ def test_programs_find_their_tensor_and_their_part_of_it():
     assert parts.tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [3, 0]]
 
 
-@pytest.mark.parametrize("spec", ["qsgd:4", "ef|qsgd:4"])
+LANES = {"gather_blocks", "scatter_lanes"}
+ROADS = {"qsgd:4": TwoShot, "ef|qsgd:4": TwoShot, "ef|thc:4": Reducer, "thc:3": Reducer, "ef|shared:8": Reducer}
+
+
+@pytest.mark.parametrize("spec", ROADS)
 def test_an_exchange_gives_the_same_means(spec, launches):
     """A rank alone is owner of all: it encodes the sum with a memory and reads its own answer."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        ours, truth = TwoShot(spec), TwoShot(spec)
-        for step in range(2):
+        ours, truth = (ROADS[spec](spec, nonfinite="spread") for _ in range(2))
+        for step in range(3):
             given = tensors(step)
             there = {name: x.to(DEVICE, copy=True) for name, x in given.items()}
-            if step:
+            if step == 1:
                 given["e"][3] = there["e"][3] = float("inf")
             truth.reduce_all(list(given.items()))
             with kernels.use("triton"):
                 ours.reduce_all(list(there.items()))
             for name, x in given.items():
                 assert laws.same_bits(there[name].cpu(), x), name
-            assert bool(given["e"].isnan().all()) == bool(step)
+            assert bool(given["e"].isnan().all()) == (step == 1)
         mine, theirs = ours.state_dict(), truth.state_dict()
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[key].cpu(), theirs[key]) for key in mine)
         assert ours.stats.skipped_nonfinite == truth.stats.skipped_nonfinite == 1
     finally:
         dist.destroy_process_group()
-    assert {"largest_all", "qsgd_encode_all", "qsgd_decode_all"} == set(launches)
+    assert set(launches) == (LANES if ROADS[spec] is Reducer else {"largest_all", "qsgd_encode_all", "qsgd_decode_all"})

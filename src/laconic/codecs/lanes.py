@@ -195,23 +195,39 @@ class LaneStage(ValueStage):
 
         With ``feedback`` x has been rotated already, and what is sent is taken away from it.
         """
-        signs = None if feedback else self.signs
         first = arena.take(_HEAD.size)
         head.write(first)
         second = arena.take(4 * clips.numel())
         second.copy_(clips.view(torch.uint8))
-        lanes = arena.take(lanes_nbytes(lane_values(x.numel(), signs is not None), head.coding))
+        rotation = None if feedback else self.signs
+        lanes = self.encode_lanes(x, head, second, kernels, arena, rotation=rotation, noise=noise, feedback=feedback)
+        return first, second, lanes
+
+    def encode_lanes(
+        self,
+        x: Tensor,
+        head: LaneHead,
+        clips: Tensor,
+        kernels: Kernels,
+        arena: Arena,
+        *,
+        rotation: int | None,
+        noise: int,
+        feedback: bool,
+    ) -> Tensor:
+        """The last of these sections alone, of values that are rotated here, or have been, or need not be."""
+        lanes = arena.take(lanes_nbytes(lane_values(x.numel(), rotation is not None), head.coding))
         kernels.lane_encode(
             x,
             head.coding,
             factor=None,
-            rotation=signs,
+            rotation=rotation,
             noise=noise if self.stochastic else None,
             feedback=feedback,
-            clips=second,
+            clips=clips.view(torch.uint8),
             out=lanes,
         )
-        return first, second, lanes
+        return lanes
 
     # ------------------------------------------------------------------------------------------------ as any codec
 

@@ -16,7 +16,7 @@ from laconic import kernels
 from laconic.codecs.lanes import LaneHead, LaneStage
 from laconic.codecs.mean import FloatHead
 from laconic.collective.ledger import Ledger
-from laconic.errors import ConfigError, InputError, NonFiniteError
+from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec, allocate
 from laconic.sums import Contributor, Summing
 from laconic.sums.summing import flat_values
@@ -165,6 +165,10 @@ class Reducer:
 
     def _reduce_agreeing(self, tensors: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         seeds = {slot: self._next_seed(slot, x) for slot, x, _ in tensors}
+        if not self._reduce_joined(tensors, seeds):
+            self._reduce_in_turn(tensors, seeds)
+
+    def _reduce_in_turn(self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]) -> None:
         pieces, copies = [], []
         with self.stats.during("encode_s"):
             for slot, x, out in tensors:
@@ -276,6 +280,43 @@ class Reducer:
         else:
             FloatHead(self.summing.workers, count).write(head)
         return Packet(packet.codec, packet.spec, (*packet.sections[:at], head, *packet.sections[at + 1 :]))
+
+    # ------------------------------------------------------------------------------------------------------- joined
+
+    def _reduce_joined(self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]) -> bool:
+        """All at once on a GPU, where launches and waits are what slots cost; False where they must go in turn.
+
+        What comes out is the same, but for the dice of stochastic rounding, which are those of the first slot.
+        """
+        if self.carry or not tensors or any(out is not x or x.numel() > PART for _, x, out in tensors):
+            return False
+        slots, values = [slot for slot, *_ in tensors], [x for _, x, _ in tensors]
+        with self.stats.during("encode_s"):
+            joined = self.contributor.join(slots, values)
+            if joined is None:
+                return False
+            probe = self.contributor.probe_joined(joined)
+        texts = [f"{slot} {list(x.shape)} {seeds[slot]}" for slot, x in zip(slots, values, strict=True)]
+        agreed = self._settle(probe, " ".join(texts))()
+        if not self.summing.usable(agreed):  # on all ranks, which find out in turn whose values it was
+            return False
+        arena = self._arenas[0].on(values[0].device)
+        with self.stats.during("encode_s"):
+            clips, lanes = self.contributor.encode_joined(joined, agreed, seed=seeds[slots[0]], arena=arena)
+            words = arena.last.view(torch.int32)
+            words[-1] = 1
+        work = self._reduce(words, dist.ReduceOp.SUM)
+        with self.stats.during("wire_s"):
+            work.wait()
+        with self.stats.during("decode_s"):
+            head = replace(self._head, count=int(words[-1]))
+            backend, stage = kernels.together(values[0]), self.summing.chain.values
+            assert backend is not None and isinstance(stage, LaneStage)
+            flag = backend.scatter_lanes(lanes, clips, head.coding, total=head.total, rotation=stage.signs, outs=values)
+            self.contributor.check_joined(joined)
+            if int(flag):
+                raise FrameError(f"the sum of {head.count} ranks has a value above {head.total}")
+        return True
 
     # ---------------------------------------------------------------------------------------------- carried scales
 

@@ -326,3 +326,22 @@ class Together(Protocol):
     ) -> Tensor:
         """``qsgd_decode`` of each, from addresses; not 0 where a section held what no encoder writes."""
         ...
+
+    def gather_blocks(
+        self, tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation: int | None, out: Tensor
+    ) -> None:
+        """Each tensor, ``rotate``d if asked for, plus its residual, as whole blocks one behind the other in ``out``."""
+        ...
+
+    def scatter_lanes(
+        self,
+        lanes: Tensor,
+        clips: Tensor,
+        coding: LaneCoding,
+        *,
+        total: int,
+        rotation: int | None,
+        outs: Sequence[Tensor],
+    ) -> Tensor:
+        """``lane_decode`` of such blocks in words of lanes, each to its tensor; not 0 as above."""
+        ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +14,12 @@ from laconic.codecs import Chain, parse
 from laconic.codecs.feedback import ErrorFeedback
 from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError, NonFiniteError
-from laconic.kernels.interface import lane_values
+from laconic.kernels.interface import LANE_BLOCK, lane_values, num_buckets
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
 from laconic.sums.methods import Lanes, LowRank, Sender
 from laconic.sums.summing import Summing, flat_values
 
-__all__ = ["Contributor", "ContributorStats"]
+__all__ = ["Contributor", "ContributorStats", "Joined"]
 
 log = logging.getLogger("laconic")
 
@@ -42,6 +42,25 @@ class _Slot:
     start: Tensor | None = None
     before: Tensor | None = None
     spec: TensorSpec | None = None
+
+
+@dataclass
+class Joined:
+    """Slots of one round whose values wait for an agreement together: blocks of all, one behind the other.
+
+    Scales, integers and residuals are of blocks, so what is done for one tensor is done for all of them at once.
+    """
+
+    slots: Sequence[str]
+    sizes: list[int]
+    values: Tensor
+
+    def parts(self, values: Tensor, rotated: bool) -> Iterable[Tensor]:
+        """Each slot's part of something of this length, without what fills its last block unless that is rotated."""
+        at = 0
+        for size in self.sizes:
+            yield values[at : at + lane_values(size, rotated)]
+            at += num_buckets(size, LANE_BLOCK) * LANE_BLOCK
 
 
 class Contributor:
@@ -130,6 +149,72 @@ class Contributor:
             mine.start = mine.start.to(like.device)
         return mine.start
 
+    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> Joined | None:
+        """Begin a round of many slots of a GPU; None, and nothing has happened, where they cannot be joined."""
+        method, first = self.summing.method, tensors[0]
+        if not isinstance(method, Lanes) or method.selector is not None or len(tensors) < 2 or not self.summing.ring:
+            return None
+        alike = all(
+            x.device == first.device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors
+        )
+        backend = kernels.together(first) if alike else None
+        if backend is None:
+            return None
+        signs, sizes = method.stage.signs, [x.numel() for x in tensors]
+        blocks = sum(num_buckets(size, LANE_BLOCK) for size in sizes)
+        residuals: list[Tensor | None] = []
+        for slot, x in zip(slots, tensors, strict=True):
+            mine = self._slots.setdefault(slot, _Slot())
+            mine.spec, mine.waiting, mine.before = TensorSpec.of(x), None, None
+            size = lane_values(x.numel(), signs is not None)
+            residuals.append(self._memory(slot, mine, size, x) if self.feedback else None)
+        values = torch.empty(blocks * LANE_BLOCK, device=first.device)
+        backend.gather_blocks(tensors, residuals, signs, values)
+        return Joined(slots, sizes, values)
+
+    def probe_joined(self, joined: Joined) -> Tensor:
+        """What this worker brings to the agreement: a scale for each block."""
+        method = self._lanes
+        return method.bounded(method.stage.scales(joined.values, kernels.of(joined.values)))
+
+    def encode_joined(self, joined: Joined, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
+        """End the round: clips of all blocks, and their integers. What these fail to say is kept for the next round."""
+        method, summing, values = self._lanes, self.summing, joined.values
+        head, sender = (
+            method.head(summing.workers, summing.ring),
+            Sender(summing.workers, summing.ring, seed, self.worker),
+        )
+        clips = method.stage.clips(agreed, head)
+        lanes = method.stage.encode_lanes(
+            values, head, clips, kernels.of(values), arena, rotation=None, noise=sender.dice, feedback=self.feedback
+        )
+        if self.feedback:
+            rotated = method.stage.signs is not None
+            for slot, part in zip(joined.slots, joined.parts(values, rotated), strict=True):
+                self._slots[slot].residual = part
+        self.stats.rounds += len(joined.slots)
+        return clips, lanes
+
+    def check_joined(self, joined: Joined) -> None:
+        """Begin residuals anew that have left float32. Waits for the device, so it comes when all else is under way."""
+        if not self.feedback or kernels.of(joined.values).all_finite(joined.values):
+            return
+        for slot in joined.slots:
+            residual = self._slots[slot].residual
+            if residual is not None and not bool(residual.isfinite().all()):
+                self._overflowed(slot)
+
+    @property
+    def _lanes(self) -> Lanes:
+        method = self.summing.method
+        assert isinstance(method, Lanes)
+        return method
+
+    def _overflowed(self, slot: str) -> None:
+        self._slots[slot].residual = None
+        self.stats.residual_resets += 1
+        log.warning("slot %r: its residual overflowed float32 and is reset", slot)
+
     def usable(self, agreed: Tensor) -> bool:
         return self.summing.usable(agreed)
 
@@ -154,9 +239,7 @@ class Contributor:
                 self.chain.accumulate(packet, values.view(mine.spec.shape), -1.0)
             mine.before, mine.residual = mine.residual, values
             if not kernels.of(values).all_finite(values):
-                mine.residual = None
-                self.stats.residual_resets += 1
-                log.warning("slot %r: its residual overflowed float32 and is reset", slot)
+                self._overflowed(slot)
         mine.waiting = None
         self.stats.rounds += 1
         return packet

@@ -91,6 +91,10 @@ class Lanes:
         scales = self.stage.scales(x, backend)
         if key >= NONFINITE:  # among the values that are not sent
             scales = torch.full_like(scales, UNUSABLE)
+        return self.bounded(scales)
+
+    def bounded(self, scales: Tensor) -> Tensor:
+        """Scales that can travel: finite ones."""
         return torch.where(scales < UNUSABLE, scales, UNUSABLE)
 
     def usable(self, agreed: Tensor) -> bool:

@@ -62,11 +62,11 @@ def _served(kernel: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _served_together(kernel: Callable[P, Tensor]) -> Callable[P, Tensor]:
+def _served_together(kernel: Callable[P, T]) -> Callable[P, T]:
     """The same for many tensors; what cannot be compiled is the caller's to go round."""
 
     @wraps(kernel)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         given = (*args, *kwargs.values())
         there = next(
             each[0].device for each in given if isinstance(each, (list, tuple)) and isinstance(each[0], Tensor)
@@ -444,6 +444,8 @@ coded_modes = hosted.coded_modes
 largest_all = _served_together(together.largest_all)
 qsgd_encode_all = _served_together(together.qsgd_encode_all)
 qsgd_decode_all = _served_together(together.qsgd_decode_all)
+gather_blocks = _served_together(together.gather_blocks)
+scatter_lanes = _served_together(together.scatter_lanes)
 
 
 # --------------------------------------------------------------------------------------------------------- low rank

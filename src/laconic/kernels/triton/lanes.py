@@ -36,13 +36,17 @@ from laconic.kernels.triton.parts import (
 )
 
 __all__ = [
+    "SHRINK",
     "block_scales",
+    "hadamard",
     "lane_accumulate",
     "lane_add",
     "lane_decode",
     "lane_encode",
     "lane_largest",
     "lane_pack",
+    "lane_tile",
+    "load_clips",
     "rotate",
 ]
 
@@ -53,7 +57,7 @@ _LARGE = tl.constexpr(2.0**90)
 _TINY = tl.constexpr(2.0**-90)
 _UP = tl.constexpr(2.0**64)
 _DOWN = tl.constexpr(2.0**-64)
-_SHRINK = tl.constexpr(2.0**-5)
+SHRINK = tl.constexpr(2.0**-5)
 _UNIT = tl.constexpr(2.0**-24)
 _CLIP_LIMIT = tl.constexpr(CLIP_LIMIT)
 _FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
@@ -66,7 +70,7 @@ def _places(BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _hadamard(v, BLOCKS: tl.constexpr):
+def hadamard(v, BLOCKS: tl.constexpr):
     """Each row of 1,024 times the Hadamard matrix, butterflies from neighbours to halves."""
     for stage in tl.static_range(10):
         pairs = tl.permute(tl.reshape(v, (BLOCKS * 1024 // (2 << stage), 2, 1 << stage)), (0, 2, 1))
@@ -98,7 +102,7 @@ def _squares(x, begin, n, BLOCKS: tl.constexpr):
 @triton.jit
 def _scales(x, begin, n, largest, RMS: tl.constexpr, BLOCKS: tl.constexpr):
     if RMS:
-        scale = (tl.sqrt(_squares(x, begin, n, BLOCKS)) * _SHRINK).to(tl.float32)
+        scale = (tl.sqrt(_squares(x, begin, n, BLOCKS)) * SHRINK).to(tl.float32)
     else:
         scale = largest.to(tl.float32, bitcast=True)
     return scale
@@ -128,7 +132,7 @@ def _rotate(x, more, out, n, total, low_key, high_key, ADD: tl.constexpr, BLOCKS
     begin = program * (BLOCKS * 1024)
     at = _places(BLOCKS)
     v = load_tile(x, at, begin, n, BLOCKS * 1024)
-    v = _hadamard(v * _SHRINK * signs_of(at, (program * (BLOCKS * 4)).to(tl.int32), low_key, high_key), BLOCKS)
+    v = hadamard(v * SHRINK * signs_of(at, (program * (BLOCKS * 4)).to(tl.int32), low_key, high_key), BLOCKS)
     there = begin + at < total
     if ADD:
         v = tl.load(more + begin + at, mask=there, other=0.0) + v
@@ -195,7 +199,7 @@ def _lane_encode(
         clip = tl.load(place, mask=block < count, other=0.0)
     lift = tl.where(clip > _LARGE, _DOWN, tl.where(clip < _TINY, _UP, 1.0))
     if ROTATED:
-        t = _hadamard(v * (lift * _SHRINK)[:, None] * signs_of(at, first_group, turn0, turn1), BLOCKS)
+        t = hadamard(v * (lift * SHRINK)[:, None] * signs_of(at, first_group, turn0, turn1), BLOCKS)
     else:
         t = v * lift[:, None]
     lifted = clip * lift
@@ -295,7 +299,7 @@ def _read_lanes(lanes, at, begin, n, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _lane_tile(
+def lane_tile(
     lanes,
     out,
     flag,
@@ -328,14 +332,23 @@ def _lane_tile(
     whole = tl.zeros_like(clip) + total.to(tl.float32)
     if ROTATED:
         large = clip > _LARGE
-        step = tl.div_rn(tl.where(large, clip * _DOWN, clip), whole) * _SHRINK
-        values = _hadamard(centred * step[:, None], BLOCKS)
+        step = tl.div_rn(tl.where(large, clip * _DOWN, clip), whole) * SHRINK
+        values = hadamard(centred * step[:, None], BLOCKS)
         values = values * signs_of(at, first_group, turn0, turn1)
         cut = tl.minimum(tl.maximum(values * _UP, -_FLOAT32_MAX), _FLOAT32_MAX)
         values = tl.where(large[:, None], cut, values)
     else:
         values = centred * tl.div_rn(clip, whole)[:, None]
     keep(out, at, begin, n, values, weight, ADD, EDGE)
+
+
+@triton.jit
+def load_clips(clips, block, count, flag):
+    """The clip of each block; 0 in place of what no encoder writes, which is told."""
+    clip = tl.load(clips.to(tl.pointer_type(tl.float32)) + block, mask=block < count, other=0.0)
+    good = (clip >= 0) & (clip <= _CLIP_LIMIT)
+    tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
+    return tl.where(good, clip, 0.0)
 
 
 @triton.jit(do_not_specialize=["total", "turn0", "turn1"])
@@ -364,17 +377,14 @@ def _lane_decode(
     at = _places(BLOCKS)
     group = (program * (BLOCKS * 4)).to(tl.int32)
     block = program * BLOCKS + tl.arange(0, BLOCKS)
-    clip = tl.load(clips.to(tl.pointer_type(tl.float32)) + block, mask=block < count, other=0.0)
-    good = (clip >= 0) & (clip <= _CLIP_LIMIT)
-    tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
-    clip = tl.where(good, clip, 0.0)
+    clip = load_clips(clips, block, count, flag)
     if begin + span <= tl.minimum(full, n):
-        _lane_tile(
+        lane_tile(
             lanes, out, flag, at, begin, n, coded, full, clip, total, group, turn0, turn1, weight,
             WIDTH, PACKED, ROTATED, ADD, False, BLOCKS,
         )  # fmt: skip
     else:
-        _lane_tile(
+        lane_tile(
             lanes, out, flag, at, begin, n, coded, full, clip, total, group, turn0, turn1, weight,
             WIDTH, PACKED, ROTATED, ADD, True, BLOCKS,
         )  # fmt: skip

@@ -16,13 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import GROUP, num_buckets
+from laconic.kernels.interface import GROUP, LANE_BLOCK, LaneCoding, num_buckets
 from laconic.kernels.triton.buckets import magnitudes, tile
+from laconic.kernels.triton.lanes import SHRINK, WARPS, hadamard, lane_tile, load_clips
 from laconic.kernels.triton.packing import BYTES, pack_stream, reaching
-from laconic.kernels.triton.parts import TILE, exact, load_tile, period
+from laconic.kernels.triton.parts import TILE, exact, halves, load_tile, period, signs_of
 from laconic.kernels.triton.qsgd import FEEDBACK_TILE, QSGD_TILE, decode_part, encode_part
 
-__all__ = ["largest_all", "qsgd_decode_all", "qsgd_encode_all"]
+__all__ = ["gather_blocks", "largest_all", "qsgd_decode_all", "qsgd_encode_all", "scatter_lanes"]
 
 FIELDS = tl.constexpr(8)
 """Of a tensor: values, residual, numbers, packed symbols, tail, size, low and high half of a random key."""
@@ -210,5 +211,103 @@ def qsgd_decode_all(
     _decode[(parts.shape[0],)](
         _table(rows, device), parts, flag, weight or 0.0, BITS=bits, BUCKET=bucket, BUCKETS=buckets,
         ADD=weight is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=warps),
+    )  # fmt: skip
+    return flag
+
+
+# ------------------------------------------------------------------------------------------------------------ lanes
+#
+# Scales, integers and what is left over are of blocks, and a block does not care whose it is: blocks of many tensors,
+# one behind the other, are one tensor to all kernels but those that gather and scatter them.
+
+
+@triton.jit(do_not_specialize=["turn0", "turn1"])
+def _gather(table, parts, out, turn0, turn1, ROTATED: tl.constexpr, ALIGNED: tl.constexpr):
+    number = tl.program_id(0)
+    row = table + tl.load(parts + 2 * number) * FIELDS
+    block = tl.load(parts + 2 * number + 1)
+    begin = block.to(tl.int64) * 1024
+    at = tl.arange(0, 1024)[None, :]
+    n = tl.load(row + 5)
+    v = load_tile(_address(row, 0, ALIGNED), at, begin, n, 1024)
+    if ROTATED:
+        v = hadamard(v * SHRINK * signs_of(at, block * 4, turn0, turn1), 1)
+    if tl.load(row + 1) != 0:
+        residual = _address(row, 1, False) + begin + at
+        if ROTATED:  # what is left over of a rotated block goes to its end
+            v = tl.load(residual) + v
+        else:
+            v = tl.load(residual, mask=begin + at < n, other=0.0) + v
+    tl.store(out + number.to(tl.int64) * 1024 + at, v)
+
+
+def gather_blocks(
+    tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation: int | None, out: Tensor
+) -> None:
+    """Blocks of all tensors, rotated if asked for, with the residuals that there are; zeros where a last one ends."""
+    device, rows = out.device, []
+    for x, residual in zip(tensors, residuals, strict=True):
+        rows += [x.data_ptr(), 0 if residual is None else residual.data_ptr(), 0, 0, 0, x.numel(), 0, 0]
+    parts = _parts(tuple(x.numel() for x in tensors), LANE_BLOCK, device)
+    assert out.numel() == parts.shape[0] * LANE_BLOCK
+    _gather[(parts.shape[0],)](
+        _table(rows, device), parts, out, *halves(random.key(rotation or 0, random.ROTATION)),
+        ROTATED=rotation is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=WARPS),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["total", "turn0", "turn1"])
+def _scatter(
+    table,
+    parts,
+    lanes,
+    clips,
+    flag,
+    total,
+    turn0,
+    turn1,
+    WIDTH: tl.constexpr,
+    ROTATED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    number = tl.program_id(0)
+    row = table + tl.load(parts + 2 * number) * FIELDS
+    block = tl.load(parts + 2 * number + 1)
+    begin = block.to(tl.int64) * 1024
+    at = tl.arange(0, 1024)[None, :]
+    n = tl.load(row + 5)
+    coded = n
+    if ROTATED:
+        coded = (n + 1023) // 1024 * 1024
+    clip = load_clips(clips, number + tl.arange(0, 1), number + 1, flag)
+    each: tl.constexpr = 32 // WIDTH
+    words: tl.constexpr = (128 + each - 1) // each * 8
+    lanes = lanes.to(tl.pointer_type(tl.int32)) + (number - block).to(tl.int64) * words
+    out = _address(row, 0, ALIGNED)
+    if begin + 1024 <= n:
+        lane_tile(
+            lanes, out, flag, at, begin, n, coded, coded, clip, total, block * 4, turn0, turn1, 0.0,
+            WIDTH, False, ROTATED, False, False, 1,
+        )  # fmt: skip
+    else:
+        lane_tile(
+            lanes, out, flag, at, begin, n, coded, coded, clip, total, block * 4, turn0, turn1, 0.0,
+            WIDTH, False, ROTATED, False, True, 1,
+        )  # fmt: skip
+
+
+def scatter_lanes(
+    lanes: Tensor, clips: Tensor, coding: LaneCoding, *, total: int, rotation: int | None, outs: Sequence[Tensor]
+) -> Tensor:
+    """What words of lanes of all blocks stand for, to where they belong; the flag."""
+    device, rows = lanes.device, []
+    for out in outs:
+        rows += [out.data_ptr(), 0, 0, 0, 0, out.numel(), 0, 0]
+    parts = _parts(tuple(out.numel() for out in outs), LANE_BLOCK, device)
+    flag = torch.zeros(1, dtype=torch.int32, device=device)
+    assert not coding.packed and clips.numel() == parts.shape[0] and lanes.data_ptr() % 4 == 0
+    _scatter[(parts.shape[0],)](
+        _table(rows, device), parts, lanes, clips, flag, total, *halves(random.key(rotation or 0, random.ROTATION)),
+        WIDTH=coding.width, ROTATED=rotation is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=WARPS),
     )  # fmt: skip
     return flag
