@@ -189,4 +189,5 @@ def test_an_exchange_gives_the_same_means(spec, launches):
         assert ours.stats.skipped_nonfinite == truth.stats.skipped_nonfinite == 1
     finally:
         dist.destroy_process_group()
-    assert set(launches) == (LANES if ROADS[spec] is Reducer else {"largest_all", "qsgd_encode_all", "qsgd_decode_all"})
+    checked = {"largest_all"} if spec == "ef|qsgd:4" else set()
+    assert set(launches) == (LANES if ROADS[spec] is Reducer else {"qsgd_encode_all", "qsgd_decode_all"} | checked)

@@ -54,21 +54,20 @@ def _of_device(device: torch.device) -> tuple[Kernels, str]:
 
 def together(x: Tensor) -> Together | None:
     """What takes many tensors like this one in a launch; None where nothing is won by it."""
-    backend = of(x)
-    if not isinstance(backend, Together) or not (x.is_cpu or _takes_many(x.device)):  # a CPU: Triton interprets
-        return None
-    return backend
+    return None if of(x) in _BACKENDS.values() else _together_on(x.device)
 
 
 @lru_cache(maxsize=64)
-def _takes_many(device: torch.device) -> bool:
+def _together_on(device: torch.device) -> Together | None:
+    backend = _triton()
+    assert isinstance(backend, Together)
     try:
-        _triton().largest_all([torch.zeros(1, device=device)]).tolist()  # type: ignore[attr-defined]
+        backend.largest_all([torch.zeros(1, device=device)]).tolist()
     except Exception as error:  # as above
         why = f"many tensors in a launch cannot be had on {device} ({str(error).strip().splitlines()[-1:]})"
         notices.say("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
-        return False
-    return True
+        return None
+    return backend
 
 
 def _triton() -> Kernels:
