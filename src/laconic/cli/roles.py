@@ -118,6 +118,9 @@ def worker(
         Path | None,
         typer.Option("--certs", metavar="DIR", help="This worker's part of what laconic certs new made."),
     ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Where this worker trains and encodes: cpu, cuda, or auto.")
+    ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and no lines.")] = False,
 ) -> None:
     """Train as one worker of a run, and print a JSON line after each exchange.
@@ -144,8 +147,9 @@ def worker(
     how: dict[str, Any] = {"report": lambda line: last.update({line["run_dir"]: line})} if json else {}
     for run_dir in run_dirs:
         work(
-            run_dir, number, incarnation=incarnation, addresses=addresses or None, certs=certs, patience=patience, **how
-        )
+            run_dir, number, incarnation=incarnation, addresses=addresses or None, certs=certs, patience=patience,
+            device=device, **how,
+        )  # fmt: skip
     if json:
         show_json({"worker": number, "runs": list(last.values())})
 

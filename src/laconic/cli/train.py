@@ -30,6 +30,7 @@ EXAMPLES = (
     "laconic train --method 5 --explain",
     "laconic train --method laconic --iterations 20 --json",
     "laconic train --method 5 --workers 4 --run-dir run --prepare",
+    "laconic train --model resnet18 --data cifar10 --method 4 --device cuda",
     "laconic train --method 3 --layers subspace:0.1 --iterations 20",
     "laconic train --method 5 --tensorboard boards --metrics 127.0.0.1:9464",
 )
@@ -141,6 +142,9 @@ def train(
     explain: Annotated[
         bool, typer.Option("--explain", help="Only print the flags that the method stands for.")
     ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="Where workers train and encode: cpu, cuda, or auto.")
+    ] = "cpu",
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files here.")
     ] = None,
@@ -210,7 +214,7 @@ def train(
             done = min(one["iteration"] for one in lines)
             bar.update(shown, completed=done, total=config.iterations, description=line)
 
-        (summary,) = launch({folder: config}, resume=resume, tell=tell)
+        (summary,) = launch({folder: config}, resume=resume, device=device, tell=tell)
         if config.layers is not None:
             bar.update(shown, description="measuring what layers gain")
             summary = summary | _verdict(config, summary, rate, folder)

@@ -75,7 +75,7 @@ class Summands:
         if one.usable(probe) and one.usable(agreed):
             summand = one.encode(slot, agreed, seed=seed)
             self._sent.add(slot)
-        return pack_part(scale_frame(probe), summand)
+        return pack_part(scale_frame(probe.cpu()), summand)
 
     def agreed(self, slot: str, frame: Frame) -> Tensor:
         """Scales of a slot as they came."""

@@ -14,10 +14,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 
-from laconic.errors import ConfigError
 from laconic.studies.lanes import Curve, Lane, Source, Trained
 
-__all__ = ["Counter", "Progress", "Unit", "batched", "device_of", "partial_folder", "resume", "save", "train"]
+__all__ = ["Counter", "Progress", "Unit", "batched", "partial_folder", "resume", "save", "train"]
 
 log = logging.getLogger("laconic")
 
@@ -58,14 +57,6 @@ class Counter:
         self.done += epochs
         if self.progress is not None:
             self.progress(self.what, self.done, self.total)
-
-
-def device_of(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device here: take --device cpu")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def partial_folder(records: Path | None) -> Path | None:

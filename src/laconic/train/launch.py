@@ -18,6 +18,7 @@ from torch import Tensor
 
 from laconic.cluster import checkpoint
 from laconic.errors import ConfigError, FileError, LaconicError
+from laconic.train.devices import device_of
 from laconic.train.roles import SUPERVISED
 from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, trainable, write_whole
 from laconic.train.shards import Shards
@@ -39,6 +40,7 @@ def launch(
     *,
     resume: bool = False,
     restarts: int = 3,
+    device: str = "cpu",
     tell: Callable[[list[Report]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Server and workers on this host, one run after the other in the same processes; a summary of each.
@@ -47,8 +49,10 @@ def launch(
         runs: Configurations by folder; all with as many workers and servers.
         resume: Go on with what is in the folders.
         restarts: How often a process that dies is started again.
+        device: Where workers train and encode: ``cpu``, ``cuda``, or ``auto``.
         tell: Told the newest line of each worker about each run, again and again.
     """
+    device_of(device)
     tasks = {}
     for run_dir, config in runs.items():
         tasks[run_dir] = config.task()  # what is wrong with data or model is said here, once
@@ -64,7 +68,7 @@ def launch(
         for server in range(config.servers):
             (run_dir / of_server(SERVER, server)).unlink(missing_ok=True)
     first = next(iter(runs.values()))
-    with _roles(list(runs)) as roles:
+    with _roles(list(runs), device) as roles:
         for index in range(first.servers):
             roles.start(f"server {index}", resume=resume)
         for number in range(first.job.workers):
@@ -85,8 +89,8 @@ def launch(
 class _Roles:
     """The processes of runs. None outlives its launcher."""
 
-    def __init__(self, run_dirs: list[Path]) -> None:
-        self._run_dirs = run_dirs
+    def __init__(self, run_dirs: list[Path], device: str) -> None:
+        self._run_dirs, self._device = run_dirs, device
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._lines: dict[tuple[str, int, str], Report] = {}
         """The newest report of each life of a worker about each run."""
@@ -103,7 +107,7 @@ class _Roles:
         if role == "server":
             arguments += ["--index", number, "--port", str(port), *(["--resume"] if resume else [])]
         else:
-            arguments += ["--worker", number]
+            arguments += ["--worker", number, "--device", self._device]
         life = self._starts[name] = self._starts.get(name, -1) + 1
         process = subprocess.Popen(
             [sys.executable, "-m", "laconic", *arguments], stdout=subprocess.PIPE, text=True, env=_environment()
@@ -215,8 +219,8 @@ class _Roles:
 
 
 @contextmanager
-def _roles(run_dirs: list[Path]) -> Iterator[_Roles]:
-    roles = _Roles(run_dirs)
+def _roles(run_dirs: list[Path], device: str) -> Iterator[_Roles]:
+    roles = _Roles(run_dirs, device)
     try:
         yield roles
     finally:

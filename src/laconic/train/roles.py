@@ -21,6 +21,7 @@ from laconic.cluster import checkpoint, heap
 from laconic.cluster.job import Slots
 from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
+from laconic.train.devices import device_of
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
 from laconic.train.shards import Shards
 from laconic.train.snapshots import Snapshots
@@ -264,6 +265,7 @@ def work(
     addresses: list[str] | None = None,
     certs: Path | None = None,
     patience: float = 60.0,
+    device: str = "cpu",
     report: Callable[[dict[str, Any]], None] = _print_line,
 ) -> None:
     """One worker of a run, from where the server says to the end.
@@ -275,6 +277,7 @@ def work(
         addresses: Of the servers, in order; by default what they have told on this host.
         certs: The folder of ``laconic certs new``.
         patience: Seconds to try a server that does not answer.
+        device: Where it trains and encodes: ``cpu``, ``cuda``, or ``auto``.
         report: Given a line after each exchange; by default it is printed as JSON.
     """
     from laconic.cluster import security
@@ -294,7 +297,9 @@ def work(
     credentials = security.load_worker(certs, number) if certs is not None else None
     for address in there:
         security.require_tls(address, credentials)
+    where = device_of(device)
     task = config.task()
+    task.model.to(where)
     parameters = trainable(task.model)
     identity = (number, time.time_ns() // 1_000_000 if incarnation is None else incarnation)
     channel = security.channel_credentials(credentials) if credentials is not None else None

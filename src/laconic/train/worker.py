@@ -440,7 +440,7 @@ class Worker:
         first = 0.0
         if self.summands is not None and self.summands.must_agree:
             seeded = ((name, x, self._round_seed(name, sequence)) for name, x in slots)
-            self._unsettled = {name: self.summands.probe(name, x.detach().cpu(), seed=seed) for name, x, seed in seeded}
+            self._unsettled = {name: self.summands.probe(name, x.detach(), seed=seed) for name, x, seed in seeded}
             return time.perf_counter()
         try:
             for name, x in slots:
@@ -497,16 +497,14 @@ class Worker:
         began = time.perf_counter()
         frame: Frame
         if self.summands is not None:
-            frame = self.summands.message(name, x.detach().cpu(), seed=self._round_seed(name, sequence))
+            frame = self.summands.message(name, x.detach(), seed=self._round_seed(name, sequence))
         else:
-            frame = self.channel.encode(
-                name, x.detach().cpu(), seed=self._round_seed(name, sequence, worker=self.number)
-            )
+            frame = self.channel.encode(name, x.detach(), seed=self._round_seed(name, sequence, worker=self.number))
         self.bytes_sent += len(frame)
         self.counts[name].sent += len(frame)
         self.times.encode += time.perf_counter() - began
         if self.summands is None and sequence % self._errors_every == 0:
-            error = lost_share(x.detach().cpu(), decode(frame), self.channel.residual(name))
+            error = lost_share(x.detach(), decode(frame, device=x.device), self.channel.residual(name))
             self.counts[name].errors += [] if error is None else [error]
         return frame
 
@@ -527,12 +525,12 @@ class Worker:
         if self.job.returns in ("gradients", "sum") and self.job.every == 1:
             self._follow(told, self.schedule(reply.sequence - 1))
             return
-        decoded = self._layout.unpack({name: decode(frame) for name, frame in told.items()})
+        decoded = self._layout.unpack({name: decode(frame, device=self.task.device) for name, frame in told.items()})
         for name, change in decoded.items():
             weights = self.parameters[name]
             if self.job.every > 1:
                 weights.copy_(self._base[name])
-            weights.add_(change.to(weights.device))
+            weights.add_(change)
 
     def _drop(self) -> None:
         """All workers drop this round: somebody's values were not finite. Steps of one's own are taken back."""
@@ -555,7 +553,8 @@ class Worker:
 
     @torch.no_grad()
     def _load(self, frames: Sequence[Frame]) -> None:
-        self._set(self._layout.unpack(dict(zip(self.slots, map(decode, frames), strict=True))))
+        told = (decode(frame, device=self.task.device) for frame in frames)
+        self._set(self._layout.unpack(dict(zip(self.slots, told, strict=True))))
 
     @torch.no_grad()
     def _set(self, weights: Mapping[str, Tensor]) -> None:

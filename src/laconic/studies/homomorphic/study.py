@@ -13,7 +13,8 @@ from laconic.studies.homomorphic.lane import SummedLane
 from laconic.studies.homomorphic.parts import PARTS, seeds_of, settings_of
 from laconic.studies.homomorphic.settings import HYPER, Setting
 from laconic.studies.oland2015.ledger import Ledger
-from laconic.studies.trainer import Counter, Progress, Unit, batched, device_of, partial_folder, train
+from laconic.studies.trainer import Counter, Progress, Unit, batched, partial_folder, train
+from laconic.train.devices import device_of
 
 __all__ = ["KIND", "run"]
 

@@ -16,7 +16,8 @@ from laconic.studies.kothari2021.lanes import ComputedLane, FrameLane, LocalLane
 from laconic.studies.kothari2021.settings import Setting
 from laconic.studies.lanes import Lane, Source
 from laconic.studies.oland2015.ledger import Ledger
-from laconic.studies.trainer import Counter, Progress, Unit, batched, device_of, partial_folder, train
+from laconic.studies.trainer import Counter, Progress, Unit, batched, partial_folder, train
+from laconic.train.devices import device_of
 
 __all__ = ["KIND", "run"]
 
