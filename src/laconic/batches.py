@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic import kernels, wire
 from laconic._core import zero_bytes
 from laconic.codecs import Chain, codec
-from laconic.codecs.qsgd import QSGD
+from laconic.codecs.bucketed import BucketedQuantizer
 from laconic.errors import FrameError
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import Packet, tensor_spec
@@ -30,17 +30,17 @@ class Layout:
 
     def __init__(self, codec_text: str, shapes: Sequence[tuple[int, ...]]) -> None:
         self.chain = codec(codec_text)
-        assert isinstance(self.chain.values, QSGD)
-        self.stage: QSGD = self.chain.values
+        assert isinstance(self.chain.values, BucketedQuantizer)
+        self.stage: BucketedQuantizer = self.chain.values
         self.specs = [tensor_spec(shape, torch.float32) for shape in shapes]
-        self.moulds, self.begins, self.norms, self.packed = [], [], [], []
+        self.moulds, self.begins, self.floats, self.packed = [], [], [], []
         at = 0
         for spec in self.specs:
             mould = wire.Mould(codec_text, spec, self.stage.section_nbytes(spec.numel, 4))
             self.moulds.append(mould)
             self.begins.append(at)
-            norms, packed = mould.sections
-            self.norms.append(at + norms)
+            floats, packed = mould.sections
+            self.floats.append(at + floats)
             self.packed.append(at + packed)
             at = wire.align(at + mould.nbytes)
         self.nbytes = at
@@ -63,7 +63,9 @@ def layout_of(codec_text: str, shapes: tuple[tuple[int, ...], ...]) -> Layout:
 def fits(chain: Chain, tensors: Sequence[Tensor]) -> bool:
     """Whether these can go together: several float32 tensors of a GPU, each contiguous and not empty."""
     stage = chain.values
-    if not isinstance(stage, QSGD) or not stage.together or chain.selector is not None or chain.coder is not None:
+    if chain.selector is not None or chain.coder is not None:
+        return False
+    if not isinstance(stage, BucketedQuantizer) or not stage.together:
         return False
     device = tensors[0].device if len(tensors) > 1 else None
     alike = all(x.device == device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors)
@@ -97,12 +99,10 @@ def write_frames(
         residuals: What was not sent before, if it is to be sent now.
     """
     layout, backend = layout_of(chain.text, tuple(tuple(x.shape) for x in tensors)), _backend(tensors[0])
-    stage, there = layout.stage, torch.empty(layout.nbytes, dtype=torch.uint8, device=tensors[0].device)
+    there = torch.empty(layout.nbytes, dtype=torch.uint8, device=tensors[0].device)
     base = there.data_ptr()
-    keys = backend.qsgd_encode_all(
-        tensors, residuals, bits=stage.bits, bucket=stage.bucket, stochastic=stage.round == "stochastic", seeds=seeds,
-        norms=[base + at for at in layout.norms], packed=[base + at for at in layout.packed],
-    )  # fmt: skip
+    floats, packed = ([base + at for at in offsets] for offsets in (layout.floats, layout.packed))
+    keys = layout.stage.quantize_all(tensors, residuals, backend, seeds, floats, packed)
     last = min(layout.nbytes, room.numel())  # behind the last frame there may be no room for what follows none
     room[:last].copy_(there[:last], non_blocking=True)
     found: list[tuple[int, int] | None] = []
@@ -134,15 +134,12 @@ def read_frames(message: Tensor, at: int, layout: Layout, outs: Sequence[Tensor]
         outs: A tensor for each, of its shape.
         weight: What decoded values are multiplied by before they are added; None to store them.
     """
-    stage, backend = layout.stage, _backend(outs[0])
+    backend = _backend(outs[0])
     there = message.to(outs[0].device, non_blocking=True)
     base = there.data_ptr() + at
-    flag = backend.qsgd_decode_all(
-        [base + each for each in layout.norms], [base + each for each in layout.packed],
-        bits=stage.bits, bucket=stage.bucket, outs=outs, weight=weight,
-    )  # fmt: skip
-    if int(flag):
-        raise FrameError("a frame holds a norm that is not a finite, non-negative number")
+    floats, packed = ([base + each for each in offsets] for offsets in (layout.floats, layout.packed))
+    if int(layout.stage.dequantize_all(floats, packed, backend, outs, weight)):
+        raise FrameError("a frame holds a scale that is not a finite, non-negative number")
 
 
 def _backend(x: Tensor) -> kernels.Together:

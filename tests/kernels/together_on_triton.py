@@ -17,6 +17,7 @@ from laconic.frames import open_packet
 from laconic.kernels.triton import together
 
 ALL = laconic.Policy(min_numel=0, exempt_1d=False)
+LAUNCHED = ("largest_all", "qsgd_encode_all", "qsgd_decode_all", "sign_encode_all", "sign_decode_all")
 SHAPES = {"a": (2, 270), "b": (1,), "c": (255,), "d": (3, 5, 7), "e": (1024,), "f": (1100,)}
 
 
@@ -26,7 +27,7 @@ def launches(monkeypatch):
     with kernels.use("triton"):
         assert kernels.together(torch.zeros(1, device=DEVICE)) is not None  # which tries it once on a GPU
     made = []
-    for name in ("largest_all", "qsgd_encode_all", "qsgd_decode_all", "gather_blocks", "scatter_lanes"):
+    for name in (*LAUNCHED, "gather_blocks", "scatter_lanes"):
         real = getattr(kernels._triton(), name)
         monkeypatch.setattr(
             kernels._triton(), name, lambda *a, name=name, real=real, **k: made.append(name) or real(*a, **k)
@@ -47,7 +48,9 @@ def frames_of(channel, given, seeds, device):
     return [None if span is None else bytes(room[slice(*span)].tolist()) for span in spans], spans, room
 
 
-@pytest.mark.parametrize("spec", ["qsgd:4", "qsgd:2,round=nearest", "qsgd:8,bucket=128", "ef|qsgd:4"])
+@pytest.mark.parametrize(
+    "spec", ["qsgd:4", "qsgd:2,round=nearest", "qsgd:8,bucket=128", "ef|qsgd:4", "sign:512", "ef|onebit:256"]
+)
 def test_frames_are_those_of_one_after_the_other(spec, launches):
     ours, truth = (laconic.channel(spec, policy=ALL) for _ in range(2))
     for step in range(2):
@@ -64,7 +67,8 @@ def test_frames_are_those_of_one_after_the_other(spec, launches):
     for name in SHAPES:
         mine, theirs = ours.residual(name), truth.residual(name)
         assert (mine is None and theirs is None) or laws.same_bits(mine.cpu(), theirs)
-    assert launches == (["largest_all", "qsgd_encode_all"] if "ef" in spec else ["qsgd_encode_all"]) * 2
+    encode, decode = ("qsgd_encode_all", []) if "qsgd" in spec else ("sign_encode_all", ["sign_decode_all"])
+    assert launches == (["largest_all", encode, *decode] if "ef" in spec else [encode]) * 2
 
 
 def test_tensors_that_begin_between_vectors_are_served(launches):
@@ -94,7 +98,7 @@ def test_one_that_is_not_finite_is_left_out_alone(launches):
     assert channel.residual("c") is None and channel.stats.residual_resets == 1
 
 
-OTHERS = ("momentum:0.9|qsgd:4", "qsgd:4,norm=l2", "qsgd:5", "topk:0.3", "topk:0.3|qsgd:4")
+OTHERS = ("momentum:0.9|qsgd:4", "qsgd:4,norm=l2", "qsgd:5", "sign:128", "topk:0.3", "topk:0.3|qsgd:4")
 
 
 @pytest.mark.parametrize(
@@ -108,22 +112,23 @@ def test_what_has_no_such_kernel_goes_one_after_the_other(spec, launches):
     assert found == wanted and not launches
 
 
-def bundle(given):
+def bundle(given, spec="qsgd:4"):
     """Frames in one aligned message, as they arrive."""
-    frames = [laconic.encode(x, "qsgd:4", seed=i) for i, x in enumerate(given.values())]
+    frames = [laconic.encode(x, spec, seed=i) for i, x in enumerate(given.values())]
     packed = wire.pack_bundle(list(zip(given, frames, strict=True)))
     message = torch.empty(len(packed), dtype=torch.uint8)
     message[:] = torch.frombuffer(packed, dtype=torch.uint8)
-    layout = batches.layout_of("qsgd:4", tuple(tuple(x.shape) for x in given.values()))
+    layout = batches.layout_of(spec, tuple(tuple(x.shape) for x in given.values()))
     at = messages.body_of(message, tuple(given), tuple(layout.sizes))
     assert at == len(wire.bundle_header(list(given), layout.sizes)) and layout.sizes == [len(frame) for frame in frames]
     return message, at, layout, frames
 
 
+@pytest.mark.parametrize("spec", ["qsgd:4", "onebit:512"])
 @pytest.mark.parametrize("weight", [None, -0.3])
-def test_values_are_those_of_one_after_the_other(weight, launches):
+def test_values_are_those_of_one_after_the_other(spec, weight, launches):
     given = tensors(5)
-    message, at, layout, frames = bundle(given)
+    message, at, layout, frames = bundle(given, spec)
     truth = [torch.ones(x.shape) for x in given.values()]
     ours = [x.to(DEVICE, copy=True) for x in truth]
     for frame, to in zip(frames, truth, strict=True):
@@ -133,7 +138,7 @@ def test_values_are_those_of_one_after_the_other(weight, launches):
     with kernels.use("triton"):
         batches.read_frames(message, at, layout, ours, weight)
     assert all(laws.same_bits(mine.cpu(), theirs) for mine, theirs in zip(ours, truth, strict=True))
-    assert launches == ["qsgd_decode_all"]
+    assert launches == ["qsgd_decode_all" if "qsgd" in spec else "sign_decode_all"]
 
 
 def test_frames_that_lie_are_refused_together():
@@ -141,7 +146,7 @@ def test_frames_that_lie_are_refused_together():
     message, at, layout, _ = bundle(given)
     outs = [torch.zeros(x.shape, device=DEVICE) for x in given.values()]
     first = message.data_ptr() + at
-    for wrong in (0, 30, layout.begins[3] + 8, layout.norms[2], layout.packed[5] + 7):
+    for wrong in (0, 30, layout.begins[3] + 8, layout.floats[2], layout.packed[5] + 7):
         message[at + wrong] ^= 1
         assert not layout.found_at(first), wrong
         message[at + wrong] ^= 1
@@ -151,9 +156,9 @@ def test_frames_that_lie_are_refused_together():
     assert messages.body_of(message[:-1], names, sizes) is None
     assert messages.body_of(message[:8], names, sizes) is None
     assert messages.body_of(message, names[::-1], sizes) is None
-    norms = layout.norms[3] + at
+    norms = layout.floats[3] + at
     message[norms : norms + 4].view(torch.float32)[0] = -1.0
-    with kernels.use("triton"), pytest.raises(FrameError, match="norm"):
+    with kernels.use("triton"), pytest.raises(FrameError, match="scale"):
         batches.read_frames(message, at, layout, outs, 0.5)
     assert all(bool(torch.isfinite(out).all()) for out in outs)
 

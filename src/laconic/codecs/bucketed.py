@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, num_buckets
+from laconic.kernels.interface import Kernels, Together, num_buckets
 from laconic.packet import Arena
 
 __all__ = ["BucketedQuantizer"]
@@ -36,6 +37,37 @@ class BucketedQuantizer(Quantizer):
         raise NotImplementedError
 
     def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
+        raise NotImplementedError
+
+    @property
+    def together(self) -> bool:
+        """Whether there are kernels that take many tensors at once."""
+        return False
+
+    def quantize_all(
+        self,
+        tensors: Sequence[Tensor],
+        residuals: Sequence[Tensor] | None,
+        kernels: Together,
+        seeds: Sequence[int],
+        floats: Sequence[int],
+        packed: Sequence[int],
+    ) -> Tensor:
+        """Fill both sections of many, by address; their keys, on the device.
+
+        With residuals their sums with the tensors are encoded, and what the receiver will not have stays there.
+        """
+        raise NotImplementedError
+
+    def dequantize_all(
+        self,
+        floats: Sequence[int],
+        packed: Sequence[int],
+        kernels: Together,
+        outs: Sequence[Tensor],
+        weight: float | None,
+    ) -> Tensor:
+        """Decode many; a flag of the device that is not 0 where a section held what no encoder writes."""
         raise NotImplementedError
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:

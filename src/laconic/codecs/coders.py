@@ -16,7 +16,7 @@ from laconic.errors import ConfigError, FrameError
 from laconic.kernels.interface import Coding, Kernels, coded_limit, read_bytes, symbol_dtype, write_bytes
 from laconic.packet import Arena
 
-__all__ = ["Deflate", "Huffman", "Rans", "Zstd"]
+__all__ = ["ByteCoder", "Deflate", "Huffman", "Rans", "Zstd"]
 
 
 class ChunkCoder(Coder):

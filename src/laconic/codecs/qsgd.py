@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import refuse_nonfinite
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, packed_nbytes
+from laconic.kernels.interface import Kernels, Together, packed_nbytes
 from laconic.packet import Arena
 
 __all__ = ["QSGD"]
@@ -63,8 +64,32 @@ class QSGD(BucketedQuantizer):
 
     @property
     def together(self) -> bool:
-        """Whether there are kernels that take many tensors at once (``kernels.Together``)."""
         return self.bits in (2, 4, 8) and self.norm == "max"
+
+    def quantize_all(
+        self,
+        tensors: Sequence[Tensor],
+        residuals: Sequence[Tensor] | None,
+        kernels: Together,
+        seeds: Sequence[int],
+        floats: Sequence[int],
+        packed: Sequence[int],
+    ) -> Tensor:
+        stochastic = self.round == "stochastic"
+        return kernels.qsgd_encode_all(
+            tensors, residuals, bits=self.bits, bucket=self.bucket, stochastic=stochastic, seeds=seeds, norms=floats,
+            packed=packed,
+        )  # fmt: skip
+
+    def dequantize_all(
+        self,
+        floats: Sequence[int],
+        packed: Sequence[int],
+        kernels: Together,
+        outs: Sequence[Tensor],
+        weight: float | None,
+    ) -> Tensor:
+        return kernels.qsgd_decode_all(floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight)
 
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, self.bits)

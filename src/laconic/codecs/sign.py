@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, packed_nbytes
+from laconic.kernels.interface import GROUP, Kernels, Together, packed_nbytes
 
 __all__ = ["OneBit", "Sign"]
 
 
+class _SignBits(BucketedQuantizer):
+    """A bit for each value; means of one side or of two."""
+
+    @property
+    def max_alphabet(self) -> int:
+        return 2
+
+    def symbols_nbytes(self, n: int) -> int:
+        return packed_nbytes(n, 1)
+
+    @property
+    def together(self) -> bool:
+        return self.bucket >= GROUP
+
+    def quantize_all(
+        self,
+        tensors: Sequence[Tensor],
+        residuals: Sequence[Tensor] | None,
+        kernels: Together,
+        seeds: Sequence[int],
+        floats: Sequence[int],
+        packed: Sequence[int],
+    ) -> Tensor:
+        if residuals is not None:
+            torch._foreach_add_(list(residuals), list(tensors))
+        sums = tensors if residuals is None else residuals
+        keys = kernels.sign_encode_all(
+            sums, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed
+        )
+        if residuals is not None:
+            self.dequantize_all(floats, packed, kernels, residuals, -1.0)
+        return keys
+
+    def dequantize_all(
+        self,
+        floats: Sequence[int],
+        packed: Sequence[int],
+        kernels: Together,
+        outs: Sequence[Tensor],
+        weight: float | None,
+    ) -> Tensor:
+        return kernels.sign_decode_all(
+            floats, packed, bucket=self.bucket, sides=self.floats_per_bucket, outs=outs, weight=weight
+        )
+
+
 @dataclass(frozen=True)
-class Sign(BucketedQuantizer):
+class Sign(_SignBits):
     """±mean|x| by the sign bit (so zero counts as plus). Biased: use it behind ``ef``.
 
     The scaled sign of Karimireddy et al. 2019 (arXiv:1901.09847), with a scale per bucket.
@@ -32,13 +80,6 @@ class Sign(BucketedQuantizer):
     example: ClassVar[str] = "ef|sign"
     biased: ClassVar[bool | str] = True
 
-    @property
-    def max_alphabet(self) -> int:
-        return 2
-
-    def symbols_nbytes(self, n: int) -> int:
-        return packed_nbytes(n, 1)
-
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
         return kernels.sign_encode(x, bucket=self.bucket, scales=floats, packed=packed)
 
@@ -47,7 +88,7 @@ class Sign(BucketedQuantizer):
 
 
 @dataclass(frozen=True)
-class OneBit(BucketedQuantizer):
+class OneBit(_SignBits):
     """The mean of the bucket's non-negative values, or of its negative ones, by the sign bit. Use it behind ``ef``.
 
     Seide et al. 2014, with buckets in place of columns: the least squared error one bit and two numbers can give.
@@ -65,13 +106,6 @@ class OneBit(BucketedQuantizer):
     example: ClassVar[str] = "ef|onebit"
     biased: ClassVar[bool | str] = True
     floats_per_bucket: ClassVar[int] = 2
-
-    @property
-    def max_alphabet(self) -> int:
-        return 2
-
-    def symbols_nbytes(self, n: int) -> int:
-        return packed_nbytes(n, 1)
 
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
         return kernels.onebit_encode(x, bucket=self.bucket, means=floats, packed=packed)

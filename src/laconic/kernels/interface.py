@@ -327,6 +327,25 @@ class Together(Protocol):
         """``qsgd_decode`` of each, from addresses; not 0 where a section held what no encoder writes."""
         ...
 
+    def sign_encode_all(
+        self, tensors: Sequence[Tensor], *, bucket: int, sides: int, means: Sequence[int], packed: Sequence[int]
+    ) -> Tensor:
+        """``sign_encode`` of each, or with two sides ``onebit_encode``; their keys. For buckets of 256 or more."""
+        ...
+
+    def sign_decode_all(
+        self,
+        means: Sequence[int],
+        packed: Sequence[int],
+        *,
+        bucket: int,
+        sides: int,
+        outs: Sequence[Tensor],
+        weight: float | None,
+    ) -> Tensor:
+        """``sign_decode`` of each, or with two sides ``onebit_decode``; not 0 as above."""
+        ...
+
     def gather_blocks(
         self, tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation: int | None, out: Tensor
     ) -> None:

@@ -444,6 +444,8 @@ coded_modes = hosted.coded_modes
 largest_all = _served_together(together.largest_all)
 qsgd_encode_all = _served_together(together.qsgd_encode_all)
 qsgd_decode_all = _served_together(together.qsgd_decode_all)
+sign_encode_all = _served_together(together.sign_encode_all)
+sign_decode_all = _served_together(together.sign_decode_all)
 gather_blocks = _served_together(together.gather_blocks)
 scatter_lanes = _served_together(together.scatter_lanes)
 

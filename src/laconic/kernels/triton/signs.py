@@ -12,7 +12,15 @@ from laconic.kernels.triton.buckets import FLOAT32_MAX, load_floats, magnitudes,
 from laconic.kernels.triton.packing import Packed
 from laconic.kernels.triton.parts import exact, keep, load_tile, pairwise, read_symbols, store_symbols, words_of
 
-__all__ = ["onebit_decode", "onebit_encode", "sign_decode", "sign_encode"]
+__all__ = [
+    "onebit_decode",
+    "onebit_encode",
+    "sign_decode",
+    "sign_decode_part",
+    "sign_encode",
+    "sign_encode_part",
+    "sign_shape",
+]
 
 
 @triton.jit
@@ -91,12 +99,12 @@ def _bucket_sum(even, odd, BUCKETS: tl.constexpr, GROUPS: tl.constexpr, STAGES: 
 
 
 @triton.jit
-def _sign_part(
+def sign_encode_part(
+    program,
     x,
     means,
     packed,
     tail,
-    keys,
     n,
     full,
     count,
@@ -106,15 +114,14 @@ def _sign_part(
     SIDES: tl.constexpr,
     EDGE: tl.constexpr,
 ):
+    """A program's part of a tensor, the largest magnitude of which it returns, as a key."""
     groups: tl.constexpr = BUCKETS * BUCKET // 256
-    program = tl.program_id(0).to(tl.int64)
     begin = program * (BUCKETS * BUCKET)
     group = tl.arange(0, groups)[:, None]
     lane = tl.arange(0, 8)[None, :]
     at = group * 256 + lane
     word0, plus0, minus0, largest0, below0 = _sign_rows(x, at, begin, n, groups, 1.0 / BUCKET, SIDES, 0, EDGE)
     word1, plus1, minus1, largest1, below1 = _sign_rows(x, at, begin, n, groups, 1.0 / BUCKET, SIDES, 1, EDGE)
-    tl.store(keys + program, tl.max(tl.max(tl.maximum(largest0, largest1), 1), 0))
     row = tl.arange(0, BUCKETS)
     first = program * BUCKETS
     there = first + row < count
@@ -140,6 +147,7 @@ def _sign_part(
                 tl.store(tail + (spot - full), ((word >> r) & 1).to(tl.int32), mask=(spot >= full) & (spot < n))
     else:
         tl.store(words + group * 8 + lane, word.to(tl.int32, bitcast=True))
+    return tl.max(tl.max(tl.maximum(largest0, largest1), 1), 0)
 
 
 @triton.jit
@@ -158,10 +166,12 @@ def _sign_encode(
     SIDES: tl.constexpr,
 ):
     """The mean magnitude of each bucket, or (two sides) that of its values without and with a minus."""
-    if (tl.program_id(0).to(tl.int64) + 1) * (BUCKETS * BUCKET) <= full:
-        _sign_part(x, means, packed, tail, keys, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False)
+    program = tl.program_id(0).to(tl.int64)
+    if (program + 1) * (BUCKETS * BUCKET) <= full:
+        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False)
     else:
-        _sign_part(x, means, packed, tail, keys, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, True)
+        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, True)
+    tl.store(keys + program, key)
 
 
 @triton.jit
@@ -218,7 +228,8 @@ def _sign_tile(packed, out, at, begin, n, full, plus, minus, weight, ADD: tl.con
 
 
 @triton.jit
-def _sign_decode(
+def sign_decode_part(
+    program,
     means,
     packed,
     out,
@@ -233,7 +244,6 @@ def _sign_decode(
     ADD: tl.constexpr,
 ):
     span: tl.constexpr = BUCKETS * BUCKET
-    program = tl.program_id(0).to(tl.int64)
     begin = program * span
     first = program * BUCKETS
     at = tl.arange(0, BUCKETS)[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
@@ -256,15 +266,39 @@ def _sign_decode(
         _sign_tile(packed, out, at, begin, n, full, plus, minus, weight, ADD, True)
 
 
+@triton.jit
+def _sign_decode(
+    means,
+    packed,
+    out,
+    flag,
+    n,
+    full,
+    count,
+    weight,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SIDES: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    sign_decode_part(program, means, packed, out, flag, n, full, count, weight, BUCKET, BUCKETS, SIDES, ADD)
+
+
+def sign_shape(bucket: int) -> tuple[int, int, int]:
+    """Buckets, warps and stages of a program whose buckets are groups or more: a thread for four lanes of a group."""
+    buckets = max(1, 4096 // bucket)
+    return buckets, buckets * bucket // 4096, (bucket // GROUP).bit_length() - 1
+
+
 def _encode_signs(x: Tensor, bucket: int, sides: int, means: Tensor, packed: Tensor) -> Tensor:
     n, into = x.numel(), Packed(packed, x.numel(), 1)
     count = num_buckets(n, bucket)
     assert means.numel() == 4 * sides * count
     if bucket < GROUP:
         (buckets, warps), stages, kernel = tile(bucket), bucket.bit_length() - 5, _sign_encode_small
-    else:  # a thread for four lanes of a group
-        buckets = max(1, 4096 // bucket)
-        warps, stages, kernel = buckets * bucket // 4096, (bucket // GROUP).bit_length() - 1, _sign_encode
+    else:
+        (buckets, warps, stages), kernel = sign_shape(bucket), _sign_encode
     programs = num_buckets(count, buckets)
     keys = torch.empty(programs, dtype=torch.int32, device=x.device)
     numbers = words_of(means)

@@ -22,8 +22,17 @@ from laconic.kernels.triton.lanes import SHRINK, WARPS, hadamard, lane_tile, loa
 from laconic.kernels.triton.packing import BYTES, pack_stream, reaching
 from laconic.kernels.triton.parts import TILE, exact, halves, load_tile, period, signs_of
 from laconic.kernels.triton.qsgd import FEEDBACK_TILE, QSGD_TILE, decode_part, encode_part
+from laconic.kernels.triton.signs import sign_decode_part, sign_encode_part, sign_shape
 
-__all__ = ["gather_blocks", "largest_all", "qsgd_decode_all", "qsgd_encode_all", "scatter_lanes"]
+__all__ = [
+    "gather_blocks",
+    "largest_all",
+    "qsgd_decode_all",
+    "qsgd_encode_all",
+    "scatter_lanes",
+    "sign_decode_all",
+    "sign_encode_all",
+]
 
 FIELDS = tl.constexpr(8)
 """Of a tensor: values, residual, numbers, packed symbols, tail, size, low and high half of a random key."""
@@ -31,13 +40,14 @@ FIELDS = tl.constexpr(8)
 _GROUP = tl.constexpr(GROUP)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _parts(sizes: tuple[int, ...], span: int, device: torch.device) -> Tensor:
     """For each program: the tensor it works on, and on which of its parts."""
     each = torch.tensor([num_buckets(size, span) for size in sizes])
     slot = torch.repeat_interleave(each)
     first = torch.repeat_interleave(each.cumsum(0) - each, each)
-    return torch.stack([slot, torch.arange(slot.numel()) - first], 1).to(device, torch.int32).contiguous()
+    found = torch.stack([slot, torch.arange(slot.numel()) - first], 1).to(torch.int32).contiguous()
+    return found.to(device)  # and waits: it is kept for all streams
 
 
 def _table(rows: list[int], device: torch.device) -> Tensor:
@@ -210,6 +220,108 @@ def qsgd_decode_all(
     flag = torch.zeros(1, dtype=torch.int32, device=device)
     _decode[(parts.shape[0],)](
         _table(rows, device), parts, flag, weight or 0.0, BITS=bits, BUCKET=bucket, BUCKETS=buckets,
+        ADD=weight is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=warps),
+    )  # fmt: skip
+    return flag
+
+
+# ----------------------------------------------------------------------------------------------------------- signs
+
+
+@triton.jit
+def _encode_signs(
+    table,
+    parts,
+    keys,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SIDES: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    number = tl.program_id(0)
+    slot = tl.load(parts + 2 * number)
+    program = tl.load(parts + 2 * number + 1).to(tl.int64)
+    row = table + slot * FIELDS
+    x = _address(row, 0, ALIGNED)
+    means = _address(row, 2, True)
+    packed = _address(row, 3, True)
+    tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
+    n = tl.load(row + 5)
+    full = n // _GROUP * _GROUP
+    count = (n + BUCKET - 1) // BUCKET
+    if (program + 1) * (BUCKETS * BUCKET) <= full:
+        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False)
+    else:
+        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, True)
+    tl.atomic_max(keys + slot, key, sem="relaxed")
+
+
+def sign_encode_all(
+    tensors: Sequence[Tensor], *, bucket: int, sides: int, means: Sequence[int], packed: Sequence[int]
+) -> Tensor:
+    """``sign_encode`` of each, or with two sides ``onebit_encode``, in buckets of 256 or more; the keys."""
+    device = tensors[0].device
+    tails = torch.empty(len(tensors) * GROUP, dtype=torch.int32, device=device)
+    rows, sizes = [], []
+    for i, x in enumerate(tensors):
+        rows += [x.data_ptr(), 0, means[i], packed[i], tails.data_ptr() + 4 * GROUP * i, x.numel(), 0, 0]
+        sizes.append(x.numel())
+    assert _aligned(rows, (2, 3))
+    buckets, warps, stages = sign_shape(bucket)
+    parts, table = _parts(tuple(sizes), buckets * bucket, device), _table(rows, device)
+    keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
+    _encode_signs[(parts.shape[0],)](
+        table, parts, keys, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides, ALIGNED=_aligned(rows, (0,)),
+        **exact(num_warps=warps),
+    )  # fmt: skip
+    if any(size % GROUP for size in sizes):
+        _pack_tails[(len(tensors),)](table, BITS=1, MOST=reaching(1), BYTES=BYTES)
+    return keys
+
+
+@triton.jit
+def _decode_signs(
+    table,
+    parts,
+    flag,
+    weight,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SIDES: tl.constexpr,
+    ADD: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    number = tl.program_id(0)
+    row = table + tl.load(parts + 2 * number) * FIELDS
+    program = tl.load(parts + 2 * number + 1).to(tl.int64)
+    packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
+    n = tl.load(row + 5)
+    sign_decode_part(
+        program, _address(row, 2, True), packed, _address(row, 0, ALIGNED), flag, n, n // _GROUP * _GROUP,
+        (n + BUCKET - 1) // BUCKET, weight, BUCKET, BUCKETS, SIDES, ADD,
+    )  # fmt: skip
+
+
+def sign_decode_all(
+    means: Sequence[int],
+    packed: Sequence[int],
+    *,
+    bucket: int,
+    sides: int,
+    outs: Sequence[Tensor],
+    weight: float | None,
+) -> Tensor:
+    """``sign_decode`` or ``onebit_decode`` into each, from sections at these addresses, multiples of 16; the flag."""
+    device, rows = outs[0].device, []
+    for numbers, symbols, out in zip(means, packed, outs, strict=True):
+        rows += [out.data_ptr(), 0, numbers, symbols, 0, out.numel(), 0, 0]
+    assert _aligned(rows, (2, 3))
+    buckets, warps = tile(bucket)
+    parts = _parts(tuple(out.numel() for out in outs), buckets * bucket, device)
+    flag = torch.zeros(1, dtype=torch.int32, device=device)
+    _decode_signs[(parts.shape[0],)](
+        _table(rows, device), parts, flag, weight or 0.0, BUCKET=bucket, BUCKETS=buckets, SIDES=sides,
         ADD=weight is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=warps),
     )  # fmt: skip
     return flag
