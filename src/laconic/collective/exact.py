@@ -49,8 +49,9 @@ class Exact:
             for same, flat, work in under_way:
                 with self.stats.during("wire_s"):
                     work.wait()
-                for x, part in zip(same, torch.split(flat, [x.numel() for x in same]), strict=True):
-                    x.copy_(part.view(x.shape))
+                parts = torch.split(flat, [x.numel() for x in same])
+                # In few launches, however many there are: on a GPU they are what small tensors cost.
+                torch._foreach_copy_(same, [part.view(x.shape) for x, part in zip(same, parts, strict=True)])
 
         return finish
 
