@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic import kernels
 from laconic.codecs import parse
 from laconic.collective.drift import differing
 from laconic.collective.exchange import EXACT, Exchange, common, losing_nobody
@@ -81,6 +82,7 @@ class Attachment:
             "codec": self.spec,
             "policy": repr(self._exchange.policy),
             "options": repr(options),
+            "devices": repr(sorted({_served_by(p) for _, p in _named(self.module)})),
             "parameters": repr(shapes),
         }
         with losing_nobody(self._group, "attached"):
@@ -335,6 +337,11 @@ def _ddp_of(module: nn.Module) -> DistributedDataParallel:
 def _named(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """Parameters by the names that the user gave them."""
     return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in module.module.named_parameters()]
+
+
+def _served_by(parameter: Tensor) -> str:
+    """What decides which slots travel together, so that it must be the same on all ranks."""
+    return f"{parameter.device.type}{' with kernels' if kernels.together(parameter) is not None else ''}"
 
 
 def _as_bytes(text: str) -> Tensor:

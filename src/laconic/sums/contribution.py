@@ -180,13 +180,11 @@ class Contributor:
     def encode_joined(self, joined: Joined, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
         """End the round: clips of all blocks, and their integers. What these fail to say is kept for the next round."""
         method, summing, values = self._lanes, self.summing, joined.values
-        head, sender = (
-            method.head(summing.workers, summing.ring),
-            Sender(summing.workers, summing.ring, seed, self.worker),
-        )
+        head = method.head(summing.workers, summing.ring)
+        noise = Sender(summing.workers, summing.ring, seed, self.worker).dice
         clips = method.stage.clips(agreed, head)
         lanes = method.stage.encode_lanes(
-            values, head, clips, kernels.of(values), arena, rotation=None, noise=sender.dice, feedback=self.feedback
+            values, head, clips, kernels.of(values), arena, rotation=None, noise=noise, feedback=self.feedback
         )
         if self.feedback:
             rotated = method.stage.signs is not None
