@@ -15,6 +15,8 @@ import laws
 
 HERE = Path(__file__).resolve().parent
 
+FILES = ("on_triton.py", "coding_on_triton.py", "selecting_on_triton.py")
+
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: no GPU kernel is tested here")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -25,8 +27,7 @@ def run(*options: str, interpreted: bool) -> str:
     if interpreted:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-               "-o", "python_files=*on_triton.py", str(HERE / "on_triton.py"), str(HERE / "coding_on_triton.py"),
-               *options]  # fmt: skip
+               "-o", "python_files=*on_triton.py", *(str(HERE / name) for name in FILES), *options]  # fmt: skip
     done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout

@@ -295,9 +295,10 @@ class Adaptive(Quantizer):
             _put(table, reader, out, weight)
             return
         n = out.numel()
-        if side[2].numel() != 4 * read_positions_header(side[1], n)[2]:
+        header = read_positions_header(side[1], n)
+        if side[2].numel() != 4 * header.count:
             raise FrameError(f"{side[2].numel()} bytes of values apart do not go with their positions")
-        positions = kernels.positions_read(side[1], n).long()
+        positions = kernels.positions_read(side[1], n, header).long()
         values = torch.empty(positions.numel(), dtype=torch.float32, device=out.device)
         kernels.raw_decode(side[2], torch.float32, values, None)
         # What lies apart replaces its symbol; where values are added, it is added to what was there before.

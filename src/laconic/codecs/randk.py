@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import Selected, Selector, refuse_nonfinite
+from laconic.codecs.base import Head, SeedHeader, Selected, Selector, refuse_nonfinite
 from laconic.codecs.topk import kept
 from laconic.errors import FrameError
 from laconic.kernels.interface import Kernels, read_bytes, write_bytes
@@ -63,14 +64,28 @@ class RandK(Selector):
         write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
         return Selected(section, *kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x)))
 
-    def count(self, section: Tensor, n: int) -> int:
+    def head(self, section: Tensor, n: int) -> SeedHeader:
         if section.numel() != 8:
             raise FrameError(f"a randk section holds a seed of 8 bytes, this one has {section.numel()}")
-        return kept(self.keep, n)
+        return SeedHeader(int.from_bytes(read_bytes(section, 8), "little"), kept(self.keep, n))
 
-    def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
-        seed = int.from_bytes(read_bytes(section, 8), "little")
-        return kernels.random_positions(n, kept(self.keep, n), seed, section)
+    def positions(self, section: Tensor, n: int, head: Head, kernels: Kernels) -> Tensor:
+        assert isinstance(head, SeedHeader)
+        return kernels.random_positions(n, head.count, head.seed, section)
+
+    def put(
+        self, section: Tensor, head: Head, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None
+    ) -> None:
+        positions = self.positions(section, out.numel(), head, kernels)
+        gain = self.gain(out.numel())
+        if not kernels.all_finite(values):
+            raise FrameError("a value in the frame is not finite")
+        if gain != 1.0:
+            values = values * gain
+            if not kernels.all_finite(values):
+                largest = torch.finfo(values.dtype).max
+                values.clamp_(-largest, largest)
+        kernels.scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
 
     def gain(self, n: int) -> float:
         return n / kept(self.keep, n) if self.scale and n else 1.0

@@ -52,6 +52,14 @@ class PositionPlan(NamedTuple):
     nbytes: int
 
 
+class PositionHeader(NamedTuple):
+    """What a position section says of itself."""
+
+    mode: int
+    low_bits: int
+    count: int
+
+
 ALL, RICE, BITMAP = 0, 1, 2
 """Modes of a position section."""
 
@@ -148,7 +156,22 @@ def trits_nbytes(n: int) -> int:
     return n // (5 * TRIT_LANES) * TRIT_LANES + (n % (5 * TRIT_LANES) + 4) // 5
 
 
-def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
+def low_bits_candidates(n: int, k: int) -> list[int]:
+    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
+    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
+    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
+
+
+def positions_limit(n: int, k: int) -> int:
+    """The most bytes that k of n positions take; whole words, unless that is more than a bitmap takes."""
+    bitmap = POSITIONS_HEADER + (n + 7) // 8
+    if not 0 < k < n:
+        return POSITIONS_HEADER
+    coded = min(packed_nbytes(k, r) + (k + ((n - k) >> r) + 7) // 8 for r in low_bits_candidates(n, k))
+    return min(bitmap, (POSITIONS_HEADER + coded + 3) // 4 * 4)
+
+
+def read_positions_header(section: Tensor, n: int) -> PositionHeader:
     """Mode, Rice parameter and count, checked against each other and against the section's size."""
     if section.numel() < POSITIONS_HEADER:
         raise FrameError(f"a position section needs at least {POSITIONS_HEADER} bytes, this one has {section.numel()}")
@@ -166,7 +189,7 @@ def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
             f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions in mode {mode}, "
             f"parameter {low_bits}"
         )
-    return mode, low_bits, k
+    return PositionHeader(mode, low_bits, k)
 
 
 def num_buckets(n: int, bucket: int) -> int:
@@ -211,7 +234,7 @@ class Kernels(Protocol):
     ) -> None: ...
 
     def value_range(self, x: Tensor) -> tuple[float, float, int]: ...
-    def uniform_encode(self, x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None: ...
+    def uniform_encode(self, x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]: ...
     def uniform_decode(
         self, packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None
     ) -> None: ...
@@ -231,6 +254,7 @@ class Kernels(Protocol):
     ) -> None: ...
 
     def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, int]: ...
+    def topk_write(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]: ...
     def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]: ...
     def above(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]: ...
     def random_positions(self, n: int, k: int, seed: int, like: Tensor) -> Tensor: ...
@@ -238,7 +262,10 @@ class Kernels(Protocol):
 
     def positions_plan(self, positions: Tensor, n: int) -> PositionPlan: ...
     def positions_write(self, positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None: ...
-    def positions_read(self, section: Tensor, n: int) -> Tensor: ...
+    def positions_read(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
+    def place(
+        self, section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None
+    ) -> None: ...
     def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None: ...
 
     def unpack_symbols(self, packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor: ...

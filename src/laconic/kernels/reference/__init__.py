@@ -31,7 +31,14 @@ from laconic.kernels.reference.linear import (
 )
 from laconic.kernels.reference.lowrank import lowrank_decode, project_columns, project_rows
 from laconic.kernels.reference.packing import pack, unpack
-from laconic.kernels.reference.positions import positions_plan, positions_read, positions_write, scatter
+from laconic.kernels.reference.positions import (
+    place,
+    positions_plan,
+    positions_read,
+    positions_write,
+    scatter,
+    topk_write,
+)
 from laconic.kernels.reference.quantizers import (
     onebit_decode,
     onebit_encode,
@@ -81,6 +88,7 @@ __all__ = [
     "pack",
     "pack_symbols",
     "pairwise_sum",
+    "place",
     "positions_plan",
     "positions_read",
     "positions_write",
@@ -101,6 +109,7 @@ __all__ = [
     "ternary_encode",
     "topk",
     "topk_sampled",
+    "topk_write",
     "uniform_decode",
     "uniform_encode",
     "unpack",

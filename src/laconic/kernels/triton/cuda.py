@@ -6,6 +6,7 @@ functions underneath launch without waiting, so a CUDA graph can hold them.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -31,6 +32,7 @@ from laconic.kernels.reference.selection import SAMPLES
 from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
+from laconic.kernels.triton.phases import MOST
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,8 +122,7 @@ def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
     if out.data_ptr() % 2 or not x.numel():
         return hosted.cast_encode(x, to, out)
     bf16 = to == "bf16"
-    keys, beyond = casts.cast_encode(x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16)
-    key, saturated = torch.stack([keys.max().to(torch.int64), beyond.sum()]).tolist()
+    key, saturated = casts.cast_encode(x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16).tolist()
     return key, saturated
 
 
@@ -226,8 +227,12 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
 
 
 @_served
-def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
-    grids.pack_bins(x, UniformGrid(low, high, levels), packed)
+def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
+    if not 0 < x.numel() <= MOST:
+        return hosted.uniform_encode(x, levels=levels, bounds=bounds, packed=packed)
+    words = grids.uniform_encode(x, levels, bounds, packed).tolist()
+    low, high = struct.unpack("<2f", struct.pack("<2i", *words[1:]))
+    return low, high, words[0]
 
 
 @_served
@@ -260,19 +265,28 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- selectors
 
 
-def _selected(x: Tensor, positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
-    key = _largest(selection.keys_of(values)) if values.numel() else 0
-    return positions, values.to(x.dtype), key
-
-
 @_served
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
         _tell("topk", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return hosted.topk(x, k)
-    positions, values, key = selection.topk(x.to(torch.float32), k)
-    return positions, values.to(x.dtype), key
+    found = selection.topk(x.to(torch.float32), k, torch.empty(0, dtype=torch.uint8, device=x.device))
+    return found.positions, found.values.to(x.dtype), found.key
+
+
+@_served
+def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+    n = x.numel()
+    if x.dtype == torch.float64 or not n:
+        positions, values, key = topk(x, k)
+        plan = positions_plan(positions, n)
+        positions_write(positions, n, plan, out[: plan.nbytes])
+        return plan.nbytes, values, key
+    found = selection.topk(x.to(torch.float32), k, out)
+    if not found.written:
+        positions_write(found.positions, n, found.plan, out[: found.plan.nbytes])
+    return found.plan.nbytes, found.values.to(x.dtype), found.key
 
 
 @_served
@@ -288,8 +302,8 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     threshold = selection.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
-    positions, values = selection.above(flat, threshold)
-    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, positions, values)
+    positions, values, key = selection.above(flat, threshold)
+    return topk(x, k) if positions.numel() > 2 * k + 16 else (positions, values.to(x.dtype), key)
 
 
 @_served
@@ -298,8 +312,8 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
         _tell("above", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return hosted.above(x, threshold)
-    flat = x.to(torch.float32)
-    return _selected(x, *selection.above(flat, selection.key_of_float(threshold)))
+    positions, values, key = selection.above(x.to(torch.float32), selection.key_of_float(threshold))
+    return positions, values.to(x.dtype), key
 
 
 @_served
@@ -321,6 +335,7 @@ def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
 positions_plan = places.positions_plan
 positions_write = _served(places.positions_write)
 positions_read = _served(places.positions_read)
+place = _served(places.place)
 scatter = _served(places.scatter)
 
 

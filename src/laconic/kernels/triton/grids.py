@@ -20,7 +20,7 @@ from laconic.kernels.interface import (
     symbol_bits,
     symbol_dtype,
 )
-from laconic.kernels.triton.packing import Packed
+from laconic.kernels.triton.packing import BYTES, Packed, pack_tail
 from laconic.kernels.triton.parts import (
     TILE,
     exact,
@@ -33,8 +33,9 @@ from laconic.kernels.triton.parts import (
     store_symbols,
     words_of,
 )
+from laconic.kernels.triton.phases import BARRIER, PARTS, SMALL, STATE, cut, launch, wait_for_all
 
-__all__ = ["histogram", "make_symbols", "pack_bins", "sample", "table_decode", "uniform_decode"]
+__all__ = ["histogram", "make_symbols", "pack_bins", "sample", "table_decode", "uniform_decode", "uniform_encode"]
 
 
 def _double(number: float) -> tuple[int, int]:
@@ -115,6 +116,96 @@ def _count_bins(
     bins = tl.arange(0, BINS)
     counted = tl.histogram(found, BINS)
     tl.atomic_add(counts + bins, counted, mask=(counted > 0) & (bins < levels))
+
+
+@triton.jit
+def _range_of_part(x, ends, n, span, part, SPAN: tl.constexpr, PARTS: tl.constexpr):
+    """Smallest, largest and largest magnitude of a part's values. A NaN shows in the last alone."""
+    at = tl.arange(0, SPAN)
+    low = tl.full((SPAN,), float("inf"), tl.float32)
+    high = tl.full((SPAN,), float("-inf"), tl.float32)
+    key = tl.zeros((SPAN,), tl.int32)
+    begin = part * span
+    stop = tl.minimum(begin + span, n)
+    while begin < stop:
+        v = load_tile(x, at, begin, n, SPAN)
+        there = at < n - begin
+        low = tl.minimum(low, tl.where(there, v, float("inf")))
+        high = tl.maximum(high, tl.where(there, v, float("-inf")))
+        key = tl.maximum(key, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+        begin += SPAN
+    tl.store(ends + part, tl.min(low, 0))
+    tl.store(ends + PARTS + part, tl.max(high, 0))
+    tl.store(ends + 2 * PARTS + part, tl.max(key, 0).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _range_of_all(ends, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    low = tl.min(tl.load(ends + part, mask=part < parts, other=float("inf")), 0)
+    high = tl.max(tl.load(ends + PARTS + part, mask=part < parts, other=float("-inf")), 0)
+    key = tl.max(tl.load(ends + 2 * PARTS + part, mask=part < parts, other=0.0).to(tl.int32, bitcast=True), 0)
+    return tl.where(low == 0, 0.0, low), tl.where(high == 0, 0.0, high), key  # no -0
+
+
+@triton.jit(do_not_specialize=["span", "parts", "levels"])
+def _uniform_encode(
+    x, ends, state, bounds, packed, tail, n, full, span, parts, levels,
+    FIRST: tl.constexpr, LAST: tl.constexpr, BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr,
+    BYTES: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The range by parts; of all; bins, packed; and those behind the last full group."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for phase in tl.static_range(FIRST, LAST + 1):
+        part = program
+        if phase == 0:
+            while part < parts:
+                _range_of_part(x, ends, n, span, part, SPAN, PARTS)
+                part += programs
+        if phase == 1:
+            if program == 0:
+                low, high, key = _range_of_all(ends, parts, PARTS)
+                tl.store(state, key)
+                tl.store(state + 1, low.to(tl.int32, bitcast=True))
+                tl.store(state + 2, high.to(tl.int32, bitcast=True))
+                into = bounds.to(tl.pointer_type(tl.float32))
+                tl.store(into, low)
+                tl.store(into + 1, high)
+        if phase == 2:
+            low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
+            high = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64)
+            inverse = levels.to(tl.float64) / (high - low)
+            while part * SPAN < n:
+                v = load_tile(x, tl.arange(0, SPAN), part * SPAN, n, SPAN)
+                place = (v.to(tl.float64) - low) * inverse
+                found = tl.minimum(place.to(tl.int64), levels - 1).to(tl.int32)
+                store_symbols(found, packed, tail, part * SPAN, n, full, BITS, PERIOD, SPAN)
+                part += programs
+        if phase == 3:
+            while part * BYTES * 8 < (n - full) * BITS:
+                pack_tail(tail, packed + full // 8 * BITS, n - full, part, BITS, BYTES)
+                part += programs
+        if phase < LAST:
+            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+
+
+def uniform_encode(x: Tensor, levels: int, bounds: Tensor, packed: Tensor) -> Tensor:
+    """Range and bins, none of them waited for; the key, and the range once more, as bits."""
+    n, bits = x.numel(), symbol_bits(levels)
+    into, first = Packed(packed, n, bits), words_of(bounds)
+    span, parts = cut(n, TILE)
+    state = torch.zeros(STATE, dtype=torch.int32, device=x.device)
+    ends = torch.empty(3 * PARTS, device=x.device)
+    grids: tuple[int, ...] = (parts, 1, num_buckets(n, TILE))
+    if into.full < n:
+        grids += (num_buckets((n - into.full) * bits, 8 * BYTES),)
+    arguments = (x, ends, state, first, into.target, into.tail, n, into.full, span, parts, levels)
+    constants = exact(BITS=bits, PERIOD=period(bits), SPAN=TILE, BYTES=BYTES, PARTS=PARTS)
+    launch(_uniform_encode, x.device, arguments, constants, grids, (4, 8, 2, 4), together=n <= SMALL)
+    into.copy_back()
+    if first is not bounds:
+        bounds.copy_(first)
+    return state[:3]
 
 
 def _arguments(grid: Grid) -> tuple[float | int, ...]:

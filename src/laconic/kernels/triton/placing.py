@@ -1,0 +1,301 @@
+"""Positions out of their section, and values put there: a chain of short phases with one wait behind it.
+
+1. *count*: how many ones each part of the unary bits holds, the sum of the low parts of each part of the gaps, and
+   whether all values are finite.
+2. *list*: where the ones stand.
+3. *join*: positions out of both; what lies past the end is cut to it.
+4. *place*: a program owns a tile of the output, clears it and stores the values that fall there while it is in the
+   cache. Values that are added go where they belong, one by one. Nothing happens where the state says that the frame
+   lies.
+
+As in ``largest``, parts find out by themselves where they begin, and all phases of a small tensor are one launch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.errors import FrameError
+from laconic.kernels.interface import POSITIONS_HEADER, PositionHeader, num_buckets, packed_nbytes
+from laconic.kernels.triton.marks import BLOCK, popcount, take_lowest
+from laconic.kernels.triton.parts import low_part_place, words_of
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
+
+__all__ = ["place", "read", "reads"]
+
+GAPS, SPAN, WAYS = 2048, 8192, 256
+FOUND, LAST_END, LAST, BAD = range(4)
+WARPS = (4, 8, 8, 4)
+"""Of a program, when a phase has a launch of its own."""
+
+
+@triton.jit
+def _unary(section, index, first_bit, last_bit):
+    """Words of the section, with what is not unary bits left out."""
+    there = (index >= first_bit // 32) & (index * 32 < last_bit)
+    w = tl.load(section.to(tl.pointer_type(tl.int32)) + index, mask=there, other=0).to(tl.uint32, bitcast=True)
+    full = tl.full(w.shape, 0xFFFFFFFF, tl.uint32)
+    skipped = tl.minimum(tl.maximum(first_bit - index * 32, 0), 31).to(tl.uint32)
+    beyond = tl.minimum(tl.maximum(index * 32 + 32 - last_bit, 0), 31).to(tl.uint32)
+    return w & (full << skipped) & (full >> beyond)
+
+
+@triton.jit
+def _low_parts(section, at, k, low):
+    word, shift, step = low_part_place(at, k, low)
+    words = section.to(tl.pointer_type(tl.int32))
+    there = (at < k) & (low > 0)
+    value = tl.load(words + word, mask=there, other=0).to(tl.uint32, bitcast=True) >> shift
+    crosses = there & (shift.to(tl.int32) + low > 32)
+    more = tl.load(words + word + step, mask=crosses, other=0).to(tl.uint32, bitcast=True)
+    value = value | tl.where(shift > 0, more << ((32 - shift) & 31), 0)
+    mask = (tl.full(value.shape, 1, tl.uint32) << low.to(tl.uint32)) - 1
+    return tl.where(there, value & mask, 0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _count_ones(section, ones, first_bit, last_bit, span, part, WORDS: tl.constexpr):
+    total = part * 0
+    block = first_bit // 32 + part * span
+    stop = tl.minimum(block + span, (last_bit + 31) // 32)
+    while block < stop:
+        index = block + tl.arange(0, WORDS)
+        w = _unary(section, index, first_bit, last_bit)
+        total += tl.sum(tl.where(index < stop, popcount(w), 0), 0)
+        block += WORDS
+    tl.store(ones + part, total)
+
+
+@triton.jit
+def _sum_low(
+    section, values, state, lows, k, low, span, part,
+    CHECK: tl.constexpr, INFINITE: tl.constexpr, GAPS: tl.constexpr,
+):  # fmt: skip
+    total = (part * 0).to(tl.int64)
+    begin = part * span
+    stop = tl.minimum(begin + span, k)
+    while begin < stop:
+        at = begin + tl.arange(0, GAPS)
+        total += tl.sum(_low_parts(section, at, k, low).to(tl.int64), 0)
+        if CHECK:
+            v = tl.load(values + at, mask=at < k, other=0.0)
+            if values.dtype.element_ty != tl.float64:
+                v = v.to(tl.float32)
+            good = tl.abs(v) < INFINITE  # a NaN is not
+            tl.store(state + 3, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
+        begin += GAPS
+    tl.store(lows + part, total)
+
+
+@triton.jit
+def _list_ones(
+    section, state, ones, ends, k, first_bit, last_bit, span, parts, part, WORDS: tl.constexpr, PARTS: tl.constexpr
+):
+    behind = before(ones, part, PARTS)
+    block = first_bit // 32 + part * span
+    stop = tl.minimum(block + span, (last_bit + 31) // 32)
+    while block < stop:
+        index = block + tl.arange(0, WORDS)
+        w = tl.where(index < stop, _unary(section, index, first_bit, last_bit), 0)
+        count = popcount(w)
+        to = behind + tl.cumsum(count, 0) - count
+        behind += tl.sum(count, 0)
+        while tl.max((w != 0).to(tl.int32), 0) > 0:
+            bit, rest = take_lowest(w)
+            tl.store(ends + to, index * 32 + bit - first_bit, mask=(w != 0) & (to < k))
+            to += (w != 0).to(tl.int32)
+            w = rest
+        block += WORDS
+    if part == parts - 1:
+        tl.store(state, behind)
+
+
+@triton.jit
+def _join(section, state, lows, ends, positions, n, k, low, span, part, GAPS: tl.constexpr, PARTS: tl.constexpr):
+    behind = before(lows, part, PARTS)
+    begin = part * span
+    stop = tl.minimum(begin + span, k)
+    while begin < stop:
+        at = begin + tl.arange(0, GAPS)
+        parts = _low_parts(section, at, k, low).to(tl.int64)
+        end = tl.load(ends + at, mask=at < k, other=0)
+        found = ((end - at).to(tl.int64) << low.to(tl.int64)) + behind + tl.cumsum(parts, 0) + at
+        found = tl.minimum(tl.maximum(found, 0), n).to(tl.int32)
+        tl.store(positions + at, found, mask=at < k)
+        tl.store(state + 1 + at * 0, end, mask=at == k - 1)
+        tl.store(state + 2 + at * 0, found, mask=at == k - 1)
+        behind += tl.sum(parts, 0)
+        begin += GAPS
+
+
+@triton.jit
+def _holds(state, n, k, least_end):
+    """Whether the section holds what it promises, and values are finite."""
+    whole = (tl.load(state) == k) & (tl.load(state + 1) >= least_end)
+    return whole & (tl.load(state + 2) < n) & (tl.load(state + 3) == 0)
+
+
+@triton.jit
+def _rank(positions, k, value, WAYS: tl.constexpr):
+    """How many of the ascending positions are smaller."""
+    low, high = k * 0, k
+    while low < high:
+        step = (high - low + WAYS - 1) // WAYS
+        tried = low + (tl.arange(0, WAYS) + 1) * step - 1
+        here = tl.load(positions + tried, mask=tried < high, other=0x7FFFFFFF)
+        smaller = tl.sum((here < value).to(tl.int32), 0)
+        high = tl.minimum(high, low + (smaller + 1) * step - 1)
+        low += smaller * step
+    return low
+
+
+@triton.jit
+def _place(state, positions, values, out, n, k, least_end, tile, SPAN: tl.constexpr, WAYS: tl.constexpr):
+    begin = tile * SPAN
+    at = begin + tl.arange(0, SPAN)
+    zeros = tl.zeros((SPAN,), out.dtype.element_ty)
+    if begin + SPAN <= n:
+        tl.store(out + at, zeros)
+    else:
+        tl.store(out + at, zeros, mask=at < n)
+    tl.debug_barrier()  # a value's place may have been cleared by another thread
+    if _holds(state, n, k, least_end):
+        index = _rank(positions, k, begin, WAYS)
+        end = tl.minimum(begin + SPAN, n)
+        last = begin
+        while (index < k) & (last < end):
+            here = index + tl.arange(0, WAYS)
+            to = tl.load(positions + here, mask=here < k, other=0x7FFFFFFF)
+            v = tl.load(values + here, mask=here < k, other=0.0)
+            tl.store(out + to, v.to(out.dtype.element_ty), mask=(to >= begin) & (to < end))
+            last = tl.max(to, 0)
+            index += WAYS
+
+
+@triton.jit
+def _add(state, positions, values, out, n, k, weight, least_end, program, programs, GAPS: tl.constexpr):
+    if _holds(state, n, k, least_end):
+        begin = program * GAPS
+        while begin < k:
+            at = begin + tl.arange(0, GAPS)
+            to = out + tl.load(positions + at, mask=at < k, other=0)
+            v = tl.load(values + at, mask=at < k, other=0.0).to(tl.float32)
+            tl.store(to, tl.load(to, mask=at < k, other=0.0) + v * weight, mask=at < k)
+            begin += programs * GAPS
+
+
+NUMBERS = ("n", "k", "low", "first_bit", "last_bit", "unary_span", "unary_parts", "gap_span", "gap_parts", "least_end")
+"""Arguments that no kernel is compiled anew for."""
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def _phases(
+    section, values, state, work, positions, out, n, k, low, weight, first_bit, last_bit, unary_span, unary_parts,
+    gap_span, gap_parts, least_end,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr, CHECK: tl.constexpr,
+    INFINITE: tl.constexpr, WORDS: tl.constexpr, GAPS: tl.constexpr, SPAN: tl.constexpr, WAYS: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    lows = work.to(tl.pointer_type(tl.int64))
+    ones = work + 2 * PARTS
+    ends = ones + PARTS
+    for phase in tl.static_range(FIRST, LAST + 1):
+        part = program
+        if phase == 0:
+            while part < unary_parts:
+                _count_ones(section, ones, first_bit, last_bit, unary_span, part, WORDS)
+                part += programs
+            part = program
+            while part < gap_parts:
+                _sum_low(section, values, state, lows, k, low, gap_span, part, CHECK, INFINITE, GAPS)
+                part += programs
+        if phase == 1:
+            while part < unary_parts:
+                _list_ones(
+                    section, state, ones, ends, k, first_bit, last_bit, unary_span, unary_parts, part, WORDS, PARTS
+                )
+                part += programs
+        if phase == 2:
+            while part < gap_parts:
+                _join(section, state, lows, ends, positions, n, k, low, gap_span, part, GAPS, PARTS)
+                part += programs
+        if phase == 3:
+            if ADD:
+                _add(state, positions, values, out, n, k, weight, least_end, program, programs, GAPS)
+            else:
+                while part * SPAN < n:
+                    _place(state, positions, values, out, n, k, least_end, part, SPAN, WAYS)
+                    part += programs
+        if phase < LAST:
+            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+
+
+class _Layout(NamedTuple):
+    arguments: tuple[int, ...]
+    grids: tuple[int, ...]
+    work: int
+
+
+@lru_cache(maxsize=256)
+def _layout(nbytes: int, n: int, low_bits: int, k: int, add: bool) -> _Layout:
+    low_end = POSITIONS_HEADER + packed_nbytes(k, low_bits)
+    unary_span, unary_parts = cut((nbytes + 3) // 4 - low_end // 4, BLOCK)
+    gap_span, gap_parts = cut(k, GAPS)
+    last = num_buckets(k, GAPS) if add else num_buckets(n, SPAN)
+    return _Layout(
+        (8 * low_end, 8 * nbytes, unary_span, unary_parts, gap_span, gap_parts, (nbytes - low_end - 1) * 8),
+        (max(unary_parts, gap_parts), unary_parts, gap_parts, last),
+        3 * PARTS + k,
+    )
+
+
+def reads(section: Tensor, n: int) -> bool:
+    """Whether such a section can be read here."""
+    return n <= MOST and 8 * section.numel() <= MOST
+
+
+def _run(
+    section: Tensor, n: int, header: PositionHeader, values: Tensor | None, out: Tensor | None, weight: float | None
+) -> Tensor:
+    k, low_bits = header.count, header.low_bits
+    layout = _layout(section.numel(), n, low_bits, k, weight is not None)
+    state = torch.zeros(STATE, dtype=torch.int32, device=section.device)
+    work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
+    positions = torch.empty(k, dtype=torch.int32, device=section.device)
+    arguments: tuple[Any, ...] = (
+        words_of(section), state if values is None else values, state, work, positions,
+        state if out is None else out, n, k, low_bits, weight or 0.0, *layout.arguments,
+    )  # fmt: skip
+    constants = {
+        "ADD": weight is not None, "CHECK": values is not None, "INFINITE": float("inf"),
+        "WORDS": BLOCK, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS, "enable_fp_fusion": False,
+    }  # fmt: skip
+    grids = layout.grids if out is not None else layout.grids[:3]
+    launch(_phases, section.device, arguments, constants, grids, WARPS, together=n <= SMALL)
+    found, last_end, last, bad = state[:4].tolist()
+    if found != k:
+        raise FrameError(f"coded positions promise {k} and hold {found}")
+    if last_end < layout.arguments[-1]:
+        raise FrameError(f"coded positions promise {k} and end before their section does")
+    if not last < n:
+        raise FrameError(f"a coded position is past the end of {n} values")
+    if bad:
+        raise FrameError("a value in the frame is not finite")
+    return positions
+
+
+def read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    """The positions of Rice's code, int32."""
+    return _run(section, n, header, None, None, None)
+
+
+def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None) -> None:
+    """Values at the positions of Rice's code and zeros elsewhere; with a weight, added to what is there."""
+    _run(section, out.numel(), header, values, out, weight)
