@@ -296,7 +296,7 @@ class Adaptive(Quantizer):
             return
         n = out.numel()
         header = read_positions_header(side[1], n)
-        if side[2].numel() != 4 * header.count:
+        if side[2].numel() != 4 * header.kept:
             raise FrameError(f"{side[2].numel()} bytes of values apart do not go with their positions")
         positions = kernels.positions_read(side[1], n, header).long()
         values = torch.empty(positions.numel(), dtype=torch.float32, device=out.device)

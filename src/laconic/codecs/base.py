@@ -84,7 +84,7 @@ class SeedHeader(NamedTuple):
     """The head of a section that holds no more than a seed."""
 
     seed: int
-    count: int
+    kept: int
 
 
 Head = PositionHeader | SeedHeader

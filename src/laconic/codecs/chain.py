@@ -268,7 +268,7 @@ class Chain:
         coded = found
         if self.selector is not None:
             head = self.selector.head(packet.sections[0], n)
-            k, coded = head.count, found[1:]
+            k, coded = head.kept, found[1:]
             if k > self.selector.max_kept(n):
                 raise FrameError(f"{k} of {n} values are more than codec {self.text!r} keeps")
         stage = self._stage_for(packet.spec)
@@ -291,7 +291,7 @@ class Chain:
         if isinstance(stage, Raw):
             values = stage.view(coded[0], dtype)
         else:
-            values = torch.empty(head.count, dtype=torch.float32, device=place.device)
+            values = torch.empty(head.kept, dtype=torch.float32, device=place.device)
             stage.decode(tuple(coded), dtype, backend, values, None)
         self.selector.put(place, head, values, backend, out, weight)
 

@@ -71,7 +71,7 @@ class RandK(Selector):
 
     def positions(self, section: Tensor, n: int, head: Head, kernels: Kernels) -> Tensor:
         assert isinstance(head, SeedHeader)
-        return kernels.random_positions(n, head.count, head.seed, section)
+        return kernels.random_positions(n, head.kept, head.seed, section)
 
     def put(
         self, section: Tensor, head: Head, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None

@@ -57,7 +57,7 @@ class PositionHeader(NamedTuple):
 
     mode: int
     low_bits: int
-    count: int
+    kept: int
 
 
 ALL, RICE, BITMAP = 0, 1, 2

@@ -264,7 +264,7 @@ def reads(section: Tensor, n: int) -> bool:
 def _run(
     section: Tensor, n: int, header: PositionHeader, values: Tensor | None, out: Tensor | None, weight: float | None
 ) -> Tensor:
-    k, low_bits = header.count, header.low_bits
+    k, low_bits = header.kept, header.low_bits
     layout = _layout(section.numel(), n, low_bits, k, weight is not None)
     state = torch.zeros(STATE, dtype=torch.int32, device=section.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
