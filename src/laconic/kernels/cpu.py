@@ -469,6 +469,16 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     return counts
 
 
+def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
+    low, high, key = value_range(x)
+    low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high or key >= NONFINITE:
+        return low, high, key, []
+    return low, high, key, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
+
+
 # ---------------------------------------------------------------------------------------------------------- coders
 
 

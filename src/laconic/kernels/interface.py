@@ -9,6 +9,7 @@ the value to it when a weight is given: that is the fused decode-accumulate of a
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -67,6 +68,19 @@ POSITIONS_HEADER = 8
 MAX_LOW_BITS = 31
 
 
+FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
+
+
+def nearest_float32(value: float) -> float:
+    """As a float32 has it; the largest, where it lies beyond."""
+    return float(struct.unpack("<f", struct.pack("<f", max(-FLOAT32_MAX, min(value, FLOAT32_MAX))))[0])
+
+
+def lift(spread: float) -> float:
+    """What values are multiplied by, so that no difference overflows and no quotient does."""
+    return 2.0**64 if spread < 2.0**-64 else 2.0**-64 if spread > 2.0**64 else 1.0
+
+
 class LinearGrid(NamedTuple):
     """Bins of equal width in float32: ``trunc((x * pre - base) * inverse)``, cut to 0 … levels - 1."""
 
@@ -74,6 +88,12 @@ class LinearGrid(NamedTuple):
     base: float
     inverse: float
     levels: int
+
+    @classmethod
+    def over(cls, low: float, high: float, levels: int) -> LinearGrid:
+        """Bins over a range that is not a point."""
+        pre = lift(high - low)
+        return cls(pre, nearest_float32(low * pre), nearest_float32(levels / ((high - low) * pre)), levels)
 
 
 class UniformGrid(NamedTuple):
@@ -243,6 +263,9 @@ class Kernels(Protocol):
     def table_decode(self, packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
     def sample(self, x: Tensor, count: int, seed: int) -> Tensor: ...
     def histogram(self, x: Tensor, grid: LinearGrid) -> Tensor: ...
+    def range_histogram(
+        self, x: Tensor, *, bins: int, zero: bool, count: int, seed: int
+    ) -> tuple[float, float, int, list[int]]: ...
 
     def sign_encode(self, x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int: ...
     def sign_decode(

@@ -32,7 +32,7 @@ from laconic.kernels.reference.selection import SAMPLES
 from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
-from laconic.kernels.triton.phases import MOST
+from laconic.kernels.triton.phases import MOST, STATE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -216,6 +216,11 @@ def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, we
 # ------------------------------------------------------------------------------------------------------------ grids
 
 
+def _floats(bits: list[int]) -> tuple[float, float]:
+    low, high = struct.unpack("<2f", struct.pack("<2i", *bits))
+    return low, high
+
+
 def value_range(x: Tensor) -> tuple[float, float, int]:
     """Torch finds both ends in one pass; the larger magnitude of the two is the key, a NaN shows in both."""
     if not x.numel():
@@ -230,9 +235,8 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
 def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
     if not 0 < x.numel() <= MOST:
         return hosted.uniform_encode(x, levels=levels, bounds=bounds, packed=packed)
-    words = grids.uniform_encode(x, levels, bounds, packed).tolist()
-    low, high = struct.unpack("<2f", struct.pack("<2i", *words[1:]))
-    return low, high, words[0]
+    key, *ends = grids.uniform_encode(x, levels, bounds, packed).tolist()
+    return *_floats(ends), key
 
 
 @_served
@@ -260,6 +264,17 @@ make_symbols = _served(grids.make_symbols)
 @_served
 def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     return grids.histogram(x, grid).cpu()
+
+
+@_served
+def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
+    if not 0 < x.numel() <= MOST:
+        return hosted.range_histogram(x, bins=bins, zero=zero, count=count, seed=seed)
+    found = grids.range_histogram(x, bins, zero, count, seed).tolist()
+    key, (low, high), counts = found[0], _floats(found[1:3]), found[STATE:]
+    if key >= NONFINITE:
+        return 0.0, 0.0, key, []
+    return low, high, key, counts if low < high else []
 
 
 # ---------------------------------------------------------------------------------------------------------- selectors

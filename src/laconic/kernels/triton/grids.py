@@ -35,7 +35,16 @@ from laconic.kernels.triton.parts import (
 )
 from laconic.kernels.triton.phases import BARRIER, PARTS, SMALL, STATE, cut, launch, wait_for_all
 
-__all__ = ["histogram", "make_symbols", "pack_bins", "sample", "table_decode", "uniform_decode", "uniform_encode"]
+__all__ = [
+    "histogram",
+    "make_symbols",
+    "pack_bins",
+    "range_histogram",
+    "sample",
+    "table_decode",
+    "uniform_decode",
+    "uniform_encode",
+]
 
 
 def _double(number: float) -> tuple[int, int]:
@@ -189,6 +198,69 @@ def _uniform_encode(
             wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
 
 
+@triton.jit
+def _cut_to_float(value):
+    largest: tl.constexpr = 3.4028234663852886e38
+    return tl.minimum(tl.maximum(value, -largest), largest).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["span", "parts", "count", "levels", "low_key", "high_key"])
+def _range_histogram(
+    x, ends, state, n, span, parts, count, levels, low_key, high_key,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ZERO: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr,
+    SPAN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The range by parts; of all; and a sample's histogram over it, behind the state."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for phase in tl.static_range(FIRST, LAST + 1):
+        part = program
+        if phase == 0:
+            while part < parts:
+                _range_of_part(x, ends, n, span, part, SPAN, PARTS)
+                part += programs
+        if phase == 1:
+            if program == 0:
+                low, high, key = _range_of_all(ends, parts, PARTS)
+                if ZERO:
+                    low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
+                tl.store(state, key)
+                tl.store(state + 1, low.to(tl.int32, bitcast=True))
+                tl.store(state + 2, high.to(tl.int32, bitcast=True))
+        if phase == 2:
+            low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
+            spread = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64) - low
+            pre = tl.where(spread < 2.0**-64, 2.0**64, tl.where(spread > 2.0**64, 2.0**-64, 1.0))
+            base = _cut_to_float(low * pre)
+            inverse = _cut_to_float(levels.to(tl.float64) / (spread * pre))
+            while part * SPAN < count:
+                at = part * SPAN + tl.arange(0, SPAN)
+                from_at = at if ALL else _sampled_at(at, n, count, low_key, high_key)
+                v = tl.load(x + from_at, mask=at < count, other=0.0)
+                found = _bins(v, pre.to(tl.float32), base, inverse, 0, 0, 0, 0, levels, True)
+                found = tl.where(at < count, found, BINS - 1)  # a bin that no level has
+                counted = tl.histogram(found, BINS)
+                bins = tl.arange(0, BINS)
+                tl.atomic_add(state + 16 + bins, counted, mask=(counted > 0) & (bins < levels), sem="relaxed")
+                part += programs
+        if phase < LAST:
+            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+
+
+def range_histogram(x: Tensor, bins: int, zero: bool, count: int, seed: int) -> Tensor:
+    """The key and the range, as bits, a few numbers more (``STATE`` in all), then the histogram of a sample."""
+    n = x.numel()
+    span, parts = cut(n, TILE)
+    state = torch.zeros(STATE + bins, dtype=torch.int32, device=x.device)
+    ends = torch.empty(3 * PARTS, device=x.device)
+    keys = halves(random.key(seed, random.SAMPLING))
+    constants = exact(ZERO=zero, ALL=count == n, BINS=max(32, 2 * bins), SPAN=TILE, PARTS=PARTS)
+    launch(
+        _range_histogram, x.device, (x, ends, state, n, span, parts, count, bins, *keys), constants,
+        (parts, 1, num_buckets(count, TILE)), (4, 8, 4), together=n <= SMALL,
+    )  # fmt: skip
+    return state
+
+
 def uniform_encode(x: Tensor, levels: int, bounds: Tensor, packed: Tensor) -> Tensor:
     """Range and bins, none of them waited for; the key, and the range once more, as bits."""
     n, bits = x.numel(), symbol_bits(levels)
@@ -327,15 +399,21 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["low_key", "high_key"])
-def _sample(x, out, n, count, low_key, high_key, SPAN: tl.constexpr):
-    part = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
-    there = part < count
+@triton.jit
+def _sampled_at(part, n, count, low_key, high_key):
+    """Where ``reference.sample`` looks in each of so many equal parts."""
     wide = part.to(tl.int64)
     begin = wide * n // count
     span = (wide + 1) * n // count - begin
     noise = hash32(part, low_key, high_key).to(tl.int64)
-    tl.store(out + part, tl.load(x + begin + (noise * span >> 32), mask=there, other=0.0), mask=there)
+    return begin + (noise * span >> 32)
+
+
+@triton.jit(do_not_specialize=["low_key", "high_key"])
+def _sample(x, out, n, count, low_key, high_key, SPAN: tl.constexpr):
+    part = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
+    there = part < count
+    tl.store(out + part, tl.load(x + _sampled_at(part, n, count, low_key, high_key), mask=there, other=0.0), mask=there)
 
 
 def sample(x: Tensor, count: int, seed: int) -> Tensor:
