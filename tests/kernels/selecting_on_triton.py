@@ -30,6 +30,8 @@ def few_parts(monkeypatch):
     for name in PHASED:
         module = importlib.import_module(f"laconic.kernels.triton.{name}")
         monkeypatch.setattr(module, "PARTS", 4)
+        if hasattr(module, "SMALL"):
+            monkeypatch.setattr(module, "SMALL", 4096)
         if hasattr(module, "_layout"):
             module._layout.cache_clear()
     yield
@@ -43,6 +45,7 @@ def few_samples(monkeypatch):
     from laconic.kernels.triton import largest
 
     monkeypatch.setattr(largest, "SAMPLES", 1024)
+    monkeypatch.setattr(largest, "MORE_SAMPLES", 1024)
     monkeypatch.setattr(largest, "ROOMY", 0)
     largest._layout.cache_clear()
     yield

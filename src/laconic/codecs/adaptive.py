@@ -209,7 +209,8 @@ class Adaptive(Quantizer):
     def split(
         self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
-        size, bins, counts = self._sample_size(x.numel()), 1 << self.m, []
+        size, bins = self._sample_size(x.numel()), 1 << self.m
+        counts: list[int] = []
         if self.tail or self.by == "grad":
             low, high, key = kernels.value_range(x)
             low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first

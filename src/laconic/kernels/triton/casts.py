@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import num_buckets
+from laconic.kernels.triton.launching import launch
 from laconic.kernels.triton.parts import TILE, exact, keep, load_tile
 
 __all__ = ["add_momentum", "add_values", "cast_encode"]
@@ -48,10 +49,8 @@ def add_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
     n = out.numel()
     if n:
-        _add_values[(num_buckets(n, TILE),)](
-            values, out, flag, n, weight or 0.0, INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE,
-            **exact(num_warps=4),
-        )  # fmt: skip
+        how = exact(INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE, num_warps=4)
+        launch(_add_values, num_buckets(n, TILE), (values, out, flag, n, weight or 0.0), how)
     return flag
 
 
@@ -76,7 +75,6 @@ def _cast_encode(x, out, seen, n, limit, BF16: tl.constexpr, SPAN: tl.constexpr)
 def cast_encode(x: Tensor, out: Tensor, limit: float, bf16: bool) -> Tensor:
     """Round float32 to 16 bits, in an int16 tensor, saturating; the key, and how many values saturated."""
     seen = torch.zeros(2, dtype=torch.int64, device=x.device)
-    _cast_encode[(num_buckets(x.numel(), TILE),)](
-        x, out, seen, x.numel(), limit, BF16=bf16, SPAN=TILE, **exact(num_warps=4)
-    )
+    how = exact(BF16=bf16, SPAN=TILE, num_warps=4)
+    launch(_cast_encode, num_buckets(x.numel(), TILE), (x, out, seen, x.numel(), limit), how)
     return seen

@@ -20,6 +20,7 @@ from laconic.kernels.interface import (
     symbol_bits,
     symbol_dtype,
 )
+from laconic.kernels.triton import launching
 from laconic.kernels.triton.packing import BYTES, Packed, pack_tail
 from laconic.kernels.triton.parts import (
     TILE,
@@ -291,10 +292,9 @@ def pack_bins(x: Tensor, grid: Grid, packed: Tensor) -> None:
     if bits == 0 or n == 0:
         return
     into = Packed(packed, n, bits)
-    _pack_bins[(num_buckets(n, TILE),)](
-        x, into.target, into.tail, n, into.full, *_arguments(grid), LINEAR=isinstance(grid, LinearGrid),
-        BITS=bits, PERIOD=period(bits), SPAN=TILE, **exact(num_warps=2),
-    )  # fmt: skip
+    how = exact(LINEAR=isinstance(grid, LinearGrid), BITS=bits, PERIOD=period(bits), SPAN=TILE, num_warps=2)
+    arguments = (x, into.target, into.tail, n, into.full, *_arguments(grid))
+    launching.launch(_pack_bins, num_buckets(n, TILE), arguments, how)
     into.finish()
 
 
@@ -368,11 +368,10 @@ def _uniform_decode(
 def uniform_decode(packed: Tensor, grid: UniformGrid, out: Tensor, weight: float | None) -> None:
     n, bits = out.numel(), symbol_bits(grid.levels)
     assert packed.numel() == packed_nbytes(n, bits) and bits > 0
-    _uniform_decode[(num_buckets(n, TILE),)](
-        words_of(packed), out, n, n // GROUP * GROUP, *_double(grid.low),
-        *_double((grid.high - grid.low) / grid.levels), grid.levels, weight or 0.0,
-        BITS=bits, SPAN=TILE, ADD=weight is not None, **exact(num_warps=4),
-    )  # fmt: skip
+    width = _double((grid.high - grid.low) / grid.levels)
+    arguments = (words_of(packed), out, n, n // GROUP * GROUP, *_double(grid.low), *width, grid.levels, weight or 0.0)
+    how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
+    launching.launch(_uniform_decode, num_buckets(n, TILE), arguments, how)
 
 
 @triton.jit
@@ -393,10 +392,11 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     """Symbols past the last level read as the last."""
     n, bits = out.numel(), symbol_bits(table.numel())
     assert packed.numel() == packed_nbytes(n, bits) and bits > 0
-    _table_decode[(num_buckets(n, TILE),)](
-        words_of(packed), table.to(out.device), out, n, n // GROUP * GROUP, table.numel(), weight or 0.0,
-        BITS=bits, SPAN=TILE, ADD=weight is not None, **exact(num_warps=4),
+    arguments = (
+        words_of(packed), table.to(out.device), out, n, n // GROUP * GROUP, table.numel(), weight or 0.0
     )  # fmt: skip
+    how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
+    launching.launch(_table_decode, num_buckets(n, TILE), arguments, how)
 
 
 @triton.jit

@@ -2,8 +2,9 @@
 
 1. *limit*: a sample says which magnitude lets a few more than k through.
 2. *mark*: one pass over all values leaves a bit for each that reaches it.
-3. *list*: the marked ones, in order, and how many there are of each distance from the limit, by its upper half.
-4. *halve*: of those that share the k-th largest's upper half, how many there are of each lower half.
+3. *list*: where the marked ones stand, in order.
+4. *digits*: how far each lies above the limit; how often the highest digit of that distance has each value, then the
+   next one's of those that share the k-th largest's, and once more.
 5. *count*: how many of each part lie above the k-th largest, and how many are equal to it.
 6. *choose*: positions and values of the k; of equal magnitudes the lowest indices, as in the reference.
 7. *sum*: the high parts of the gaps between them, under each Rice parameter worth trying.
@@ -31,19 +32,19 @@ from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, be
 __all__ = ["Largest", "largest"]
 
 LISTED = 2048
-BINS = 4096
+BINS = 256
 FURTHEST = tl.constexpr((1 << 24) - 1)
 """Distances from the limit are told apart up to here: four times the limit. What lies further is all alike."""
 
-LIMIT, MARKED, KEY, UPPER, LEFT, KTH, TIES, LOW, SUMS = range(9)
+MARKED, KEY, KTH, LOW, SUMS = 1, 2, 5, 7, 8
 
-SAMPLES, MORE_SAMPLES = 8192, 32768
+SAMPLES, MORE_SAMPLES = 8192, 16384
 GAPS = 2048
 
 ROOMY = 1 << 16
 """Up to so many values there is room for marks on all of them."""
 
-WARPS = (32, 4, 8, 8, 8, 8, 4, 8)
+WARPS = (32, 4, 4, 8, 8, 8, 8, 8, 4, 8)
 """Of a program, when a phase has a launch of its own."""
 
 
@@ -71,13 +72,12 @@ def _distance(v, limit):
 
 @triton.jit
 def _list(
-    x, state, marks, upper, words, found, values, tiles, per, parts, room, part,
+    state, marks, words, found, tiles, per, parts, room, part,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    limit = tl.load(state)
     behind = before(marks, part, PARTS)
-    end = tl.minimum((part + 1) * per, tiles) * WORDS
     block = part * per * WORDS
+    end = tl.minimum((part + 1) * per, tiles) * WORDS
     while block < end:
         index = block + tl.arange(0, BLOCK)
         w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
@@ -86,12 +86,7 @@ def _list(
         behind += tl.sum(ones, 0)
         while tl.max((w != 0).to(tl.int32), 0) > 0:
             bit, rest = take_lowest(w)
-            at = index * 32 + bit
-            there = (w != 0) & (to < room)
-            v = tl.load(x + at, mask=there, other=0)
-            tl.store(found + to, at, mask=there)
-            tl.store(values + to, v, mask=there)
-            tl.atomic_add(upper + (_distance(v, limit) >> 12), 1, mask=there, sem="relaxed")
+            tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
             to += (w != 0).to(tl.int32)
             w = rest
         block += BLOCK
@@ -110,31 +105,32 @@ def _pick(counts, wanted, BINS: tl.constexpr):
 
 
 @triton.jit
-def _halve(state, upper, lower, values, k, room, program, programs, TILE: tl.constexpr, BINS: tl.constexpr):
-    digit, left = _pick(upper, k, BINS)
-    if program == 0:
-        tl.store(state + 3, digit)
-        tl.store(state + 4, left)
+def _digits(
+    x, state, counts, found, values, prefix, room, program, programs,
+    SHIFT: tl.constexpr, LISTED: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Of the entries whose digits so far are the k-th largest's, how many have each next one. The first gathers."""
     limit = tl.load(state)
     count = tl.minimum(tl.load(state + 1), room)
-    begin = program * TILE
+    total = tl.zeros((BINS,), tl.int32)
+    begin = program * LISTED
     while begin < count:
-        at = begin + tl.arange(0, TILE)
-        distance = _distance(tl.load(values + at, mask=at < count, other=0), limit)
-        alike = (at < count) & (distance >> 12 == digit)
-        tl.atomic_add(lower + (distance & 4095), 1, mask=alike, sem="relaxed")
-        begin += programs * TILE
+        at = begin + tl.arange(0, LISTED)
+        there = at < count
+        if SHIFT == 16:
+            v = tl.load(x + tl.load(found + at, mask=there, other=0), mask=there, other=0)
+            tl.store(values + at, v, mask=there)
+        else:
+            v = tl.load(values + at, mask=there, other=0)
+        distance = _distance(v, limit)
+        alike = there & ((distance >> (SHIFT + 8)) == prefix)
+        total += tl.histogram((distance >> SHIFT) & 255, BINS, mask=alike)
+        begin += programs * LISTED
+    tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
 
 
 @triton.jit
-def _count(
-    state, lower, above, equal, values, room, span, parts, program, programs, TILE: tl.constexpr, BINS: tl.constexpr
-):
-    digit, left = _pick(lower, tl.load(state + 4), BINS)
-    kth = tl.load(state + 3) * 4096 + digit
-    if program == 0:
-        tl.store(state + 5, kth)
-        tl.store(state + 6, left)
+def _count(state, above, equal, values, kth, room, span, parts, program, programs, LISTED: tl.constexpr):
     limit = tl.load(state)
     count = tl.minimum(tl.load(state + 1), room)
     part = program
@@ -143,11 +139,11 @@ def _count(
         begin = part * span
         end = tl.minimum((part + 1) * span, count)
         while begin < end:
-            at = begin + tl.arange(0, TILE)
+            at = begin + tl.arange(0, LISTED)
             distance = tl.where(at < count, _distance(tl.load(values + at, mask=at < count, other=0), limit), -1)
             more += tl.sum((distance > kth).to(tl.int32), 0)
             same += tl.sum((distance == kth).to(tl.int32), 0)
-            begin += TILE
+            begin += LISTED
         tl.store(above + part, more)
         tl.store(equal + part, same)
         part += programs
@@ -276,9 +272,8 @@ def _phases(
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     state = counters
-    upper = counters + 16
-    lower = upper + BINS
-    marks = lower + BINS
+    digits = counters + 16
+    marks = digits + 3 * BINS
     above = work
     equal = above + PARTS
     sums = equal + PARTS
@@ -305,23 +300,41 @@ def _phases(
         if phase == 2:
             part = program
             while part < parts:
-                _list(x, state, marks, upper, words, found, values, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
+                _list(state, marks, words, found, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
                 part += programs
         if phase == 3:
-            _halve(state, upper, lower, values, k, room, program, programs, LISTED, BINS)
+            _digits(x, state, digits, found, values, 0, room, program, programs, 16, LISTED, BINS)
         if phase == 4:
-            _count(state, lower, above, equal, values, room, span, chosen_parts, program, programs, LISTED, BINS)
+            digit, left = _pick(digits, k, BINS)
+            if program == 0:
+                tl.store(state + 3, digit)
+                tl.store(state + 4, left)
+            _digits(x, state, digits + BINS, found, values, digit, room, program, programs, 8, LISTED, BINS)
         if phase == 5:
+            digit, left = _pick(digits + BINS, tl.load(state + 4), BINS)
+            digit += tl.load(state + 3) * 256
+            if program == 0:
+                tl.store(state + 11, digit)
+                tl.store(state + 12, left)
+            _digits(x, state, digits + 2 * BINS, found, values, digit, room, program, programs, 0, LISTED, BINS)
+        if phase == 6:
+            digit, left = _pick(digits + 2 * BINS, tl.load(state + 12), BINS)
+            digit += tl.load(state + 11) * 256
+            if program == 0:
+                tl.store(state + 5, digit)
+                tl.store(state + 6, left)
+            _count(state, above, equal, values, digit, room, span, chosen_parts, program, programs, LISTED)
+        if phase == 7:
             part = program
             while part < chosen_parts:
                 _choose(state, above, equal, found, values, positions, kept, k, room, span, part, LISTED, PARTS)
                 part += programs
-        if phase == 6:
+        if phase == 8:
             part = program
             while part < gap_parts:
                 _sum(positions, sums, k, first_low, gap_span, part, GAPS, PARTS)
                 part += programs
-        if phase == 7:
+        if phase == 9:
             part = program
             while part < gap_parts:
                 _code(
@@ -357,15 +370,16 @@ def _layout(n: int, k: int, samples: int, nwords: int) -> _Layout:
     gap_span, gap_parts = cut(k, GAPS)
     tried = low_bits_candidates(n, k)
     positions = 5 * PARTS + 2 * room
-    busy = min(1024, num_buckets(room, LISTED))
+    busy = min(528, num_buckets(room, LISTED))
     return _Layout(
         (n, k, rank, tiles, per, parts, room, span, chosen_parts, tried[0], len(tried), gap_span, gap_parts, nwords),
         {"WHOLE": n <= samples, "SAMPLES": samples, "LOG": samples.bit_length() - 1, "LISTED": LISTED, "WORDS": WORDS,
          "BLOCK": BLOCK, "GAPS": GAPS, "PARTS": PARTS, "BINS": BINS, "enable_fp_fusion": False},
-        STATE + 2 * BINS + PARTS,
+        STATE + 3 * BINS + PARTS,
         positions + num_buckets(k, 16) * 16 + tiles * WORDS,
         positions,
-        (max(1, min(64, num_buckets(nwords, LISTED))), tiles, parts, busy, busy, chosen_parts, gap_parts, gap_parts),
+        (max(1, min(64, num_buckets(nwords, LISTED))), tiles, parts, busy, busy, busy, busy, chosen_parts,
+         gap_parts, gap_parts),
         tuple(tried),
         room,
     )  # fmt: skip

@@ -18,7 +18,7 @@ WORDS = 128
 TILE = 32 * WORDS
 """Values that are marked together."""
 
-BLOCK = 1024
+BLOCK = 512
 """Words that are listed together."""
 
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import num_buckets
+from laconic.kernels.triton import launching
 
 __all__ = ["BARRIER", "MOST", "PARTS", "SMALL", "STATE", "before", "cut", "launch", "wait_for_all"]
 
@@ -78,9 +79,10 @@ def launch(
 ) -> None:
     """All phases of a kernel: in one launch, where the device can hold all of its programs, or one after the other."""
     if together and device.type == "cuda":
-        kernel[(_multiprocessors(device),)](
-            *arguments, FIRST=0, LAST=len(grids) - 1, **constants, num_warps=WARPS, launch_cooperative_grid=True
-        )
+        how = {**constants, "FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
+        launching.launch(kernel, _multiprocessors(device), arguments, how)
         return
     for phase, programs in enumerate(grids):
-        kernel[(programs,)](*arguments, FIRST=phase, LAST=phase, **constants, num_warps=warps[phase])
+        if programs:
+            how = {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]}
+            launching.launch(kernel, programs, arguments, how)

@@ -4,11 +4,12 @@
    whether all values are finite.
 2. *list*: where the ones stand.
 3. *join*: positions out of both; what lies past the end is cut to it.
-4. *place*: a program owns a tile of the output, clears it and stores the values that fall there while it is in the
-   cache. Values that are added go where they belong, one by one. Nothing happens where the state says that the frame
-   lies.
+4. *find*: how many positions lie before each tile of the output.
+5. *place*: a program owns a tile, clears it and stores the values that fall there while it is in the cache. Values that
+   are added go where they belong, one by one. Nothing happens where the state says that the frame lies.
 
-As in ``largest``, parts find out by themselves where they begin, and all phases of a small tensor are one launch.
+In one launch tiles find their positions by themselves; among many of them that would be to wait for memory, over and
+over, while it is busy with what is cleared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["place", "read", "reads"]
 
 GAPS, SPAN, WAYS = 2048, 8192, 256
 FOUND, LAST_END, LAST, BAD = range(4)
-WARPS = (4, 8, 8, 4)
+WARPS = (4, 8, 8, 8, 4)
 """Of a program, when a phase has a launch of its own."""
 
 
@@ -156,8 +157,38 @@ def _rank(positions, k, value, WAYS: tl.constexpr):
 
 
 @triton.jit
-def _place(state, positions, values, out, n, k, least_end, tile, SPAN: tl.constexpr, WAYS: tl.constexpr):
+def _find_starts(positions, starts, n, k, program, programs, SPAN: tl.constexpr, WAYS: tl.constexpr):
+    """How many positions lie before each tile, and before the end: for many tiles at once, by halves."""
+    first = program * WAYS
+    while (first - 1) * SPAN < n:
+        tile = first + tl.arange(0, WAYS)
+        low, high = tile * 0, tile * 0 + k
+        while tl.max(high - low, 0) > 0:
+            middle = (low + high) // 2
+            smaller = tl.load(positions + middle, mask=low < high, other=0) < tile.to(tl.int64) * SPAN
+            low = tl.where((low < high) & smaller, middle + 1, low)
+            high = tl.where((low < high) & ~smaller, middle, high)
+        tl.store(starts + tile, low, mask=(tile - 1) * SPAN < n)
+        first += programs * WAYS
+
+
+@triton.jit
+def _place(
+    state, positions, values, starts, out, n, k, least_end, tile,
+    SPAN: tl.constexpr, WAYS: tl.constexpr, STARTED: tl.constexpr,
+):  # fmt: skip
     begin = tile * SPAN
+    if STARTED:
+        index = tl.load(starts + tile)
+        stop = tl.load(starts + tile + 1)
+    else:
+        index = _rank(positions, k, begin, WAYS)
+        stop = tl.minimum(index + SPAN, k)
+    end = tl.minimum(begin + SPAN, n)
+    here = index + tl.arange(0, WAYS)
+    to = tl.load(positions + here, mask=here < stop, other=0x7FFFFFFF)
+    v = tl.load(values + here, mask=here < stop, other=0.0)
+    holds = _holds(state, n, k, least_end)
     at = begin + tl.arange(0, SPAN)
     zeros = tl.zeros((SPAN,), out.dtype.element_ty)
     if begin + SPAN <= n:
@@ -165,16 +196,16 @@ def _place(state, positions, values, out, n, k, least_end, tile, SPAN: tl.conste
     else:
         tl.store(out + at, zeros, mask=at < n)
     tl.debug_barrier()  # a value's place may have been cleared by another thread
-    if _holds(state, n, k, least_end):
-        index = _rank(positions, k, begin, WAYS)
-        end = tl.minimum(begin + SPAN, n)
-        last = begin
-        while (index < k) & (last < end):
-            here = index + tl.arange(0, WAYS)
-            to = tl.load(positions + here, mask=here < k, other=0x7FFFFFFF)
-            v = tl.load(values + here, mask=here < k, other=0.0)
-            tl.store(out + to, v.to(out.dtype.element_ty), mask=(to >= begin) & (to < end))
-            last = tl.max(to, 0)
+    if holds:
+        tl.store(out + to, v.to(out.dtype.element_ty), mask=(to >= begin) & (to < end))
+        last = tl.max(tl.where(here < stop, to, begin), 0)
+        index += WAYS
+        while (index < stop) & (last < end):
+            more = index + tl.arange(0, WAYS)
+            place = tl.load(positions + more, mask=more < stop, other=0x7FFFFFFF)
+            w = tl.load(values + more, mask=more < stop, other=0.0)
+            tl.store(out + place, w.to(out.dtype.element_ty), mask=(place >= begin) & (place < end))
+            last = tl.max(tl.where(more < stop, place, begin), 0)
             index += WAYS
 
 
@@ -198,7 +229,7 @@ NUMBERS = ("n", "k", "low", "first_bit", "last_bit", "unary_span", "unary_parts"
 def _phases(
     section, values, state, work, positions, out, n, k, low, weight, first_bit, last_bit, unary_span, unary_parts,
     gap_span, gap_parts, least_end,
-    FIRST: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr, CHECK: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr, CHECK: tl.constexpr, STARTED: tl.constexpr,
     INFINITE: tl.constexpr, WORDS: tl.constexpr, GAPS: tl.constexpr, SPAN: tl.constexpr, WAYS: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -227,13 +258,16 @@ def _phases(
                 _join(section, state, lows, ends, positions, n, k, low, gap_span, part, GAPS, PARTS)
                 part += programs
         if phase == 3:
+            if STARTED:
+                _find_starts(positions, ends + k, n, k, program, programs, SPAN, WAYS)
+        if phase == 4:
             if ADD:
                 _add(state, positions, values, out, n, k, weight, least_end, program, programs, GAPS)
             else:
                 while part * SPAN < n:
-                    _place(state, positions, values, out, n, k, least_end, part, SPAN, WAYS)
+                    _place(state, positions, values, ends + k, out, n, k, least_end, part, SPAN, WAYS, STARTED)
                     part += programs
-        if phase < LAST:
+        if phase < LAST and (STARTED or phase != 3):
             wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
 
 
@@ -244,15 +278,21 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _layout(nbytes: int, n: int, low_bits: int, k: int, add: bool) -> _Layout:
+def _layout(nbytes: int, n: int, low_bits: int, k: int, add: bool, started: bool) -> _Layout:
     low_end = POSITIONS_HEADER + packed_nbytes(k, low_bits)
     unary_span, unary_parts = cut((nbytes + 3) // 4 - low_end // 4, BLOCK)
     gap_span, gap_parts = cut(k, GAPS)
-    last = num_buckets(k, GAPS) if add else num_buckets(n, SPAN)
+    tiles = num_buckets(n, SPAN)
     return _Layout(
         (8 * low_end, 8 * nbytes, unary_span, unary_parts, gap_span, gap_parts, (nbytes - low_end - 1) * 8),
-        (max(unary_parts, gap_parts), unary_parts, gap_parts, last),
-        3 * PARTS + k,
+        (
+            max(unary_parts, gap_parts),
+            unary_parts,
+            gap_parts,
+            num_buckets(tiles + 1, WAYS) if started else 0,
+            num_buckets(k, GAPS) if add else tiles,
+        ),
+        3 * PARTS + k + tiles + 1,
     )
 
 
@@ -265,7 +305,9 @@ def _run(
     section: Tensor, n: int, header: PositionHeader, values: Tensor | None, out: Tensor | None, weight: float | None
 ) -> Tensor:
     k, low_bits = header.kept, header.low_bits
-    layout = _layout(section.numel(), n, low_bits, k, weight is not None)
+    together, add = n <= SMALL, weight is not None
+    started = not together and not add
+    layout = _layout(section.numel(), n, low_bits, k, add, started)
     state = torch.zeros(STATE, dtype=torch.int32, device=section.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
     positions = torch.empty(k, dtype=torch.int32, device=section.device)
@@ -274,11 +316,11 @@ def _run(
         state if out is None else out, n, k, low_bits, weight or 0.0, *layout.arguments,
     )  # fmt: skip
     constants = {
-        "ADD": weight is not None, "CHECK": values is not None, "INFINITE": float("inf"),
+        "ADD": add, "CHECK": values is not None, "STARTED": started, "INFINITE": float("inf"),
         "WORDS": BLOCK, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS, "enable_fp_fusion": False,
     }  # fmt: skip
     grids = layout.grids if out is not None else layout.grids[:3]
-    launch(_phases, section.device, arguments, constants, grids, WARPS, together=n <= SMALL)
+    launch(_phases, section.device, arguments, constants, grids, WARPS, together=together)
     found, last_end, last, bad = state[:4].tolist()
     if found != k:
         raise FrameError(f"coded positions promise {k} and hold {found}")

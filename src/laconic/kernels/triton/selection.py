@@ -47,7 +47,7 @@ def _above(
     x, counters, words, found, values, n, limit, tiles, per, parts, room,
     FIRST: tl.constexpr, LAST: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Marks what reaches the limit, which is not 0, then lists it; the state: how many, and the largest."""
+    """Marks what reaches the limit, which is not 0, lists it and gathers it; the state: how many, and the largest."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
@@ -58,7 +58,6 @@ def _above(
                 part += programs
         if phase == 1:
             while part < parts:
-                largest = limit * 0
                 behind = before(counters + 16, part, PARTS)
                 block = part * per * WORDS
                 end = tl.minimum((part + 1) * per, tiles) * WORDS
@@ -70,18 +69,24 @@ def _above(
                     behind += tl.sum(ones, 0)
                     while tl.max((w != 0).to(tl.int32), 0) > 0:
                         bit, rest = take_lowest(w)
-                        there = (w != 0) & (to < room)
-                        v = tl.load(x + index * 32 + bit, mask=there, other=0)
-                        tl.store(found + to, index * 32 + bit, mask=there)
-                        tl.store(values + to, v, mask=there)
-                        largest = tl.maximum(largest, tl.max(v & 0x7FFFFFFF, 0))
+                        tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
                         to += (w != 0).to(tl.int32)
                         w = rest
                     block += BLOCK
-                tl.atomic_max(counters + 1, largest, sem="relaxed")
                 if part == parts - 1:
                     tl.store(counters, behind)
                 part += programs
+        if phase == 2:
+            largest = limit * 0
+            count = tl.minimum(tl.load(counters), room)
+            begin = program * 1024
+            while begin < count:
+                at = begin + tl.arange(0, 1024)
+                v = tl.load(x + tl.load(found + at, mask=at < count, other=0), mask=at < count, other=0)
+                tl.store(values + at, v, mask=at < count)
+                largest = tl.maximum(largest, tl.max(v & 0x7FFFFFFF, 0))
+                begin += programs * 1024
+            tl.atomic_max(counters + 1, largest, sem="relaxed")
         if phase < LAST:
             wait_for_all(counters + BARRIER, programs * (phase - FIRST + 1))
 
@@ -104,7 +109,15 @@ def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor, int]:
     while True:
         found, values = (torch.empty(room, dtype=torch.int32, device=x.device) for _ in range(2))
         arguments = (bits, counters, words, found, values, n, limit, tiles, per, parts, room)
-        launch(_above, x.device, arguments, constants, (tiles, parts), (4, 8), together=n <= SMALL)
+        launch(
+            _above,
+            x.device,
+            arguments,
+            constants,
+            (tiles, parts, min(1056, num_buckets(room, 1024))),
+            (4, 4, 4),
+            together=n <= SMALL,
+        )
         count, key = counters[:2].tolist()
         if count <= room:
             return found[:count], values[:count].view(torch.float32), key
@@ -217,7 +230,7 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
     found = torch.empty(room, dtype=torch.int32, device=like.device)
     arguments = (counters, words, found, n, halves(limit)[0], *halves(key), tiles, per, parts, room)
     constants = exact(WORDS=WORDS, BLOCK=BLOCK, PARTS=PARTS)
-    launch(_hashed, like.device, arguments, constants, (tiles, parts), (4, 8), together=n <= SMALL)
+    launch(_hashed, like.device, arguments, constants, (tiles, parts), (4, 4), together=n <= SMALL)
     count = int(counters[0])
     if not k <= count <= room:
         return None
