@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic.codecs import checks
@@ -62,7 +61,7 @@ class RandK(Selector):
         n = x.numel()
         section = arena.take(8)
         write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-        return Selected(section, *kernels.gather(x, kernels.random_positions(n, kept(self.keep, n), seed, x)))
+        return Selected(section, *kernels.draw(x, kept(self.keep, n), seed))
 
     def head(self, section: Tensor, n: int) -> SeedHeader:
         if section.numel() != 8:
@@ -76,16 +75,8 @@ class RandK(Selector):
     def put(
         self, section: Tensor, head: Head, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
-        positions = self.positions(section, out.numel(), head, kernels)
-        gain = self.gain(out.numel())
-        if not kernels.all_finite(values):
-            raise FrameError("a value in the frame is not finite")
-        if gain != 1.0:
-            values = values * gain
-            if not kernels.all_finite(values):
-                largest = torch.finfo(values.dtype).max
-                values.clamp_(-largest, largest)
-        kernels.scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+        assert isinstance(head, SeedHeader)
+        kernels.place_drawn(values, head.seed, self.gain(out.numel()), out, weight)
 
     def gain(self, n: int) -> float:
         return n / kept(self.keep, n) if self.scale and n else 1.0

@@ -40,6 +40,7 @@ from laconic.kernels.interface import (
     trits_nbytes,
     write_bytes,
 )
+from laconic.kernels.reference.positions import grown
 from laconic.kernels.reference.sums import read_floats
 
 log = logging.getLogger("laconic")
@@ -386,9 +387,9 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return positions
 
 
-def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
     key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
-    return x.index_select(0, positions), key
+    return x.index_select(0, random_positions(x.numel(), k, seed, x)), key
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -418,6 +419,12 @@ def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
 def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None) -> None:
     positions = positions_read(section, out.numel(), header)
     _refuse(all_finite(values), "a value that is not finite")
+    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+
+
+def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+    positions = random_positions(out.numel(), values.numel(), seed, out)
+    values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
 
 

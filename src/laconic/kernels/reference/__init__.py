@@ -34,6 +34,7 @@ from laconic.kernels.reference.lowrank import lowrank_decode, project_columns, p
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.positions import (
     place,
+    place_drawn,
     positions_plan,
     positions_read,
     positions_write,
@@ -54,7 +55,7 @@ from laconic.kernels.reference.quantizers import (
     uniform_encode,
     value_range,
 )
-from laconic.kernels.reference.selection import above, gather, key_of_any, random_positions, topk, topk_sampled
+from laconic.kernels.reference.selection import above, draw, key_of_any, random_positions, topk, topk_sampled
 from laconic.kernels.reference.sums import pairwise_sum
 
 __all__ = [
@@ -70,8 +71,8 @@ __all__ = [
     "copy_finite",
     "decode_symbols",
     "decode_values",
+    "draw",
     "full_table",
-    "gather",
     "histogram",
     "key_of_any",
     "lane_accumulate",
@@ -90,6 +91,7 @@ __all__ = [
     "pack_symbols",
     "pairwise_sum",
     "place",
+    "place_drawn",
     "positions_plan",
     "positions_read",
     "positions_write",

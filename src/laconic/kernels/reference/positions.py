@@ -19,7 +19,7 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
-from laconic.kernels.reference.selection import index_dtype, topk
+from laconic.kernels.reference.selection import index_dtype, random_positions, topk
 
 
 def gaps_of(positions: Tensor) -> Tensor:
@@ -116,4 +116,19 @@ def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, 
     positions = positions_read(section, out.numel(), header)
     if not all_finite(values):
         raise FrameError("a value in the frame is not finite")
+    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+
+
+def grown(values: Tensor, gain: float) -> Tensor:
+    """Finite values times a gain, saturating."""
+    if not all_finite(values):
+        raise FrameError("a value in the frame is not finite")
+    largest = torch.finfo(values.dtype).max
+    return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
+
+
+def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+    """``scatter``, to ``random_positions``, of values times a gain."""
+    positions = random_positions(out.numel(), values.numel(), seed, out)
+    values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)

@@ -29,7 +29,7 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
+from laconic.kernels.triton import casts, drawing, grids, lowrank, packing, places, qsgd, selection, signs, ternary
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
 from laconic.kernels.triton.phases import MOST, STATE
@@ -333,15 +333,21 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
 
 @_served
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
-    found = selection.random_positions(n, k, seed, like) if n < 1 << 32 else None
+    found = drawing.positions(n, k, seed, like)
     return hosted.random_positions(n, k, seed, like) if found is None else found
 
 
 @_served
-def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-    if x.dtype != torch.float32 or not x.numel():
-        return hosted.gather(x, positions)
-    return x.index_select(0, positions), _largest(selection.keys_of(x))
+def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
+    found = drawing.draw(x, k, seed) if x.dtype == torch.float32 else None
+    return hosted.draw(x, k, seed) if found is None else found
+
+
+@_served
+def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+    float32 = values.dtype == out.dtype == torch.float32
+    if not float32 or not drawing.place(values, seed, gain, out, weight):
+        hosted.place_drawn(values, seed, gain, out, weight)
 
 
 # -------------------------------------------------------------------------------------------------------- positions

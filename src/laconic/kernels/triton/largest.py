@@ -29,12 +29,21 @@ from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, loa
 from laconic.kernels.triton.parts import hash32, low_part_place
 from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
 
-__all__ = ["Largest", "largest"]
+__all__ = [
+    "BINS",
+    "LISTED",
+    "Largest",
+    "choose",
+    "count_above",
+    "count_digits",
+    "largest",
+    "list_marked",
+    "pick_digit",
+]
 
 LISTED = 2048
 BINS = 256
-FURTHEST = tl.constexpr((1 << 24) - 1)
-"""Distances from the limit are told apart up to here: four times the limit. What lies further is all alike."""
+"""Values of a digit. Three of them tell distances from the limit apart up to four times the limit."""
 
 MARKED, KEY, KTH, LOW, SUMS = 1, 2, 5, 7, 8
 
@@ -66,12 +75,13 @@ def _limit(x, state, n, rank, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: t
 
 
 @triton.jit
-def _distance(v, limit):
-    return tl.minimum((v & 0x7FFFFFFF) - limit, FURTHEST)
+def _distance(v, limit, BINS: tl.constexpr):
+    """How far a magnitude lies above the limit, in three digits; what lies further is all alike."""
+    return tl.minimum((v & 0x7FFFFFFF) - limit, BINS * BINS * BINS - 1)
 
 
 @triton.jit
-def _list(
+def list_marked(
     state, marks, words, found, tiles, per, parts, room, part,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +105,7 @@ def _list(
 
 
 @triton.jit
-def _pick(counts, wanted, BINS: tl.constexpr):
+def pick_digit(counts, wanted, BINS: tl.constexpr):
     """The digit at which enough entries are as large, and how many of them are wanted of those that have it."""
     bins = tl.arange(0, BINS)
     count = tl.load(counts + bins)
@@ -105,11 +115,11 @@ def _pick(counts, wanted, BINS: tl.constexpr):
 
 
 @triton.jit
-def _digits(
-    x, state, counts, found, values, prefix, room, program, programs,
-    SHIFT: tl.constexpr, LISTED: tl.constexpr, BINS: tl.constexpr,
+def count_digits(
+    state, counts, values, prefix, room, program, programs,
+    UNIT: tl.constexpr, LISTED: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Of the entries whose digits so far are the k-th largest's, how many have each next one. The first gathers."""
+    """Of the entries whose digits so far are the k-th largest's, how many have each next one."""
     limit = tl.load(state)
     count = tl.minimum(tl.load(state + 1), room)
     total = tl.zeros((BINS,), tl.int32)
@@ -117,20 +127,33 @@ def _digits(
     while begin < count:
         at = begin + tl.arange(0, LISTED)
         there = at < count
-        if SHIFT == 16:
-            v = tl.load(x + tl.load(found + at, mask=there, other=0), mask=there, other=0)
-            tl.store(values + at, v, mask=there)
-        else:
-            v = tl.load(values + at, mask=there, other=0)
-        distance = _distance(v, limit)
-        alike = there & ((distance >> (SHIFT + 8)) == prefix)
-        total += tl.histogram((distance >> SHIFT) & 255, BINS, mask=alike)
+        distance = _distance(tl.load(values + at, mask=there, other=0), limit, BINS)
+        alike = there & (distance // (UNIT * BINS) == prefix)
+        total += tl.histogram(distance // UNIT % BINS, BINS, mask=alike)
         begin += programs * LISTED
     tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
 
 
 @triton.jit
-def _count(state, above, equal, values, kth, room, span, parts, program, programs, LISTED: tl.constexpr):
+def _gather(x, state, counts, found, values, room, program, programs, LISTED: tl.constexpr, BINS: tl.constexpr):
+    """The marked values, and how many have each first digit."""
+    limit = tl.load(state)
+    count = tl.minimum(tl.load(state + 1), room)
+    total = tl.zeros((BINS,), tl.int32)
+    begin = program * LISTED
+    while begin < count:
+        at = begin + tl.arange(0, LISTED)
+        v = tl.load(x + tl.load(found + at, mask=at < count, other=0), mask=at < count, other=0)
+        tl.store(values + at, v, mask=at < count)
+        total += tl.histogram(_distance(v, limit, BINS) // (BINS * BINS), BINS, mask=at < count)
+        begin += programs * LISTED
+    tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit
+def count_above(
+    state, above, equal, values, kth, room, span, parts, program, programs, LISTED: tl.constexpr, BINS: tl.constexpr
+):
     limit = tl.load(state)
     count = tl.minimum(tl.load(state + 1), room)
     part = program
@@ -140,7 +163,7 @@ def _count(state, above, equal, values, kth, room, span, parts, program, program
         end = tl.minimum((part + 1) * span, count)
         while begin < end:
             at = begin + tl.arange(0, LISTED)
-            distance = tl.where(at < count, _distance(tl.load(values + at, mask=at < count, other=0), limit), -1)
+            distance = tl.where(at < count, _distance(tl.load(values + at, mask=at < count, other=0), limit, BINS), -1)
             more += tl.sum((distance > kth).to(tl.int32), 0)
             same += tl.sum((distance == kth).to(tl.int32), 0)
             begin += LISTED
@@ -150,9 +173,11 @@ def _count(state, above, equal, values, kth, room, span, parts, program, program
 
 
 @triton.jit
-def _choose(
-    state, above, equal, found, values, positions, kept, k, room, span, part, TILE: tl.constexpr, PARTS: tl.constexpr
-):
+def choose(
+    x, state, above, equal, found, values, positions, kept, k, room, span, part,
+    KEEP: tl.constexpr, LISTED: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """The chosen positions in order; with KEEP 1 what ``values`` has there, the largest in the state; with 2 x's."""
     limit, kth, ties = tl.load(state), tl.load(state + 5), tl.load(state + 6)
     count = tl.minimum(tl.load(state + 1), room)
     same = before(equal, part, PARTS)
@@ -161,21 +186,27 @@ def _choose(
     begin = part * span
     end = tl.minimum((part + 1) * span, count)
     while begin < end:
-        at = begin + tl.arange(0, TILE)
+        at = begin + tl.arange(0, LISTED)
         v = tl.load(values + at, mask=at < count, other=0)
-        distance = tl.where(at < count, _distance(v, limit), -1)
+        distance = tl.where(at < count, _distance(v, limit, BINS), -1)
         equals = (distance == kth).to(tl.int32)
         rank = same + tl.cumsum(equals, 0) - equals
         chosen = ((distance > kth) | ((equals > 0) & (rank < ties))).to(tl.int32)
         place = to + tl.cumsum(chosen, 0) - chosen
         there = (chosen > 0) & (place < k)
         tl.store(positions + place, tl.load(found + at, mask=there, other=0), mask=there)
-        tl.store(kept + place, v, mask=there)
-        largest = tl.maximum(largest, tl.max(tl.where(there, v & 0x7FFFFFFF, 0), 0))
+        if KEEP == 1:
+            tl.store(kept + place, v, mask=there)
+            largest = tl.maximum(largest, tl.max(tl.where(there, v & 0x7FFFFFFF, 0), 0))
+        if KEEP == 2:
+            tl.store(
+                kept + place, tl.load(x + tl.load(found + at, mask=there, other=0), mask=there, other=0), mask=there
+            )
         same += tl.sum(equals, 0)
         to += tl.sum(chosen, 0)
-        begin += TILE
-    tl.atomic_max(state + 2, largest, sem="relaxed")
+        begin += LISTED
+    if KEEP == 1:
+        tl.atomic_max(state + 2, largest, sem="relaxed")
 
 
 @triton.jit
@@ -300,34 +331,36 @@ def _phases(
         if phase == 2:
             part = program
             while part < parts:
-                _list(state, marks, words, found, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
+                list_marked(state, marks, words, found, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
                 part += programs
         if phase == 3:
-            _digits(x, state, digits, found, values, 0, room, program, programs, 16, LISTED, BINS)
+            _gather(x, state, digits, found, values, room, program, programs, LISTED, BINS)
         if phase == 4:
-            digit, left = _pick(digits, k, BINS)
+            digit, left = pick_digit(digits, k, BINS)
             if program == 0:
                 tl.store(state + 3, digit)
                 tl.store(state + 4, left)
-            _digits(x, state, digits + BINS, found, values, digit, room, program, programs, 8, LISTED, BINS)
+            count_digits(state, digits + BINS, values, digit, room, program, programs, BINS, LISTED, BINS)
         if phase == 5:
-            digit, left = _pick(digits + BINS, tl.load(state + 4), BINS)
-            digit += tl.load(state + 3) * 256
+            digit, left = pick_digit(digits + BINS, tl.load(state + 4), BINS)
+            digit += tl.load(state + 3) * BINS
             if program == 0:
                 tl.store(state + 11, digit)
                 tl.store(state + 12, left)
-            _digits(x, state, digits + 2 * BINS, found, values, digit, room, program, programs, 0, LISTED, BINS)
+            count_digits(state, digits + 2 * BINS, values, digit, room, program, programs, 1, LISTED, BINS)
         if phase == 6:
-            digit, left = _pick(digits + 2 * BINS, tl.load(state + 12), BINS)
-            digit += tl.load(state + 11) * 256
+            digit, left = pick_digit(digits + 2 * BINS, tl.load(state + 12), BINS)
+            digit += tl.load(state + 11) * BINS
             if program == 0:
                 tl.store(state + 5, digit)
                 tl.store(state + 6, left)
-            _count(state, above, equal, values, digit, room, span, chosen_parts, program, programs, LISTED)
+            count_above(state, above, equal, values, digit, room, span, chosen_parts, program, programs, LISTED, BINS)
         if phase == 7:
             part = program
             while part < chosen_parts:
-                _choose(state, above, equal, found, values, positions, kept, k, room, span, part, LISTED, PARTS)
+                choose(
+                    x, state, above, equal, found, values, positions, kept, k, room, span, part, 1, LISTED, PARTS, BINS
+                )
                 part += programs
         if phase == 8:
             part = program
@@ -412,7 +445,7 @@ def largest(x: Tensor, k: int, out: Tensor) -> Largest | None:
     arguments = (x.view(torch.int32), counters, work, values.view(torch.int32), out, *layout.arguments)
     launch(_phases, x.device, arguments, layout.constants, layout.grids, WARPS, together=small)
     state = counters[:STATE].tolist()
-    if not k <= state[MARKED] <= layout.room or state[KTH] >= FURTHEST.value:
+    if not k <= state[MARKED] <= layout.room or state[KTH] >= BINS**3 - 1:
         return None
     plan = plan_of(n, k, list(zip(layout.tried, state[SUMS:], strict=False)))
     written = plan.mode == RICE and plan.nbytes <= 4 * nwords

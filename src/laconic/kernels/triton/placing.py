@@ -28,7 +28,7 @@ from laconic.kernels.triton.marks import BLOCK, popcount, take_lowest
 from laconic.kernels.triton.parts import low_part_place, words_of
 from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
 
-__all__ = ["place", "read", "reads"]
+__all__ = ["GAPS", "SPAN", "WAYS", "add_values", "check_values", "find_starts", "place", "place_tile", "read", "reads"]
 
 GAPS, SPAN, WAYS = 2048, 8192, 256
 FOUND, LAST_END, LAST, BAD = range(4)
@@ -74,6 +74,16 @@ def _count_ones(section, ones, first_bit, last_bit, span, part, WORDS: tl.conste
 
 
 @triton.jit
+def check_values(values, flag, at, k, INFINITE: tl.constexpr):
+    """A flag where one of them is not finite."""
+    v = tl.load(values + at, mask=at < k, other=0.0)
+    if values.dtype.element_ty != tl.float64:
+        v = v.to(tl.float32)
+    good = tl.abs(v) < INFINITE  # a NaN is not
+    tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
+
+
+@triton.jit
 def _sum_low(
     section, values, state, lows, k, low, span, part,
     CHECK: tl.constexpr, INFINITE: tl.constexpr, GAPS: tl.constexpr,
@@ -85,11 +95,7 @@ def _sum_low(
         at = begin + tl.arange(0, GAPS)
         total += tl.sum(_low_parts(section, at, k, low).to(tl.int64), 0)
         if CHECK:
-            v = tl.load(values + at, mask=at < k, other=0.0)
-            if values.dtype.element_ty != tl.float64:
-                v = v.to(tl.float32)
-            good = tl.abs(v) < INFINITE  # a NaN is not
-            tl.store(state + 3, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
+            check_values(values, state + 3, at, k, INFINITE)
         begin += GAPS
     tl.store(lows + part, total)
 
@@ -157,7 +163,7 @@ def _rank(positions, k, value, WAYS: tl.constexpr):
 
 
 @triton.jit
-def _find_starts(positions, starts, n, k, program, programs, SPAN: tl.constexpr, WAYS: tl.constexpr):
+def find_starts(positions, starts, n, k, program, programs, SPAN: tl.constexpr, WAYS: tl.constexpr):
     """How many positions lie before each tile, and before the end: for many tiles at once, by halves."""
     first = program * WAYS
     while (first - 1) * SPAN < n:
@@ -173,10 +179,19 @@ def _find_starts(positions, starts, n, k, program, programs, SPAN: tl.constexpr,
 
 
 @triton.jit
-def _place(
-    state, positions, values, starts, out, n, k, least_end, tile,
-    SPAN: tl.constexpr, WAYS: tl.constexpr, STARTED: tl.constexpr,
+def _grown(v, gain, GROWN: tl.constexpr):
+    """Values times the gain, saturating; as they are, where there is none."""
+    if GROWN:
+        v = tl.minimum(tl.maximum(v * gain, -3.4028234663852886e38), 3.4028234663852886e38)
+    return v
+
+
+@triton.jit
+def place_tile(
+    positions, values, starts, out, n, k, gain, holds, tile,
+    GROWN: tl.constexpr, SPAN: tl.constexpr, WAYS: tl.constexpr, STARTED: tl.constexpr,
 ):  # fmt: skip
+    """A tile cleared, and filled with the values that fall there if the frame ``holds`` what it promises."""
     begin = tile * SPAN
     if STARTED:
         index = tl.load(starts + tile)
@@ -188,7 +203,6 @@ def _place(
     here = index + tl.arange(0, WAYS)
     to = tl.load(positions + here, mask=here < stop, other=0x7FFFFFFF)
     v = tl.load(values + here, mask=here < stop, other=0.0)
-    holds = _holds(state, n, k, least_end)
     at = begin + tl.arange(0, SPAN)
     zeros = tl.zeros((SPAN,), out.dtype.element_ty)
     if begin + SPAN <= n:
@@ -197,27 +211,30 @@ def _place(
         tl.store(out + at, zeros, mask=at < n)
     tl.debug_barrier()  # a value's place may have been cleared by another thread
     if holds:
-        tl.store(out + to, v.to(out.dtype.element_ty), mask=(to >= begin) & (to < end))
+        tl.store(out + to, _grown(v, gain, GROWN).to(out.dtype.element_ty), mask=(to >= begin) & (to < end))
         last = tl.max(tl.where(here < stop, to, begin), 0)
         index += WAYS
         while (index < stop) & (last < end):
             more = index + tl.arange(0, WAYS)
             place = tl.load(positions + more, mask=more < stop, other=0x7FFFFFFF)
             w = tl.load(values + more, mask=more < stop, other=0.0)
-            tl.store(out + place, w.to(out.dtype.element_ty), mask=(place >= begin) & (place < end))
+            w = _grown(w, gain, GROWN).to(out.dtype.element_ty)
+            tl.store(out + place, w, mask=(place >= begin) & (place < end))
             last = tl.max(tl.where(more < stop, place, begin), 0)
             index += WAYS
 
 
 @triton.jit
-def _add(state, positions, values, out, n, k, weight, least_end, program, programs, GAPS: tl.constexpr):
-    if _holds(state, n, k, least_end):
+def add_values(
+    positions, values, out, k, gain, weight, holds, program, programs, GROWN: tl.constexpr, GAPS: tl.constexpr
+):
+    if holds:
         begin = program * GAPS
         while begin < k:
             at = begin + tl.arange(0, GAPS)
             to = out + tl.load(positions + at, mask=at < k, other=0)
             v = tl.load(values + at, mask=at < k, other=0.0).to(tl.float32)
-            tl.store(to, tl.load(to, mask=at < k, other=0.0) + v * weight, mask=at < k)
+            tl.store(to, tl.load(to, mask=at < k, other=0.0) + _grown(v, gain, GROWN) * weight, mask=at < k)
             begin += programs * GAPS
 
 
@@ -259,13 +276,14 @@ def _phases(
                 part += programs
         if phase == 3:
             if STARTED:
-                _find_starts(positions, ends + k, n, k, program, programs, SPAN, WAYS)
+                find_starts(positions, ends + k, n, k, program, programs, SPAN, WAYS)
         if phase == 4:
+            holds = _holds(state, n, k, least_end)
             if ADD:
-                _add(state, positions, values, out, n, k, weight, least_end, program, programs, GAPS)
+                add_values(positions, values, out, k, 1.0, weight, holds, program, programs, False, GAPS)
             else:
                 while part * SPAN < n:
-                    _place(state, positions, values, ends + k, out, n, k, least_end, part, SPAN, WAYS, STARTED)
+                    place_tile(positions, values, ends + k, out, n, k, 1.0, holds, part, False, SPAN, WAYS, STARTED)
                     part += programs
         if phase < LAST and (STARTED or phase != 3):
             wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))

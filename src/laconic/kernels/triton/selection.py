@@ -10,18 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels import random
 from laconic.kernels.interface import num_buckets
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.triton.grids import sample
 from laconic.kernels.triton.largest import Largest, largest
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
-from laconic.kernels.triton.parts import exact, halves, hash32
+from laconic.kernels.triton.parts import exact
 from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, launch, wait_for_all
 from laconic.kernels.triton.places import positions_plan
 from laconic.kernels.triton.select import Selector
 
-__all__ = ["above", "keys_of", "random_positions", "sampled_threshold", "topk"]
+__all__ = ["above", "keys_of", "sampled_threshold", "topk"]
 
 SPAN = 4096
 
@@ -173,68 +172,3 @@ def _sampled_limit(x: Tensor, rank: int, seed: int) -> Tensor:
 def sampled_threshold(x: Tensor, rank: int, seed: int) -> int:
     """The same, known here."""
     return int(_sampled_limit(x, rank, seed))
-
-
-@triton.jit(do_not_specialize=["limit", "low_key", "high_key", "per", "parts"])
-def _hashed(
-    counters, words, found, n, limit, low_key, high_key, tiles, per, parts, room,
-    FIRST: tl.constexpr, LAST: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Marks positions whose hash is smaller than the limit, then lists them; the state: how many."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    for phase in tl.static_range(FIRST, LAST + 1):
-        part = program
-        if phase == 0:
-            while part < tiles:
-                at = part * (WORDS * 32) + tl.arange(0, WORDS * 32)
-                small = hash32(at, low_key, high_key) < limit.to(tl.uint32, bitcast=True)
-                keep_marks(small & (at < n), words, counters + 16, part, per, WORDS)
-                part += programs
-        if phase == 1:
-            while part < parts:
-                behind = before(counters + 16, part, PARTS)
-                block = part * per * WORDS
-                end = tl.minimum((part + 1) * per, tiles) * WORDS
-                while block < end:
-                    index = block + tl.arange(0, BLOCK)
-                    w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
-                    ones = popcount(w)
-                    to = behind + tl.cumsum(ones, 0) - ones
-                    behind += tl.sum(ones, 0)
-                    while tl.max((w != 0).to(tl.int32), 0) > 0:
-                        bit, rest = take_lowest(w)
-                        tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
-                        to += (w != 0).to(tl.int32)
-                        w = rest
-                    block += BLOCK
-                if part == parts - 1:
-                    tl.store(counters, behind)
-                part += programs
-        if phase < LAST:
-            wait_for_all(counters + BARRIER, programs * (phase - FIRST + 1))
-
-
-def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
-    """k positions with the smallest hashes, ascending; None in the rare case that too few are found, or too many.
-
-    Hashes are uniform, so a limit a little above k/n leaves hardly more than k of them to be sorted.
-    """
-    key = random.key(seed, random.POSITIONS)
-    expected = k + 8 * k**0.5 + 64
-    limit, room = int(expected / n * 2**32), int(expected + 8 * expected**0.5)
-    if limit >= 1 << 32 or n > MOST:
-        return None
-    tiles, per, parts = in_parts(n)
-    counters = torch.zeros(STATE + PARTS, dtype=torch.int32, device=like.device)
-    words = torch.empty(tiles * WORDS, dtype=torch.int32, device=like.device)
-    found = torch.empty(room, dtype=torch.int32, device=like.device)
-    arguments = (counters, words, found, n, halves(limit)[0], *halves(key), tiles, per, parts, room)
-    constants = exact(WORDS=WORDS, BLOCK=BLOCK, PARTS=PARTS)
-    launch(_hashed, like.device, arguments, constants, (tiles, parts), (4, 4), together=n <= SMALL)
-    count = int(counters[0])
-    if not k <= count <= room:
-        return None
-    found = found[:count]
-    hashes = random.hash32(found.to(torch.int64), key)
-    chosen = torch.sort(hashes, stable=True).indices[:k]
-    return found[chosen.sort().values]
