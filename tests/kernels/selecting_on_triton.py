@@ -145,8 +145,8 @@ def test_values_of_every_dtype_return_to_their_places():
 
 
 def place(section, values, out, weight):
-    head = read_positions_header(section, out.numel())
-    triton_kernels().place(section.to(DEVICE), head, values[: head.kept], out, weight)
+    kept = read_positions_header(section, out.numel()).kept
+    assert triton_kernels().place(section.to(DEVICE), values[:kept], out, weight)
 
 
 @pytest.mark.parametrize("weight", [None, 0.5])

@@ -100,6 +100,10 @@ class Selector(Stage):
         """Choose from a flat tensor of any float dtype; the position section is taken from the arena."""
         raise NotImplementedError
 
+    def expected(self, n: int) -> int | None:
+        """How many of n values every section of ours places; None where that differs."""
+        return None
+
     def head(self, section: Tensor, n: int) -> Head:
         """The section's head, read without placing anything; ``FrameError`` when it cannot be."""
         raise NotImplementedError
@@ -108,12 +112,11 @@ class Selector(Stage):
         """Ascending positions back from the section; ``FrameError`` when it lies."""
         raise NotImplementedError
 
-    def put(
-        self, section: Tensor, head: Head, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None
-    ) -> None:
+    def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
         """Values where the section says and zeros elsewhere; with a weight, added to what is there.
 
-        ``FrameError`` when the section lies, or when a value is not finite.
+        False, and nothing was added, when the section places another number of values. ``FrameError`` when it lies, or
+        when a value is not finite.
         """
         raise NotImplementedError
 

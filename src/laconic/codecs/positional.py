@@ -34,11 +34,8 @@ class PositionalSelector(Selector):
         assert isinstance(head, PositionHeader)
         return kernels.positions_read(section, n, head)
 
-    def put(
-        self, section: Tensor, head: Head, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None
-    ) -> None:
-        assert isinstance(head, PositionHeader)
-        kernels.place(section, head, values, out, weight)
+    def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
+        return kernels.place(section, values, out, weight)
 
     def max_section_nbytes(self, n: int) -> int:
         return POSITIONS_HEADER + -(-n // 8)  # a bitmap, the larger of the two at worst

@@ -63,6 +63,9 @@ class RandK(Selector):
         write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
         return Selected(section, *kernels.draw(x, kept(self.keep, n), seed))
 
+    def expected(self, n: int) -> int:
+        return kept(self.keep, n)
+
     def head(self, section: Tensor, n: int) -> SeedHeader:
         if section.numel() != 8:
             raise FrameError(f"a randk section holds a seed of 8 bytes, this one has {section.numel()}")
@@ -72,11 +75,9 @@ class RandK(Selector):
         assert isinstance(head, SeedHeader)
         return kernels.random_positions(n, head.kept, head.seed, section)
 
-    def put(
-        self, section: Tensor, head: Head, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None
-    ) -> None:
-        assert isinstance(head, SeedHeader)
-        kernels.place_drawn(values, head.seed, self.gain(out.numel()), out, weight)
+    def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
+        kernels.place_drawn(values, self.head(section, out.numel()).seed, self.gain(out.numel()), out, weight)
+        return True
 
     def gain(self, n: int) -> float:
         return n / kept(self.keep, n) if self.scale and n else 1.0

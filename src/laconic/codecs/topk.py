@@ -58,6 +58,9 @@ class TopK(PositionalSelector):
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         return kernels.topk_sampled(x, kept(self.keep, x.numel()), seed)
 
+    def expected(self, n: int) -> int | None:
+        return None if self.approx else kept(self.keep, n)
+
     def max_kept(self, n: int) -> int:
         k = kept(self.keep, n)
         return min(n, 2 * k + 16) if self.approx else k

@@ -35,6 +35,7 @@ from laconic.kernels.interface import (
     lanes_nbytes,
     num_buckets,
     packed_nbytes,
+    read_positions_header,
     symbol_bits,
     symbol_dtype,
     trits_nbytes,
@@ -416,10 +417,14 @@ def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     return positions
 
 
-def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None) -> None:
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    header = read_positions_header(section, out.numel())
+    if header.kept != values.numel():
+        return False
     positions = positions_read(section, out.numel(), header)
     _refuse(all_finite(values), "a value that is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+    return True
 
 
 def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:

@@ -15,6 +15,7 @@ from laconic.kernels.interface import (
     PositionPlan,
     low_bits_candidates,
     packed_nbytes,
+    read_positions_header,
     write_bytes,
 )
 from laconic.kernels.reference.casts import all_finite
@@ -111,12 +112,19 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
         out[where] = out[where] + values * factor
 
 
-def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None) -> None:
-    """``scatter`` to the positions of a section; values that nobody has looked at must be finite."""
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    """``scatter`` to the positions of a section; values that nobody has looked at must be finite.
+
+    False, and nothing has happened, when the section has positions for another number of values.
+    """
+    header = read_positions_header(section, out.numel())
+    if header.kept != values.numel():
+        return False
     positions = positions_read(section, out.numel(), header)
     if not all_finite(values):
         raise FrameError("a value in the frame is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+    return True
 
 
 def grown(values: Tensor, gain: float) -> Tensor:

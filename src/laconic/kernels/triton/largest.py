@@ -68,9 +68,16 @@ def _limit(x, state, n, rank, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: t
         within = (slot.to(tl.uint32) << (32 - LOG)) | (hash32(slot, none, none) >> LOG)
         key = tl.load(x + (within.to(tl.int64) * n >> 32)) & 0x7FFFFFFF
     found = rank * 0
-    for i in range(31 if WHOLE else 20):
-        tried = found | (1 << (30 - i))
-        found = tl.where(tl.sum((key >= tried).to(tl.int32), 0) >= rank, tried, found)
+    for i in range(16 if WHOLE else 10):  # two bits at a time; three counts share a sum
+        unit = 1 << (30 - 2 * i)
+        first = (key >= found + unit).to(tl.int64)
+        second = (key - unit >= found + unit).to(tl.int64)
+        third = (key - unit - unit >= found + unit).to(tl.int64)
+        reached = tl.sum(first + (second << 20) + (third << 40), 0)
+        more = (reached & 0xFFFFF) >= rank
+        digit = more.to(tl.int32) + (((reached >> 20) & 0xFFFFF) >= rank).to(tl.int32)
+        digit += ((reached >> 40) >= rank).to(tl.int32)
+        found += digit * unit
     tl.store(state, found)
 
 

@@ -90,16 +90,14 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
 
 
 def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
-    if header.mode != RICE or not placing.reads(section, n):
-        return plain.positions_read(section, n, header)
-    return placing.read(section, n, header)
+    found = placing.read(section, n, header.kept) if header.mode == RICE and placing.reads(section, n) else None
+    return plain.positions_read(section, n, header) if found is None else found
 
 
-def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None) -> None:
-    if header.mode == RICE and placing.reads(section, out.numel()):
-        placing.place(section, header, values, out, weight)
-    else:
-        plain.place(section, header, values, out, weight)
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    if values.numel() and placing.reads(section, out.numel()) and placing.place(section, values, out, weight):
+        return True
+    return plain.place(section, values, out, weight)
 
 
 @triton.jit

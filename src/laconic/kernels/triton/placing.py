@@ -23,15 +23,14 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.interface import POSITIONS_HEADER, PositionHeader, num_buckets, packed_nbytes
-from laconic.kernels.triton.marks import BLOCK, popcount, take_lowest
+from laconic.kernels.interface import POSITIONS_HEADER, num_buckets
+from laconic.kernels.triton.marks import popcount
 from laconic.kernels.triton.parts import low_part_place, words_of
 from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
 
 __all__ = ["GAPS", "SPAN", "WAYS", "add_values", "check_values", "find_starts", "place", "place_tile", "read", "reads"]
 
-GAPS, SPAN, WAYS = 2048, 8192, 256
-FOUND, LAST_END, LAST, BAD = range(4)
+WORDS, GAPS, SPAN, WAYS = 128, 2048, 4096, 256
 WARPS = (4, 8, 8, 8, 4)
 """Of a program, when a phase has a launch of its own."""
 
@@ -104,6 +103,8 @@ def _sum_low(
 def _list_ones(
     section, state, ones, ends, k, first_bit, last_bit, span, parts, part, WORDS: tl.constexpr, PARTS: tl.constexpr
 ):
+    """Ones are dense: each bit of a word finds its own place, by the ones below it."""
+    bit = tl.arange(0, 32)[None, :].to(tl.uint32)
     behind = before(ones, part, PARTS)
     block = first_bit // 32 + part * span
     stop = tl.minimum(block + span, (last_bit + 31) // 32)
@@ -111,13 +112,11 @@ def _list_ones(
         index = block + tl.arange(0, WORDS)
         w = tl.where(index < stop, _unary(section, index, first_bit, last_bit), 0)
         count = popcount(w)
-        to = behind + tl.cumsum(count, 0) - count
+        first = behind + tl.cumsum(count, 0) - count
         behind += tl.sum(count, 0)
-        while tl.max((w != 0).to(tl.int32), 0) > 0:
-            bit, rest = take_lowest(w)
-            tl.store(ends + to, index * 32 + bit - first_bit, mask=(w != 0) & (to < k))
-            to += (w != 0).to(tl.int32)
-            w = rest
+        to = first[:, None] + popcount(w[:, None] & ((1 << bit) - 1))
+        end = (index * 32 - first_bit)[:, None] + bit.to(tl.int32)
+        tl.store(ends + to, end, mask=(((w[:, None] >> bit) & 1) > 0) & (to < k))
         block += WORDS
     if part == parts - 1:
         tl.store(state, behind)
@@ -142,9 +141,20 @@ def _join(section, state, lows, ends, positions, n, k, low, span, part, GAPS: tl
 
 
 @triton.jit
+def _head(section, nbytes, k):
+    """The Rice parameter that the section says, and whether it is Rice's code of k positions and has room for them."""
+    words = section.to(tl.pointer_type(tl.int32))
+    first, second = tl.load(words), tl.load(words + 1)
+    low = (first >> 8) & 255
+    named = ((first & 255) == 1) & (low < 32) & (((first >> 16) & 0xFFFF) == (k & 0xFFFF)) & (second == k >> 16)
+    needed = 8 + (k // 256 * 32).to(tl.int64) * low + (k % 256 * low + 7) // 8 + (k + 7) // 8
+    return tl.minimum(low, 31), named & (needed <= nbytes)
+
+
+@triton.jit
 def _holds(state, n, k, least_end):
     """Whether the section holds what it promises, and values are finite."""
-    whole = (tl.load(state) == k) & (tl.load(state + 1) >= least_end)
+    whole = (tl.load(state) == k) & (tl.load(state + 1) >= least_end) & (k > 0)
     return whole & (tl.load(state + 2) < n) & (tl.load(state + 3) == 0)
 
 
@@ -238,14 +248,13 @@ def add_values(
             begin += programs * GAPS
 
 
-NUMBERS = ("n", "k", "low", "first_bit", "last_bit", "unary_span", "unary_parts", "gap_span", "gap_parts", "least_end")
+NUMBERS = ("n", "kept", "nbytes", "unary_span", "unary_parts", "gap_span", "gap_parts")
 """Arguments that no kernel is compiled anew for."""
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _phases(
-    section, values, state, work, positions, out, n, k, low, weight, first_bit, last_bit, unary_span, unary_parts,
-    gap_span, gap_parts, least_end,
+    section, values, state, work, positions, out, n, kept, weight, nbytes, unary_span, unary_parts, gap_span, gap_parts,
     FIRST: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr, CHECK: tl.constexpr, STARTED: tl.constexpr,
     INFINITE: tl.constexpr, WORDS: tl.constexpr, GAPS: tl.constexpr, SPAN: tl.constexpr, WAYS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -254,9 +263,18 @@ def _phases(
     lows = work.to(tl.pointer_type(tl.int64))
     ones = work + 2 * PARTS
     ends = ones + PARTS
+    low, fits = _head(section, nbytes, kept)
+    k = tl.where(fits, kept, 0)  # then there is nothing to do
+    last_bit = tl.where(fits, 8 * nbytes, 0)
+    low_end = 8 + k // 256 * 32 * low + (k % 256 * low + 7) // 8
+    first_bit = 8 * low_end
+    least_end = (nbytes - low_end - 1) * 8
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
         if phase == 0:
+            if program == 0:
+                tl.store(state + 4, fits.to(tl.int32))
+                tl.store(state + 5, least_end)
             while part < unary_parts:
                 _count_ones(section, ones, first_bit, last_bit, unary_span, part, WORDS)
                 part += programs
@@ -276,14 +294,14 @@ def _phases(
                 part += programs
         if phase == 3:
             if STARTED:
-                find_starts(positions, ends + k, n, k, program, programs, SPAN, WAYS)
+                find_starts(positions, ends + kept, n, k, program, programs, SPAN, WAYS)
         if phase == 4:
             holds = _holds(state, n, k, least_end)
             if ADD:
                 add_values(positions, values, out, k, 1.0, weight, holds, program, programs, False, GAPS)
             else:
                 while part * SPAN < n:
-                    place_tile(positions, values, ends + k, out, n, k, 1.0, holds, part, False, SPAN, WAYS, STARTED)
+                    place_tile(positions, values, ends + kept, out, n, k, 1.0, holds, part, False, SPAN, WAYS, STARTED)
                     part += programs
         if phase < LAST and (STARTED or phase != 3):
             wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
@@ -296,53 +314,50 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _layout(nbytes: int, n: int, low_bits: int, k: int, add: bool, started: bool) -> _Layout:
-    low_end = POSITIONS_HEADER + packed_nbytes(k, low_bits)
-    unary_span, unary_parts = cut((nbytes + 3) // 4 - low_end // 4, BLOCK)
+def _layout(nbytes: int, n: int, k: int, add: bool, started: bool) -> _Layout:
+    unary_span, unary_parts = cut(max(1, (nbytes + 3) // 4 - 2), WORDS)
     gap_span, gap_parts = cut(k, GAPS)
     tiles = num_buckets(n, SPAN)
+    starts = num_buckets(tiles + 1, WAYS) if started else 0
+    last = num_buckets(k, GAPS) if add else tiles
     return _Layout(
-        (8 * low_end, 8 * nbytes, unary_span, unary_parts, gap_span, gap_parts, (nbytes - low_end - 1) * 8),
-        (
-            max(unary_parts, gap_parts),
-            unary_parts,
-            gap_parts,
-            num_buckets(tiles + 1, WAYS) if started else 0,
-            num_buckets(k, GAPS) if add else tiles,
-        ),
+        (nbytes, unary_span, unary_parts, gap_span, gap_parts),
+        (max(unary_parts, gap_parts), unary_parts, gap_parts, starts, last),
         3 * PARTS + k + tiles + 1,
     )
 
 
 def reads(section: Tensor, n: int) -> bool:
     """Whether such a section can be read here."""
-    return n <= MOST and 8 * section.numel() <= MOST
+    return n <= MOST and POSITIONS_HEADER <= section.numel() <= MOST // 8
 
 
 def _run(
-    section: Tensor, n: int, header: PositionHeader, values: Tensor | None, out: Tensor | None, weight: float | None
-) -> Tensor:
-    k, low_bits = header.kept, header.low_bits
+    section: Tensor, n: int, k: int, values: Tensor | None, out: Tensor | None, weight: float | None
+) -> Tensor | None:
+    """The positions; None when the section is not Rice's code of so many. Values are placed, if there are any."""
     together, add = n <= SMALL, weight is not None
     started = not together and not add
-    layout = _layout(section.numel(), n, low_bits, k, add, started)
+    layout = _layout(section.numel(), n, k, add, started)
     state = torch.zeros(STATE, dtype=torch.int32, device=section.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
     positions = torch.empty(k, dtype=torch.int32, device=section.device)
     arguments: tuple[Any, ...] = (
         words_of(section), state if values is None else values, state, work, positions,
-        state if out is None else out, n, k, low_bits, weight or 0.0, *layout.arguments,
+        state if out is None else out, n, k, weight or 0.0, *layout.arguments,
     )  # fmt: skip
     constants = {
         "ADD": add, "CHECK": values is not None, "STARTED": started, "INFINITE": float("inf"),
-        "WORDS": BLOCK, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS, "enable_fp_fusion": False,
+        "WORDS": WORDS, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS, "enable_fp_fusion": False,
     }  # fmt: skip
     grids = layout.grids if out is not None else layout.grids[:3]
     launch(_phases, section.device, arguments, constants, grids, WARPS, together=together)
-    found, last_end, last, bad = state[:4].tolist()
+    found, last_end, last, bad, fits, least_end = state[:6].tolist()
+    if not fits:
+        return None
     if found != k:
         raise FrameError(f"coded positions promise {k} and hold {found}")
-    if last_end < layout.arguments[-1]:
+    if last_end < least_end:
         raise FrameError(f"coded positions promise {k} and end before their section does")
     if not last < n:
         raise FrameError(f"a coded position is past the end of {n} values")
@@ -351,11 +366,14 @@ def _run(
     return positions
 
 
-def read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
-    """The positions of Rice's code, int32."""
-    return _run(section, n, header, None, None, None)
+def read(section: Tensor, n: int, k: int) -> Tensor | None:
+    """The k positions of Rice's code, int32; None when the section says that it is another, or of another number."""
+    return _run(section, n, k, None, None, None)
 
 
-def place(section: Tensor, header: PositionHeader, values: Tensor, out: Tensor, weight: float | None) -> None:
-    """Values at the positions of Rice's code and zeros elsewhere; with a weight, added to what is there."""
-    _run(section, out.numel(), header, values, out, weight)
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    """Values at the positions of Rice's code and zeros elsewhere; with a weight, added to what is there.
+
+    False, and nothing was added, when the section says that it is another code, or of another number.
+    """
+    return _run(section, out.numel(), values.numel(), values, out, weight) is not None
