@@ -117,7 +117,9 @@ def _explain(name: str, blob: Buffer, max_numel: int) -> Explanation:
 def _kept(packet: Packet, chain: Chain) -> int:
     if not packet.sections:
         return 0
-    return packet.spec.numel if chain.selector is None else chain.selector.count(packet.sections[0], packet.spec.numel)
+    return (
+        packet.spec.numel if chain.selector is None else chain.selector.head(packet.sections[0], packet.spec.numel).kept
+    )
 
 
 def _symbols(sections: tuple[Tensor, ...], n: int, chain: Chain, quantizer: Quantizer) -> dict[str, Any]:

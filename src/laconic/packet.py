@@ -120,4 +120,5 @@ class HeapArena:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def trim(self, section: Tensor, nbytes: int) -> Tensor:
-        return section[:nbytes].clone()  # a coder asks for several times what it needs
+        # A coder asks for several times what it needs, and a section may be kept for long.
+        return section[:nbytes] if 2 * nbytes >= section.numel() else section[:nbytes].clone()

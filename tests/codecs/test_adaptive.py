@@ -14,6 +14,7 @@ import laconic
 import laws
 from laconic import InputError, kernels, notices
 from laconic.kernels import cpu, reference
+from laconic.kernels.interface import read_positions_header
 
 SPECS = laws.ADAPTIVE
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -134,7 +135,8 @@ class Found:
         if tail:
             place, exact = apart
             if place.numel():
-                self.apart = reference.positions_read(place, packet.spec.numel).long().numpy()
+                head = read_positions_header(place, packet.spec.numel)
+                self.apart = reference.positions_read(place, packet.spec.numel, head).long().numpy()
                 assert exact.numel() == 4 * self.apart.size
             else:
                 assert exact.numel() == 0

@@ -333,30 +333,6 @@ def test_random_positions_agree():
         assert torch.equal(found.cpu(), reference.random_positions(n, k, 5, torch.empty(0)))
 
 
-def test_of_equal_magnitudes_the_lowest_index_wins():
-    x = torch.randint(-2, 3, (9000,), generator=torch.Generator().manual_seed(1)).float()
-    for k in (1, 2000, 9000):
-        ours, truth = triton_kernels().topk(x.to(DEVICE), k), reference.topk(x, k)
-        assert torch.equal(ours[0].cpu(), truth[0]) and laws.same_bits(ours[1].cpu(), truth[1]) and ours[2] == truth[2]
-
-
-@pytest.mark.parametrize("kind", ["normal", "two values", "outliers"])
-def test_top_k_of_many_values_is_exact(kind, monkeypatch):
-    """Whether the sample leaves a few more than k, too many (ties), or values far above what it leaves."""
-    from laconic.kernels.triton import selection
-
-    monkeypatch.setattr(selection, "MANY", 4096)
-    monkeypatch.setattr(selection, "SAMPLES", 1024)
-    lengths, real = [], selection._selector
-    monkeypatch.setattr(selection, "_selector", lambda n, *rest: lengths.append(n) or real(n, *rest))
-    x = test_parity.KINDS[kind](20_001)
-    for k in (1, 150):
-        ours, truth = triton_kernels().topk(x.to(DEVICE), k), reference.topk(x, k)
-        assert torch.equal(ours[0].cpu(), truth[0]) and laws.same_bits(ours[1].cpu(), truth[1]) and ours[2] == truth[2]
-    roads = {"two values": [1026, 20_001, 1324, 20_001], "outliers": [1026, 1324, 20_001]}
-    assert lengths == roads.get(kind, [1026, 1324]), "the road that was meant to be taken"
-
-
 @pytest.mark.parametrize("rows, columns, rank", [(1, 1, 1), (37, 130, 3), (20, 259, 4)])
 def test_products_agree(rows, columns, rank):
     x, q, p = laws.normal(rows, columns), laws.normal(rank, columns, seed=1), laws.normal(rows, rank, seed=2)

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import laws
+from laconic import FrameError
 
 HERE = Path(__file__).resolve().parent
+
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: no GPU kernel is tested here")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -25,8 +27,7 @@ def run(*options: str, interpreted: bool) -> str:
     if interpreted:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-               "-o", "python_files=*on_triton.py", *map(str, sorted(HERE.glob("*on_triton.py"))),
-               *options]  # fmt: skip
+               "-o", "python_files=*on_triton.py", *map(str, sorted(HERE.glob("*on_triton.py"))), *options]  # fmt: skip
     done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
@@ -143,15 +144,21 @@ def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
 def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here():
     import offline
 
-    from laconic.kernels.triton import selection
+    from laconic.kernels.interface import PositionHeader, positions_limit
+    from laconic.kernels.triton import drawing, placing, selection
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    n, k, x = 50_000, 100, torch.zeros(50_000)
+    section = torch.zeros(positions_limit(n, k), dtype=torch.uint8)
     with offline.compiling() as made:
-        selection.topk(torch.zeros(selection.MANY), 1000)
-        selection.random_positions(5000, 100, 0, torch.zeros(1))
+        selection.topk(x, k, section)
+        drawing.draw(x, k, 0)
+        selection.sampled_threshold(torch.zeros(1 << 17), 5, 0)
+        with pytest.raises(FrameError):
+            placing.place(section, PositionHeader(1, 3, k), x[:k], x, None)
     names = {name.split()[0] for name in made}
-    assert {"_rank", "_mark_large", "_list_marks", "_settle", "_write", "_mark_hashed"} <= names
+    assert {"_rank", "_settle", "_write", "_phases"} <= names
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def levels(frame):
     """The integers of a frame, read by the reference."""
     packet = wire.unpack(frame)
     chain = laconic.codec(packet.codec)
-    n = packet.spec.numel if chain.selector is None else chain.selector.count(packet.sections[0], packet.spec.numel)
+    n = packet.spec.numel if chain.selector is None else chain.selector.head(packet.sections[0], packet.spec.numel).kept
     head = chain.values.read_head(packet.sections[-3:], n)
     n = lane_values(n, chain.values.signs is not None)
     return kernels.reference.lanes._read(packet.sections[-1], n, head.coding), head

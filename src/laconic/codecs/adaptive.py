@@ -15,10 +15,13 @@ from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError, InputError
 from laconic.kernels.interface import (
+    FLOAT32_MAX,
     MAX_ALPHABET,
     POSITIONS_HEADER,
     Kernels,
     LinearGrid,
+    lift,
+    nearest_float32,
     packed_nbytes,
     read_bytes,
     read_positions_header,
@@ -31,13 +34,7 @@ from laconic.packet import Arena
 __all__ = ["Adaptive"]
 
 _HEADER = 16
-_FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 _LEAST_SAMPLE = 1024
-
-
-def _float32(value: float) -> float:
-    """The nearest float32."""
-    return float(struct.unpack("<f", struct.pack("<f", max(-_FLOAT32_MAX, min(value, _FLOAT32_MAX))))[0])
 
 
 def _next_up(value: float) -> float:
@@ -52,11 +49,6 @@ def _sum_of_squares(x: Tensor) -> float:
     while values.numel() > 1:
         values = pairwise_sum(torch.nn.functional.pad(values, (0, -values.numel() % 1024)).view(-1, 1024))
     return float(values)
-
-
-def _power(spread: float) -> float:
-    """What values are multiplied by, so that no difference overflows and no quotient does."""
-    return 2.0**64 if spread < 2.0**-64 else 2.0**-64 if spread > 2.0**64 else 1.0
 
 
 class Levels(NamedTuple):
@@ -86,7 +78,7 @@ class Levels(NamedTuple):
             first = int(levels.other)
             farthest = max(abs(first), abs(first + levels.number - 1))
             # The outermost centre may lie half a step beyond the largest value, which is then cut to float32's range.
-            if farthest > MAX_ALPHABET or abs(levels.origin) * (farthest - 1) > _FLOAT32_MAX:
+            if farthest > MAX_ALPHABET or abs(levels.origin) * (farthest - 1) > FLOAT32_MAX:
                 raise FrameError(
                     f"{levels.number} multiples of {levels.origin} from {levels.other} on are out of range"
                 )
@@ -97,11 +89,10 @@ class Levels(NamedTuple):
     def grid(self) -> LinearGrid:
         if self.zero:
             step, first = self.origin, int(self.other)
-            pre = _power(step * self.number)
-            return LinearGrid(pre, _float32((first - 0.5) * step * pre), _float32(1 / (step * pre)), self.number)
-        spread = self.other - self.origin
-        pre = _power(spread)
-        return LinearGrid(pre, _float32(self.origin * pre), _float32(self.number / (spread * pre)), self.number)
+            pre = lift(step * self.number)
+            base, inverse = nearest_float32((first - 0.5) * step * pre), nearest_float32(1 / (step * pre))
+            return LinearGrid(pre, base, inverse, self.number)
+        return LinearGrid.over(self.origin, self.other, self.number)
 
     def table(self) -> Tensor:
         """The value of each level."""
@@ -110,7 +101,7 @@ class Levels(NamedTuple):
             values = (level + self.other) * self.origin
         else:
             values = self.origin + (level + 0.5) * ((self.other - self.origin) / self.number)
-        return values.clamp(-_FLOAT32_MAX, _FLOAT32_MAX).to(torch.float32)
+        return values.clamp(-FLOAT32_MAX, FLOAT32_MAX).to(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -188,10 +179,8 @@ class Adaptive(Quantizer):
             raise InputError("adaptive:by=grad needs a finite gradient")
         return _WithGradient(**{field.name: getattr(self, field.name) for field in fields(self)}, rms=rms)
 
-    def _measure(self, x: Tensor, low: float, high: float, kernels: Kernels, seed: int) -> tuple[float, float]:
-        """What decides the levels, and how many that is."""
-        picked = kernels.sample(x, self._sample_size(x.numel()), seed)
-        counts = kernels.histogram(picked, Levels(low, high, 1 << self.m, 0.0, False).grid()).tolist()
+    def _measure(self, counts: list[int]) -> tuple[float, float]:
+        """What decides the levels, out of the rough histogram, and how many that is."""
         total = sum(counts)
         entropy = math.log2(total) - math.fsum(count * math.log2(count) for count in counts if count) / total
         entropy = max(0.0, entropy)
@@ -201,37 +190,44 @@ class Adaptive(Quantizer):
     def _sample_size(self, n: int) -> int:
         return min(n, max(_LEAST_SAMPLE, math.ceil(self.f * n)))
 
-    def _levels(self, x: Tensor, low: float, high: float, kernels: Kernels, seed: int) -> Levels:
-        if self.zero:
-            low, high = min(low, 0.0), max(high, 0.0)
+    def _levels(self, low: float, high: float, counts: list[int]) -> Levels:
         if low == high:
             return Levels(low, 1, 1, 0.0, True) if self.zero else Levels(low, high, 1, 0.0, False)
-        measure, wanted = self._measure(x, low, high, kernels, seed)
+        measure, wanted = self._measure(counts)
         most = MAX_ALPHABET - 2 if self.zero else MAX_ALPHABET
         count = max(2, min(math.floor(wanted + 0.5), most))
         if wanted >= most + 0.5:
             notices.say("levels", 1, f"adaptive asks for more levels than {most}, which are used: lower c")
         if not self.zero:
-            return Levels(low, high, count, _float32(measure), False)
-        step = _float32((high - low) / count)
+            return Levels(low, high, count, nearest_float32(measure), False)
+        step = nearest_float32((high - low) / count)
         if step * count < high - low:  # rounded down, by a third among subnormals: more multiples than asked for
             step = _next_up(step)
         first, last = math.floor(low / step + 0.5), math.floor(high / step + 0.5)
-        return Levels(step, first, last - first + 1, _float32(measure), True)
+        return Levels(step, first, last - first + 1, nearest_float32(measure), True)
 
     def split(
         self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
-        low, high, key = kernels.value_range(x)
+        size, bins = self._sample_size(x.numel()), 1 << self.m
+        counts: list[int] = []
+        if self.tail or self.by == "grad":
+            low, high, key = kernels.value_range(x)
+            low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+        else:
+            low, high, key, counts = kernels.range_histogram(x, bins=bins, zero=self.zero, count=size, seed=seed)
         refuse_nonfinite(key, x.numel())
         if key == 0:
             return None
-        low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
         header = arena.take(_HEADER)
         apart: tuple[Tensor, ...] = ()
         if self.tail:
             low, high, apart = self._set_apart(x, low, high, kernels, arena, seed)
-        levels = self._levels(x, low, high, kernels, seed)
+        if self.zero:
+            low, high = min(low, 0.0), max(high, 0.0)
+        if low < high and self.tail:
+            counts = kernels.histogram(kernels.sample(x, size, seed), LinearGrid.over(low, high, bins)).tolist()
+        levels = self._levels(low, high, counts)
         write_bytes(header, levels.to_bytes())
         symbols = Symbols(levels.number, x, levels.grid()) if levels.number > 1 else None
         return (header, *apart), symbols
@@ -295,9 +291,10 @@ class Adaptive(Quantizer):
             _put(table, reader, out, weight)
             return
         n = out.numel()
-        if side[2].numel() != 4 * read_positions_header(side[1], n)[2]:
+        header = read_positions_header(side[1], n)
+        if side[2].numel() != 4 * header.kept:
             raise FrameError(f"{side[2].numel()} bytes of values apart do not go with their positions")
-        positions = kernels.positions_read(side[1], n).long()
+        positions = kernels.positions_read(side[1], n, header).long()
         values = torch.empty(positions.numel(), dtype=torch.float32, device=out.device)
         kernels.raw_decode(side[2], torch.float32, values, None)
         # What lies apart replaces its symbol; where values are added, it is added to what was there before.
@@ -342,7 +339,7 @@ class Adaptive(Quantizer):
 class _WithGradient(Adaptive):
     rms: float = 0.0
 
-    def _measure(self, x: Tensor, low: float, high: float, kernels: Kernels, seed: int) -> tuple[float, float]:
+    def _measure(self, counts: list[int]) -> tuple[float, float]:
         wanted = (self.rms + self.c0) * 2.0**self.c
         return self.rms, 2.0 ** math.ceil(math.log2(max(wanted, 1.0))) if self.integer else wanted
 

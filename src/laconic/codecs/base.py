@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 
 from laconic.errors import NonFiniteError
-from laconic.kernels.interface import NONFINITE, Grid, Kernels, symbol_bits
+from laconic.kernels.interface import NONFINITE, Grid, Kernels, PositionHeader, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
 __all__ = [
     "ChannelStage",
     "Codec",
     "Coder",
+    "Head",
     "Quantizer",
+    "SeedHeader",
     "Selected",
     "Selector",
     "Stage",
@@ -78,6 +80,17 @@ class Selected(NamedTuple):
     key: int
 
 
+class SeedHeader(NamedTuple):
+    """The head of a section that holds no more than a seed."""
+
+    seed: int
+    kept: int
+
+
+Head = PositionHeader | SeedHeader
+"""What a selector's section says in its first bytes: how many values it places, and how to read on."""
+
+
 class Selector(Stage):
     """Dense -> values and positions."""
 
@@ -87,12 +100,24 @@ class Selector(Stage):
         """Choose from a flat tensor of any float dtype; the position section is taken from the arena."""
         raise NotImplementedError
 
-    def count(self, section: Tensor, n: int) -> int:
-        """How many values the section places, read without placing them; ``FrameError`` when it cannot be."""
+    def expected(self, n: int) -> int | None:
+        """How many of n values every section of ours places; None where that differs."""
+        return None
+
+    def head(self, section: Tensor, n: int) -> Head:
+        """The section's head, read without placing anything; ``FrameError`` when it cannot be."""
         raise NotImplementedError
 
-    def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
+    def positions(self, section: Tensor, n: int, head: Head, kernels: Kernels) -> Tensor:
         """Ascending positions back from the section; ``FrameError`` when it lies."""
+        raise NotImplementedError
+
+    def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
+        """Values where the section says and zeros elsewhere; with a weight, added to what is there.
+
+        False, and nothing was added, when the section places another number of values. ``FrameError`` when it lies, or
+        when a value is not finite.
+        """
         raise NotImplementedError
 
     def gain(self, n: int) -> float:

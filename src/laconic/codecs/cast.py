@@ -36,6 +36,16 @@ class Raw(ValueStage):
             refuse_nonfinite(NONFINITE, x.numel())
         return (section,)
 
+    def copy(self, x: Tensor, arena: Arena) -> Tensor:
+        """The section of values that are known to be finite."""
+        section = arena.take(x.numel() * x.element_size())
+        section.copy_(x.view(torch.uint8))
+        return section
+
+    def view(self, section: Tensor, dtype: torch.dtype) -> Tensor:
+        """The values of a section as they lie there; nobody has looked whether they are finite."""
+        return (section if section.data_ptr() % dtype.itemsize == 0 else section.clone()).view(dtype)
+
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:

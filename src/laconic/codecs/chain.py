@@ -206,6 +206,8 @@ class Chain:
         refuse_nonfinite(chosen.key, spec.numel)
         if chosen.key == 0:
             return ()
+        if isinstance(stage, Raw):  # the key says that they are finite
+            return chosen.section, stage.copy(chosen.values, arena)
         coded = self._encode_values(chosen.values, stage, backend, arena, seed)
         return (chosen.section, *coded) if coded else ()
 
@@ -223,7 +225,7 @@ class Chain:
         spec = packet.spec
         if out is not None and tuple(out.shape) != spec.shape:
             raise FrameError(f"expected a tensor of shape {list(out.shape)}, the frame holds {list(spec.shape)}")
-        self.check(packet)
+        k = self.check(packet)
         if not packet.sections:
             return allocate(spec, None, zero=True) if out is None else out.zero_()
         if out is None:
@@ -234,7 +236,7 @@ class Chain:
             flat = allocate(TensorSpec((spec.numel,), native), packet.sections[0].device)
         else:
             flat = out if out.dim() == 1 else out.view(-1)
-        self._fill(packet, flat, None)
+        self._fill(packet, k, flat, None)
         if not direct:
             with RoomFor(spec.numel):
                 out.copy_(_saturated(flat, out.dtype).view(spec.shape))
@@ -248,56 +250,75 @@ class Chain:
             raise InputError(f"accumulation needs a contiguous float32 tensor, got {out.dtype}, strides {out.stride()}")
         if not abs(weight) <= torch.finfo(torch.float32).max:
             raise InputError(f"a weight must be finite in float32, got {weight}")
-        self.check(packet)
+        k = self.check(packet)
         if packet.sections:
-            self._fill(packet, out.view(-1), weight)
+            self._fill(packet, k, out.view(-1), weight)
 
-    def check(self, packet: Packet) -> None:
-        """Whether the sections can hold what the packet says, before anything is allocated for it."""
+    def check(self, packet: Packet) -> int:
+        """Whether the sections can hold what the packet says, before anything is allocated for it.
+
+        Returns how many values it holds. To ask a section on a device is to wait, so where a selector always keeps as
+        many, and sizes agree, that number stands until the section is read.
+        """
         found = tuple(section.numel() for section in packet.sections)
         if not found:
-            return
+            return 0
         if len(found) != self.num_sections:
             raise FrameError(f"codec {self.text!r} has {self.num_sections} sections, the frame {len(found)}")
-        n = k = packet.spec.numel
-        coded = found
-        if self.selector is not None:
-            k, coded = self.selector.count(packet.sections[0], n), found[1:]
-            if k > self.selector.max_kept(n):
-                raise FrameError(f"{k} of {n} values are more than codec {self.text!r} keeps")
-        stage = self._stage_for(packet.spec)
-        if n == 0 or not stage.fits(coded, k, packet.spec.dtype.itemsize):
-            wanted = stage.section_nbytes(k, packet.spec.dtype.itemsize)
+        n = packet.spec.numel
+        if self.selector is None:
+            self._check_sizes(packet, n)
+            return n
+        place, stage = packet.sections[0], self._stage_for(packet.spec)
+        k = None if kernels.of(place) is kernels.cpu else self.selector.expected(n)
+        if k and stage.fits(found[1:], k, packet.spec.dtype.itemsize):
+            return k
+        return self._count(packet)
+
+    def _count(self, packet: Packet) -> int:
+        """How many values a selector's section says that it places, checked against the others."""
+        assert self.selector is not None
+        n = packet.spec.numel
+        k = self.selector.head(packet.sections[0], n).kept
+        if k > self.selector.max_kept(n):
+            raise FrameError(f"{k} of {n} values are more than codec {self.text!r} keeps")
+        self._check_sizes(packet, k)
+        return k
+
+    def _check_sizes(self, packet: Packet, k: int) -> None:
+        coded = tuple(section.numel() for section in packet.sections[self.selector is not None :])
+        stage, itemsize = self._stage_for(packet.spec), packet.spec.dtype.itemsize
+        if packet.spec.numel == 0 or not stage.fits(coded, k, itemsize):
+            wanted = stage.section_nbytes(k, itemsize)
             raise FrameError(f"codec {self.text!r} codes {k} values in {wanted} bytes, the frame has {coded}")
 
-    def _fill(self, packet: Packet, out: Tensor, weight: float | None) -> None:
+    def _fill(self, packet: Packet, k: int, out: Tensor, weight: float | None) -> None:
         with RoomFor(packet.spec.numel):
-            self._fill_out(packet, out, weight)
+            if self.selector is None:
+                stage, backend = self._stage_for(packet.spec), kernels.of(packet.sections[0])
+                stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)
+            elif not self._put(packet, k, out, weight):
+                placed = self._put(packet, self._count(packet), out, weight)
+                assert placed
 
-    def _fill_out(self, packet: Packet, out: Tensor, weight: float | None) -> None:
-        backend = kernels.of(packet.sections[0])
-        if self.selector is None:
-            self._stage_for(packet.spec).decode(packet.sections, packet.spec.dtype, backend, out, weight)
-            return
-        n, dtype = packet.spec.numel, packet.spec.dtype
-        place, *coded = packet.sections
-        positions = self.selector.positions(place, n, backend)
-        k = positions.numel()
-        values = torch.empty(k, dtype=dtype if self._value_stage.lossless else torch.float32, device=place.device)
-        self._value_stage.decode(tuple(coded), dtype, backend, values, None)
-        gain = self.selector.gain(n)
-        if gain != 1.0 and not backend.all_finite(values.mul_(gain)):
-            largest = torch.finfo(values.dtype).max
-            values.clamp_(-largest, largest)
-        if weight is not None:
-            values = values.to(torch.float32)
-        backend.scatter(positions, values, out, weight)
+    def _put(self, packet: Packet, k: int, out: Tensor, weight: float | None) -> bool:
+        """k selected values where they belong; False when the section has places for another number."""
+        assert self.selector is not None
+        (place, *coded), dtype, stage = packet.sections, packet.spec.dtype, self._value_stage
+        backend = kernels.of(place)
+        if isinstance(stage, Raw):
+            values = stage.view(coded[0], dtype)
+        else:
+            values = torch.empty(k, dtype=torch.float32, device=place.device)
+            stage.decode(tuple(coded), dtype, backend, values, None)
+        return self.selector.put(place, values, backend, out, weight)
 
     def positions(self, packet: Packet) -> Tensor | None:
         """Where a packet's values stand, ascending; None when it holds all of them."""
         if self.selector is None or not packet.sections:
             return None
-        return self.selector.positions(packet.sections[0], packet.spec.numel, kernels.of(packet.sections[0]))
+        place, n = packet.sections[0], packet.spec.numel
+        return self.selector.positions(place, n, self.selector.head(place, n), kernels.of(place))
 
     # -------------------------------------------------------------------------------------------------------- sizes
 

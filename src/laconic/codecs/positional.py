@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from laconic.codecs.base import Selected, Selector
-from laconic.kernels.interface import POSITIONS_HEADER, Kernels, read_positions_header
+from laconic.codecs.base import Head, Selected, Selector
+from laconic.kernels.interface import POSITIONS_HEADER, Kernels, PositionHeader, read_positions_header
 from laconic.packet import Arena
 
 __all__ = ["PositionalSelector"]
@@ -27,11 +27,15 @@ class PositionalSelector(Selector):
         kernels.positions_write(positions, x.numel(), plan, section)
         return Selected(section, values, key)
 
-    def count(self, section: Tensor, n: int) -> int:
-        return read_positions_header(section, n)[2]
+    def head(self, section: Tensor, n: int) -> PositionHeader:
+        return read_positions_header(section, n)
 
-    def positions(self, section: Tensor, n: int, kernels: Kernels) -> Tensor:
-        return kernels.positions_read(section, n)
+    def positions(self, section: Tensor, n: int, head: Head, kernels: Kernels) -> Tensor:
+        assert isinstance(head, PositionHeader)
+        return kernels.positions_read(section, n, head)
+
+    def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
+        return kernels.place(section, values, out, weight)
 
     def max_section_nbytes(self, n: int) -> int:
         return POSITIONS_HEADER + -(-n // 8)  # a bitmap, the larger of the two at worst

@@ -8,8 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.codecs import checks
+from laconic.codecs.base import Selected
 from laconic.codecs.positional import PositionalSelector
-from laconic.kernels.interface import Kernels
+from laconic.kernels.interface import Kernels, positions_limit
+from laconic.packet import Arena
 
 __all__ = ["TopK", "kept"]
 
@@ -45,9 +47,19 @@ class TopK(PositionalSelector):
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")
 
-    def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
+    def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
+        if self.approx:
+            return super().select(x, kernels, arena, seed)
         k = kept(self.keep, x.numel())
-        return kernels.topk_sampled(x, k, seed) if self.approx else kernels.topk(x, k)
+        room = arena.take(positions_limit(x.numel(), k))
+        nbytes, values, key = kernels.topk_write(x, k, room)
+        return Selected(arena.trim(room, nbytes), values, key)
+
+    def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
+        return kernels.topk_sampled(x, kept(self.keep, x.numel()), seed)
+
+    def expected(self, n: int) -> int | None:
+        return None if self.approx else kept(self.keep, n)
 
     def max_kept(self, n: int) -> int:
         k = kept(self.keep, n)

@@ -51,8 +51,17 @@ class Uniform(Quantizer):
         # The largest entry of a gradient is a hundred times a usual one: wide bins move small values by more than that.
         return self.bits >= 8
 
-    def _bounds(self, x: Tensor, kernels: Kernels, arena: Arena) -> tuple[float, float, Tensor] | None:
-        """The range, and its section; None when every value is zero."""
+    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
+        bounds, packed = arena.take(8), arena.take(packed_nbytes(x.numel(), self.bits))
+        low, high, key = kernels.uniform_encode(x, levels=self.max_alphabet, bounds=bounds, packed=packed)
+        refuse_nonfinite(key, x.numel())
+        if key == 0:
+            return ()
+        return bounds, packed if low < high else arena.trim(packed, 0)
+
+    def split(
+        self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
+    ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
         low, high, key = kernels.value_range(x)
         refuse_nonfinite(key, x.numel())
         if key == 0:
@@ -60,25 +69,6 @@ class Uniform(Quantizer):
         low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
         bounds = arena.take(8)
         write_bytes(bounds, struct.pack("<ff", low, high))
-        return low, high, bounds
-
-    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        found = self._bounds(x, kernels, arena)
-        if found is None:
-            return ()
-        low, high, bounds = found
-        packed = arena.take(packed_nbytes(x.numel(), self.bits) if low < high else 0)
-        if low < high:
-            kernels.uniform_encode(x, low=low, high=high, levels=self.max_alphabet, packed=packed)
-        return bounds, packed
-
-    def split(
-        self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
-    ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
-        found = self._bounds(x, kernels, arena)
-        if found is None:
-            return None
-        low, high, bounds = found
         if low == high:
             return (bounds,), None
         return (bounds,), Symbols(self.max_alphabet, x, UniformGrid(low, high, self.max_alphabet))

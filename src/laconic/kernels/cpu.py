@@ -28,6 +28,7 @@ from laconic.kernels.interface import (
     Grid,
     LaneCoding,
     LinearGrid,
+    PositionHeader,
     PositionPlan,
     coded_limit,
     lane_values,
@@ -38,7 +39,9 @@ from laconic.kernels.interface import (
     symbol_bits,
     symbol_dtype,
     trits_nbytes,
+    write_bytes,
 )
+from laconic.kernels.reference.positions import grown
 from laconic.kernels.reference.sums import read_floats
 
 log = logging.getLogger("laconic")
@@ -226,9 +229,16 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
     return _core.value_range(_floats(x), x.numel(), _threads()) if x.numel() else (0.0, 0.0, 0)
 
 
-def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
+def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
+    low, high, key = value_range(x)
+    low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+    if not 0 < key < NONFINITE:
+        return low, high, key
+    write_bytes(bounds, struct.pack("<2f", low, high))
     n, bits = x.numel(), (levels - 1).bit_length()
-    _core.uniform_encode(_floats(x), n, low, high, levels, bits, _bytes(packed, packed_nbytes(n, bits)), _threads())
+    if low < high:
+        _core.uniform_encode(_floats(x), n, low, high, levels, bits, _bytes(packed, packed_nbytes(n, bits)), _threads())
+    return low, high, key
 
 
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
@@ -326,6 +336,13 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     return positions, values if x is flat else values.to(x.dtype), key
 
 
+def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+    positions, values, key = topk(x, k)
+    plan = positions_plan(positions, x.numel())
+    positions_write(positions, x.numel(), plan, out[: plan.nbytes])
+    return plan.nbytes, values, key
+
+
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     n = x.numel()
     if x.dtype == torch.float64:
@@ -371,9 +388,9 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return positions
 
 
-def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
     key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
-    return x.index_select(0, positions), key
+    return x.index_select(0, random_positions(x.numel(), k, seed, x)), key
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -389,8 +406,8 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
     _core.write_positions(address, k, _is_wide(positions), mode, low_bits, nbytes, _bytes(out, nbytes))
 
 
-def positions_read(section: Tensor, n: int) -> Tensor:
-    mode, low_bits, k = read_positions_header(section, n)
+def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    mode, low_bits, k = header
     wide, positions = _index(n, k)
     if mode == ALL:
         return torch.arange(n, dtype=positions.dtype)
@@ -398,6 +415,22 @@ def positions_read(section: Tensor, n: int) -> Tensor:
     valid = _core.read_positions(body, nbytes, mode, low_bits, k, n, wide, positions.data_ptr())
     _refuse(valid, f"positions that are not {k} ascending ones below {n}")
     return positions
+
+
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    header = read_positions_header(section, out.numel())
+    if header.kept != values.numel():
+        return False
+    positions = positions_read(section, out.numel(), header)
+    _refuse(all_finite(values), "a value that is not finite")
+    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+    return True
+
+
+def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+    positions = random_positions(out.numel(), values.numel(), seed, out)
+    values = grown(values, gain)
+    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
 
 
 def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
@@ -446,6 +479,16 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     counts = torch.empty(grid.levels, dtype=torch.int64)
     _core.histogram(_floats(x), x.numel(), *grid, counts.data_ptr(), _threads())
     return counts
+
+
+def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
+    low, high, key = value_range(x)
+    low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high or key >= NONFINITE:
+        return low, high, key, []
+    return low, high, key, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------- coders

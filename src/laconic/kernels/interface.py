@@ -9,6 +9,7 @@ the value to it when a weight is given: that is the fused decode-accumulate of a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -53,11 +54,32 @@ class PositionPlan(NamedTuple):
     nbytes: int
 
 
+class PositionHeader(NamedTuple):
+    """What a position section says of itself."""
+
+    mode: int
+    low_bits: int
+    kept: int
+
+
 ALL, RICE, BITMAP = 0, 1, 2
 """Modes of a position section."""
 
 POSITIONS_HEADER = 8
 MAX_LOW_BITS = 31
+
+
+FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
+
+
+def nearest_float32(value: float) -> float:
+    """As a float32 has it; the largest, where it lies beyond."""
+    return float(struct.unpack("<f", struct.pack("<f", max(-FLOAT32_MAX, min(value, FLOAT32_MAX))))[0])
+
+
+def lift(spread: float) -> float:
+    """What values are multiplied by, so that no difference overflows and no quotient does."""
+    return 2.0**64 if spread < 2.0**-64 else 2.0**-64 if spread > 2.0**64 else 1.0
 
 
 class LinearGrid(NamedTuple):
@@ -67,6 +89,12 @@ class LinearGrid(NamedTuple):
     base: float
     inverse: float
     levels: int
+
+    @classmethod
+    def over(cls, low: float, high: float, levels: int) -> LinearGrid:
+        """Bins over a range that is not a point."""
+        pre = lift(high - low)
+        return cls(pre, nearest_float32(low * pre), nearest_float32(levels / ((high - low) * pre)), levels)
 
 
 class UniformGrid(NamedTuple):
@@ -149,7 +177,22 @@ def trits_nbytes(n: int) -> int:
     return n // (5 * TRIT_LANES) * TRIT_LANES + (n % (5 * TRIT_LANES) + 4) // 5
 
 
-def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
+def low_bits_candidates(n: int, k: int) -> list[int]:
+    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
+    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
+    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
+
+
+def positions_limit(n: int, k: int) -> int:
+    """The most bytes that k of n positions take; whole words, unless that is more than a bitmap takes."""
+    bitmap = POSITIONS_HEADER + (n + 7) // 8
+    if not 0 < k < n:
+        return POSITIONS_HEADER
+    coded = min(packed_nbytes(k, r) + (k + ((n - k) >> r) + 7) // 8 for r in low_bits_candidates(n, k))
+    return min(bitmap, (POSITIONS_HEADER + coded + 3) // 4 * 4)
+
+
+def read_positions_header(section: Tensor, n: int) -> PositionHeader:
     """Mode, Rice parameter and count, checked against each other and against the section's size."""
     if section.numel() < POSITIONS_HEADER:
         raise FrameError(f"a position section needs at least {POSITIONS_HEADER} bytes, this one has {section.numel()}")
@@ -167,7 +210,7 @@ def read_positions_header(section: Tensor, n: int) -> tuple[int, int, int]:
             f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions in mode {mode}, "
             f"parameter {low_bits}"
         )
-    return mode, low_bits, k
+    return PositionHeader(mode, low_bits, k)
 
 
 def num_buckets(n: int, bucket: int) -> int:
@@ -212,7 +255,7 @@ class Kernels(Protocol):
     ) -> None: ...
 
     def value_range(self, x: Tensor) -> tuple[float, float, int]: ...
-    def uniform_encode(self, x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None: ...
+    def uniform_encode(self, x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]: ...
     def uniform_decode(
         self, packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None
     ) -> None: ...
@@ -221,6 +264,9 @@ class Kernels(Protocol):
     def table_decode(self, packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
     def sample(self, x: Tensor, count: int, seed: int) -> Tensor: ...
     def histogram(self, x: Tensor, grid: LinearGrid) -> Tensor: ...
+    def range_histogram(
+        self, x: Tensor, *, bins: int, zero: bool, count: int, seed: int
+    ) -> tuple[float, float, int, list[int]]: ...
 
     def sign_encode(self, x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int: ...
     def sign_decode(
@@ -232,14 +278,17 @@ class Kernels(Protocol):
     ) -> None: ...
 
     def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, int]: ...
+    def topk_write(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]: ...
     def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]: ...
     def above(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]: ...
     def random_positions(self, n: int, k: int, seed: int, like: Tensor) -> Tensor: ...
-    def gather(self, x: Tensor, positions: Tensor) -> tuple[Tensor, int]: ...
+    def draw(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, int]: ...
 
     def positions_plan(self, positions: Tensor, n: int) -> PositionPlan: ...
     def positions_write(self, positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None: ...
-    def positions_read(self, section: Tensor, n: int) -> Tensor: ...
+    def positions_read(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
+    def place(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool: ...
+    def place_drawn(self, values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None: ...
     def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None: ...
 
     def unpack_symbols(self, packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor: ...

@@ -57,7 +57,7 @@ def _is_integers(chain: Chain) -> bool:
 
 def _kept(packet: Packet, chain: Chain) -> int:
     n = packet.spec.numel
-    return n if chain.selector is None else chain.selector.count(packet.sections[0], n)
+    return n if chain.selector is None else chain.selector.head(packet.sections[0], n).kept
 
 
 def _integers_head(packet: Packet, chain: Chain) -> LaneHead:

@@ -25,13 +25,22 @@ from laconic.kernels.reference.linear import (
     linear_symbols,
     make_symbols,
     pack_symbols,
+    range_histogram,
     sample,
     table_decode,
     unpack_symbols,
 )
 from laconic.kernels.reference.lowrank import lowrank_decode, project_columns, project_rows
 from laconic.kernels.reference.packing import pack, unpack
-from laconic.kernels.reference.positions import positions_plan, positions_read, positions_write, scatter
+from laconic.kernels.reference.positions import (
+    place,
+    place_drawn,
+    positions_plan,
+    positions_read,
+    positions_write,
+    scatter,
+    topk_write,
+)
 from laconic.kernels.reference.quantizers import (
     onebit_decode,
     onebit_encode,
@@ -46,7 +55,7 @@ from laconic.kernels.reference.quantizers import (
     uniform_encode,
     value_range,
 )
-from laconic.kernels.reference.selection import above, gather, key_of_any, random_positions, topk, topk_sampled
+from laconic.kernels.reference.selection import above, draw, key_of_any, random_positions, topk, topk_sampled
 from laconic.kernels.reference.sums import pairwise_sum
 
 __all__ = [
@@ -62,8 +71,8 @@ __all__ = [
     "copy_finite",
     "decode_symbols",
     "decode_values",
+    "draw",
     "full_table",
-    "gather",
     "histogram",
     "key_of_any",
     "lane_accumulate",
@@ -81,6 +90,8 @@ __all__ = [
     "pack",
     "pack_symbols",
     "pairwise_sum",
+    "place",
+    "place_drawn",
     "positions_plan",
     "positions_read",
     "positions_write",
@@ -90,6 +101,7 @@ __all__ = [
     "qsgd_encode",
     "qsgd_feedback",
     "random_positions",
+    "range_histogram",
     "raw_decode",
     "rotate",
     "sample",
@@ -101,6 +113,7 @@ __all__ = [
     "ternary_encode",
     "topk",
     "topk_sampled",
+    "topk_write",
     "uniform_decode",
     "uniform_encode",
     "unpack",

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import Grid, LinearGrid, symbol_bits, symbol_dtype
+from laconic.kernels.interface import NONFINITE, Grid, LinearGrid, symbol_bits, symbol_dtype
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
-from laconic.kernels.reference.quantizers import uniform_symbols
+from laconic.kernels.reference.quantizers import uniform_symbols, value_range
 from laconic.kernels.reference.sums import put
 
 
@@ -53,6 +53,20 @@ def sample(x: Tensor, count: int, seed: int) -> Tensor:
 
 def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     return torch.bincount(linear_symbols(x, grid), minlength=grid.levels).cpu()
+
+
+def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
+    """The range (no -0; with ``zero`` as far as 0), the key, and how many of a sample fall into each bin of the range.
+
+    No counts where the range is a point, or a value is not finite.
+    """
+    low, high, key = value_range(x)
+    low, high = low + 0.0, high + 0.0
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high or key >= NONFINITE:
+        return low, high, key, []
+    return low, high, key, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
 
 
 def unpack_symbols(packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:

@@ -9,16 +9,18 @@ from laconic.errors import FrameError
 from laconic.kernels.interface import (
     ALL,
     BITMAP,
-    MAX_LOW_BITS,
     POSITIONS_HEADER,
     RICE,
+    PositionHeader,
     PositionPlan,
+    low_bits_candidates,
     packed_nbytes,
     read_positions_header,
     write_bytes,
 )
+from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
-from laconic.kernels.reference.selection import index_dtype
+from laconic.kernels.reference.selection import index_dtype, random_positions, topk
 
 
 def gaps_of(positions: Tensor) -> Tensor:
@@ -26,12 +28,6 @@ def gaps_of(positions: Tensor) -> Tensor:
     wide = positions.to(torch.int64)
     previous = torch.cat([torch.full((1,), -1, dtype=torch.int64, device=wide.device), wide[:-1]])
     return wide - previous - 1
-
-
-def low_bits_candidates(n: int, k: int) -> list[int]:
-    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
-    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
-    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
 
 
 def plan_of(n: int, k: int, tried: list[tuple[int, int]]) -> PositionPlan:
@@ -74,8 +70,16 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
         out[low_end:] = bits_to_bytes(bits)
 
 
-def positions_read(section: Tensor, n: int) -> Tensor:
-    mode, low_bits, k = read_positions_header(section, n)
+def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+    """``topk`` with its positions in ``out``, of ``positions_limit`` bytes: how many it takes, values, and key."""
+    positions, values, key = topk(x, k)
+    plan = positions_plan(positions, x.numel())
+    positions_write(positions, x.numel(), plan, out[: plan.nbytes])
+    return plan.nbytes, values, key
+
+
+def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    mode, low_bits, k = header
     dtype = index_dtype(n)
     if mode == ALL:
         return torch.arange(n, dtype=dtype, device=section.device)
@@ -106,3 +110,33 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
     else:
         factor = torch.tensor(weight, dtype=torch.float32, device=out.device)
         out[where] = out[where] + values * factor
+
+
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    """``scatter`` to the positions of a section; values that nobody has looked at must be finite.
+
+    False, and nothing has happened, when the section has positions for another number of values.
+    """
+    header = read_positions_header(section, out.numel())
+    if header.kept != values.numel():
+        return False
+    positions = positions_read(section, out.numel(), header)
+    if not all_finite(values):
+        raise FrameError("a value in the frame is not finite")
+    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+    return True
+
+
+def grown(values: Tensor, gain: float) -> Tensor:
+    """Finite values times a gain, saturating."""
+    if not all_finite(values):
+        raise FrameError("a value in the frame is not finite")
+    largest = torch.finfo(values.dtype).max
+    return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
+
+
+def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+    """``scatter``, to ``random_positions``, of values times a gain."""
+    positions = random_positions(out.numel(), values.numel(), seed, out)
+    values = grown(values, gain)
+    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE
+from laconic.kernels.interface import NONFINITE, write_bytes
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
 from laconic.kernels.reference.sums import (
     FLOAT32_MAX,
@@ -135,8 +137,18 @@ def uniform_symbols(x: Tensor, low: float, high: float, levels: int) -> Tensor:
     return ((x.to(torch.float64) - low) * inverse).to(torch.int64).clamp(max=levels - 1)
 
 
-def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
-    pack(uniform_symbols(x, low, high, levels), (levels - 1).bit_length(), packed)
+def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
+    """The range (two float32, no -0) and each value's bin in it; returns the range and the key.
+
+    Nothing is written that counts when the key is 0 or not finite, and no bins when the range is a point.
+    """
+    low, high, key = value_range(x)
+    low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+    if 0 < key < NONFINITE:
+        write_bytes(bounds, struct.pack("<2f", low, high))
+        if low < high:
+            pack(uniform_symbols(x, low, high, levels), (levels - 1).bit_length(), packed)
+    return low, high, key
 
 
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:

@@ -85,6 +85,6 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return order.sort().values.to(index_dtype(n))
 
 
-def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-    """The values there, and the key of all of x: what is not sent must be finite, too."""
-    return x[positions.long()], key_of_any(x)
+def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
+    """The values at ``random_positions``, and the key of all of x: what is not sent must be finite, too."""
+    return x[random_positions(x.numel(), k, seed, x).long()], key_of_any(x)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import num_buckets
+from laconic.kernels.triton.launching import launch
 from laconic.kernels.triton.parts import TILE, exact, keep, load_tile
 
 __all__ = ["add_momentum", "add_values", "cast_encode"]
@@ -48,21 +49,20 @@ def add_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
     n = out.numel()
     if n:
-        _add_values[(num_buckets(n, TILE),)](
-            values, out, flag, n, weight or 0.0, INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE,
-            **exact(num_warps=4),
-        )  # fmt: skip
+        how = exact(INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE, num_warps=4)
+        launch(_add_values, num_buckets(n, TILE), (values, out, flag, n, weight or 0.0), how)
     return flag
 
 
 @triton.jit
-def _cast_encode(x, out, keys, beyond, n, limit, BF16: tl.constexpr, SPAN: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    begin = program * SPAN
+def _cast_encode(x, out, seen, n, limit, BF16: tl.constexpr, SPAN: tl.constexpr):
+    begin = tl.program_id(0).to(tl.int64) * SPAN
     at = tl.arange(0, SPAN)
     v = load_tile(x, at, begin, n, SPAN)
-    tl.store(keys + program, tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0))
-    tl.store(beyond + program, tl.sum((tl.abs(v) > limit).to(tl.int32), 0))
+    key = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0).to(tl.int64)
+    beyond = tl.sum((tl.abs(v) > limit).to(tl.int32), 0).to(tl.int64)
+    tl.atomic_max(seen, key, mask=key > tl.load(seen), sem="relaxed")  # few find more than was found before
+    tl.atomic_add(seen + 1, beyond, mask=beyond > 0, sem="relaxed")
     cut = tl.minimum(tl.maximum(v, 0.0 - limit), limit)
     if BF16:  # to nearest, of two the even one: in whole numbers, since interpreted casts cut off
         bits = cut.to(tl.uint32, bitcast=True)
@@ -72,9 +72,9 @@ def _cast_encode(x, out, keys, beyond, n, limit, BF16: tl.constexpr, SPAN: tl.co
     tl.store(out + begin + at, short, mask=begin + at < n)
 
 
-def cast_encode(x: Tensor, out: Tensor, limit: float, bf16: bool) -> tuple[Tensor, Tensor]:
-    """Round float32 to 16 bits, in an int16 tensor, saturating; keys, and how many saturated, by program."""
-    programs = num_buckets(x.numel(), TILE)
-    keys, beyond = (torch.empty(programs, dtype=torch.int32, device=x.device) for _ in range(2))
-    _cast_encode[(programs,)](x, out, keys, beyond, x.numel(), limit, BF16=bf16, SPAN=TILE, **exact(num_warps=4))
-    return keys, beyond
+def cast_encode(x: Tensor, out: Tensor, limit: float, bf16: bool) -> Tensor:
+    """Round float32 to 16 bits, in an int16 tensor, saturating; the key, and how many values saturated."""
+    seen = torch.zeros(2, dtype=torch.int64, device=x.device)
+    how = exact(BF16=bf16, SPAN=TILE, num_warps=4)
+    launch(_cast_encode, num_buckets(x.numel(), TILE), (x, out, seen, x.numel(), limit), how)
+    return seen

@@ -6,6 +6,7 @@ functions underneath launch without waiting, so a CUDA graph can hold them.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
@@ -29,9 +30,22 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary, together
+from laconic.kernels.triton import (
+    casts,
+    drawing,
+    grids,
+    lowrank,
+    packing,
+    places,
+    qsgd,
+    selection,
+    signs,
+    ternary,
+    together,
+)
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
+from laconic.kernels.triton.phases import MOST, STATE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,8 +150,7 @@ def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
     if out.data_ptr() % 2 or not x.numel():
         return hosted.cast_encode(x, to, out)
     bf16 = to == "bf16"
-    keys, beyond = casts.cast_encode(x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16)
-    key, saturated = torch.stack([keys.max().to(torch.int64), beyond.sum()]).tolist()
+    key, saturated = casts.cast_encode(x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16).tolist()
     return key, saturated
 
 
@@ -231,6 +244,11 @@ def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, we
 # ------------------------------------------------------------------------------------------------------------ grids
 
 
+def _floats(bits: list[int]) -> tuple[float, float]:
+    low, high = struct.unpack("<2f", struct.pack("<2i", *bits))
+    return low, high
+
+
 def value_range(x: Tensor) -> tuple[float, float, int]:
     """Torch finds both ends in one pass; the larger magnitude of the two is the key, a NaN shows in both."""
     if not x.numel():
@@ -242,8 +260,11 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
 
 
 @_served
-def uniform_encode(x: Tensor, *, low: float, high: float, levels: int, packed: Tensor) -> None:
-    grids.pack_bins(x, UniformGrid(low, high, levels), packed)
+def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
+    if not 0 < x.numel() <= MOST:
+        return hosted.uniform_encode(x, levels=levels, bounds=bounds, packed=packed)
+    key, *ends = grids.uniform_encode(x, levels, bounds, packed).tolist()
+    return *_floats(ends), key
 
 
 @_served
@@ -273,12 +294,18 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     return grids.histogram(x, grid).cpu()
 
 
+@_served
+def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
+    if not 0 < x.numel() <= MOST:
+        return hosted.range_histogram(x, bins=bins, zero=zero, count=count, seed=seed)
+    found = grids.range_histogram(x, bins, zero, count, seed).tolist()
+    key, (low, high), counts = found[0], _floats(found[1:3]), found[STATE:]
+    if key >= NONFINITE:
+        return 0.0, 0.0, key, []
+    return low, high, key, counts if low < high else []
+
+
 # ---------------------------------------------------------------------------------------------------------- selectors
-
-
-def _selected(x: Tensor, positions: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
-    key = _largest(selection.keys_of(values)) if values.numel() else 0
-    return positions, values.to(x.dtype), key
 
 
 @_served
@@ -287,8 +314,22 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
         _tell("topk", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return hosted.topk(x, k)
-    positions, values, key = selection.topk(x.to(torch.float32), k)
-    return positions, values.to(x.dtype), key
+    found = selection.topk(x.to(torch.float32), k, torch.empty(0, dtype=torch.uint8, device=x.device))
+    return found.positions, found.values.to(x.dtype), found.key
+
+
+@_served
+def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+    n = x.numel()
+    if x.dtype == torch.float64 or not n:
+        positions, values, key = topk(x, k)
+        plan = positions_plan(positions, n)
+        positions_write(positions, n, plan, out[: plan.nbytes])
+        return plan.nbytes, values, key
+    found = selection.topk(x.to(torch.float32), k, out)
+    if not found.written:
+        positions_write(found.positions, n, found.plan, out[: found.plan.nbytes])
+    return found.plan.nbytes, found.values.to(x.dtype), found.key
 
 
 @_served
@@ -304,8 +345,8 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     threshold = selection.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
-    positions, values = selection.above(flat, threshold)
-    return topk(x, k) if positions.numel() > 2 * k + 16 else _selected(x, positions, values)
+    positions, values, key = selection.above(flat, threshold)
+    return topk(x, k) if positions.numel() > 2 * k + 16 else (positions, values.to(x.dtype), key)
 
 
 @_served
@@ -314,21 +355,27 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
         _tell("above", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return hosted.above(x, threshold)
-    flat = x.to(torch.float32)
-    return _selected(x, *selection.above(flat, selection.key_of_float(threshold)))
+    positions, values, key = selection.above(x.to(torch.float32), selection.key_of_float(threshold))
+    return positions, values.to(x.dtype), key
 
 
 @_served
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
-    found = selection.random_positions(n, k, seed, like) if n < 1 << 32 else None
+    found = drawing.positions(n, k, seed, like)
     return hosted.random_positions(n, k, seed, like) if found is None else found
 
 
 @_served
-def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-    if x.dtype != torch.float32 or not x.numel():
-        return hosted.gather(x, positions)
-    return x.index_select(0, positions), _largest(selection.keys_of(x))
+def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
+    found = drawing.draw(x, k, seed) if x.dtype == torch.float32 else None
+    return hosted.draw(x, k, seed) if found is None else found
+
+
+@_served
+def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+    float32 = values.dtype == out.dtype == torch.float32
+    if not float32 or not drawing.place(values, seed, gain, out, weight):
+        hosted.place_drawn(values, seed, gain, out, weight)
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -337,6 +384,7 @@ def gather(x: Tensor, positions: Tensor) -> tuple[Tensor, int]:
 positions_plan = places.positions_plan
 positions_write = _served(places.positions_write)
 positions_read = _served(places.positions_read)
+place = _served(places.place)
 scatter = _served(places.scatter)
 
 

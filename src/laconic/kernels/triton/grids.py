@@ -20,7 +20,8 @@ from laconic.kernels.interface import (
     symbol_bits,
     symbol_dtype,
 )
-from laconic.kernels.triton.packing import Packed
+from laconic.kernels.triton import launching
+from laconic.kernels.triton.packing import BYTES, Packed, pack_tail
 from laconic.kernels.triton.parts import (
     TILE,
     exact,
@@ -33,8 +34,18 @@ from laconic.kernels.triton.parts import (
     store_symbols,
     words_of,
 )
+from laconic.kernels.triton.phases import BARRIER, PARTS, SMALL, STATE, cut, launch, wait_for_all
 
-__all__ = ["histogram", "make_symbols", "pack_bins", "sample", "table_decode", "uniform_decode"]
+__all__ = [
+    "histogram",
+    "make_symbols",
+    "pack_bins",
+    "range_histogram",
+    "sample",
+    "table_decode",
+    "uniform_decode",
+    "uniform_encode",
+]
 
 
 def _double(number: float) -> tuple[int, int]:
@@ -117,6 +128,159 @@ def _count_bins(
     tl.atomic_add(counts + bins, counted, mask=(counted > 0) & (bins < levels))
 
 
+@triton.jit
+def _range_of_part(x, ends, n, span, part, SPAN: tl.constexpr, PARTS: tl.constexpr):
+    """Smallest, largest and largest magnitude of a part's values. A NaN shows in the last alone."""
+    at = tl.arange(0, SPAN)
+    low = tl.full((SPAN,), float("inf"), tl.float32)
+    high = tl.full((SPAN,), float("-inf"), tl.float32)
+    key = tl.zeros((SPAN,), tl.int32)
+    begin = part * span
+    stop = tl.minimum(begin + span, n)
+    while begin < stop:
+        v = load_tile(x, at, begin, n, SPAN)
+        there = at < n - begin
+        low = tl.minimum(low, tl.where(there, v, float("inf")))
+        high = tl.maximum(high, tl.where(there, v, float("-inf")))
+        key = tl.maximum(key, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+        begin += SPAN
+    tl.store(ends + part, tl.min(low, 0))
+    tl.store(ends + PARTS + part, tl.max(high, 0))
+    tl.store(ends + 2 * PARTS + part, tl.max(key, 0).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _range_of_all(ends, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    low = tl.min(tl.load(ends + part, mask=part < parts, other=float("inf")), 0)
+    high = tl.max(tl.load(ends + PARTS + part, mask=part < parts, other=float("-inf")), 0)
+    key = tl.max(tl.load(ends + 2 * PARTS + part, mask=part < parts, other=0.0).to(tl.int32, bitcast=True), 0)
+    return tl.where(low == 0, 0.0, low), tl.where(high == 0, 0.0, high), key  # no -0
+
+
+@triton.jit(do_not_specialize=["span", "parts", "levels"])
+def _uniform_encode(
+    x, ends, state, bounds, packed, tail, n, full, span, parts, levels,
+    FIRST: tl.constexpr, LAST: tl.constexpr, BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr,
+    BYTES: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The range by parts; of all; bins, packed; and those behind the last full group."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for phase in tl.static_range(FIRST, LAST + 1):
+        part = program
+        if phase == 0:
+            while part < parts:
+                _range_of_part(x, ends, n, span, part, SPAN, PARTS)
+                part += programs
+        if phase == 1:
+            if program == 0:
+                low, high, key = _range_of_all(ends, parts, PARTS)
+                tl.store(state, key)
+                tl.store(state + 1, low.to(tl.int32, bitcast=True))
+                tl.store(state + 2, high.to(tl.int32, bitcast=True))
+                into = bounds.to(tl.pointer_type(tl.float32))
+                tl.store(into, low)
+                tl.store(into + 1, high)
+        if phase == 2:
+            low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
+            high = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64)
+            inverse = levels.to(tl.float64) / (high - low)
+            while part * SPAN < n:
+                v = load_tile(x, tl.arange(0, SPAN), part * SPAN, n, SPAN)
+                place = (v.to(tl.float64) - low) * inverse
+                found = tl.minimum(place.to(tl.int64), levels - 1).to(tl.int32)
+                store_symbols(found, packed, tail, part * SPAN, n, full, BITS, PERIOD, SPAN)
+                part += programs
+        if phase == 3:
+            while part * BYTES * 8 < (n - full) * BITS:
+                pack_tail(tail, packed + full // 8 * BITS, n - full, part, BITS, BYTES)
+                part += programs
+        if phase < LAST:
+            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+
+
+@triton.jit
+def _cut_to_float(value):
+    largest: tl.constexpr = 3.4028234663852886e38
+    return tl.minimum(tl.maximum(value, -largest), largest).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["span", "parts", "count", "levels", "low_key", "high_key"])
+def _range_histogram(
+    x, ends, state, n, span, parts, count, levels, low_key, high_key,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ZERO: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr,
+    SPAN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The range by parts; of all; and a sample's histogram over it, behind the state."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for phase in tl.static_range(FIRST, LAST + 1):
+        part = program
+        if phase == 0:
+            while part < parts:
+                _range_of_part(x, ends, n, span, part, SPAN, PARTS)
+                part += programs
+        if phase == 1:
+            if program == 0:
+                low, high, key = _range_of_all(ends, parts, PARTS)
+                if ZERO:
+                    low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
+                tl.store(state, key)
+                tl.store(state + 1, low.to(tl.int32, bitcast=True))
+                tl.store(state + 2, high.to(tl.int32, bitcast=True))
+        if phase == 2:
+            low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
+            spread = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64) - low
+            pre = tl.where(spread < 2.0**-64, 2.0**64, tl.where(spread > 2.0**64, 2.0**-64, 1.0))
+            base = _cut_to_float(low * pre)
+            inverse = _cut_to_float(levels.to(tl.float64) / (spread * pre))
+            while part * SPAN < count:
+                at = part * SPAN + tl.arange(0, SPAN)
+                from_at = at if ALL else _sampled_at(at, n, count, low_key, high_key)
+                v = tl.load(x + from_at, mask=at < count, other=0.0)
+                found = _bins(v, pre.to(tl.float32), base, inverse, 0, 0, 0, 0, levels, True)
+                found = tl.where(at < count, found, BINS - 1)  # a bin that no level has
+                counted = tl.histogram(found, BINS)
+                bins = tl.arange(0, BINS)
+                tl.atomic_add(state + 16 + bins, counted, mask=(counted > 0) & (bins < levels), sem="relaxed")
+                part += programs
+        if phase < LAST:
+            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+
+
+def range_histogram(x: Tensor, bins: int, zero: bool, count: int, seed: int) -> Tensor:
+    """The key and the range, as bits, a few numbers more (``STATE`` in all), then the histogram of a sample."""
+    n = x.numel()
+    span, parts = cut(n, TILE)
+    state = torch.zeros(STATE + bins, dtype=torch.int32, device=x.device)
+    ends = torch.empty(3 * PARTS, device=x.device)
+    keys = halves(random.key(seed, random.SAMPLING))
+    constants = exact(ZERO=zero, ALL=count == n, BINS=max(32, 2 * bins), SPAN=TILE, PARTS=PARTS)
+    launch(
+        _range_histogram, x.device, (x, ends, state, n, span, parts, count, bins, *keys), constants,
+        (parts, 1, num_buckets(count, TILE)), (4, 8, 4), together=n <= SMALL,
+    )  # fmt: skip
+    return state
+
+
+def uniform_encode(x: Tensor, levels: int, bounds: Tensor, packed: Tensor) -> Tensor:
+    """Range and bins, none of them waited for; the key, and the range once more, as bits."""
+    n, bits = x.numel(), symbol_bits(levels)
+    into, first = Packed(packed, n, bits), words_of(bounds)
+    span, parts = cut(n, TILE)
+    state = torch.zeros(STATE, dtype=torch.int32, device=x.device)
+    ends = torch.empty(3 * PARTS, device=x.device)
+    grids: tuple[int, ...] = (parts, 1, num_buckets(n, TILE))
+    if into.full < n:
+        grids += (num_buckets((n - into.full) * bits, 8 * BYTES),)
+    arguments = (x, ends, state, first, into.target, into.tail, n, into.full, span, parts, levels)
+    constants = exact(BITS=bits, PERIOD=period(bits), SPAN=TILE, BYTES=BYTES, PARTS=PARTS)
+    launch(_uniform_encode, x.device, arguments, constants, grids, (4, 8, 2, 4), together=n <= SMALL)
+    into.copy_back()
+    if first is not bounds:
+        bounds.copy_(first)
+    return state[:3]
+
+
 def _arguments(grid: Grid) -> tuple[float | int, ...]:
     if isinstance(grid, LinearGrid):
         return (grid.pre, grid.base, grid.inverse, 0, 0, 0, 0, grid.levels)
@@ -128,10 +292,9 @@ def pack_bins(x: Tensor, grid: Grid, packed: Tensor) -> None:
     if bits == 0 or n == 0:
         return
     into = Packed(packed, n, bits)
-    _pack_bins[(num_buckets(n, TILE),)](
-        x, into.target, into.tail, n, into.full, *_arguments(grid), LINEAR=isinstance(grid, LinearGrid),
-        BITS=bits, PERIOD=period(bits), SPAN=TILE, **exact(num_warps=2),
-    )  # fmt: skip
+    how = exact(LINEAR=isinstance(grid, LinearGrid), BITS=bits, PERIOD=period(bits), SPAN=TILE, num_warps=2)
+    arguments = (x, into.target, into.tail, n, into.full, *_arguments(grid))
+    launching.launch(_pack_bins, num_buckets(n, TILE), arguments, how)
     into.finish()
 
 
@@ -205,11 +368,10 @@ def _uniform_decode(
 def uniform_decode(packed: Tensor, grid: UniformGrid, out: Tensor, weight: float | None) -> None:
     n, bits = out.numel(), symbol_bits(grid.levels)
     assert packed.numel() == packed_nbytes(n, bits) and bits > 0
-    _uniform_decode[(num_buckets(n, TILE),)](
-        words_of(packed), out, n, n // GROUP * GROUP, *_double(grid.low),
-        *_double((grid.high - grid.low) / grid.levels), grid.levels, weight or 0.0,
-        BITS=bits, SPAN=TILE, ADD=weight is not None, **exact(num_warps=4),
-    )  # fmt: skip
+    width = _double((grid.high - grid.low) / grid.levels)
+    arguments = (words_of(packed), out, n, n // GROUP * GROUP, *_double(grid.low), *width, grid.levels, weight or 0.0)
+    how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
+    launching.launch(_uniform_decode, num_buckets(n, TILE), arguments, how)
 
 
 @triton.jit
@@ -230,21 +392,28 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     """Symbols past the last level read as the last."""
     n, bits = out.numel(), symbol_bits(table.numel())
     assert packed.numel() == packed_nbytes(n, bits) and bits > 0
-    _table_decode[(num_buckets(n, TILE),)](
-        words_of(packed), table.to(out.device), out, n, n // GROUP * GROUP, table.numel(), weight or 0.0,
-        BITS=bits, SPAN=TILE, ADD=weight is not None, **exact(num_warps=4),
+    arguments = (
+        words_of(packed), table.to(out.device), out, n, n // GROUP * GROUP, table.numel(), weight or 0.0
     )  # fmt: skip
+    how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
+    launching.launch(_table_decode, num_buckets(n, TILE), arguments, how)
+
+
+@triton.jit
+def _sampled_at(part, n, count, low_key, high_key):
+    """Where ``reference.sample`` looks in each of so many equal parts."""
+    wide = part.to(tl.int64)
+    begin = wide * n // count
+    span = (wide + 1) * n // count - begin
+    noise = hash32(part, low_key, high_key).to(tl.int64)
+    return begin + (noise * span >> 32)
 
 
 @triton.jit(do_not_specialize=["low_key", "high_key"])
 def _sample(x, out, n, count, low_key, high_key, SPAN: tl.constexpr):
     part = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
     there = part < count
-    wide = part.to(tl.int64)
-    begin = wide * n // count
-    span = (wide + 1) * n // count - begin
-    noise = hash32(part, low_key, high_key).to(tl.int64)
-    tl.store(out + part, tl.load(x + begin + (noise * span >> 32), mask=there, other=0.0), mask=there)
+    tl.store(out + part, tl.load(x + _sampled_at(part, n, count, low_key, high_key), mask=there, other=0.0), mask=there)
 
 
 def sample(x: Tensor, count: int, seed: int) -> Tensor:

@@ -10,16 +10,17 @@ from torch import Tensor
 from laconic.kernels.interface import GROUP, TRIT_LANES, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
 from laconic.kernels.triton.parts import TILE, exact, period, read_symbols, store_symbols, words_of
 
-__all__ = ["BYTES", "Packed", "pack", "pack_stream", "pack_symbols", "reaching", "unpack", "unpack_symbols"]
+__all__ = ["BYTES", "Packed", "pack", "pack_symbols", "pack_tail", "unpack", "unpack_symbols"]
 
 BYTES = 256
 
 
 @triton.jit
-def pack_stream(symbols, out, byte, count, BITS: tl.constexpr, MOST: tl.constexpr, BYTES: tl.constexpr):
+def pack_tail(symbols, out, count, program, BITS: tl.constexpr, BYTES: tl.constexpr):
     """One stream of bits: each byte looks up the symbols that reach into it."""
+    byte = program * BYTES + tl.arange(0, BYTES)
     value = tl.zeros((BYTES,), tl.uint32)
-    for k in tl.static_range(MOST):
+    for k in tl.static_range(6 // BITS + 2):
         j = byte * 8 // BITS + k
         place = j * BITS - byte * 8
         symbol = tl.load(symbols + j, mask=(j < count) & (place < 8), other=0).to(tl.uint32, bitcast=True)
@@ -29,14 +30,8 @@ def pack_stream(symbols, out, byte, count, BITS: tl.constexpr, MOST: tl.constexp
 
 
 @triton.jit
-def _pack_tail(symbols, out, count, BITS: tl.constexpr, MOST: tl.constexpr, BYTES: tl.constexpr):
-    byte = tl.program_id(0) * BYTES + tl.arange(0, BYTES)
-    pack_stream(symbols, out, byte, count, BITS, MOST, BYTES)
-
-
-def reaching(bits: int) -> int:
-    """Symbols that can reach into a byte."""
-    return 6 // bits + 2
+def _pack_tail(symbols, out, count, BITS: tl.constexpr, BYTES: tl.constexpr):
+    pack_tail(symbols, out, count, tl.program_id(0), BITS, BYTES)
 
 
 class Packed:
@@ -53,8 +48,11 @@ class Packed:
         if self.full < self.n:
             begin, bits = self.full // 8 * self.bits, self.bits
             grid = (num_buckets(self.section.numel() - begin, BYTES),)
-            _pack_tail[grid](self.tail, self.target[begin:], self.n - self.full, BITS=bits, MOST=reaching(bits),
-                             BYTES=BYTES)  # fmt: skip
+            _pack_tail[grid](self.tail, self.target[begin:], self.n - self.full, BITS=bits, BYTES=BYTES)
+        self.copy_back()
+
+    def copy_back(self) -> None:
+        """What ``finish`` does for kernels that pack the tail themselves."""
         if self.target is not self.section:
             self.section.copy_(self.target)
 

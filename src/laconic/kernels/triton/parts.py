@@ -25,6 +25,7 @@ __all__ = [
     "hash32",
     "keep",
     "load_tile",
+    "low_part_place",
     "noise_of",
     "noise_tile",
     "pairwise",
@@ -212,3 +213,18 @@ def read_symbols(packed, at, begin, n, full, BITS: tl.constexpr, EDGE: tl.conste
             more = tl.load(words + place + 8, mask=bit % 32 + BITS > 32, other=0).to(tl.uint32, bitcast=True)
             value = value | tl.where(shift > 0, more << ((32 - shift) & 31), 0)
     return (value & mask).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def low_part_place(at, k, bits):
+    """Where k symbols lie in words, behind 8 bytes of header: word and bit, and how many words on a symbol continues.
+
+    ``bits`` is not settled when the kernel is compiled.
+    """
+    full = k // 256 * 256
+    grouped = at < full
+    column = at // 8 % 32 * bits
+    stream = (at - full) * bits
+    word = tl.where(grouped, at // 256 * (8 * bits) + column // 32 * 8 + at % 8, full // 32 * bits + stream // 32)
+    shift = tl.where(grouped, column, stream) % 32
+    return 2 + word, shift.to(tl.uint32), tl.where(grouped, 8, 1)

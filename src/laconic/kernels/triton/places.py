@@ -11,23 +11,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.errors import FrameError
 from laconic.kernels.interface import (
     POSITIONS_HEADER,
     RICE,
+    PositionHeader,
     PositionPlan,
+    low_bits_candidates,
     num_buckets,
     packed_nbytes,
-    read_positions_header,
 )
 from laconic.kernels.interface import write_bytes as write_header
 from laconic.kernels.reference import positions as plain
-from laconic.kernels.reference.selection import index_dtype
-from laconic.kernels.triton.marks import marks_of_bytes
-from laconic.kernels.triton.packing import pack, unpack
+from laconic.kernels.triton import placing
+from laconic.kernels.triton.packing import pack
 from laconic.kernels.triton.parts import TILE, exact
 
-__all__ = ["positions_plan", "positions_read", "positions_write", "scatter"]
+__all__ = ["place", "positions_plan", "positions_read", "positions_write", "scatter"]
 
 
 @triton.jit
@@ -50,7 +49,7 @@ def positions_plan(positions: Tensor, n: int) -> PositionPlan:
     k = positions.numel()
     if k == n or not k:
         return plain.positions_plan(positions, n)
-    tried = plain.low_bits_candidates(n, k)
+    tried = low_bits_candidates(n, k)
     sums = torch.zeros(len(tried), dtype=torch.int64, device=positions.device)
     _high_sums[(num_buckets(k, TILE),)](positions, sums, k, tried[0], TRIED=len(tried), SPAN=TILE, **exact(num_warps=4))
     return plain.plan_of(n, k, list(zip(tried, sums.tolist(), strict=True)))
@@ -90,32 +89,15 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
     write_header(out[:POSITIONS_HEADER], (plan.mode | low_bits << 8 | k << 16).to_bytes(POSITIONS_HEADER, "little"))
 
 
-@triton.jit(do_not_specialize=["low"])
-def _join(ends, low_sums, positions, k, low, SPAN: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    there = at < k
-    high = (tl.load(ends + at, mask=there, other=0) - at) << low.to(tl.int64)
-    tl.store(positions + at, high + tl.load(low_sums + at, mask=there, other=0) + at, mask=there)
+def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    found = placing.read(section, n, header.kept) if header.mode == RICE and placing.reads(section, n) else None
+    return plain.positions_read(section, n, header) if found is None else found
 
 
-def positions_read(section: Tensor, n: int) -> Tensor:
-    mode, low_bits, k = read_positions_header(section, n)
-    if mode != RICE:
-        return plain.positions_read(section, n)
-    low_end = POSITIONS_HEADER + packed_nbytes(k, low_bits)
-    marks = marks_of_bytes(section[low_end:])
-    ends = marks.places(k, torch.int64)
-    low_sums = unpack(section[POSITIONS_HEADER:low_end], k, low_bits).cumsum(0, dtype=torch.int64)
-    positions = torch.empty(k, dtype=torch.int64, device=section.device)
-    _join[(num_buckets(k, TILE),)](ends, low_sums, positions, k, low_bits, SPAN=TILE, **exact(num_warps=4))
-    found, last_end, last = torch.stack([marks.count, ends[-1], positions[-1]]).tolist()
-    if found != k:
-        raise FrameError(f"coded positions promise {k} and hold {found}")
-    if last_end < (section.numel() - low_end - 1) * 8:
-        raise FrameError(f"coded positions promise {k} and end before their section does")
-    if not last < n:
-        raise FrameError(f"a coded position is {last}, past the end of {n} values")
-    return positions.to(index_dtype(n))
+def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    if values.numel() and placing.reads(section, out.numel()) and placing.place(section, values, out, weight):
+        return True
+    return plain.place(section, values, out, weight)
 
 
 @triton.jit

@@ -2,11 +2,8 @@
 
 Magnitudes of float32 are ordered like their bits. Passes of histograms, one for each digit, find each slot's k-th
 largest; of entries that are equal to it the lowest indices are taken, as the reference does. Positions come out in
-ascending order because tiles are written where the tiles before them end.
-
-Values that were picked out by a limit lie close above it, where their highest digit hardly differs and every tile
-would count into the same few places. Above a *floor* digits are those of the distance from it, as far as two of them
-reach; what lies further is all alike, which does no harm unless the k-th largest is among it: ``reached`` tells.
+ascending order because tiles are written where the tiles before them end. ``largest`` is faster, if its sample leads it
+to the k; this works for all.
 """
 
 from __future__ import annotations
@@ -22,49 +19,41 @@ from torch import Tensor
 
 from laconic.kernels.triton.parts import exact
 
-__all__ = ["FURTHEST", "Selector"]
+__all__ = ["Selector"]
 
 TILE = 4096
-WHOLE = ((20, 11), (10, 10), (0, 10))
+DIGITS = ((20, 11), (10, 10), (0, 10))
 """Shift and width of each digit of a magnitude's 31 bits."""
-
-ABOVE = ((13, 11), (0, 13))
-"""The same of its distance from a floor: up to four times the floor."""
-
-FURTHEST = tl.constexpr((1 << 24) - 1)
 
 
 @triton.jit
-def _keys(x, at, there, floor, FLOORED: tl.constexpr):
+def _keys(x, at, there):
     """What entries are ordered by; 0, which is below all, for what is not there."""
-    key = tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
-    if FLOORED:
-        key = tl.minimum(tl.maximum(key - tl.load(floor), 0), FURTHEST)
-    return key
+    return tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
 
 
 @triton.jit
 def _first_digits(
-    x, tile_begin, tile_end, tile_slot, floor, counts,
-    SHIFT: tl.constexpr, FLOORED: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+    x, tile_begin, tile_end, tile_slot, counts,
+    SHIFT: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    found = tl.histogram(_keys(x, at, at < tl.load(tile_end + tile), floor, FLOORED) >> SHIFT, BINS)
+    found = tl.histogram(_keys(x, at, at < tl.load(tile_end + tile)) >> SHIFT, BINS)
     bins = tl.arange(0, BINS)
     tl.atomic_add(counts + tl.load(tile_slot + tile) * BINS + bins, found, mask=found > 0)
 
 
 @triton.jit
 def _next_digits(
-    x, tile_begin, tile_end, tile_slot, floor, prefix, counts,
-    SHIFT: tl.constexpr, FLOORED: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+    x, tile_begin, tile_end, tile_slot, prefix, counts,
+    SHIFT: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     slot = tl.load(tile_slot + tile)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    digit = _keys(x, at, there, floor, FLOORED) >> SHIFT
+    digit = _keys(x, at, there) >> SHIFT
     alike = there & ((digit // BINS) == tl.load(prefix + slot))
     tl.atomic_add(counts + slot * BINS + digit % BINS, 1, mask=alike)
 
@@ -83,11 +72,11 @@ def _pick(counts, left, prefix, BINS: tl.constexpr):
 
 
 @triton.jit
-def _count(x, tile_begin, tile_end, tile_slot, floor, limit, above, equal, FLOORED: tl.constexpr, TILE: tl.constexpr):
+def _count(x, tile_begin, tile_end, tile_slot, limit, above, equal, TILE: tl.constexpr):
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    key = _keys(x, at, there, floor, FLOORED)
+    key = _keys(x, at, there)
     kth = tl.load(limit + tl.load(tile_slot + tile))
     tl.store(above + tile, tl.sum((there & (key > kth)).to(tl.int32), 0))
     tl.store(equal + tile, tl.sum((there & (key == kth)).to(tl.int32), 0))
@@ -116,23 +105,17 @@ def _settle(above, equal, left, heads, firsts, taken, first, MANY: tl.constexpr)
 
 
 @triton.jit
-def _write(
-    x, tile_begin, tile_end, tile_slot, floor, limit, taken, first, names, out, values,
-    NAMED: tl.constexpr, FLOORED: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def _write(x, tile_begin, tile_end, tile_slot, limit, taken, first, out, values, TILE: tl.constexpr):
     tile = tl.program_id(0)
     at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
     there = at < tl.load(tile_end + tile)
-    key = _keys(x, at, there, floor, FLOORED)
+    key = _keys(x, at, there)
     kth = tl.load(limit + tl.load(tile_slot + tile))
     equal = (there & (key == kth)).to(tl.int32)
     rank = tl.cumsum(equal, 0) - equal
     chosen = ((there & (key > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
     place = tl.load(first + tile) + tl.cumsum(chosen, 0) - chosen
-    if NAMED:
-        tl.store(out + place, tl.load(names + at, mask=chosen > 0, other=0), mask=chosen > 0)
-    else:
-        tl.store(out + place, at.to(out.dtype.element_ty), mask=chosen > 0)
+    tl.store(out + place, at.to(out.dtype.element_ty), mask=chosen > 0)
     tl.store(values + place, tl.load(x + at, mask=chosen > 0, other=0), mask=chosen > 0)
 
 
@@ -158,45 +141,18 @@ class Selector:
 
     def choose(self, x: Tensor) -> Tensor:
         """Positions (int64) of what all slots keep, ascending."""
-        out, values = self._room(torch.int64)
-        self._choose(x, WHOLE, None, None, out, values)
-        return out
+        return self.choose_with_values(x, torch.int64)[0]
 
     def choose_with_values(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Positions and values of what all slots keep."""
-        out, values = self._room(dtype)
-        self._choose(x, WHOLE, None, None, out, values)
-        return out, values
-
-    def choose_above(self, x: Tensor, floor: Tensor, names: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of values that are not below a floor, or 0: what ``names`` has there, the values, and ``reached``.
-
-        ``reached`` lies on the device: a slot's k-th largest, as a distance from the floor, to be below ``FURTHEST``.
-        """
-        out, values = self._room(names.dtype)
-        reached = self._choose(x, ABOVE, floor, names, out, values)
-        return out, values, reached
-
-    def _room(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        device = self._begin.device
-        return torch.empty(self._total, dtype=dtype, device=device), torch.empty(self._total, device=device)
-
-    def _choose(
-        self,
-        x: Tensor,
-        digits: Sequence[tuple[int, int]],
-        floor: Tensor | None,
-        names: Tensor | None,
-        out: Tensor,
-        values: Tensor,
-    ) -> Tensor:
         bits, device = x.view(torch.int32), x.device
-        tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot, self._begin if floor is None else floor)
-        grid, options = (self._num,), exact(FLOORED=floor is not None, TILE=TILE, num_warps=4)
+        out, values = torch.empty(self._total, dtype=dtype, device=device), torch.empty(self._total, device=device)
+        tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot)
+        grid, options = (self._num,), exact(TILE=TILE, num_warps=4)
         left, prefix = torch.split(self._start.clone(), self._slots)
-        sizes = [self._slots << width for _, width in digits]
+        sizes = [self._slots << width for _, width in DIGITS]
         counted = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
-        for number, (counts, (shift, width)) in enumerate(zip(counted, digits, strict=True)):
+        for number, (counts, (shift, width)) in enumerate(zip(counted, DIGITS, strict=True)):
             bins = {"SHIFT": shift, "BINS": 1 << width, **options}
             if number == 0:
                 _first_digits[grid](*tiles, counts, **bins)
@@ -209,8 +165,5 @@ class Selector:
         _settle[(self._slots,)](
             above, equal, left, self._heads, self._firsts, taken, first, MANY=1024, **exact(num_warps=4)
         )
-        _write[grid](
-            *tiles, prefix, taken, first, out if names is None else names, out, values.view(torch.int32),
-            NAMED=names is not None, **options,
-        )  # fmt: skip
-        return prefix
+        _write[grid](*tiles, prefix, taken, first, out, values.view(torch.int32), **options)
+        return out, values

@@ -10,20 +10,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels import random
 from laconic.kernels.interface import num_buckets
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.triton.grids import sample
-from laconic.kernels.triton.marks import mark_hashed, mark_large
+from laconic.kernels.triton.largest import Largest, largest
+from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
 from laconic.kernels.triton.parts import exact
-from laconic.kernels.triton.select import FURTHEST, Selector
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, launch, wait_for_all
+from laconic.kernels.triton.places import positions_plan
+from laconic.kernels.triton.select import Selector
 
-__all__ = ["above", "keys_of", "random_positions", "sampled_threshold", "topk"]
+__all__ = ["above", "keys_of", "sampled_threshold", "topk"]
 
 SPAN = 4096
-
-MANY = 1 << 19
-"""Values from which on a sample pays."""
 
 
 @triton.jit
@@ -42,16 +41,87 @@ def keys_of(x: Tensor) -> Tensor:
     return keys
 
 
-def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Positions and values of the float32 entries whose magnitude, as a key, is at least ``limit``.
+@triton.jit(do_not_specialize=["limit", "per", "parts"])
+def _above(
+    x, counters, words, found, values, n, limit, tiles, per, parts, room,
+    FIRST: tl.constexpr, LAST: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Marks what reaches the limit, which is not 0, lists it and gathers it; the state: how many, and the largest."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for phase in tl.static_range(FIRST, LAST + 1):
+        part = program
+        if phase == 0:
+            while part < tiles:
+                large = (load_bits(x, n, part, WORDS) & 0x7FFFFFFF) >= limit
+                keep_marks(large, words, counters + 16, part, per, WORDS)
+                part += programs
+        if phase == 1:
+            while part < parts:
+                behind = before(counters + 16, part, PARTS)
+                block = part * per * WORDS
+                end = tl.minimum((part + 1) * per, tiles) * WORDS
+                while block < end:
+                    index = block + tl.arange(0, BLOCK)
+                    w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
+                    ones = popcount(w)
+                    to = behind + tl.cumsum(ones, 0) - ones
+                    behind += tl.sum(ones, 0)
+                    while tl.max((w != 0).to(tl.int32), 0) > 0:
+                        bit, rest = take_lowest(w)
+                        tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
+                        to += (w != 0).to(tl.int32)
+                        w = rest
+                    block += BLOCK
+                if part == parts - 1:
+                    tl.store(counters, behind)
+                part += programs
+        if phase == 2:
+            largest = limit * 0
+            count = tl.minimum(tl.load(counters), room)
+            begin = program * 1024
+            while begin < count:
+                at = begin + tl.arange(0, 1024)
+                v = tl.load(x + tl.load(found + at, mask=at < count, other=0), mask=at < count, other=0)
+                tl.store(values + at, v, mask=at < count)
+                largest = tl.maximum(largest, tl.max(v & 0x7FFFFFFF, 0))
+                begin += programs * 1024
+            tl.atomic_max(counters + 1, largest, sem="relaxed")
+        if phase < LAST:
+            wait_for_all(counters + BARRIER, programs * (phase - FIRST + 1))
 
-    One wait, for their number.
+
+def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor, int]:
+    """Positions and values of the float32 entries whose magnitude, as a key, is at least ``limit``; the largest.
+
+    One wait, for their number. Room is made before it is known, and again where it was too little.
     """
-    dtype = index_dtype(x.numel())
-    if limit == 0:  # all of them, and marks are for few
-        return torch.arange(x.numel(), dtype=dtype, device=x.device), x.clone()
-    marks = mark_large(x, torch.full((1,), limit, dtype=torch.int32, device=x.device))
-    return marks.places_and_values(x, int(marks.count), dtype)
+    n = x.numel()
+    if limit == 0 or n > MOST:  # all of them, and marks are for few
+        positions = torch.nonzero((x.view(torch.int32) & 0x7FFFFFFF) >= limit).view(-1).to(index_dtype(n))
+        return positions, x.index_select(0, positions), int(_largest(x))
+    tiles, per, parts = in_parts(n)
+    bits = x.view(torch.int32)
+    counters = torch.zeros(STATE + PARTS, dtype=torch.int32, device=x.device)
+    words = torch.empty(tiles * WORDS, dtype=torch.int32, device=x.device)
+    room = min(n, max(n // 32, 1 << 16))
+    constants = exact(WORDS=WORDS, BLOCK=BLOCK, PARTS=PARTS)
+    while True:
+        found, values = (torch.empty(room, dtype=torch.int32, device=x.device) for _ in range(2))
+        arguments = (bits, counters, words, found, values, n, limit, tiles, per, parts, room)
+        launch(
+            _above,
+            x.device,
+            arguments,
+            constants,
+            (tiles, parts, min(1056, num_buckets(room, 1024))),
+            (4, 4, 4),
+            together=n <= SMALL,
+        )
+        count, key = counters[:2].tolist()
+        if count <= room:
+            return found[:count], values[:count].view(torch.float32), key
+        room = count
+        counters.zero_()
 
 
 def key_of_float(value: float) -> int:
@@ -63,26 +133,17 @@ def _selector(n: int, k: int, device: torch.device) -> Selector:
     return Selector([(0, n)], [k], device)
 
 
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
-    """Of a float32 tensor the k largest magnitudes: positions, ascending, their values, and the largest, as a key.
+def topk(x: Tensor, k: int, out: Tensor) -> Largest:
+    """Of a float32 tensor the k largest magnitudes; their positions are written to ``out`` if that is little more work.
 
-    Of many values those above a sampled threshold, set low enough to leave more than k, are picked out first: one
-    pass over all in place of five. Whether they were enough is found out at the end, with the one wait.
+    Where a sample did not lead to them, exact passes over all values do.
     """
-    n, dtype = x.numel(), index_dtype(x.numel())
-    if n >= MANY and 8 * k <= n:
-        share = k * SAMPLES / n
-        limit = _sampled_limit(x, min(SAMPLES, int(share + 6 * share**0.5) + 8), 0)
-        marks = mark_large(x, limit)
-        # Of one length, so that its selector is kept; zeros are never among the largest of more than k others.
-        room = 2 * k + SAMPLES
-        found, values = marks.places_and_values(x, room, dtype)
-        chosen, kept, reached = _selector(room, k, x.device).choose_above(values, limit, found)
-        marked, key, far = torch.stack([marks.count, _largest(kept), reached[0].to(torch.int64)]).tolist()
-        if k <= marked <= room and far < FURTHEST.value:
-            return chosen, kept, key
-    chosen, kept = _selector(n, k, x.device).choose_with_values(x, dtype)
-    return chosen, kept, int(_largest(kept))
+    found = largest(x, k, out)
+    if found is not None:
+        return found
+    n = x.numel()
+    chosen, kept = _selector(n, k, x.device).choose_with_values(x, index_dtype(n))
+    return Largest(positions_plan(chosen, n), False, chosen, kept, int(_largest(kept)))
 
 
 def _largest(values: Tensor) -> Tensor:
@@ -111,21 +172,3 @@ def _sampled_limit(x: Tensor, rank: int, seed: int) -> Tensor:
 def sampled_threshold(x: Tensor, rank: int, seed: int) -> int:
     """The same, known here."""
     return int(_sampled_limit(x, rank, seed))
-
-
-def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
-    """k positions with the smallest hashes, ascending; None in the rare case that too few are found.
-
-    Hashes are uniform, so a limit a little above k/n leaves hardly more than k of them to be sorted.
-    """
-    key = random.key(seed, random.POSITIONS)
-    limit = int((k + 8 * k**0.5 + 64) / n * 2**32)
-    if limit >= 1 << 32:
-        return None
-    marks = mark_hashed(n, limit, key, like.device)
-    found = marks.places(int(marks.count), index_dtype(n))
-    if found.numel() < k:
-        return None
-    hashes = random.hash32(found.to(torch.int64), key)
-    chosen = torch.sort(hashes, stable=True).indices[:k]
-    return found[chosen.sort().values]

@@ -19,7 +19,7 @@ from laconic.kernels import random
 from laconic.kernels.interface import GROUP, LANE_BLOCK, LaneCoding, num_buckets
 from laconic.kernels.triton.buckets import magnitudes, tile
 from laconic.kernels.triton.lanes import SHRINK, WARPS, hadamard, lane_tile, load_clips
-from laconic.kernels.triton.packing import BYTES, pack_stream, reaching
+from laconic.kernels.triton.packing import BYTES, pack_tail
 from laconic.kernels.triton.parts import TILE, exact, halves, load_tile, period, signs_of
 from laconic.kernels.triton.qsgd import FEEDBACK_TILE, QSGD_TILE, decode_part, encode_part
 from laconic.kernels.triton.signs import sign_decode_part, sign_encode_part, sign_shape
@@ -137,14 +137,14 @@ def _encode(
 
 
 @triton.jit
-def _pack_tails(table, BITS: tl.constexpr, MOST: tl.constexpr, BYTES: tl.constexpr):
+def _pack_tails(table, BITS: tl.constexpr, BYTES: tl.constexpr):
     row = table + tl.program_id(0) * FIELDS
     n = tl.load(row + 5)
     full = n // _GROUP * _GROUP
     if full < n:
         symbols = tl.load(row + 4).to(tl.pointer_type(tl.int32))
         out = tl.load(row + 3).to(tl.pointer_type(tl.uint8)) + full // 8 * BITS
-        pack_stream(symbols, out, tl.arange(0, BYTES), (n - full).to(tl.int32), BITS, MOST, BYTES)
+        pack_tail(symbols, out, (n - full).to(tl.int32), 0, BITS, BYTES)
 
 
 def qsgd_encode_all(
@@ -180,7 +180,7 @@ def qsgd_encode_all(
         FEEDBACK=residuals is not None, ALIGNED=_aligned(rows, (0, 1)), **how,
     )  # fmt: skip
     if any(size % GROUP for size in sizes):
-        _pack_tails[(len(tensors),)](table, BITS=bits, MOST=reaching(bits), BYTES=BYTES)
+        _pack_tails[(len(tensors),)](table, BITS=bits, BYTES=BYTES)
     return keys
 
 
@@ -276,7 +276,7 @@ def sign_encode_all(
         **exact(num_warps=warps),
     )  # fmt: skip
     if any(size % GROUP for size in sizes):
-        _pack_tails[(len(tensors),)](table, BITS=1, MOST=reaching(1), BYTES=BYTES)
+        _pack_tails[(len(tensors),)](table, BITS=1, BYTES=BYTES)
     return keys
 
 

@@ -27,8 +27,7 @@ from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
-from laconic.kernels.interface import POSITIONS_HEADER, coded_limit, num_buckets, packed_nbytes
-from laconic.kernels.reference.positions import low_bits_candidates
+from laconic.kernels.interface import POSITIONS_HEADER, coded_limit, low_bits_candidates, num_buckets, packed_nbytes
 from laconic.kernels.reference.quantizers import _bucket_norms, _steps
 from laconic.kernels.reference.sums import pairwise_sum
 from laconic.packet import TensorSpec

@@ -1,0 +1,460 @@
+"""The k largest magnitudes, and where they stand, coded, in phases.
+
+1. *limit*: a sample says which magnitude lets a few more than k through.
+2. *mark*: one pass over all values leaves a bit for each that reaches it.
+3. *list*: where the marked ones stand, in order.
+4. *digits*: how far each lies above the limit; how often the highest digit of that distance has each value, then the
+   next one's of those that share the k-th largest's, and once more.
+5. *count*: how many of each part lie above the k-th largest, and how many are equal to it.
+6. *choose*: positions and values of the k; of equal magnitudes the lowest indices, as in the reference.
+7. *sum*: the high parts of the gaps between them, under each Rice parameter worth trying.
+8. *code*: the position section, under the parameter that makes it shortest.
+
+What the sample got wrong shows in the state, which is all that anyone waits for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels.interface import RICE, PositionPlan, low_bits_candidates, num_buckets
+from laconic.kernels.reference.positions import plan_of
+from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
+from laconic.kernels.triton.parts import hash32, low_part_place
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
+
+__all__ = [
+    "BINS",
+    "LISTED",
+    "Largest",
+    "choose",
+    "count_above",
+    "count_digits",
+    "largest",
+    "list_marked",
+    "pick_digit",
+]
+
+LISTED = 2048
+BINS = 256
+"""Values of a digit. Three of them tell distances from the limit apart up to four times the limit."""
+
+MARKED, KEY, KTH, LOW, SUMS = 1, 2, 5, 7, 8
+
+SAMPLES, MORE_SAMPLES = 8192, 16384
+GAPS = 2048
+
+ROOMY = 1 << 16
+"""Up to so many values there is room for marks on all of them."""
+
+WARPS = (32, 4, 4, 8, 8, 8, 8, 8, 4, 8)
+"""Of a program, when a phase has a launch of its own."""
+
+
+@triton.jit
+def _limit(x, state, n, rank, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: tl.constexpr):
+    """The magnitude of a rank (from 1 on) among sampled ones: exact if all are, else to 20 bits, rounded down."""
+    slot = tl.arange(0, SAMPLES)
+    if WHOLE:
+        key = tl.load(x + slot, mask=slot < n, other=0) & 0x7FFFFFFF
+    else:
+        none = rank * 0
+        within = (slot.to(tl.uint32) << (32 - LOG)) | (hash32(slot, none, none) >> LOG)
+        key = tl.load(x + (within.to(tl.int64) * n >> 32)) & 0x7FFFFFFF
+    found = rank * 0
+    for i in range(16 if WHOLE else 10):  # two bits at a time; three counts share a sum
+        unit = 1 << (30 - 2 * i)
+        first = (key >= found + unit).to(tl.int64)
+        second = (key - unit >= found + unit).to(tl.int64)
+        third = (key - unit - unit >= found + unit).to(tl.int64)
+        reached = tl.sum(first + (second << 20) + (third << 40), 0)
+        more = (reached & 0xFFFFF) >= rank
+        digit = more.to(tl.int32) + (((reached >> 20) & 0xFFFFF) >= rank).to(tl.int32)
+        digit += ((reached >> 40) >= rank).to(tl.int32)
+        found += digit * unit
+    tl.store(state, found)
+
+
+@triton.jit
+def _distance(v, limit, BINS: tl.constexpr):
+    """How far a magnitude lies above the limit, in three digits; what lies further is all alike."""
+    return tl.minimum((v & 0x7FFFFFFF) - limit, BINS * BINS * BINS - 1)
+
+
+@triton.jit
+def list_marked(
+    state, marks, words, found, tiles, per, parts, room, part,
+    WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    behind = before(marks, part, PARTS)
+    block = part * per * WORDS
+    end = tl.minimum((part + 1) * per, tiles) * WORDS
+    while block < end:
+        index = block + tl.arange(0, BLOCK)
+        w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
+        ones = popcount(w)
+        to = behind + tl.cumsum(ones, 0) - ones
+        behind += tl.sum(ones, 0)
+        while tl.max((w != 0).to(tl.int32), 0) > 0:
+            bit, rest = take_lowest(w)
+            tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
+            to += (w != 0).to(tl.int32)
+            w = rest
+        block += BLOCK
+    if part == parts - 1:
+        tl.store(state + 1, behind)
+
+
+@triton.jit
+def pick_digit(counts, wanted, BINS: tl.constexpr):
+    """The digit at which enough entries are as large, and how many of them are wanted of those that have it."""
+    bins = tl.arange(0, BINS)
+    count = tl.load(counts + bins)
+    at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count
+    digit = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
+    return digit, wanted - tl.sum(tl.where(bins > digit, count, 0), 0)
+
+
+@triton.jit
+def count_digits(
+    state, counts, values, prefix, room, program, programs,
+    UNIT: tl.constexpr, LISTED: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Of the entries whose digits so far are the k-th largest's, how many have each next one."""
+    limit = tl.load(state)
+    count = tl.minimum(tl.load(state + 1), room)
+    total = tl.zeros((BINS,), tl.int32)
+    begin = program * LISTED
+    while begin < count:
+        at = begin + tl.arange(0, LISTED)
+        there = at < count
+        distance = _distance(tl.load(values + at, mask=there, other=0), limit, BINS)
+        alike = there & (distance // (UNIT * BINS) == prefix)
+        total += tl.histogram(distance // UNIT % BINS, BINS, mask=alike)
+        begin += programs * LISTED
+    tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit
+def _gather(x, state, counts, found, values, room, program, programs, LISTED: tl.constexpr, BINS: tl.constexpr):
+    """The marked values, and how many have each first digit."""
+    limit = tl.load(state)
+    count = tl.minimum(tl.load(state + 1), room)
+    total = tl.zeros((BINS,), tl.int32)
+    begin = program * LISTED
+    while begin < count:
+        at = begin + tl.arange(0, LISTED)
+        v = tl.load(x + tl.load(found + at, mask=at < count, other=0), mask=at < count, other=0)
+        tl.store(values + at, v, mask=at < count)
+        total += tl.histogram(_distance(v, limit, BINS) // (BINS * BINS), BINS, mask=at < count)
+        begin += programs * LISTED
+    tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit
+def count_above(
+    state, above, equal, values, kth, room, span, parts, program, programs, LISTED: tl.constexpr, BINS: tl.constexpr
+):
+    limit = tl.load(state)
+    count = tl.minimum(tl.load(state + 1), room)
+    part = program
+    while part < parts:
+        more, same = kth * 0, kth * 0
+        begin = part * span
+        end = tl.minimum((part + 1) * span, count)
+        while begin < end:
+            at = begin + tl.arange(0, LISTED)
+            distance = tl.where(at < count, _distance(tl.load(values + at, mask=at < count, other=0), limit, BINS), -1)
+            more += tl.sum((distance > kth).to(tl.int32), 0)
+            same += tl.sum((distance == kth).to(tl.int32), 0)
+            begin += LISTED
+        tl.store(above + part, more)
+        tl.store(equal + part, same)
+        part += programs
+
+
+@triton.jit
+def choose(
+    x, state, above, equal, found, values, positions, kept, k, room, span, part,
+    KEEP: tl.constexpr, LISTED: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """The chosen positions in order; with KEEP 1 what ``values`` has there, the largest in the state; with 2 x's."""
+    limit, kth, ties = tl.load(state), tl.load(state + 5), tl.load(state + 6)
+    count = tl.minimum(tl.load(state + 1), room)
+    same = before(equal, part, PARTS)
+    to = before(above, part, PARTS) + tl.minimum(same, ties)
+    largest = kth * 0
+    begin = part * span
+    end = tl.minimum((part + 1) * span, count)
+    while begin < end:
+        at = begin + tl.arange(0, LISTED)
+        v = tl.load(values + at, mask=at < count, other=0)
+        distance = tl.where(at < count, _distance(v, limit, BINS), -1)
+        equals = (distance == kth).to(tl.int32)
+        rank = same + tl.cumsum(equals, 0) - equals
+        chosen = ((distance > kth) | ((equals > 0) & (rank < ties))).to(tl.int32)
+        place = to + tl.cumsum(chosen, 0) - chosen
+        there = (chosen > 0) & (place < k)
+        tl.store(positions + place, tl.load(found + at, mask=there, other=0), mask=there)
+        if KEEP == 1:
+            tl.store(kept + place, v, mask=there)
+            largest = tl.maximum(largest, tl.max(tl.where(there, v & 0x7FFFFFFF, 0), 0))
+        if KEEP == 2:
+            tl.store(
+                kept + place, tl.load(x + tl.load(found + at, mask=there, other=0), mask=there, other=0), mask=there
+            )
+        same += tl.sum(equals, 0)
+        to += tl.sum(chosen, 0)
+        begin += LISTED
+    if KEEP == 1:
+        tl.atomic_max(state + 2, largest, sem="relaxed")
+
+
+@triton.jit
+def _gaps(positions, at, k):
+    """How many positions are left out before each; 0 past the end."""
+    here = tl.load(positions + at, mask=at < k, other=0)
+    before = tl.load(positions + at - 1, mask=(at < k) & (at > 0), other=-1)
+    return tl.where(at < k, here - before - 1, 0)
+
+
+@triton.jit
+def _sum(positions, sums, k, first_low, span, part, GAPS: tl.constexpr, PARTS: tl.constexpr):
+    """The high parts of a part's gaps, added up, for each of three Rice parameters."""
+    first, second, third = k * 0, k * 0, k * 0
+    begin = part * span
+    end = tl.minimum(begin + span, k)
+    while begin < end:
+        high = _gaps(positions, begin + tl.arange(0, GAPS), k) >> first_low
+        first += tl.sum(high, 0)
+        second += tl.sum(high >> 1, 0)
+        third += tl.sum(high >> 2, 0)
+        begin += GAPS
+    tl.store(sums + part, first)
+    tl.store(sums + PARTS + part, second)
+    tl.store(sums + 2 * PARTS + part, third)
+
+
+@triton.jit
+def _packed_nbytes(k, bits):
+    return k // 256 * 32 * bits + (k % 256 * bits + 7) // 8
+
+
+@triton.jit
+def _signed(w):
+    return w.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _code(
+    state, positions, sums, section, k, first_low, tried, nwords, span, parts, part,
+    GAPS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    shortest = k * 0 + 0x7FFFFFFF
+    low, behind = k * 0, k * 0
+    others = tl.arange(0, PARTS)
+    for i in tl.static_range(3):
+        highs = tl.load(sums + i * PARTS + others, mask=others < parts, other=0)
+        high = tl.sum(highs, 0)
+        if part == 0:
+            tl.store(state + 8 + i, high)
+        nbytes = 8 + _packed_nbytes(k, first_low + i) + (k + high + 7) // 8
+        better = (nbytes < shortest) & (i < tried)
+        low = tl.where(better, first_low + i, low)
+        behind = tl.where(better, tl.sum(tl.where(others < part, highs, 0), 0), behind)
+        shortest = tl.where(better, nbytes, shortest)
+    if part == 0:
+        tl.store(state + 7, low)
+    if shortest <= 4 * nwords:
+        into = section.to(tl.pointer_type(tl.int32))
+        if part == 0:
+            word = tl.arange(0, 2)
+            tl.store(into + word, tl.where(word == 0, 1 | low << 8 | k << 16, k >> 16))
+        first_bit = 8 * (8 + _packed_nbytes(k, low))
+        begin = part * span
+        stop = tl.minimum(begin + span, k)
+        while begin < stop:
+            at = begin + tl.arange(0, GAPS)
+            gap = _gaps(positions, at, k)
+            quotient = gap >> low
+            end = first_bit + at + behind + tl.cumsum(quotient, 0)
+            behind += tl.sum(quotient, 0)
+            one = tl.full((GAPS,), 1, tl.uint32)
+            tl.atomic_or(into + (end >> 5), _signed(one << (end & 31).to(tl.uint32)), mask=at < k, sem="relaxed")
+            rest = (gap - (quotient << low)).to(tl.uint32, bitcast=True)
+            word, shift, step = low_part_place(at, k, low)
+            tl.atomic_or(into + word, _signed(rest << shift), mask=rest > 0, sem="relaxed")
+            over = tl.where(shift > 0, rest >> ((32 - shift) & 31), 0)
+            tl.atomic_or(into + word + step, _signed(over), mask=over > 0, sem="relaxed")
+            begin += GAPS
+
+
+NUMBERS = ("k", "rank", "tiles", "per", "parts", "room", "span", "chosen_parts", "first_low", "tried", "gap_span",
+           "gap_parts", "nwords")  # fmt: skip
+"""Arguments that no kernel is compiled anew for."""
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def _phases(
+    x, counters, work, kept, section, n, k, rank, tiles, per, parts, room, span, chosen_parts, first_low, tried,
+    gap_span, gap_parts, nwords,
+    FIRST: tl.constexpr, LAST: tl.constexpr, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: tl.constexpr,
+    LISTED: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, GAPS: tl.constexpr, PARTS: tl.constexpr,
+    BINS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    state = counters
+    digits = counters + 16
+    marks = digits + 3 * BINS
+    above = work
+    equal = above + PARTS
+    sums = equal + PARTS
+    found = sums + 3 * PARTS
+    values = found + tl.multiple_of(room, 16)
+    positions = values + tl.multiple_of(room, 16)
+    words = positions + (k + 15) // 16 * 16
+    for phase in tl.static_range(FIRST, LAST + 1):
+        if phase == 0:
+            if program == 0:
+                _limit(x, state, n, rank, WHOLE, SAMPLES, LOG)
+            begin = program * LISTED
+            while begin < nwords:
+                at = begin + tl.arange(0, LISTED)
+                tl.store(section.to(tl.pointer_type(tl.int32)) + at, tl.zeros((LISTED,), tl.int32), mask=at < nwords)
+                begin += programs * LISTED
+        if phase == 1:
+            tile = program
+            while tile < tiles:
+                large = (load_bits(x, n, tile, WORDS) & 0x7FFFFFFF) >= tl.load(state)
+                there = tl.arange(0, WORDS * 32) < n - tile * (WORDS * 32)
+                keep_marks(large & there, words, marks, tile, per, WORDS)
+                tile += programs
+        if phase == 2:
+            part = program
+            while part < parts:
+                list_marked(state, marks, words, found, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
+                part += programs
+        if phase == 3:
+            _gather(x, state, digits, found, values, room, program, programs, LISTED, BINS)
+        if phase == 4:
+            digit, left = pick_digit(digits, k, BINS)
+            if program == 0:
+                tl.store(state + 3, digit)
+                tl.store(state + 4, left)
+            count_digits(state, digits + BINS, values, digit, room, program, programs, BINS, LISTED, BINS)
+        if phase == 5:
+            digit, left = pick_digit(digits + BINS, tl.load(state + 4), BINS)
+            digit += tl.load(state + 3) * BINS
+            if program == 0:
+                tl.store(state + 11, digit)
+                tl.store(state + 12, left)
+            count_digits(state, digits + 2 * BINS, values, digit, room, program, programs, 1, LISTED, BINS)
+        if phase == 6:
+            digit, left = pick_digit(digits + 2 * BINS, tl.load(state + 12), BINS)
+            digit += tl.load(state + 11) * BINS
+            if program == 0:
+                tl.store(state + 5, digit)
+                tl.store(state + 6, left)
+            count_above(state, above, equal, values, digit, room, span, chosen_parts, program, programs, LISTED, BINS)
+        if phase == 7:
+            part = program
+            while part < chosen_parts:
+                choose(
+                    x, state, above, equal, found, values, positions, kept, k, room, span, part, 1, LISTED, PARTS, BINS
+                )
+                part += programs
+        if phase == 8:
+            part = program
+            while part < gap_parts:
+                _sum(positions, sums, k, first_low, gap_span, part, GAPS, PARTS)
+                part += programs
+        if phase == 9:
+            part = program
+            while part < gap_parts:
+                _code(
+                    state, positions, sums, section, k, first_low, tried, nwords, gap_span, gap_parts, part, GAPS, PARTS
+                )
+                part += programs
+        if phase < LAST:
+            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+
+
+class _Layout(NamedTuple):
+    """How the work for k of n values is cut, and what room it takes."""
+
+    arguments: tuple[int, ...]
+    constants: dict[str, int | bool]
+    counters: int
+    work: int
+    positions: int
+    grids: tuple[int, ...]
+    tried: tuple[int, ...]
+    room: int
+
+
+@lru_cache(maxsize=256)
+def _layout(n: int, k: int, samples: int, nwords: int) -> _Layout:
+    share = k if n <= samples else k * samples / n
+    rank = k if n <= samples else min(samples, int(share + 6 * share**0.5) + 8)
+    tiles, per, parts = in_parts(n)
+    # The sample's error works both ways: so many may be marked.
+    room = n if n <= ROOMY else min(n, int((rank + 6 * rank**0.5 + 8) * n / samples) + LISTED)
+    room = num_buckets(room, 16) * 16
+    span, chosen_parts = cut(room, LISTED)
+    gap_span, gap_parts = cut(k, GAPS)
+    tried = low_bits_candidates(n, k)
+    positions = 5 * PARTS + 2 * room
+    busy = min(528, num_buckets(room, LISTED))
+    return _Layout(
+        (n, k, rank, tiles, per, parts, room, span, chosen_parts, tried[0], len(tried), gap_span, gap_parts, nwords),
+        {"WHOLE": n <= samples, "SAMPLES": samples, "LOG": samples.bit_length() - 1, "LISTED": LISTED, "WORDS": WORDS,
+         "BLOCK": BLOCK, "GAPS": GAPS, "PARTS": PARTS, "BINS": BINS, "enable_fp_fusion": False},
+        STATE + 3 * BINS + PARTS,
+        positions + num_buckets(k, 16) * 16 + tiles * WORDS,
+        positions,
+        (max(1, min(64, num_buckets(nwords, LISTED))), tiles, parts, busy, busy, busy, busy, chosen_parts,
+         gap_parts, gap_parts),
+        tuple(tried),
+        room,
+    )  # fmt: skip
+
+
+class Largest(NamedTuple):
+    """The k largest of a tensor, and how their positions are coded; some plans are left to others to write."""
+
+    plan: PositionPlan
+    written: bool
+    positions: Tensor
+    values: Tensor
+    key: int
+
+
+def largest(x: Tensor, k: int, out: Tensor) -> Largest | None:
+    """Of a float32 tensor the k largest magnitudes; their positions go to ``out`` if Rice's code has room in its words.
+
+    None where the sample was wrong, or where there are too many values, or all are wanted. One wait.
+    """
+    n = x.numel()
+    if not 0 < k < n <= MOST:
+        return None
+    small = n <= SMALL
+    nwords = 0 if out.data_ptr() % 4 else out.numel() // 4
+    layout = _layout(n, k, SAMPLES if small else MORE_SAMPLES, nwords)
+    counters = torch.zeros(layout.counters, dtype=torch.int32, device=x.device)
+    work = torch.empty(layout.work, dtype=torch.int32, device=x.device)
+    values = torch.empty(k, dtype=torch.float32, device=x.device)
+    arguments = (x.view(torch.int32), counters, work, values.view(torch.int32), out, *layout.arguments)
+    launch(_phases, x.device, arguments, layout.constants, layout.grids, WARPS, together=small)
+    state = counters[:STATE].tolist()
+    if not k <= state[MARKED] <= layout.room or state[KTH] >= BINS**3 - 1:
+        return None
+    plan = plan_of(n, k, list(zip(layout.tried, state[SUMS:], strict=False)))
+    written = plan.mode == RICE and plan.nbytes <= 4 * nwords
+    assert not written or plan.low_bits == state[LOW], (plan, state)
+    return Largest(plan, written, work[layout.positions : layout.positions + k], values, state[KEY])

@@ -1,0 +1,88 @@
+"""Kernels in phases: each begins when the one before has ended everywhere, and nobody waits on the host in between.
+
+A phase's work is cut into parts. Where a part begins it finds out by itself, from what the parts before it counted:
+they are few, and a scan would be a launch of its own. Of large tensors each phase is a launch, which takes no time
+while the device is busy with the one before. Of small ones all phases are one launch, with barriers between: there
+launches are what costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from laconic.kernels.interface import num_buckets
+from laconic.kernels.triton import launching
+
+__all__ = ["BARRIER", "MOST", "PARTS", "SMALL", "STATE", "before", "cut", "launch", "wait_for_all"]
+
+MOST = (1 << 31) - (1 << 16)
+"""What can be counted in 32 bits, a tile past the end included."""
+
+PARTS = 2048
+
+SMALL = 1 << 22
+"""Up to so many values all phases are one launch."""
+
+STATE = 16
+"""Numbers that phases tell each other and the host; zeros at first."""
+
+BARRIER = tl.constexpr(STATE - 1)
+"""The one that counts arrivals."""
+
+WARPS = 16
+"""Of a program that runs all phases: one of these fits a multiprocessor, whatever registers it takes."""
+
+
+def cut(count: int, tile: int) -> tuple[int, int]:
+    """Of so many: how many a part holds, in whole tiles, and how many parts that makes."""
+    span = num_buckets(num_buckets(count, tile), PARTS) * tile
+    return span, num_buckets(count, span)
+
+
+@triton.jit
+def before(counts, part, PARTS: tl.constexpr):
+    """What the parts before this one hold together."""
+    others = tl.arange(0, PARTS)
+    return tl.sum(tl.load(counts + others, mask=others < part, other=0), 0)
+
+
+@triton.jit
+def wait_for_all(arrived, wanted):
+    """Until so many programs have come here: what they wrote before can then be read. All must be running."""
+    tl.debug_barrier()
+    seen = tl.atomic_add(arrived, 1, sem="acq_rel") + 1
+    while seen < wanted:
+        seen = tl.atomic_add(arrived, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@lru_cache(maxsize=16)
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def launch(
+    kernel: Any,
+    device: torch.device,
+    arguments: Sequence[Any],
+    constants: Mapping[str, Any],
+    grids: Sequence[int],
+    warps: Sequence[int],
+    *,
+    together: bool,
+) -> None:
+    """All phases of a kernel: in one launch, where the device can hold all of its programs, or one after the other."""
+    if together and device.type == "cuda":
+        how = {**constants, "FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
+        launching.launch(kernel, _multiprocessors(device), arguments, how)
+        return
+    for phase, programs in enumerate(grids):
+        if programs:
+            how = {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]}
+            launching.launch(kernel, programs, arguments, how)
