@@ -28,8 +28,19 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
-from laconic.kernels.triton import coding as huffman
+from laconic.kernels.triton import (
+    casts,
+    grids,
+    lowrank,
+    packing,
+    places,
+    qsgd,
+    reading,
+    selection,
+    signs,
+    ternary,
+    writing,
+)
 from laconic.kernels.triton import lanes as lane_kernels
 
 P = ParamSpec("P")
@@ -382,14 +393,14 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     if coding != Coding.HUFFMAN:
         _tell(f"coding by {Coding(coding).name}", "has no GPU kernel")
         return hosted.code_symbols(symbols, alphabet, coding, out)
-    return int(huffman.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
+    return int(writing.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
 
 
 def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
+def _settled(decoded: reading.Decoded | None, n: int, alphabet: int) -> bool:
     """Whether all was Huffman's code; what no coder writes is refused."""
     verdict = 1 if decoded is None else int(decoded.verdict)
     if verdict & 1:
@@ -403,8 +414,8 @@ def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
-    decoded = huffman.huffman_read(section, n, alphabet)
-    symbols = None if decoded is None else huffman.arrange_symbols(decoded, alphabet)
+    decoded = reading.huffman_read(section, n, alphabet)
+    symbols = None if decoded is None else reading.arrange_symbols(decoded, alphabet)
     if _settled(decoded, n, alphabet) and symbols is not None:
         return symbols
     return hosted.decode_symbols(section, n, alphabet)
@@ -413,9 +424,9 @@ def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
 @_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
     n, alphabet = out.numel(), table.numel()
-    decoded = huffman.huffman_read(section, n, alphabet) if n else None
+    decoded = reading.huffman_read(section, n, alphabet) if n else None
     if decoded is not None:
-        huffman.arrange_floats(decoded, table, out, weight)
+        reading.arrange_floats(decoded, table, out, weight)
     if not n or not _settled(decoded, n, alphabet):
         hosted.decode_values(section, table, out, weight)
 
