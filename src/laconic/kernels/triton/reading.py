@@ -23,65 +23,79 @@ from laconic.kernels.triton.streams import LANES, STREAMS, Cut, share
 __all__ = ["Decoded", "arrange_floats", "arrange_symbols", "huffman_read"]
 
 _CHUNK = tl.constexpr(CHUNK)
-AHEAD = 32
-"""Words from a lane's place to the one that it calls into the cache, whenever it has come to another sector of 8."""
+BLOCKS = tl.constexpr(8)
+"""Blocks of 16 bytes that a lane has of its stream, or is waiting for: it reads in four, and leaves two in a round."""
 COLUMNS = 128
 """Symbols of each stream that are put in order at once."""
 
 
 @triton.jit
-def _word(words, at, whole, rest, need):
-    """A word of the section; the last one, ``rest``, may have less than four bytes, and stands for all behind it."""
-    return tl.load(words + at, mask=need & (at < whole), other=rest)
+def _word(memory, ring, word, ASM: tl.constexpr):
+    """A word of a lane's stream."""
+    block = ((word >> 2) & (BLOCKS - 1)) * (16 * LANES)
+    return shared.load(memory, ring + block + 4 * (word & 3), ASM).to(tl.uint32, bitcast=True).to(tl.uint64)
 
 
 @triton.jit
-def _read_round(
-    words, rest, whole, room, memory, limits, symbols, out, left, held, count, word, following, second,
+def _four(
+    memory, room, ring, place, left, limits, symbols,
     GENERAL: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """As many symbols as fill four words. In GENERAL, streams may end and codes be longer than the table knows.
-
-    ``held`` has the next ``count`` bits, lowest first, 32 at least but for the length of one code; the words behind them
-    are ``following`` and ``second``, and ``word`` is the place of the one behind those.
-    """
-    per: tl.constexpr = 32 // SYMBOL
-    packed = left * 0
-    first = packed
-    middle = packed
-    third = packed
-    for k in tl.static_range(4 * per):
-        entry = shared.load(memory, room + ((held & (PREFIXES - 1)).to(tl.int32) << 2), ASM)
-        need = count <= 32
-        held = held | tl.where(need, following.to(tl.uint32, bitcast=True).to(tl.uint64) << count.to(tl.uint64), 0)
-        count += tl.where(need, 32, 0)
-        following = tl.where(need, second, following)
-        second = _word(words, word, whole, tl.where(need, rest, second), need)
-        word += need.to(tl.int32)
+    """Four symbols from the 64 bits at a place, in 32 bits or in 64, and the place behind them."""
+    shift = (place & 31).to(tl.uint64)
+    held = _word(memory, ring, place >> 5, ASM) | (_word(memory, ring, (place >> 5) + 1, ASM) << 32)
+    held = (held >> shift) | ((_word(memory, ring, (place >> 5) + 2, ASM) << 32) << (32 - shift))
+    packed = tl.zeros((LANES,), tl.uint32 if SYMBOL == 8 else tl.uint64)
+    for k in tl.static_range(4):
+        entry = shared.load(memory, room + ((held.to(tl.int32) & (PREFIXES - 1)) << 2), ASM)
         length = entry & 15
         symbol = entry >> 4
         if GENERAL:
             long = length == 0
             window = (reverse32(held.to(tl.uint32)) >> 17).to(tl.int32)
-            more = PREFIX + 1 + (window >= tl.load(limits + 13)).to(tl.int32) + (window >= tl.load(limits + 14)).to(tl.int32)
-            place = (window >> (15 - more)) + tl.load(limits + 16 + more)
-            found = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=long, other=0).to(tl.int32)
+            more = PREFIX + 1 + (window >= tl.load(limits + 13)).to(tl.int32)
+            more += (window >= tl.load(limits + 14)).to(tl.int32)
+            at = (window >> (15 - more)) + tl.load(limits + 16 + more)
+            found = tl.load(symbols + tl.minimum(tl.maximum(at, 0), BINS - 1), mask=long, other=0).to(tl.int32)
             symbol = tl.where(long, found, symbol)
             length = tl.where(left > k, tl.where(long, more, length), 0)
         held = held >> length.to(tl.uint64)
-        count -= length
-        packed = packed | (symbol << (SYMBOL * (k % per)))
-        if k == per - 1:
-            first = packed
-        if k == 2 * per - 1:
-            middle = packed
-        if k == 3 * per - 1:
-            third = packed
-        if k % per == per - 1:
-            if k < 4 * per - 1:
-                packed = left * 0
-    shared.store4(out + 4 * tl.arange(0, LANES), first, middle, third, packed, ASM)
-    return held, count, word, following, second
+        place += length
+        packed = packed | (symbol.to(packed.dtype) << (SYMBOL * k))
+    return packed, place
+
+
+@triton.jit
+def _low(packed):
+    return packed.to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _read_round(
+    memory, room, ring, place, left, limits, symbols, out,
+    GENERAL: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """As many symbols as fill 16 bytes. In GENERAL, streams may end and codes be longer than the table knows."""
+    out += 4 * tl.arange(0, LANES)
+    a, place = _four(memory, room, ring, place, left, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
+    b, place = _four(memory, room, ring, place, left - 4, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
+    if SYMBOL == 8:
+        c, place = _four(memory, room, ring, place, left - 8, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
+        d, place = _four(memory, room, ring, place, left - 12, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
+        shared.store4(out, _low(a), _low(b), _low(c), _low(d), ASM)
+    else:
+        shared.store4(out, _low(a), _low(a >> 32), _low(b), _low(b >> 32), ASM)
+    return place
+
+
+@triton.jit
+def _fetch(section, begin, end, ring, memory, place, fetched, ASM: tl.constexpr):
+    """A block more where there is room for one."""
+    more = fetched < (place >> 7) + BLOCKS
+    byte = tl.where(more, 16 * fetched, end)
+    target = ring + (fetched & (BLOCKS - 1)) * (16 * LANES)
+    shared.fetch16(memory, target, section + byte, byte, begin, end, ASM)
+    return fetched + more.to(tl.int32)
 
 
 @triton.jit
@@ -94,96 +108,77 @@ def _start(section, behind, stream, mask):
     return value
 
 
-@triton.jit(do_not_specialize=["n", "nbytes", "last_streams", "last_each", "rounds"])
+@triton.jit(do_not_specialize=["n", "nbytes", "skew", "last_streams", "last_each", "rounds"])
 def _read_bits(
-    section, nbytes, bounds, symbols, tables, limits, heads, out, memory, verdict, n, last_streams, last_each, rounds,
-    BINS: tl.constexpr, SYMBOL: tl.constexpr, AHEAD: tl.constexpr, ASM: tl.constexpr,
+    section, nbytes, skew, bounds, symbols, tables, limits, heads, out, memory, verdict,
+    n, last_streams, last_each, rounds, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """A lane for each stream; idle ones follow the first."""
+    """A lane for each stream; idle ones follow the first. The section begins ``skew`` bytes behind a multiple of 16."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     room = shared.address_of(ASM)
     if ASM == "":
-        memory += wide * PREFIXES
+        memory += wide * (PREFIXES + 4 * BLOCKS * LANES)
     streams, each, here = share(chunk, n, last_streams, last_each)
     if tl.load(heads + 4 * wide) == 2:
         lane = tl.arange(0, LANES)
         tables += wide * PREFIXES
-        entry = tl.arange(0, PREFIXES // 2)
-        shared.store(memory, room + 4 * entry, tl.load(tables + entry), ASM)
-        entry += PREFIXES // 2
-        shared.store(memory, room + 4 * entry, tl.load(tables + entry), ASM)
+        for first in range(0, PREFIXES, 1024):
+            entry = first + tl.arange(0, 1024)
+            shared.store(memory, room + 4 * entry, tl.load(tables + entry), ASM)
 
         begin = tl.load(bounds + chunk)
         behind = tl.load(heads + 4 * wide + 2)
         size = (tl.load(bounds + chunk + 1) - begin).to(tl.int32)
         bits = tl.load(heads + 4 * wide + 3)
-        words = section.to(tl.pointer_type(tl.int32)) + ((begin + bits) >> 2)
-        whole = tl.minimum((nbytes >> 2) - ((begin + bits) >> 2), 1 << 30).to(tl.int32)
-        rest = chunk * 0
-        for k in tl.static_range(3):
-            byte = (nbytes >> 2) * 4 + k
-            rest = rest | (tl.load(section + byte, mask=byte < nbytes, other=0).to(tl.int32) << (8 * k))
-        section += begin
         busy = lane < streams
         last = lane == streams - 1
         size_in_bits = 8 * (size - bits).to(tl.int64)
-        start = _start(section, behind, lane, busy)
-        before = _start(section, behind, lane - 1, busy & (lane > 0))
-        end = _start(section, behind, lane + 1, lane < streams - 1)
+        start = _start(section + begin, behind, lane, busy)
+        before = _start(section + begin, behind, lane - 1, busy & (lane > 0))
+        end = _start(section + begin, behind, lane + 1, lane < streams - 1)
         end = tl.where(last, size_in_bits, end)
         wrong = busy & ((start < before) | (start > size_in_bits))
         start = tl.where(wrong | (busy == 0), 0, start).to(tl.int32)
+        final = tl.load(section + begin + size - 1).to(tl.int64)
 
-        # Places are counted from the word in which the bits begin.
-        off = 8 * ((begin + bits) & 3).to(tl.int32)
+        # Places are counted from the block in which the bits begin, and so are bytes.
+        from_byte = begin + bits + skew
+        off = 8 * (from_byte & 15).to(tl.int32)
+        section += from_byte // 16 * 16 - skew
+        first_byte = tl.maximum(skew - from_byte // 16 * 16, -64).to(tl.int32)
+        end_byte = tl.minimum(skew + nbytes - from_byte // 16 * 16, 1 << 30).to(tl.int32)
         place = start + off
-        word = place >> 5
-        always = lane >= 0
-        held = _word(words, word, whole, rest, always).to(tl.uint32, bitcast=True).to(tl.uint64)
-        held = held >> (place & 31).to(tl.uint64)
-        count = 32 - (place & 31)
-        # 32 bits at least, before the first look.
-        more = _word(words, word + 1, whole, rest, always).to(tl.uint32, bitcast=True).to(tl.uint64)
-        held = held | (more << count.to(tl.uint64))
-        count += 32
-        following = _word(words, word + 2, whole, rest, always)
-        second = _word(words, word + 3, whole, rest, always)
-        word += 4
+        fetched = place >> 7
+        ring = room + 4 * PREFIXES + 16 * lane
+        for _ in tl.static_range(BLOCKS):
+            fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
+        shared.seal(ASM)
 
         symbols += wide * BINS
         limits += wide * 32
         out += wide * rounds * (4 * LANES)
         left = tl.where(busy, tl.minimum(here - lane * each, each), 0)
-        sector = word * 0 - 1
         round_: tl.constexpr = 128 // SYMBOL
         # What all streams have, if the table has all codes.
         common = tl.where(tl.load(limits + PREFIX) == 32768, here - (streams - 1) * each, 0)
         tl.debug_barrier()
         done = each * 0
-        while done + round_ <= common:
-            ahead = (word >> 3 != sector) & (word + AHEAD < whole)
-            shared.prefetch(words + word + AHEAD, ahead, ASM)
-            sector = word >> 3
-            held, count, word, following, second = _read_round(
-                words, rest, whole, room, memory, limits, symbols, out, left, held, count, word, following, second,
-                False, BINS, SYMBOL, ASM,
-            )  # fmt: skip
-            out += 4 * LANES
-            done += round_
-        left -= done
         while done < each:
-            held, count, word, following, second = _read_round(
-                words, rest, whole, room, memory, limits, symbols, out, left, held, count, word, following, second,
-                True, BINS, SYMBOL, ASM,
-            )  # fmt: skip
+            fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
+            fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
+            shared.seal(ASM)
+            shared.settle(ASM)
+            if done + round_ <= common:
+                place = _read_round(memory, room, ring, place, left, limits, symbols, out, False, BINS, SYMBOL, ASM)
+            else:
+                place = _read_round(memory, room, ring, place, left, limits, symbols, out, True, BINS, SYMBOL, ASM)
             out += 4 * LANES
             left -= round_
             done += round_
-        place = (32 * (word - 2) - count - off).to(tl.int64)
+        place = (place - off).to(tl.int64)
         wrong = wrong | (busy & (last == 0) & (place != end))
         wrong = wrong | (last & ((place > size_in_bits) | (place <= size_in_bits - 8)))
-        final = tl.load(section + size - 1).to(tl.int64)
         unused = tl.minimum(tl.maximum(size_in_bits - place, 0), 7)
         wrong = wrong | (last & ((final >> (8 - unused)) != 0))
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
@@ -219,10 +214,10 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     symbol_bits = 8 * symbol_dtype(alphabet).itemsize
     rounds = num_buckets(cut.longest, 128 // symbol_bits)
     packed = torch.empty((cut.chunks, rounds * 4 * LANES.value), dtype=torch.int32, device=device)
-    room = Room(4 * PREFIXES.value, cut.chunks, device)
+    room = Room(4 * PREFIXES.value + 16 * BLOCKS.value * LANES.value, cut.chunks, device)
     _read_bits[(cut.chunks,)](
-        section, section.numel(), bounds, symbols, tables, limits, heads, packed, room.memory, verdict,
-        n, cut.last_streams, cut.last_each, rounds, BINS=cut.bins, SYMBOL=symbol_bits, AHEAD=AHEAD, ASM=room.asm,
+        section, section.numel(), section.data_ptr() % 16, bounds, symbols, tables, limits, heads, packed, room.memory,
+        verdict,         n, cut.last_streams, cut.last_each, rounds, BINS=cut.bins, SYMBOL=symbol_bits, ASM=room.asm,
         num_warps=1,
     )  # fmt: skip
     return Decoded(cut, packed, heads, verdict)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Room", "address_of", "clear16", "count_one", "lane_of", "load", "prefetch", "put_or", "store", "store4"]
+__all__ = ["Room", "address_of", "clear16", "count_one", "fetch16", "lane_of", "load", "put_or", "seal", "settle", "store", "store4"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -124,10 +124,40 @@ def store4(pointer, a, b, c, d, ASM: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointer, there, ASM: tl.constexpr):
-    """Calls what is there into the cache of the device."""
+def fetch16(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
+    """Sixteen bytes of global memory into the room, underway until ``settle``: of those from ``begin`` to ``end``.
+
+    Both places are multiples of 16; ``byte`` is what is at the pointer. Where none is inside, nothing happens.
+    """
+    if ASM == "":
+        for k in tl.static_range(4):
+            word = tl.zeros_like(address)
+            for j in tl.static_range(4):
+                at = byte + (4 * k + j)
+                found = tl.load(pointer + (4 * k + j), mask=(at >= begin) & (at < end), other=0)
+                word = word | (found.to(tl.int32) << (8 * j))
+            tl.store(memory + (address >> 2) + k, word, mask=byte < end)
+    else:
+        # Aligned blocks of which a byte is allocated are so as a whole.
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.u32 $0, $3; }",
+            "=r,r,l,r", [address, pointer, (byte < end).to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def seal(ASM: tl.constexpr):
+    """What a thread has fetched since it last said so becomes one batch."""
     if ASM != "":
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }", "=r,l,r",
-            [pointer, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "cp.async.commit_group; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def settle(ASM: tl.constexpr):
+    """Waits for a thread's batches but for the latest one."""
+    if ASM != "":
+        tl.inline_asm_elementwise(
+            "cp.async.wait_group 1; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
