@@ -304,7 +304,7 @@ def read_books(
     nbytes,
     scratch,  # [chunks, BINS]: lengths
     symbols,  # [chunks, BINS]: the symbols in the order of their codes
-    tables,  # [chunks, PREFIXES]: by the next bits, lowest first, a symbol and in the lowest 4 bits its length, or 0
+    tables,  # [chunks, PREFIXES]: by the next bits, lowest first, a symbol and in the lowest 8 bits its length, or 0
     limits,  # [chunks, 32]: by length, the first code that is longer; behind it what leads from a code to its symbol
     heads,  # [chunks, 4]: mode or -1, the constant symbol, where the starts begin and the bits, behind the chunk
     verdict,  # 1 for a section that no coder writes, 2 for one with chunks that are read elsewhere
@@ -367,7 +367,7 @@ def read_books(
     short = shortest <= PREFIX
     place = (window >> (15 - shortest)) + tl.load(limits + 16 + shortest, mask=short, other=0)
     symbol_of = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=short, other=0).to(tl.int32)
-    tl.store(tables + wide * PREFIXES + prefix, tl.where(short, (symbol_of << 4) | shortest, 0))
+    tl.store(tables + wide * PREFIXES + prefix, tl.where(short, (symbol_of << 8) | shortest, 0))
     complete = (filled == (1 << 15)) & (base >= 2)
     huffman = huffman & (behind >= 0) & (bits < body) & complete
     good = good | huffman

@@ -33,7 +33,7 @@ COLUMNS = 128
 def _word(memory, ring, word, ASM: tl.constexpr):
     """A word of a lane's stream."""
     block = ((word >> 2) & (BLOCKS - 1)) * (16 * LANES)
-    return shared.load(memory, ring + block + 4 * (word & 3), ASM).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return shared.load(memory, ring + block + 4 * (word & 3), ASM).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -41,25 +41,31 @@ def _four(
     memory, room, ring, place, left, limits, symbols,
     GENERAL: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Four symbols from the 64 bits at a place, in 32 bits or in 64, and the place behind them."""
-    shift = (place & 31).to(tl.uint64)
-    held = _word(memory, ring, place >> 5, ASM) | (_word(memory, ring, (place >> 5) + 1, ASM) << 32)
-    held = (held >> shift) | ((_word(memory, ring, (place >> 5) + 2, ASM) << 32) << (32 - shift))
+    """Four symbols from the bits at a place, in 32 bits or in 64, and the place behind them."""
+    # Two bits early, as if the first code were shifted left by two: so it is the address of its entry.
+    early = place - 2
+    a = _word(memory, ring, early >> 5, ASM)
+    b = _word(memory, ring, (early >> 5) + 1, ASM)
+    c = _word(memory, ring, (early >> 5) + 2, ASM)
+    low, _ = shared.drop_bits(a, b, early, ASM)
+    high, _ = shared.drop_bits(b, c, early, ASM)
     packed = tl.zeros((LANES,), tl.uint32 if SYMBOL == 8 else tl.uint64)
     for k in tl.static_range(4):
-        entry = shared.load(memory, room + ((held.to(tl.int32) & (PREFIXES - 1)) << 2), ASM)
-        length = entry & 15
-        symbol = entry >> 4
+        entry = shared.load(memory, room + (low & (4 * PREFIXES - 4)).to(tl.int32, bitcast=True), ASM)
+        symbol = entry >> 8
+        length = entry & 255
         if GENERAL:
             long = length == 0
-            window = (reverse32(held.to(tl.uint32)) >> 17).to(tl.int32)
+            window = (reverse32((low >> 2) | (high << 30)) >> 17).to(tl.int32)
             more = PREFIX + 1 + (window >= tl.load(limits + 13)).to(tl.int32)
             more += (window >= tl.load(limits + 14)).to(tl.int32)
             at = (window >> (15 - more)) + tl.load(limits + 16 + more)
             found = tl.load(symbols + tl.minimum(tl.maximum(at, 0), BINS - 1), mask=long, other=0).to(tl.int32)
             symbol = tl.where(long, found, symbol)
             length = tl.where(left > k, tl.where(long, more, length), 0)
-        held = held >> length.to(tl.uint64)
+            low, high = shared.drop_bits(low, high, length, ASM)
+        else:
+            low, high = shared.drop_bits(low, high, entry, ASM)
         place += length
         packed = packed | (symbol.to(packed.dtype) << (SYMBOL * k))
     return packed, place
@@ -91,7 +97,7 @@ def _read_round(
 @triton.jit
 def _fetch(section, begin, end, ring, memory, place, fetched, ASM: tl.constexpr):
     """A block more where there is room for one."""
-    more = fetched < (place >> 7) + BLOCKS
+    more = fetched < ((place - 2) >> 7) + BLOCKS
     byte = tl.where(more, 16 * fetched, end)
     target = ring + (fetched & (BLOCKS - 1)) * (16 * LANES)
     shared.fetch16(memory, target, section + byte, byte, begin, end, ASM)
@@ -142,14 +148,14 @@ def _read_bits(
         start = tl.where(wrong | (busy == 0), 0, start).to(tl.int32)
         final = tl.load(section + begin + size - 1).to(tl.int64)
 
-        # Places are counted from the block in which the bits begin, and so are bytes.
+        # Places are counted from the block before the one in which the bits begin, and so are bytes.
         from_byte = begin + bits + skew
-        off = 8 * (from_byte & 15).to(tl.int32)
-        section += from_byte // 16 * 16 - skew
-        first_byte = tl.maximum(skew - from_byte // 16 * 16, -64).to(tl.int32)
-        end_byte = tl.minimum(skew + nbytes - from_byte // 16 * 16, 1 << 30).to(tl.int32)
+        off = 128 + 8 * (from_byte & 15).to(tl.int32)
+        section += from_byte // 16 * 16 - 16 - skew
+        first_byte = tl.maximum(skew - from_byte // 16 * 16 + 16, -64).to(tl.int32)
+        end_byte = tl.minimum(skew + nbytes - from_byte // 16 * 16 + 16, 1 << 30).to(tl.int32)
         place = start + off
-        fetched = place >> 7
+        fetched = (place - 2) >> 7
         ring = room + 4 * PREFIXES + 16 * lane
         for _ in tl.static_range(BLOCKS):
             fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
@@ -217,7 +223,7 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     room = Room(4 * PREFIXES.value + 16 * BLOCKS.value * LANES.value, cut.chunks, device)
     _read_bits[(cut.chunks,)](
         section, section.numel(), section.data_ptr() % 16, bounds, symbols, tables, limits, heads, packed, room.memory,
-        verdict,         n, cut.last_streams, cut.last_each, rounds, BINS=cut.bins, SYMBOL=symbol_bits, ASM=room.asm,
+        verdict, n, cut.last_streams, cut.last_each, rounds, BINS=cut.bins, SYMBOL=symbol_bits, ASM=room.asm,
         num_warps=1,
     )  # fmt: skip
     return Decoded(cut, packed, heads, verdict)

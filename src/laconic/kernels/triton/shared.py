@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Room", "address_of", "clear16", "count_one", "fetch16", "lane_of", "load", "put_or", "seal", "settle", "store", "store4"]
+__all__ = ["Room", "address_of", "clear16", "count_one", "drop_bits", "fetch16", "lane_of", "load", "put_or", "seal", "settle", "store", "store4"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -121,6 +121,21 @@ def store4(pointer, a, b, c, d, ASM: tl.constexpr):
             "st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $2;", "=r,l,r,r,r,r", [pointer, a, b, c, d],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
+
+
+@triton.jit
+def drop_bits(low, high, count, ASM: tl.constexpr):
+    """64 bits in two halves without their lowest; only the lowest 5 bits of their number count."""
+    if ASM == "":
+        both = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+        both = both >> (count & 31).to(tl.uint64)
+        low, high = both.to(tl.uint32), (both >> 32).to(tl.uint32)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            "shf.r.wrap.b32 $0, $2, $3, $4; shf.r.wrap.b32 $1, $3, 0, $4;", "=&r,=r,r,r,r", [low, high, count],
+            dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
+        )  # fmt: skip
+    return low, high
 
 
 @triton.jit
