@@ -18,7 +18,7 @@ from laconic.kernels.triton import shared
 from laconic.kernels.triton.books import PREFIX, PREFIXES, read_books, reverse32
 from laconic.kernels.triton.parts import exact, words_of
 from laconic.kernels.triton.shared import Room
-from laconic.kernels.triton.streams import LANES, STREAMS, Cut, share
+from laconic.kernels.triton.streams import LANES, Cut, share
 
 __all__ = ["Decoded", "arrange_floats", "arrange_symbols", "huffman_read"]
 

@@ -13,7 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Room", "address_of", "clear16", "count_one", "drop_bits", "fetch16", "lane_of", "load", "put_or", "seal", "settle", "store", "store4"]
+__all__ = [
+    "Room",
+    "address_of",
+    "clear16",
+    "count_one",
+    "drop_bits",
+    "fetch16",
+    "lane_of",
+    "load",
+    "put_or",
+    "seal",
+    "settle",
+    "store",
+    "store4",
+]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
