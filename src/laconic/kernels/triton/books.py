@@ -233,48 +233,74 @@ def plan_books(
 
 
 @triton.jit
-def _peek(section, at, end):
-    """The next 40 bits less those of the first byte that have been read; zeros from ``end`` on, both in bits."""
-    byte = at >> 3
-    found = tl.load(section + byte, mask=at < end, other=0).to(tl.int64)
-    for k in tl.static_range(1, 5):
-        more = tl.load(section + byte + k, mask=8 * (byte + k) < end, other=0).to(tl.int64)
-        found = found | (more << (8 * k))
-    return found >> (at & 7)
+def _words_at(section, nbytes, begin):
+    """Words from the one in which byte ``begin`` lies, how many are whole, and what follows the last whole one."""
+    words = section.to(tl.pointer_type(tl.int32)) + (begin >> 2)
+    whole = tl.minimum((nbytes >> 2) - (begin >> 2), 1 << 30).to(tl.int32)
+    rest = whole * 0
+    for k in tl.static_range(3):
+        byte = (nbytes >> 2) * 4 + k
+        rest = rest | (tl.load(section + byte, mask=byte < nbytes, other=0).to(tl.int32) << (8 * k))
+    return words, whole, rest
 
 
 @triton.jit
-def _read_classes(section, at, end, lengths, alphabet):
-    """Reads a book into ``lengths``, which are zeros: the byte behind it, or -1 where it makes no sense."""
-    head = _peek(section, at, end)
-    symbol = (head & 0xFFFF).to(tl.int32)
-    # All 32 bits: a book begins with a byte.
-    last = symbol + ((head >> 16) & 0xFFFF).to(tl.int32)
-    good = (at + 32 <= end) & (last < alphabet)
-    at += 32
+def _more_bits(words, whole, rest, word, held, count):
+    """At least 33 of the next bits, if there were one; whatever follows the section is zeros."""
+    if count <= 32:
+        found = tl.load(words + word, mask=word < whole, other=0) | tl.where(word == whole, rest, 0)
+        held = held | (found.to(tl.uint32, bitcast=True).to(tl.uint64) << count.to(tl.uint64))
+        count += 32
+        word += 1
+    return word, held, count
+
+
+@triton.jit
+def _read_classes(section, nbytes, begin, end, lengths, alphabet):
+    """Reads the book at byte ``begin`` into ``lengths``, which are zeros. Gives the byte behind it, from ``begin`` on, or
+    -1 where it makes no sense or goes past byte ``end``."""
+    words, whole, rest = _words_at(section, nbytes, begin)
+    size = 8 * (end - begin).to(tl.int32)
+    word = size * 0
+    count = size * 0
+    held = count.to(tl.uint64)
+    word, held, count = _more_bits(words, whole, rest, word, held, count)
+    held = held >> (8 * (begin & 3)).to(tl.uint64)
+    count -= 8 * (begin & 3).to(tl.int32)
+    word, held, count = _more_bits(words, whole, rest, word, held, count)
+    symbol = (held & 0xFFFF).to(tl.int32)
+    last = symbol + ((held >> 16) & 0xFFFF).to(tl.int32)
+    held = held >> 32
+    count -= 32
+    at = size * 0 + 32
+    good = (at <= size) & (last < alphabet)
     before = symbol * 0 + _FIRST_CLASS
     while good & (symbol <= last):
-        window = _peek(section, at, end)
-        kind = (window & 7).to(tl.int32)
+        word, held, count = _more_bits(words, whole, rest, word, held, count)
+        kind = (held & 7).to(tl.int32)
         same = (kind & 1) == 0
         step = (kind & 3) == 1
         run = kind == 7
-        named = ((window >> 3) & 15).to(tl.int32)
-        rest = (window >> 3).to(tl.int32)
+        named = ((held >> 3) & 15).to(tl.int32)
+        ahead = ((held >> 3) & 0x3FFFFFFF).to(tl.int32)
         zeros = symbol * 0
         for k in tl.static_range(1, 13):
-            zeros += ((rest & ((1 << k) - 1)) == 0).to(tl.int32)
+            zeros += ((ahead & ((1 << k) - 1)) == 0).to(tl.int32)
         one = (symbol * 0 + 1) << tl.minimum(zeros, 11)
-        skipped = one + ((rest >> (zeros + 1)) & (one - 1))
+        skipped = one + ((ahead >> (zeros + 1)) & (one - 1))
         here = tl.where(same, before, tl.where(step, before + tl.where(kind == 5, 1, -1), named))
-        at += tl.where(same, 1, tl.where(step, 3, tl.where(run, 2 * zeros + 4, 7)))
-        good = (at <= end) & tl.where(
+        taken = tl.where(same, 1, tl.where(step, 3, tl.where(run, 2 * zeros + 4, 7)))
+        at += taken
+        held = held >> taken.to(tl.uint64)
+        count -= taken
+        good = (at <= size) & tl.where(
             run, (zeros <= 11) & (symbol + skipped <= last), (here >= 1) & (here <= _MAX_LENGTH)
         )
         tl.store(lengths + symbol, here, mask=good & (run == 0))
         symbol += tl.where(run, skipped, 1)
         before = tl.where(run, before, here)
-    padding = _peek(section, at, end) & ((1 << ((-at) & 7)) - 1)
+    word, held, count = _more_bits(words, whole, rest, word, held, count)
+    padding = (held & 0xFF).to(tl.int32) & ((1 << ((-at) & 7)) - 1)
     return tl.where(good & (padding == 0), (at + 7) >> 3, -1)
 
 
@@ -327,16 +353,19 @@ def read_books(
     # Bounds ascend, so they end well where the last one does.
     there = there & (all_end == nbytes)
     size = tl.where(there, end - begin, 0)
-    section += tl.where(there, begin, 0)
-    mode = tl.load(section, mask=there, other=255).to(tl.int32)
+    chunk_at = section + tl.where(there, begin, 0)
+    mode = tl.load(chunk_at, mask=there, other=255).to(tl.int32)
     constant = (mode == 0) & (size == 3)
-    symbol = tl.load(section + 1, mask=constant, other=255).to(tl.int32)
-    symbol |= tl.load(section + 2, mask=constant, other=255).to(tl.int32) << 8
+    symbol = tl.load(chunk_at + 1, mask=constant, other=255).to(tl.int32)
+    symbol |= tl.load(chunk_at + 2, mask=constant, other=255).to(tl.int32) << 8
     good = constant & (symbol < alphabet)
     # No chunk of Huffman's code has more bytes: streams that are shorter than that must end where it does.
     huffman = (mode == 2) & (size < (1 << 21))
     body = tl.where(huffman, size, 0).to(tl.int32)
-    behind = _read_classes(section, body * 0 + 8, 8 * body, lengths, alphabet)
+    # A chunk that has no book reads none of it: its end comes first.
+    book = tl.where(huffman, begin + 1, 4)
+    behind = _read_classes(section, nbytes, book, book + tl.maximum(body - 1, 0), lengths, alphabet)
+    behind = tl.where(behind >= 0, behind + 1, -1)
     bits = behind + 4 * (streams - 1)
     tl.debug_barrier()
 

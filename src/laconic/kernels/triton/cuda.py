@@ -415,9 +415,8 @@ def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
     decoded = reading.huffman_read(section, n, alphabet)
-    symbols = None if decoded is None else reading.arrange_symbols(decoded, alphabet)
-    if _settled(decoded, n, alphabet) and symbols is not None:
-        return symbols
+    if _settled(decoded, n, alphabet) and decoded is not None:
+        return decoded.symbols
     return hosted.decode_symbols(section, n, alphabet)
 
 
@@ -426,7 +425,7 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
     n, alphabet = out.numel(), table.numel()
     decoded = reading.huffman_read(section, n, alphabet) if n else None
     if decoded is not None:
-        reading.arrange_floats(decoded, table, out, weight)
+        reading.look_up(decoded, table, out, weight)
     if not n or not _settled(decoded, n, alphabet):
         hosted.decode_values(section, table, out, weight)
 

@@ -1,7 +1,12 @@
 """Huffman's code read on a GPU: a program for each chunk, a lane for each of its streams, symbol after symbol.
 
-All chunks of a large tensor are under way at once, so what counts is how many cycles a lane waits for a symbol: for one
-look into a table in shared memory and a shift. What it needs of the section is called for long before.
+What counts is how many cycles a lane waits for a symbol: for one look into a table in shared memory and a shift. What it
+needs of the section is called for long before.
+
+A large tensor has as many chunks as the device has work for. Of a small one, streams are cut into parts, with a lane for
+each. A lane begins somewhat early, wherever that is: after some symbols it is in step with the code, as prefix codes
+have it. It reads its part once to see where it is in step and how many symbols that makes, and again to write them.
+Should a lane not be in step with the one before it, those of the first parts read all.
 """
 
 from __future__ import annotations
@@ -16,59 +21,121 @@ from torch import Tensor
 from laconic.kernels.interface import CHUNK, num_buckets, symbol_dtype
 from laconic.kernels.triton import shared
 from laconic.kernels.triton.books import PREFIX, PREFIXES, read_books, reverse32
-from laconic.kernels.triton.parts import exact, words_of
+from laconic.kernels.triton.parts import exact, keep, words_of
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.streams import LANES, Cut, share
 
-__all__ = ["Decoded", "arrange_floats", "arrange_symbols", "huffman_read"]
+__all__ = ["Decoded", "huffman_read", "look_up"]
 
 _CHUNK = tl.constexpr(CHUNK)
-BLOCKS = tl.constexpr(8)
-"""Blocks of 16 bytes that a lane has of its stream, or is waiting for: it reads in four, and leaves two in a round."""
-COLUMNS = 128
-"""Symbols of each stream that are put in order at once."""
+MANY = 160
+"""Chunks that keep the device busy without being cut."""
+PARTS = 8
+WARM = 1536
+"""Bits that a lane reads before its part."""
+LOOKED_UP = 4096
+"""Symbols whose values a program looks up."""
 
 
 @triton.jit
-def _word(memory, ring, word, ASM: tl.constexpr):
+def _word(memory, ring, word, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr):
     """A word of a lane's stream."""
-    block = ((word >> 2) & (BLOCKS - 1)) * (16 * LANES)
+    block = ((word >> 2) & (BLOCKS - 1)) * (16 * ALL)
     return shared.load(memory, ring + block + 4 * (word & 3), ASM).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _four(
-    memory, room, ring, place, left, limits, symbols,
-    GENERAL: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Four symbols from the bits at a place, in 32 bits or in 64, and the place behind them."""
-    # Two bits early, as if the first code were shifted left by two: so it is the address of its entry.
+def _bits(memory, ring, place, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr):
+    """64 bits from two before a place on, in halves: so a code's lowest bits are, times four, the entry's address."""
     early = place - 2
-    a = _word(memory, ring, early >> 5, ASM)
-    b = _word(memory, ring, (early >> 5) + 1, ASM)
-    c = _word(memory, ring, (early >> 5) + 2, ASM)
+    a = _word(memory, ring, early >> 5, ALL, BLOCKS, ASM)
+    b = _word(memory, ring, (early >> 5) + 1, ALL, BLOCKS, ASM)
+    c = _word(memory, ring, (early >> 5) + 2, ALL, BLOCKS, ASM)
     low, _ = shared.drop_bits(a, b, early, ASM)
     high, _ = shared.drop_bits(b, c, early, ASM)
-    packed = tl.zeros((LANES,), tl.uint32 if SYMBOL == 8 else tl.uint64)
+    return low, high
+
+
+@triton.jit
+def _entry(memory, room, low, high, limits, symbols, LONG: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr):
+    """The next symbol, and in the lowest 8 bits the length of its code, which may be LONGer than the table knows."""
+    entry = shared.load(memory, room + (low & (4 * PREFIXES - 4)).to(tl.int32, bitcast=True), ASM)
+    if LONG:
+        long = entry == 0
+        window = (reverse32((low >> 2) | (high << 30)) >> 17).to(tl.int32)
+        more = PREFIX + 1 + (window >= tl.load(limits + 13)).to(tl.int32)
+        more += (window >= tl.load(limits + 14)).to(tl.int32)
+        at = (window >> (15 - more)) + tl.load(limits + 16 + more)
+        found = tl.load(symbols + tl.minimum(tl.maximum(at, 0), BINS - 1), mask=long, other=0).to(tl.int32)
+        entry = tl.where(long, (found << 8) | more, entry)
+    return entry
+
+
+@triton.jit
+def _read_four(
+    memory, room, ring, place, limits, symbols, ALL: tl.constexpr, BLOCKS: tl.constexpr,
+    BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Four symbols, in 32 bits or in 64, and the place behind them."""
+    low, high = _bits(memory, ring, place, ALL, BLOCKS, ASM)
+    packed = tl.zeros((ALL,), tl.uint32 if SYMBOL == 8 else tl.uint64)
     for k in tl.static_range(4):
-        entry = shared.load(memory, room + (low & (4 * PREFIXES - 4)).to(tl.int32, bitcast=True), ASM)
-        symbol = entry >> 8
-        length = entry & 255
-        if GENERAL:
-            long = length == 0
-            window = (reverse32((low >> 2) | (high << 30)) >> 17).to(tl.int32)
-            more = PREFIX + 1 + (window >= tl.load(limits + 13)).to(tl.int32)
-            more += (window >= tl.load(limits + 14)).to(tl.int32)
-            at = (window >> (15 - more)) + tl.load(limits + 16 + more)
-            found = tl.load(symbols + tl.minimum(tl.maximum(at, 0), BINS - 1), mask=long, other=0).to(tl.int32)
-            symbol = tl.where(long, found, symbol)
-            length = tl.where(left > k, tl.where(long, more, length), 0)
-            low, high = shared.drop_bits(low, high, length, ASM)
-        else:
-            low, high = shared.drop_bits(low, high, entry, ASM)
-        place += length
-        packed = packed | (symbol.to(packed.dtype) << (SYMBOL * k))
+        entry = _entry(memory, room, low, high, limits, symbols, False, BINS, ASM)
+        packed = packed | ((entry >> 8).to(packed.dtype) << (SYMBOL * k))
+        low, high = shared.drop_bits(low, high, entry, ASM)
+        place += entry & 255
     return packed, place
+
+
+@triton.jit
+def _pass_four(
+    memory, room, ring, place, begin, stop, entered, count, limits, symbols, ALL: tl.constexpr, BLOCKS: tl.constexpr,
+    NUMBER: tl.constexpr, LONG: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Up to four symbols, as far as ``stop``: how many began in between, and where the first of them did."""
+    low, high = _bits(memory, ring, place, ALL, BLOCKS, ASM)
+    for _ in tl.static_range(NUMBER):
+        entry = _entry(memory, room, low, high, limits, symbols, LONG, BINS, ASM)
+        inside = place < stop
+        length = tl.where(inside, entry & 255, 0)
+        low, high = shared.drop_bits(low, high, length, ASM)
+        count += (inside & (place >= begin)).to(tl.int32)
+        entered = tl.where(place < begin, place + length, entered)
+        place += length
+    return place, entered, count
+
+
+@triton.jit
+def _fetch(section, begin, end, memory, ring, place, fetched, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr):
+    """A block more where there is room for one: eight symbols leave none or one behind."""
+    more = fetched < ((place - 2) >> 7) + BLOCKS
+    byte = tl.where(more, 16 * fetched, end)
+    target = ring + (fetched & (BLOCKS - 1)) * (16 * ALL)
+    shared.fetch16(memory, target, section + byte, byte, begin, end, ASM)
+    return fetched + more.to(tl.int32)
+
+
+@triton.jit
+def _next_eight(
+    section, begin, end, memory, ring, place, fetched, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr
+):
+    """So that the bits of eight symbols, which lie in three blocks, are there."""
+    fetched = _fetch(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+    shared.seal(ASM)
+    shared.settle(BLOCKS - 3, ASM)
+    return fetched
+
+
+@triton.jit
+def _first_eight(
+    section, begin, end, memory, ring, place, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr
+):
+    fetched = (place - 2) >> 7
+    for _ in tl.static_range(BLOCKS):
+        fetched = _fetch(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+    shared.seal(ASM)
+    shared.settle(0, ASM)
+    return fetched
 
 
 @triton.jit
@@ -78,56 +145,172 @@ def _low(packed):
 
 @triton.jit
 def _read_round(
-    memory, room, ring, place, left, limits, symbols, out,
-    GENERAL: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
+    section, begin, end, memory, room, ring, place, fetched, limits, symbols, out, there,
+    ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """As many symbols as fill 16 bytes. In GENERAL, streams may end and codes be longer than the table knows."""
-    out += 4 * tl.arange(0, LANES)
-    a, place = _four(memory, room, ring, place, left, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
-    b, place = _four(memory, room, ring, place, left - 4, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
+    """As many symbols as fill 16 bytes, where all of them are there, and the table has their codes."""
+    fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+    a, place = _read_four(memory, room, ring, place, limits, symbols, ALL, BLOCKS, BINS, SYMBOL, ASM)
+    b, place = _read_four(memory, room, ring, place, limits, symbols, ALL, BLOCKS, BINS, SYMBOL, ASM)
     if SYMBOL == 8:
-        c, place = _four(memory, room, ring, place, left - 8, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
-        d, place = _four(memory, room, ring, place, left - 12, limits, symbols, GENERAL, BINS, SYMBOL, ASM)
-        shared.store4(out, _low(a), _low(b), _low(c), _low(d), ASM)
+        fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+        c, place = _read_four(memory, room, ring, place, limits, symbols, ALL, BLOCKS, BINS, SYMBOL, ASM)
+        d, place = _read_four(memory, room, ring, place, limits, symbols, ALL, BLOCKS, BINS, SYMBOL, ASM)
+        shared.store4(out, _low(a), _low(b), _low(c), _low(d), there, ASM)
     else:
-        shared.store4(out, _low(a), _low(a >> 32), _low(b), _low(b >> 32), ASM)
-    return place
+        shared.store4(out, _low(a), _low(a >> 32), _low(b), _low(b >> 32), there, ASM)
+    return place, fetched
 
 
 @triton.jit
-def _fetch(section, begin, end, ring, memory, place, fetched, ASM: tl.constexpr):
-    """A block more where there is room for one."""
-    more = fetched < ((place - 2) >> 7) + BLOCKS
-    byte = tl.where(more, 16 * fetched, end)
-    target = ring + (fetched & (BLOCKS - 1)) * (16 * LANES)
-    shared.fetch16(memory, target, section + byte, byte, begin, end, ASM)
-    return fetched + more.to(tl.int32)
+def _read_slowly(
+    section, begin, end, memory, room, ring, place, fetched, reach, left, ended, limits, symbols, out, there,
+    ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """The same for any codes and ``reach`` symbols at most, with the place behind those that are left of the stream.
+
+    One by one: it is rare, and should not be long.
+    """
+    first = tl.zeros((ALL,), tl.uint64)
+    second = first
+    number: tl.constexpr = 128 // SYMBOL
+    turn = tl.program_id(0) * 0
+    while turn < number:
+        if turn % 8 == 0:
+            fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+        low, high = _bits(memory, ring, place, ALL, BLOCKS, ASM)
+        entry = _entry(memory, room, low, high, limits, symbols, True, BINS, ASM)
+        moved = (entry >> 8).to(tl.uint64) << ((turn * SYMBOL) & 63).to(tl.uint64)
+        first = tl.where(turn < number // 2, first | moved, first)
+        second = tl.where(turn < number // 2, second, second | moved)
+        place += tl.where(reach > turn, entry & 255, 0)
+        turn += 1
+        ended = tl.where((left == turn) & (reach >= turn), place, ended)
+    shared.store4(out, _low(first), _low(first >> 32), _low(second), _low(second >> 32), there, ASM)
+    return place, fetched, ended
 
 
 @triton.jit
-def _start(section, behind, stream, mask):
+def _pass_round(
+    section, begin, end, memory, room, ring, place, fetched, from_, stop, entered, count, limits, symbols,
+    ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    for _ in tl.static_range(2):
+        fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+        for _ in tl.static_range(2):
+            place, entered, count = _pass_four(
+                memory, room, ring, place, from_, stop, entered, count, limits, symbols, ALL, BLOCKS, 4, False, BINS, ASM
+            )
+    return place, fetched, entered, count
+
+
+@triton.jit
+def _pass_slowly(
+    section, begin, end, memory, room, ring, place, fetched, from_, stop, entered, count, limits, symbols,
+    ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
+    turn = tl.program_id(0) * 0
+    while turn < 8:
+        place, entered, count = _pass_four(
+            memory, room, ring, place, from_, stop, entered, count, limits, symbols, ALL, BLOCKS, 1, True, BINS, ASM
+        )
+        turn += 1
+    return place, fetched, entered, count
+
+
+@triton.jit
+def _find_parts(
+    section, begin, end, memory, room, ring, exchange, stream, part, start, stop, limits, symbols, short,
+    PARTS: tl.constexpr, WARM: tl.constexpr, ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Where each part begins, how many symbols are before it and how many before the next; whether all is in step."""
+    span = (tl.maximum(stop - start, 0) + PARTS - 1) // PARTS
+    from_ = start + part * span
+    until = tl.minimum(from_ + span, stop)
+    place = tl.where(part == 0, start, tl.maximum(start, from_ - WARM))
+    fetched = _first_eight(section, begin, end, memory, ring, place, ALL, BLOCKS, ASM)
+    entered = place
+    count = place * 0
+    going = tl.max((place < until).to(tl.int32), 0)
+    while going > 0:
+        if short:
+            place, fetched, entered, count = _pass_round(
+                section, begin, end, memory, room, ring, place, fetched, from_, until, entered, count, limits, symbols,
+                ALL, BLOCKS, BINS, ASM,
+            )  # fmt: skip
+        else:
+            place, fetched, entered, count = _pass_slowly(
+                section, begin, end, memory, room, ring, place, fetched, from_, until, entered, count, limits, symbols,
+                ALL, BLOCKS, BINS, ASM,
+            )  # fmt: skip
+        going = tl.max((place < until).to(tl.int32), 0)
+    own = exchange + 4 * tl.arange(0, ALL)
+    shared.store(memory, own, entered, ASM)
+    shared.store(memory, own + 4 * ALL, place, ASM)
+    shared.store(memory, own + 8 * ALL, count, ASM)
+    shared.settle(0, ASM)
+    tl.debug_barrier()
+    others = exchange + 4 * stream
+    behind = shared.load(memory, others + 4 * ALL, ASM)
+    before = tl.zeros((ALL,), tl.int32)
+    upto = shared.load(memory, others + 8 * ALL, ASM)
+    in_step = tl.zeros((ALL,), tl.int32) + 1
+    for k in tl.static_range(1, PARTS):
+        others += 4 * LANES
+        in_step = in_step & (shared.load(memory, others, ASM) == behind).to(tl.int32)
+        behind = shared.load(memory, others + 4 * ALL, ASM)
+        before = tl.where(part == k, upto, before)
+        upto += tl.where(part >= k, shared.load(memory, others + 8 * ALL, ASM), 0)
+    return entered, before, upto, tl.min(in_step, 0)
+
+
+@triton.jit
+def _start(section, behind, stream, mask, ALL: tl.constexpr):
     """Where a stream begins, by its own word; the first has none."""
-    value = tl.zeros((LANES,), tl.int64)
+    value = tl.zeros((ALL,), tl.int64)
     for k in tl.static_range(4):
         byte = tl.load(section + behind + 4 * (stream - 1) + k, mask=mask & (stream > 0), other=0)
         value = value | (byte.to(tl.int64) << (8 * k))
     return value
 
 
-@triton.jit(do_not_specialize=["n", "nbytes", "skew", "last_streams", "last_each", "rounds"])
+@triton.jit
+def _fill(out, symbol, here, ALL: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr):
+    """A chunk of one symbol."""
+    round_: tl.constexpr = 128 // SYMBOL
+    row = tl.arange(0, ALL)
+    word = tl.zeros((ALL,), tl.int32) + symbol * (0x01010101 if SYMBOL == 8 else 0x00010001)
+    target = out + (tl.program_id(0).to(tl.int64) * (_CHUNK // round_) + row) * 4
+    done = here * 0
+    while done < here:
+        shared.store4(target, word, word, word, word, done + row * round_ < here, ASM)
+        target += 4 * ALL
+        done += ALL * round_
+
+
+@triton.jit(do_not_specialize=["n", "nbytes", "skew", "last_streams", "last_each"])
 def _read_bits(
     section, nbytes, skew, bounds, symbols, tables, limits, heads, out, memory, verdict,
-    n, last_streams, last_each, rounds, BINS: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.constexpr,
+    n, last_streams, last_each,
+    BINS: tl.constexpr, SYMBOL: tl.constexpr, PARTS: tl.constexpr, WARM: tl.constexpr, BLOCKS: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
-    """A lane for each stream; idle ones follow the first. The section begins ``skew`` bytes behind a multiple of 16."""
+    """A lane for each part of a stream, which has BLOCKS of 16 bytes of it, or is waiting for them.
+
+    The section begins ``skew`` bytes behind a multiple of 16.
+    """
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     room = shared.address_of(ASM)
+    ALL: tl.constexpr = PARTS * LANES
     if ASM == "":
-        memory += wide * (PREFIXES + 4 * BLOCKS * LANES)
+        memory += wide * (PREFIXES + (4 * BLOCKS + 3) * ALL)
     streams, each, here = share(chunk, n, last_streams, last_each)
     if tl.load(heads + 4 * wide) == 2:
-        lane = tl.arange(0, LANES)
+        lane = tl.arange(0, ALL)
+        stream = lane % LANES
+        part = lane // LANES
         tables += wide * PREFIXES
         for first in range(0, PREFIXES, 1024):
             entry = first + tl.arange(0, 1024)
@@ -137,12 +320,12 @@ def _read_bits(
         behind = tl.load(heads + 4 * wide + 2)
         size = (tl.load(bounds + chunk + 1) - begin).to(tl.int32)
         bits = tl.load(heads + 4 * wide + 3)
-        busy = lane < streams
-        last = lane == streams - 1
+        busy = stream < streams
+        last = stream == streams - 1
         size_in_bits = 8 * (size - bits).to(tl.int64)
-        start = _start(section + begin, behind, lane, busy)
-        before = _start(section + begin, behind, lane - 1, busy & (lane > 0))
-        end = _start(section + begin, behind, lane + 1, lane < streams - 1)
+        start = _start(section + begin, behind, stream, busy, ALL)
+        before = _start(section + begin, behind, stream - 1, busy & (stream > 0), ALL)
+        end = _start(section + begin, behind, stream + 1, stream < streams - 1, ALL)
         end = tl.where(last, size_in_bits, end)
         wrong = busy & ((start < before) | (start > size_in_bits))
         start = tl.where(wrong | (busy == 0), 0, start).to(tl.int32)
@@ -154,54 +337,89 @@ def _read_bits(
         section += from_byte // 16 * 16 - 16 - skew
         first_byte = tl.maximum(skew - from_byte // 16 * 16 + 16, -64).to(tl.int32)
         end_byte = tl.minimum(skew + nbytes - from_byte // 16 * 16 + 16, 1 << 30).to(tl.int32)
-        place = start + off
-        fetched = (place - 2) >> 7
         ring = room + 4 * PREFIXES + 16 * lane
-        for _ in tl.static_range(BLOCKS):
-            fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
-        shared.seal(ASM)
-
         symbols += wide * BINS
         limits += wide * 32
-        out += wide * rounds * (4 * LANES)
-        left = tl.where(busy, tl.minimum(here - lane * each, each), 0)
+        short = tl.load(limits + PREFIX) == 32768  # the table has all codes
         round_: tl.constexpr = 128 // SYMBOL
-        # What all streams have, if the table has all codes.
-        common = tl.where(tl.load(limits + PREFIX) == 32768, here - (streams - 1) * each, 0)
         tl.debug_barrier()
-        done = each * 0
-        while done < each:
-            fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
-            fetched = _fetch(section, first_byte, end_byte, ring, memory, place, fetched, ASM)
-            shared.seal(ASM)
-            shared.settle(ASM)
-            if done + round_ <= common:
-                place = _read_round(memory, room, ring, place, left, limits, symbols, out, False, BINS, SYMBOL, ASM)
+
+        place = start + off
+        own = tl.where(busy, tl.minimum(here - stream * each, each), 0)
+        if PARTS > 1:
+            stop = tl.where(busy, tl.minimum(end, size_in_bits), 0).to(tl.int32) + off
+            exchange = room + 4 * PREFIXES + 16 * BLOCKS * ALL
+            entered, earlier, upto, in_step = _find_parts(
+                section, first_byte, end_byte, memory, room, ring, exchange, stream, part, place, stop, limits, symbols,
+                short, PARTS, WARM, ALL, BLOCKS, BINS, ASM,
+            )  # fmt: skip
+            place = tl.where(in_step > 0, entered, place)
+            earlier = tl.where(in_step > 0, earlier, 0)
+            active = busy & tl.where(in_step > 0, earlier < own, part == 0)
+            # Bits that fill the last byte may look like further symbols.
+            ending = active & ((in_step == 0) | (upto >= own) | (part == PARTS - 1))
+            upto = tl.where(ending, own, upto)
+        else:
+            ending = busy
+            active = busy
+            earlier = own * 0
+            upto = own
+        # Sixteen bytes belong to the lane whose symbol is their first. It reads on to their end, into the next stream if
+        # need be, which follows at once; the next lane passes over as much.
+        begins = stream * each + earlier
+        row = (begins + round_ - 1) // round_
+        reach = tl.where(active, tl.minimum(row * round_, here) - begins, 0)
+        left = tl.where(ending, own - earlier, -1)
+        ended = place * 0 - 1
+        rows = tl.minimum(stream * each + upto + round_ - 1, here + round_ - 1) // round_
+        fetched = _first_eight(section, first_byte, end_byte, memory, ring, place, ALL, BLOCKS, ASM)
+        target = out + (wide * (_CHUNK // round_) + tl.where(row < rows, row, 0)) * 4
+        place, fetched, ended = _read_slowly(
+            section, first_byte, end_byte, memory, room, ring, place, fetched, reach, left, ended, limits, symbols,
+            target, lane < 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+        )  # fmt: skip
+        left -= reach
+        reach = tl.where(active, tl.minimum(rows * round_, here) - row * round_, 0)
+        most = tl.max((reach + round_ - 1) // round_, 0)
+        # What all have, if the table has all codes; the place behind a stream's last symbol is found slowly.
+        full = tl.where(ending, left - 1, reach)
+        common = tl.where(short, tl.min(tl.where(active, full, 1 << 20), 0) // round_, 0)
+        done = most * 0
+        while done < most:
+            if done < common:
+                place, fetched = _read_round(
+                    section, first_byte, end_byte, memory, room, ring, place, fetched, limits, symbols, target,
+                    reach > 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+                )  # fmt: skip
             else:
-                place = _read_round(memory, room, ring, place, left, limits, symbols, out, True, BINS, SYMBOL, ASM)
-            out += 4 * LANES
+                place, fetched, ended = _read_slowly(
+                    section, first_byte, end_byte, memory, room, ring, place, fetched, reach, left, ended, limits,
+                    symbols, target, reach > 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+                )  # fmt: skip
+            target += 4
             left -= round_
-            done += round_
-        place = (place - off).to(tl.int64)
-        wrong = wrong | (busy & (last == 0) & (place != end))
-        wrong = wrong | (last & ((place > size_in_bits) | (place <= size_in_bits - 8)))
-        unused = tl.minimum(tl.maximum(size_in_bits - place, 0), 7)
-        wrong = wrong | (last & ((final >> (8 - unused)) != 0))
+            reach -= round_
+            done += 1
+        behind_last = (ended - off).to(tl.int64)
+        wrong = wrong | (ending & (last == 0) & (behind_last != end))
+        past = (behind_last > size_in_bits) | (behind_last <= size_in_bits - 8)
+        unused = tl.minimum(tl.maximum(size_in_bits - behind_last, 0), 7)
+        wrong = wrong | (ending & last & (past | ((final >> (8 - unused)) != 0)))
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
+    if tl.load(heads + 4 * wide) == 0:
+        _fill(out, tl.load(heads + 4 * wide + 1), here, PARTS * LANES, SYMBOL, ASM)
 
 
 class Decoded(NamedTuple):
-    """Symbols of a section as its lanes left them: by chunk, then 16 bytes of each lane in turn."""
+    """Symbols of a section, and whether to trust them, both on the device."""
 
-    cut: Cut
-    packed: Tensor
-    heads: Tensor
+    symbols: Tensor
     verdict: Tensor
-    """Not 0 where they are not to be used."""
+    """0 for a section that is whole; the first bit for one that no coder wrote, the second for one with other modes."""
 
 
 def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
-    """The symbols, still out of order; None where the section is too short for its directory."""
+    """Its symbols; None where the section is too short for its directory."""
     cut, device = Cut.of(n, alphabet), section.device
     if section.numel() < 5 * cut.chunks:
         return None
@@ -209,78 +427,48 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     verdict = torch.zeros(1, dtype=torch.int32, device=device)
     bounds = torch.empty(cut.chunks + 1, dtype=torch.int64, device=device)
     lengths = torch.empty((cut.chunks, cut.bins), dtype=torch.int32, device=device)
-    symbols = torch.empty((cut.chunks, cut.bins), dtype=torch.int16, device=device)
+    ordered = torch.empty((cut.chunks, cut.bins), dtype=torch.int16, device=device)
     tables = torch.empty((cut.chunks, PREFIXES.value), dtype=torch.int32, device=device)
     limits = torch.empty((cut.chunks, 32), dtype=torch.int32, device=device)
     heads = torch.empty((cut.chunks, 4), dtype=torch.int32, device=device)
     read_books[(cut.chunks,)](
-        section, bounds, section.numel(), lengths, symbols, tables, limits, heads, verdict, alphabet,
+        section, bounds, section.numel(), lengths, ordered, tables, limits, heads, verdict, alphabet,
         cut.last_streams, BINS=cut.bins, num_warps=max(4, cut.warps),
     )  # fmt: skip
-    symbol_bits = 8 * symbol_dtype(alphabet).itemsize
-    rounds = num_buckets(cut.longest, 128 // symbol_bits)
-    packed = torch.empty((cut.chunks, rounds * 4 * LANES.value), dtype=torch.int32, device=device)
-    room = Room(4 * PREFIXES.value + 16 * BLOCKS.value * LANES.value, cut.chunks, device)
+    symbols = torch.empty(num_buckets(n, 16) * 16, dtype=symbol_dtype(alphabet), device=device)
+    parts = 1 if cut.chunks >= MANY else PARTS
+    blocks = 8 if parts == 1 else 4
+    room = Room(4 * PREFIXES.value + (16 * blocks + 12) * parts * LANES.value, cut.chunks, device)
     _read_bits[(cut.chunks,)](
-        section, section.numel(), section.data_ptr() % 16, bounds, symbols, tables, limits, heads, packed, room.memory,
-        verdict, n, cut.last_streams, cut.last_each, rounds, BINS=cut.bins, SYMBOL=symbol_bits, ASM=room.asm,
-        num_warps=1,
+        section, section.numel(), section.data_ptr() % 16, bounds, ordered, tables, limits, heads,
+        symbols.view(torch.int32), room.memory, verdict, n, cut.last_streams, cut.last_each, BINS=cut.bins,
+        SYMBOL=8 * symbols.element_size(), PARTS=parts, WARM=WARM, BLOCKS=blocks, ASM=room.asm,
+        num_warps=parts,
     )  # fmt: skip
-    return Decoded(cut, packed, heads, verdict)
+    return Decoded(symbols[:n], verdict)
 
 
-@triton.jit(do_not_specialize=["n", "last_streams", "last_each", "words", "alphabet"])
-def _arrange(
-    packed, heads, verdict, table, out, n, last_streams, last_each, words, alphabet, weight,
-    BINS: tl.constexpr, SYMBOL: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Symbols, or the values they stand for, to where they belong, unless the section is to be refused."""
-    chunk = tl.program_id(0)
-    wide = chunk.to(tl.int64)
-    streams, each, here = share(chunk, n, last_streams, last_each)
-    column = tl.program_id(1) * COLUMNS
-    if (tl.load(verdict) == 0) & (column < each):
-        at = tl.arange(0, LANES * COLUMNS)
-        lane = at // COLUMNS
-        inside = column + at % COLUMNS
-        place = lane * each + inside
-        there = (lane < streams) & (inside < each) & (place < here)
-        if tl.load(heads + 4 * wide) == 0:
-            symbol = tl.zeros((LANES * COLUMNS,), tl.int32) + tl.load(heads + 4 * wide + 1)
+@triton.jit(do_not_specialize=["alphabet"])
+def _look_up(symbols, verdict, table, out, n, alphabet, weight, BINS: tl.constexpr, SPAN: tl.constexpr, ADD: tl.constexpr):
+    """The values that symbols stand for, unless the section is to be refused."""
+    if tl.load(verdict) == 0:
+        begin = tl.program_id(0).to(tl.int64) * SPAN
+        at = tl.arange(0, SPAN)
+        symbol = tl.load(symbols + begin + at, mask=begin + at < n, other=0).to(tl.int32) & (BINS - 1)
+        if BINS <= 512:
+            bins = tl.arange(0, BINS)
+            value = tl.gather(tl.load(table + bins, mask=bins < alphabet, other=0.0), symbol, 0)
         else:
-            per: tl.constexpr = 128 // SYMBOL
-            found = (packed + wide * words).to(tl.pointer_type(tl.uint8 if SYMBOL == 8 else tl.int16))
-            found += (inside // per) * (per * LANES) + lane * per + inside % per
-            symbol = tl.load(found, mask=there, other=0).to(tl.int32)
-        out += wide * _CHUNK
-        if VALUES:
-            if BINS <= 512:
-                bins = tl.arange(0, BINS)
-                value = tl.gather(tl.load(table + bins, mask=bins < alphabet, other=0.0), symbol & (BINS - 1), 0)
-            else:
-                value = tl.load(table + symbol, mask=there, other=0.0)
-            if ADD:
-                value = tl.load(out + place, mask=there, other=0.0) + value * weight
-            tl.store(out + place, value, mask=there)
+            value = tl.load(table + tl.minimum(symbol, alphabet - 1))
+        if begin + SPAN <= n:
+            keep(out, at, begin, n, value, weight, ADD, False)
         else:
-            tl.store(out + place, symbol.to(out.dtype.element_ty), mask=there)
+            keep(out, at, begin, n, value, weight, ADD, True)
 
 
-def _launch(decoded: Decoded, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
-    cut, packed = decoded.cut, decoded.packed
-    _arrange[(cut.chunks, num_buckets(cut.longest, COLUMNS))](
-        packed, decoded.heads, decoded.verdict, out if table is None else table, out, cut.n, cut.last_streams,
-        cut.last_each, packed.shape[1], alphabet, weight or 0.0, BINS=cut.bins,
-        SYMBOL=8 * symbol_dtype(alphabet).itemsize, COLUMNS=COLUMNS,
-        VALUES=table is not None, ADD=weight is not None, **exact(num_warps=4),
+def look_up(decoded: Decoded, table: Tensor, out: Tensor, weight: float | None) -> None:
+    n, bins = out.numel(), max(32, 1 << (table.numel() - 1).bit_length())
+    _look_up[(num_buckets(n, LOOKED_UP),)](
+        decoded.symbols, decoded.verdict, table.to(out.device), out, n, table.numel(), weight or 0.0,
+        BINS=bins, SPAN=LOOKED_UP, ADD=weight is not None, **exact(num_warps=4),
     )  # fmt: skip
-
-
-def arrange_symbols(decoded: Decoded, alphabet: int) -> Tensor:
-    out = torch.empty(decoded.cut.n, dtype=symbol_dtype(alphabet), device=decoded.packed.device)
-    _launch(decoded, alphabet, None, out, None)
-    return out
-
-
-def arrange_floats(decoded: Decoded, table: Tensor, out: Tensor, weight: float | None) -> None:
-    _launch(decoded, table.numel(), table.to(out.device), out, weight)

@@ -123,17 +123,17 @@ def put_or(memory, address, bits, ASM: tl.constexpr):
 
 
 @triton.jit
-def store4(pointer, a, b, c, d, ASM: tl.constexpr):
+def store4(pointer, a, b, c, d, there, ASM: tl.constexpr):
     """Four words of global memory at a multiple of 16 bytes, at once."""
     if ASM == "":
-        tl.store(pointer, a)
-        tl.store(pointer + 1, b)
-        tl.store(pointer + 2, c)
-        tl.store(pointer + 3, d)
+        tl.store(pointer, a, mask=there)
+        tl.store(pointer + 1, b, mask=there)
+        tl.store(pointer + 2, c, mask=there)
+        tl.store(pointer + 3, d, mask=there)
     else:
         tl.inline_asm_elementwise(
-            "st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $2;", "=r,l,r,r,r,r", [pointer, a, b, c, d],
-            dtype=tl.int32, is_pure=False, pack=1,
+            "{ .reg .pred p; setp.ne.s32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $6; }",
+            "=r,l,r,r,r,r,r", [pointer, a, b, c, d, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
@@ -184,9 +184,14 @@ def seal(ASM: tl.constexpr):
 
 
 @triton.jit
-def settle(ASM: tl.constexpr):
-    """Waits for a thread's batches but for the latest one."""
+def settle(PENDING: tl.constexpr, ASM: tl.constexpr):
+    """Waits for a thread's batches but for so many, the latest ones."""
     if ASM != "":
-        tl.inline_asm_elementwise(
-            "cp.async.wait_group 1; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
-        )
+        if PENDING == 0:
+            wait: tl.constexpr = "cp.async.wait_group 0; mov.u32 $0, $1;"
+        elif PENDING == 1:
+            wait: tl.constexpr = "cp.async.wait_group 1; mov.u32 $0, $1;"
+        else:
+            tl.static_assert(PENDING == 5)
+            wait: tl.constexpr = "cp.async.wait_group 5; mov.u32 $0, $1;"
+        tl.inline_asm_elementwise(wait, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
