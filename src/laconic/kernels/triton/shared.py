@@ -27,6 +27,7 @@ __all__ = [
     "settle",
     "store",
     "store4",
+    "store_some",
 ]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -95,6 +96,17 @@ def store(memory, address, value, ASM: tl.constexpr):
         tl.inline_asm_elementwise(
             "st.shared.b32 [$1], $2; mov.u32 $0, $2;", "=r,r,r", [address, value],
             dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def store_some(memory, address, value, there, ASM: tl.constexpr):
+    if ASM == "":
+        tl.store(memory + (address >> 2), value, mask=there)
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.shared.b32 [$1], $2; mov.u32 $0, $3; }", "=r,r,r,r",
+            [address, value, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
