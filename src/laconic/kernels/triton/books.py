@@ -16,11 +16,16 @@ __all__ = [
     "book_at",
     "codes_at",
     "heads_at",
+    "known_words",
+    "limits_at",
+    "modes_at",
+    "order_at",
     "plan_books",
     "read_books",
     "record_words",
     "reverse32",
     "starts_at",
+    "table_at",
 ]
 
 PREFIX = tl.constexpr(12)
@@ -323,31 +328,60 @@ def _bounds(section, chunk):
     return begin, begin + tl.sum(own, 0), 4 * tl.num_programs(0) + tl.sum(all_, 0)
 
 
+# What a reader knows of a chunk: a row of lengths, then what is made of them.
+
+
+@triton.jit
+def order_at(BINS: tl.constexpr):
+    """The symbols in the order of their codes."""
+    return BINS
+
+
+@triton.jit
+def table_at(BINS: tl.constexpr):
+    """By the next PREFIX bits, lowest first, a symbol and in the lowest 8 bits its length; 0 for longer codes."""
+    return 2 * BINS
+
+
+@triton.jit
+def limits_at(BINS: tl.constexpr):
+    """By length, the first code that is longer; 16 words behind it what leads from a code to its place in the order."""
+    return 2 * BINS + PREFIXES
+
+
+@triton.jit
+def modes_at(BINS: tl.constexpr):
+    """Mode or -1, the constant symbol, where behind the chunk's begin the starts are and the bits, its bytes, and in two
+    words where it begins."""
+    return 2 * BINS + PREFIXES + 32
+
+
+def known_words(bins: int) -> int:
+    return 2 * bins + PREFIXES.value + 40
+
+
 @triton.jit(do_not_specialize=["nbytes", "alphabet", "last_streams"])
 def read_books(
     section,  # at a multiple of four bytes
-    bounds,  # [chunks + 1]: where a chunk begins
     nbytes,
-    scratch,  # [chunks, BINS]: lengths
-    symbols,  # [chunks, BINS]: the symbols in the order of their codes
-    tables,  # [chunks, PREFIXES]: by the next bits, lowest first, a symbol and in the lowest 8 bits its length, or 0
-    limits,  # [chunks, 32]: by length, the first code that is longer; behind it what leads from a code to its symbol
-    heads,  # [chunks, 4]: mode or -1, the constant symbol, where the starts begin and the bits, behind the chunk
+    known,  # [chunks, KNOWN]
     verdict,  # 1 for a section that no coder writes, 2 for one with chunks that are read elsewhere
     alphabet,
     last_streams,
     BINS: tl.constexpr,
+    KNOWN: tl.constexpr,
 ):
     """Modes and books of a section. What it says is believed as far as it lies within the chunk."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
     at = tl.arange(0, BINS)
-    lengths = scratch + wide * BINS
+    lengths = known + wide * KNOWN
+    symbols = lengths + order_at(BINS)
+    limits = lengths + limits_at(BINS)
+    modes = lengths + modes_at(BINS)
     tl.store(lengths + at, tl.zeros_like(at))
     begin, end, all_end = _bounds(section, chunk)
-    tl.store(bounds + chunk, begin)
-    tl.store(bounds + chunk + 1, end)
     tl.debug_barrier()
     there = (begin < end) & (end <= nbytes)
     # Bounds ascend, so they end well where the last one does.
@@ -371,8 +405,6 @@ def read_books(
 
     prefix = tl.arange(0, PREFIXES)
     window = (reverse32(prefix.to(tl.uint32)) >> (32 - _MAX_LENGTH)).to(tl.int32)
-    symbols += wide * BINS
-    limits += wide * 32
     length = tl.load(lengths + at)
     shortest = tl.zeros((PREFIXES,), tl.int32) + 1
     following = body * 0
@@ -383,7 +415,7 @@ def read_books(
         long += 1
         mine = (length == long).to(tl.int32)
         number = tl.sum(mine, 0)
-        tl.store(symbols + base + tl.cumsum(mine, 0) - 1, at.to(tl.int16), mask=mine == 1)
+        tl.store(symbols + base + tl.cumsum(mine, 0) - 1, at, mask=mine == 1)
         tl.store(limits + 16 + long, base - following)
         following += number
         base += number
@@ -395,16 +427,17 @@ def read_books(
     tl.debug_barrier()
     short = shortest <= PREFIX
     place = (window >> (15 - shortest)) + tl.load(limits + 16 + shortest, mask=short, other=0)
-    symbol_of = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=short, other=0).to(tl.int32)
-    tl.store(tables + wide * PREFIXES + prefix, tl.where(short, (symbol_of << 8) | shortest, 0))
+    symbol_of = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=short, other=0)
+    tl.store(lengths + table_at(BINS) + prefix, tl.where(short, (symbol_of << 8) | shortest, 0))
     complete = (filled == (1 << 15)) & (base >= 2)
     huffman = huffman & (behind >= 0) & (bits < body) & complete
     good = good | huffman
     elsewhere = there & ((mode == 1) | (mode == 3))
     said = tl.where(good, 0, tl.where(elsewhere, 2, 1))
     tl.atomic_or(verdict, said, mask=said > 0, sem="relaxed")
-    heads += wide * 4
-    tl.store(heads, tl.where(good, mode, -1))
-    tl.store(heads + 1, symbol)
-    tl.store(heads + 2, behind)
-    tl.store(heads + 3, bits)
+    tl.store(modes, tl.where(good, mode, -1))
+    tl.store(modes + 1, symbol)
+    tl.store(modes + 2, behind)
+    tl.store(modes + 3, bits)
+    tl.store(modes + 4, size.to(tl.int32))
+    tl.store((modes + 6).to(tl.pointer_type(tl.int64)), begin)

@@ -20,7 +20,17 @@ from torch import Tensor
 
 from laconic.kernels.interface import CHUNK, num_buckets, symbol_dtype
 from laconic.kernels.triton import shared
-from laconic.kernels.triton.books import PREFIX, PREFIXES, read_books, reverse32
+from laconic.kernels.triton.books import (
+    PREFIX,
+    PREFIXES,
+    known_words,
+    limits_at,
+    modes_at,
+    order_at,
+    read_books,
+    reverse32,
+    table_at,
+)
 from laconic.kernels.triton.parts import exact, keep, words_of
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.streams import LANES, Cut, share
@@ -66,7 +76,7 @@ def _entry(memory, room, low, high, limits, symbols, LONG: tl.constexpr, BINS: t
         more = PREFIX + 1 + (window >= tl.load(limits + 13)).to(tl.int32)
         more += (window >= tl.load(limits + 14)).to(tl.int32)
         at = (window >> (15 - more)) + tl.load(limits + 16 + more)
-        found = tl.load(symbols + tl.minimum(tl.maximum(at, 0), BINS - 1), mask=long, other=0).to(tl.int32)
+        found = tl.load(symbols + tl.minimum(tl.maximum(at, 0), BINS - 1), mask=long, other=0)
         entry = tl.where(long, (found << 8) | more, entry)
     return entry
 
@@ -291,9 +301,8 @@ def _fill(out, symbol, here, ALL: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.co
 
 @triton.jit(do_not_specialize=["n", "nbytes", "skew", "last_streams", "last_each"])
 def _read_bits(
-    section, nbytes, skew, bounds, symbols, tables, limits, heads, out, memory, verdict,
-    n, last_streams, last_each,
-    BINS: tl.constexpr, SYMBOL: tl.constexpr, PARTS: tl.constexpr, WARM: tl.constexpr, BLOCKS: tl.constexpr,
+    section, nbytes, skew, known, out, memory, verdict, n, last_streams, last_each,
+    BINS: tl.constexpr, KNOWN: tl.constexpr, SYMBOL: tl.constexpr, PARTS: tl.constexpr, WARM: tl.constexpr, BLOCKS: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
     """A lane for each part of a stream, which has BLOCKS of 16 bytes of it, or is waiting for them.
@@ -302,24 +311,26 @@ def _read_bits(
     """
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
+    out = out.to(tl.pointer_type(tl.int32))
     room = shared.address_of(ASM)
     ALL: tl.constexpr = PARTS * LANES
     if ASM == "":
         memory += wide * (PREFIXES + (4 * BLOCKS + 3) * ALL)
     streams, each, here = share(chunk, n, last_streams, last_each)
-    if tl.load(heads + 4 * wide) == 2:
+    known += wide * KNOWN
+    modes = known + modes_at(BINS)
+    if tl.load(modes) == 2:
         lane = tl.arange(0, ALL)
         stream = lane % LANES
         part = lane // LANES
-        tables += wide * PREFIXES
         for first in range(0, PREFIXES, 1024):
             entry = first + tl.arange(0, 1024)
-            shared.store(memory, room + 4 * entry, tl.load(tables + entry), ASM)
+            shared.store(memory, room + 4 * entry, tl.load(known + table_at(BINS) + entry), ASM)
 
-        begin = tl.load(bounds + chunk)
-        behind = tl.load(heads + 4 * wide + 2)
-        size = (tl.load(bounds + chunk + 1) - begin).to(tl.int32)
-        bits = tl.load(heads + 4 * wide + 3)
+        begin = tl.load((modes + 6).to(tl.pointer_type(tl.int64)))
+        behind = tl.load(modes + 2)
+        bits = tl.load(modes + 3)
+        size = tl.load(modes + 4)
         busy = stream < streams
         last = stream == streams - 1
         size_in_bits = 8 * (size - bits).to(tl.int64)
@@ -338,8 +349,8 @@ def _read_bits(
         first_byte = tl.maximum(skew - from_byte // 16 * 16 + 16, -64).to(tl.int32)
         end_byte = tl.minimum(skew + nbytes - from_byte // 16 * 16 + 16, 1 << 30).to(tl.int32)
         ring = room + 4 * PREFIXES + 16 * lane
-        symbols += wide * BINS
-        limits += wide * 32
+        symbols = known + order_at(BINS)
+        limits = known + limits_at(BINS)
         short = tl.load(limits + PREFIX) == 32768  # the table has all codes
         round_: tl.constexpr = 128 // SYMBOL
         tl.debug_barrier()
@@ -406,8 +417,8 @@ def _read_bits(
         unused = tl.minimum(tl.maximum(size_in_bits - behind_last, 0), 7)
         wrong = wrong | (ending & last & (past | ((final >> (8 - unused)) != 0)))
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
-    if tl.load(heads + 4 * wide) == 0:
-        _fill(out, tl.load(heads + 4 * wide + 1), here, PARTS * LANES, SYMBOL, ASM)
+    if tl.load(modes) == 0:
+        _fill(out, tl.load(modes + 1), here, PARTS * LANES, SYMBOL, ASM)
 
 
 class Decoded(NamedTuple):
@@ -425,24 +436,18 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
         return None
     section = words_of(section.contiguous())
     verdict = torch.zeros(1, dtype=torch.int32, device=device)
-    bounds = torch.empty(cut.chunks + 1, dtype=torch.int64, device=device)
-    lengths = torch.empty((cut.chunks, cut.bins), dtype=torch.int32, device=device)
-    ordered = torch.empty((cut.chunks, cut.bins), dtype=torch.int16, device=device)
-    tables = torch.empty((cut.chunks, PREFIXES.value), dtype=torch.int32, device=device)
-    limits = torch.empty((cut.chunks, 32), dtype=torch.int32, device=device)
-    heads = torch.empty((cut.chunks, 4), dtype=torch.int32, device=device)
+    known = torch.empty((cut.chunks, known_words(cut.bins)), dtype=torch.int32, device=device)
     read_books[(cut.chunks,)](
-        section, bounds, section.numel(), lengths, ordered, tables, limits, heads, verdict, alphabet,
-        cut.last_streams, BINS=cut.bins, num_warps=max(4, cut.warps),
+        section, section.numel(), known, verdict, alphabet, cut.last_streams,
+        BINS=cut.bins, KNOWN=known.shape[1], num_warps=max(4, cut.warps),
     )  # fmt: skip
     symbols = torch.empty(num_buckets(n, 16) * 16, dtype=symbol_dtype(alphabet), device=device)
     parts = 1 if cut.chunks >= MANY else PARTS
     blocks = 8 if parts == 1 else 4
     room = Room(4 * PREFIXES.value + (16 * blocks + 12) * parts * LANES.value, cut.chunks, device)
     _read_bits[(cut.chunks,)](
-        section, section.numel(), section.data_ptr() % 16, bounds, ordered, tables, limits, heads,
-        symbols.view(torch.int32), room.memory, verdict, n, cut.last_streams, cut.last_each, BINS=cut.bins,
-        SYMBOL=8 * symbols.element_size(), PARTS=parts, WARM=WARM, BLOCKS=blocks, ASM=room.asm,
+        section, section.numel(), section.data_ptr() % 16, known, symbols, room.memory, verdict,
+        n, cut.last_streams, cut.last_each, BINS=cut.bins, KNOWN=known.shape[1], SYMBOL=8 * symbols.element_size(), PARTS=parts, WARM=WARM, BLOCKS=blocks, ASM=room.asm,
         num_warps=parts,
     )  # fmt: skip
     return Decoded(symbols[:n], verdict)
