@@ -40,6 +40,8 @@ __all__ = ["Decoded", "huffman_read", "look_up"]
 _CHUNK = tl.constexpr(CHUNK)
 MANY = 160
 """Chunks that keep the device busy without being cut."""
+SHORT = 1024
+"""Symbols of a stream that is not worth it."""
 PARTS = 8
 WARM = 1536
 """Bits that a lane reads before its part."""
@@ -185,7 +187,8 @@ def _read_slowly(
     second = first
     number: tl.constexpr = 128 // SYMBOL
     turn = tl.program_id(0) * 0
-    while turn < number:
+    turns = tl.minimum(tl.max(reach, 0), number)
+    while turn < turns:
         if turn % 8 == 0:
             fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
         low, high = _bits(memory, ring, place, ALL, BLOCKS, ASM)
@@ -385,10 +388,11 @@ def _read_bits(
         rows = tl.minimum(stream * each + upto + round_ - 1, here + round_ - 1) // round_
         fetched = _first_eight(section, first_byte, end_byte, memory, ring, place, ALL, BLOCKS, ASM)
         target = out + (wide * (_CHUNK // round_) + tl.where(row < rows, row, 0)) * 4
-        place, fetched, ended = _read_slowly(
-            section, first_byte, end_byte, memory, room, ring, place, fetched, reach, left, ended, limits, symbols,
-            target, lane < 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
-        )  # fmt: skip
+        if tl.max(reach, 0) > 0:
+            place, fetched, ended = _read_slowly(
+                section, first_byte, end_byte, memory, room, ring, place, fetched, reach, left, ended, limits, symbols,
+                target, lane < 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+            )  # fmt: skip
         left -= reach
         reach = tl.where(active, tl.minimum(rows * round_, here) - row * round_, 0)
         most = tl.max((reach + round_ - 1) // round_, 0)
@@ -442,7 +446,7 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
         BINS=cut.bins, KNOWN=known.shape[1], num_warps=max(4, cut.warps),
     )  # fmt: skip
     symbols = torch.empty(num_buckets(n, 16) * 16, dtype=symbol_dtype(alphabet), device=device)
-    parts = 1 if cut.chunks >= MANY else PARTS
+    parts = 1 if cut.chunks >= MANY or cut.longest < SHORT else PARTS
     blocks = 8 if parts == 1 else 4
     room = Room(4 * PREFIXES.value + (16 * blocks + 12) * parts * LANES.value, cut.chunks, device)
     _read_bits[(cut.chunks,)](

@@ -171,13 +171,11 @@ def fetch16(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
     Both places are multiples of 16; ``byte`` is what is at the pointer. Where none is inside, nothing happens.
     """
     if ASM == "":
-        for k in tl.static_range(4):
-            word = tl.zeros_like(address)
-            for j in tl.static_range(4):
-                at = byte + (4 * k + j)
-                found = tl.load(pointer + (4 * k + j), mask=(at >= begin) & (at < end), other=0)
-                word = word | (found.to(tl.int32) << (8 * j))
-            tl.store(memory + (address >> 2) + k, word, mask=byte < end)
+        at = tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        bytes_ = byte[:, None, None] + at
+        found = tl.load(pointer[:, None, None] + at, mask=(bytes_ >= begin) & (bytes_ < end), other=0).to(tl.int32)
+        words = tl.sum(found << (8 * tl.arange(0, 4)[None, None, :]), 2)
+        tl.store(memory + (address >> 2)[:, None] + tl.arange(0, 4)[None, :], words, mask=(byte < end)[:, None])
     else:
         # Aligned blocks of which a byte is allocated are so as a whole.
         tl.inline_asm_elementwise(
