@@ -262,8 +262,10 @@ def _more_bits(words, whole, rest, word, held, count):
 
 @triton.jit
 def _read_classes(section, nbytes, begin, end, lengths, alphabet):
-    """Reads the book at byte ``begin`` into ``lengths``, which are zeros. Gives the byte behind it, from ``begin`` on, or
-    -1 where it makes no sense or goes past byte ``end``."""
+    """Reads the book at byte ``begin`` into ``lengths``, which are zeros: its bytes, or -1 where it makes no sense.
+
+    None at ``end`` or behind belongs to it.
+    """
     words, whole, rest = _words_at(section, nbytes, begin)
     size = 8 * (end - begin).to(tl.int32)
     word = size * 0
@@ -351,13 +353,13 @@ def limits_at(BINS: tl.constexpr):
 
 @triton.jit
 def modes_at(BINS: tl.constexpr):
-    """Mode or -1, the constant symbol, where behind the chunk's begin the starts are and the bits, its bytes, and in two
-    words where it begins."""
+    """Mode or -1, the constant symbol, bytes before the starts and before the bits, bytes in all; a word that is free;
+    in two words where the chunk begins."""
     return 2 * BINS + PREFIXES + 32
 
 
 def known_words(bins: int) -> int:
-    return 2 * bins + PREFIXES.value + 40
+    return 2 * bins + int(PREFIXES.value) + 40
 
 
 @triton.jit(do_not_specialize=["nbytes", "alphabet", "last_streams"])

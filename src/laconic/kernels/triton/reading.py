@@ -1,12 +1,12 @@
 """Huffman's code read on a GPU: a program for each chunk, a lane for each of its streams, symbol after symbol.
 
-What counts is how many cycles a lane waits for a symbol: for one look into a table in shared memory and a shift. What it
-needs of the section is called for long before.
+What counts is how many cycles a lane waits for a symbol: for one look into a table in shared memory and a shift. What
+it needs of the section is called for long before.
 
-A large tensor has as many chunks as the device has work for. Of a small one, streams are cut into parts, with a lane for
-each. A lane begins somewhat early, wherever that is: after some symbols it is in step with the code, as prefix codes
-have it. It reads its part once to see where it is in step and how many symbols that makes, and again to write them.
-Should a lane not be in step with the one before it, those of the first parts read all.
+A large tensor has as many chunks as the device has room for. The streams of a small one are cut into parts, with a lane
+for each. A lane begins somewhat early, wherever that is: after some symbols it is in step with the code, as happens
+with prefix codes. It reads its part once to see where it came into step and how many symbols that makes, and again to
+write them. Should a lane not be in step with the one before it, those of the first parts read all.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _pass_four(
 
 
 @triton.jit
-def _fetch(section, begin, end, memory, ring, place, fetched, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr):
+def _fetch(
+    section, begin, end, memory, ring, place, fetched, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr
+):
     """A block more where there is room for one: eight symbols leave none or one behind."""
     more = fetched < ((place - 2) >> 7) + BLOCKS
     byte = tl.where(more, 16 * fetched, end)
@@ -139,9 +141,7 @@ def _next_eight(
 
 
 @triton.jit
-def _first_eight(
-    section, begin, end, memory, ring, place, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr
-):
+def _first_eight(section, begin, end, memory, ring, place, ALL: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr):
     fetched = (place - 2) >> 7
     for _ in tl.static_range(BLOCKS):
         fetched = _fetch(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
@@ -212,7 +212,22 @@ def _pass_round(
         fetched = _next_eight(section, begin, end, memory, ring, place, fetched, ALL, BLOCKS, ASM)
         for _ in tl.static_range(2):
             place, entered, count = _pass_four(
-                memory, room, ring, place, from_, stop, entered, count, limits, symbols, ALL, BLOCKS, 4, False, BINS, ASM
+                memory,
+                room,
+                ring,
+                place,
+                from_,
+                stop,
+                entered,
+                count,
+                limits,
+                symbols,
+                ALL,
+                BLOCKS,
+                4,
+                False,
+                BINS,
+                ASM,
             )
     return place, fetched, entered, count
 
@@ -235,7 +250,8 @@ def _pass_slowly(
 @triton.jit
 def _find_parts(
     section, begin, end, memory, room, ring, exchange, stream, part, start, stop, limits, symbols, short,
-    PARTS: tl.constexpr, WARM: tl.constexpr, ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr,
+    PARTS: tl.constexpr, WARM: tl.constexpr, ALL: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """Where each part begins, how many symbols are before it and how many before the next; whether all is in step."""
     span = (tl.maximum(stop - start, 0) + PARTS - 1) // PARTS
@@ -305,8 +321,8 @@ def _fill(out, symbol, here, ALL: tl.constexpr, SYMBOL: tl.constexpr, ASM: tl.co
 @triton.jit(do_not_specialize=["n", "nbytes", "skew", "last_streams", "last_each"])
 def _read_bits(
     section, nbytes, skew, known, out, memory, verdict, n, last_streams, last_each,
-    BINS: tl.constexpr, KNOWN: tl.constexpr, SYMBOL: tl.constexpr, PARTS: tl.constexpr, WARM: tl.constexpr, BLOCKS: tl.constexpr,
-    ASM: tl.constexpr,
+    BINS: tl.constexpr, KNOWN: tl.constexpr, SYMBOL: tl.constexpr, PARTS: tl.constexpr, WARM: tl.constexpr,
+    BLOCKS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """A lane for each part of a stream, which has BLOCKS of 16 bytes of it, or is waiting for them.
 
@@ -316,14 +332,14 @@ def _read_bits(
     wide = chunk.to(tl.int64)
     out = out.to(tl.pointer_type(tl.int32))
     room = shared.address_of(ASM)
-    ALL: tl.constexpr = PARTS * LANES
+    lanes: tl.constexpr = PARTS * LANES
     if ASM == "":
-        memory += wide * (PREFIXES + (4 * BLOCKS + 3) * ALL)
+        memory += wide * (PREFIXES + (4 * BLOCKS + 3) * lanes)
     streams, each, here = share(chunk, n, last_streams, last_each)
     known += wide * KNOWN
     modes = known + modes_at(BINS)
     if tl.load(modes) == 2:
-        lane = tl.arange(0, ALL)
+        lane = tl.arange(0, lanes)
         stream = lane % LANES
         part = lane // LANES
         for first in range(0, PREFIXES, 1024):
@@ -337,9 +353,9 @@ def _read_bits(
         busy = stream < streams
         last = stream == streams - 1
         size_in_bits = 8 * (size - bits).to(tl.int64)
-        start = _start(section + begin, behind, stream, busy, ALL)
-        before = _start(section + begin, behind, stream - 1, busy & (stream > 0), ALL)
-        end = _start(section + begin, behind, stream + 1, stream < streams - 1, ALL)
+        start = _start(section + begin, behind, stream, busy, lanes)
+        before = _start(section + begin, behind, stream - 1, busy & (stream > 0), lanes)
+        end = _start(section + begin, behind, stream + 1, stream < streams - 1, lanes)
         end = tl.where(last, size_in_bits, end)
         wrong = busy & ((start < before) | (start > size_in_bits))
         start = tl.where(wrong | (busy == 0), 0, start).to(tl.int32)
@@ -362,10 +378,10 @@ def _read_bits(
         own = tl.where(busy, tl.minimum(here - stream * each, each), 0)
         if PARTS > 1:
             stop = tl.where(busy, tl.minimum(end, size_in_bits), 0).to(tl.int32) + off
-            exchange = room + 4 * PREFIXES + 16 * BLOCKS * ALL
+            exchange = room + 4 * PREFIXES + 16 * BLOCKS * lanes
             entered, earlier, upto, in_step = _find_parts(
                 section, first_byte, end_byte, memory, room, ring, exchange, stream, part, place, stop, limits, symbols,
-                short, PARTS, WARM, ALL, BLOCKS, BINS, ASM,
+                short, PARTS, WARM, lanes, BLOCKS, BINS, ASM,
             )  # fmt: skip
             place = tl.where(in_step > 0, entered, place)
             earlier = tl.where(in_step > 0, earlier, 0)
@@ -378,20 +394,20 @@ def _read_bits(
             active = busy
             earlier = own * 0
             upto = own
-        # Sixteen bytes belong to the lane whose symbol is their first. It reads on to their end, into the next stream if
-        # need be, which follows at once; the next lane passes over as much.
+        # Sixteen bytes belong to the lane whose symbol is their first. It reads on to their end, into the next stream
+        # if need be, which follows at once; the next lane passes over as much.
         begins = stream * each + earlier
         row = (begins + round_ - 1) // round_
         reach = tl.where(active, tl.minimum(row * round_, here) - begins, 0)
         left = tl.where(ending, own - earlier, -1)
         ended = place * 0 - 1
         rows = tl.minimum(stream * each + upto + round_ - 1, here + round_ - 1) // round_
-        fetched = _first_eight(section, first_byte, end_byte, memory, ring, place, ALL, BLOCKS, ASM)
+        fetched = _first_eight(section, first_byte, end_byte, memory, ring, place, lanes, BLOCKS, ASM)
         target = out + (wide * (_CHUNK // round_) + tl.where(row < rows, row, 0)) * 4
         if tl.max(reach, 0) > 0:
             place, fetched, ended = _read_slowly(
                 section, first_byte, end_byte, memory, room, ring, place, fetched, reach, left, ended, limits, symbols,
-                target, lane < 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+                target, lane < 0, lanes, BLOCKS, BINS, SYMBOL, ASM,
             )  # fmt: skip
         left -= reach
         reach = tl.where(active, tl.minimum(rows * round_, here) - row * round_, 0)
@@ -404,12 +420,12 @@ def _read_bits(
             if done < common:
                 place, fetched = _read_round(
                     section, first_byte, end_byte, memory, room, ring, place, fetched, limits, symbols, target,
-                    reach > 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+                    reach > 0, lanes, BLOCKS, BINS, SYMBOL, ASM,
                 )  # fmt: skip
             else:
                 place, fetched, ended = _read_slowly(
                     section, first_byte, end_byte, memory, room, ring, place, fetched, reach, left, ended, limits,
-                    symbols, target, reach > 0, ALL, BLOCKS, BINS, SYMBOL, ASM,
+                    symbols, target, reach > 0, lanes, BLOCKS, BINS, SYMBOL, ASM,
                 )  # fmt: skip
             target += 4
             left -= round_
@@ -451,14 +467,16 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
     room = Room(4 * PREFIXES.value + (16 * blocks + 12) * parts * LANES.value, cut.chunks, device)
     _read_bits[(cut.chunks,)](
         section, section.numel(), section.data_ptr() % 16, known, symbols, room.memory, verdict,
-        n, cut.last_streams, cut.last_each, BINS=cut.bins, KNOWN=known.shape[1], SYMBOL=8 * symbols.element_size(), PARTS=parts, WARM=WARM, BLOCKS=blocks, ASM=room.asm,
-        num_warps=parts,
+        n, cut.last_streams, cut.last_each, BINS=cut.bins, KNOWN=known.shape[1],
+        SYMBOL=8 * symbols.element_size(), PARTS=parts, WARM=WARM, BLOCKS=blocks, ASM=room.asm, num_warps=parts,
     )  # fmt: skip
     return Decoded(symbols[:n], verdict)
 
 
 @triton.jit(do_not_specialize=["alphabet"])
-def _look_up(symbols, verdict, table, out, n, alphabet, weight, BINS: tl.constexpr, SPAN: tl.constexpr, ADD: tl.constexpr):
+def _look_up(
+    symbols, verdict, table, out, n, alphabet, weight, BINS: tl.constexpr, SPAN: tl.constexpr, ADD: tl.constexpr
+):
     """The values that symbols stand for, unless the section is to be refused."""
     if tl.load(verdict) == 0:
         begin = tl.program_id(0).to(tl.int64) * SPAN

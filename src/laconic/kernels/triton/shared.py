@@ -30,6 +30,10 @@ __all__ = [
     "store_some",
 ]
 
+_WAIT_0 = tl.constexpr("cp.async.wait_group 0; mov.u32 $0, $1;")
+_WAIT_1 = tl.constexpr("cp.async.wait_group 1; mov.u32 $0, $1;")
+_WAIT_5 = tl.constexpr("cp.async.wait_group 5; mov.u32 $0, $1;")
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -197,11 +201,6 @@ def seal(ASM: tl.constexpr):
 def settle(PENDING: tl.constexpr, ASM: tl.constexpr):
     """Waits for a thread's batches but for so many, the latest ones."""
     if ASM != "":
-        if PENDING == 0:
-            wait: tl.constexpr = "cp.async.wait_group 0; mov.u32 $0, $1;"
-        elif PENDING == 1:
-            wait: tl.constexpr = "cp.async.wait_group 1; mov.u32 $0, $1;"
-        else:
-            tl.static_assert(PENDING == 5)
-            wait: tl.constexpr = "cp.async.wait_group 5; mov.u32 $0, $1;"
+        tl.static_assert(PENDING == 0 or PENDING == 1 or PENDING == 5)
+        wait: tl.constexpr = _WAIT_0 if PENDING == 0 else _WAIT_1 if PENDING == 1 else _WAIT_5
         tl.inline_asm_elementwise(wait, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)

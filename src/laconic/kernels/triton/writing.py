@@ -115,7 +115,7 @@ def _code(word, at, reach, memory, codes, K: tl.constexpr, BINS: tl.constexpr, S
 
 @triton.jit
 def _put(memory, room, held, filled, word, head, first, entry, behind, ASM: tl.constexpr):
-    """Two codes behind what is held, 30 bits at most, and a word of it into the room when it is full; the first stays."""
+    """Two codes behind what is held, 30 bits at most, and a word of it into the room when full; the first stays."""
     bits = (entry & 0xFFFF) | ((behind & 0xFFFF) << (entry >> 16))
     held = held | (bits.to(tl.uint64) << filled.to(tl.uint64))
     filled += (entry >> 16) + (behind >> 16)
