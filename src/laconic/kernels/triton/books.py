@@ -354,7 +354,8 @@ def limits_at(BINS: tl.constexpr):
 @triton.jit
 def modes_at(BINS: tl.constexpr):
     """Mode or -1, the constant symbol, bytes before the starts and before the bits, bytes in all; a word that is free;
-    in two words where the chunk begins."""
+    in two words where the chunk begins.
+    """
     return 2 * BINS + PREFIXES + 32
 
 
