@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from laconic.kernels.triton import shared
 from laconic.kernels.triton.streams import LANES, STREAMS
 
 __all__ = [
@@ -48,14 +49,14 @@ def reverse32(x):
 
 
 @triton.jit
-def _below(numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constexpr):
+def _below(memory, numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constexpr, ASM: tl.constexpr):
     """How many of ``count`` ascending numbers are below each value, or as large where EQUAL."""
     low = tl.zeros_like(value)
     high = low + count
     for _ in range(STEPS):
         middle = (low + high) >> 1
         open_ = low < high
-        found = tl.load(numbers + middle, mask=open_, other=0)
+        found = shared.load(memory, numbers + 4 * middle, ASM)
         if EQUAL:
             up = open_ & (found <= value)
         else:
@@ -66,13 +67,17 @@ def _below(numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constexpr):
 
 
 @triton.jit
-def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexpr, STEPS: tl.constexpr):
-    """The length of each leaf's code, in the order of ``keys`` (count and symbol, ascending)."""
+def _code_lengths(memory, room, keys, used, BINS: tl.constexpr, STEPS: tl.constexpr, ASM: tl.constexpr):
+    """The length of each leaf's code, in the order of ``keys`` (count and symbol, ascending). Takes 20 rows of room."""
+    leaves = room
+    packages = leaves + 4 * BINS
+    items = packages + 4 * BINS
+    places = items + 8 * BINS
     at = tl.arange(0, BINS)
     there = at < used
     weight = keys >> 12
-    tl.store(leaves + at, weight, mask=there)
-    tl.store(items + at, weight, mask=there)
+    shared.store_some(memory, leaves + 4 * at, weight, there, ASM)
+    shared.store_some(memory, items + 4 * at, weight, there, ASM)
     tl.debug_barrier()
     bits = used * 0
     for k in tl.static_range(12):
@@ -83,13 +88,14 @@ def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexp
     while level < limit:
         pairs = total // 2
         paired = at < pairs
-        package = tl.load(items + 2 * at, mask=paired, other=0) + tl.load(items + 2 * at + 1, mask=paired, other=0)
-        tl.store(packages + at, package, mask=paired)
+        package = shared.load(memory, items + 8 * at, ASM) + shared.load(memory, items + 8 * at + 4, ASM)
+        shared.store_some(memory, packages + 4 * at, package, paired, ASM)
         tl.debug_barrier()
-        place = at + _below(packages, pairs, weight, STEPS, False)
-        tl.store(items + place, weight, mask=there)
-        tl.store(places + level * BINS + at, place, mask=there)
-        tl.store(items + at + _below(leaves, used, package, STEPS, True), package, mask=paired)
+        place = at + _below(memory, packages, pairs, weight, STEPS, False, ASM)
+        shared.store_some(memory, items + 4 * place, weight, there, ASM)
+        shared.store_some(memory, places + 4 * (level * BINS + at), place, there, ASM)
+        behind = at + _below(memory, leaves, used, package, STEPS, True, ASM)
+        shared.store_some(memory, items + 4 * behind, package, paired, ASM)
         total = used + pairs
         level += 1
         tl.debug_barrier()
@@ -97,14 +103,14 @@ def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexp
     take = 2 * used - 2
     while level > 1:
         level -= 1
-        place = tl.load(places + level * BINS + at, mask=there, other=0)
+        place = shared.load(memory, places + 4 * (level * BINS + at), ASM)
         among = tl.sum((there & (place < take)).to(tl.int32), 0)
         length += (at < among).to(tl.int32)
         take = 2 * (take - among)
     return length + (at < tl.minimum(take, used)).to(tl.int32)
 
 
-# A chunk's record: 24 rows of scratch, then what is made of it.
+# A chunk's record: 24 rows of scratch, for where they are too many for shared memory, then what is made of it.
 
 
 @triton.jit
@@ -152,10 +158,12 @@ def plan_books(
     STEPS: tl.constexpr,
     RECORD: tl.constexpr,
     ROWS: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """All that is to be known of a chunk before its bits are written."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
+    room = shared.address_of(ASM)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
     counts += wide * (STREAMS * BINS)
     scratch = work + wide * RECORD
@@ -172,15 +180,15 @@ def plan_books(
     used = tl.sum((count > 0).to(tl.int32), 0)
     keys = tl.where(count > 0, (tl.minimum(count, (1 << 19) - 1) << 12) | at, 0x7FFFFFFF)
     keys = tl.sort(keys)
-    leaves, packages, items, places = scratch, scratch + BINS, scratch + 2 * BINS, scratch + 4 * BINS
-    by_leaf = _code_lengths(keys, used, leaves, packages, items, places, BINS, STEPS)
+    by_leaf = _code_lengths(scratch, room, keys, used, BINS, STEPS, ASM)
     # From the order of counts to that of symbols.
-    lengths, order = scratch + 20 * BINS, scratch + 21 * BINS
-    tl.store(lengths + at, tl.zeros_like(count))
+    lengths = room + 80 * BINS
+    order = room + 84 * BINS
+    shared.store(scratch, lengths + 4 * at, tl.zeros_like(count), ASM)
     tl.debug_barrier()
-    tl.store(lengths + (keys & 4095), by_leaf, mask=at < used)
+    shared.store_some(scratch, lengths + 4 * (keys & 4095), by_leaf, at < used, ASM)
     tl.debug_barrier()
-    length = tl.load(lengths + at)
+    length = shared.load(scratch, lengths + 4 * at, ASM)
 
     code = tl.zeros_like(count)
     following = used * 0
@@ -195,11 +203,11 @@ def plan_books(
 
     occurs = length > 0
     rank = tl.cumsum(occurs.to(tl.int32), 0) - 1
-    tl.store(order + rank, at, mask=occurs)
+    shared.store_some(scratch, order + 4 * rank, at, occurs, ASM)
     tl.debug_barrier()
     inner = occurs & (rank > 0)
-    before = tl.load(order + rank - 1, mask=inner, other=0)
-    class_before = tl.load(lengths + before, mask=inner, other=_FIRST_CLASS)
+    before = tl.where(inner, shared.load(scratch, order + 4 * tl.maximum(rank - 1, 0), ASM), 0)
+    class_before = tl.where(inner, shared.load(scratch, lengths + 4 * before, ASM), _FIRST_CLASS)
     run = tl.where(inner, at - before - 1, 0)
     below = tl.zeros_like(run)
     for k in tl.static_range(1, 12):

@@ -27,6 +27,8 @@ COUNTERS = 4096
 COUNTED = 2048
 """Symbols that a program counts at once."""
 WARPS = 4
+PLANNED = 256
+"""Symbols whose book is made in shared memory."""
 CLOSE = 1024
 """Codes that fit beside the bits in shared memory."""
 
@@ -311,9 +313,10 @@ def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
     )  # fmt: skip
     work = torch.empty((cut.chunks, record_words(cut.bins)), dtype=torch.int32, device=device)
     sizes = torch.empty(cut.chunks + 1, dtype=torch.int64, device=device)
+    room = Room(88 * cut.bins, 0, device)
     plan_books[(cut.chunks,)](
         counts, work, sizes, cut.last_streams, BINS=cut.bins, STEPS=cut.steps, RECORD=work.shape[1],
-        ROWS=max(1, min(8, 2048 // cut.bins)), num_warps=cut.warps,
+        ROWS=max(1, min(8, 2048 // cut.bins)), ASM=room.asm if cut.bins <= PLANNED else "", num_warps=cut.warps,
     )  # fmt: skip
     bits, near = _room_for_bits(cut.bins), cut.bins <= CLOSE
     room = Room(bits + 4 * cut.bins * near, cut.chunks * cut.streams, device)
