@@ -75,6 +75,34 @@ def test_sections_are_those_of_the_core(kind, n, alphabet):
     agree(kind, n, alphabet)
 
 
+def cut_into(parts: int, warm: int, monkeypatch) -> None:
+    """Let a reader cut short streams, too, and begin its parts so many bits early."""
+    from laconic.kernels.triton import reading
+
+    for name, value in (("PARTS", parts), ("WARM", warm), ("SHORT", 1)):
+        monkeypatch.setattr(reading, name, value)
+
+
+@pytest.mark.parametrize("warm", [0, 32])
+def test_streams_are_read_in_parts(warm, monkeypatch):
+    cut_into(4, warm, monkeypatch)
+    symbols = kinds.make("normal", 90, 20)
+    section = truth(symbols, 20)
+    assert torch.equal(ours().decode_symbols(placed(section), 90, 20).cpu(), symbols)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["even", "normal", "geometric", "skewed"])
+@pytest.mark.parametrize("parts, warm", [(1, 0), (8, 0), (8, 100), (8, 1536)])
+@pytest.mark.parametrize("n, alphabet", [(3000, 256), (3000, 4096), (70_000, 90)])
+def test_streams_in_parts_are_those_of_the_core(n, alphabet, parts, warm, kind, monkeypatch):
+    cut_into(parts, warm, monkeypatch)
+    symbols = kinds.make(kind, n, alphabet)
+    section = truth(symbols, alphabet)
+    assert torch.equal(ours().decode_symbols(placed(section), n, alphabet).cpu(), symbols)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
 @pytest.mark.parametrize("alphabet", [2, 3, 100, 256, 257, 4096])
@@ -112,9 +140,9 @@ def test_constant_chunks_stand_among_others():
     assert torch.equal(ours().decode_symbols(placed(section), CHUNK + 40, 7).cpu(), symbols)
 
 
-@pytest.mark.slow
-def test_sections_that_begin_between_words_are_read_and_written():
-    before, n = 61, 20
+@pytest.mark.parametrize("before", [60, pytest.param(56, marks=pytest.mark.slow), 61])
+def test_sections_that_begin_anywhere_are_read_and_written(before):
+    n = 20
     symbols = kinds.make("normal", n, 30)
     section = truth(symbols, 30)
     assert torch.equal(ours().decode_symbols(placed(section, before), n, 30).cpu(), symbols)
@@ -208,6 +236,34 @@ def test_a_handmade_book_is_read():
     section = sized(bytes([HUFFMAN]) + bits_to_bytes(THREE) + STREAM)
     assert not refused(section, 7, 16)
     assert answer(ours(), (section, 7, 16)).tolist() == [0, 1, 2, 0, 0, 2, 1]
+
+
+def unary(symbols) -> str:
+    """In a code of lengths 1, 2 to 15 and 15, as nobody would make it from counts."""
+    return "".join("1" * symbol + "0" * (symbol < 15) for symbol in symbols)
+
+
+LONG = u16(0) + u16(15) + "110" + "1000" + 14 * "101" + "0"
+
+
+def test_codes_that_are_longer_than_a_table_knows_are_read():
+    symbols = [15, 14, 0, 13, 15, 1, 12, 11, 2, 15, 15, 14, 0, 0, 13, 3, 12, 15]
+    section = sized(bytes([HUFFMAN]) + bits_to_bytes(LONG) + bits_to_bytes(unary(symbols)))
+    assert not refused(section, len(symbols), 16), "read as the core reads it"
+    assert refused(section[:-1], len(symbols), 16)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+def test_long_codes_of_many_streams_are_read_as_the_core_reads_them():
+    n, dice = 70_000, random.Random(3)
+    symbols = [dice.choice((0, 1, 13, 14, 15)) for _ in range(n)]
+    each = -(-n // 30)
+    bits = [unary(symbols[j * each : (j + 1) * each]) for j in range(30)]
+    starts = [sum(map(len, bits[:j])) for j in range(1, 30)]
+    head = bytes([HUFFMAN]) + bits_to_bytes(LONG)
+    for lie in (0, 1):
+        others = struct.pack("<29I", starts[0] + lie, *starts[1:])
+        assert refused(sized(head + others + bits_to_bytes("".join(bits))), n, 16) == bool(lie)
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -169,16 +169,15 @@ def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n
     import offline
 
     from laconic.kernels.interface import coded_limit, symbol_dtype
-    from laconic.kernels.triton import coding
+    from laconic.kernels.triton import reading, writing
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
     with offline.compiling() as made:
-        coding.huffman_write(symbols, alphabet, room)
-        decoded = coding.huffman_read(room, n, alphabet)
+        writing.huffman_write(symbols, alphabet, room)
+        decoded = reading.huffman_read(room, n, alphabet)
         assert decoded is not None
-        coding.arrange_symbols(decoded, alphabet)
         for weight in (None, 0.5):
-            coding.arrange_floats(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
-    assert len(made) == 9 and not any(map(offline.inexact, made.values()))
+            reading.look_up(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
+    assert len(made) == 7 and not any(map(offline.inexact, made.values()))

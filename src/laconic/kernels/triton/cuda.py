@@ -38,12 +38,13 @@ from laconic.kernels.triton import (
     packing,
     places,
     qsgd,
+    reading,
     selection,
     signs,
     ternary,
     together,
+    writing,
 )
-from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
 from laconic.kernels.triton.phases import MOST, STATE
 
@@ -446,14 +447,14 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     if coding != Coding.HUFFMAN:
         _tell(f"coding by {Coding(coding).name}", "has no GPU kernel")
         return hosted.code_symbols(symbols, alphabet, coding, out)
-    return int(huffman.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
+    return int(writing.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
 
 
 def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
+def _settled(decoded: reading.Decoded | None, n: int, alphabet: int) -> bool:
     """Whether all was Huffman's code; what no coder writes is refused."""
     verdict = 1 if decoded is None else int(decoded.verdict)
     if verdict & 1:
@@ -467,19 +468,18 @@ def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
-    decoded = huffman.huffman_read(section, n, alphabet)
-    symbols = None if decoded is None else huffman.arrange_symbols(decoded, alphabet)
-    if _settled(decoded, n, alphabet) and symbols is not None:
-        return symbols
+    decoded = reading.huffman_read(section, n, alphabet)
+    if _settled(decoded, n, alphabet) and decoded is not None:
+        return decoded.symbols
     return hosted.decode_symbols(section, n, alphabet)
 
 
 @_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
     n, alphabet = out.numel(), table.numel()
-    decoded = huffman.huffman_read(section, n, alphabet) if n else None
+    decoded = reading.huffman_read(section, n, alphabet) if n else None
     if decoded is not None:
-        huffman.arrange_floats(decoded, table, out, weight)
+        reading.look_up(decoded, table, out, weight)
     if not n or not _settled(decoded, n, alphabet):
         hosted.decode_values(section, table, out, weight)
 
