@@ -19,7 +19,7 @@ from laconic.kernels.interface import ALL, BITMAP, RICE, positions_limit, read_p
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-PHASED = ("phases", "marks", "largest", "placing", "selection", "grids")
+PHASED = ("phases", "marks", "gaps", "largest", "placing", "drawing", "selection", "grids")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def few_parts(monkeypatch):
         if hasattr(module, "_layout"):
             module._layout.cache_clear()
     yield
-    for name in ("largest", "placing"):
+    for name in ("largest", "placing", "drawing"):
         importlib.import_module(f"laconic.kernels.triton.{name}")._layout.cache_clear()
 
 
@@ -206,3 +206,14 @@ def test_launches_one_by_one_agree_with_all_in_one(spec):
         frame = laconic.encode(x, spec, seed=n)
         assert laconic.encode(x.cuda(), spec, seed=n) == frame
         assert laws.same_bits(laconic.decode(frame, device="cuda").cpu(), laconic.decode(frame))
+
+
+def test_sections_with_places_for_another_number_are_read_once_more():
+    """One value fewer than the codec keeps takes as many bytes: only the section's head tells."""
+    ours, other = laconic.codec("topk:0.3|qsgd:2"), laconic.codec("topk:0.299|qsgd:2")
+    packet = other.encode(laws.normal(1000))
+    packet = laconic.packet.Packet(str(ours), packet.spec, packet.sections)
+    assert read_positions_header(packet.sections[0], 1000).kept == 299 != ours.selector.expected(1000)
+    with kernels.use("triton"):
+        found = ours.decode(packet.to(torch.device(DEVICE)), out=torch.empty(1000, device=DEVICE))
+    assert laws.same_bits(found.cpu(), other.decode(other.encode(laws.normal(1000))))

@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic import notices
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
+from laconic.codecs.positional import coded_positions
 from laconic.errors import FrameError, InputError
 from laconic.kernels.interface import (
     FLOAT32_MAX,
@@ -250,9 +251,7 @@ class Adaptive(Quantizer):
         low, high = max(low, -limit) + 0.0, min(high, limit) + 0.0  # no -0
         if not positions.numel():
             return low, high, (arena.take(0), arena.take(0))
-        plan = kernels.positions_plan(positions, n)
-        place = arena.take(plan.nbytes)
-        kernels.positions_write(positions, n, plan, place)
+        place = coded_positions(positions, n, kernels, arena)
         exact = arena.take(4 * values.numel())
         exact.copy_(values.view(torch.uint8))
         return low, high, (place, exact)

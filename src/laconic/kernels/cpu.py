@@ -338,9 +338,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
 
 def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     positions, values, key = topk(x, k)
-    plan = positions_plan(positions, x.numel())
-    positions_write(positions, x.numel(), plan, out[: plan.nbytes])
-    return plan.nbytes, values, key
+    return positions_code(positions, x.numel(), out), values, key
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
@@ -404,6 +402,12 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
     mode, low_bits, nbytes = plan
     address, k = positions.data_ptr(), positions.numel()
     _core.write_positions(address, k, _is_wide(positions), mode, low_bits, nbytes, _bytes(out, nbytes))
+
+
+def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
+    plan = positions_plan(positions, n)
+    positions_write(positions, n, plan, out[: plan.nbytes])
+    return plan.nbytes
 
 
 def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:

@@ -70,12 +70,17 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
         out[low_end:] = bits_to_bytes(bits)
 
 
+def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
+    """Ascending positions, as few bytes as possible, in ``out``, which has ``positions_limit`` of them: how many."""
+    plan = positions_plan(positions, n)
+    positions_write(positions, n, plan, out[: plan.nbytes])
+    return plan.nbytes
+
+
 def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     """``topk`` with its positions in ``out``, of ``positions_limit`` bytes: how many it takes, values, and key."""
     positions, values, key = topk(x, k)
-    plan = positions_plan(positions, x.numel())
-    positions_write(positions, x.numel(), plan, out[: plan.nbytes])
-    return plan.nbytes, values, key
+    return positions_code(positions, x.numel(), out), values, key
 
 
 def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:

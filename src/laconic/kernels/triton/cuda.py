@@ -295,13 +295,10 @@ def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     n = x.numel()
     if x.dtype == torch.float64 or not n:
         positions, values, key = topk(x, k)
-        plan = positions_plan(positions, n)
-        positions_write(positions, n, plan, out[: plan.nbytes])
-        return plan.nbytes, values, key
+        return positions_code(positions, n, out), values, key
     found = selection.topk(x.to(torch.float32), k, out)
-    if not found.written:
-        positions_write(found.positions, n, found.plan, out[: found.plan.nbytes])
-    return found.plan.nbytes, found.values.to(x.dtype), found.key
+    nbytes = positions_code(found.positions, n, out) if found.nbytes is None else found.nbytes
+    return nbytes, found.values.to(x.dtype), found.key
 
 
 @_served
@@ -353,8 +350,7 @@ def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: flo
 # -------------------------------------------------------------------------------------------------------- positions
 
 
-positions_plan = places.positions_plan
-positions_write = _served(places.positions_write)
+positions_code = _served(places.positions_code)
 positions_read = _served(places.positions_read)
 place = _served(places.place)
 scatter = _served(places.scatter)

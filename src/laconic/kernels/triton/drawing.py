@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -29,7 +29,7 @@ from laconic.kernels.triton.largest import (
 )
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.parts import halves, hash32
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, wait_for_all
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, remembered, wait_for_all
 from laconic.kernels.triton.placing import GAPS, SPAN, WAYS, add_values, check_values, find_starts, place_tile
 
 __all__ = ["draw", "place", "positions"]
@@ -208,12 +208,13 @@ def _run(
     device = like.device
     counters = torch.zeros(STATE + 3 * bins + PARTS, dtype=torch.int32, device=device)
     work = torch.empty(layout.work, dtype=torch.int32, device=device)
-    arguments: tuple[Any, ...] = (
+    tensors = (
         counters if x is None else x.view(torch.int32), counters, work,
         counters if kept is None else kept.view(torch.int32), counters if values is None else values,
-        counters if out is None else out, n, k, layout.last, *halves(random.key(seed, random.POSITIONS)),
-        *layout.arguments, gain, weight or 0.0,
+        counters if out is None else out,
     )  # fmt: skip
+    keys = halves(random.key(seed, random.POSITIONS))
+    numbers = (n, k, layout.last, *keys, *layout.arguments, gain, weight or 0.0)
     constants = {
         "GATHER": x is not None, "ADD": add, "STARTED": not together and not add, "INFINITE": float("inf"),
         "LISTED": LISTED, "WORDS": WORDS, "BLOCK": BLOCK, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS,
@@ -222,7 +223,10 @@ def _run(
     grids = layout.grids[:7] if out is None else layout.grids
     if add:
         grids = (*grids[:8], num_buckets(k, GAPS))
-    launch(_phases, device, arguments, constants, grids, WARPS, together=together)
+    launch(
+        _phases, device, tensors, numbers, constants, grids, WARPS, together=together,
+        known=remembered("drawing", n, k, x is None, out is None, add),
+    )  # fmt: skip
     state = counters[:8].tolist()
     if not k <= state[MARKED] <= layout.room or state[KTH] >= bins**3 - 1:
         return None

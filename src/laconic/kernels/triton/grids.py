@@ -34,7 +34,7 @@ from laconic.kernels.triton.parts import (
     store_symbols,
     words_of,
 )
-from laconic.kernels.triton.phases import BARRIER, PARTS, SMALL, STATE, cut, launch, wait_for_all
+from laconic.kernels.triton.phases import BARRIER, PARTS, SMALL, STATE, cut, launch, remembered, wait_for_all
 
 __all__ = [
     "histogram",
@@ -256,8 +256,9 @@ def range_histogram(x: Tensor, bins: int, zero: bool, count: int, seed: int) -> 
     keys = halves(random.key(seed, random.SAMPLING))
     constants = exact(ZERO=zero, ALL=count == n, BINS=max(32, 2 * bins), SPAN=TILE, PARTS=PARTS)
     launch(
-        _range_histogram, x.device, (x, ends, state, n, span, parts, count, bins, *keys), constants,
+        _range_histogram, x.device, (x, ends, state), (n, span, parts, count, bins, *keys), constants,
         (parts, 1, num_buckets(count, TILE)), (4, 8, 4), together=n <= SMALL,
+        known=remembered("range", n, count, bins, zero),
     )  # fmt: skip
     return state
 
@@ -272,9 +273,12 @@ def uniform_encode(x: Tensor, levels: int, bounds: Tensor, packed: Tensor) -> Te
     grids: tuple[int, ...] = (parts, 1, num_buckets(n, TILE))
     if into.full < n:
         grids += (num_buckets((n - into.full) * bits, 8 * BYTES),)
-    arguments = (x, ends, state, first, into.target, into.tail, n, into.full, span, parts, levels)
+    tensors = (x, ends, state, first, into.target, into.tail)
     constants = exact(BITS=bits, PERIOD=period(bits), SPAN=TILE, BYTES=BYTES, PARTS=PARTS)
-    launch(_uniform_encode, x.device, arguments, constants, grids, (4, 8, 2, 4), together=n <= SMALL)
+    launch(
+        _uniform_encode, x.device, tensors, (n, into.full, span, parts, levels), constants, grids, (4, 8, 2, 4),
+        together=n <= SMALL, known=remembered("uniform", n, levels),
+    )  # fmt: skip
     into.copy_back()
     if first is not bounds:
         bounds.copy_(first)
