@@ -16,6 +16,7 @@ from laconic.kernels.interface import (
     low_bits_candidates,
     packed_nbytes,
     read_positions_header,
+    read_seed,
     write_bytes,
 )
 from laconic.kernels.reference.casts import all_finite
@@ -140,8 +141,8 @@ def grown(values: Tensor, gain: float) -> Tensor:
     return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
 
 
-def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
-    """``scatter``, to ``random_positions``, of values times a gain."""
-    positions = random_positions(out.numel(), values.numel(), seed, out)
+def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+    """``scatter``, to the ``random_positions`` of a section's seed, of values times a gain."""
+    positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
     values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)

@@ -335,16 +335,16 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
 
 
 @_served
-def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
-    found = drawing.draw(x, k, seed) if x.dtype == torch.float32 else None
-    return hosted.draw(x, k, seed) if found is None else found
+def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+    found = drawing.draw(x, k, seed, section) if x.dtype == torch.float32 else None
+    return hosted.draw(x, k, seed, section) if found is None else found
 
 
 @_served
-def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     float32 = values.dtype == out.dtype == torch.float32
-    if not float32 or not drawing.place(values, seed, gain, out, weight):
-        hosted.place_drawn(values, seed, gain, out, weight)
+    if not float32 or not drawing.place(section, values, gain, out, weight):
+        hosted.place_drawn(section, values, gain, out, weight)
 
 
 # -------------------------------------------------------------------------------------------------------- positions
