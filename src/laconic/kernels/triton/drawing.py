@@ -99,8 +99,8 @@ NUMBERS = (
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _phases(
-    x, counters, work, kept, values, section, out, n, k, last, low_seed, high_seed, low_key, high_key, tiles, per, parts,
-    room, span, chosen_parts, gain, weight,
+    x, counters, work, kept, values, section, out, n, k, last, low_seed, high_seed, low_key, high_key, tiles, per,
+    parts, room, span, chosen_parts, gain, weight,
     FIRST: tl.constexpr, LAST: tl.constexpr, GATHER: tl.constexpr, ADD: tl.constexpr, STARTED: tl.constexpr,
     INFINITE: tl.constexpr, LISTED: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, GAPS: tl.constexpr,
     SPAN: tl.constexpr, WAYS: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr, STREAM: tl.constexpr,
