@@ -27,9 +27,10 @@ from laconic.kernels.triton.largest import (
     list_marked,
     pick_digit,
 )
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.parts import halves, hash32
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, remembered, wait_for_all
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, wait_for_all
 from laconic.kernels.triton.placing import GAPS, SPAN, WAYS, add_values, check_values, find_starts, place_tile
 
 __all__ = ["draw", "place", "positions"]

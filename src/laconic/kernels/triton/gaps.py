@@ -13,8 +13,9 @@ from torch import Tensor
 
 from laconic.kernels.interface import RICE, PositionPlan, low_bits_candidates, num_buckets
 from laconic.kernels.reference.positions import plan_of
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.parts import low_part_place
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, remembered, wait_for_all
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, wait_for_all
 
 __all__ = ["GAPS", "clear_words", "code", "code_gaps", "sum_gaps"]
 

@@ -26,9 +26,10 @@ from torch import Tensor
 from laconic.kernels.interface import RICE, low_bits_candidates, num_buckets
 from laconic.kernels.reference.positions import plan_of
 from laconic.kernels.triton.gaps import GAPS, clear_words, code_gaps, sum_gaps
+from laconic.kernels.triton.launching import Known
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
 from laconic.kernels.triton.parts import hash32
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, Known, before, cut, launch, wait_for_all
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
 
 __all__ = [
     "BINS",

@@ -8,7 +8,7 @@ launches are what costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 
 from laconic.kernels.interface import num_buckets
+from laconic.kernels.triton import launching
+from laconic.kernels.triton.launching import Known
 
 __all__ = [
     "BARRIER",
@@ -26,11 +27,9 @@ __all__ = [
     "PARTS",
     "SMALL",
     "STATE",
-    "Known",
     "before",
     "cut",
     "launch",
-    "remembered",
     "wait_for_all",
 ]
 
@@ -80,19 +79,6 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-Known = dict[tuple[Any, ...], list[tuple[Callable[..., None], tuple[Any, ...]]]]
-"""Launches of one kernel for one size, by the kinds of its tensors: what starts each, and what follows its arguments.
-
-Triton works out for each launch which of a kernel's compiled forms serves, which takes longer than the launch itself.
-"""
-
-
-@lru_cache(maxsize=1024)
-def remembered(*size: Any) -> Known:
-    """What is known of a kernel for a size, which must settle all of its numbers that Triton compiles for."""
-    return {}
-
-
 def launch(
     kernel: Any,
     device: torch.device,
@@ -106,27 +92,15 @@ def launch(
     known: Known,
 ) -> None:
     """All phases of a kernel: in one launch, where the device can hold all of its programs, or one after the other."""
-    key = (device, *[(each.dtype, each.data_ptr() % 16 == 0) for each in tensors])
-    found = known.get(key)
-    if found is not None:
-        for start, rest in found:
-            start(*tensors, *numbers, *rest)
-        return
-    if together and device.type == "cuda":
-        count = _multiprocessors(device)
-        whole = {"FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
-        launches = [(count, {**constants, **whole})]
-    else:
-        launches = [
-            (count, {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]})
-            for phase, count in enumerate(grids)
-            if count
+
+    def launches() -> list[tuple[int, dict[str, Any]]]:
+        if together and device.type == "cuda":
+            whole = {"FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
+            return [(_multiprocessors(device), {**constants, **whole})]
+        return [
+            (programs, {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]})
+            for phase, programs in enumerate(grids)
+            if programs
         ]
-    made = []
-    for count, options in launches:
-        compiled = kernel[(count,)](*tensors, *numbers, **options)
-        if isinstance(compiled, CompiledKernel):  # not where launches are interpreted, or compiled alone
-            names = kernel.arg_names[len(tensors) + len(numbers) :]
-            made.append((compiled[(count, 1, 1)], tuple(options[name] for name in names)))
-    if len(made) == len(launches):
-        known[key] = made
+
+    launching.launch(kernel, tensors, numbers, known, launches)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels.interface import POSITIONS_HEADER, num_buckets
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.marks import popcount
 from laconic.kernels.triton.parts import low_part_place, words_of
 from laconic.kernels.triton.phases import (
@@ -35,7 +36,6 @@ from laconic.kernels.triton.phases import (
     before,
     cut,
     launch,
-    remembered,
     wait_for_all,
 )
 

@@ -14,9 +14,10 @@ from laconic.kernels.interface import num_buckets
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.triton.grids import sample
 from laconic.kernels.triton.largest import Largest, largest, list_marked
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.parts import exact
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, launch, remembered, wait_for_all
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, launch, wait_for_all
 from laconic.kernels.triton.select import Selector
 
 __all__ = ["above", "keys_of", "sampled_threshold", "topk"]
