@@ -85,7 +85,7 @@ ORDERS = {
 
 
 def test_the_k_largest_of_few_values_are_found_without_a_miss(misses):
-    for n, k in ((2, 1), (9, 8), (300, 100), (2348, 23)):
+    for n, k in ((2, 1), (300, 100), (2348, 23)):
         same_selection(laws.normal(n, seed=n), k)
     same_selection(torch.full((700,), -0.5), 40)
     same_selection(torch.zeros(300), 4)
@@ -94,17 +94,17 @@ def test_the_k_largest_of_few_values_are_found_without_a_miss(misses):
 
 def test_of_equal_magnitudes_the_lowest_index_wins():
     x = torch.randint(-2, 3, (2500,), generator=torch.Generator().manual_seed(1)).float()
-    for k in (1, 400, 2500):
+    for k in (400, 2500):
         same_selection(x, k)
 
 
-SOON = ("normal", "two values", "outliers")
+SOON = ("normal", "two values")
 
 
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=() if kind in SOON else pytest.mark.slow)
-     for kind in (*SOON, "zeros and a one", "constant", *ORDERS)],
+     for kind in (*SOON, "outliers", "zeros and a one", "constant", *ORDERS)],
 )  # fmt: skip
 def test_top_k_of_many_values_is_exact(kind, few_samples, misses):
     """Whether the sample leaves a few more than k, too many (ties, zeros), or values far above what it leaves."""
@@ -160,7 +160,7 @@ def test_sections_that_lie_are_refused_and_nothing_is_added(weight):
 
 
 @pytest.mark.parametrize("weight", [None, 0.5])
-@pytest.mark.parametrize("spec", ["topk:0.1", "topk:0.9", "randk:0.1"])
+@pytest.mark.parametrize("spec", ["topk:0.1", pytest.param("topk:0.9", marks=pytest.mark.slow), "randk:0.1"])
 def test_values_that_are_not_finite_are_refused_and_nothing_is_added(spec, weight):
     codec = laconic.codec(spec)
     for bad in (float("nan"), -float("inf")):

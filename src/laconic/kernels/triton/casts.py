@@ -51,7 +51,7 @@ def add_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:
     if n:
         how = exact(INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE, num_warps=4)
         launch(
-            _add_values, (values, out, flag), (n, weight or 0.0), remembered("add", n, weight is None),
+            _add_values, (values, out, flag), (n, float(weight or 0.0)), remembered("add", n, weight is None),
             lambda: [(num_buckets(n, TILE), how)],
         )  # fmt: skip
     return flag

@@ -258,7 +258,7 @@ def _run(
         counters if section is None else section, counters if out is None else out,
     )  # fmt: skip
     seeds = (0, 0, 0, 0) if seed is None else (*halves(seed), *halves(random.key(seed, random.POSITIONS)))
-    numbers = (n, k, layout.last, *seeds, *layout.arguments, gain, weight or 0.0)
+    numbers = (n, k, layout.last, *seeds, *layout.arguments, float(gain), float(weight or 0.0))
     constants = {
         "GATHER": x is not None, "ADD": add, "STARTED": not together and not add, "INFINITE": float("inf"),
         "LISTED": LISTED, "WORDS": WORDS, "BLOCK": BLOCK, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS,

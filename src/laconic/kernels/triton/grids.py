@@ -379,7 +379,7 @@ def uniform_decode(packed: Tensor, grid: UniformGrid, out: Tensor, weight: float
     how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
     launching.launch(
         _uniform_decode, (words_of(packed), out),
-        (n, n // GROUP * GROUP, *_double(grid.low), *width, grid.levels, weight or 0.0),
+        (n, n // GROUP * GROUP, *_double(grid.low), *width, grid.levels, float(weight or 0.0)),
         remembered("uniform back", n, bits, weight is None), lambda: [(num_buckets(n, TILE), how)],
     )  # fmt: skip
 
@@ -405,7 +405,7 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
     launching.launch(
         _table_decode, (words_of(packed), table.to(out.device), out),
-        (n, n // GROUP * GROUP, table.numel(), weight or 0.0), remembered("table", n, table.numel(), weight is None),
+        (n, n // GROUP * GROUP, table.numel(), float(weight or 0.0)), remembered("table", n, table.numel(), weight is None),
         lambda: [(num_buckets(n, TILE), how)],
     )  # fmt: skip
 

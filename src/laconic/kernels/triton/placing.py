@@ -356,7 +356,7 @@ def _run(
     tensors = (
         words_of(section), state if values is None else values, state, work, positions, state if out is None else out
     )  # fmt: skip
-    numbers = (n, k, weight or 0.0, *layout.arguments)
+    numbers = (n, k, float(weight or 0.0), *layout.arguments)
     constants = {
         "ADD": add, "CHECK": values is not None, "STARTED": started, "INFINITE": float("inf"),
         "WORDS": WORDS, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS, "enable_fp_fusion": False,
