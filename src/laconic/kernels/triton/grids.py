@@ -405,8 +405,8 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
     launching.launch(
         _table_decode, (words_of(packed), table.to(out.device), out),
-        (n, n // GROUP * GROUP, table.numel(), float(weight or 0.0)), remembered("table", n, table.numel(), weight is None),
-        lambda: [(num_buckets(n, TILE), how)],
+        (n, n // GROUP * GROUP, table.numel(), float(weight or 0.0)),
+        remembered("table", n, table.numel(), weight is None), lambda: [(num_buckets(n, TILE), how)],
     )  # fmt: skip
 
 
