@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic import notices
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
+from laconic.codecs.positional import coded_positions
 from laconic.errors import FrameError, InputError
 from laconic.kernels.interface import (
     FLOAT32_MAX,
@@ -250,9 +251,7 @@ class Adaptive(Quantizer):
         low, high = max(low, -limit) + 0.0, min(high, limit) + 0.0  # no -0
         if not positions.numel():
             return low, high, (arena.take(0), arena.take(0))
-        plan = kernels.positions_plan(positions, n)
-        place = arena.take(plan.nbytes)
-        kernels.positions_write(positions, n, plan, place)
+        place = coded_positions(positions, n, kernels, arena)
         exact = arena.take(4 * values.numel())
         exact.copy_(values.view(torch.uint8))
         return low, high, (place, exact)
@@ -286,9 +285,8 @@ class Adaptive(Quantizer):
         levels = self._read(side)
         if (reader is None) != (levels.number == 1):
             raise FrameError(f"{levels.number} levels do not go with {'no' if reader is None else 'coded'} symbols")
-        table = levels.table()
         if not self.tail or not side[1].numel():
-            _put(table, reader, out, weight)
+            _put(levels, reader, out, weight)
             return
         n = out.numel()
         header = read_positions_header(side[1], n)
@@ -300,7 +298,7 @@ class Adaptive(Quantizer):
         # What lies apart replaces its symbol; where values are added, it is added to what was there before.
         if weight is not None:
             values = out[positions] + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
-        _put(table, reader, out, weight)
+        _put(levels, reader, out, weight)
         out[positions] = values
 
     def _read(self, side: tuple[Tensor, ...]) -> Levels:
@@ -358,13 +356,27 @@ class _Packed(NamedTuple):
         self._check(out.numel(), table.numel())
         self.kernels.table_decode(self.packed, table, out, weight)
 
+    def bins(self, levels: Levels, out: Tensor, weight: float | None) -> None:
+        """``values`` of levels over a range. On a device they are worked out: a table would first be sent there."""
+        if self.packed.is_cpu or levels.zero:
+            self.values(levels.table(), out, weight)
+            return
+        self._check(out.numel(), levels.number)
+        self.kernels.uniform_decode(
+            self.packed, low=levels.origin, high=levels.other, levels=levels.number, out=out, weight=weight
+        )
+
     def _check(self, n: int, levels: int) -> None:
         wanted = packed_nbytes(n, symbol_bits(levels))
         if self.packed.numel() != wanted:
             raise FrameError(f"{levels} levels take {wanted} bytes, the frame has {self.packed.numel()}")
 
 
-def _put(table: Tensor, reader: SymbolReader | None, out: Tensor, weight: float | None) -> None:
+def _put(levels: Levels, reader: SymbolReader | None, out: Tensor, weight: float | None) -> None:
+    if isinstance(reader, _Packed):
+        reader.bins(levels, out, weight)
+        return
+    table = levels.table()
     if reader is not None:
         reader.values(table, out, weight)
     elif weight is None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from laconic.codecs.base import Head, Selected, Selector
-from laconic.kernels.interface import POSITIONS_HEADER, Kernels, PositionHeader, read_positions_header
+from laconic.kernels.interface import POSITIONS_HEADER, Kernels, PositionHeader, positions_limit, read_positions_header
 from laconic.packet import Arena
 
-__all__ = ["PositionalSelector"]
+__all__ = ["PositionalSelector", "coded_positions"]
+
+
+def coded_positions(positions: Tensor, n: int, kernels: Kernels, arena: Arena) -> Tensor:
+    """The section of ascending positions."""
+    room = arena.take(positions_limit(n, positions.numel()))
+    return arena.trim(room, kernels.positions_code(positions, n, room))
 
 
 class PositionalSelector(Selector):
@@ -22,10 +28,7 @@ class PositionalSelector(Selector):
         positions, values, key = self.choose(x, kernels, seed)
         if not positions.numel():
             return Selected(arena.take(0), values, 0)
-        plan = kernels.positions_plan(positions, x.numel())
-        section = arena.take(plan.nbytes)
-        kernels.positions_write(positions, x.numel(), plan, section)
-        return Selected(section, values, key)
+        return Selected(coded_positions(positions, x.numel(), kernels, arena), values, key)
 
     def head(self, section: Tensor, n: int) -> PositionHeader:
         return read_positions_header(section, n)

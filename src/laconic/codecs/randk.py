@@ -11,7 +11,7 @@ from laconic.codecs import checks
 from laconic.codecs.base import Head, SeedHeader, Selected, Selector, refuse_nonfinite
 from laconic.codecs.topk import kept
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, read_bytes, write_bytes
+from laconic.kernels.interface import Kernels, read_seed
 from laconic.packet import Arena
 
 __all__ = ["RandK"]
@@ -60,24 +60,27 @@ class RandK(Selector):
         """The same for values that need not be finite: workers of a sum find out together."""
         n = x.numel()
         section = arena.take(8)
-        write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-        return Selected(section, *kernels.draw(x, kept(self.keep, n), seed))
+        return Selected(section, *kernels.draw(x, kept(self.keep, n), seed, section))
 
     def expected(self, n: int) -> int:
         return kept(self.keep, n)
 
     def head(self, section: Tensor, n: int) -> SeedHeader:
-        if section.numel() != 8:
-            raise FrameError(f"a randk section holds a seed of 8 bytes, this one has {section.numel()}")
-        return SeedHeader(int.from_bytes(read_bytes(section, 8), "little"), kept(self.keep, n))
+        self._check(section)
+        return SeedHeader(read_seed(section), kept(self.keep, n))
 
     def positions(self, section: Tensor, n: int, head: Head, kernels: Kernels) -> Tensor:
         assert isinstance(head, SeedHeader)
         return kernels.random_positions(n, head.kept, head.seed, section)
 
     def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
-        kernels.place_drawn(values, self.head(section, out.numel()).seed, self.gain(out.numel()), out, weight)
+        self._check(section)
+        kernels.place_drawn(section, values, self.gain(out.numel()), out, weight)
         return True
+
+    def _check(self, section: Tensor) -> None:
+        if section.numel() != 8:
+            raise FrameError(f"a randk section holds a seed of 8 bytes, this one has {section.numel()}")
 
     def gain(self, n: int) -> float:
         return n / kept(self.keep, n) if self.scale and n else 1.0

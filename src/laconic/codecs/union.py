@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.base import Selected
-from laconic.codecs.positional import PositionalSelector
+from laconic.codecs.positional import PositionalSelector, coded_positions
 from laconic.kernels.interface import NONFINITE, Kernels
 from laconic.packet import Arena
 
@@ -53,7 +53,4 @@ class Union(PositionalSelector):
         if not positions.numel():
             return None
         positions = positions.to(torch.int32 if n <= 1 << 31 else torch.int64)
-        plan = kernels.positions_plan(positions, n)
-        section = arena.take(plan.nbytes)
-        kernels.positions_write(positions, n, plan, section)
-        return Selected(section, x.index_select(0, positions), NONFINITE - 1)
+        return Selected(coded_positions(positions, n, kernels, arena), x.index_select(0, positions), NONFINITE - 1)

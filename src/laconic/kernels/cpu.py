@@ -36,10 +36,12 @@ from laconic.kernels.interface import (
     num_buckets,
     packed_nbytes,
     read_positions_header,
+    read_seed,
     symbol_bits,
     symbol_dtype,
     trits_nbytes,
     write_bytes,
+    write_seed,
 )
 from laconic.kernels.reference.positions import grown
 from laconic.kernels.reference.sums import read_floats
@@ -338,9 +340,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
 
 def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     positions, values, key = topk(x, k)
-    plan = positions_plan(positions, x.numel())
-    positions_write(positions, x.numel(), plan, out[: plan.nbytes])
-    return plan.nbytes, values, key
+    return positions_code(positions, x.numel(), out), values, key
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
@@ -388,7 +388,8 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return positions
 
 
-def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
+def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+    write_seed(section, seed)
     key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
     return x.index_select(0, random_positions(x.numel(), k, seed, x)), key
 
@@ -404,6 +405,12 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
     mode, low_bits, nbytes = plan
     address, k = positions.data_ptr(), positions.numel()
     _core.write_positions(address, k, _is_wide(positions), mode, low_bits, nbytes, _bytes(out, nbytes))
+
+
+def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
+    plan = positions_plan(positions, n)
+    positions_write(positions, n, plan, out[: plan.nbytes])
+    return plan.nbytes
 
 
 def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
@@ -427,8 +434,8 @@ def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) ->
     return True
 
 
-def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
-    positions = random_positions(out.numel(), values.numel(), seed, out)
+def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+    positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
     values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
 

@@ -26,10 +26,15 @@ def splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def stream_word(stream: int) -> int:
+    """What tells the streams of a seed apart."""
+    return stream * 0xD1B54A32D192ED03 & M64
+
+
 @lru_cache(maxsize=256)
 def key(seed: int, stream: int) -> int:
     """The 64-bit key of one stream of a seed: low and high word enter the two rounds."""
-    return splitmix64(splitmix64(seed & M64) ^ (stream * 0xD1B54A32D192ED03 & M64))
+    return splitmix64(splitmix64(seed & M64) ^ stream_word(stream))
 
 
 def _times(a: Tensor, c: int | Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.positions import (
     place,
     place_drawn,
+    positions_code,
     positions_plan,
     positions_read,
     positions_write,
@@ -92,6 +93,7 @@ __all__ = [
     "pairwise_sum",
     "place",
     "place_drawn",
+    "positions_code",
     "positions_plan",
     "positions_read",
     "positions_write",

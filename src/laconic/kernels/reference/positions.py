@@ -16,6 +16,7 @@ from laconic.kernels.interface import (
     low_bits_candidates,
     packed_nbytes,
     read_positions_header,
+    read_seed,
     write_bytes,
 )
 from laconic.kernels.reference.casts import all_finite
@@ -70,12 +71,17 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
         out[low_end:] = bits_to_bytes(bits)
 
 
+def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
+    """Ascending positions, as few bytes as possible, in ``out``, which has ``positions_limit`` of them: how many."""
+    plan = positions_plan(positions, n)
+    positions_write(positions, n, plan, out[: plan.nbytes])
+    return plan.nbytes
+
+
 def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     """``topk`` with its positions in ``out``, of ``positions_limit`` bytes: how many it takes, values, and key."""
     positions, values, key = topk(x, k)
-    plan = positions_plan(positions, x.numel())
-    positions_write(positions, x.numel(), plan, out[: plan.nbytes])
-    return plan.nbytes, values, key
+    return positions_code(positions, x.numel(), out), values, key
 
 
 def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
@@ -135,8 +141,8 @@ def grown(values: Tensor, gain: float) -> Tensor:
     return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
 
 
-def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
-    """``scatter``, to ``random_positions``, of values times a gain."""
-    positions = random_positions(out.numel(), values.numel(), seed, out)
+def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+    """``scatter``, to the ``random_positions`` of a section's seed, of values times a gain."""
+    positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
     values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE
+from laconic.kernels.interface import NONFINITE, write_seed
 from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.reference.sums import FLOAT32_MAX
 
@@ -85,6 +85,10 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return order.sort().values.to(index_dtype(n))
 
 
-def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
-    """The values at ``random_positions``, and the key of all of x: what is not sent must be finite, too."""
+def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+    """The values at ``random_positions``, and the key of all of x: what is not sent must be finite, too.
+
+    The section, of 8 bytes, is told the seed.
+    """
+    write_seed(section, seed)
     return x[random_positions(x.numel(), k, seed, x).long()], key_of_any(x)

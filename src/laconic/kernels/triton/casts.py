@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import num_buckets
-from laconic.kernels.triton.launching import launch
+from laconic.kernels.triton.launching import launch, remembered
 from laconic.kernels.triton.parts import TILE, exact, keep, load_tile
 
 __all__ = ["add_momentum", "add_values", "cast_encode"]
@@ -50,7 +50,10 @@ def add_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:
     n = out.numel()
     if n:
         how = exact(INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE, num_warps=4)
-        launch(_add_values, num_buckets(n, TILE), (values, out, flag, n, weight or 0.0), how)
+        launch(
+            _add_values, (values, out, flag), (n, float(weight or 0.0)), remembered("add", n, weight is None),
+            lambda: [(num_buckets(n, TILE), how)],
+        )  # fmt: skip
     return flag
 
 
@@ -76,5 +79,8 @@ def cast_encode(x: Tensor, out: Tensor, limit: float, bf16: bool) -> Tensor:
     """Round float32 to 16 bits, in an int16 tensor, saturating; the key, and how many values saturated."""
     seen = torch.zeros(2, dtype=torch.int64, device=x.device)
     how = exact(BF16=bf16, SPAN=TILE, num_warps=4)
-    launch(_cast_encode, num_buckets(x.numel(), TILE), (x, out, seen, x.numel(), limit), how)
+    launch(
+        _cast_encode, (x, out, seen), (x.numel(), limit), remembered("cast", x.numel(), bf16),
+        lambda: [(num_buckets(x.numel(), TILE), how)],
+    )  # fmt: skip
     return seen

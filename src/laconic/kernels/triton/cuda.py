@@ -324,13 +324,10 @@ def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     n = x.numel()
     if x.dtype == torch.float64 or not n:
         positions, values, key = topk(x, k)
-        plan = positions_plan(positions, n)
-        positions_write(positions, n, plan, out[: plan.nbytes])
-        return plan.nbytes, values, key
+        return positions_code(positions, n, out), values, key
     found = selection.topk(x.to(torch.float32), k, out)
-    if not found.written:
-        positions_write(found.positions, n, found.plan, out[: found.plan.nbytes])
-    return found.plan.nbytes, found.values.to(x.dtype), found.key
+    nbytes = positions_code(found.positions, n, out) if found.nbytes is None else found.nbytes
+    return nbytes, found.values.to(x.dtype), found.key
 
 
 @_served
@@ -367,23 +364,22 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
 
 
 @_served
-def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int]:
-    found = drawing.draw(x, k, seed) if x.dtype == torch.float32 else None
-    return hosted.draw(x, k, seed) if found is None else found
+def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+    found = drawing.draw(x, k, seed, section) if x.dtype == torch.float32 else None
+    return hosted.draw(x, k, seed, section) if found is None else found
 
 
 @_served
-def place_drawn(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> None:
+def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     float32 = values.dtype == out.dtype == torch.float32
-    if not float32 or not drawing.place(values, seed, gain, out, weight):
-        hosted.place_drawn(values, seed, gain, out, weight)
+    if not float32 or not drawing.place(section, values, gain, out, weight):
+        hosted.place_drawn(section, values, gain, out, weight)
 
 
 # -------------------------------------------------------------------------------------------------------- positions
 
 
-positions_plan = places.positions_plan
-positions_write = _served(places.positions_write)
+positions_code = _served(places.positions_code)
 positions_read = _served(places.positions_read)
 place = _served(places.place)
 scatter = _served(places.scatter)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,6 +27,7 @@ from laconic.kernels.triton.largest import (
     list_marked,
     pick_digit,
 )
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.parts import halves, hash32
 from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, wait_for_all
@@ -40,6 +41,25 @@ BINS, MORE_BINS = 256, 1024
 MARKED, KEY, KTH, BAD = 1, 2, 5, 7
 WARPS = (4, 4, 8, 8, 8, 8, 8, 8, 4)
 """Of a program, when a phase has a launch of its own."""
+
+
+@triton.jit
+def _splitmix64(x):
+    x += 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _keys(section, STREAM: tl.constexpr):
+    """``random.key`` of the seed in a section, as two int32."""
+    words = section.to(tl.pointer_type(tl.int32))
+    low = tl.load(words).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(words + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    key = _splitmix64(_splitmix64(low | (high << 32)) ^ STREAM)
+    low_key = (key & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+    return low_key, (key >> 32).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -61,19 +81,39 @@ def _distances(
     tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
 
 
-NUMBERS = ("k", "last", "low_key", "high_key", "tiles", "per", "parts", "room", "span", "chosen_parts")
+NUMBERS = (
+    "k",
+    "last",
+    "low_seed",
+    "high_seed",
+    "low_key",
+    "high_key",
+    "tiles",
+    "per",
+    "parts",
+    "room",
+    "span",
+    "chosen_parts",
+)
 """Arguments that no kernel is compiled anew for."""
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _phases(
-    x, counters, work, kept, values, out, n, k, last, low_key, high_key, tiles, per, parts, room, span, chosen_parts,
-    gain, weight,
+    x, counters, work, kept, values, section, out, n, k, last, low_seed, high_seed, low_key, high_key, tiles, per,
+    parts, room, span, chosen_parts, gain, weight,
     FIRST: tl.constexpr, LAST: tl.constexpr, GATHER: tl.constexpr, ADD: tl.constexpr, STARTED: tl.constexpr,
     INFINITE: tl.constexpr, LISTED: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, GAPS: tl.constexpr,
-    SPAN: tl.constexpr, WAYS: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr,
+    SPAN: tl.constexpr, WAYS: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr, STREAM: tl.constexpr,
+    READ: tl.constexpr, TELL: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
+    if READ:
+        low_key, high_key = _keys(section, STREAM)
+    elif TELL:
+        if program == 0:
+            tl.store(section.to(tl.pointer_type(tl.int32)), low_seed)
+            tl.store(section.to(tl.pointer_type(tl.int32)) + 1, high_seed)
     state = counters
     digits = counters + 16
     marks = digits + 3 * BINS
@@ -189,9 +229,10 @@ def _layout(n: int, k: int, bins: int) -> _Layout | None:
 def _run(
     n: int,
     k: int,
-    seed: int,
     like: Tensor,
     *,
+    seed: int | None = None,
+    section: Tensor | None = None,
     x: Tensor | None = None,
     kept: Tensor | None = None,
     values: Tensor | None = None,
@@ -199,30 +240,38 @@ def _run(
     gain: float = 1.0,
     weight: float | None = None,
 ) -> tuple[Tensor, list[int]] | None:
-    """Positions and state; None where too few or too many hashes were marked, or none can be."""
+    """Positions and state; None where too few or too many hashes were marked, or none can be.
+
+    The seed is told to the section, or, if it is None, read from there.
+    """
     together, add = n <= SMALL, weight is not None
     bins = MORE_BINS if together else BINS
     layout = _layout(n, k, bins)
-    if layout is None:
+    if layout is None or (section is not None and section.data_ptr() % 4):
         return None
     device = like.device
     counters = torch.zeros(STATE + 3 * bins + PARTS, dtype=torch.int32, device=device)
     work = torch.empty(layout.work, dtype=torch.int32, device=device)
-    arguments: tuple[Any, ...] = (
+    tensors = (
         counters if x is None else x.view(torch.int32), counters, work,
         counters if kept is None else kept.view(torch.int32), counters if values is None else values,
-        counters if out is None else out, n, k, layout.last, *halves(random.key(seed, random.POSITIONS)),
-        *layout.arguments, gain, weight or 0.0,
+        counters if section is None else section, counters if out is None else out,
     )  # fmt: skip
+    seeds = (0, 0, 0, 0) if seed is None else (*halves(seed), *halves(random.key(seed, random.POSITIONS)))
+    numbers = (n, k, layout.last, *seeds, *layout.arguments, float(gain), float(weight or 0.0))
     constants = {
         "GATHER": x is not None, "ADD": add, "STARTED": not together and not add, "INFINITE": float("inf"),
         "LISTED": LISTED, "WORDS": WORDS, "BLOCK": BLOCK, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS,
-        "BINS": bins, "enable_fp_fusion": False,
+        "BINS": bins, "STREAM": random.stream_word(random.POSITIONS), "READ": seed is None, "TELL": section is not None,
+        "enable_fp_fusion": False,
     }  # fmt: skip
     grids = layout.grids[:7] if out is None else layout.grids
     if add:
         grids = (*grids[:8], num_buckets(k, GAPS))
-    launch(_phases, device, arguments, constants, grids, WARPS, together=together)
+    launch(
+        _phases, device, tensors, numbers, constants, grids, WARPS, together=together,
+        known=remembered("drawing", n, k, x is None, section is None, out is None, add),
+    )  # fmt: skip
     state = counters[:8].tolist()
     if not k <= state[MARKED] <= layout.room or state[KTH] >= bins**3 - 1:
         return None
@@ -231,20 +280,22 @@ def _run(
 
 def positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
     """k positions with the smallest hashes, ascending (int32); None in the rare case that they are not found."""
-    found = _run(n, k, seed, like)
+    found = _run(n, k, like, seed=seed)
     return None if found is None else found[0]
 
 
-def draw(x: Tensor, k: int, seed: int) -> tuple[Tensor, int] | None:
-    """The float32 values there, and the key of all of x."""
+def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int] | None:
+    """The float32 values there, and the key of all of x; the section is told the seed."""
     kept = torch.empty(k, dtype=torch.float32, device=x.device)
-    found = _run(x.numel(), k, seed, x, x=x, kept=kept)
+    found = _run(x.numel(), k, x, seed=seed, section=section, x=x, kept=kept)
     return None if found is None else (kept, found[1][KEY])
 
 
-def place(values: Tensor, seed: int, gain: float, out: Tensor, weight: float | None) -> bool:
-    """Float32 values times the gain where they were drawn, zeros elsewhere; or added. False: nothing has happened."""
-    found = _run(out.numel(), values.numel(), seed, out, values=values, out=out, gain=gain, weight=weight)
+def place(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> bool:
+    """Float32 values times the gain where they were drawn, zeros elsewhere; or added. False: nothing was added."""
+    found = _run(
+        out.numel(), values.numel(), out, section=section, values=values, out=out, gain=gain, weight=weight
+    )  # fmt: skip
     if found is None:
         return False
     if found[1][BAD]:

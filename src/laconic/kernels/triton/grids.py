@@ -21,6 +21,7 @@ from laconic.kernels.interface import (
     symbol_dtype,
 )
 from laconic.kernels.triton import launching
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.packing import BYTES, Packed, pack_tail
 from laconic.kernels.triton.parts import (
     TILE,
@@ -256,8 +257,9 @@ def range_histogram(x: Tensor, bins: int, zero: bool, count: int, seed: int) -> 
     keys = halves(random.key(seed, random.SAMPLING))
     constants = exact(ZERO=zero, ALL=count == n, BINS=max(32, 2 * bins), SPAN=TILE, PARTS=PARTS)
     launch(
-        _range_histogram, x.device, (x, ends, state, n, span, parts, count, bins, *keys), constants,
+        _range_histogram, x.device, (x, ends, state), (n, span, parts, count, bins, *keys), constants,
         (parts, 1, num_buckets(count, TILE)), (4, 8, 4), together=n <= SMALL,
+        known=remembered("range", n, count, bins, zero),
     )  # fmt: skip
     return state
 
@@ -272,9 +274,12 @@ def uniform_encode(x: Tensor, levels: int, bounds: Tensor, packed: Tensor) -> Te
     grids: tuple[int, ...] = (parts, 1, num_buckets(n, TILE))
     if into.full < n:
         grids += (num_buckets((n - into.full) * bits, 8 * BYTES),)
-    arguments = (x, ends, state, first, into.target, into.tail, n, into.full, span, parts, levels)
+    tensors = (x, ends, state, first, into.target, into.tail)
     constants = exact(BITS=bits, PERIOD=period(bits), SPAN=TILE, BYTES=BYTES, PARTS=PARTS)
-    launch(_uniform_encode, x.device, arguments, constants, grids, (4, 8, 2, 4), together=n <= SMALL)
+    launch(
+        _uniform_encode, x.device, tensors, (n, into.full, span, parts, levels), constants, grids, (4, 8, 2, 4),
+        together=n <= SMALL, known=remembered("uniform", n, levels),
+    )  # fmt: skip
     into.copy_back()
     if first is not bounds:
         bounds.copy_(first)
@@ -293,8 +298,10 @@ def pack_bins(x: Tensor, grid: Grid, packed: Tensor) -> None:
         return
     into = Packed(packed, n, bits)
     how = exact(LINEAR=isinstance(grid, LinearGrid), BITS=bits, PERIOD=period(bits), SPAN=TILE, num_warps=2)
-    arguments = (x, into.target, into.tail, n, into.full, *_arguments(grid))
-    launching.launch(_pack_bins, num_buckets(n, TILE), arguments, how)
+    launching.launch(
+        _pack_bins, (x, into.target, into.tail), (n, into.full, *_arguments(grid)),
+        remembered("bins", n, bits, isinstance(grid, LinearGrid)), lambda: [(num_buckets(n, TILE), how)],
+    )  # fmt: skip
     into.finish()
 
 
@@ -369,9 +376,12 @@ def uniform_decode(packed: Tensor, grid: UniformGrid, out: Tensor, weight: float
     n, bits = out.numel(), symbol_bits(grid.levels)
     assert packed.numel() == packed_nbytes(n, bits) and bits > 0
     width = _double((grid.high - grid.low) / grid.levels)
-    arguments = (words_of(packed), out, n, n // GROUP * GROUP, *_double(grid.low), *width, grid.levels, weight or 0.0)
     how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
-    launching.launch(_uniform_decode, num_buckets(n, TILE), arguments, how)
+    launching.launch(
+        _uniform_decode, (words_of(packed), out),
+        (n, n // GROUP * GROUP, *_double(grid.low), *width, grid.levels, float(weight or 0.0)),
+        remembered("uniform back", n, bits, weight is None), lambda: [(num_buckets(n, TILE), how)],
+    )  # fmt: skip
 
 
 @triton.jit
@@ -392,11 +402,12 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     """Symbols past the last level read as the last."""
     n, bits = out.numel(), symbol_bits(table.numel())
     assert packed.numel() == packed_nbytes(n, bits) and bits > 0
-    arguments = (
-        words_of(packed), table.to(out.device), out, n, n // GROUP * GROUP, table.numel(), weight or 0.0
-    )  # fmt: skip
     how = exact(BITS=bits, SPAN=TILE, ADD=weight is not None, num_warps=4)
-    launching.launch(_table_decode, num_buckets(n, TILE), arguments, how)
+    launching.launch(
+        _table_decode, (words_of(packed), table.to(out.device), out),
+        (n, n // GROUP * GROUP, table.numel(), float(weight or 0.0)),
+        remembered("table", n, table.numel(), weight is None), lambda: [(num_buckets(n, TILE), how)],
+    )  # fmt: skip
 
 
 @triton.jit

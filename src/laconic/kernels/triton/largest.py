@@ -23,10 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import RICE, PositionPlan, low_bits_candidates, num_buckets
+from laconic.kernels.interface import RICE, low_bits_candidates, num_buckets
 from laconic.kernels.reference.positions import plan_of
+from laconic.kernels.triton.gaps import GAPS, clear_words, code_gaps, sum_gaps
+from laconic.kernels.triton.launching import Known
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
-from laconic.kernels.triton.parts import hash32, low_part_place
+from laconic.kernels.triton.parts import hash32
 from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
 
 __all__ = [
@@ -48,7 +50,6 @@ BINS = 256
 MARKED, KEY, KTH, LOW, SUMS = 1, 2, 5, 7, 8
 
 SAMPLES, MORE_SAMPLES = 8192, 16384
-GAPS = 2048
 
 ROOMY = 1 << 16
 """Up to so many values there is room for marks on all of them."""
@@ -216,85 +217,6 @@ def choose(
         tl.atomic_max(state + 2, largest, sem="relaxed")
 
 
-@triton.jit
-def _gaps(positions, at, k):
-    """How many positions are left out before each; 0 past the end."""
-    here = tl.load(positions + at, mask=at < k, other=0)
-    before = tl.load(positions + at - 1, mask=(at < k) & (at > 0), other=-1)
-    return tl.where(at < k, here - before - 1, 0)
-
-
-@triton.jit
-def _sum(positions, sums, k, first_low, span, part, GAPS: tl.constexpr, PARTS: tl.constexpr):
-    """The high parts of a part's gaps, added up, for each of three Rice parameters."""
-    first, second, third = k * 0, k * 0, k * 0
-    begin = part * span
-    end = tl.minimum(begin + span, k)
-    while begin < end:
-        high = _gaps(positions, begin + tl.arange(0, GAPS), k) >> first_low
-        first += tl.sum(high, 0)
-        second += tl.sum(high >> 1, 0)
-        third += tl.sum(high >> 2, 0)
-        begin += GAPS
-    tl.store(sums + part, first)
-    tl.store(sums + PARTS + part, second)
-    tl.store(sums + 2 * PARTS + part, third)
-
-
-@triton.jit
-def _packed_nbytes(k, bits):
-    return k // 256 * 32 * bits + (k % 256 * bits + 7) // 8
-
-
-@triton.jit
-def _signed(w):
-    return w.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _code(
-    state, positions, sums, section, k, first_low, tried, nwords, span, parts, part,
-    GAPS: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    shortest = k * 0 + 0x7FFFFFFF
-    low, behind = k * 0, k * 0
-    others = tl.arange(0, PARTS)
-    for i in tl.static_range(3):
-        highs = tl.load(sums + i * PARTS + others, mask=others < parts, other=0)
-        high = tl.sum(highs, 0)
-        if part == 0:
-            tl.store(state + 8 + i, high)
-        nbytes = 8 + _packed_nbytes(k, first_low + i) + (k + high + 7) // 8
-        better = (nbytes < shortest) & (i < tried)
-        low = tl.where(better, first_low + i, low)
-        behind = tl.where(better, tl.sum(tl.where(others < part, highs, 0), 0), behind)
-        shortest = tl.where(better, nbytes, shortest)
-    if part == 0:
-        tl.store(state + 7, low)
-    if shortest <= 4 * nwords:
-        into = section.to(tl.pointer_type(tl.int32))
-        if part == 0:
-            word = tl.arange(0, 2)
-            tl.store(into + word, tl.where(word == 0, 1 | low << 8 | k << 16, k >> 16))
-        first_bit = 8 * (8 + _packed_nbytes(k, low))
-        begin = part * span
-        stop = tl.minimum(begin + span, k)
-        while begin < stop:
-            at = begin + tl.arange(0, GAPS)
-            gap = _gaps(positions, at, k)
-            quotient = gap >> low
-            end = first_bit + at + behind + tl.cumsum(quotient, 0)
-            behind += tl.sum(quotient, 0)
-            one = tl.full((GAPS,), 1, tl.uint32)
-            tl.atomic_or(into + (end >> 5), _signed(one << (end & 31).to(tl.uint32)), mask=at < k, sem="relaxed")
-            rest = (gap - (quotient << low)).to(tl.uint32, bitcast=True)
-            word, shift, step = low_part_place(at, k, low)
-            tl.atomic_or(into + word, _signed(rest << shift), mask=rest > 0, sem="relaxed")
-            over = tl.where(shift > 0, rest >> ((32 - shift) & 31), 0)
-            tl.atomic_or(into + word + step, _signed(over), mask=over > 0, sem="relaxed")
-            begin += GAPS
-
-
 NUMBERS = ("k", "rank", "tiles", "per", "parts", "room", "span", "chosen_parts", "first_low", "tried", "gap_span",
            "gap_parts", "nwords")  # fmt: skip
 """Arguments that no kernel is compiled anew for."""
@@ -323,11 +245,7 @@ def _phases(
         if phase == 0:
             if program == 0:
                 _limit(x, state, n, rank, WHOLE, SAMPLES, LOG)
-            begin = program * LISTED
-            while begin < nwords:
-                at = begin + tl.arange(0, LISTED)
-                tl.store(section.to(tl.pointer_type(tl.int32)) + at, tl.zeros((LISTED,), tl.int32), mask=at < nwords)
-                begin += programs * LISTED
+            clear_words(section, nwords, program, programs, LISTED)
         if phase == 1:
             tile = program
             while tile < tiles:
@@ -372,12 +290,12 @@ def _phases(
         if phase == 8:
             part = program
             while part < gap_parts:
-                _sum(positions, sums, k, first_low, gap_span, part, GAPS, PARTS)
+                sum_gaps(positions, sums, k, first_low, gap_span, part, GAPS, PARTS)
                 part += programs
         if phase == 9:
             part = program
             while part < gap_parts:
-                _code(
+                code_gaps(
                     state, positions, sums, section, k, first_low, tried, nwords, gap_span, gap_parts, part, GAPS, PARTS
                 )
                 part += programs
@@ -396,6 +314,7 @@ class _Layout(NamedTuple):
     grids: tuple[int, ...]
     tried: tuple[int, ...]
     room: int
+    known: Known
 
 
 @lru_cache(maxsize=256)
@@ -422,14 +341,15 @@ def _layout(n: int, k: int, samples: int, nwords: int) -> _Layout:
          gap_parts, gap_parts),
         tuple(tried),
         room,
+        {},
     )  # fmt: skip
 
 
 class Largest(NamedTuple):
-    """The k largest of a tensor, and how their positions are coded; some plans are left to others to write."""
+    """The k largest of a tensor."""
 
-    plan: PositionPlan
-    written: bool
+    nbytes: int | None
+    """Of their positions, coded; None where that is left to others."""
     positions: Tensor
     values: Tensor
     key: int
@@ -449,12 +369,15 @@ def largest(x: Tensor, k: int, out: Tensor) -> Largest | None:
     counters = torch.zeros(layout.counters, dtype=torch.int32, device=x.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=x.device)
     values = torch.empty(k, dtype=torch.float32, device=x.device)
-    arguments = (x.view(torch.int32), counters, work, values.view(torch.int32), out, *layout.arguments)
-    launch(_phases, x.device, arguments, layout.constants, layout.grids, WARPS, together=small)
+    launch(
+        _phases, x.device, (x.view(torch.int32), counters, work, values.view(torch.int32), out), layout.arguments,
+        layout.constants, layout.grids, WARPS, together=small, known=layout.known,
+    )  # fmt: skip
     state = counters[:STATE].tolist()
     if not k <= state[MARKED] <= layout.room or state[KTH] >= BINS**3 - 1:
         return None
     plan = plan_of(n, k, list(zip(layout.tried, state[SUMS:], strict=False)))
     written = plan.mode == RICE and plan.nbytes <= 4 * nwords
     assert not written or plan.low_bits == state[LOW], (plan, state)
-    return Largest(plan, written, work[layout.positions : layout.positions + k], values, state[KEY])
+    positions = work[layout.positions : layout.positions + k]
+    return Largest(plan.nbytes if written else None, positions, values, state[KEY])

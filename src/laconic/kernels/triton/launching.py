@@ -1,43 +1,50 @@
-"""Launches without Triton's bookkeeping, where a kernel was launched before with arguments of the same kinds.
+"""Launches without Triton's bookkeeping, where the same were made before.
 
-Triton works out for each launch which of a kernel's compiled forms serves: by dtypes, by what is a multiple of 16, and
-by options. With twenty arguments that takes longer than the launch itself. Here kinds are looked up by themselves.
+Triton works out for each launch which of a kernel's compiled forms serves: by dtypes, by what is a multiple of 16 and
+by options. That takes longer than the launch itself. Here it is remembered for a size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
-from triton.runtime.jit import JITFunction
+from triton.compiler import CompiledKernel
 
-__all__ = ["launch"]
+__all__ = ["Known", "launch", "remembered"]
 
-_known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-"""Compiled kernels, and what follows their arguments, by kernel, kinds of arguments, and constants."""
-
-
-def _kind(argument: Any) -> Any:
-    """What Triton may have compiled a kernel for."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0, argument.get_device()
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, -(1 << 31) <= argument < 1 << 31
-    return type(argument)
+Known = dict[tuple[Any, ...], list[tuple[Callable[..., None], tuple[Any, ...]]]]
+"""By the device and kinds of tensors: what starts each launch, and what follows its arguments."""
 
 
-def launch(kernel: Any, programs: int, arguments: Sequence[Any], constants: Mapping[str, Any]) -> None:
-    """Launch so many programs; the first argument is a tensor, constants include Triton's own options."""
-    if not isinstance(kernel, JITFunction):  # interpreted
-        kernel[(programs,)](*arguments, **constants)
-        return
-    key = (id(kernel), *map(_kind, arguments), *constants.values())
-    found = _known.get(key)
+@lru_cache(maxsize=4096)
+def remembered(*size: Any) -> Known:
+    """What is known of a kernel for a size, which must settle all numbers that Triton compiles for, and constants."""
+    return {}
+
+
+def launch(
+    kernel: Any,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int | float],
+    known: Known,
+    launches: Callable[[], Sequence[tuple[int, Mapping[str, Any]]]],
+) -> None:
+    """Launch a kernel once or several times: so many programs each, with constants and Triton's own options."""
+    key = (tensors[0].device, *[(each.dtype, each.data_ptr() % 16 == 0) for each in tensors])
+    found = known.get(key)
     if found is not None:
-        compiled, rest = found
-        compiled[(programs, 1, 1)](*arguments, *rest)
+        for start, rest in found:
+            start(*tensors, *numbers, *rest)
         return
-    compiled = kernel[(programs,)](*arguments, **constants)
-    if compiled is not None:  # it is where launches are made to compile alone
-        _known[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+    made = []
+    for programs, options in launches():
+        compiled = kernel[(programs,)](*tensors, *numbers, **options)
+        if not isinstance(compiled, CompiledKernel):  # interpreted, or compiled and no more
+            continue
+        names = kernel.arg_names[len(tensors) + len(numbers) :]
+        made.append((compiled[(programs, 1, 1)], tuple(options[name] for name in names)))
+    if made:
+        known[key] = made

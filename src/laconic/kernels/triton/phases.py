@@ -15,11 +15,23 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from laconic.kernels.interface import num_buckets
 from laconic.kernels.triton import launching
+from laconic.kernels.triton.launching import Known
 
-__all__ = ["BARRIER", "MOST", "PARTS", "SMALL", "STATE", "before", "cut", "launch", "wait_for_all"]
+__all__ = [
+    "BARRIER",
+    "MOST",
+    "PARTS",
+    "SMALL",
+    "STATE",
+    "before",
+    "cut",
+    "launch",
+    "wait_for_all",
+]
 
 MOST = (1 << 31) - (1 << 16)
 """What can be counted in 32 bits, a tile past the end included."""
@@ -70,19 +82,25 @@ def _multiprocessors(device: torch.device) -> int:
 def launch(
     kernel: Any,
     device: torch.device,
-    arguments: Sequence[Any],
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int | float],
     constants: Mapping[str, Any],
     grids: Sequence[int],
     warps: Sequence[int],
     *,
     together: bool,
+    known: Known,
 ) -> None:
     """All phases of a kernel: in one launch, where the device can hold all of its programs, or one after the other."""
-    if together and device.type == "cuda":
-        how = {**constants, "FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
-        launching.launch(kernel, _multiprocessors(device), arguments, how)
-        return
-    for phase, programs in enumerate(grids):
-        if programs:
-            how = {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]}
-            launching.launch(kernel, programs, arguments, how)
+
+    def launches() -> list[tuple[int, dict[str, Any]]]:
+        if together and device.type == "cuda":
+            whole = {"FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
+            return [(_multiprocessors(device), {**constants, **whole})]
+        return [
+            (programs, {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]})
+            for phase, programs in enumerate(grids)
+            if programs
+        ]
+
+    launching.launch(kernel, tensors, numbers, known, launches)

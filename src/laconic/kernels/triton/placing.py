@@ -15,7 +15,7 @@ over, while it is busy with what is cleared.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,9 +24,20 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels.interface import POSITIONS_HEADER, num_buckets
+from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.marks import popcount
 from laconic.kernels.triton.parts import low_part_place, words_of
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
+from laconic.kernels.triton.phases import (
+    BARRIER,
+    MOST,
+    PARTS,
+    SMALL,
+    STATE,
+    before,
+    cut,
+    launch,
+    wait_for_all,
+)
 
 __all__ = ["GAPS", "SPAN", "WAYS", "add_values", "check_values", "find_starts", "place", "place_tile", "read", "reads"]
 
@@ -342,16 +353,19 @@ def _run(
     state = torch.zeros(STATE, dtype=torch.int32, device=section.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
     positions = torch.empty(k, dtype=torch.int32, device=section.device)
-    arguments: tuple[Any, ...] = (
-        words_of(section), state if values is None else values, state, work, positions,
-        state if out is None else out, n, k, weight or 0.0, *layout.arguments,
+    tensors = (
+        words_of(section), state if values is None else values, state, work, positions, state if out is None else out
     )  # fmt: skip
+    numbers = (n, k, float(weight or 0.0), *layout.arguments)
     constants = {
         "ADD": add, "CHECK": values is not None, "STARTED": started, "INFINITE": float("inf"),
         "WORDS": WORDS, "GAPS": GAPS, "SPAN": SPAN, "WAYS": WAYS, "PARTS": PARTS, "enable_fp_fusion": False,
     }  # fmt: skip
     grids = layout.grids if out is not None else layout.grids[:3]
-    launch(_phases, section.device, arguments, constants, grids, WARPS, together=together)
+    launch(
+        _phases, section.device, tensors, numbers, constants, grids, WARPS, together=together,
+        known=remembered("placing", section.numel(), n, k, add, values is None, out is None),
+    )  # fmt: skip
     found, last_end, last, bad, fits, least_end = state[:6].tolist()
     if not fits:
         return None

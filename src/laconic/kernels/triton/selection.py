@@ -13,11 +13,11 @@ from torch import Tensor
 from laconic.kernels.interface import num_buckets
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.triton.grids import sample
-from laconic.kernels.triton.largest import Largest, largest
-from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
+from laconic.kernels.triton.largest import Largest, largest, list_marked
+from laconic.kernels.triton.launching import remembered
+from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.parts import exact
-from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, before, launch, wait_for_all
-from laconic.kernels.triton.places import positions_plan
+from laconic.kernels.triton.phases import BARRIER, MOST, PARTS, SMALL, STATE, launch, wait_for_all
 from laconic.kernels.triton.select import Selector
 
 __all__ = ["above", "keys_of", "sampled_threshold", "topk"]
@@ -41,7 +41,7 @@ def keys_of(x: Tensor) -> Tensor:
     return keys
 
 
-@triton.jit(do_not_specialize=["limit", "per", "parts"])
+@triton.jit(do_not_specialize=["limit", "tiles", "per", "parts", "room"])
 def _above(
     x, counters, words, found, values, n, limit, tiles, per, parts, room,
     FIRST: tl.constexpr, LAST: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
@@ -57,27 +57,11 @@ def _above(
                 part += programs
         if phase == 1:
             while part < parts:
-                behind = before(counters + 16, part, PARTS)
-                block = part * per * WORDS
-                end = tl.minimum((part + 1) * per, tiles) * WORDS
-                while block < end:
-                    index = block + tl.arange(0, BLOCK)
-                    w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
-                    ones = popcount(w)
-                    to = behind + tl.cumsum(ones, 0) - ones
-                    behind += tl.sum(ones, 0)
-                    while tl.max((w != 0).to(tl.int32), 0) > 0:
-                        bit, rest = take_lowest(w)
-                        tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
-                        to += (w != 0).to(tl.int32)
-                        w = rest
-                    block += BLOCK
-                if part == parts - 1:
-                    tl.store(counters, behind)
+                list_marked(counters, counters + 16, words, found, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
                 part += programs
         if phase == 2:
             largest = limit * 0
-            count = tl.minimum(tl.load(counters), room)
+            count = tl.minimum(tl.load(counters + 1), room)
             begin = program * 1024
             while begin < count:
                 at = begin + tl.arange(0, 1024)
@@ -85,7 +69,7 @@ def _above(
                 tl.store(values + at, v, mask=at < count)
                 largest = tl.maximum(largest, tl.max(v & 0x7FFFFFFF, 0))
                 begin += programs * 1024
-            tl.atomic_max(counters + 1, largest, sem="relaxed")
+            tl.atomic_max(counters + 2, largest, sem="relaxed")
         if phase < LAST:
             wait_for_all(counters + BARRIER, programs * (phase - FIRST + 1))
 
@@ -107,17 +91,12 @@ def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor, int]:
     constants = exact(WORDS=WORDS, BLOCK=BLOCK, PARTS=PARTS)
     while True:
         found, values = (torch.empty(room, dtype=torch.int32, device=x.device) for _ in range(2))
-        arguments = (bits, counters, words, found, values, n, limit, tiles, per, parts, room)
         launch(
-            _above,
-            x.device,
-            arguments,
-            constants,
-            (tiles, parts, min(1056, num_buckets(room, 1024))),
-            (4, 4, 4),
-            together=n <= SMALL,
-        )
-        count, key = counters[:2].tolist()
+            _above, x.device, (bits, counters, words, found, values), (n, limit, tiles, per, parts, room), constants,
+            (tiles, parts, min(4096, num_buckets(room, 1024))), (4, 4, 4), together=n <= SMALL,
+            known=remembered("above", n, room),
+        )  # fmt: skip
+        _, count, key = counters[:3].tolist()
         if count <= room:
             return found[:count], values[:count].view(torch.float32), key
         room = count
@@ -134,7 +113,7 @@ def _selector(n: int, k: int, device: torch.device) -> Selector:
 
 
 def topk(x: Tensor, k: int, out: Tensor) -> Largest:
-    """Of a float32 tensor the k largest magnitudes; their positions are written to ``out`` if that is little more work.
+    """Of a float32 tensor the k largest magnitudes; their positions are coded in ``out`` if that is little more work.
 
     Where a sample did not lead to them, exact passes over all values do.
     """
@@ -143,7 +122,7 @@ def topk(x: Tensor, k: int, out: Tensor) -> Largest:
         return found
     n = x.numel()
     chosen, kept = _selector(n, k, x.device).choose_with_values(x, index_dtype(n))
-    return Largest(positions_plan(chosen, n), False, chosen, kept, int(_largest(kept)))
+    return Largest(None, chosen, kept, int(_largest(kept)))
 
 
 def _largest(values: Tensor) -> Tensor:
