@@ -48,7 +48,7 @@ WARM = 1536
 """Bits that a lane reads before its part."""
 BLOCKS = tl.constexpr(8)
 """Blocks of 16 bytes that a lane has of its stream, or is waiting for."""
-LOOKED_UP = 4096
+LOOKED_UP = 1024
 """Symbols whose values a program looks up."""
 
 
