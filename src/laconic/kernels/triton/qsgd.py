@@ -96,7 +96,7 @@ def _qsgd_encode(
 
 
 @triton.jit
-def encode_part(
+def _encode_rows(
     program,
     x,
     residual,
@@ -116,7 +116,6 @@ def encode_part(
     FEEDBACK: tl.constexpr,
     EDGE: tl.constexpr,
 ):
-    """A program's part of a tensor, the largest magnitude of which it returns, as a key."""
     span: tl.constexpr = BUCKETS * BUCKET
     parts: tl.constexpr = span // (8 * PERIOD)
     a_group: tl.constexpr = 32 // PERIOD
@@ -198,6 +197,40 @@ def _each_part(values, PARTS: tl.constexpr, BUCKETS: tl.constexpr):
     return tl.reshape(tl.broadcast_to(values[:, None], (BUCKETS, PARTS // BUCKETS)), (PARTS,))[:, None]
 
 
+@triton.jit
+def encode_part(
+    program,
+    x,
+    residual,
+    norms,
+    packed,
+    tail,
+    n,
+    full,
+    count,
+    low_key,
+    high_key,
+    BITS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):
+    """A program's part of a tensor, the largest magnitude of which it returns, as a key."""
+    if (program + 1) * (BUCKETS * BUCKET) <= full:
+        key = _encode_rows(
+            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
+            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, False,
+        )  # fmt: skip
+    else:
+        key = _encode_rows(
+            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
+            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, True,
+        )  # fmt: skip
+    return key
+
+
 @triton.jit(do_not_specialize=["low_key", "high_key"])
 def _qsgd_encode_rows(
     x,
@@ -220,16 +253,10 @@ def _qsgd_encode_rows(
 ):
     """The same for 2, 4 and 8 bits and the largest magnitude: row by row, so that a thread packs its own words."""
     program = tl.program_id(0).to(tl.int64)
-    if (program + 1) * (BUCKETS * BUCKET) <= full:
-        key = encode_part(
-            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
-            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, False,
-        )  # fmt: skip
-    else:
-        key = encode_part(
-            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
-            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, True,
-        )  # fmt: skip
+    key = encode_part(
+        program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
+        BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK,
+    )  # fmt: skip
     tl.store(keys + program, key)
 
 

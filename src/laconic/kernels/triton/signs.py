@@ -99,7 +99,7 @@ def _bucket_sum(even, odd, BUCKETS: tl.constexpr, GROUPS: tl.constexpr, STAGES: 
 
 
 @triton.jit
-def sign_encode_part(
+def _encode_groups(
     program,
     x,
     means,
@@ -114,7 +114,6 @@ def sign_encode_part(
     SIDES: tl.constexpr,
     EDGE: tl.constexpr,
 ):
-    """A program's part of a tensor, the largest magnitude of which it returns, as a key."""
     groups: tl.constexpr = BUCKETS * BUCKET // 256
     begin = program * (BUCKETS * BUCKET)
     group = tl.arange(0, groups)[:, None]
@@ -151,6 +150,29 @@ def sign_encode_part(
 
 
 @triton.jit
+def sign_encode_part(
+    program,
+    x,
+    means,
+    packed,
+    tail,
+    n,
+    full,
+    count,
+    BUCKET: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SIDES: tl.constexpr,
+):
+    """A program's part of a tensor, the largest magnitude of which it returns, as a key."""
+    if (program + 1) * (BUCKETS * BUCKET) <= full:
+        key = _encode_groups(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False)
+    else:
+        key = _encode_groups(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, True)
+    return key
+
+
+@triton.jit
 def _sign_encode(
     x,
     means,
@@ -167,10 +189,7 @@ def _sign_encode(
 ):
     """The mean magnitude of each bucket, or (two sides) that of its values without and with a minus."""
     program = tl.program_id(0).to(tl.int64)
-    if (program + 1) * (BUCKETS * BUCKET) <= full:
-        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False)
-    else:
-        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, True)
+    key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES)
     tl.store(keys + program, key)
 
 

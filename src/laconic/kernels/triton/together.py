@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -50,13 +50,45 @@ def _parts(sizes: tuple[int, ...], span: int, device: torch.device) -> Tensor:
     return found.to(device)  # and waits: it is kept for all streams
 
 
-def _table(rows: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+class _Many(NamedTuple):
+    """What a launch for many tensors is given."""
 
+    table: Tensor
+    parts: Tensor
+    aligned: bool
+    """Whether vectors of four can be read at all addresses of values and residuals."""
+    tails: Tensor
+    """Room that the table points to: it must live as long."""
 
-def _aligned(rows: list[int], columns: Sequence[int]) -> bool:
-    """Whether vectors of four can be read at all addresses of these columns."""
-    return all(address % 16 == 0 for column in columns for address in rows[column :: FIELDS.value])
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[Tensor],
+        span: int,
+        *,
+        residuals: Sequence[Tensor | None] = (),
+        floats: Sequence[int] = (),
+        packed: Sequence[int] = (),
+        keys: Sequence[int] = (),
+        tails: bool = False,
+    ) -> _Many:
+        """Each cut into parts of ``span`` values; sections are addresses, multiples of 16."""
+        device, rows, vectors = tensors[0].device, [], 0
+        room = torch.empty(len(tensors) * GROUP if tails else 0, dtype=torch.int32, device=device)
+        for i, x in enumerate(tensors):
+            left, key = residuals[i] if residuals else None, keys[i] if keys else 0
+            values, residual = x.data_ptr(), 0 if left is None else left.data_ptr()
+            numbers, symbols = (floats[i], packed[i]) if floats else (0, 0)
+            tail = room.data_ptr() + 4 * GROUP * i if tails else 0
+            rows += [values, residual, numbers, symbols, tail, x.numel(), key & random.M32, key >> 32]
+            assert (numbers | symbols) % 16 == 0
+            vectors |= values | residual
+        table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+        return cls(table, _parts(tuple(x.numel() for x in tensors), span, device), vectors % 16 == 0, room)
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.parts.shape[0],)
 
 
 @triton.jit
@@ -82,14 +114,9 @@ def _largest(table, parts, keys, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
 
 def largest_all(tensors: Sequence[Tensor]) -> Tensor:
     """The largest magnitude of each, as a key."""
-    device, rows = tensors[0].device, []
-    for x in tensors:
-        rows += [x.data_ptr(), 0, 0, 0, 0, x.numel(), 0, 0]
-    parts = _parts(tuple(x.numel() for x in tensors), TILE, device)
-    keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
-    _largest[(parts.shape[0],)](
-        _table(rows, device), parts, keys, ALIGNED=_aligned(rows, (0,)), SPAN=TILE, **exact(num_warps=2)
-    )
+    many = _Many.of(tensors, TILE)
+    keys = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    _largest[many.grid](many.table, many.parts, keys, ALIGNED=many.aligned, SPAN=TILE, **exact(num_warps=2))
     return keys
 
 
@@ -123,16 +150,10 @@ def _encode(
     count = (n + BUCKET - 1) // BUCKET
     low_key = tl.load(row + 6).to(tl.int32)
     high_key = tl.load(row + 7).to(tl.int32)
-    if (program + 1) * (BUCKETS * BUCKET) <= full:
-        key = encode_part(
-            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
-            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, False,
-        )  # fmt: skip
-    else:
-        key = encode_part(
-            program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
-            BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK, True,
-        )  # fmt: skip
+    key = encode_part(
+        program, x, residual, norms, packed, tail, n, full, count, low_key, high_key,
+        BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK,
+    )  # fmt: skip
     tl.atomic_max(keys + slot, key, sem="relaxed")
 
 
@@ -147,6 +168,12 @@ def _pack_tails(table, BITS: tl.constexpr, BYTES: tl.constexpr):
         pack_tail(symbols, out, (n - full).to(tl.int32), 0, BITS, BYTES)
 
 
+def _finish(tensors: Sequence[Tensor], many: _Many, bits: int) -> None:
+    """What lies behind the last full group of each."""
+    if any(x.numel() % GROUP for x in tensors):
+        _pack_tails[(len(tensors),)](many.table, BITS=bits, BYTES=BYTES)
+
+
 def qsgd_encode_all(
     tensors: Sequence[Tensor],
     residuals: Sequence[Tensor] | None,
@@ -159,28 +186,17 @@ def qsgd_encode_all(
     packed: Sequence[int],
 ) -> Tensor:
     """``qsgd_encode`` of each by the largest magnitude, at 2, 4 or 8 bits, to addresses (multiples of 16); the keys."""
-    device = tensors[0].device
-    tails = torch.empty(len(tensors) * GROUP, dtype=torch.int32, device=device)
-    rows, sizes = [], []
-    for i, x in enumerate(tensors):
-        key = random.key(seeds[i], random.ROUNDING)
-        residual = x if residuals is None else residuals[i]
-        rows += [
-            x.data_ptr(), residual.data_ptr(), norms[i], packed[i],
-            tails.data_ptr() + 4 * GROUP * i, x.numel(), key & random.M32, key >> 32,
-        ]  # fmt: skip
-        sizes.append(x.numel())
-    assert _aligned(rows, (2, 3))
     buckets, warps = tile(bucket, QSGD_TILE if residuals is None else FEEDBACK_TILE)
-    parts, table = _parts(tuple(sizes), buckets * bucket, device), _table(rows, device)
-    keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
-    how: dict[str, Any] = exact(num_warps=warps)
-    _encode[(parts.shape[0],)](
-        table, parts, keys, BITS=bits, PERIOD=period(bits), BUCKET=bucket, BUCKETS=buckets, STOCHASTIC=stochastic,
-        FEEDBACK=residuals is not None, ALIGNED=_aligned(rows, (0, 1)), **how,
+    many = _Many.of(
+        tensors, buckets * bucket, residuals=tensors if residuals is None else residuals, floats=norms, packed=packed,
+        keys=[random.key(seed, random.ROUNDING) for seed in seeds], tails=True,
     )  # fmt: skip
-    if any(size % GROUP for size in sizes):
-        _pack_tails[(len(tensors),)](table, BITS=bits, BYTES=BYTES)
+    keys = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    _encode[many.grid](
+        many.table, many.parts, keys, BITS=bits, PERIOD=period(bits), BUCKET=bucket, BUCKETS=buckets,
+        STOCHASTIC=stochastic, FEEDBACK=residuals is not None, ALIGNED=many.aligned, **exact(num_warps=warps),
+    )  # fmt: skip
+    _finish(tensors, many, bits)
     return keys
 
 
@@ -211,16 +227,12 @@ def qsgd_decode_all(
     norms: Sequence[int], packed: Sequence[int], *, bits: int, bucket: int, outs: Sequence[Tensor], weight: float | None
 ) -> Tensor:
     """``qsgd_decode`` into each, from sections at these addresses, multiples of 16; the flag."""
-    device, rows = outs[0].device, []
-    for numbers, symbols, out in zip(norms, packed, outs, strict=True):
-        rows += [out.data_ptr(), 0, numbers, symbols, 0, out.numel(), 0, 0]
-    assert _aligned(rows, (2, 3))
     buckets, warps = tile(bucket, QSGD_TILE)
-    parts = _parts(tuple(out.numel() for out in outs), buckets * bucket, device)
-    flag = torch.zeros(1, dtype=torch.int32, device=device)
-    _decode[(parts.shape[0],)](
-        _table(rows, device), parts, flag, weight or 0.0, BITS=bits, BUCKET=bucket, BUCKETS=buckets,
-        ADD=weight is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=warps),
+    many = _Many.of(outs, buckets * bucket, floats=norms, packed=packed)
+    flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
+    _decode[many.grid](
+        many.table, many.parts, flag, weight or 0.0, BITS=bits, BUCKET=bucket, BUCKETS=buckets,
+        ADD=weight is not None, ALIGNED=many.aligned, **exact(num_warps=warps),
     )  # fmt: skip
     return flag
 
@@ -250,10 +262,7 @@ def _encode_signs(
     n = tl.load(row + 5)
     full = n // _GROUP * _GROUP
     count = (n + BUCKET - 1) // BUCKET
-    if (program + 1) * (BUCKETS * BUCKET) <= full:
-        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, False)
-    else:
-        key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES, True)
+    key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES)
     tl.atomic_max(keys + slot, key, sem="relaxed")
 
 
@@ -261,22 +270,14 @@ def sign_encode_all(
     tensors: Sequence[Tensor], *, bucket: int, sides: int, means: Sequence[int], packed: Sequence[int]
 ) -> Tensor:
     """``sign_encode`` of each, or with two sides ``onebit_encode``, in buckets of 256 or more; the keys."""
-    device = tensors[0].device
-    tails = torch.empty(len(tensors) * GROUP, dtype=torch.int32, device=device)
-    rows, sizes = [], []
-    for i, x in enumerate(tensors):
-        rows += [x.data_ptr(), 0, means[i], packed[i], tails.data_ptr() + 4 * GROUP * i, x.numel(), 0, 0]
-        sizes.append(x.numel())
-    assert _aligned(rows, (2, 3))
     buckets, warps, stages = sign_shape(bucket)
-    parts, table = _parts(tuple(sizes), buckets * bucket, device), _table(rows, device)
-    keys = torch.zeros(len(tensors), dtype=torch.int32, device=device)
-    _encode_signs[(parts.shape[0],)](
-        table, parts, keys, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides, ALIGNED=_aligned(rows, (0,)),
-        **exact(num_warps=warps),
+    many = _Many.of(tensors, buckets * bucket, floats=means, packed=packed, tails=True)
+    keys = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    _encode_signs[many.grid](
+        many.table, many.parts, keys, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides,
+        ALIGNED=many.aligned, **exact(num_warps=warps),
     )  # fmt: skip
-    if any(size % GROUP for size in sizes):
-        _pack_tails[(len(tensors),)](table, BITS=1, BYTES=BYTES)
+    _finish(tensors, many, 1)
     return keys
 
 
@@ -313,16 +314,12 @@ def sign_decode_all(
     weight: float | None,
 ) -> Tensor:
     """``sign_decode`` or ``onebit_decode`` into each, from sections at these addresses, multiples of 16; the flag."""
-    device, rows = outs[0].device, []
-    for numbers, symbols, out in zip(means, packed, outs, strict=True):
-        rows += [out.data_ptr(), 0, numbers, symbols, 0, out.numel(), 0, 0]
-    assert _aligned(rows, (2, 3))
     buckets, warps = tile(bucket)
-    parts = _parts(tuple(out.numel() for out in outs), buckets * bucket, device)
-    flag = torch.zeros(1, dtype=torch.int32, device=device)
-    _decode_signs[(parts.shape[0],)](
-        _table(rows, device), parts, flag, weight or 0.0, BUCKET=bucket, BUCKETS=buckets, SIDES=sides,
-        ADD=weight is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=warps),
+    many = _Many.of(outs, buckets * bucket, floats=means, packed=packed)
+    flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
+    _decode_signs[many.grid](
+        many.table, many.parts, flag, weight or 0.0, BUCKET=bucket, BUCKETS=buckets, SIDES=sides,
+        ADD=weight is not None, ALIGNED=many.aligned, **exact(num_warps=warps),
     )  # fmt: skip
     return flag
 
@@ -357,14 +354,11 @@ def gather_blocks(
     tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation: int | None, out: Tensor
 ) -> None:
     """Blocks of all tensors, rotated if asked for, with the residuals that there are; zeros where a last one ends."""
-    device, rows = out.device, []
-    for x, residual in zip(tensors, residuals, strict=True):
-        rows += [x.data_ptr(), 0 if residual is None else residual.data_ptr(), 0, 0, 0, x.numel(), 0, 0]
-    parts = _parts(tuple(x.numel() for x in tensors), LANE_BLOCK, device)
-    assert out.numel() == parts.shape[0] * LANE_BLOCK
-    _gather[(parts.shape[0],)](
-        _table(rows, device), parts, out, *halves(random.key(rotation or 0, random.ROTATION)),
-        ROTATED=rotation is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=WARPS),
+    many = _Many.of(tensors, LANE_BLOCK, residuals=residuals)
+    assert out.numel() == many.grid[0] * LANE_BLOCK
+    _gather[many.grid](
+        many.table, many.parts, out, *halves(random.key(rotation or 0, random.ROTATION)),
+        ROTATED=rotation is not None, ALIGNED=many.aligned, **exact(num_warps=WARPS),
     )  # fmt: skip
 
 
@@ -412,14 +406,11 @@ def scatter_lanes(
     lanes: Tensor, clips: Tensor, coding: LaneCoding, *, total: int, rotation: int | None, outs: Sequence[Tensor]
 ) -> Tensor:
     """What words of lanes of all blocks stand for, to where they belong; the flag."""
-    device, rows = lanes.device, []
-    for out in outs:
-        rows += [out.data_ptr(), 0, 0, 0, 0, out.numel(), 0, 0]
-    parts = _parts(tuple(out.numel() for out in outs), LANE_BLOCK, device)
-    flag = torch.zeros(1, dtype=torch.int32, device=device)
-    assert not coding.packed and clips.numel() == parts.shape[0] and lanes.data_ptr() % 4 == 0
-    _scatter[(parts.shape[0],)](
-        _table(rows, device), parts, lanes, clips, flag, total, *halves(random.key(rotation or 0, random.ROTATION)),
-        WIDTH=coding.width, ROTATED=rotation is not None, ALIGNED=_aligned(rows, (0,)), **exact(num_warps=WARPS),
+    many = _Many.of(outs, LANE_BLOCK)
+    flag = torch.zeros(1, dtype=torch.int32, device=lanes.device)
+    assert not coding.packed and clips.numel() == many.grid[0] and lanes.data_ptr() % 4 == 0
+    _scatter[many.grid](
+        many.table, many.parts, lanes, clips, flag, total, *halves(random.key(rotation or 0, random.ROTATION)),
+        WIDTH=coding.width, ROTATED=rotation is not None, ALIGNED=many.aligned, **exact(num_warps=WARPS),
     )  # fmt: skip
     return flag
