@@ -429,7 +429,9 @@ class Decoded(NamedTuple):
     packed: Tensor
     heads: Tensor
     verdict: Tensor
-    """Not 0 where they are not to be used."""
+    """Odd where they are not to be used."""
+    section: Tensor
+    bounds: Tensor
 
 
 def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
@@ -462,7 +464,7 @@ def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
         section, words, tail, whole, bounds, symbols, prefixes, limits, heads, packed, traces, verdict,
         n, cut.last_streams, cut.last_each, rows, BINS=cut.bins, SYMBOL=symbol_bits, num_warps=1,
     )  # fmt: skip
-    return Decoded(cut, packed, heads, verdict)
+    return Decoded(cut, packed, heads, verdict, section, bounds)
 
 
 @triton.jit(do_not_specialize=["n", "last_streams", "last_each", "rows"])
@@ -476,7 +478,8 @@ def _arrange(
     streams, each, here = _share(chunk, n, last_streams, last_each)
     per: tl.constexpr = 32 // SYMBOL
     row = tl.program_id(1) * ROWS
-    if (tl.load(verdict) == 0) & (row * per < each):
+    ours = (tl.load(verdict) & 1 == 0) & (tl.load(heads + 4 * wide) >= 0)
+    if ours & (row * per < each):
         constant = tl.load(heads + 4 * wide) == 0
         lane = tl.arange(0, LANES)
         rows_here = row + tl.arange(0, ROWS)
@@ -511,10 +514,8 @@ def _launch(decoded: Decoded, alphabet: int, table: Tensor | None, out: Tensor, 
     )  # fmt: skip
 
 
-def arrange_symbols(decoded: Decoded, alphabet: int) -> Tensor:
-    out = torch.empty(decoded.cut.n, dtype=symbol_dtype(alphabet), device=decoded.packed.device)
+def arrange_symbols(decoded: Decoded, alphabet: int, out: Tensor) -> None:
     _launch(decoded, alphabet, None, out, None)
-    return out
 
 
 def arrange_floats(decoded: Decoded, table: Tensor, out: Tensor, weight: float | None) -> None:

@@ -28,7 +28,7 @@ from laconic.kernels.interface import (
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import casts, grids, lowrank, packing, places, qsgd, selection, signs, ternary
+from laconic.kernels.triton import casts, grids, lowrank, modes, packing, places, qsgd, selection, signs, ternary
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton import lanes as lane_kernels
 
@@ -378,46 +378,37 @@ def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
 
 @_served
 def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
-    """Huffman's code on the device, which tells how many bytes it wrote; others on the host."""
-    if coding != Coding.HUFFMAN:
-        _tell(f"coding by {Coding(coding).name}", "has no GPU kernel")
-        return hosted.code_symbols(symbols, alphabet, coding, out)
-    return int(huffman.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
+    if not symbols.numel():
+        return 0
+    if coding == Coding.HUFFMAN:
+        return int(huffman.huffman_write(symbols, alphabet, out))
+    return int(modes.write(symbols, alphabet, coding, out))
 
 
 def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _settled(decoded: huffman.Decoded | None, n: int, alphabet: int) -> bool:
-    """Whether all was Huffman's code; what no coder writes is refused."""
-    verdict = 1 if decoded is None else int(decoded.verdict)
-    if verdict & 1:
+def _settle(verdict: Tensor | None, n: int, alphabet: int) -> None:
+    if verdict is None or int(verdict) & 1:
         raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
-    if verdict:
-        _tell("reading chunks that are not Huffman's code", "has no GPU kernel")
-    return not verdict
 
 
 @_served
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
-    decoded = huffman.huffman_read(section, n, alphabet)
-    symbols = None if decoded is None else huffman.arrange_symbols(decoded, alphabet)
-    if _settled(decoded, n, alphabet) and symbols is not None:
-        return symbols
-    return hosted.decode_symbols(section, n, alphabet)
+    symbols, verdict = modes.read_symbols(section, n, alphabet) or (section, None)
+    _settle(verdict, n, alphabet)
+    return symbols
 
 
 @_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
-    n, alphabet = out.numel(), table.numel()
-    decoded = huffman.huffman_read(section, n, alphabet) if n else None
-    if decoded is not None:
-        huffman.arrange_floats(decoded, table, out, weight)
-    if not n or not _settled(decoded, n, alphabet):
+    if not out.numel():
         hosted.decode_values(section, table, out, weight)
+        return
+    _settle(modes.read_values(section, table, out, weight), out.numel(), table.numel())
 
 
 coded_modes = hosted.coded_modes
