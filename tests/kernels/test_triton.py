@@ -25,7 +25,8 @@ def run(*options: str, interpreted: bool) -> str:
     if interpreted:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-               "-o", "python_files=*on_triton.py", str(HERE / "on_triton.py"), str(HERE / "coding_on_triton.py"),
+               "-o", "python_files=*on_triton.py",
+               *(str(HERE / f"{each}on_triton.py") for each in ("", "coding_", "modes_")),
                *options]  # fmt: skip
     done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -17,6 +17,7 @@ from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton.books import STREAMS, plan_books
 from laconic.kernels.triton.parts import TILE, exact, period, store_groups
 from laconic.kernels.triton.rans import LANES, read_lanes, write_lanes
+from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.shares import SLOTS, chunk_lanes, deal_slots, plan_shares, read_shares
 
 __all__ = ["read_symbols", "read_values", "write"]
@@ -133,18 +134,18 @@ def write(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> Tensor:
             BINS=cut.bins, STEPS=cut.steps, num_warps=cut.warps,
         )  # fmt: skip
     scratch, plans = torch.empty((cut.chunks, 5, cut.bins), **ints), torch.empty((cut.chunks, 4), **ints)
-    entries = torch.empty((cut.chunks, cut.bins), dtype=torch.int64, device=device)
-    limits = torch.empty((cut.chunks, cut.bins), **ints)
+    table = torch.empty((cut.chunks, cut.bins, 2), dtype=torch.int64, device=device)
     bits = symbol_bits(alphabet)
     plan_shares[(cut.chunks,)](
-        counts, scratch, books[0], entries, limits, heads, plans, sizes, cut.n, book_words, bits,
+        counts, scratch, books[0], table, heads, plans, sizes, cut.n, book_words, bits,
         BINS=cut.bins, CODING=coding, num_warps=cut.warps,
     )  # fmt: skip
     words = torch.empty((cut.chunks, room_nbytes // 2), dtype=torch.int16, device=device)
     states = torch.empty((cut.chunks, LANES.value), **ints)
+    near = Room(16 * cut.bins, cut.chunks, device)
     write_lanes[(cut.chunks,)](
-        symbols, entries, limits, plans, words, states, sizes, cut.n, room_nbytes // 2,
-        BINS=cut.bins, WARP=_votes(device), num_warps=1,
+        symbols, table.view(torch.int32), near.memory, plans, words, states, sizes, cut.n, room_nbytes // 2,
+        BINS=cut.bins, NEAR=cut.bins <= 1024, WARP=_votes(device), ASM=near.asm, num_warps=1,
     )  # fmt: skip
     if mixed and bits:
         _pack_raw[(num_buckets(cut.n, TILE),)](
@@ -241,14 +242,14 @@ def _read(decoded: huffman.Decoded, alphabet: int, table: Tensor | None, out: Te
     slots = torch.empty((cut.chunks, 1 << 15), dtype=torch.int64, device=device)
     values = table is not None
     deal_slots[(cut.chunks, (1 << 15) // SLOTS)](
-        ranks, plans, table if values else out, slots, BINS=cut.bins, STEPS=cut.steps, SPAN=SLOTS, VALUES=values,
-        num_warps=4,
-    )  # fmt: skip
+        ranks, plans, slots, BINS=cut.bins, STEPS=cut.steps, SPAN=SLOTS, num_warps=4
+    )
     traces = torch.empty((cut.chunks, LANES.value), **ints)
     words, whole, _ = huffman._words(section)
+    near = Room(4 * (4096 + 256), cut.chunks, device)
     read_lanes[(cut.chunks,)](
-        section, words, whole, decoded.bounds, plans, slots, out, traces, decoded.verdict, cut.n,
-        WARP=_votes(device), num_warps=1,
+        section, words, whole, decoded.bounds, plans, slots, table if values else out, near.memory, out, traces,
+        decoded.verdict, cut.n, alphabet, NEAR=alphabet <= 256, WARP=_votes(device), ASM=near.asm, num_warps=1,
     )  # fmt: skip
     if bits:
         _read_raw[(num_buckets(cut.n, TILE),)](

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
-from laconic.kernels.triton.shares import NEVER, chunk_lanes
+from laconic.kernels.triton.shared import address_of, load, load4, store
+from laconic.kernels.triton.shares import chunk_lanes
 
 __all__ = ["GROUP_ROWS", "LANES", "read_lanes", "write_lanes"]
 
@@ -45,86 +46,118 @@ def _rank(raised, below, WARP: tl.constexpr):
 
 
 @triton.jit
-def _symbols(symbols, group, lanes, lane, here):
-    """The symbols of a group of rows."""
+def _symbols(symbols, STRIDE: tl.constexpr):
+    """The symbols of a group of rows, by each lane from its first."""
     found = ()
     for k in tl.static_range(GROUP_ROWS):
-        at = (group * GROUP_ROWS + k) * lanes + lane
-        there = (lane < lanes) & (at >= 0) & (at < here)
-        found = found + (tl.load(symbols + at, mask=there, other=0).to(tl.int32),)
+        found = found + (tl.load(symbols + k * STRIDE).to(tl.int32),)
     return found
 
 
 @triton.jit
-def _entries(table, found):
+def _entries(table, memory, room, found, NEAR: tl.constexpr, ASM: tl.constexpr):
+    """What is to be done with each state of a group."""
     entries = ()
     for k in tl.static_range(GROUP_ROWS):
-        entries = entries + (tl.load(table + found[k]),)
+        entries = entries + (_entry(table, memory, room, found[k], NEAR, ASM),)
     return entries
 
 
 @triton.jit
-def _limits(table, found, group, lanes, lane, here):
-    """The least states that give a word away; none does where there is no symbol."""
-    limits = ()
-    for k in tl.static_range(GROUP_ROWS):
-        at = (group * GROUP_ROWS + k) * lanes + lane
-        limits = limits + (tl.where((lane < lanes) & (at < here), tl.load(table + found[k]), NEVER),)
-    return limits
+def _entry(table, memory, room, symbol, NEAR: tl.constexpr, ASM: tl.constexpr):
+    if NEAR:
+        return load4(memory, room + 16 * symbol, ASM)
+    at = table + 4 * symbol
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
-def _push(x, entry, limit, end, below, words, WARP: tl.constexpr):
-    """A symbol onto each state; the words that overflow are put before ``end``."""
-    gives = (x | 15) >= limit
+def _push(x, entry, words, below, there, WARP: tl.constexpr, EDGE: tl.constexpr):
+    """A symbol onto each state; the words that overflow are put before ``words``."""
+    gives = x >= entry[2]
+    if EDGE:
+        gives = gives & there
     before, total = _rank(gives.to(tl.int32), below, WARP)
-    end -= total
-    tl.store(words + end + before, x.to(tl.int16), mask=gives)
-    x = tl.where(gives, x >> 16, x)
-    low = entry.to(tl.int32)
-    reciprocal = (entry >> 32).to(tl.uint32)
-    quotient = tl.umulhi(x.to(tl.uint32), reciprocal) >> (limit & 15).to(tl.uint32)
-    pushed = quotient.to(tl.int32) * (low & 0xFFFF) + x + ((low >> 16) & 0xFFFF)
-    return tl.where(limit == NEVER, x, pushed), end
+    words -= total
+    tl.store(words + before, x.to(tl.int16), mask=gives)
+    rest = tl.where(gives, x >> 16, x)
+    reciprocal = entry[1].to(tl.uint32, bitcast=True)
+    quotient = (tl.umulhi(rest.to(tl.uint32), reciprocal) >> entry[3].to(tl.uint32)).to(tl.int32)
+    pushed = quotient * (entry[0] & 0xFFFF) + rest + ((entry[0] >> 16) & 0xFFFF)
+    if EDGE:
+        pushed = tl.where(there, pushed, x)
+    return pushed, words
+
+
+@triton.jit
+def _push_all(
+    symbols, table, memory, room, words, here,
+    STRIDE: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """States of a chunk of so many lanes, and its first word, from where it ends; idle lanes follow the others."""
+    lane = tl.arange(0, LANES)
+    below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
+    busy = lane < STRIDE
+    x = tl.full((LANES,), _LOW, tl.int32)
+    words += tl.zeros((LANES,), tl.int32)
+    span: tl.constexpr = GROUP_ROWS * STRIDE
+    group = (here - 1) // span
+    at = group * span + lane
+    for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
+        there = busy & (at + k * STRIDE < here)
+        symbol = tl.load(symbols + at + k * STRIDE, mask=there, other=0).to(tl.int32)
+        x, words = _push(x, _entry(table, memory, room, symbol, NEAR, ASM), words, below, there, WARP, True)
+    if group > 0:  # all others are full
+        group -= 1
+        rows = symbols + lane % STRIDE
+        found = _symbols(rows + group * span, STRIDE)
+        entries = _entries(table, memory, room, found, NEAR, ASM)
+        found = _symbols(rows + tl.maximum(group - 1, 0) * span, STRIDE)
+        ahead = _symbols(rows + tl.maximum(group - 2, 0) * span, STRIDE)
+        while group >= 0:
+            # All loads first: behind a store, the compiler would not dare to.
+            following = _entries(table, memory, room, found, NEAR, ASM)
+            found = ahead
+            ahead = _symbols(rows + tl.maximum(group - 3, 0) * span, STRIDE)
+            for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
+                x, words = _push(x, entries[k], words, below, busy, WARP, STRIDE < LANES)
+            entries = following
+            group -= 1
+    return x, words
 
 
 @triton.jit(do_not_specialize=["n", "room"])
-def write_lanes(symbols, entries, limits, plans, words, states, sizes, n, room, BINS: tl.constexpr, WARP: tl.constexpr):
+def write_lanes(
+    symbols, table, memory, plans, words, states, sizes, n, room,
+    BINS: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The words of each chunk to the end of its room, and how many bytes it has."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
+    if NEAR:
+        near = address_of(ASM)
+    else:
+        near = chunk * 0
     if tl.load(plans + 4 * wide) == _RANS:
         here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
         lanes = chunk_lanes(here)
-        lane = tl.arange(0, LANES)
-        below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
         symbols += wide * _CHUNK
-        entries += wide * BINS
-        limits += wide * BINS
-        words += wide * room
-        group = (here + lanes * GROUP_ROWS - 1) // (lanes * GROUP_ROWS) - 1
-        x = tl.full((LANES,), _LOW, tl.int32)
-        end = tl.zeros((LANES,), tl.int32) + room
-        found = _symbols(symbols, group, lanes, lane, here)
-        entry = _entries(entries, found)
-        limit = _limits(limits, found, group, lanes, lane, here)
-        found = _symbols(symbols, group - 1, lanes, lane, here)
-        ahead = _symbols(symbols, group - 2, lanes, lane, here)
-        while group >= 0:
-            # All loads first: behind a store, the compiler would not dare to.
-            next_entry = _entries(entries, found)
-            next_limit = _limits(limits, found, group - 1, lanes, lane, here)
-            found = ahead
-            ahead = _symbols(symbols, group - 3, lanes, lane, here)
-            for k in tl.static_range(GROUP_ROWS):
-                x, end = _push(x, entry[GROUP_ROWS - 1 - k], limit[GROUP_ROWS - 1 - k], end, below, words, WARP)
-            entry = next_entry
-            limit = next_limit
-            group -= 1
-        tl.store(states + wide * LANES + lane, x)
-        left = tl.max(end, 0)
-        tl.store(plans + 4 * wide + 3, left)
-        size = 2 + tl.load(plans + 4 * wide + 2) + 4 * lanes + 2 * (room - left)
+        table += wide * (4 * BINS)
+        if NEAR:
+            if ASM == "":
+                memory += wide * (4 * BINS)
+            at = tl.arange(0, 4 * BINS)
+            store(memory, near + 4 * at, tl.load(table + at), ASM)
+            tl.debug_barrier()
+        end = words + (wide + 1) * room
+        if lanes == LANES:
+            x, first = _push_all(symbols, table, memory, near, end, here, LANES, NEAR, WARP, ASM)
+        else:
+            x, first = _push_all(symbols, table, memory, near, end, here, 4, NEAR, WARP, ASM)
+        tl.store(states + wide * LANES + tl.arange(0, LANES), x)
+        written = tl.max((end.to(tl.int64) - first.to(tl.int64)) >> 1, 0).to(tl.int32)
+        tl.store(plans + 4 * wide + 3, room - written)
+        size = 2 + tl.load(plans + 4 * wide + 2) + 4 * lanes + 2 * written
         tl.store(sizes + wide, size.to(tl.int64))
 
 
@@ -132,41 +165,120 @@ def write_lanes(symbols, entries, limits, plans, words, states, sizes, n, room, 
 
 
 @triton.jit
-def _pop_rows(x, place, slots, scale, words, count, below, out, there, lanes, WARP: tl.constexpr, EDGE: tl.constexpr):
-    """A group of rows off the states. ``there`` says how many of a lane's symbols are left, where it is the EDGE."""
-    for k in tl.static_range(GROUP_ROWS):
+def _pop(
+    x, words, left, slots, table, memory, room, scale, below, out, there,
+    NEAR: tl.constexpr, WARP: tl.constexpr, EDGE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """A symbol off each state, and the words that it takes. Only at the EDGE may these be too few."""
+    if NEAR:
+        entry = load(memory, room + ((x & 4095) << 2), ASM)
+        popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
+        symbol = (entry >> 12) & 255
+    else:
         entry = tl.load(slots + (x & ((1 << scale) - 1)))
         step = entry.to(tl.int32)
-        value = (entry >> 32).to(tl.int32)
         popped = (step & 0xFFFF) * (x >> scale) + ((step >> 16) & 0xFFFF)
-        if EDGE:
-            valid = there > k
+        symbol = (entry >> 32).to(tl.int32)
+    takes = (popped < _LOW) & there
+    before, total = _rank(takes.to(tl.int32), below, WARP)
+    if EDGE:
+        inside = takes & (before < left)
+        word = tl.load(words + 2 * before, mask=inside, other=0).to(tl.int32)
+        word |= tl.load(words + 2 * before + 1, mask=inside, other=0).to(tl.int32) << 8
+        x = tl.where(there, tl.where(takes, (popped << 16) | word, popped), x)
+    else:
+        word = tl.load(words + 2 * before).to(tl.int32)
+        word |= tl.load(words + 2 * before + 1).to(tl.int32) << 8
+        x = tl.where(takes, (popped << 16) | word, popped)
+    if out.dtype.element_ty == tl.float32:
+        if NEAR:
+            value = load(memory, room + 16384 + 4 * symbol, ASM).to(tl.float32, bitcast=True)
         else:
-            valid = there > 0
-        takes = (popped < _LOW) & valid
-        before, total = _rank(takes.to(tl.int32), below, WARP)
-        at = place + before
-        inside = takes & (at < count)
-        word = tl.load(words + 2 * at, mask=inside, other=0).to(tl.int32)
-        word |= tl.load(words + 2 * at + 1, mask=inside, other=0).to(tl.int32) << 8
-        place += total
-        popped = tl.where(takes, (popped << 16) | word, popped)
-        if EDGE:
-            x = tl.where(valid, popped, x)
-        else:
-            x = popped
-        if out.dtype.element_ty == tl.float32:
-            tl.store(out + k * lanes + tl.arange(0, LANES), value.to(tl.float32, bitcast=True), mask=valid)
-        else:
-            tl.store(out + k * lanes + tl.arange(0, LANES), value.to(out.dtype.element_ty), mask=valid)
-    return x, place
+            value = tl.load(table + symbol)
+    else:
+        value = symbol.to(out.dtype.element_ty)
+    tl.store(out + tl.arange(0, LANES), value, mask=there)
+    return x, words + 2 * total, left - total
 
 
-@triton.jit(do_not_specialize=["n", "whole"])
-def read_lanes(section, words, whole, bounds, plans, slots, out, traces, verdict, n, WARP: tl.constexpr):
+@triton.jit
+def _pop_all(
+    x, section, cached, off, whole, count, slots, table, memory, room, scale, out, here,
+    STRIDE: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """All symbols of a chunk of so many lanes: the states that are left, and words."""
+    lane = tl.arange(0, LANES)
+    below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
+    busy = lane < STRIDE
+    span: tl.constexpr = GROUP_ROWS * STRIDE
+    words = section + tl.zeros((LANES,), tl.int32)
+    left = tl.zeros((LANES,), tl.int32) + count
+    trace = tl.zeros((LANES,), tl.int32)
+    ahead = trace
+    further = trace
+    done = here * 0
+    while (done + span <= here) & (tl.max(left, 0) >= GROUP_ROWS * LANES):
+        trace = trace ^ ahead ^ further
+        to = ((off + 2 * (count - left)) >> 2) + AHEAD + lane
+        ahead = tl.load(cached + to, mask=to < whole, other=0)
+        further = tl.load(cached + to + LANES, mask=to + LANES < whole, other=0)
+        for k in tl.static_range(GROUP_ROWS):
+            x, words, left = _pop(
+                x,
+                words,
+                left,
+                slots,
+                table,
+                memory,
+                room,
+                scale,
+                below,
+                out + done + k * STRIDE,
+                busy,
+                NEAR,
+                WARP,
+                False,
+                ASM,
+            )
+        done += span
+    while done < here:
+        there = busy & (done + lane < here)
+        x, words, left = _pop(
+            x, words, left, slots, table, memory, room, scale, below, out + done, there, NEAR, WARP, True, ASM
+        )
+        done += STRIDE
+    return x, left, trace ^ ahead ^ further
+
+
+@triton.jit
+def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM: tl.constexpr):
+    """Slots of scale 12 and symbols below 256 in a word each; behind them the values."""
+    for k in tl.static_range(4):
+        at = k * 1024 + tl.arange(0, 1024)
+        entry = tl.load(slots + at)
+        word = (entry & 4095) | ((entry >> 32) << 12) | (((entry >> 16) & 4095) << 20)
+        store(memory, room + 4 * at, word.to(tl.int32), ASM)
+    if VALUES:
+        at = tl.arange(0, 256)
+        value = tl.load(table + at, mask=at < alphabet, other=0.0).to(tl.int32, bitcast=True)
+        store(memory, room + 16384 + 4 * at, value, ASM)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["n", "whole", "alphabet"])
+def read_lanes(
+    section, cached, whole, bounds, plans, slots, table, memory, out, traces, verdict, n, alphabet,
+    NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """Symbols, or what they stand for, to where they belong; the verdict on words and states."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
+    if NEAR:
+        room = address_of(ASM)
+        if ASM == "":
+            memory += wide * (4096 + 256)
+    else:
+        room = chunk * 0
     if tl.load(plans + 8 * wide) == _RANS:
         here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
         lanes = chunk_lanes(here)
@@ -175,7 +287,6 @@ def read_lanes(section, words, whole, bounds, plans, slots, out, traces, verdict
         count = tl.load(plans + 8 * wide + 3)
         lane = tl.arange(0, LANES)
         busy = lane < lanes
-        below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
         slots += wide * 32768
         out += wide * _CHUNK
         x = tl.zeros((LANES,), tl.int32)
@@ -185,24 +296,61 @@ def read_lanes(section, words, whole, bounds, plans, slots, out, traces, verdict
         x = tl.where(busy & (wrong == 0), x, _LOW)
         begin += 4 * lanes
         section += begin
-        words += begin >> 2
+        cached += begin >> 2
         whole = tl.minimum(whole - (begin >> 2), 1 << 30).to(tl.int32)
-        place = tl.zeros((LANES,), tl.int32)
-        there = tl.where(busy, 1, 0)
-        trace = tl.zeros((LANES,), tl.int32)
-        ahead = trace
-        further = trace
-        done = here * 0
-        while done + GROUP_ROWS * lanes <= here:
-            trace = trace ^ ahead ^ further
-            to = (place >> 1) + AHEAD + lane
-            ahead = tl.load(words + to, mask=to < whole, other=0)
-            further = tl.load(words + to + LANES, mask=to + LANES < whole, other=0)
-            x, place = _pop_rows(x, place, slots, scale, section, count, below, out + done, there, lanes, WARP, False)
-            done += GROUP_ROWS * lanes
-        there = tl.where(busy, (here - done - lane + lanes - 1) // lanes, 0)
-        x, place = _pop_rows(x, place, slots, scale, section, count, below, out + done, there, lanes, WARP, True)
-        wrong = wrong | (busy & (x != _LOW)) | (place != count)
+        off = (begin & 3).to(tl.int32)
+        close = scale == 12
+        if NEAR:
+            if close:
+                _bring_near(slots, table, memory, room, alphabet, out.dtype.element_ty == tl.float32, ASM)
+        else:
+            close = scale < 0
+        if close & (lanes == LANES):
+            x, left, trace = _pop_all(
+                x,
+                section,
+                cached,
+                off,
+                whole,
+                count,
+                slots,
+                table,
+                memory,
+                room,
+                scale,
+                out,
+                here,
+                LANES,
+                NEAR,
+                WARP,
+                ASM,
+            )
+        elif lanes == LANES:
+            x, left, trace = _pop_all(
+                x,
+                section,
+                cached,
+                off,
+                whole,
+                count,
+                slots,
+                table,
+                memory,
+                room,
+                scale,
+                out,
+                here,
+                LANES,
+                False,
+                WARP,
+                ASM,
+            )
+        else:
+            x, left, trace = _pop_all(
+                x, section, cached, off, whole, count, slots, table, memory, room, scale, out, here,
+                4, False, WARP, ASM,
+            )  # fmt: skip
+        wrong = wrong | (busy & (x != _LOW)) | (left != 0)
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
         # Else the compiler would see that nobody needs what is called into the cache.
-        tl.store(traces + wide * LANES + lane, trace ^ ahead ^ further)
+        tl.store(traces + wide * LANES + lane, trace)

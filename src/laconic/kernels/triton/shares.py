@@ -20,10 +20,8 @@ _HUFFMAN_AUTO = tl.constexpr(Coding.HUFFMAN_AUTO.value)
 _RANS_ALONE = tl.constexpr(Coding.RANS.value)
 _FIRST_CLASS = tl.constexpr(8)
 _MAX_CLASS = tl.constexpr(15)
-_MANY = tl.constexpr(32)
-"""Lanes of a chunk with at least 16,384 symbols."""
-NEVER = tl.constexpr(0x7FFFFFFF)
-"""A limit that no state comes to."""
+_LAST = tl.constexpr(0x7FFFFFFF)
+"""Behind all keys that are sorted."""
 
 SLOTS = 4096
 """Slots that a program deals out."""
@@ -53,7 +51,7 @@ def _share_out(count, ranked, used, n, scale, given, BINS: tl.constexpr):
     left = (1 << scale) - tl.sum(share, 0)
     # What is left goes to those cut off most.
     cut = (exact - part.to(tl.int64) * n).to(tl.int32)
-    keys = tl.where(part > 0, ((_CHUNK - 1 - cut) << 12) | at, NEVER)
+    keys = tl.where(part > 0, ((_CHUNK - 1 - cut) << 12) | at, _LAST)
     last = tl.sum(tl.where(at == left - 1, tl.sort(keys), 0), 0)
     more = (left > 0) & (part > 0) & (keys <= last)
     # What is owed is given in proportion, by the most frequent first: each knows what those before it give.
@@ -118,8 +116,7 @@ def plan_shares(
     counts,  # [chunks, STREAMS, BINS]
     scratch,  # [chunks, 5, BINS]
     books,  # [chunks, words], zeros
-    entries,  # [chunks, BINS]: a reciprocal, what is added to a state, 2^scale less the share
-    limits,  # [chunks, BINS]: the least state that gives a word away first, and the reciprocal's shift
+    table,  # [chunks, BINS, 2]: reciprocal, what is added, 2^scale less the share; shift, least state to give a word
     heads,  # [chunks, 2]: by Huffman, bytes of its book, -1 where it does not write the chunk; the lowest symbol
     plans,  # [chunks, 4]: the mode if it is rANS or raw, or -1; the scale; bytes of the book
     sizes,  # [chunks]: bytes; those of rANS are known later
@@ -144,7 +141,7 @@ def plan_shares(
     used = tl.sum(occurs.to(tl.int32), 0)
     first = tl.min(tl.where(occurs, at, BINS), 0)
     last = tl.max(tl.where(occurs, at, 0), 0)
-    ranked = tl.sort(tl.where(occurs, (tl.minimum(count, _CHUNK - 1) << 12) | at, NEVER))
+    ranked = tl.sort(tl.where(occurs, (tl.minimum(count, _CHUNK - 1) << 12) | at, _LAST))
     order = scratch
     rank = tl.cumsum(occurs.to(tl.int32), 0) - 1
     tl.store(order + rank, at, mask=occurs)
@@ -187,9 +184,10 @@ def plan_shares(
     reciprocal = tl.where(alone, 0xFFFFFFFF, reciprocal)
     base += tl.where(alone, (1 << scale) - 1, 0)
     entry = (reciprocal << 32) | (base.to(tl.int64) << 16) | ((1 << scale) - share).to(tl.int64)
-    tl.store(entries + wide * BINS + at, tl.where(occurs, entry, 0))
-    limit = (share << (31 - scale)) | tl.maximum(shift - 1, 0)
-    tl.store(limits + wide * BINS + at, tl.where(occurs, limit, NEVER))
+    limit = (tl.maximum(shift - 1, 0).to(tl.int64) << 32) | (share << (31 - scale)).to(tl.int64)
+    table += wide * (2 * BINS) + 2 * at
+    tl.store(table, entry)
+    tl.store(table + 1, limit)
 
     heads += 2 * wide
     plans += 4 * wide
@@ -330,10 +328,10 @@ def read_shares(
 
 @triton.jit
 def deal_slots(
-    ranks, plans, table, slots,  # [chunks, 2^15]: what a slot stands for, from where in its share, the share
-    BINS: tl.constexpr, STEPS: tl.constexpr, SPAN: tl.constexpr, VALUES: tl.constexpr,
+    ranks, plans, slots,  # [chunks, 2^15]: a symbol, how far into its share the slot is, the share
+    BINS: tl.constexpr, STEPS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """What each slot stands for: a symbol, or the value of the table at it."""
+    """What each slot stands for."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     begin = tl.program_id(1) * SPAN
@@ -352,10 +350,6 @@ def deal_slots(
             high = tl.where(open_ & (up == 0), middle, high)
         rank = low - 1
         symbol = tl.load(ranks + BINS + rank)
-        if VALUES:
-            value = tl.load(table + symbol).to(tl.int32, bitcast=True)
-        else:
-            value = symbol
         step = ((slot - tl.load(ranks + rank)) << 16) | tl.load(ranks + 2 * BINS + rank)
-        entry = (value.to(tl.int64) << 32) | step.to(tl.int64)
+        entry = (symbol.to(tl.int64) << 32) | step.to(tl.int64)
         tl.store(slots + wide * 32768 + slot, entry)

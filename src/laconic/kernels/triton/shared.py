@@ -1,0 +1,159 @@
+"""Memory that a program's threads share, through lines of PTX: Triton has no word for it that takes an address.
+
+A program asks for room once and gets its address. Where PTX cannot be had, in Triton's interpreter, the room is a part
+of global memory, and the same kernel runs on that: ``ASM`` is then empty.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = [
+    "Room",
+    "address_of",
+    "clear16",
+    "count_one",
+    "lane_of",
+    "load",
+    "load4",
+    "prefetch",
+    "put_or",
+    "store",
+    "store4",
+]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Room:
+    """So many bytes for each program, as a launch hands them over."""
+
+    def __init__(self, nbytes: int, programs: int, device: torch.device) -> None:
+        self.asm = "" if INTERPRETED else f".shared .align 16 .b8 laconic_room[{nbytes}]; mov.u32 $0, laconic_room;"
+        self.words = (nbytes + 15) // 16 * 4
+        self.memory: Tensor | None = (
+            torch.empty(programs * self.words, dtype=torch.int32, device=device) if INTERPRETED else None
+        )
+
+
+@triton.jit
+def address_of(ASM: tl.constexpr):
+    """Where the room is. To be called once in a kernel: it is also its declaration."""
+    if ASM == "":
+        found = tl.program_id(0) * 0
+    else:
+        found = tl.inline_asm_elementwise(ASM, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
+    return found
+
+
+@triton.jit
+def lane_of(at, ASM: tl.constexpr):
+    """A thread's place in its warp; what the interpreter takes for it is as good."""
+    if ASM == "":
+        found = at % 32
+    else:
+        found = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1)
+    return found
+
+
+@triton.jit
+def clear16(memory, address, ASM: tl.constexpr):
+    """Zeros from an address that is a multiple of 16."""
+    if ASM == "":
+        for k in tl.static_range(4):
+            tl.store(memory + (address >> 2) + k, tl.zeros_like(address))
+    else:
+        tl.inline_asm_elementwise(
+            "st.shared.v4.b32 [$1], {$2, $2, $2, $2}; mov.u32 $0, $2;", "=r,r,r", [address, tl.zeros_like(address)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def load(memory, address, ASM: tl.constexpr):
+    if ASM == "":
+        found = tl.load(memory + (address >> 2))
+    else:
+        found = tl.inline_asm_elementwise(
+            "ld.shared.b32 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
+    return found
+
+
+@triton.jit
+def load4(memory, address, ASM: tl.constexpr):
+    """Four words from an address that is a multiple of 16."""
+    if ASM == "":
+        at = memory + (address >> 2)
+        found = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    else:
+        found = tl.inline_asm_elementwise(
+            "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", [address],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
+    return found
+
+
+@triton.jit
+def store(memory, address, value, ASM: tl.constexpr):
+    if ASM == "":
+        tl.store(memory + (address >> 2), value)
+    else:
+        tl.inline_asm_elementwise(
+            "st.shared.b32 [$1], $2; mov.u32 $0, $2;", "=r,r,r", [address, value],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def count_one(memory, address, there, ASM: tl.constexpr):
+    """One more at each address that is there. A tile must be as large as the program, or some would count twice."""
+    if ASM == "":
+        tl.atomic_add(memory + (address >> 2), tl.zeros_like(address) + 1, mask=there, sem="relaxed")
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p red.shared.add.u32 [$1], 1; mov.u32 $0, $2; }", "=r,r,r",
+            [address, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def put_or(memory, address, bits, ASM: tl.constexpr):
+    """Bits that are added to those at the address."""
+    if ASM == "":
+        tl.atomic_or(memory + (address >> 2), bits, mask=bits != 0, sem="relaxed")
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p red.shared.or.b32 [$1], $2; mov.u32 $0, $2; }", "=r,r,r",
+            [address, bits], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def store4(pointer, a, b, c, d, ASM: tl.constexpr):
+    """Four words of global memory at a multiple of 16 bytes, at once."""
+    if ASM == "":
+        tl.store(pointer, a)
+        tl.store(pointer + 1, b)
+        tl.store(pointer + 2, c)
+        tl.store(pointer + 3, d)
+    else:
+        tl.inline_asm_elementwise(
+            "st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $2;", "=r,l,r,r,r,r", [pointer, a, b, c, d],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def prefetch(pointer, there, ASM: tl.constexpr):
+    """Calls what is there into the cache of the device."""
+    if ASM != "":
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }", "=r,l,r",
+            [pointer, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
