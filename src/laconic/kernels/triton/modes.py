@@ -16,7 +16,7 @@ from laconic.kernels.interface import CHUNK, RANS, RAW, Coding, coded_limit, num
 from laconic.kernels.triton import coding as huffman
 from laconic.kernels.triton.books import STREAMS, plan_books
 from laconic.kernels.triton.parts import TILE, exact, period, store_groups
-from laconic.kernels.triton.rans import LANES, read_lanes, write_lanes
+from laconic.kernels.triton.rans import LANES, NEAR_NBYTES, read_lanes, write_lanes
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.shares import SLOTS, chunk_lanes, deal_slots, plan_shares, read_shares
 
@@ -244,11 +244,9 @@ def _read(decoded: huffman.Decoded, alphabet: int, table: Tensor | None, out: Te
     deal_slots[(cut.chunks, (1 << 15) // SLOTS)](
         ranks, plans, slots, BINS=cut.bins, STEPS=cut.steps, SPAN=SLOTS, num_warps=4
     )
-    traces = torch.empty((cut.chunks, LANES.value), **ints)
-    words, whole, _ = huffman._words(section)
-    near = Room(4 * (4096 + 256), cut.chunks, device)
+    near = Room(NEAR_NBYTES, cut.chunks, device)
     read_lanes[(cut.chunks,)](
-        section, words, whole, decoded.bounds, plans, slots, table if values else out, near.memory, out, traces,
+        section, section.numel(), decoded.bounds, plans, slots, table if values else out, near.memory, out,
         decoded.verdict, cut.n, alphabet, NEAR=alphabet <= 256, WARP=_votes(device), ASM=near.asm, num_warps=1,
     )  # fmt: skip
     if bits:

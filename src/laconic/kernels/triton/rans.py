@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
-from laconic.kernels.triton.shared import address_of, load, load4, store
+from laconic.kernels.triton.near import load4, load16, settle, store_some
+from laconic.kernels.triton.shared import address_of, load, store
 from laconic.kernels.triton.shares import chunk_lanes
 
 __all__ = ["GROUP_ROWS", "LANES", "read_lanes", "write_lanes"]
@@ -22,8 +23,14 @@ _LOW = tl.constexpr(1 << 15)
 LANES = tl.constexpr(32)
 GROUP_ROWS = tl.constexpr(8)
 """Rows between two looks at the loop."""
-AHEAD = tl.constexpr(256)
-"""Words of 4 bytes from a reader's place to those that it calls into the cache."""
+_TAKEN = tl.constexpr(GROUP_ROWS.value * LANES.value)
+"""Words of 16 bits that a group can take."""
+_RING = tl.constexpr(4 * _TAKEN.value)
+"""Words that a reader has near."""
+VALUES_AT = tl.constexpr(2 * _RING.value)
+SLOTS_AT = tl.constexpr(VALUES_AT.value + 4 * 256)
+NEAR_NBYTES = SLOTS_AT.value + 4 * 4096
+"""Of a reader: a ring of words, values by symbol, slots of scale 12."""
 
 
 @triton.jit
@@ -50,7 +57,7 @@ def _symbols(symbols, STRIDE: tl.constexpr):
     """The symbols of a group of rows, by each lane from its first."""
     found = ()
     for k in tl.static_range(GROUP_ROWS):
-        found = found + (tl.load(symbols + k * STRIDE).to(tl.int32),)
+        found = found + (tl.load(symbols + k * STRIDE).to(tl.int32),)  # type: ignore[assignment]
     return found
 
 
@@ -59,7 +66,7 @@ def _entries(table, memory, room, found, NEAR: tl.constexpr, ASM: tl.constexpr):
     """What is to be done with each state of a group."""
     entries = ()
     for k in tl.static_range(GROUP_ROWS):
-        entries = entries + (_entry(table, memory, room, found[k], NEAR, ASM),)
+        entries = entries + (_entry(table, memory, room, found[k], NEAR, ASM),)  # type: ignore[assignment]
     return entries
 
 
@@ -165,13 +172,39 @@ def write_lanes(
 
 
 @triton.jit
+def _fetch(words, rest, at, whole, shift, need, before):
+    """Words of a group, two and two, from the place ``at`` on, where there is need for them; else those before.
+
+    The section's last word, ``rest``, may have less than four bytes, and stands for all behind it.
+    """
+    lane = tl.arange(0, LANES)
+    found = ()
+    for k in tl.static_range(_TAKEN // (2 * LANES)):
+        place = at + k * LANES + lane
+        low = tl.load(words + place, mask=need & (place < whole), other=rest).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(words + place + 1, mask=need & (place + 1 < whole), other=rest).to(tl.uint32, bitcast=True)
+        both = ((((high.to(tl.uint64) << 32) | low) >> shift).to(tl.uint32)).to(tl.int32, bitcast=True)
+        found = found + (tl.where(need, both, before[k]),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def _fill(memory, room, fetched, filled, need, ASM: tl.constexpr):
+    """Fetched words into the ring, where there is need for them: how many have been put there by now."""
+    for k in tl.static_range(_TAKEN // (2 * LANES)):
+        at = (2 * filled + 4 * (k * LANES + tl.arange(0, LANES))) & (2 * _RING - 1)
+        store_some(memory, room + at, fetched[k], need, ASM)
+    return settle(filled + tl.where(need, _TAKEN, 0), ASM)
+
+
+@triton.jit
 def _pop(
-    x, words, left, slots, table, memory, room, scale, below, out, there,
+    x, taken, slots, table, memory, room, scale, below, out, there,
     NEAR: tl.constexpr, WARP: tl.constexpr, EDGE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """A symbol off each state, and the words that it takes. Only at the EDGE may these be too few."""
+    """A symbol off each state, and words of the ring onto those that need one."""
     if NEAR:
-        entry = load(memory, room + ((x & 4095) << 2), ASM)
+        entry = load(memory, room + SLOTS_AT + ((x & 4095) << 2), ASM)
         popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
         symbol = (entry >> 12) & 255
     else:
@@ -181,104 +214,93 @@ def _pop(
         symbol = (entry >> 32).to(tl.int32)
     takes = (popped < _LOW) & there
     before, total = _rank(takes.to(tl.int32), below, WARP)
+    word = load16(memory, room + ((2 * taken + 2 * before) & (2 * _RING - 1)), ASM)
+    popped = tl.where(takes, (popped << 16) | word, popped)
     if EDGE:
-        inside = takes & (before < left)
-        word = tl.load(words + 2 * before, mask=inside, other=0).to(tl.int32)
-        word |= tl.load(words + 2 * before + 1, mask=inside, other=0).to(tl.int32) << 8
-        x = tl.where(there, tl.where(takes, (popped << 16) | word, popped), x)
-    else:
-        word = tl.load(words + 2 * before).to(tl.int32)
-        word |= tl.load(words + 2 * before + 1).to(tl.int32) << 8
-        x = tl.where(takes, (popped << 16) | word, popped)
+        popped = tl.where(there, popped, x)
     if out.dtype.element_ty == tl.float32:
         if NEAR:
-            value = load(memory, room + 16384 + 4 * symbol, ASM).to(tl.float32, bitcast=True)
+            value = load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
         else:
             value = tl.load(table + symbol)
     else:
         value = symbol.to(out.dtype.element_ty)
     tl.store(out + tl.arange(0, LANES), value, mask=there)
-    return x, words + 2 * total, left - total
+    return popped, taken + total
 
 
 @triton.jit
 def _pop_all(
-    x, section, cached, off, whole, count, slots, table, memory, room, scale, out, here,
+    x, words, rest, whole, shift, slots, table, memory, room, scale, out, here,
     STRIDE: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """All symbols of a chunk of so many lanes: the states that are left, and words."""
+    """All symbols of a chunk of so many lanes: the states that are left, and how many words were taken.
+
+    Words are fetched a group before they are put into the ring, which has always as many as a group can take. What lies
+    behind the last one is of no matter: who takes that, has taken too many.
+    """
     lane = tl.arange(0, LANES)
     below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
     busy = lane < STRIDE
     span: tl.constexpr = GROUP_ROWS * STRIDE
-    words = section + tl.zeros((LANES,), tl.int32)
-    left = tl.zeros((LANES,), tl.int32) + count
-    trace = tl.zeros((LANES,), tl.int32)
-    ahead = trace
-    further = trace
+    need = lane >= 0
+    filled = tl.zeros((LANES,), tl.int32)
+    taken = filled
+    fetched = ()
+    for _ in tl.static_range(_TAKEN // (2 * LANES)):
+        fetched = fetched + (filled,)  # type: ignore[assignment]
+    fetched = _fetch(words, rest, filled, whole, shift, need, fetched)
+    for _ in range(2):
+        filled = _fill(memory, room, fetched, filled, need, ASM)
+        fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
     done = here * 0
-    while (done + span <= here) & (tl.max(left, 0) >= GROUP_ROWS * LANES):
-        trace = trace ^ ahead ^ further
-        to = ((off + 2 * (count - left)) >> 2) + AHEAD + lane
-        ahead = tl.load(cached + to, mask=to < whole, other=0)
-        further = tl.load(cached + to + LANES, mask=to + LANES < whole, other=0)
-        for k in tl.static_range(GROUP_ROWS):
-            x, words, left = _pop(
-                x,
-                words,
-                left,
-                slots,
-                table,
-                memory,
-                room,
-                scale,
-                below,
-                out + done + k * STRIDE,
-                busy,
-                NEAR,
-                WARP,
-                False,
-                ASM,
-            )
-        done += span
     while done < here:
-        there = busy & (done + lane < here)
-        x, words, left = _pop(
-            x, words, left, slots, table, memory, room, scale, below, out + done, there, NEAR, WARP, True, ASM
-        )
-        done += STRIDE
-    return x, left, trace ^ ahead ^ further
+        need = filled - taken <= _RING - _TAKEN
+        filled = _fill(memory, room, fetched, filled, need, ASM)
+        fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
+        if done + span <= here:
+            for k in tl.static_range(GROUP_ROWS):
+                x, taken = _pop(
+                    x, taken, slots, table, memory, room, scale, below, out + done + k * STRIDE, busy,
+                    NEAR, WARP, False, ASM,
+                )  # fmt: skip
+        else:
+            for k in range(GROUP_ROWS):
+                there = busy & (done + k * STRIDE + lane < here)
+                x, taken = _pop(
+                    x, taken, slots, table, memory, room, scale, below, out + done + k * STRIDE, there,
+                    NEAR, WARP, True, ASM,
+                )  # fmt: skip
+        done += span
+    return x, taken
 
 
 @triton.jit
 def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM: tl.constexpr):
-    """Slots of scale 12 and symbols below 256 in a word each; behind them the values."""
+    """Slots of scale 12 and symbols below 256 in a word each, and what they stand for."""
     for k in tl.static_range(4):
         at = k * 1024 + tl.arange(0, 1024)
         entry = tl.load(slots + at)
         word = (entry & 4095) | ((entry >> 32) << 12) | (((entry >> 16) & 4095) << 20)
-        store(memory, room + 4 * at, word.to(tl.int32), ASM)
+        store(memory, room + SLOTS_AT + 4 * at, word.to(tl.int32), ASM)
     if VALUES:
         at = tl.arange(0, 256)
         value = tl.load(table + at, mask=at < alphabet, other=0.0).to(tl.int32, bitcast=True)
-        store(memory, room + 16384 + 4 * at, value, ASM)
+        store(memory, room + VALUES_AT + 4 * at, value, ASM)
     tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["n", "whole", "alphabet"])
+@triton.jit(do_not_specialize=["n", "nbytes", "alphabet"])
 def read_lanes(
-    section, cached, whole, bounds, plans, slots, table, memory, out, traces, verdict, n, alphabet,
+    section, nbytes, bounds, plans, slots, table, memory, out, verdict, n, alphabet,
     NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Symbols, or what they stand for, to where they belong; the verdict on words and states."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
-    if NEAR:
-        room = address_of(ASM)
-        if ASM == "":
-            memory += wide * (4096 + 256)
-    else:
-        room = chunk * 0
+    room = address_of(ASM)
+    if ASM == "":
+        memory += wide * (NEAR_NBYTES // 4)
     if tl.load(plans + 8 * wide) == _RANS:
         here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
         lanes = chunk_lanes(here)
@@ -295,10 +317,13 @@ def read_lanes(
         wrong = busy & (x < _LOW)
         x = tl.where(busy & (wrong == 0), x, _LOW)
         begin += 4 * lanes
-        section += begin
-        cached += begin >> 2
-        whole = tl.minimum(whole - (begin >> 2), 1 << 30).to(tl.int32)
-        off = (begin & 3).to(tl.int32)
+        words = section.to(tl.pointer_type(tl.int32)) + (begin >> 2)
+        whole = tl.minimum((nbytes >> 2) - (begin >> 2), 1 << 30).to(tl.int32)
+        shift = (8 * (begin & 3)).to(tl.uint64)
+        rest = chunk * 0
+        for k in tl.static_range(3):
+            byte = (nbytes >> 2) * 4 + k
+            rest |= tl.load(section + byte, mask=byte < nbytes, other=0).to(tl.int32) << (8 * k)
         close = scale == 12
         if NEAR:
             if close:
@@ -306,51 +331,16 @@ def read_lanes(
         else:
             close = scale < 0
         if close & (lanes == LANES):
-            x, left, trace = _pop_all(
-                x,
-                section,
-                cached,
-                off,
-                whole,
-                count,
-                slots,
-                table,
-                memory,
-                room,
-                scale,
-                out,
-                here,
-                LANES,
-                NEAR,
-                WARP,
-                ASM,
+            x, taken = _pop_all(
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, NEAR, WARP, ASM
             )
         elif lanes == LANES:
-            x, left, trace = _pop_all(
-                x,
-                section,
-                cached,
-                off,
-                whole,
-                count,
-                slots,
-                table,
-                memory,
-                room,
-                scale,
-                out,
-                here,
-                LANES,
-                False,
-                WARP,
-                ASM,
+            x, taken = _pop_all(
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, False, WARP, ASM
             )
         else:
-            x, left, trace = _pop_all(
-                x, section, cached, off, whole, count, slots, table, memory, room, scale, out, here,
-                4, False, WARP, ASM,
-            )  # fmt: skip
-        wrong = wrong | (busy & (x != _LOW)) | (left != 0)
+            x, taken = _pop_all(
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, 4, False, WARP, ASM
+            )
+        wrong = wrong | (busy & (x != _LOW)) | (taken != count)
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
-        # Else the compiler would see that nobody needs what is called into the cache.
-        tl.store(traces + wide * LANES + lane, trace)

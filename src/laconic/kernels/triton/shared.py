@@ -18,11 +18,13 @@ __all__ = [
     "address_of",
     "clear16",
     "count_one",
+    "drop_bits",
+    "fetch16",
     "lane_of",
     "load",
-    "load4",
-    "prefetch",
     "put_or",
+    "seal",
+    "settle",
     "store",
     "store4",
 ]
@@ -86,20 +88,6 @@ def load(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def load4(memory, address, ASM: tl.constexpr):
-    """Four words from an address that is a multiple of 16."""
-    if ASM == "":
-        at = memory + (address >> 2)
-        found = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
-    else:
-        found = tl.inline_asm_elementwise(
-            "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", [address],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
-        )  # fmt: skip
-    return found
-
-
-@triton.jit
 def store(memory, address, value, ASM: tl.constexpr):
     if ASM == "":
         tl.store(memory + (address >> 2), value)
@@ -150,10 +138,55 @@ def store4(pointer, a, b, c, d, ASM: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointer, there, ASM: tl.constexpr):
-    """Calls what is there into the cache of the device."""
+def drop_bits(low, high, count, ASM: tl.constexpr):
+    """64 bits in two halves without their lowest; only the lowest 5 bits of their number count."""
+    if ASM == "":
+        both = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+        both = both >> (count & 31).to(tl.uint64)
+        low, high = both.to(tl.uint32), (both >> 32).to(tl.uint32)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            "shf.r.wrap.b32 $0, $2, $3, $4; shf.r.wrap.b32 $1, $3, 0, $4;", "=&r,=r,r,r,r", [low, high, count],
+            dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
+        )  # fmt: skip
+    return low, high
+
+
+@triton.jit
+def fetch16(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
+    """Sixteen bytes of global memory into the room, underway until ``settle``: of those from ``begin`` to ``end``.
+
+    Both places are multiples of 16; ``byte`` is what is at the pointer. Where none is inside, nothing happens.
+    """
+    if ASM == "":
+        for k in tl.static_range(4):
+            word = tl.zeros_like(address)
+            for j in tl.static_range(4):
+                at = byte + (4 * k + j)
+                found = tl.load(pointer + (4 * k + j), mask=(at >= begin) & (at < end), other=0)
+                word = word | (found.to(tl.int32) << (8 * j))
+            tl.store(memory + (address >> 2) + k, word, mask=byte < end)
+    else:
+        # Aligned blocks of which a byte is allocated are so as a whole.
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.u32 $0, $3; }",
+            "=r,r,l,r", [address, pointer, (byte < end).to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def seal(ASM: tl.constexpr):
+    """What a thread has fetched since it last said so becomes one batch."""
     if ASM != "":
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }", "=r,l,r",
-            [pointer, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "cp.async.commit_group; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def settle(ASM: tl.constexpr):
+    """Waits for a thread's batches but for the latest one."""
+    if ASM != "":
+        tl.inline_asm_elementwise(
+            "cp.async.wait_group 1; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
