@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["load4", "load16", "settle", "store_some"]
+__all__ = ["load4", "load16", "load_slot", "settle", "store_some"]
 
 
 @triton.jit
@@ -31,6 +31,20 @@ def load16(memory, address, ASM: tl.constexpr):
         found = tl.inline_asm_elementwise(
             "ld.shared.u16 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
         )
+    return found
+
+
+@triton.jit
+def load_slot(memory, room, x, ASM: tl.constexpr):
+    """Two words of a table, by the lowest 12 bits of x."""
+    if ASM == "":
+        at = memory + (room >> 2) + 2 * (x & 4095)
+        found = tl.load(at), tl.load(at + 1)
+    else:
+        found = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; and.b32 t, $2, 4095; shl.b32 t, t, 3; add.s32 t, t, $3; ld.shared.v2.b32 {$0, $1}, [t]; }",
+            "=r,=r,r,r", [x, room], dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
     return found
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
-from laconic.kernels.triton.near import load4, load16, settle, store_some
+from laconic.kernels.triton.near import load4, load16, load_slot, settle, store_some
 from laconic.kernels.triton.shared import address_of, load, store
 from laconic.kernels.triton.shares import chunk_lanes
 
@@ -26,21 +26,44 @@ GROUP_ROWS = tl.constexpr(8)
 _TAKEN = tl.constexpr(GROUP_ROWS.value * LANES.value)
 """Words of 16 bits that a group can take."""
 _RING = tl.constexpr(4 * _TAKEN.value)
-"""Words that a reader has near."""
-VALUES_AT = tl.constexpr(2 * _RING.value)
+"""Words that a reader has near. The first of them are there twice, so that a group never comes to the end."""
+VALUES_AT = tl.constexpr(2 * (_RING.value + _TAKEN.value))
 SLOTS_AT = tl.constexpr(VALUES_AT.value + 4 * 256)
-NEAR_NBYTES = SLOTS_AT.value + 4 * 4096
+NEAR_NBYTES = SLOTS_AT.value + 8 * 4096
 """Of a reader: a ring of words, values by symbol, slots of scale 12."""
 
 
 @triton.jit
-def _rank(raised, below, WARP: tl.constexpr):
-    """How many lanes below raise a flag (0 or 1), and how many do in all. WARP: by a vote, else by a sum."""
+def _vote(raised):
+    """A bit for each lane that raises a flag (0 or 1)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }", "=r,r", [raised],
+        dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _behind(place, raised, below, WARP: tl.constexpr):
+    """Where a lane finds its 16 bits, as many behind ``place`` as lanes below raise a flag; and where all of them end.
+
+    WARP: by a vote, else by a sum.
+    """
     if WARP:
-        vote = tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }", "=r,r", [raised],
-            dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+        vote = _vote(raised)
+        count: tl.constexpr = "{ .reg .b32 t; popc.b32 t, $1; mad.lo.s32 $0, t, 2, $2; }"
+        own = tl.inline_asm_elementwise(count, "=r,r,r", [vote & below, place], tl.int32, True, 1)
+        end = tl.inline_asm_elementwise(count, "=r,r,r", [vote, place], tl.int32, True, 1)
+    else:
+        own = place + 2 * (tl.cumsum(raised, 0) - raised)
+        end = place + 2 * tl.sum(raised, 0)
+    return own, end
+
+
+@triton.jit
+def _rank(raised, below, WARP: tl.constexpr):
+    """How many lanes below raise a flag, and how many do in all."""
+    if WARP:
+        vote = _vote(raised)
         before = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [vote & below], tl.int32, True, 1)
         total = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [vote], tl.int32, True, 1)
     else:
@@ -191,31 +214,33 @@ def _fetch(words, rest, at, whole, shift, need, before):
 @triton.jit
 def _fill(memory, room, fetched, filled, need, ASM: tl.constexpr):
     """Fetched words into the ring, where there is need for them: how many have been put there by now."""
+    block = (2 * filled) & (2 * _RING - 1)
     for k in tl.static_range(_TAKEN // (2 * LANES)):
-        at = (2 * filled + 4 * (k * LANES + tl.arange(0, LANES))) & (2 * _RING - 1)
-        store_some(memory, room + at, fetched[k], need, ASM)
+        at = room + block + 4 * (k * LANES + tl.arange(0, LANES))
+        store_some(memory, at, fetched[k], need, ASM)
+        store_some(memory, at + 2 * _RING, fetched[k], need & (block == 0), ASM)
     return settle(filled + tl.where(need, _TAKEN, 0), ASM)
 
 
 @triton.jit
 def _pop(
-    x, taken, slots, table, memory, room, scale, below, out, there,
+    x, place, slots, table, memory, room, scale, below, out, there,
     NEAR: tl.constexpr, WARP: tl.constexpr, EDGE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """A symbol off each state, and words of the ring onto those that need one."""
+    """A symbol off each state, and words of the ring, from ``place`` on, onto those that need one."""
     if NEAR:
-        entry = load(memory, room + SLOTS_AT + ((x & 4095) << 2), ASM)
+        entry, bound = load_slot(memory, room + SLOTS_AT, x, ASM)
         popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
         symbol = (entry >> 12) & 255
+        takes = ((x >> 12) < bound) & there
     else:
         entry = tl.load(slots + (x & ((1 << scale) - 1)))
         step = entry.to(tl.int32)
         popped = (step & 0xFFFF) * (x >> scale) + ((step >> 16) & 0xFFFF)
         symbol = (entry >> 32).to(tl.int32)
-    takes = (popped < _LOW) & there
-    before, total = _rank(takes.to(tl.int32), below, WARP)
-    word = load16(memory, room + ((2 * taken + 2 * before) & (2 * _RING - 1)), ASM)
-    popped = tl.where(takes, (popped << 16) | word, popped)
+        takes = (popped < _LOW) & there
+    own, place = _behind(place, takes.to(tl.int32), below, WARP)
+    popped = tl.where(takes, (popped << 16) | load16(memory, own, ASM), popped)
     if EDGE:
         popped = tl.where(there, popped, x)
     if out.dtype.element_ty == tl.float32:
@@ -226,7 +251,7 @@ def _pop(
     else:
         value = symbol.to(out.dtype.element_ty)
     tl.store(out + tl.arange(0, LANES), value, mask=there)
-    return popped, taken + total
+    return popped, place
 
 
 @triton.jit
@@ -258,31 +283,39 @@ def _pop_all(
         need = filled - taken <= _RING - _TAKEN
         filled = _fill(memory, room, fetched, filled, need, ASM)
         fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
+        begin = room + ((2 * taken) & (2 * _RING - 1))
+        place = begin
         if done + span <= here:
             for k in tl.static_range(GROUP_ROWS):
-                x, taken = _pop(
-                    x, taken, slots, table, memory, room, scale, below, out + done + k * STRIDE, busy,
+                x, place = _pop(
+                    x, place, slots, table, memory, room, scale, below, out + done + k * STRIDE, busy,
                     NEAR, WARP, False, ASM,
                 )  # fmt: skip
         else:
             for k in range(GROUP_ROWS):
                 there = busy & (done + k * STRIDE + lane < here)
-                x, taken = _pop(
-                    x, taken, slots, table, memory, room, scale, below, out + done + k * STRIDE, there,
+                x, place = _pop(
+                    x, place, slots, table, memory, room, scale, below, out + done + k * STRIDE, there,
                     NEAR, WARP, True, ASM,
                 )  # fmt: skip
+        taken += (place - begin) >> 1
         done += span
     return x, taken
 
 
 @triton.jit
 def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM: tl.constexpr):
-    """Slots of scale 12 and symbols below 256 in a word each, and what they stand for."""
+    """Slots of scale 12 and symbols below 256, and what these stand for.
+
+    A slot has a word with all of it, and another with how far above the slot a state must be that needs no word.
+    """
     for k in tl.static_range(4):
         at = k * 1024 + tl.arange(0, 1024)
         entry = tl.load(slots + at)
-        word = (entry & 4095) | ((entry >> 32) << 12) | (((entry >> 16) & 4095) << 20)
-        store(memory, room + SLOTS_AT + 4 * at, word.to(tl.int32), ASM)
+        share = (entry & 4095).to(tl.int32)
+        off = ((entry >> 16) & 4095).to(tl.int32)
+        store(memory, room + SLOTS_AT + 8 * at, share | ((entry >> 32).to(tl.int32) << 12) | (off << 20), ASM)
+        store(memory, room + SLOTS_AT + 8 * at + 4, (_LOW - 1 - off) // tl.maximum(share, 1) + 1, ASM)
     if VALUES:
         at = tl.arange(0, 256)
         value = tl.load(table + at, mask=at < alphabet, other=0.0).to(tl.int32, bitcast=True)
