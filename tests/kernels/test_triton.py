@@ -176,3 +176,29 @@ def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n
         for weight in (None, 0.5):
             coding.arrange_floats(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
     assert len(made) == 9 and not any(map(offline.inexact, made.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("alphabet, n", [(2, 1), (92, 600_000), (300, 70_000), (4096, 3000)])
+def test_kernels_of_rans_and_of_modes_compile_for_a_gpu_that_is_not_here(alphabet, n, monkeypatch):
+    import offline
+
+    from laconic.kernels.interface import Coding, coded_limit, symbol_dtype
+    from laconic.kernels.triton import modes
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    monkeypatch.setattr(modes, "_votes", lambda device: True)  # as on a GPU
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    with offline.compiling() as made:
+        for coding in (Coding.RANS, Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
+            modes.write(symbols, alphabet, coding, room)
+        modes.read_symbols(room, n, alphabet)
+        for weight in (None, 0.5):
+            modes.read_values(room, torch.zeros(alphabet), torch.zeros(n), weight)
+    names = {name.split()[0] for name in made}
+    assert {"plan_shares", "write_lanes", "read_shares", "deal_slots", "read_lanes", "_add_found", "_move"} <= names
+    assert not any(map(offline.inexact, made.values()))
+    assert "vote.sync.ballot" in "".join(made.values()) and "ld.shared" in "".join(made.values())
