@@ -133,12 +133,12 @@ def write(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> Tensor:
             counts, scratch, books[1], codes, starts, heads, sizes, cut.last_streams, book_words,
             BINS=cut.bins, STEPS=cut.steps, num_warps=cut.warps,
         )  # fmt: skip
-    scratch, plans = torch.empty((cut.chunks, 5, cut.bins), **ints), torch.empty((cut.chunks, 4), **ints)
+    scratch, plans = torch.empty((cut.chunks, 3, cut.bins), **ints), torch.empty((cut.chunks, 4), **ints)
     table = torch.empty((cut.chunks, cut.bins, 2), dtype=torch.int64, device=device)
     bits = symbol_bits(alphabet)
     plan_shares[(cut.chunks,)](
-        counts, scratch, books[0], table, heads, plans, sizes, cut.n, book_words, bits,
-        BINS=cut.bins, CODING=coding, num_warps=cut.warps,
+        counts, scratch, books[0], table, heads, plans, sizes, cut.n, book_words, bits, int(coding),
+        BINS=cut.bins, num_warps=cut.warps,
     )  # fmt: skip
     words = torch.empty((cut.chunks, room_nbytes // 2), dtype=torch.int16, device=device)
     states = torch.empty((cut.chunks, LANES.value), **ints)

@@ -20,8 +20,6 @@ _HUFFMAN_AUTO = tl.constexpr(Coding.HUFFMAN_AUTO.value)
 _RANS_ALONE = tl.constexpr(Coding.RANS.value)
 _FIRST_CLASS = tl.constexpr(8)
 _MAX_CLASS = tl.constexpr(15)
-_LAST = tl.constexpr(0x7FFFFFFF)
-"""Behind all keys that are sorted."""
 
 SLOTS = 4096
 """Slots that a program deals out."""
@@ -42,28 +40,39 @@ def class_of(share):
 
 
 @triton.jit
-def _share_out(count, ranked, used, n, scale, given, BINS: tl.constexpr):
-    """Whole shares of 2^scale by counts, at least 1 each; ``ranked`` are counts, with their symbols, ascending."""
+def _last_of(keys, weights, wanted):
+    """The largest key that, with all above it, has the weight wanted."""
+    low = wanted * 0
+    high = low + 0x7FFFFFFE
+    for _ in range(31):
+        middle = low + ((high - low + 1) >> 1)
+        enough = tl.sum(tl.where(keys >= middle, weights, 0), 0) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _share_out(count, n, scale, BINS: tl.constexpr):
+    """Whole shares of 2^scale in proportion to the counts, at least 1 for each symbol that occurs."""
     at = tl.arange(0, BINS)
     exact = count.to(tl.int64) << scale
     part = (exact // n).to(tl.int32)
     share = tl.where(count > 0, tl.maximum(part, 1), 0)
     left = (1 << scale) - tl.sum(share, 0)
-    # What is left goes to those cut off most.
-    cut = (exact - part.to(tl.int64) * n).to(tl.int32)
-    keys = tl.where(part > 0, ((_CHUNK - 1 - cut) << 12) | at, _LAST)
-    last = tl.sum(tl.where(at == left - 1, tl.sort(keys), 0), 0)
-    more = (left > 0) & (part > 0) & (keys <= last)
-    # What is owed is given in proportion, by the most frequent first: each knows what those before it give.
+    # What is left goes to those cut off most, the lower symbol first.
+    cut = ((exact - part.to(tl.int64) * n).to(tl.int32) << 12) | (4095 - at)
+    kept = (part > 0).to(tl.int32)
+    more = (left > 0) & (part > 0) & (cut >= _last_of(cut, kept, left))
+    # What is owed is given in proportion, by the most frequent first, and the higher symbol.
     owed = tl.maximum(-left, 0)
     givers = tl.maximum(tl.sum(tl.where(share > 1, share, 0), 0), 1)
-    theirs = tl.maximum((((ranked >> 12).to(tl.int64) << scale) // n).to(tl.int32), 1)
-    most = tl.where(at < used, tl.minimum((owed * theirs + givers - 1) // givers, theirs - 1), 0)
-    before = tl.sum(most, 0) - tl.cumsum(most, 0)
-    give = tl.minimum(tl.maximum(owed - before, 0), most)
-    tl.store(given + (ranked & 4095), give, mask=at < used)
-    tl.debug_barrier()
-    return share + more.to(tl.int32) - tl.load(given + at, mask=count > 0, other=0)
+    most = tl.where(count > 0, tl.minimum((owed * share + givers - 1) // givers, share - 1), 0)
+    often = (tl.maximum(count - 1, 0) << 12) | at
+    last = _last_of(often, most, owed)
+    given = tl.sum(tl.where(often > last, most, 0), 0)
+    give = tl.where(often > last, most, tl.where((often == last) & (count > 0), owed - given, 0))
+    return share + more.to(tl.int32) - give
 
 
 @triton.jit
@@ -111,10 +120,10 @@ def _or_bits(words, value, place, mask):
     tl.atomic_or(words + (place >> 5) + 1, high.to(tl.int32, bitcast=True), mask=mask & (high > 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "book_words", "symbol_bits"])
+@triton.jit(do_not_specialize=["n", "book_words", "symbol_bits", "coding"])
 def plan_shares(
     counts,  # [chunks, STREAMS, BINS]
-    scratch,  # [chunks, 5, BINS]
+    scratch,  # [chunks, 3, BINS]
     books,  # [chunks, words], zeros
     table,  # [chunks, BINS, 2]: reciprocal, what is added, 2^scale less the share; shift, least state to give a word
     heads,  # [chunks, 2]: by Huffman, bytes of its book, -1 where it does not write the chunk; the lowest symbol
@@ -123,8 +132,8 @@ def plan_shares(
     n,
     book_words,
     symbol_bits,
+    coding,
     BINS: tl.constexpr,
-    CODING: tl.constexpr,
 ):
     """Shares and the book of each chunk, the mode it is written in, and what its writer looks up."""
     chunk = tl.program_id(0)
@@ -132,7 +141,7 @@ def plan_shares(
     here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
     lanes = chunk_lanes(here)
     counts += wide * (STREAMS * BINS)
-    scratch += wide * (5 * BINS)
+    scratch += wide * (3 * BINS)
     at = tl.arange(0, BINS)
     count = tl.zeros((BINS,), tl.int32)
     for stream in range(STREAMS):
@@ -141,7 +150,6 @@ def plan_shares(
     used = tl.sum(occurs.to(tl.int32), 0)
     first = tl.min(tl.where(occurs, at, BINS), 0)
     last = tl.max(tl.where(occurs, at, 0), 0)
-    ranked = tl.sort(tl.where(occurs, (tl.minimum(count, _CHUNK - 1) << 12) | at, _LAST))
     order = scratch
     rank = tl.cumsum(occurs.to(tl.int32), 0) - 1
     tl.store(order + rank, at, mask=occurs)
@@ -155,11 +163,11 @@ def plan_shares(
     skip = 7 | (one << 3) | ((run - one) << (below + 4))
     skip_bits = tl.where(run > 0, 2 * below + 4, 0)
 
-    share = _share_out(count, ranked, used, here, 12, scratch + BINS, BINS)
-    token, bits = _token(share, before, inner, scratch + 2 * BINS, BINS)
+    share = _share_out(count, here, 12, BINS)
+    token, bits = _token(share, before, inner, scratch + BINS, BINS)
     size, book = _estimate(share, count, bits, skip_bits, 12, lanes)
-    fine = _share_out(count, ranked, used, here, 15, scratch + 3 * BINS, BINS)
-    fine_token, fine_bits = _token(fine, before, inner, scratch + 4 * BINS, BINS)
+    fine = _share_out(count, here, 15, BINS)
+    fine_token, fine_bits = _token(fine, before, inner, scratch + 2 * BINS, BINS)
     fine_size, fine_book = _estimate(fine, count, fine_bits, skip_bits, 15, lanes)
     finer = (used > 1024) | (fine_size + fine_size // 512 < size)
     scale = tl.where(finer, 15, 12)
@@ -191,24 +199,21 @@ def plan_shares(
 
     heads += 2 * wide
     plans += 4 * wide
-    if CODING == _RANS_ALONE:
-        mode = _RANS + used * 0
-        size = used * 0 + 3
-    else:
-        raw = 1 + (here // 256) * 32 * symbol_bits + ((here % 256) * symbol_bits + 7) // 8
-        huffman = tl.load(sizes + wide).to(tl.int32)
-        least = tl.where(CODING == _HUFFMAN_AUTO, huffman, size)
-        mode = tl.where(CODING == _HUFFMAN_AUTO, 2, _RANS) + used * 0
-        turned = huffman + huffman // 2048 < least
-        mode = tl.where(turned, 2, mode)
-        least = tl.where(turned, huffman, least)
-        turned = size + size // 2048 < least
-        mode = tl.where(turned, _RANS, mode)
-        least = tl.where(turned, size, least)
-        turned = raw + raw // 2048 < least
-        mode = tl.where(turned, _RAW, mode)
-        least = tl.where(turned, raw, least)
-        size = tl.where(used == 1, 3, least)
+    raw = 1 + (here // 256) * 32 * symbol_bits + ((here % 256) * symbol_bits + 7) // 8
+    alone = coding == _RANS_ALONE
+    huffman = tl.load(sizes + wide, mask=alone == 0, other=0).to(tl.int32)
+    mode = tl.where(coding == _HUFFMAN_AUTO, 2, _RANS)
+    least = tl.where(coding == _HUFFMAN_AUTO, huffman, size)
+    turned = (alone == 0) & (huffman + huffman // 2048 < least)
+    mode = tl.where(turned, 2, mode)
+    least = tl.where(turned, huffman, least)
+    turned = (alone == 0) & (size + size // 2048 < least)
+    mode = tl.where(turned, _RANS, mode)
+    least = tl.where(turned, size, least)
+    turned = (alone == 0) & (raw + raw // 2048 < least)
+    mode = tl.where(turned, _RAW, mode)
+    least = tl.where(turned, raw, least)
+    size = tl.where(used == 1, 3, least)
     ours = (used > 1) & (mode != 2)
     tl.store(plans, tl.where(ours, mode, -1))
     tl.store(plans + 1, scale)
