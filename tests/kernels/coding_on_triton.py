@@ -112,9 +112,9 @@ def test_constant_chunks_stand_among_others():
     assert torch.equal(ours().decode_symbols(placed(section), CHUNK + 40, 7).cpu(), symbols)
 
 
-@pytest.mark.slow
-def test_sections_that_begin_between_words_are_read_and_written():
-    before, n = 61, 20
+@pytest.mark.parametrize("before", [60, pytest.param(56, marks=pytest.mark.slow), 61])
+def test_sections_that_begin_anywhere_are_read_and_written(before):
+    n = 20
     symbols = kinds.make("normal", n, 30)
     section = truth(symbols, 30)
     assert torch.equal(ours().decode_symbols(placed(section, before), n, 30).cpu(), symbols)
@@ -196,6 +196,35 @@ def test_a_handmade_book_is_read():
     section = sized(bytes([HUFFMAN]) + bits_to_bytes(THREE) + STREAM)
     assert not refused(section, 7, 16)
     assert answer(ours(), (section, 7, 16)).tolist() == [0, 1, 2, 0, 0, 2, 1]
+
+
+def unary(symbols) -> str:
+    """In a code of lengths 1, 2 to 15 and 15, as nobody would make it from counts."""
+    return "".join("1" * symbol + "0" * (symbol < 15) for symbol in symbols)
+
+
+LONG = u16(0) + u16(15) + "110" + "1000" + 14 * "101" + "0"
+
+
+def test_codes_that_are_longer_than_a_table_knows_are_read():
+    symbols = [15, 14, 0, 13, 15, 1, 12, 11, 2, 15, 15, 14, 0, 0, 13, 3, 12, 15]
+    section = sized(bytes([HUFFMAN]) + bits_to_bytes(LONG) + bits_to_bytes(unary(symbols)))
+    assert not refused(section, len(symbols), 16)
+    assert answer(ours(), (section, len(symbols), 16)).tolist() == symbols
+    assert refused(section, len(symbols) + 9, 16) and refused(section[:-1], len(symbols), 16)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+def test_long_codes_of_many_streams_are_read_as_the_core_reads_them():
+    n, dice = 70_000, random.Random(3)
+    symbols = [dice.choice((0, 1, 13, 14, 15)) for _ in range(n)]
+    each = -(-n // 30)
+    bits = [unary(symbols[j * each : (j + 1) * each]) for j in range(30)]
+    starts = [sum(map(len, bits[:j])) for j in range(1, 30)]
+    head = bytes([HUFFMAN]) + bits_to_bytes(LONG)
+    for lie in (0, 1):
+        others = struct.pack("<29I", starts[0] + lie, *starts[1:])
+        assert refused(sized(head + others + bits_to_bytes("".join(bits))), n, 16) == bool(lie)
 
 
 @pytest.mark.parametrize("lie", LIES)

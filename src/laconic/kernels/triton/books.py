@@ -8,15 +8,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["LANES", "PREFIX", "PREFIXES", "STREAMS", "plan_books", "read_books", "reverse32"]
+from laconic.kernels.triton.streams import LANES, STREAMS
 
-STREAMS = tl.constexpr(30)
-"""The most streams of a chunk."""
-LANES = tl.constexpr(32)
-PREFIX = tl.constexpr(10)
-"""Bits that a reader looks up: longer codes are told apart by comparing."""
+__all__ = [
+    "PREFIX",
+    "PREFIXES",
+    "book_at",
+    "codes_at",
+    "heads_at",
+    "plan_books",
+    "read_books",
+    "record_words",
+    "reverse32",
+    "starts_at",
+]
 
-PREFIXES = tl.constexpr(1024)
+PREFIX = tl.constexpr(12)
+"""Bits that a reader looks up. No code of 512 symbols or fewer that we write is longer."""
+
+PREFIXES = tl.constexpr(4096)
 
 _FIRST_CLASS = tl.constexpr(8)
 _MAX_LENGTH = tl.constexpr(15)
@@ -89,34 +99,71 @@ def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexp
     return length + (at < tl.minimum(take, used)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["last_streams", "book_words"])
+# A chunk's record: 24 rows of scratch, then what is made of it.
+
+
+@triton.jit
+def codes_at(BINS: tl.constexpr):
+    """By symbol, its code, first bit lowest, and its length in the upper half."""
+    return 24 * BINS
+
+
+@triton.jit
+def book_at(BINS: tl.constexpr):
+    """The book. 33 bits at most of a symbol and the run before it; two are never that dear, one after the other."""
+    return 25 * BINS
+
+
+@triton.jit
+def starts_at(BINS: tl.constexpr):
+    """The bit at which each stream begins, and behind them where the last one ends."""
+    return 26 * BINS + 16
+
+
+@triton.jit
+def heads_at(BINS: tl.constexpr):
+    """Bytes of the book or 0 for a constant chunk, and the lowest symbol."""
+    return 26 * BINS + 48
+
+
+def record_words(bins: int) -> int:
+    return 26 * bins + 64
+
+
+@triton.jit
+def _counts_of(counts, first, streams, ROWS: tl.constexpr, BINS: tl.constexpr):
+    """Of some streams, [ROWS, BINS]."""
+    stream = first + tl.arange(0, ROWS)[:, None]
+    return tl.load(counts + stream * BINS + tl.arange(0, BINS)[None, :], mask=stream < streams, other=0)
+
+
+@triton.jit(do_not_specialize=["last_streams"])
 def plan_books(
     counts,  # [chunks, STREAMS, BINS]
-    scratch,  # [chunks, 24, BINS]
-    books,  # [chunks, words], zeros
-    codes,  # [chunks, BINS]: a code, its first bit lowest, and its length in the upper half
-    starts,  # [chunks, LANES]: the bit at which a stream begins
-    heads,  # [chunks, 2]: bytes of the book or 0 for a constant chunk, the lowest symbol of the rarest
+    work,  # [chunks, RECORD]
     sizes,  # [chunks]: bytes
     last_streams,
-    book_words,
     BINS: tl.constexpr,
     STEPS: tl.constexpr,
+    RECORD: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """All that is to be known of a chunk before its bits are written."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
     counts += wide * (STREAMS * BINS)
-    scratch += wide * (24 * BINS)
-    codes += wide * BINS
-    books += wide * book_words
+    scratch = work + wide * RECORD
+    codes = scratch + codes_at(BINS)
+    books = scratch + book_at(BINS)
+    starts = scratch + starts_at(BINS)
+    heads = scratch + heads_at(BINS)
     at = tl.arange(0, BINS)
     count = tl.zeros((BINS,), tl.int32)
-    stream = streams * 0
-    while stream < streams:
-        count += tl.load(counts + stream * BINS + at)
-        stream += 1
+    for first in range(0, LANES, ROWS):
+        count += tl.sum(_counts_of(counts, first, streams, ROWS, BINS), 0)
+    tl.store(books + at, tl.zeros_like(count))
+    tl.store(books + BINS + tl.arange(0, 16), tl.zeros((16,), tl.int32))
     used = tl.sum((count > 0).to(tl.int32), 0)
     keys = tl.where(count > 0, (tl.minimum(count, (1 << 19) - 1) << 12) | at, 0x7FFFFFFF)
     keys = tl.sort(keys)
@@ -165,20 +212,23 @@ def plan_books(
     high = (both >> 32).to(tl.uint32)
     tl.atomic_or(books + (place >> 5), both.to(tl.uint32).to(tl.int32, bitcast=True), mask=occurs, sem="relaxed")
     tl.atomic_or(books + (place >> 5) + 1, high.to(tl.int32, bitcast=True), mask=occurs & (high > 0), sem="relaxed")
-    first = tl.min(tl.where(count > 0, at, BINS), 0)
+    lowest = tl.min(tl.where(count > 0, at, BINS), 0)
     last = tl.max(tl.where(count > 0, at, 0), 0)
-    tl.store(books, first | ((last - first) << 16))
+    tl.store(books, lowest | ((last - lowest) << 16))
     book = (32 + tl.sum(bits, 0) + 7) // 8
 
-    end = used * 0
-    stream = streams * 0
-    while stream < streams:
-        tl.store(starts + wide * LANES + stream, end)
-        end += tl.sum(tl.load(counts + stream * BINS + at) * length, 0)
-        stream += 1
+    row = tl.arange(0, ROWS)
+    for first in range(0, LANES, ROWS):
+        weighed = _counts_of(counts, first, streams, ROWS, BINS) * length[None, :]
+        tl.store(scratch + first + row, tl.sum(weighed, 1))
+    tl.debug_barrier()
+    lane = tl.arange(0, LANES)
+    of_stream = tl.load(scratch + lane)
+    tl.store(starts + lane, tl.cumsum(of_stream, 0) - of_stream)
+    end = tl.sum(of_stream, 0)
     nbytes = tl.where(used == 1, 3, 1 + book + 4 * (streams - 1) + (end + 7) // 8)
-    tl.store(heads + wide * 2, tl.where(used == 1, 0, book))
-    tl.store(heads + wide * 2 + 1, first)
+    tl.store(heads, tl.where(used == 1, 0, book))
+    tl.store(heads + 1, lowest)
     tl.store(sizes + wide, nbytes.to(tl.int64))
 
 
@@ -228,17 +278,36 @@ def _read_classes(section, at, end, lengths, alphabet):
     return tl.where(good & (padding == 0), (at + 7) >> 3, -1)
 
 
+@triton.jit
+def _bounds(section, chunk):
+    """Where a chunk begins and ends, and where the last one does, by the directory."""
+    directory = section.to(tl.pointer_type(tl.int32))
+    at = tl.arange(0, 1024)
+    before = tl.zeros((1024,), tl.int64)
+    own = tl.zeros((1024,), tl.int64)
+    all_ = tl.zeros((1024,), tl.int64)
+    k = chunk * 0
+    while k < tl.num_programs(0):
+        size = tl.load(directory + k + at, mask=k + at < tl.num_programs(0), other=0).to(tl.int64) & 0xFFFFFFFF
+        before += tl.where(k + at < chunk, size, 0)
+        own += tl.where(k + at == chunk, size, 0)
+        all_ += size
+        k += 1024
+    begin = 4 * tl.num_programs(0) + tl.sum(before, 0)
+    return begin, begin + tl.sum(own, 0), 4 * tl.num_programs(0) + tl.sum(all_, 0)
+
+
 @triton.jit(do_not_specialize=["nbytes", "alphabet", "last_streams"])
 def read_books(
-    section,
+    section,  # at a multiple of four bytes
     bounds,  # [chunks + 1]: where a chunk begins
     nbytes,
-    scratch,  # [chunks, BINS], zeros: lengths
+    scratch,  # [chunks, BINS]: lengths
     symbols,  # [chunks, BINS]: the symbols in the order of their codes
-    prefixes,  # [chunks, PREFIXES]: the length of the code that begins so, or one bit more than PREFIX
+    tables,  # [chunks, PREFIXES]: by the next bits, lowest first, a symbol and in the lowest 8 bits its length, or 0
     limits,  # [chunks, 32]: by length, the first code that is longer; behind it what leads from a code to its symbol
     heads,  # [chunks, 4]: mode or -1, the constant symbol, where the starts begin and the bits, behind the chunk
-    verdict,  # 1 for a section that no coder writes, 2 for one with chunks that are read elsewhere
+    verdict,  # 1 for a section that no coder writes, 2 for one with chunks that are read elsewhere; a bit for each mode
     alphabet,
     last_streams,
     BINS: tl.constexpr,
@@ -247,11 +316,16 @@ def read_books(
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
-    begin = tl.load(bounds + chunk)
-    end = tl.load(bounds + chunk + 1)
+    at = tl.arange(0, BINS)
+    lengths = scratch + wide * BINS
+    tl.store(lengths + at, tl.zeros_like(at))
+    begin, end, all_end = _bounds(section, chunk)
+    tl.store(bounds + chunk, begin)
+    tl.store(bounds + chunk + 1, end)
+    tl.debug_barrier()
     there = (begin < end) & (end <= nbytes)
     # Bounds ascend, so they end well where the last one does.
-    there = there & (tl.load(bounds + tl.num_programs(0)) == nbytes)
+    there = there & (all_end == nbytes)
     size = tl.where(there, end - begin, 0)
     section += tl.where(there, begin, 0)
     mode = tl.load(section, mask=there, other=255).to(tl.int32)
@@ -262,13 +336,12 @@ def read_books(
     # No chunk of Huffman's code has more bytes: streams that are shorter than that must end where it does.
     huffman = (mode == 2) & (size < (1 << 21))
     body = tl.where(huffman, size, 0).to(tl.int32)
-    lengths = scratch + wide * BINS
     behind = _read_classes(section, body * 0 + 8, 8 * body, lengths, alphabet)
     bits = behind + 4 * (streams - 1)
     tl.debug_barrier()
 
-    at = tl.arange(0, BINS)
     prefix = tl.arange(0, PREFIXES)
+    window = (reverse32(prefix.to(tl.uint32)) >> (32 - _MAX_LENGTH)).to(tl.int32)
     symbols += wide * BINS
     limits += wide * 32
     length = tl.load(lengths + at)
@@ -288,15 +361,20 @@ def read_books(
         limit = following << (_MAX_LENGTH - long)
         filled += number << (_MAX_LENGTH - long)
         tl.store(limits + long, limit)
-        shortest += ((long <= PREFIX) & ((prefix << (15 - PREFIX)) >= limit)).to(tl.int32)
+        shortest += ((long <= PREFIX) & (window >= limit)).to(tl.int32)
         following = following << 1
-    tl.store(prefixes + wide * PREFIXES + prefix, shortest.to(tl.uint8))
+    tl.debug_barrier()
+    short = shortest <= PREFIX
+    place = (window >> (15 - shortest)) + tl.load(limits + 16 + shortest, mask=short, other=0)
+    symbol_of = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=short, other=0).to(tl.int32)
+    tl.store(tables + wide * PREFIXES + prefix, tl.where(short, (symbol_of << 8) | shortest, 0))
     complete = (filled == (1 << 15)) & (base >= 2)
     huffman = huffman & (behind >= 0) & (bits < body) & complete
     good = good | huffman
     elsewhere = there & ((mode == 1) | (mode == 3))
     said = tl.where(good, 0, tl.where(elsewhere, 2, 1))
     tl.atomic_or(verdict, said, mask=said > 0, sem="relaxed")
+    tl.atomic_or(verdict + 1, 1 << (mode & 3), mask=said != 1, sem="relaxed")
     heads += wide * 4
     tl.store(heads, tl.where(good, mode, -1))
     tl.store(heads + 1, symbol)

@@ -25,11 +25,23 @@ from laconic.kernels.interface import (
     LinearGrid,
     UniformGrid,
     symbol_bits,
+    symbol_dtype,
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.triton import casts, grids, lowrank, modes, packing, places, qsgd, selection, signs, ternary
-from laconic.kernels.triton import coding as huffman
+from laconic.kernels.triton import (
+    casts,
+    grids,
+    lowrank,
+    modes,
+    packing,
+    places,
+    qsgd,
+    selection,
+    signs,
+    ternary,
+    writing,
+)
 from laconic.kernels.triton import lanes as lane_kernels
 
 P = ParamSpec("P")
@@ -381,7 +393,7 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     if not symbols.numel():
         return 0
     if coding == Coding.HUFFMAN:
-        return int(huffman.huffman_write(symbols, alphabet, out))
+        return int(writing.huffman_write(symbols, alphabet, out))
     return int(modes.write(symbols, alphabet, coding, out))
 
 
@@ -389,8 +401,8 @@ def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _settle(verdict: Tensor | None, n: int, alphabet: int) -> None:
-    if verdict is None or int(verdict) & 1:
+def _settle(good: bool, n: int, alphabet: int) -> None:
+    if not good:
         raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
 
 
@@ -398,17 +410,18 @@ def _settle(verdict: Tensor | None, n: int, alphabet: int) -> None:
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
-    symbols, verdict = modes.read_symbols(section, n, alphabet) or (section, None)
-    _settle(verdict, n, alphabet)
+    symbols = torch.empty(n, dtype=symbol_dtype(alphabet), device=section.device)
+    _settle(modes.read(section, alphabet, None, symbols, None), n, alphabet)
     return symbols
 
 
 @_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
-    if not out.numel():
+    n, alphabet = out.numel(), table.numel()
+    if not n:
         hosted.decode_values(section, table, out, weight)
-        return
-    _settle(modes.read_values(section, table, out, weight), out.numel(), table.numel())
+    else:
+        _settle(modes.read(section, alphabet, table.to(out.device), out, weight), n, alphabet)
 
 
 coded_modes = hosted.coded_modes

@@ -1,6 +1,6 @@
 """Chunks of any mode on a GPU: which one each is written in, its bytes to their place, and all of them read.
 
-No mode is asked for on the host. The kernels of each are launched for all chunks, and leave alone what is not theirs.
+The kernels of a mode are launched for all chunks, and leave alone what is not theirs.
 """
 
 from __future__ import annotations
@@ -12,26 +12,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import CHUNK, RANS, RAW, Coding, coded_limit, num_buckets, symbol_bits, symbol_dtype
-from laconic.kernels.triton import coding as huffman
-from laconic.kernels.triton.books import STREAMS, plan_books
+from laconic.kernels.interface import (
+    CHUNK,
+    CONSTANT,
+    HUFFMAN,
+    RANS,
+    RAW,
+    Coding,
+    coded_limit,
+    num_buckets,
+    symbol_bits,
+    symbol_dtype,
+)
+from laconic.kernels.triton import shared
 from laconic.kernels.triton.parts import TILE, exact, period, store_groups
-from laconic.kernels.triton.rans import LANES, NEAR_NBYTES, read_lanes, write_lanes
+from laconic.kernels.triton.rans import LANES, NEAR_BINS, NEAR_NBYTES, read_lanes, write_lanes, write_near_nbytes
+from laconic.kernels.triton.reading import Decoded, arrange, huffman_read
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.shares import SLOTS, chunk_lanes, deal_slots, plan_shares, read_shares
+from laconic.kernels.triton.streams import Cut
+from laconic.kernels.triton.writing import chunk_begin, count_symbols, plan, write_planned
 
-__all__ = ["read_symbols", "read_values", "write"]
+__all__ = ["read", "read_others", "write"]
 
 _CHUNK = tl.constexpr(CHUNK)
 _RAW = tl.constexpr(RAW)
 _RANS = tl.constexpr(RANS)
 MOVED = 4096
 """Words that a program moves."""
-
-
-def _votes(device: torch.device) -> bool:
-    """Whether a warp can count by its vote, which Triton's interpreter does not know."""
-    return device.type == "cuda"
+ADDED = 4096
+"""Values that a program adds."""
 
 
 # --------------------------------------------------------------------------------------------------------- writing
@@ -65,7 +75,7 @@ def _pack_raw(symbols, plans, words, n, room, BITS: tl.constexpr, PERIOD: tl.con
 
 
 @triton.jit(do_not_specialize=["n", "room", "book_words"])
-def _move(out, offsets, sizes, plans, books, states, words, n, room, book_words, SPAN: tl.constexpr):
+def _move(out, sizes, plans, books, states, words, n, room, book_words, SPAN: tl.constexpr):
     """What stands before the words of a chunk, and its words, from its room to where the section has it."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
@@ -74,17 +84,20 @@ def _move(out, offsets, sizes, plans, books, states, words, n, room, book_words,
         here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
         lanes = chunk_lanes(here)
         size = tl.load(sizes + wide)
-        begin = tl.load(offsets + wide) - size
+        begin = chunk_begin(sizes, chunk)
         book = tl.load(plans + 4 * wide + 2)
         rans = mode == _RANS
-        head = tl.where(rans, 2 + book + 4 * lanes, 1)
+        head = tl.where(rans, 2 + book + 4 * lanes, tl.where(mode == _RAW, 1, 3))
         at = begin + head
         end = begin + size
         from_ = wide * room * 2 + tl.where(rans, 2 * tl.load(plans + 4 * wide + 3), 0)
         if tl.program_id(1) == 0:
             byte = tl.arange(0, 128)
+            tl.store(out.to(tl.pointer_type(tl.int32)) + chunk, size.to(tl.int32))
+            tl.store(sizes + tl.num_programs(0), end, mask=chunk == tl.num_programs(0) - 1)
             tl.store(out + begin, mode.to(tl.uint8))
-            tl.store(out + begin + 1, tl.load(plans + 4 * wide + 1).to(tl.uint8), mask=rans)
+            second = tl.load(plans + 4 * wide + 1) >> (8 * byte)  # the scale, or a symbol
+            tl.store(out + begin + 1 + byte, second.to(tl.uint8), mask=byte < head - 1 - tl.where(rans, head - 2, 0))
             done = book * 0
             while rans & (done < book):
                 there = done + byte < book
@@ -100,86 +113,60 @@ def _move(out, offsets, sizes, plans, books, states, words, n, room, book_words,
             alone = (at % 4 > 0) & (byte < 4) | (byte >= 4) & (byte < 8)
             alone = alone & (edge >= at) & (edge < end)
             tl.store(out + edge, tl.load(source + edge - at, mask=alone, other=0), mask=alone)
-        word = (at + 3) // 4 + tl.program_id(1).to(tl.int64) * SPAN + tl.arange(0, SPAN)
-        there = word < end // 4
-        byte = from_ + 4 * word - at
-        shift = 8 * (byte % 4)
-        source = words.to(tl.pointer_type(tl.int32)) + byte // 4
-        low = tl.load(source, mask=there, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(source + 1, mask=there & (shift > 0), other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
-        both = ((high << 32) | low) >> shift.to(tl.uint64)
-        tl.store(out.to(tl.pointer_type(tl.int32)) + word, both.to(tl.uint32).to(tl.int32, bitcast=True), mask=there)
+        first = (at + 3) // 4 + tl.program_id(1).to(tl.int64) * SPAN
+        if first < end // 4:
+            left = tl.minimum(end // 4 - first, SPAN).to(tl.int32)
+            byte = from_ + 4 * first - at
+            shift = (8 * (byte & 3)).to(tl.uint64)
+            source = words.to(tl.pointer_type(tl.int32)) + (byte >> 2)
+            word = tl.arange(0, SPAN)
+            low = tl.load(source + word, mask=word < left, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+            high = tl.load(source + word + 1, mask=(word < left) & (shift > 0), other=0)
+            both = ((high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low) >> shift
+            target = out.to(tl.pointer_type(tl.int32)) + first
+            tl.store(target + word, both.to(tl.uint32).to(tl.int32, bitcast=True), mask=word < left)
 
 
 def write(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> Tensor:
     """Writes the section as ``coding`` says, which is not by Huffman alone; gives its bytes, on the device."""
-    cut, device = huffman.Cut.of(symbols.numel(), alphabet), symbols.device
-    room_nbytes = coded_limit(min(cut.n, CHUNK), alphabet) // 4 * 4
-    into = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
+    cut, device = Cut.of(symbols.numel(), alphabet), symbols.device
+    symbols = symbols if symbols.data_ptr() % 16 == 0 else symbols.clone()
+    room = coded_limit(min(cut.n, CHUNK), alphabet) // 4 * 2
+    aligned = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    counts = torch.empty((cut.chunks, STREAMS.value, cut.bins), **ints)
-    huffman._count[(cut.chunks, STREAMS.value)](
-        symbols, counts, cut.n, cut.last_streams, cut.last_each, BINS=cut.bins, SPAN=huffman.COUNTED, num_warps=4
-    )
-    mixed = coding != Coding.RANS
+    counts = count_symbols(symbols, cut)
+    plans, bits = torch.empty((cut.chunks, 4), **ints), symbol_bits(alphabet)
+    if coding == Coding.RANS:
+        work, sizes, record = plans, torch.empty(cut.chunks + 1, dtype=torch.int64, device=device), 0
+    else:
+        work, sizes = plan(counts, cut)
+        record = work.shape[1]
     book_words = 4 + cut.bins
-    sizes = torch.empty(cut.chunks, dtype=torch.int64, device=device)
-    heads = torch.empty((cut.chunks, 2), **ints)
-    starts = torch.empty((cut.chunks, LANES.value), **ints)
-    books = torch.zeros((2, cut.chunks, book_words), **ints)
-    if mixed:
-        scratch, codes = torch.empty((cut.chunks, 24, cut.bins), **ints), torch.empty((cut.chunks, cut.bins), **ints)
-        plan_books[(cut.chunks,)](
-            counts, scratch, books[1], codes, starts, heads, sizes, cut.last_streams, book_words,
-            BINS=cut.bins, STEPS=cut.steps, num_warps=cut.warps,
-        )  # fmt: skip
-    scratch, plans = torch.empty((cut.chunks, 3, cut.bins), **ints), torch.empty((cut.chunks, 4), **ints)
-    table = torch.empty((cut.chunks, cut.bins, 2), dtype=torch.int64, device=device)
-    bits = symbol_bits(alphabet)
+    books, scratch = torch.empty((cut.chunks, book_words), **ints), torch.empty((cut.chunks, 3, cut.bins), **ints)
+    table = torch.empty((cut.chunks, cut.bins, 4), **ints)
     plan_shares[(cut.chunks,)](
-        counts, scratch, books[0], table, heads, plans, sizes, cut.n, book_words, bits, int(coding),
-        BINS=cut.bins, num_warps=cut.warps,
+        counts, scratch, books, table.view(torch.int64), plans, sizes, work, cut.n, cut.last_streams, book_words, bits,
+        int(coding), BINS=cut.bins, RECORD=record, num_warps=cut.warps,
     )  # fmt: skip
-    words = torch.empty((cut.chunks, room_nbytes // 2), dtype=torch.int16, device=device)
+    words = torch.empty((cut.chunks, room), dtype=torch.int16, device=device)
     states = torch.empty((cut.chunks, LANES.value), **ints)
-    near = Room(16 * cut.bins, cut.chunks, device)
+    near = Room(write_near_nbytes(cut.bins, symbols.element_size()), cut.chunks, device)
     write_lanes[(cut.chunks,)](
-        symbols, table.view(torch.int32), near.memory, plans, words, states, sizes, cut.n, room_nbytes // 2,
-        BINS=cut.bins, NEAR=cut.bins <= 1024, WARP=_votes(device), ASM=near.asm, num_warps=1,
+        symbols, table, near.memory, plans, words, states, sizes, cut.n, room,
+        BINS=cut.bins, SYMBOL=symbols.element_size(), NEAR=cut.bins <= NEAR_BINS, ASM=near.asm, num_warps=1,
     )  # fmt: skip
-    if mixed and bits:
-        _pack_raw[(num_buckets(cut.n, TILE),)](
-            symbols, plans, words, cut.n, room_nbytes // 2, BITS=bits, PERIOD=period(bits), SPAN=TILE, num_warps=2
-        )
-    offsets = sizes.cumsum(0) + 4 * cut.chunks
-    huffman._write_heads[(cut.chunks,)](
-        into, offsets, books[1], starts, heads, sizes, cut.last_streams, book_words, num_warps=1
+    if record:
+        if bits:
+            _pack_raw[(num_buckets(cut.n, TILE),)](
+                symbols, plans, words, cut.n, room, BITS=bits, PERIOD=period(bits), SPAN=TILE, num_warps=2
+            )
+        write_planned(symbols, work, sizes, cut, aligned)
+    _move[(cut.chunks, num_buckets(room, 2 * MOVED))](
+        aligned, sizes, plans, books, states, words, cut.n, room, book_words, SPAN=MOVED, num_warps=4
     )
-    if mixed:
-        symbol_words, whole, tail = huffman._words(symbols)
-        traces = torch.empty((cut.chunks, LANES.value), **ints)
-        huffman._write_bits[(cut.chunks,)](
-            symbol_words, tail, whole, codes, starts, heads, sizes, offsets,
-            into[: into.numel() // 4 * 4].view(torch.int32), traces, cut.n, cut.last_streams, cut.last_each,
-            BINS=cut.bins, SYMBOL=8 * symbols.element_size(), num_warps=1,
-        )  # fmt: skip
-    _move[(cut.chunks, num_buckets(room_nbytes, 4 * MOVED))](
-        into,
-        offsets,
-        sizes,
-        plans,
-        books[0],
-        states,
-        words,
-        cut.n,
-        room_nbytes // 2,
-        book_words,
-        SPAN=MOVED,
-        num_warps=4,
-    )
-    if into is not out:
-        out.copy_(into)
-    return offsets[-1]
+    if aligned is not out:
+        out.copy_(aligned)
+    return sizes[-1]
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -218,69 +205,85 @@ def _read_raw(
             tl.store(out + begin + tl.arange(0, SPAN), symbol.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _add_found(found, plans, verdict, table, out, n, weight, SPAN: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "alphabet"])
+def _add_found(
+    found, plans, verdict, table, memory, out, n, alphabet, weight,
+    BINS: tl.constexpr, SPAN: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """Values of symbols that are in order, unless the section is to be refused."""
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    if ((tl.load(verdict) & 1) == 0) & (tl.load(plans + 8 * (begin // _CHUNK)) >= 0):
+    near = shared.address_of(ASM)
+    if ASM == "":
+        memory += tl.program_id(0) * BINS
+    if (tl.load(verdict) == 0) & (tl.load(plans + 8 * (begin // _CHUNK)) >= 0):
         at = begin + tl.arange(0, SPAN)
         there = at < n
-        value = tl.load(table + tl.load(found + at, mask=there, other=0).to(tl.int32))
-        tl.store(out + at, tl.load(out + at, mask=there, other=0.0) + value * weight, mask=there)
+        symbol = tl.load(found + at, mask=there, other=0).to(tl.int32)
+        before = tl.load(out + at, mask=there, other=0.0)
+        if NEAR:
+            bins = tl.arange(0, BINS)
+            values = tl.load(table + bins, mask=bins < alphabet, other=0.0).to(tl.int32, bitcast=True)
+            shared.store(memory, near + 4 * bins, values, ASM)
+            tl.debug_barrier()
+            value = shared.load(memory, near + 4 * (symbol & (BINS - 1)), ASM).to(tl.float32, bitcast=True)
+        else:
+            value = tl.load(table + symbol)
+        tl.store(out + at, before + value * weight, mask=there)
 
 
-def _read(decoded: huffman.Decoded, alphabet: int, table: Tensor | None, out: Tensor) -> Tensor:
-    """Chunks of rANS and raw ones into ``out``, as symbols or by the table; the plans of the chunks."""
-    cut, section, device = decoded.cut, decoded.section, out.device
+def read_others(
+    decoded: Decoded, modes: int, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None
+) -> None:
+    """Chunks of rANS and raw ones, where the bits of ``modes`` say that there are such, and then all others."""
+    cut, section, device, verdict = decoded.cut, decoded.section, out.device, decoded.verdict
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    shares, ranks = torch.zeros((cut.chunks, cut.bins), **ints), torch.empty((cut.chunks, 3, cut.bins), **ints)
+    shares, ranks = torch.empty((cut.chunks, cut.bins), **ints), torch.empty((cut.chunks, 3, cut.bins), **ints)
     plans, bits = torch.empty((cut.chunks, 8), **ints), symbol_bits(alphabet)
+    verdict.zero_()
     read_shares[(cut.chunks,)](
-        section, decoded.bounds, section.numel(), shares, ranks, plans, decoded.verdict, alphabet, cut.n, bits,
+        section, decoded.bounds, section.numel(), shares, ranks, plans, verdict, alphabet, cut.n, bits,
         BINS=cut.bins, num_warps=cut.warps,
     )  # fmt: skip
-    slots = torch.empty((cut.chunks, 1 << 15), dtype=torch.int64, device=device)
-    values = table is not None
-    deal_slots[(cut.chunks, (1 << 15) // SLOTS)](
-        ranks, plans, slots, BINS=cut.bins, STEPS=cut.steps, SPAN=SLOTS, num_warps=4
-    )
-    near = Room(NEAR_NBYTES, cut.chunks, device)
-    read_lanes[(cut.chunks,)](
-        section, section.numel(), decoded.bounds, plans, slots, table if values else out, near.memory, out,
-        decoded.verdict, cut.n, alphabet, NEAR=alphabet <= 256, WARP=_votes(device), ASM=near.asm, num_warps=1,
-    )  # fmt: skip
-    if bits:
-        _read_raw[(num_buckets(cut.n, TILE),)](
-            section, decoded.bounds, plans, table if values else out, out, decoded.verdict, cut.n, alphabet,
-            BITS=bits, SPAN=TILE, VALUES=values, num_warps=4,
-        )  # fmt: skip
-    return plans
-
-
-def read_symbols(section: Tensor, n: int, alphabet: int) -> tuple[Tensor, Tensor] | None:
-    """The symbols and the verdict on them, on the device; None where the section is too short for its directory."""
-    decoded = huffman.huffman_read(section, n, alphabet)
-    if decoded is None:
-        return None
-    out = torch.empty(n, dtype=symbol_dtype(alphabet), device=section.device)
-    _read(decoded, alphabet, None, out)
-    huffman.arrange_symbols(decoded, alphabet, out)
-    return out, decoded.verdict
-
-
-def read_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> Tensor | None:
-    """Values into ``out``, or added to it where the verdict, which is given, is good."""
-    n, alphabet, table = out.numel(), table.numel(), table.to(out.device)
-    decoded = huffman.huffman_read(section, n, alphabet)
-    if decoded is None:
-        return None
-    if weight is None:
-        _read(decoded, alphabet, table, out)
-    else:
-        found = torch.empty(n, dtype=symbol_dtype(alphabet), device=section.device)
-        plans = _read(decoded, alphabet, None, found)
-        _add_found[(num_buckets(n, TILE),)](
-            found, plans, decoded.verdict, table, out, n, weight, SPAN=TILE, **exact(num_warps=4)
+    # What is added must be known to be good: until then symbols have a place of their own.
+    into = out if weight is None else torch.empty(cut.n, dtype=symbol_dtype(alphabet), device=device)
+    values = out if table is None else table
+    if modes >> RANS & 1:
+        slots = torch.empty((cut.chunks, 1 << 15), dtype=torch.int64, device=device)
+        deal_slots[(cut.chunks, (1 << 15) // SLOTS)](
+            ranks, plans, slots, BINS=cut.bins, STEPS=cut.steps, SPAN=SLOTS, num_warps=4
         )
-    huffman.arrange_floats(decoded, table, out, weight)
-    return decoded.verdict
+        near = Room(NEAR_NBYTES, cut.chunks, device)
+        read_lanes[(cut.chunks,)](
+            section, section.numel(), decoded.bounds, plans, slots, values, near.memory, into, verdict, cut.n, alphabet,
+            NEAR=alphabet <= 256, ASM=near.asm, num_warps=1,
+        )  # fmt: skip
+    if modes >> RAW & 1 and bits:
+        _read_raw[(num_buckets(cut.n, TILE),)](
+            section, decoded.bounds, plans, values, into, verdict, cut.n, alphabet,
+            BITS=bits, SPAN=TILE, VALUES=table is not None and weight is None, num_warps=4,
+        )  # fmt: skip
+    if weight is not None:
+        programs = num_buckets(cut.n, ADDED)
+        near = Room(4 * cut.bins, programs, device)
+        _add_found[(programs,)](
+            into, plans, verdict, values, near.memory, out, cut.n, alphabet, weight,
+            BINS=cut.bins, SPAN=ADDED, NEAR=cut.bins <= NEAR_BINS, ASM=near.asm, **exact(num_warps=4),
+        )  # fmt: skip
+    if modes >> CONSTANT & 1 or modes >> HUFFMAN & 1:
+        arrange(decoded, alphabet, table, out, weight)
+
+
+def read(section: Tensor, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> bool:
+    """Symbols into ``out``, or values of the table, or these added to it ``weight`` times; whether a coder wrote them.
+
+    Where all is Huffman's code, one wait tells; else it tells which others to call.
+    """
+    decoded = huffman_read(section, out.numel(), alphabet)
+    if decoded is None:
+        return False
+    arrange(decoded, alphabet, table, out, weight)
+    verdict, modes = decoded.verdict.tolist()
+    if verdict == 2:
+        read_others(decoded, modes, alphabet, table, out, weight)
+        verdict = int(decoded.verdict[0])
+    return bool(verdict == 0)

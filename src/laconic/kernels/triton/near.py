@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["load4", "load16", "load_slot", "settle", "store_some"]
+__all__ = ["come", "load4", "load8", "load16", "load_slot", "settle", "store_some"]
 
 
 @triton.jit
@@ -19,6 +19,18 @@ def load4(memory, address, ASM: tl.constexpr):
             "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", [address],
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
+    return found
+
+
+@triton.jit
+def load8(memory, address, ASM: tl.constexpr):
+    """Eight bits."""
+    if ASM == "":
+        found = tl.load(memory.to(tl.pointer_type(tl.uint8)) + address).to(tl.int32)
+    else:
+        found = tl.inline_asm_elementwise(
+            "ld.shared.u8 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
     return found
 
 
@@ -68,3 +80,16 @@ def settle(value, ASM: tl.constexpr):
             "bar.warp.sync 0xffffffff; mov.u32 $0, $1;", "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1
         )
     return value
+
+
+@triton.jit
+def come(LEFT: tl.constexpr, ASM: tl.constexpr):
+    """Waits until all that the warp has fetched is there, but for the last batches."""
+    if ASM != "":
+        if LEFT == 6:
+            wait: tl.constexpr = "cp.async.wait_group 6; bar.warp.sync 0xffffffff; mov.u32 $0, $1;"
+        elif LEFT == 2:
+            wait: tl.constexpr = "cp.async.wait_group 2; bar.warp.sync 0xffffffff; mov.u32 $0, $1;"
+        else:
+            wait: tl.constexpr = "cp.async.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 $0, $1;"
+        tl.inline_asm_elementwise(wait, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)

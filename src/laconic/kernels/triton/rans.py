@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
-from laconic.kernels.triton.near import load4, load16, load_slot, settle, store_some
-from laconic.kernels.triton.shared import address_of, load, store
+from laconic.kernels.triton import shared
+from laconic.kernels.triton.near import come, load4, load8, load16, load_slot, settle, store_some
 from laconic.kernels.triton.shares import chunk_lanes
 
-__all__ = ["GROUP_ROWS", "LANES", "read_lanes", "write_lanes"]
+__all__ = ["LANES", "NEAR_BINS", "NEAR_NBYTES", "read_lanes", "write_lanes", "write_near_nbytes"]
 
 _CHUNK = tl.constexpr(CHUNK)
 _RANS = tl.constexpr(RANS)
@@ -23,6 +23,17 @@ _LOW = tl.constexpr(1 << 15)
 LANES = tl.constexpr(32)
 GROUP_ROWS = tl.constexpr(8)
 """Rows between two looks at the loop."""
+CALLED = tl.constexpr(8)
+"""Groups of symbols that a writer has near, or is waiting for."""
+NEAR_BINS = 1024
+"""Symbols that a writer's table may have to be near."""
+
+
+def write_near_nbytes(bins: int, symbol: int) -> int:
+    """Of a writer: symbols, and what is to be done with them."""
+    return CALLED.value * GROUP_ROWS.value * LANES.value * symbol + (16 * bins if bins <= NEAR_BINS else 0)
+
+
 _TAKEN = tl.constexpr(GROUP_ROWS.value * LANES.value)
 """Words of 16 bits that a group can take."""
 _RING = tl.constexpr(4 * _TAKEN.value)
@@ -43,12 +54,12 @@ def _vote(raised):
 
 
 @triton.jit
-def _behind(place, raised, below, WARP: tl.constexpr):
+def _behind(place, raised, below, ASM: tl.constexpr):
     """Where a lane finds its 16 bits, as many behind ``place`` as lanes below raise a flag; and where all of them end.
 
-    WARP: by a vote, else by a sum.
+    By a vote of the warp, where it has one.
     """
-    if WARP:
+    if ASM != "":
         vote = _vote(raised)
         count: tl.constexpr = "{ .reg .b32 t; popc.b32 t, $1; mad.lo.s32 $0, t, 2, $2; }"
         own = tl.inline_asm_elementwise(count, "=r,r,r", [vote & below, place], tl.int32, True, 1)
@@ -60,9 +71,9 @@ def _behind(place, raised, below, WARP: tl.constexpr):
 
 
 @triton.jit
-def _rank(raised, below, WARP: tl.constexpr):
+def _rank(raised, below, ASM: tl.constexpr):
     """How many lanes below raise a flag, and how many do in all."""
-    if WARP:
+    if ASM != "":
         vote = _vote(raised)
         before = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [vote & below], tl.int32, True, 1)
         total = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [vote], tl.int32, True, 1)
@@ -76,25 +87,19 @@ def _rank(raised, below, WARP: tl.constexpr):
 
 
 @triton.jit
-def _symbols(symbols, STRIDE: tl.constexpr):
-    """The symbols of a group of rows, by each lane from its first."""
-    found = ()
-    for k in tl.static_range(GROUP_ROWS):
-        found = found + (tl.load(symbols + k * STRIDE).to(tl.int32),)  # type: ignore[assignment]
-    return found
-
-
-@triton.jit
-def _entries(table, memory, room, found, NEAR: tl.constexpr, ASM: tl.constexpr):
-    """What is to be done with each state of a group."""
-    entries = ()
-    for k in tl.static_range(GROUP_ROWS):
-        entries = entries + (_entry(table, memory, room, found[k], NEAR, ASM),)  # type: ignore[assignment]
-    return entries
+def _call(symbols, memory, ring, group, span, SYMBOL: tl.constexpr, ASM: tl.constexpr):
+    """Calls for the symbols of a group, if there is such a group, to their part of the ring."""
+    byte = 16 * tl.arange(0, LANES)
+    end = tl.where(group >= 0, span * SYMBOL, 0)
+    part = (group & (CALLED - 1)) * (GROUP_ROWS * LANES * SYMBOL)
+    source = symbols.to(tl.pointer_type(tl.uint8)) + group * (span * SYMBOL) + byte
+    shared.fetch16(memory, ring + part + byte, source, byte, 0, end, ASM)
+    shared.seal(ASM)
 
 
 @triton.jit
 def _entry(table, memory, room, symbol, NEAR: tl.constexpr, ASM: tl.constexpr):
+    """What is to be done with a state to push a symbol."""
     if NEAR:
         return load4(memory, room + 16 * symbol, ASM)
     at = table + 4 * symbol
@@ -102,12 +107,29 @@ def _entry(table, memory, room, symbol, NEAR: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _push(x, entry, words, below, there, WARP: tl.constexpr, EDGE: tl.constexpr):
+def _entries(
+    table, memory, room, ring, group, lane,
+    STRIDE: tl.constexpr, SYMBOL: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Those of a group, whose symbols have come."""
+    at = ring + (group & (CALLED - 1)) * (GROUP_ROWS * LANES * SYMBOL) + (lane % STRIDE) * SYMBOL
+    entries = ()
+    for k in tl.static_range(GROUP_ROWS):
+        if SYMBOL == 1:
+            symbol = load8(memory, at + k * STRIDE, ASM)
+        else:
+            symbol = load16(memory, at + 2 * k * STRIDE, ASM)
+        entries = entries + (_entry(table, memory, room, symbol, NEAR, ASM),)  # type: ignore[assignment]
+    return entries
+
+
+@triton.jit
+def _push(x, entry, words, below, there, EDGE: tl.constexpr, ASM: tl.constexpr):
     """A symbol onto each state; the words that overflow are put before ``words``."""
     gives = x >= entry[2]
     if EDGE:
         gives = gives & there
-    before, total = _rank(gives.to(tl.int32), below, WARP)
+    before, total = _rank(gives.to(tl.int32), below, ASM)
     words -= total
     tl.store(words + before, x.to(tl.int16), mask=gives)
     rest = tl.where(gives, x >> 16, x)
@@ -121,8 +143,8 @@ def _push(x, entry, words, below, there, WARP: tl.constexpr, EDGE: tl.constexpr)
 
 @triton.jit
 def _push_all(
-    symbols, table, memory, room, words, here,
-    STRIDE: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+    symbols, table, memory, room, ring, words, here,
+    STRIDE: tl.constexpr, SYMBOL: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """States of a chunk of so many lanes, and its first word, from where it ends; idle lanes follow the others."""
     lane = tl.arange(0, LANES)
@@ -132,25 +154,24 @@ def _push_all(
     words += tl.zeros((LANES,), tl.int32)
     span: tl.constexpr = GROUP_ROWS * STRIDE
     group = (here - 1) // span
+    for k in tl.static_range(1, CALLED):  # all but the last are full
+        _call(symbols, memory, ring, group - k, span, SYMBOL, ASM)
     at = group * span + lane
     for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
         there = busy & (at + k * STRIDE < here)
         symbol = tl.load(symbols + at + k * STRIDE, mask=there, other=0).to(tl.int32)
-        x, words = _push(x, _entry(table, memory, room, symbol, NEAR, ASM), words, below, there, WARP, True)
-    if group > 0:  # all others are full
+        x, words = _push(x, _entry(table, memory, room, symbol, NEAR, ASM), words, below, there, True, ASM)
+    if group > 0:
         group -= 1
-        rows = symbols + lane % STRIDE
-        found = _symbols(rows + group * span, STRIDE)
-        entries = _entries(table, memory, room, found, NEAR, ASM)
-        found = _symbols(rows + tl.maximum(group - 1, 0) * span, STRIDE)
-        ahead = _symbols(rows + tl.maximum(group - 2, 0) * span, STRIDE)
+        come(CALLED - 2, ASM)
+        entries = _entries(table, memory, room, ring, group, lane, STRIDE, SYMBOL, NEAR, ASM)
         while group >= 0:
-            # All loads first: behind a store, the compiler would not dare to.
-            following = _entries(table, memory, room, found, NEAR, ASM)
-            found = ahead
-            ahead = _symbols(rows + tl.maximum(group - 3, 0) * span, STRIDE)
+            # A group is looked up while the one behind it is pushed; all loads first, for they do not pass a store.
+            _call(symbols, memory, ring, group - (CALLED - 1), span, SYMBOL, ASM)
+            come(CALLED - 2, ASM)
+            following = _entries(table, memory, room, ring, group - 1, lane, STRIDE, SYMBOL, NEAR, ASM)
             for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
-                x, words = _push(x, entries[k], words, below, busy, WARP, STRIDE < LANES)
+                x, words = _push(x, entries[k], words, below, busy, STRIDE < LANES, ASM)
             entries = following
             group -= 1
     return x, words
@@ -159,31 +180,29 @@ def _push_all(
 @triton.jit(do_not_specialize=["n", "room"])
 def write_lanes(
     symbols, table, memory, plans, words, states, sizes, n, room,
-    BINS: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+    BINS: tl.constexpr, SYMBOL: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """The words of each chunk to the end of its room, and how many bytes it has."""
+    """The words of each chunk to the end of its room, and how many bytes it has. Symbols lie at a multiple of 16."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
-    if NEAR:
-        near = address_of(ASM)
-    else:
-        near = chunk * 0
+    ring = shared.address_of(ASM)
+    near = ring + CALLED * GROUP_ROWS * LANES * SYMBOL
+    if ASM == "":
+        memory += wide * (near // 4 + 4 * BINS * NEAR)
     if tl.load(plans + 4 * wide) == _RANS:
         here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
         lanes = chunk_lanes(here)
         symbols += wide * _CHUNK
         table += wide * (4 * BINS)
         if NEAR:
-            if ASM == "":
-                memory += wide * (4 * BINS)
             at = tl.arange(0, 4 * BINS)
-            store(memory, near + 4 * at, tl.load(table + at), ASM)
+            shared.store(memory, near + 4 * at, tl.load(table + at), ASM)
             tl.debug_barrier()
         end = words + (wide + 1) * room
         if lanes == LANES:
-            x, first = _push_all(symbols, table, memory, near, end, here, LANES, NEAR, WARP, ASM)
+            x, first = _push_all(symbols, table, memory, near, ring, end, here, LANES, SYMBOL, NEAR, ASM)
         else:
-            x, first = _push_all(symbols, table, memory, near, end, here, 4, NEAR, WARP, ASM)
+            x, first = _push_all(symbols, table, memory, near, ring, end, here, 4, SYMBOL, NEAR, ASM)
         tl.store(states + wide * LANES + tl.arange(0, LANES), x)
         written = tl.max((end.to(tl.int64) - first.to(tl.int64)) >> 1, 0).to(tl.int32)
         tl.store(plans + 4 * wide + 3, room - written)
@@ -225,7 +244,7 @@ def _fill(memory, room, fetched, filled, need, ASM: tl.constexpr):
 @triton.jit
 def _pop(
     x, place, slots, table, memory, room, scale, below, out, there,
-    NEAR: tl.constexpr, WARP: tl.constexpr, EDGE: tl.constexpr, ASM: tl.constexpr,
+    NEAR: tl.constexpr, EDGE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """A symbol off each state, and words of the ring, from ``place`` on, onto those that need one."""
     if NEAR:
@@ -239,13 +258,13 @@ def _pop(
         popped = (step & 0xFFFF) * (x >> scale) + ((step >> 16) & 0xFFFF)
         symbol = (entry >> 32).to(tl.int32)
         takes = (popped < _LOW) & there
-    own, place = _behind(place, takes.to(tl.int32), below, WARP)
+    own, place = _behind(place, takes.to(tl.int32), below, ASM)
     popped = tl.where(takes, (popped << 16) | load16(memory, own, ASM), popped)
     if EDGE:
         popped = tl.where(there, popped, x)
     if out.dtype.element_ty == tl.float32:
         if NEAR:
-            value = load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
+            value = shared.load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
         else:
             value = tl.load(table + symbol)
     else:
@@ -257,7 +276,7 @@ def _pop(
 @triton.jit
 def _pop_all(
     x, words, rest, whole, shift, slots, table, memory, room, scale, out, here,
-    STRIDE: tl.constexpr, NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+    STRIDE: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """All symbols of a chunk of so many lanes: the states that are left, and how many words were taken.
 
@@ -289,14 +308,14 @@ def _pop_all(
             for k in tl.static_range(GROUP_ROWS):
                 x, place = _pop(
                     x, place, slots, table, memory, room, scale, below, out + done + k * STRIDE, busy,
-                    NEAR, WARP, False, ASM,
+                    NEAR, False, ASM,
                 )  # fmt: skip
         else:
             for k in range(GROUP_ROWS):
                 there = busy & (done + k * STRIDE + lane < here)
                 x, place = _pop(
                     x, place, slots, table, memory, room, scale, below, out + done + k * STRIDE, there,
-                    NEAR, WARP, True, ASM,
+                    NEAR, True, ASM,
                 )  # fmt: skip
         taken += (place - begin) >> 1
         done += span
@@ -314,24 +333,24 @@ def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM:
         entry = tl.load(slots + at)
         share = (entry & 4095).to(tl.int32)
         off = ((entry >> 16) & 4095).to(tl.int32)
-        store(memory, room + SLOTS_AT + 8 * at, share | ((entry >> 32).to(tl.int32) << 12) | (off << 20), ASM)
-        store(memory, room + SLOTS_AT + 8 * at + 4, (_LOW - 1 - off) // tl.maximum(share, 1) + 1, ASM)
+        shared.store(memory, room + SLOTS_AT + 8 * at, share | ((entry >> 32).to(tl.int32) << 12) | (off << 20), ASM)
+        shared.store(memory, room + SLOTS_AT + 8 * at + 4, (_LOW - 1 - off) // tl.maximum(share, 1) + 1, ASM)
     if VALUES:
         at = tl.arange(0, 256)
         value = tl.load(table + at, mask=at < alphabet, other=0.0).to(tl.int32, bitcast=True)
-        store(memory, room + VALUES_AT + 4 * at, value, ASM)
+        shared.store(memory, room + VALUES_AT + 4 * at, value, ASM)
     tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["n", "nbytes", "alphabet"])
 def read_lanes(
     section, nbytes, bounds, plans, slots, table, memory, out, verdict, n, alphabet,
-    NEAR: tl.constexpr, WARP: tl.constexpr, ASM: tl.constexpr,
+    NEAR: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Symbols, or what they stand for, to where they belong; the verdict on words and states."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
-    room = address_of(ASM)
+    room = shared.address_of(ASM)
     if ASM == "":
         memory += wide * (NEAR_NBYTES // 4)
     if tl.load(plans + 8 * wide) == _RANS:
@@ -365,15 +384,15 @@ def read_lanes(
             close = scale < 0
         if close & (lanes == LANES):
             x, taken = _pop_all(
-                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, NEAR, WARP, ASM
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, NEAR, ASM
             )
         elif lanes == LANES:
             x, taken = _pop_all(
-                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, False, WARP, ASM
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, False, ASM
             )
         else:
             x, taken = _pop_all(
-                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, 4, False, WARP, ASM
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, 4, False, ASM
             )
         wrong = wrong | (busy & (x != _LOW)) | (taken != count)
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")

@@ -8,16 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.interface import CHUNK, RANS, RAW, Coding
-from laconic.kernels.triton.books import STREAMS
+from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
+from laconic.kernels.triton.books import heads_at
+from laconic.kernels.triton.streams import STREAMS
 
 __all__ = ["SLOTS", "deal_slots", "plan_shares", "read_shares"]
 
 _CHUNK = tl.constexpr(CHUNK)
 _RAW = tl.constexpr(RAW)
 _RANS = tl.constexpr(RANS)
+_HUFFMAN = tl.constexpr(HUFFMAN)
+_CONSTANT = tl.constexpr(CONSTANT)
 _HUFFMAN_AUTO = tl.constexpr(Coding.HUFFMAN_AUTO.value)
-_RANS_ALONE = tl.constexpr(Coding.RANS.value)
 _FIRST_CLASS = tl.constexpr(8)
 _MAX_CLASS = tl.constexpr(15)
 
@@ -120,20 +122,22 @@ def _or_bits(words, value, place, mask):
     tl.atomic_or(words + (place >> 5) + 1, high.to(tl.int32, bitcast=True), mask=mask & (high > 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "book_words", "symbol_bits", "coding"])
+@triton.jit(do_not_specialize=["n", "last_streams", "book_words", "symbol_bits", "coding"])
 def plan_shares(
     counts,  # [chunks, STREAMS, BINS]
     scratch,  # [chunks, 3, BINS]
-    books,  # [chunks, words], zeros
+    books,  # [chunks, words]
     table,  # [chunks, BINS, 2]: reciprocal, what is added, 2^scale less the share; shift, least state to give a word
-    heads,  # [chunks, 2]: by Huffman, bytes of its book, -1 where it does not write the chunk; the lowest symbol
-    plans,  # [chunks, 4]: the mode if it is rANS or raw, or -1; the scale; bytes of the book
+    plans,  # [chunks, 4]: the mode, or -1 where Huffman's writer has the chunk; the scale or the only symbol; the book
     sizes,  # [chunks]: bytes; those of rANS are known later
+    work,  # records of Huffman's planner, or nothing
     n,
+    last_streams,
     book_words,
     symbol_bits,
     coding,
     BINS: tl.constexpr,
+    RECORD: tl.constexpr,
 ):
     """Shares and the book of each chunk, the mode it is written in, and what its writer looks up."""
     chunk = tl.program_id(0)
@@ -142,10 +146,16 @@ def plan_shares(
     lanes = chunk_lanes(here)
     counts += wide * (STREAMS * BINS)
     scratch += wide * (3 * BINS)
+    books += wide * book_words
     at = tl.arange(0, BINS)
+    tl.store(books + at, tl.zeros_like(at))
+    tl.store(books + BINS + tl.arange(0, 4), tl.zeros((4,), tl.int32))
     count = tl.zeros((BINS,), tl.int32)
-    for stream in range(STREAMS):
+    streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
+    stream = streams * 0
+    while stream < streams:
         count += tl.load(counts + stream * BINS + at)
+        stream += 1
     occurs = count > 0
     used = tl.sum(occurs.to(tl.int32), 0)
     first = tl.min(tl.where(occurs, at, BINS), 0)
@@ -177,7 +187,6 @@ def plan_shares(
     size = tl.where(finer, fine_size, size)
     book = tl.where(finer, fine_book, book)
 
-    books += wide * book_words
     tl.store(books, first | ((last - first) << 16))
     place = 32 + tl.cumsum(bits + skip_bits, 0) - bits
     _or_bits(books, skip, place - skip_bits, run > 0)
@@ -197,30 +206,31 @@ def plan_shares(
     tl.store(table, entry)
     tl.store(table + 1, limit)
 
-    heads += 2 * wide
-    plans += 4 * wide
     raw = 1 + (here // 256) * 32 * symbol_bits + ((here % 256) * symbol_bits + 7) // 8
-    alone = coding == _RANS_ALONE
-    huffman = tl.load(sizes + wide, mask=alone == 0, other=0).to(tl.int32)
-    mode = tl.where(coding == _HUFFMAN_AUTO, 2, _RANS)
-    least = tl.where(coding == _HUFFMAN_AUTO, huffman, size)
-    turned = (alone == 0) & (huffman + huffman // 2048 < least)
-    mode = tl.where(turned, 2, mode)
-    least = tl.where(turned, huffman, least)
-    turned = (alone == 0) & (size + size // 2048 < least)
-    mode = tl.where(turned, _RANS, mode)
-    least = tl.where(turned, size, least)
-    turned = (alone == 0) & (raw + raw // 2048 < least)
-    mode = tl.where(turned, _RAW, mode)
-    least = tl.where(turned, raw, least)
-    size = tl.where(used == 1, 3, least)
-    ours = (used > 1) & (mode != 2)
-    tl.store(plans, tl.where(ours, mode, -1))
-    tl.store(plans + 1, scale)
+    mode = used * 0 + _RANS
+    if RECORD > 0:
+        huffman = tl.load(sizes + wide).to(tl.int32)
+        mode = tl.where(coding == _HUFFMAN_AUTO, _HUFFMAN, mode)
+        least = tl.where(coding == _HUFFMAN_AUTO, huffman, size)
+        turned = huffman + huffman // 2048 < least
+        mode = tl.where(turned, _HUFFMAN, mode)
+        least = tl.where(turned, huffman, least)
+        turned = size + size // 2048 < least
+        mode = tl.where(turned, _RANS, mode)
+        least = tl.where(turned, size, least)
+        turned = raw + raw // 2048 < least
+        mode = tl.where(turned, _RAW, mode)
+        size = tl.where(turned, raw, least)
+        ours = (used > 1) & (mode != _HUFFMAN)
+        tl.store(work + wide * RECORD + heads_at(BINS), -1, mask=ours)
+        mode = tl.where(ours, mode, -1)
+    else:
+        mode = tl.where(used == 1, _CONSTANT, mode)
+    plans += 4 * wide
+    tl.store(plans, mode)
+    tl.store(plans + 1, tl.where(used == 1, first, scale))
     tl.store(plans + 2, book)
-    tl.store(heads, tl.where(used == 1, 0, -1), mask=(used == 1) | ours)
-    tl.store(heads + 1, first)
-    tl.store(sizes + wide, size.to(tl.int64))
+    tl.store(sizes + wide, tl.where(used == 1, 3, size).to(tl.int64))
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -279,7 +289,7 @@ def read_shares(
     section,
     bounds,  # [chunks + 1]: where a chunk begins
     nbytes,
-    shares,  # [chunks, BINS], zeros
+    shares,  # [chunks, BINS]
     ranks,  # [chunks, 3, BINS]: by rank among those in use, the first slot, the symbol, the share
     plans,  # [chunks, 8]: RANS or RAW or -1, the scale, where the states begin, words, symbols in use
     verdict,
@@ -306,9 +316,11 @@ def read_shares(
     body = tl.where(rans, size, 0).to(tl.int32)
     scale = tl.load(section + 1, mask=rans, other=0).to(tl.int32)
     shares += wide * BINS
+    at = tl.arange(0, BINS)
+    tl.store(shares + at, tl.zeros_like(at))
+    tl.debug_barrier()
     behind = _read_book(section, body * 0 + 16, 8 * body, shares, alphabet)
     tl.debug_barrier()
-    at = tl.arange(0, BINS)
     share = tl.load(shares + at)
     occurs = share > 0
     base = tl.cumsum(share, 0) - share
