@@ -124,21 +124,27 @@ def _entries(
 
 
 @triton.jit
-def _push(x, entry, words, below, there, EDGE: tl.constexpr, ASM: tl.constexpr):
-    """A symbol onto each state; the words that overflow are put before ``words``."""
+def _push(x, entry, there, EDGE: tl.constexpr):
+    """A symbol onto each state; and which states gave their lower half away before."""
     gives = x >= entry[2]
     if EDGE:
         gives = gives & there
-    before, total = _rank(gives.to(tl.int32), below, ASM)
-    words -= total
-    tl.store(words + before, x.to(tl.int16), mask=gives)
     rest = tl.where(gives, x >> 16, x)
     reciprocal = entry[1].to(tl.uint32, bitcast=True)
     quotient = (tl.umulhi(rest.to(tl.uint32), reciprocal) >> entry[3].to(tl.uint32)).to(tl.int32)
     pushed = quotient * (entry[0] & 0xFFFF) + rest + ((entry[0] >> 16) & 0xFFFF)
     if EDGE:
         pushed = tl.where(there, pushed, x)
-    return pushed, words
+    return pushed, gives.to(tl.int32)
+
+
+@triton.jit
+def _put(words, x, gives, below, ASM: tl.constexpr):
+    """Halves that were given away, in the order of their lanes, before ``words``."""
+    before, total = _rank(gives, below, ASM)
+    words -= total
+    tl.store(words + before, x.to(tl.int16), mask=gives == 1)
+    return words
 
 
 @triton.jit
@@ -160,7 +166,9 @@ def _push_all(
     for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
         there = busy & (at + k * STRIDE < here)
         symbol = tl.load(symbols + at + k * STRIDE, mask=there, other=0).to(tl.int32)
-        x, words = _push(x, _entry(table, memory, room, symbol, NEAR, ASM), words, below, there, True, ASM)
+        pushed, gives = _push(x, _entry(table, memory, room, symbol, NEAR, ASM), there, True)
+        words = _put(words, x, gives, below, ASM)
+        x = pushed
     if group > 0:
         group -= 1
         come(CALLED - 2, ASM)
@@ -170,8 +178,14 @@ def _push_all(
             _call(symbols, memory, ring, group - (CALLED - 1), span, SYMBOL, ASM)
             come(CALLED - 2, ASM)
             following = _entries(table, memory, room, ring, group - 1, lane, STRIDE, SYMBOL, NEAR, ASM)
+            # States do not wait for the stores of words either, which hence come behind all of them.
+            given = ()
             for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
-                x, words = _push(x, entries[k], words, below, busy, STRIDE < LANES, ASM)
+                pushed, gives = _push(x, entries[k], busy, STRIDE < LANES)
+                given = given + ((x, gives),)  # type: ignore[assignment]
+                x = pushed
+            for k in tl.static_range(GROUP_ROWS):
+                words = _put(words, given[k][0], given[k][1], below, ASM)
             entries = following
             group -= 1
     return x, words
