@@ -83,13 +83,7 @@ def settle(value, ASM: tl.constexpr):
 
 
 @triton.jit
-def come(LEFT: tl.constexpr, ASM: tl.constexpr):
-    """Waits until all that the warp has fetched is there, but for the last batches."""
+def come(WAIT: tl.constexpr, ASM: tl.constexpr):
+    """Waits, in PTX of the caller's, until what the warp has fetched is there for all of its threads."""
     if ASM != "":
-        if LEFT == 6:
-            wait: tl.constexpr = "cp.async.wait_group 6; bar.warp.sync 0xffffffff; mov.u32 $0, $1;"
-        elif LEFT == 2:
-            wait: tl.constexpr = "cp.async.wait_group 2; bar.warp.sync 0xffffffff; mov.u32 $0, $1;"
-        else:
-            wait: tl.constexpr = "cp.async.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 $0, $1;"
-        tl.inline_asm_elementwise(wait, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(WAIT, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)

@@ -25,13 +25,14 @@ GROUP_ROWS = tl.constexpr(8)
 """Rows between two looks at the loop."""
 CALLED = tl.constexpr(8)
 """Groups of symbols that a writer has near, or is waiting for."""
+_HAVE_COME = tl.constexpr(f"cp.async.wait_group {CALLED.value - 2}; bar.warp.sync 0xffffffff; mov.u32 $0, $1;")
 NEAR_BINS = 1024
 """Symbols that a writer's table may have to be near."""
 
 
 def write_near_nbytes(bins: int, symbol: int) -> int:
     """Of a writer: symbols, and what is to be done with them."""
-    return CALLED.value * GROUP_ROWS.value * LANES.value * symbol + (16 * bins if bins <= NEAR_BINS else 0)
+    return int(CALLED.value * GROUP_ROWS.value * LANES.value * symbol) + (16 * bins if bins <= NEAR_BINS else 0)
 
 
 _TAKEN = tl.constexpr(GROUP_ROWS.value * LANES.value)
@@ -171,12 +172,12 @@ def _push_all(
         x = pushed
     if group > 0:
         group -= 1
-        come(CALLED - 2, ASM)
+        come(_HAVE_COME, ASM)
         entries = _entries(table, memory, room, ring, group, lane, STRIDE, SYMBOL, NEAR, ASM)
         while group >= 0:
             # A group is looked up while the one behind it is pushed; all loads first, for they do not pass a store.
             _call(symbols, memory, ring, group - (CALLED - 1), span, SYMBOL, ASM)
-            come(CALLED - 2, ASM)
+            come(_HAVE_COME, ASM)
             following = _entries(table, memory, room, ring, group - 1, lane, STRIDE, SYMBOL, NEAR, ASM)
             # States do not wait for the stores of words either, which hence come behind all of them.
             given = ()
