@@ -1,7 +1,7 @@
 """The backend for CUDA tensors: Triton where a kernel exists, plain torch and the host elsewhere, which is told.
 
-What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag. The
-functions underneath launch without waiting, so a CUDA graph can hold them.
+What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag (and again
+where that says that chunks are not Huffman's). The functions underneath launch without waiting, so a CUDA graph can hold them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from laconic.kernels.triton import (
     packing,
     places,
     qsgd,
+    reading,
     selection,
     signs,
     ternary,
@@ -401,9 +402,20 @@ def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _settle(good: bool, n: int, alphabet: int) -> None:
-    if not good:
-        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
+def _read(section: Tensor, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
+    """Symbols, or values of the table, into ``out``, or these added to it ``weight`` times.
+
+    Where all is Huffman's code, one wait tells that it is good; else it tells which other kernels are needed.
+    """
+    decoded, verdict = reading.huffman_read(section, out.numel(), alphabet), 1
+    if decoded is not None:
+        reading.arrange(decoded, alphabet, table, out, weight)
+        verdict, occurring = decoded.verdict.tolist()
+        if verdict == 2:
+            modes.read_others(decoded, occurring, alphabet, table, out, weight)
+            verdict = int(decoded.verdict[0])
+    if verdict:
+        raise FrameError(f"the frame holds {out.numel()} symbols of {alphabet} that no coder wrote")
 
 
 @_served
@@ -411,17 +423,16 @@ def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
     symbols = torch.empty(n, dtype=symbol_dtype(alphabet), device=section.device)
-    _settle(modes.read(section, alphabet, None, symbols, None), n, alphabet)
+    _read(section, alphabet, None, symbols, None)
     return symbols
 
 
 @_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
-    n, alphabet = out.numel(), table.numel()
-    if not n:
+    if not out.numel():
         hosted.decode_values(section, table, out, weight)
     else:
-        _settle(modes.read(section, alphabet, table.to(out.device), out, weight), n, alphabet)
+        _read(section, table.numel(), table.to(out.device), out, weight)
 
 
 coded_modes = hosted.coded_modes

@@ -27,13 +27,13 @@ from laconic.kernels.interface import (
 from laconic.kernels.triton import shared
 from laconic.kernels.triton.parts import TILE, exact, period, store_groups
 from laconic.kernels.triton.rans import LANES, NEAR_BINS, NEAR_NBYTES, read_lanes, write_lanes, write_near_nbytes
-from laconic.kernels.triton.reading import Decoded, arrange, huffman_read
+from laconic.kernels.triton.reading import Decoded, arrange
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.shares import SLOTS, chunk_lanes, deal_slots, plan_shares, read_shares
 from laconic.kernels.triton.streams import Cut
 from laconic.kernels.triton.writing import chunk_begin, count_symbols, plan, write_planned
 
-__all__ = ["read", "read_others", "write"]
+__all__ = ["read_others", "write"]
 
 _CHUNK = tl.constexpr(CHUNK)
 _RAW = tl.constexpr(RAW)
@@ -271,19 +271,3 @@ def read_others(
         )  # fmt: skip
     if modes >> CONSTANT & 1 or modes >> HUFFMAN & 1:
         arrange(decoded, alphabet, table, out, weight)
-
-
-def read(section: Tensor, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> bool:
-    """Symbols into ``out``, or values of the table, or these added to it ``weight`` times; whether a coder wrote them.
-
-    Where all is Huffman's code, one wait tells; else it tells which others to call.
-    """
-    decoded = huffman_read(section, out.numel(), alphabet)
-    if decoded is None:
-        return False
-    arrange(decoded, alphabet, table, out, weight)
-    verdict, modes = decoded.verdict.tolist()
-    if verdict == 2:
-        read_others(decoded, modes, alphabet, table, out, weight)
-        verdict = int(decoded.verdict[0])
-    return bool(verdict == 0)
