@@ -1,7 +1,8 @@
 """The backend for CUDA tensors: Triton where a kernel exists, plain torch and the host elsewhere, which is told.
 
 What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag (and again
-where that says that chunks are not Huffman's). The functions underneath launch without waiting, so a CUDA graph can hold them.
+where that says that chunks are not Huffman's). The functions underneath launch without waiting, so a CUDA graph can
+hold them.
 """
 
 from __future__ import annotations
