@@ -25,7 +25,7 @@ from laconic.kernels.interface import (
     symbol_dtype,
 )
 from laconic.kernels.triton import shared
-from laconic.kernels.triton.parts import TILE, exact, period, store_groups
+from laconic.kernels.triton.parts import TILE, exact, keep, period, store_groups
 from laconic.kernels.triton.rans import LANES, NEAR_BINS, NEAR_NBYTES, read_lanes, write_lanes, write_near_nbytes
 from laconic.kernels.triton.reading import Decoded, arrange
 from laconic.kernels.triton.shared import Room
@@ -216,19 +216,29 @@ def _add_found(
     if ASM == "":
         memory += tl.program_id(0) * BINS
     if (tl.load(verdict) == 0) & (tl.load(plans + 8 * (begin // _CHUNK)) >= 0):
-        at = begin + tl.arange(0, SPAN)
-        there = at < n
-        symbol = tl.load(found + at, mask=there, other=0).to(tl.int32)
-        before = tl.load(out + at, mask=there, other=0.0)
         if NEAR:
             bins = tl.arange(0, BINS)
             values = tl.load(table + bins, mask=bins < alphabet, other=0.0).to(tl.int32, bitcast=True)
             shared.store(memory, near + 4 * bins, values, ASM)
             tl.debug_barrier()
-            value = shared.load(memory, near + 4 * (symbol & (BINS - 1)), ASM).to(tl.float32, bitcast=True)
+        at = tl.arange(0, SPAN)
+        if begin + SPAN <= n:
+            symbol = tl.load(found + begin + at).to(tl.int32)
+            value = _value(table, memory, near, symbol, BINS, NEAR, ASM)
+            keep(out, at, begin, n, value, weight, True, False)
         else:
-            value = tl.load(table + symbol)
-        tl.store(out + at, before + value * weight, mask=there)
+            some = tl.load(found + begin + at, mask=begin + at < n, other=0).to(tl.int32)
+            value = _value(table, memory, near, some, BINS, NEAR, ASM)
+            keep(out, at, begin, n, value, weight, True, True)
+
+
+@triton.jit
+def _value(table, memory, near, symbol, BINS: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr):
+    if NEAR:
+        value = shared.load(memory, near + 4 * (symbol & (BINS - 1)), ASM).to(tl.float32, bitcast=True)
+    else:
+        value = tl.load(table + symbol)
+    return value
 
 
 def read_others(

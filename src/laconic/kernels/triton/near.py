@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["come", "load4", "load8", "load16", "load_slot", "settle", "store_some"]
+__all__ = ["come", "load2", "load4", "load8", "load16", "settle", "store2_some"]
 
 
 @triton.jit
@@ -47,28 +47,30 @@ def load16(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def load_slot(memory, room, x, ASM: tl.constexpr):
-    """Two words of a table, by the lowest 12 bits of x."""
+def load2(memory, address, ASM: tl.constexpr):
+    """Two words from an address that is a multiple of 8."""
     if ASM == "":
-        at = memory + (room >> 2) + 2 * (x & 4095)
+        at = memory + (address >> 2)
         found = tl.load(at), tl.load(at + 1)
     else:
         found = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; and.b32 t, $2, 4095; shl.b32 t, t, 3; add.s32 t, t, $3; ld.shared.v2.b32 {$0, $1}, [t]; }",
-            "=r,=r,r,r", [x, room], dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+            "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", [address],
+            dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
     return found
 
 
 @triton.jit
-def store_some(memory, address, value, there, ASM: tl.constexpr):
-    """Words for others of the warp, where they are there."""
+def store2_some(memory, address, first, second, there, ASM: tl.constexpr):
+    """Two words to an address that is a multiple of 8, for others of the warp, where they are there."""
     if ASM == "":
-        tl.store(memory + (address >> 2), value, mask=there)
+        at = memory + (address >> 2)
+        tl.store(at, first, mask=there)
+        tl.store(at + 1, second, mask=there)
     else:
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.shared.b32 [$1], $2; mov.u32 $0, $2; }", "=r,r,r,r",
-             [address, value, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            "{ .reg .pred p; setp.ne.s32 p, $4, 0; @p st.shared.v2.b32 [$1], {$2, $3}; mov.u32 $0, $2; }",
+            "=r,r,r,r,r", [address, first, second, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
 from laconic.kernels.triton import shared
-from laconic.kernels.triton.near import come, load4, load8, load16, load_slot, settle, store_some
+from laconic.kernels.triton.near import come, load2, load4, load8, load16, settle, store2_some
 from laconic.kernels.triton.shares import chunk_lanes
 
 __all__ = ["LANES", "NEAR_BINS", "NEAR_NBYTES", "read_lanes", "write_lanes", "write_near_nbytes"]
@@ -38,8 +38,8 @@ def write_near_nbytes(bins: int, symbol: int) -> int:
 _TAKEN = tl.constexpr(GROUP_ROWS.value * LANES.value)
 """Words of 16 bits that a group can take."""
 _RING = tl.constexpr(4 * _TAKEN.value)
-"""Words that a reader has near. The first of them are there twice, so that a group never comes to the end."""
-VALUES_AT = tl.constexpr(2 * (_RING.value + _TAKEN.value))
+"""Words that a reader has near, in four bytes each; the first are there twice, so that no group comes to the end."""
+VALUES_AT = tl.constexpr(4 * (_RING.value + _TAKEN.value))
 SLOTS_AT = tl.constexpr(VALUES_AT.value + 4 * 256)
 NEAR_NBYTES = SLOTS_AT.value + 8 * 4096
 """Of a reader: a ring of words, values by symbol, slots of scale 12."""
@@ -56,18 +56,23 @@ def _vote(raised):
 
 @triton.jit
 def _behind(place, raised, below, ASM: tl.constexpr):
-    """Where a lane finds its 16 bits, as many behind ``place`` as lanes below raise a flag; and where all of them end.
+    """Where a lane finds its word, behind those of the lanes below that raise a flag, from ``place`` on; and the end.
 
     By a vote of the warp, where it has one.
     """
     if ASM != "":
-        vote = _vote(raised)
-        count: tl.constexpr = "{ .reg .b32 t; popc.b32 t, $1; mad.lo.s32 $0, t, 2, $2; }"
-        own = tl.inline_asm_elementwise(count, "=r,r,r", [vote & below, place], tl.int32, True, 1)
-        end = tl.inline_asm_elementwise(count, "=r,r,r", [vote, place], tl.int32, True, 1)
+        # The first count is waited for: the other one, which takes the same unit, comes behind it by what is always 0.
+        own, end = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b;
+            popc.b32 a, $3; mad.lo.s32 $0, a, 4, $4;
+            and.b32 b, a, 64; or.b32 b, b, $2; popc.b32 b, b; mad.lo.s32 $1, b, 4, $4;
+            }""", "=&r,=&r,r,r,r", [_vote(raised), _vote(raised) & below, place],
+            dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
     else:
-        own = place + 2 * (tl.cumsum(raised, 0) - raised)
-        end = place + 2 * tl.sum(raised, 0)
+        own = place + 4 * (tl.cumsum(raised, 0) - raised)
+        end = place + 4 * tl.sum(raised, 0)
     return own, end
 
 
@@ -178,7 +183,8 @@ def _push_all(
             # A group is looked up while the one behind it is pushed; all loads first, for they do not pass a store.
             _call(symbols, memory, ring, group - (CALLED - 1), span, SYMBOL, ASM)
             come(_HAVE_COME, ASM)
-            following = _entries(table, memory, room, ring, group - 1, lane, STRIDE, SYMBOL, NEAR, ASM)
+            before = tl.maximum(group - 1, 0)
+            following = _entries(table, memory, room, ring, before, lane, STRIDE, SYMBOL, NEAR, ASM)
             # States do not wait for the stores of words either, which hence come behind all of them.
             given = ()
             for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
@@ -246,62 +252,62 @@ def _fetch(words, rest, at, whole, shift, need, before):
 
 
 @triton.jit
+def _with_slot(word):
+    """A word with the place of its slot in the upper half: who takes it, comes to that slot next."""
+    return word | ((word & 4095) << 19)
+
+
+@triton.jit
 def _fill(memory, room, fetched, filled, need, ASM: tl.constexpr):
     """Fetched words into the ring, where there is need for them: how many have been put there by now."""
-    block = (2 * filled) & (2 * _RING - 1)
+    block = (4 * filled) & (4 * _RING - 1)
+    twice = need & (block == 0)
     for k in tl.static_range(_TAKEN // (2 * LANES)):
-        at = room + block + 4 * (k * LANES + tl.arange(0, LANES))
-        store_some(memory, at, fetched[k], need, ASM)
-        store_some(memory, at + 2 * _RING, fetched[k], need & (block == 0), ASM)
+        at = room + block + 8 * (k * LANES + tl.arange(0, LANES))
+        first = _with_slot(fetched[k] & 0xFFFF)
+        second = _with_slot((fetched[k] >> 16) & 0xFFFF)
+        store2_some(memory, at, first, second, need, ASM)
+        store2_some(memory, at + 4 * _RING, first, second, twice, ASM)
     return settle(filled + tl.where(need, _TAKEN, 0), ASM)
 
 
 @triton.jit
-def _pop(
-    x, place, slots, table, memory, room, scale, below, out, there,
-    NEAR: tl.constexpr, EDGE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+def _pop_near(x, slot, place, memory, room, below, ASM: tl.constexpr):
     """A symbol off each state, and words of the ring, from ``place`` on, onto those that need one."""
-    if NEAR:
-        entry, bound = load_slot(memory, room + SLOTS_AT, x, ASM)
-        popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
-        symbol = (entry >> 12) & 255
-        takes = ((x >> 12) < bound) & there
-    else:
-        entry = tl.load(slots + (x & ((1 << scale) - 1)))
-        step = entry.to(tl.int32)
-        popped = (step & 0xFFFF) * (x >> scale) + ((step >> 16) & 0xFFFF)
-        symbol = (entry >> 32).to(tl.int32)
-        takes = (popped < _LOW) & there
+    entry, bound = load2(memory, room + SLOTS_AT + slot, ASM)
+    takes = (x >> 12) < bound
     own, place = _behind(place, takes.to(tl.int32), below, ASM)
-    popped = tl.where(takes, (popped << 16) | load16(memory, own, ASM), popped)
-    if EDGE:
-        popped = tl.where(there, popped, x)
-    if out.dtype.element_ty == tl.float32:
-        if NEAR:
-            value = shared.load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
-        else:
-            value = tl.load(table + symbol)
-    else:
-        value = symbol.to(out.dtype.element_ty)
-    tl.store(out + tl.arange(0, LANES), value, mask=there)
-    return popped, place
+    word = shared.load(memory, own, ASM)
+    popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
+    slot = tl.where(takes, (word >> 16) & 0x7FFF, (popped & 4095) << 3)
+    x = tl.where(takes, (popped << 16) | (word & 0xFFFF), popped)
+    return x, slot, place, (entry >> 12) & 255
+
+
+@triton.jit
+def _pop_far(x, place, slots, memory, scale, below, there, ASM: tl.constexpr):
+    """The same with slots of global memory, and for those lanes alone that are there."""
+    entry = tl.load(slots + (x & ((1 << scale) - 1)))
+    step = entry.to(tl.int32)
+    popped = (step & 0xFFFF) * (x >> scale) + ((step >> 16) & 0xFFFF)
+    takes = (popped < _LOW) & there
+    own, place = _behind(place, takes.to(tl.int32), below, ASM)
+    popped = tl.where(takes, (popped << 16) | (shared.load(memory, own, ASM) & 0xFFFF), popped)
+    return tl.where(there, popped, x), place, (entry >> 32).to(tl.int32)
 
 
 @triton.jit
 def _pop_all(
-    x, words, rest, whole, shift, slots, table, memory, room, scale, out, here,
-    STRIDE: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
+    x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, lanes,
+    NEAR: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """All symbols of a chunk of so many lanes: the states that are left, and how many words were taken.
+    """All symbols of a chunk: the states that are left, and how many words were taken. NEAR only where all lanes work.
 
     Words are fetched a group before they are put into the ring, which has always as many as a group can take. What lies
     behind the last one is of no matter: who takes that, has taken too many.
     """
     lane = tl.arange(0, LANES)
     below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
-    busy = lane < STRIDE
-    span: tl.constexpr = GROUP_ROWS * STRIDE
     need = lane >= 0
     filled = tl.zeros((LANES,), tl.int32)
     taken = filled
@@ -313,27 +319,33 @@ def _pop_all(
         filled = _fill(memory, room, fetched, filled, need, ASM)
         fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
     done = here * 0
+    slot = (x & 4095) << 3
     while done < here:
         need = filled - taken <= _RING - _TAKEN
         filled = _fill(memory, room, fetched, filled, need, ASM)
         fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
-        begin = room + ((2 * taken) & (2 * _RING - 1))
+        begin = room + ((4 * taken) & (4 * _RING - 1))
         place = begin
-        if done + span <= here:
+        target = out + done + lane
+        if NEAR & (done + GROUP_ROWS * LANES <= here):
             for k in tl.static_range(GROUP_ROWS):
-                x, place = _pop(
-                    x, place, slots, table, memory, room, scale, below, out + done + k * STRIDE, busy,
-                    NEAR, False, ASM,
-                )  # fmt: skip
+                x, slot, place, symbol = _pop_near(x, slot, place, memory, room, below, ASM)
+                if out.dtype.element_ty == tl.float32:
+                    value = shared.load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
+                else:
+                    value = symbol.to(out.dtype.element_ty)
+                tl.store(target + k * LANES, value)
         else:
             for k in range(GROUP_ROWS):
-                there = busy & (done + k * STRIDE + lane < here)
-                x, place = _pop(
-                    x, place, slots, table, memory, room, scale, below, out + done + k * STRIDE, there,
-                    NEAR, True, ASM,
-                )  # fmt: skip
-        taken += (place - begin) >> 1
-        done += span
+                there = (lane < lanes) & (done + k * lanes + lane < here)
+                x, place, symbol = _pop_far(x, place, slots, memory, scale, below, there, ASM)
+                if out.dtype.element_ty == tl.float32:
+                    value = tl.load(table + symbol)
+                else:
+                    value = symbol.to(out.dtype.element_ty)
+                tl.store(target + k * lanes, value, mask=there)
+        taken += (place - begin) >> 2
+        done += GROUP_ROWS * lanes
     return x, taken
 
 
@@ -343,8 +355,8 @@ def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM:
 
     A slot has a word with all of it, and another with how far above the slot a state must be that needs no word.
     """
-    for k in tl.static_range(4):
-        at = k * 1024 + tl.arange(0, 1024)
+    for first in range(0, 4096, 256):
+        at = first + tl.arange(0, 256)
         entry = tl.load(slots + at)
         share = (entry & 4095).to(tl.int32)
         off = ((entry >> 16) & 4095).to(tl.int32)
@@ -391,23 +403,15 @@ def read_lanes(
         for k in tl.static_range(3):
             byte = (nbytes >> 2) * 4 + k
             rest |= tl.load(section + byte, mask=byte < nbytes, other=0).to(tl.int32) << (8 * k)
-        close = scale == 12
-        if NEAR:
-            if close:
-                _bring_near(slots, table, memory, room, alphabet, out.dtype.element_ty == tl.float32, ASM)
-        else:
-            close = scale < 0
-        if close & (lanes == LANES):
+        close = (scale == 12) & (lanes == LANES)
+        if NEAR & close:
+            _bring_near(slots, table, memory, room, alphabet, out.dtype.element_ty == tl.float32, ASM)
             x, taken = _pop_all(
-                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, NEAR, ASM
-            )
-        elif lanes == LANES:
-            x, taken = _pop_all(
-                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, LANES, False, ASM
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, lanes, NEAR, ASM
             )
         else:
             x, taken = _pop_all(
-                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, 4, False, ASM
+                x, words, rest, whole, shift, slots, table, memory, room, scale, out, here, lanes, False, ASM
             )
         wrong = wrong | (busy & (x != _LOW)) | (taken != count)
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
