@@ -161,7 +161,7 @@ def _push_all(
     """States of a chunk of so many lanes, and its first word, from where it ends; idle lanes follow the others."""
     lane = tl.arange(0, LANES)
     below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
-    busy = lane < STRIDE
+    busy = (lane < STRIDE).to(tl.int32)
     x = tl.full((LANES,), _LOW, tl.int32)
     words += tl.zeros((LANES,), tl.int32)
     span: tl.constexpr = GROUP_ROWS * STRIDE
@@ -170,7 +170,7 @@ def _push_all(
         _call(symbols, memory, ring, group - k, span, SYMBOL, ASM)
     at = group * span + lane
     for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
-        there = busy & (at + k * STRIDE < here)
+        there = (busy == 1) & (at + k * STRIDE < here)
         symbol = tl.load(symbols + at + k * STRIDE, mask=there, other=0).to(tl.int32)
         pushed, gives = _push(x, _entry(table, memory, room, symbol, NEAR, ASM), there, True)
         words = _put(words, x, gives, below, ASM)
@@ -180,6 +180,8 @@ def _push_all(
         come(_HAVE_COME, ASM)
         entries = _entries(table, memory, room, ring, group, lane, STRIDE, SYMBOL, NEAR, ASM)
         while group >= 0:
+            if STRIDE < LANES:
+                busy = settle(busy, ASM)  # as for readers
             # A group is looked up while the one behind it is pushed; all loads first, for they do not pass a store.
             _call(symbols, memory, ring, group - (CALLED - 1), span, SYMBOL, ASM)
             come(_HAVE_COME, ASM)
@@ -188,7 +190,7 @@ def _push_all(
             # States do not wait for the stores of words either, which hence come behind all of them.
             given = ()
             for k in tl.static_range(GROUP_ROWS - 1, -1, -1):
-                pushed, gives = _push(x, entries[k], busy, STRIDE < LANES)
+                pushed, gives = _push(x, entries[k], busy == 1, STRIDE < LANES)
                 given = given + ((x, gives),)  # type: ignore[assignment]
                 x = pushed
             for k in tl.static_range(GROUP_ROWS):
@@ -279,7 +281,7 @@ def _pop_near(x, slot, place, memory, room, below, ASM: tl.constexpr):
     own, place = _behind(place, takes.to(tl.int32), below, ASM)
     word = shared.load(memory, own, ASM)
     popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
-    slot = tl.where(takes, (word >> 16) & 0x7FFF, (popped & 4095) << 3)
+    slot = tl.where(takes, word >> 16, (popped & 4095) << 3)
     x = tl.where(takes, (popped << 16) | (word & 0xFFFF), popped)
     return x, slot, place, (entry >> 12) & 255
 
@@ -320,7 +322,9 @@ def _pop_all(
         fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
     done = here * 0
     slot = (x & 4095) << 3
+    busy = (lane < lanes).to(tl.int32)
     while done < here:
+        busy = settle(busy, ASM)  # else the compiler would make two loops of it, and lanes would vote in either
         need = filled - taken <= _RING - _TAKEN
         filled = _fill(memory, room, fetched, filled, need, ASM)
         fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)
@@ -336,8 +340,8 @@ def _pop_all(
                     value = symbol.to(out.dtype.element_ty)
                 tl.store(target + k * LANES, value)
         else:
-            for k in range(GROUP_ROWS):
-                there = (lane < lanes) & (done + k * lanes + lane < here)
+            for k in tl.static_range(GROUP_ROWS):
+                there = (busy == 1) & (done + k * lanes + lane < here)
                 x, place, symbol = _pop_far(x, place, slots, memory, scale, below, there, ASM)
                 if out.dtype.element_ty == tl.float32:
                     value = tl.load(table + symbol)
