@@ -148,6 +148,14 @@ def test_values_are_looked_up(coding, weight):
     assert laws.same_bits(found.cpu(), expected)
 
 
+def test_sections_of_other_modes_than_the_one_before_are_added_once():
+    symbols, total = kinds.make("even", 24, 11), torch.zeros(24, device=DEVICE)
+    codings = (Coding.HUFFMAN, Coding.RANS, Coding.RANS_AUTO, Coding.HUFFMAN)
+    for coding in codings:
+        ours().decode_values(placed(truth(symbols, 11, coding)), torch.arange(11.0), total, 0.5)
+    assert torch.equal(total.cpu(), len(codings) * 0.5 * symbols)
+
+
 # ------------------------------------------------------------------------------------------------------------- lies
 
 # Two shares of a half, symbols 3 and 5: class 12 by name, then the same, with eleven bits of mantissa each, and a run

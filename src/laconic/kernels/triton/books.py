@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from laconic.kernels.triton import shared
 from laconic.kernels.triton.streams import LANES, STREAMS
 
 __all__ = [
@@ -16,11 +17,16 @@ __all__ = [
     "book_at",
     "codes_at",
     "heads_at",
+    "known_words",
+    "limits_at",
+    "modes_at",
+    "order_at",
     "plan_books",
     "read_books",
     "record_words",
     "reverse32",
     "starts_at",
+    "table_at",
 ]
 
 PREFIX = tl.constexpr(12)
@@ -43,14 +49,14 @@ def reverse32(x):
 
 
 @triton.jit
-def _below(numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constexpr):
+def _below(memory, numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constexpr, ASM: tl.constexpr):
     """How many of ``count`` ascending numbers are below each value, or as large where EQUAL."""
     low = tl.zeros_like(value)
     high = low + count
     for _ in range(STEPS):
         middle = (low + high) >> 1
         open_ = low < high
-        found = tl.load(numbers + middle, mask=open_, other=0)
+        found = shared.load(memory, numbers + 4 * middle, ASM)
         if EQUAL:
             up = open_ & (found <= value)
         else:
@@ -61,13 +67,17 @@ def _below(numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constexpr):
 
 
 @triton.jit
-def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexpr, STEPS: tl.constexpr):
-    """The length of each leaf's code, in the order of ``keys`` (count and symbol, ascending)."""
+def _code_lengths(memory, room, keys, used, BINS: tl.constexpr, STEPS: tl.constexpr, ASM: tl.constexpr):
+    """The length of each leaf's code, in the order of ``keys`` (count and symbol, ascending). Takes 20 rows of room."""
+    leaves = room
+    packages = leaves + 4 * BINS
+    items = packages + 4 * BINS
+    places = items + 8 * BINS
     at = tl.arange(0, BINS)
     there = at < used
     weight = keys >> 12
-    tl.store(leaves + at, weight, mask=there)
-    tl.store(items + at, weight, mask=there)
+    shared.store_some(memory, leaves + 4 * at, weight, there, ASM)
+    shared.store_some(memory, items + 4 * at, weight, there, ASM)
     tl.debug_barrier()
     bits = used * 0
     for k in tl.static_range(12):
@@ -78,13 +88,14 @@ def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexp
     while level < limit:
         pairs = total // 2
         paired = at < pairs
-        package = tl.load(items + 2 * at, mask=paired, other=0) + tl.load(items + 2 * at + 1, mask=paired, other=0)
-        tl.store(packages + at, package, mask=paired)
+        package = shared.load(memory, items + 8 * at, ASM) + shared.load(memory, items + 8 * at + 4, ASM)
+        shared.store_some(memory, packages + 4 * at, package, paired, ASM)
         tl.debug_barrier()
-        place = at + _below(packages, pairs, weight, STEPS, False)
-        tl.store(items + place, weight, mask=there)
-        tl.store(places + level * BINS + at, place, mask=there)
-        tl.store(items + at + _below(leaves, used, package, STEPS, True), package, mask=paired)
+        place = at + _below(memory, packages, pairs, weight, STEPS, False, ASM)
+        shared.store_some(memory, items + 4 * place, weight, there, ASM)
+        shared.store_some(memory, places + 4 * (level * BINS + at), place, there, ASM)
+        behind = at + _below(memory, leaves, used, package, STEPS, True, ASM)
+        shared.store_some(memory, items + 4 * behind, package, paired, ASM)
         total = used + pairs
         level += 1
         tl.debug_barrier()
@@ -92,14 +103,14 @@ def _code_lengths(keys, used, leaves, packages, items, places, BINS: tl.constexp
     take = 2 * used - 2
     while level > 1:
         level -= 1
-        place = tl.load(places + level * BINS + at, mask=there, other=0)
+        place = shared.load(memory, places + 4 * (level * BINS + at), ASM)
         among = tl.sum((there & (place < take)).to(tl.int32), 0)
         length += (at < among).to(tl.int32)
         take = 2 * (take - among)
     return length + (at < tl.minimum(take, used)).to(tl.int32)
 
 
-# A chunk's record: 24 rows of scratch, then what is made of it.
+# A chunk's record: 24 rows of scratch, for where they are too many for shared memory, then what is made of it.
 
 
 @triton.jit
@@ -147,10 +158,12 @@ def plan_books(
     STEPS: tl.constexpr,
     RECORD: tl.constexpr,
     ROWS: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """All that is to be known of a chunk before its bits are written."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
+    room = shared.address_of(ASM)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
     counts += wide * (STREAMS * BINS)
     scratch = work + wide * RECORD
@@ -167,15 +180,15 @@ def plan_books(
     used = tl.sum((count > 0).to(tl.int32), 0)
     keys = tl.where(count > 0, (tl.minimum(count, (1 << 19) - 1) << 12) | at, 0x7FFFFFFF)
     keys = tl.sort(keys)
-    leaves, packages, items, places = scratch, scratch + BINS, scratch + 2 * BINS, scratch + 4 * BINS
-    by_leaf = _code_lengths(keys, used, leaves, packages, items, places, BINS, STEPS)
+    by_leaf = _code_lengths(scratch, room, keys, used, BINS, STEPS, ASM)
     # From the order of counts to that of symbols.
-    lengths, order = scratch + 20 * BINS, scratch + 21 * BINS
-    tl.store(lengths + at, tl.zeros_like(count))
+    lengths = room + 80 * BINS
+    order = room + 84 * BINS
+    shared.store(scratch, lengths + 4 * at, tl.zeros_like(count), ASM)
     tl.debug_barrier()
-    tl.store(lengths + (keys & 4095), by_leaf, mask=at < used)
+    shared.store_some(scratch, lengths + 4 * (keys & 4095), by_leaf, at < used, ASM)
     tl.debug_barrier()
-    length = tl.load(lengths + at)
+    length = shared.load(scratch, lengths + 4 * at, ASM)
 
     code = tl.zeros_like(count)
     following = used * 0
@@ -190,11 +203,11 @@ def plan_books(
 
     occurs = length > 0
     rank = tl.cumsum(occurs.to(tl.int32), 0) - 1
-    tl.store(order + rank, at, mask=occurs)
+    shared.store_some(scratch, order + 4 * rank, at, occurs, ASM)
     tl.debug_barrier()
     inner = occurs & (rank > 0)
-    before = tl.load(order + rank - 1, mask=inner, other=0)
-    class_before = tl.load(lengths + before, mask=inner, other=_FIRST_CLASS)
+    before = tl.where(inner, shared.load(scratch, order + 4 * tl.maximum(rank - 1, 0), ASM), 0)
+    class_before = tl.where(inner, shared.load(scratch, lengths + 4 * before, ASM), _FIRST_CLASS)
     run = tl.where(inner, at - before - 1, 0)
     below = tl.zeros_like(run)
     for k in tl.static_range(1, 12):
@@ -233,48 +246,76 @@ def plan_books(
 
 
 @triton.jit
-def _peek(section, at, end):
-    """The next 40 bits less those of the first byte that have been read; zeros from ``end`` on, both in bits."""
-    byte = at >> 3
-    found = tl.load(section + byte, mask=at < end, other=0).to(tl.int64)
-    for k in tl.static_range(1, 5):
-        more = tl.load(section + byte + k, mask=8 * (byte + k) < end, other=0).to(tl.int64)
-        found = found | (more << (8 * k))
-    return found >> (at & 7)
+def _words_at(section, nbytes, begin):
+    """Words from the one in which byte ``begin`` lies, how many are whole, and what follows the last whole one."""
+    words = section.to(tl.pointer_type(tl.int32)) + (begin >> 2)
+    whole = tl.minimum((nbytes >> 2) - (begin >> 2), 1 << 30).to(tl.int32)
+    rest = whole * 0
+    for k in tl.static_range(3):
+        byte = (nbytes >> 2) * 4 + k
+        rest = rest | (tl.load(section + byte, mask=byte < nbytes, other=0).to(tl.int32) << (8 * k))
+    return words, whole, rest
 
 
 @triton.jit
-def _read_classes(section, at, end, lengths, alphabet):
-    """Reads a book into ``lengths``, which are zeros: the byte behind it, or -1 where it makes no sense."""
-    head = _peek(section, at, end)
-    symbol = (head & 0xFFFF).to(tl.int32)
-    # All 32 bits: a book begins with a byte.
-    last = symbol + ((head >> 16) & 0xFFFF).to(tl.int32)
-    good = (at + 32 <= end) & (last < alphabet)
-    at += 32
+def _more_bits(words, whole, rest, word, held, count):
+    """At least 33 of the next bits, if there were one; whatever follows the section is zeros."""
+    if count <= 32:
+        found = tl.load(words + word, mask=word < whole, other=0) | tl.where(word == whole, rest, 0)
+        held = held | (found.to(tl.uint32, bitcast=True).to(tl.uint64) << count.to(tl.uint64))
+        count += 32
+        word += 1
+    return word, held, count
+
+
+@triton.jit
+def _read_classes(section, nbytes, begin, end, lengths, alphabet):
+    """Reads the book at byte ``begin`` into ``lengths``, which are zeros: its bytes, or -1 where it makes no sense.
+
+    None at ``end`` or behind belongs to it.
+    """
+    words, whole, rest = _words_at(section, nbytes, begin)
+    size = 8 * (end - begin).to(tl.int32)
+    word = size * 0
+    count = size * 0
+    held = count.to(tl.uint64)
+    word, held, count = _more_bits(words, whole, rest, word, held, count)
+    held = held >> (8 * (begin & 3)).to(tl.uint64)
+    count -= 8 * (begin & 3).to(tl.int32)
+    word, held, count = _more_bits(words, whole, rest, word, held, count)
+    symbol = (held & 0xFFFF).to(tl.int32)
+    last = symbol + ((held >> 16) & 0xFFFF).to(tl.int32)
+    held = held >> 32
+    count -= 32
+    at = size * 0 + 32
+    good = (at <= size) & (last < alphabet)
     before = symbol * 0 + _FIRST_CLASS
     while good & (symbol <= last):
-        window = _peek(section, at, end)
-        kind = (window & 7).to(tl.int32)
+        word, held, count = _more_bits(words, whole, rest, word, held, count)
+        kind = (held & 7).to(tl.int32)
         same = (kind & 1) == 0
         step = (kind & 3) == 1
         run = kind == 7
-        named = ((window >> 3) & 15).to(tl.int32)
-        rest = (window >> 3).to(tl.int32)
+        named = ((held >> 3) & 15).to(tl.int32)
+        ahead = ((held >> 3) & 0x3FFFFFFF).to(tl.int32)
         zeros = symbol * 0
         for k in tl.static_range(1, 13):
-            zeros += ((rest & ((1 << k) - 1)) == 0).to(tl.int32)
+            zeros += ((ahead & ((1 << k) - 1)) == 0).to(tl.int32)
         one = (symbol * 0 + 1) << tl.minimum(zeros, 11)
-        skipped = one + ((rest >> (zeros + 1)) & (one - 1))
+        skipped = one + ((ahead >> (zeros + 1)) & (one - 1))
         here = tl.where(same, before, tl.where(step, before + tl.where(kind == 5, 1, -1), named))
-        at += tl.where(same, 1, tl.where(step, 3, tl.where(run, 2 * zeros + 4, 7)))
-        good = (at <= end) & tl.where(
+        taken = tl.where(same, 1, tl.where(step, 3, tl.where(run, 2 * zeros + 4, 7)))
+        at += taken
+        held = held >> taken.to(tl.uint64)
+        count -= taken
+        good = (at <= size) & tl.where(
             run, (zeros <= 11) & (symbol + skipped <= last), (here >= 1) & (here <= _MAX_LENGTH)
         )
         tl.store(lengths + symbol, here, mask=good & (run == 0))
         symbol += tl.where(run, skipped, 1)
         before = tl.where(run, before, here)
-    padding = _peek(section, at, end) & ((1 << ((-at) & 7)) - 1)
+    word, held, count = _more_bits(words, whole, rest, word, held, count)
+    padding = (held & 0xFF).to(tl.int32) & ((1 << ((-at) & 7)) - 1)
     return tl.where(good & (padding == 0), (at + 7) >> 3, -1)
 
 
@@ -297,53 +338,84 @@ def _bounds(section, chunk):
     return begin, begin + tl.sum(own, 0), 4 * tl.num_programs(0) + tl.sum(all_, 0)
 
 
+# What a reader knows of a chunk: a row of lengths, then what is made of them.
+
+
+@triton.jit
+def order_at(BINS: tl.constexpr):
+    """The symbols in the order of their codes."""
+    return BINS
+
+
+@triton.jit
+def table_at(BINS: tl.constexpr):
+    """By the next PREFIX bits, lowest first, a symbol and in the lowest 8 bits its length; 0 for longer codes."""
+    return 2 * BINS
+
+
+@triton.jit
+def limits_at(BINS: tl.constexpr):
+    """By length, the first code that is longer; 16 words behind it what leads from a code to its place in the order."""
+    return 2 * BINS + PREFIXES
+
+
+@triton.jit
+def modes_at(BINS: tl.constexpr):
+    """Mode or -1, the constant symbol, bytes before the starts and before the bits, bytes in all; a word that is free;
+    in two words where the chunk begins.
+    """
+    return 2 * BINS + PREFIXES + 32
+
+
+def known_words(bins: int) -> int:
+    return 2 * bins + int(PREFIXES.value) + 40
+
+
 @triton.jit(do_not_specialize=["nbytes", "alphabet", "last_streams"])
 def read_books(
     section,  # at a multiple of four bytes
-    bounds,  # [chunks + 1]: where a chunk begins
     nbytes,
-    scratch,  # [chunks, BINS]: lengths
-    symbols,  # [chunks, BINS]: the symbols in the order of their codes
-    tables,  # [chunks, PREFIXES]: by the next bits, lowest first, a symbol and in the lowest 8 bits its length, or 0
-    limits,  # [chunks, 32]: by length, the first code that is longer; behind it what leads from a code to its symbol
-    heads,  # [chunks, 4]: mode or -1, the constant symbol, where the starts begin and the bits, behind the chunk
-    verdict,  # 1 for a section that no coder writes, 2 for one with chunks that are read elsewhere; a bit for each mode
+    known,  # [chunks, KNOWN]
+    verdict,  # [2]: 1 for a section that no coder writes; a bit for each mode that occurs
     alphabet,
     last_streams,
     BINS: tl.constexpr,
+    KNOWN: tl.constexpr,
 ):
     """Modes and books of a section. What it says is believed as far as it lies within the chunk."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     streams = tl.where(chunk == tl.num_programs(0) - 1, last_streams, STREAMS)
     at = tl.arange(0, BINS)
-    lengths = scratch + wide * BINS
+    lengths = known + wide * KNOWN
+    symbols = lengths + order_at(BINS)
+    limits = lengths + limits_at(BINS)
+    modes = lengths + modes_at(BINS)
     tl.store(lengths + at, tl.zeros_like(at))
     begin, end, all_end = _bounds(section, chunk)
-    tl.store(bounds + chunk, begin)
-    tl.store(bounds + chunk + 1, end)
     tl.debug_barrier()
     there = (begin < end) & (end <= nbytes)
     # Bounds ascend, so they end well where the last one does.
     there = there & (all_end == nbytes)
     size = tl.where(there, end - begin, 0)
-    section += tl.where(there, begin, 0)
-    mode = tl.load(section, mask=there, other=255).to(tl.int32)
+    chunk_at = section + tl.where(there, begin, 0)
+    mode = tl.load(chunk_at, mask=there, other=255).to(tl.int32)
     constant = (mode == 0) & (size == 3)
-    symbol = tl.load(section + 1, mask=constant, other=255).to(tl.int32)
-    symbol |= tl.load(section + 2, mask=constant, other=255).to(tl.int32) << 8
+    symbol = tl.load(chunk_at + 1, mask=constant, other=255).to(tl.int32)
+    symbol |= tl.load(chunk_at + 2, mask=constant, other=255).to(tl.int32) << 8
     good = constant & (symbol < alphabet)
     # No chunk of Huffman's code has more bytes: streams that are shorter than that must end where it does.
     huffman = (mode == 2) & (size < (1 << 21))
     body = tl.where(huffman, size, 0).to(tl.int32)
-    behind = _read_classes(section, body * 0 + 8, 8 * body, lengths, alphabet)
+    # A chunk that has no book reads none of it: its end comes first.
+    book = tl.where(huffman, begin + 1, 4)
+    behind = _read_classes(section, nbytes, book, book + tl.maximum(body - 1, 0), lengths, alphabet)
+    behind = tl.where(behind >= 0, behind + 1, -1)
     bits = behind + 4 * (streams - 1)
     tl.debug_barrier()
 
     prefix = tl.arange(0, PREFIXES)
     window = (reverse32(prefix.to(tl.uint32)) >> (32 - _MAX_LENGTH)).to(tl.int32)
-    symbols += wide * BINS
-    limits += wide * 32
     length = tl.load(lengths + at)
     shortest = tl.zeros((PREFIXES,), tl.int32) + 1
     following = body * 0
@@ -354,7 +426,7 @@ def read_books(
         long += 1
         mine = (length == long).to(tl.int32)
         number = tl.sum(mine, 0)
-        tl.store(symbols + base + tl.cumsum(mine, 0) - 1, at.to(tl.int16), mask=mine == 1)
+        tl.store(symbols + base + tl.cumsum(mine, 0) - 1, at, mask=mine == 1)
         tl.store(limits + 16 + long, base - following)
         following += number
         base += number
@@ -366,17 +438,17 @@ def read_books(
     tl.debug_barrier()
     short = shortest <= PREFIX
     place = (window >> (15 - shortest)) + tl.load(limits + 16 + shortest, mask=short, other=0)
-    symbol_of = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=short, other=0).to(tl.int32)
-    tl.store(tables + wide * PREFIXES + prefix, tl.where(short, (symbol_of << 8) | shortest, 0))
+    symbol_of = tl.load(symbols + tl.minimum(tl.maximum(place, 0), BINS - 1), mask=short, other=0)
+    tl.store(lengths + table_at(BINS) + prefix, tl.where(short, (symbol_of << 8) | shortest, 0))
     complete = (filled == (1 << 15)) & (base >= 2)
     huffman = huffman & (behind >= 0) & (bits < body) & complete
     good = good | huffman
-    elsewhere = there & ((mode == 1) | (mode == 3))
-    said = tl.where(good, 0, tl.where(elsewhere, 2, 1))
-    tl.atomic_or(verdict, said, mask=said > 0, sem="relaxed")
-    tl.atomic_or(verdict + 1, 1 << (mode & 3), mask=said != 1, sem="relaxed")
-    heads += wide * 4
-    tl.store(heads, tl.where(good, mode, -1))
-    tl.store(heads + 1, symbol)
-    tl.store(heads + 2, behind)
-    tl.store(heads + 3, bits)
+    readable = good | (there & ((mode == 1) | (mode == 3)))
+    tl.atomic_or(verdict, 1, mask=readable == 0, sem="relaxed")
+    tl.atomic_or(verdict + 1, 1 << (mode & 3), mask=readable, sem="relaxed")
+    tl.store(modes, tl.where(good, mode, -1))
+    tl.store(modes + 1, symbol)
+    tl.store(modes + 2, behind)
+    tl.store(modes + 3, bits)
+    tl.store(modes + 4, size.to(tl.int32))
+    tl.store((modes + 6).to(tl.pointer_type(tl.int64)), begin)

@@ -1,8 +1,8 @@
 """The backend for CUDA tensors: Triton where a kernel exists, plain torch and the host elsewhere, which is told.
 
 What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag (and again
-where that says that chunks are not Huffman's). The functions underneath launch without waiting, so a CUDA graph can
-hold them.
+where that says that chunks have other modes than was thought). The functions underneath launch without waiting, so a
+CUDA graph can hold them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from laconic import notices
 from laconic.errors import FrameError
 from laconic.kernels import hosted
 from laconic.kernels.interface import (
+    HUFFMAN,
     NONFINITE,
     Coding,
     Grid,
@@ -403,29 +404,36 @@ def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _read(section: Tensor, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
+class _Guess:
+    """Modes that the section before had, as bits: what the next one is taken to have, until it tells."""
+
+    modes = 1 << HUFFMAN
+
+
+def _read(section: Tensor, n: int, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
     """Symbols, or values of the table, into ``out``, or these added to it ``weight`` times.
 
-    Where all is Huffman's code, one wait tells that it is good; else it tells which other kernels are needed.
+    One wait tells whether they are good, and which modes there are: if more than had been thought, all is read again.
     """
-    decoded, verdict = reading.huffman_read(section, out.numel(), alphabet), 1
-    if decoded is not None:
-        reading.arrange(decoded, alphabet, table, out, weight)
-        verdict, occurring = decoded.verdict.tolist()
-        if verdict == 2:
-            modes.read_others(decoded, occurring, alphabet, table, out, weight)
-            verdict = int(decoded.verdict[0])
+    opened, verdict = reading.open_section(section, n, alphabet), 1
+    if opened is not None:
+        modes.read(opened, _Guess.modes, alphabet, table, out, weight)
+        verdict, occurring = opened.verdict.tolist()
+        guessed, _Guess.modes = _Guess.modes, occurring or _Guess.modes
+        if not verdict and occurring & ~guessed:
+            modes.read(opened, occurring, alphabet, table, out, weight)
+            verdict = int(opened.verdict[0])
     if verdict:
-        raise FrameError(f"the frame holds {out.numel()} symbols of {alphabet} that no coder wrote")
+        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
 
 
 @_served
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
-    symbols = torch.empty(n, dtype=symbol_dtype(alphabet), device=section.device)
-    _read(section, alphabet, None, symbols, None)
-    return symbols
+    symbols = torch.empty(modes.blocks_of_16(n), dtype=symbol_dtype(alphabet), device=section.device)
+    _read(section, n, alphabet, None, symbols, None)
+    return symbols[:n]
 
 
 @_served
@@ -433,7 +441,7 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
     if not out.numel():
         hosted.decode_values(section, table, out, weight)
     else:
-        _read(section, table.numel(), table.to(out.device), out, weight)
+        _read(section, out.numel(), table.numel(), table.to(out.device), out, weight)
 
 
 coded_modes = hosted.coded_modes

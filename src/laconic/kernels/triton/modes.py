@@ -24,24 +24,21 @@ from laconic.kernels.interface import (
     symbol_bits,
     symbol_dtype,
 )
-from laconic.kernels.triton import shared
-from laconic.kernels.triton.parts import TILE, exact, keep, period, store_groups
+from laconic.kernels.triton.parts import TILE, period, store_groups
 from laconic.kernels.triton.rans import LANES, NEAR_BINS, NEAR_NBYTES, read_lanes, write_lanes, write_near_nbytes
-from laconic.kernels.triton.reading import Decoded, arrange
+from laconic.kernels.triton.reading import Opened, look_up, read_streams
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.shares import SLOTS, chunk_lanes, deal_slots, plan_shares, read_shares
 from laconic.kernels.triton.streams import Cut
 from laconic.kernels.triton.writing import chunk_begin, count_symbols, plan, write_planned
 
-__all__ = ["read_others", "write"]
+__all__ = ["blocks_of_16", "read", "write"]
 
 _CHUNK = tl.constexpr(CHUNK)
 _RAW = tl.constexpr(RAW)
 _RANS = tl.constexpr(RANS)
 MOVED = 4096
 """Words that a program moves."""
-ADDED = 4096
-"""Values that a program adds."""
 
 
 # --------------------------------------------------------------------------------------------------------- writing
@@ -173,10 +170,7 @@ def write(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["n", "alphabet"])
-def _read_raw(
-    section, bounds, plans, table, out, verdict, n, alphabet, BITS: tl.constexpr, SPAN: tl.constexpr,
-    VALUES: tl.constexpr,
-):  # fmt: skip
+def _read_raw(section, plans, out, verdict, n, alphabet, BITS: tl.constexpr, SPAN: tl.constexpr):
     """Symbols of raw chunks, byte by byte, for they begin anywhere. Those beyond the alphabet are told."""
     begin = tl.program_id(0).to(tl.int64) * SPAN
     chunk = begin // _CHUNK
@@ -184,7 +178,7 @@ def _read_raw(
         here = tl.minimum(n - chunk * _CHUNK, _CHUNK).to(tl.int32)
         at = (begin - chunk * _CHUNK).to(tl.int32) + tl.arange(0, SPAN)
         there = at < here
-        section += tl.load(bounds + chunk) + 1
+        section += tl.load((plans + 8 * chunk + 6).to(tl.pointer_type(tl.int64))) + 1
         full = here // 256 * 256
         grouped = at < full
         bit = tl.where(grouped, at // 8 % 32, at - full) * BITS
@@ -199,85 +193,54 @@ def _read_raw(
         symbol = (value >> (bit % 8)) & ((1 << BITS) - 1)
         wrong = there & (symbol >= alphabet)
         tl.atomic_or(verdict, 1, mask=tl.max(wrong.to(tl.int32), 0) > 0, sem="relaxed")
-        if VALUES:
-            tl.store(out + begin + tl.arange(0, SPAN), tl.load(table + symbol, mask=there & (wrong == 0)), mask=there)
-        else:
-            tl.store(out + begin + tl.arange(0, SPAN), symbol.to(out.dtype.element_ty), mask=there)
+        tl.store(out + begin + tl.arange(0, SPAN), symbol.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["n", "alphabet"])
-def _add_found(
-    found, plans, verdict, table, memory, out, n, alphabet, weight,
-    BINS: tl.constexpr, SPAN: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Values of symbols that are in order, unless the section is to be refused."""
-    begin = tl.program_id(0).to(tl.int64) * SPAN
-    near = shared.address_of(ASM)
-    if ASM == "":
-        memory += tl.program_id(0) * BINS
-    if (tl.load(verdict) == 0) & (tl.load(plans + 8 * (begin // _CHUNK)) >= 0):
-        if NEAR:
-            bins = tl.arange(0, BINS)
-            values = tl.load(table + bins, mask=bins < alphabet, other=0.0).to(tl.int32, bitcast=True)
-            shared.store(memory, near + 4 * bins, values, ASM)
-            tl.debug_barrier()
-        at = tl.arange(0, SPAN)
-        if begin + SPAN <= n:
-            symbol = tl.load(found + begin + at).to(tl.int32)
-            value = _value(table, memory, near, symbol, BINS, NEAR, ASM)
-            keep(out, at, begin, n, value, weight, True, False)
-        else:
-            some = tl.load(found + begin + at, mask=begin + at < n, other=0).to(tl.int32)
-            value = _value(table, memory, near, some, BINS, NEAR, ASM)
-            keep(out, at, begin, n, value, weight, True, True)
-
-
-@triton.jit
-def _value(table, memory, near, symbol, BINS: tl.constexpr, NEAR: tl.constexpr, ASM: tl.constexpr):
-    if NEAR:
-        value = shared.load(memory, near + 4 * (symbol & (BINS - 1)), ASM).to(tl.float32, bitcast=True)
-    else:
-        value = tl.load(table + symbol)
-    return value
-
-
-def read_others(
-    decoded: Decoded, modes: int, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None
-) -> None:
-    """Chunks of rANS and raw ones, where the bits of ``modes`` say that there are such, and then all others."""
-    cut, section, device, verdict = decoded.cut, decoded.section, out.device, decoded.verdict
-    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+def _read_others(opened: Opened, modes: int, alphabet: int, table: Tensor | None, out: Tensor) -> None:
+    """Chunks of rANS, as symbols or by the table, and raw ones, as symbols, into their part of ``out``."""
+    cut, section, known, verdict = opened
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": section.device}
     shares, ranks = torch.empty((cut.chunks, cut.bins), **ints), torch.empty((cut.chunks, 3, cut.bins), **ints)
     plans, bits = torch.empty((cut.chunks, 8), **ints), symbol_bits(alphabet)
-    verdict.zero_()
     read_shares[(cut.chunks,)](
-        section, decoded.bounds, section.numel(), shares, ranks, plans, verdict, alphabet, cut.n, bits,
-        BINS=cut.bins, num_warps=cut.warps,
+        section, known, shares, ranks, plans, verdict, alphabet, cut.n, bits,
+        BINS=cut.bins, KNOWN=known.shape[1], num_warps=cut.warps,
     )  # fmt: skip
-    # What is added must be known to be good: until then symbols have a place of their own.
-    into = out if weight is None else torch.empty(cut.n, dtype=symbol_dtype(alphabet), device=device)
-    values = out if table is None else table
     if modes >> RANS & 1:
-        slots = torch.empty((cut.chunks, 1 << 15), dtype=torch.int64, device=device)
+        slots = torch.empty((cut.chunks, 1 << 15), dtype=torch.int64, device=section.device)
         deal_slots[(cut.chunks, (1 << 15) // SLOTS)](
             ranks, plans, slots, BINS=cut.bins, STEPS=cut.steps, SPAN=SLOTS, num_warps=4
         )
-        near = Room(NEAR_NBYTES, cut.chunks, device)
+        near = Room(NEAR_NBYTES, cut.chunks, section.device)
         read_lanes[(cut.chunks,)](
-            section, section.numel(), decoded.bounds, plans, slots, values, near.memory, into, verdict, cut.n, alphabet,
-            NEAR=alphabet <= 256, ASM=near.asm, num_warps=1,
+            section, section.numel(), plans, slots, out if table is None else table, near.memory, out, verdict, cut.n,
+            alphabet, NEAR=alphabet <= 256, ASM=near.asm, num_warps=1,
         )  # fmt: skip
     if modes >> RAW & 1 and bits:
         _read_raw[(num_buckets(cut.n, TILE),)](
-            section, decoded.bounds, plans, values, into, verdict, cut.n, alphabet,
-            BITS=bits, SPAN=TILE, VALUES=table is not None and weight is None, num_warps=4,
-        )  # fmt: skip
-    if weight is not None:
-        programs = num_buckets(cut.n, ADDED)
-        near = Room(4 * cut.bins, programs, device)
-        _add_found[(programs,)](
-            into, plans, verdict, values, near.memory, out, cut.n, alphabet, weight,
-            BINS=cut.bins, SPAN=ADDED, NEAR=cut.bins <= NEAR_BINS, ASM=near.asm, **exact(num_warps=4),
-        )  # fmt: skip
-    if modes >> CONSTANT & 1 or modes >> HUFFMAN & 1:
-        arrange(decoded, alphabet, table, out, weight)
+            section, plans, out, verdict, cut.n, alphabet, BITS=bits, SPAN=TILE, num_warps=4
+        )
+
+
+def read(opened: Opened, modes: int, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
+    """Chunks of these modes, a bit for each, into ``out``: symbols, or values of the table, or these added to it.
+
+    Symbols have room for whole blocks of 16. Nothing is added where other modes occur, too.
+    """
+    if table is not None and weight is None and modes == 1 << RANS:  # which are in order, and may go where they belong
+        _read_others(opened, modes, alphabet, table, out)
+        return
+    symbols = out
+    if table is not None:
+        symbols = torch.empty(blocks_of_16(out.numel()), dtype=symbol_dtype(alphabet), device=out.device)
+    if modes & (1 << HUFFMAN | 1 << CONSTANT):
+        read_streams(opened, symbols)
+    if modes & (1 << RANS | 1 << RAW):
+        _read_others(opened, modes, alphabet, None, symbols)
+    if table is not None:
+        look_up(opened, symbols, modes, table, out, weight)
+
+
+def blocks_of_16(n: int) -> int:
+    """Symbols in blocks that hold so many."""
+    return num_buckets(n, 16) * 16

@@ -375,7 +375,7 @@ def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM:
 
 @triton.jit(do_not_specialize=["n", "nbytes", "alphabet"])
 def read_lanes(
-    section, nbytes, bounds, plans, slots, table, memory, out, verdict, n, alphabet,
+    section, nbytes, plans, slots, table, memory, out, verdict, n, alphabet,
     NEAR: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Symbols, or what they stand for, to where they belong; the verdict on words and states."""
@@ -388,7 +388,7 @@ def read_lanes(
         here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
         lanes = chunk_lanes(here)
         scale = tl.load(plans + 8 * wide + 1)
-        begin = tl.load(bounds + chunk) + tl.load(plans + 8 * wide + 2)
+        begin = tl.load((plans + 8 * wide + 6).to(tl.pointer_type(tl.int64))) + tl.load(plans + 8 * wide + 2)
         count = tl.load(plans + 8 * wide + 3)
         lane = tl.arange(0, LANES)
         busy = lane < lanes

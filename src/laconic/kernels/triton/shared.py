@@ -1,7 +1,7 @@
 """Memory that a program's threads share, through lines of PTX: Triton has no word for it that takes an address.
 
-A program asks for room once and gets its address. Where PTX cannot be had, in Triton's interpreter, the room is a part
-of global memory, and the same kernel runs on that: ``ASM`` is then empty.
+A program asks for room once and gets its address. Where PTX cannot be had, as in Triton's interpreter, the room is a
+part of global memory, and the same kernel runs on that: ``ASM`` is then empty.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ __all__ = [
     "settle",
     "store",
     "store4",
+    "store_some",
 ]
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_WAIT_0 = tl.constexpr("cp.async.wait_group 0; mov.u32 $0, $1;")
+_WAIT_5 = tl.constexpr("cp.async.wait_group 5; mov.u32 $0, $1;")
+
+PTX = os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None
 
 
 class Room:
     """So many bytes for each program, as a launch hands them over."""
 
     def __init__(self, nbytes: int, programs: int, device: torch.device) -> None:
-        self.asm = "" if INTERPRETED else f".shared .align 16 .b8 laconic_room[{nbytes}]; mov.u32 $0, laconic_room;"
+        self.asm = f".shared .align 16 .b8 laconic_room[{nbytes}]; mov.u32 $0, laconic_room;" if PTX else ""
         self.words = (nbytes + 15) // 16 * 4
         self.memory: Tensor | None = (
-            torch.empty(programs * self.words, dtype=torch.int32, device=device) if INTERPRETED else None
+            None if PTX else torch.empty(programs * self.words, dtype=torch.int32, device=device)
         )
 
 
@@ -99,6 +103,17 @@ def store(memory, address, value, ASM: tl.constexpr):
 
 
 @triton.jit
+def store_some(memory, address, value, there, ASM: tl.constexpr):
+    if ASM == "":
+        tl.store(memory + (address >> 2), value, mask=there)
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.shared.b32 [$1], $2; mov.u32 $0, $3; }", "=r,r,r,r",
+            [address, value, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def count_one(memory, address, there, ASM: tl.constexpr):
     """One more at each address that is there. A tile must be as large as the program, or some would count twice."""
     if ASM == "":
@@ -123,17 +138,17 @@ def put_or(memory, address, bits, ASM: tl.constexpr):
 
 
 @triton.jit
-def store4(pointer, a, b, c, d, ASM: tl.constexpr):
+def store4(pointer, a, b, c, d, there, ASM: tl.constexpr):
     """Four words of global memory at a multiple of 16 bytes, at once."""
     if ASM == "":
-        tl.store(pointer, a)
-        tl.store(pointer + 1, b)
-        tl.store(pointer + 2, c)
-        tl.store(pointer + 3, d)
+        tl.store(pointer, a, mask=there)
+        tl.store(pointer + 1, b, mask=there)
+        tl.store(pointer + 2, c, mask=there)
+        tl.store(pointer + 3, d, mask=there)
     else:
         tl.inline_asm_elementwise(
-            "st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $2;", "=r,l,r,r,r,r", [pointer, a, b, c, d],
-            dtype=tl.int32, is_pure=False, pack=1,
+            "{ .reg .pred p; setp.ne.s32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $6; }",
+            "=r,l,r,r,r,r,r", [pointer, a, b, c, d, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
@@ -159,13 +174,11 @@ def fetch16(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
     Both places are multiples of 16; ``byte`` is what is at the pointer. Where none is inside, nothing happens.
     """
     if ASM == "":
-        for k in tl.static_range(4):
-            word = tl.zeros_like(address)
-            for j in tl.static_range(4):
-                at = byte + (4 * k + j)
-                found = tl.load(pointer + (4 * k + j), mask=(at >= begin) & (at < end), other=0)
-                word = word | (found.to(tl.int32) << (8 * j))
-            tl.store(memory + (address >> 2) + k, word, mask=byte < end)
+        at = tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        bytes_ = byte[:, None, None] + at
+        found = tl.load(pointer[:, None, None] + at, mask=(bytes_ >= begin) & (bytes_ < end), other=0).to(tl.int32)
+        words = tl.sum(found << (8 * tl.arange(0, 4)[None, None, :]), 2)
+        tl.store(memory + (address >> 2)[:, None] + tl.arange(0, 4)[None, :], words, mask=(byte < end)[:, None])
     else:
         # Aligned blocks of which a byte is allocated are so as a whole.
         tl.inline_asm_elementwise(
@@ -184,9 +197,9 @@ def seal(ASM: tl.constexpr):
 
 
 @triton.jit
-def settle(ASM: tl.constexpr):
-    """Waits for a thread's batches but for the latest one."""
+def settle(PENDING: tl.constexpr, ASM: tl.constexpr):
+    """Waits for a thread's batches but for so many, the latest ones."""
     if ASM != "":
-        tl.inline_asm_elementwise(
-            "cp.async.wait_group 1; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
-        )
+        tl.static_assert(PENDING == 0 or PENDING == 5)
+        wait: tl.constexpr = _WAIT_0 if PENDING == 0 else _WAIT_5
+        tl.inline_asm_elementwise(wait, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
-from laconic.kernels.triton.books import heads_at
+from laconic.kernels.triton.books import heads_at, modes_at
 from laconic.kernels.triton.streams import STREAMS
 
 __all__ = ["SLOTS", "deal_slots", "plan_shares", "read_shares"]
@@ -284,36 +284,36 @@ def _read_book(section, at, end, shares, alphabet):
     return tl.where(good & (padding == 0), (at + 7) >> 3, -1)
 
 
-@triton.jit(do_not_specialize=["nbytes", "alphabet", "n", "symbol_bits"])
+@triton.jit(do_not_specialize=["alphabet", "n", "symbol_bits"])
 def read_shares(
     section,
-    bounds,  # [chunks + 1]: where a chunk begins
-    nbytes,
+    known,  # [chunks, KNOWN]: what ``read_books`` found
     shares,  # [chunks, BINS]
     ranks,  # [chunks, 3, BINS]: by rank among those in use, the first slot, the symbol, the share
-    plans,  # [chunks, 8]: RANS or RAW or -1, the scale, where the states begin, words, symbols in use
+    plans,  # [chunks, 8]: RANS or RAW or -1, scale, bytes before the states, words, symbols in use; where it begins
     verdict,
     alphabet,
     n,
     symbol_bits,
     BINS: tl.constexpr,
+    KNOWN: tl.constexpr,
 ):
     """Which chunks are rANS or raw, and the shares of the former. What lies outside of the chunk is not believed."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
     here = tl.minimum(n - wide * _CHUNK, _CHUNK).to(tl.int32)
     lanes = chunk_lanes(here)
-    begin = tl.load(bounds + chunk)
-    end = tl.load(bounds + chunk + 1)
-    there = (begin < end) & (end <= nbytes) & (tl.load(bounds + tl.num_programs(0)) == nbytes)
-    size = tl.where(there, end - begin, 0)
+    modes = known + wide * KNOWN + modes_at(BINS)
+    size = tl.load(modes + 4)
+    begin = tl.load((modes + 6).to(tl.pointer_type(tl.int64)))
+    there = size > 0  # else it lies not within the section
     section += tl.where(there, begin, 0)
     mode = tl.load(section, mask=there, other=255).to(tl.int32)
     raw_size = 1 + (here // 256) * 32 * symbol_bits + ((here % 256) * symbol_bits + 7) // 8
     raw = (mode == _RAW) & (size == raw_size)
     # A symbol takes a word at most, so no chunk has more bytes.
     rans = (mode == _RANS) & (size >= 2) & (size < (1 << 21))
-    body = tl.where(rans, size, 0).to(tl.int32)
+    body = tl.where(rans, size, 0)
     scale = tl.load(section + 1, mask=rans, other=0).to(tl.int32)
     shares += wide * BINS
     at = tl.arange(0, BINS)
@@ -333,7 +333,7 @@ def read_shares(
     rans = rans & ((scale == 12) | (scale == 15)) & (behind >= 0) & (words >= 0) & (words % 2 == 0)
     whole = (here * 0 + 1) << tl.where(rans, scale, 0)
     rans = rans & (tl.sum(share, 0) == whole) & (tl.max(share, 0) < whole)
-    wrong = there & ((mode == _RAW) | (mode == _RANS)) & (rans == 0) & (raw == 0)
+    wrong = (tl.load(modes) < 0) & (rans == 0) & (raw == 0)
     tl.atomic_or(verdict, 1, mask=wrong, sem="relaxed")
     plans += wide * 8
     tl.store(plans, tl.where(rans, _RANS, tl.where(raw, _RAW, -1)))
@@ -341,6 +341,7 @@ def read_shares(
     tl.store(plans + 2, behind)
     tl.store(plans + 3, words // 2)
     tl.store(plans + 4, tl.sum(occurs.to(tl.int32), 0))
+    tl.store((plans + 6).to(tl.pointer_type(tl.int64)), begin)
 
 
 @triton.jit
