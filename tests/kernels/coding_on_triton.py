@@ -175,18 +175,6 @@ def test_values_are_looked_up(weight):
     assert laws.same_bits(found.cpu(), expected)
 
 
-def test_what_is_coded_otherwise_goes_to_the_host_which_is_told():
-    symbols = kinds.make("even", 100, 16)
-    before = hosted()
-    section = written(symbols, 16, Coding.HUFFMAN_AUTO)
-    assert section == truth(symbols, 16, Coding.HUFFMAN_AUTO) and section[4] == RAW
-    assert hosted() == before + 1
-    found, total = ours().decode_symbols(placed(section), 100, 16), torch.ones(100, device=DEVICE)
-    assert torch.equal(found.cpu(), symbols) and hosted() == before + 2
-    ours().decode_values(placed(section), torch.arange(16.0), total, 0.5)
-    assert torch.equal(total.cpu(), 1 + symbols * 0.5), "added once, not by both"
-
-
 # ------------------------------------------------------------------------------------------------------------- lies
 
 

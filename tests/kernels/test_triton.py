@@ -176,8 +176,36 @@ def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n
     symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
     with offline.compiling() as made:
         writing.huffman_write(symbols, alphabet, room)
-        decoded = reading.huffman_read(room, n, alphabet)
-        assert decoded is not None
+        opened = reading.open_section(room, n, alphabet)
+        assert opened is not None
+        reading.read_streams(opened, symbols)
         for weight in (None, 0.5):
-            reading.look_up(decoded, torch.zeros(alphabet), torch.zeros(n), weight)
+            reading.look_up(opened, symbols, 15, torch.zeros(alphabet), torch.zeros(n), weight)
     assert len(made) in (7, 8) and not any(map(offline.inexact, made.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_triton
+@pytest.mark.parametrize("alphabet, n", [(2, 1), (92, 600_000), (300, 70_000), (4096, 3000)])
+def test_kernels_of_rans_and_of_modes_compile_for_a_gpu_that_is_not_here(alphabet, n):
+    import offline
+
+    from laconic.kernels.interface import Coding, coded_limit, symbol_dtype
+    from laconic.kernels.triton import modes, reading
+
+    if not offline.KNOWN:
+        pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    with offline.compiling() as made:
+        for coding in (Coding.RANS, Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
+            modes.write(symbols, alphabet, coding, room)
+        opened = reading.open_section(room, n, alphabet)
+        assert opened is not None
+        modes.read(opened, 15, alphabet, None, symbols, None)
+        for occurring, weight in ((15, None), (8, None), (15, 0.5)):
+            modes.read(opened, occurring, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
+    names = {name.split()[0] for name in made}
+    assert {"plan_shares", "write_lanes", "_move", "read_shares", "deal_slots", "read_lanes", "_read_raw"} <= names
+    assert not any(map(offline.inexact, made.values()))
+    assert "vote.sync.ballot" in "".join(made.values()) and "ld.shared" in "".join(made.values())

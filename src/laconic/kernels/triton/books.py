@@ -376,7 +376,7 @@ def read_books(
     section,  # at a multiple of four bytes
     nbytes,
     known,  # [chunks, KNOWN]
-    verdict,  # 1 for a section that no coder writes, 2 for one with chunks that are read elsewhere
+    verdict,  # [2]: 1 for a section that no coder writes; a bit for each mode that occurs
     alphabet,
     last_streams,
     BINS: tl.constexpr,
@@ -443,9 +443,9 @@ def read_books(
     complete = (filled == (1 << 15)) & (base >= 2)
     huffman = huffman & (behind >= 0) & (bits < body) & complete
     good = good | huffman
-    elsewhere = there & ((mode == 1) | (mode == 3))
-    said = tl.where(good, 0, tl.where(elsewhere, 2, 1))
-    tl.atomic_or(verdict, said, mask=said > 0, sem="relaxed")
+    readable = good | (there & ((mode == 1) | (mode == 3)))
+    tl.atomic_or(verdict, 1, mask=readable == 0, sem="relaxed")
+    tl.atomic_or(verdict + 1, 1 << (mode & 3), mask=readable, sem="relaxed")
     tl.store(modes, tl.where(good, mode, -1))
     tl.store(modes + 1, symbol)
     tl.store(modes + 2, behind)

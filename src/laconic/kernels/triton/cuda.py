@@ -1,7 +1,8 @@
 """The backend for CUDA tensors: Triton where a kernel exists, plain torch and the host elsewhere, which is told.
 
-What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag. The
-functions underneath launch without waiting, so a CUDA graph can hold them.
+What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag (and again
+where that says that chunks have other modes than was thought). The functions underneath launch without waiting, so a
+CUDA graph can hold them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from laconic import notices
 from laconic.errors import FrameError
 from laconic.kernels import hosted
 from laconic.kernels.interface import (
+    HUFFMAN,
     NONFINITE,
     Coding,
     Grid,
@@ -27,6 +29,7 @@ from laconic.kernels.interface import (
     LinearGrid,
     UniformGrid,
     symbol_bits,
+    symbol_dtype,
 )
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
@@ -35,6 +38,7 @@ from laconic.kernels.triton import (
     drawing,
     grids,
     lowrank,
+    modes,
     packing,
     places,
     qsgd,
@@ -439,45 +443,55 @@ def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
 
 @_served
 def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
-    """Huffman's code on the device, which tells how many bytes it wrote; others on the host."""
-    if coding != Coding.HUFFMAN:
-        _tell(f"coding by {Coding(coding).name}", "has no GPU kernel")
-        return hosted.code_symbols(symbols, alphabet, coding, out)
-    return int(writing.huffman_write(symbols, alphabet, out)) if symbols.numel() else 0
+    if not symbols.numel():
+        return 0
+    if coding == Coding.HUFFMAN:
+        return int(writing.huffman_write(symbols, alphabet, out))
+    return int(modes.write(symbols, alphabet, coding, out))
 
 
 def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
 
 
-def _settled(decoded: reading.Decoded | None, n: int, alphabet: int) -> bool:
-    """Whether all was Huffman's code; what no coder writes is refused."""
-    verdict = 1 if decoded is None else int(decoded.verdict)
-    if verdict & 1:
-        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
+class _Guess:
+    """Modes that the section before had, as bits: what the next one is taken to have, until it tells."""
+
+    modes = 1 << HUFFMAN
+
+
+def _read(section: Tensor, n: int, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
+    """Symbols, or values of the table, into ``out``, or these added to it ``weight`` times.
+
+    One wait tells whether they are good, and which modes there are: if more than had been thought, all is read again.
+    """
+    opened, verdict = reading.open_section(section, n, alphabet), 1
+    if opened is not None:
+        modes.read(opened, _Guess.modes, alphabet, table, out, weight)
+        verdict, occurring = opened.verdict.tolist()
+        guessed, _Guess.modes = _Guess.modes, occurring or _Guess.modes
+        if not verdict and occurring & ~guessed:
+            modes.read(opened, occurring, alphabet, table, out, weight)
+            verdict = int(opened.verdict[0])
     if verdict:
-        _tell("reading chunks that are not Huffman's code", "has no GPU kernel")
-    return not verdict
+        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
 
 
 @_served
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     if not n:
         return hosted.decode_symbols(section, n, alphabet)
-    decoded = reading.huffman_read(section, n, alphabet)
-    if _settled(decoded, n, alphabet) and decoded is not None:
-        return decoded.symbols
-    return hosted.decode_symbols(section, n, alphabet)
+    symbols = torch.empty(modes.blocks_of_16(n), dtype=symbol_dtype(alphabet), device=section.device)
+    _read(section, n, alphabet, None, symbols, None)
+    return symbols[:n]
 
 
 @_served
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
-    n, alphabet = out.numel(), table.numel()
-    decoded = reading.huffman_read(section, n, alphabet) if n else None
-    if decoded is not None:
-        reading.look_up(decoded, table, out, weight)
-    if not n or not _settled(decoded, n, alphabet):
+    if not out.numel():
         hosted.decode_values(section, table, out, weight)
+    else:
+        _read(section, out.numel(), table.numel(), table.to(out.device), out, weight)
 
 
 coded_modes = hosted.coded_modes

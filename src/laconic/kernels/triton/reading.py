@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import CHUNK, num_buckets, symbol_dtype
+from laconic.kernels.interface import CHUNK, num_buckets
 from laconic.kernels.triton import shared
 from laconic.kernels.triton.books import (
     PREFIX,
@@ -35,7 +35,7 @@ from laconic.kernels.triton.parts import exact, keep, words_of
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.streams import LANES, STREAMS, Cut, share
 
-__all__ = ["Decoded", "huffman_read", "look_up"]
+__all__ = ["Opened", "look_up", "open_section", "read_streams"]
 
 _CHUNK = tl.constexpr(CHUNK)
 BUSY = 512
@@ -443,12 +443,14 @@ def _read_bits(
         _fill(out, tl.load(known + modes_at(BINS) + 1), here, SYMBOL, ASM)
 
 
-class Decoded(NamedTuple):
-    """Symbols of a section, and whether to trust them, both on the device."""
+class Opened(NamedTuple):
+    """A section whose books have been read, all on the device."""
 
-    symbols: Tensor
+    cut: Cut
+    section: Tensor
+    known: Tensor
     verdict: Tensor
-    """0 for a section that is whole; the first bit for one that no coder wrote, the second for one with other modes."""
+    """Not 0 for a section that no coder wrote; behind it a bit for each mode that occurs."""
 
 
 def _parts(cut: Cut) -> int:
@@ -457,43 +459,48 @@ def _parts(cut: Cut) -> int:
     return 1 if cut.longest < SHORT or most < 4 else 1 << (most.bit_length() - 1)
 
 
-def huffman_read(section: Tensor, n: int, alphabet: int) -> Decoded | None:
-    """Its symbols; None where the section is too short for its directory."""
+def open_section(section: Tensor, n: int, alphabet: int) -> Opened | None:
+    """What its books say; None where the section is too short for its directory."""
     cut, device = Cut.of(n, alphabet), section.device
     if section.numel() < 5 * cut.chunks:
         return None
     section = words_of(section.contiguous())
-    verdict = torch.zeros(1, dtype=torch.int32, device=device)
+    verdict = torch.zeros(2, dtype=torch.int32, device=device)
     known = torch.empty((cut.chunks, known_words(cut.bins)), dtype=torch.int32, device=device)
     read_books[(cut.chunks,)](
         section, section.numel(), known, verdict, alphabet, cut.last_streams,
         BINS=cut.bins, KNOWN=known.shape[1], num_warps=max(4, cut.warps),
     )  # fmt: skip
-    symbols = torch.empty(num_buckets(n, 16) * 16, dtype=symbol_dtype(alphabet), device=device)
+    return Opened(cut, section, known, verdict)
+
+
+def read_streams(opened: Opened, symbols: Tensor) -> None:
+    """Chunks of Huffman's code, and constant ones, into their part of ``symbols``, which have whole blocks of 16."""
+    cut, section, known, verdict = opened
     parts = _parts(cut)
     programs, skew = (cut.chunks, parts), section.data_ptr() % 16
-    room = Room(4 * PREFIXES.value + 16 * BLOCKS.value * LANES.value, cut.chunks * parts, device)
+    room = Room(4 * PREFIXES.value + 16 * BLOCKS.value * LANES.value, cut.chunks * parts, section.device)
     found = verdict
     if parts > 1:
-        found = torch.empty((*programs, 3, LANES.value), dtype=torch.int32, device=device)
+        found = torch.empty((*programs, 3, LANES.value), dtype=torch.int32, device=section.device)
         _find_parts[programs](
             section, section.numel(), skew, known, found, room.memory, cut.last_streams,
             BINS=cut.bins, KNOWN=known.shape[1], WARM=WARM, ASM=room.asm, num_warps=1,
         )  # fmt: skip
     _read_bits[programs](
-        section, section.numel(), skew, known, found, symbols, room.memory, verdict, n, cut.last_streams,
+        section, section.numel(), skew, known, found, symbols, room.memory, verdict, cut.n, cut.last_streams,
         cut.last_each, BINS=cut.bins, KNOWN=known.shape[1], SYMBOL=8 * symbols.element_size(), PARTS=parts,
         ASM=room.asm, num_warps=1,
     )  # fmt: skip
-    return Decoded(symbols[:n], verdict)
 
 
-@triton.jit(do_not_specialize=["alphabet"])
+@triton.jit(do_not_specialize=["alphabet", "modes"])
 def _look_up(
-    symbols, verdict, table, out, n, alphabet, weight, BINS: tl.constexpr, SPAN: tl.constexpr, ADD: tl.constexpr
-):
-    """The values that symbols stand for, unless the section is to be refused."""
-    if tl.load(verdict) == 0:
+    symbols, verdict, table, out, n, alphabet, modes, weight,
+    BINS: tl.constexpr, SPAN: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """The values that symbols stand for, unless the section is to be refused, or has modes that were not read."""
+    if (tl.load(verdict) == 0) & ((tl.load(verdict + 1) | modes) == modes):
         begin = tl.program_id(0).to(tl.int64) * SPAN
         at = tl.arange(0, SPAN)
         symbol = tl.load(symbols + begin + at, mask=begin + at < n, other=0).to(tl.int32) & (BINS - 1)
@@ -508,9 +515,10 @@ def _look_up(
             keep(out, at, begin, n, value, weight, ADD, True)
 
 
-def look_up(decoded: Decoded, table: Tensor, out: Tensor, weight: float | None) -> None:
+def look_up(opened: Opened, symbols: Tensor, modes: int, table: Tensor, out: Tensor, weight: float | None) -> None:
+    """Values of symbols into ``out``, or added to it ``weight`` times, if all chunks are of these modes."""
     n, bins = out.numel(), max(32, 1 << (table.numel() - 1).bit_length())
     _look_up[(num_buckets(n, LOOKED_UP),)](
-        decoded.symbols, decoded.verdict, table.to(out.device), out, n, table.numel(), weight or 0.0,
+        symbols, opened.verdict, table, out, n, table.numel(), modes, weight or 0.0,
         BINS=bins, SPAN=LOOKED_UP, ADD=weight is not None, **exact(num_warps=4),
     )  # fmt: skip

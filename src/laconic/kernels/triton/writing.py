@@ -19,7 +19,7 @@ from laconic.kernels.triton.parts import words_of
 from laconic.kernels.triton.shared import Room
 from laconic.kernels.triton.streams import STREAM_LENGTH, STREAMS, Cut, share
 
-__all__ = ["huffman_write"]
+__all__ = ["chunk_begin", "count_symbols", "huffman_write", "plan", "write_planned"]
 
 _CHUNK = tl.constexpr(CHUNK)
 COUNTERS = 4096
@@ -71,7 +71,7 @@ def _count(
 
 
 @triton.jit
-def _chunk_begin(sizes, chunk):
+def chunk_begin(sizes, chunk):
     """Where a chunk begins: behind the directory and all before it."""
     at = tl.arange(0, 1024)
     before = tl.zeros((1024,), tl.int64)
@@ -174,7 +174,7 @@ def _write(
     streams, each, here = share(chunk, n, last_streams, last_each)
     if stream < streams:
         work += wide * RECORD
-        begin = _chunk_begin(sizes, chunk)
+        begin = chunk_begin(sizes, chunk)
         size = tl.load(sizes + chunk)
         book = tl.load(work + heads_at(BINS))
         if stream == 0:
@@ -298,33 +298,48 @@ def _room_for_bits(bins: int) -> int:
     return ((STREAM_LENGTH + 31) * longest // 32 + 32) * 4 // 16 * 16
 
 
-def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
-    """Writes the section, of symbols below ``alphabet``; gives its bytes, on the device."""
-    symbols = words_of(symbols.contiguous())
-    cut, device = Cut.of(symbols.numel(), alphabet), symbols.device
-    aligned = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
-    programs = (cut.chunks, cut.streams)
-    counts = torch.empty((cut.chunks, STREAMS.value, cut.bins), dtype=torch.int32, device=device)
+def count_symbols(symbols: Tensor, cut: Cut) -> Tensor:
+    """How often each symbol occurs, by chunk and stream. Symbols lie at a multiple of four bytes."""
+    counts = torch.empty((cut.chunks, STREAMS.value, cut.bins), dtype=torch.int32, device=symbols.device)
     copies = min(32, COUNTERS // cut.bins)
-    room = Room(4 * cut.bins * copies, cut.chunks * cut.streams, device)
-    _count[programs](
+    room = Room(4 * cut.bins * copies, cut.chunks * cut.streams, symbols.device)
+    _count[(cut.chunks, cut.streams)](
         symbols, counts, room.memory, cut.n, cut.last_streams, cut.last_each,
         BINS=cut.bins, COPIES=copies, SPAN=COUNTED, ASM=room.asm, num_warps=8,
     )  # fmt: skip
-    work = torch.empty((cut.chunks, record_words(cut.bins)), dtype=torch.int32, device=device)
-    sizes = torch.empty(cut.chunks + 1, dtype=torch.int64, device=device)
-    room = Room(88 * cut.bins, 0, device)
+    return counts
+
+
+def plan(counts: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+    """A record of each chunk, and its bytes; behind these is room for all of them."""
+    work = torch.empty((cut.chunks, record_words(cut.bins)), dtype=torch.int32, device=counts.device)
+    sizes = torch.empty(cut.chunks + 1, dtype=torch.int64, device=counts.device)
+    room = Room(88 * cut.bins, 0, counts.device)
     plan_books[(cut.chunks,)](
         counts, work, sizes, cut.last_streams, BINS=cut.bins, STEPS=cut.steps, RECORD=work.shape[1],
         ROWS=max(1, min(8, 2048 // cut.bins)), ASM=room.asm if cut.bins <= PLANNED else "", num_warps=cut.warps,
     )  # fmt: skip
+    return work, sizes
+
+
+def write_planned(symbols: Tensor, work: Tensor, sizes: Tensor, cut: Cut, out: Tensor) -> None:
+    """The directory, and those chunks that are Huffman's or constant by their records, to a multiple of four bytes."""
     bits, near = _room_for_bits(cut.bins), cut.bins <= CLOSE
-    room = Room(bits + 4 * cut.bins * near, cut.chunks * cut.streams, device)
-    _write[programs](
-        symbols, work, sizes, aligned, room.memory, cut.n, cut.last_streams, cut.last_each, BINS=cut.bins,
+    room = Room(bits + 4 * cut.bins * near, cut.chunks * cut.streams, symbols.device)
+    _write[(cut.chunks, cut.streams)](
+        symbols, work, sizes, out, room.memory, cut.n, cut.last_streams, cut.last_each, BINS=cut.bins,
         RECORD=work.shape[1], BITS=bits, SYMBOL=8 * symbols.element_size(), THREADS=32 * WARPS, SPAN=512, NEAR=near,
         ASM=room.asm, num_warps=WARPS,
     )  # fmt: skip
+
+
+def huffman_write(symbols: Tensor, alphabet: int, out: Tensor) -> Tensor:
+    """Writes the section, of symbols below ``alphabet``; gives its bytes, on the device."""
+    symbols = words_of(symbols.contiguous())
+    cut = Cut.of(symbols.numel(), alphabet)
+    aligned = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
+    work, sizes = plan(count_symbols(symbols, cut), cut)
+    write_planned(symbols, work, sizes, cut, aligned)
     if aligned is not out:
         out.copy_(aligned)
     return sizes[-1]
