@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from laconic import notices
 from laconic.codecs import checks
 from laconic.codecs.base import Coder, Symbols
 from laconic.errors import ConfigError, FrameError
@@ -98,7 +99,7 @@ class ByteCoder(Coder):
         return raw + raw // 100 + 1024
 
     def encode(self, symbols: Symbols, kernels: Kernels, arena: Arena) -> Tensor:
-        made = symbols.made(kernels).cpu().contiguous()
+        made = self._hosted(symbols.made(kernels)).contiguous()
         coded = self._compress(made.view(torch.uint8).numpy().tobytes())
         section = arena.take(len(coded))
         if section.is_cpu:
@@ -109,7 +110,7 @@ class ByteCoder(Coder):
 
     def decode(self, section: Tensor, n: int, alphabet: int, kernels: Kernels) -> Tensor:
         dtype = symbol_dtype(alphabet)
-        on_host = section.cpu()
+        on_host = self._hosted(section)
         raw = self._decompress(read_bytes(on_host, on_host.numel()), n * dtype.itemsize)
         if len(raw) != n * dtype.itemsize:
             raise FrameError(f"expected {n} symbols of {dtype.itemsize} bytes, {self.name} gives {len(raw)} bytes")
@@ -117,6 +118,11 @@ class ByteCoder(Coder):
         if int(symbols.max()) >= alphabet or int(symbols.min()) < 0:
             raise FrameError(f"the frame holds a symbol beyond {alphabet - 1}")
         return symbols.to(section.device)
+
+    def _hosted(self, x: Tensor) -> Tensor:
+        if not x.is_cpu:
+            notices.say("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type}: the host serves")
+        return x.cpu()
 
     def _compress(self, data: bytes) -> bytes:
         raise NotImplementedError
