@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import laws
-from laconic import FrameError
 
 HERE = Path(__file__).resolve().parent
 
@@ -140,25 +139,34 @@ def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @needs_triton
-def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here():
+@pytest.mark.parametrize("programs", [0, 132], ids=["phase by phase", "all in one"])
+def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here(programs, monkeypatch):
     import offline
 
-    from laconic.kernels.interface import PositionHeader, positions_limit
-    from laconic.kernels.triton import drawing, placing, selection
+    from laconic.kernels.interface import positions_limit
+    from laconic.kernels.triton import drawing, gaps, grids, phases, placing, selection
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
+    monkeypatch.setattr(phases, "_multiprocessors", lambda device: programs)
     n, k, x = 50_000, 100, torch.zeros(50_000)
-    section = torch.zeros(positions_limit(n, k), dtype=torch.uint8)
+    section, seed = torch.zeros(positions_limit(n, k), dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
     with offline.compiling() as made:
         selection.topk(x, k, section)
-        drawing.draw(x, k, 0)
-        selection.sampled_threshold(torch.zeros(1 << 17), 5, 0)
-        with pytest.raises(FrameError):
-            placing.place(section, PositionHeader(1, 3, k), x[:k], x, None)
-    names = {name.split()[0] for name in made}
-    assert {"_rank", "_settle", "_write", "_phases"} <= names
+        selection.above(x, 5)
+        drawing.draw(x, k, 0, seed)
+        gaps.code(torch.zeros(k, dtype=torch.int32), n, section)
+        grids.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))
+        grids.range_histogram(x, 16, False, 1024, 1)
+        for weight in (None, 0.5):
+            placing.place(section, x[:k], x, weight)
+            drawing.place(seed, x[:k], 2.0, x, weight)
+    names = [name.split()[0] for name in made]
+    assert {"_settle", "_write", "_phases", "_above", "_uniform_encode", "_range_histogram"} <= set(names)
+    assert names.count("_phases") == 7 if programs else names.count("_phases") > 30
+    assert not any(map(offline.inexact, made.values()))
 
 
 @pytest.mark.slow

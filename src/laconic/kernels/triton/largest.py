@@ -377,7 +377,6 @@ def largest(x: Tensor, k: int, out: Tensor) -> Largest | None:
     if not k <= state[MARKED] <= layout.room or state[KTH] >= BINS**3 - 1:
         return None
     plan = plan_of(n, k, list(zip(layout.tried, state[SUMS:], strict=False)))
-    written = plan.mode == RICE and plan.nbytes <= 4 * nwords
-    assert not written or plan.low_bits == state[LOW], (plan, state)
+    written = plan.mode == RICE and plan.nbytes <= 4 * nwords and plan.low_bits == state[LOW]
     positions = work[layout.positions : layout.positions + k]
     return Largest(plan.nbytes if written else None, positions, values, state[KEY])

@@ -76,7 +76,8 @@ def wait_for_all(arrived, wanted):
 
 @lru_cache(maxsize=16)
 def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    """How many programs can wait for each other."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 0
 
 
 def launch(
@@ -94,9 +95,10 @@ def launch(
     """All phases of a kernel: in one launch, where the device can hold all of its programs, or one after the other."""
 
     def launches() -> list[tuple[int, dict[str, Any]]]:
-        if together and device.type == "cuda":
+        at_once = _multiprocessors(device) if together else 0
+        if at_once:
             whole = {"FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
-            return [(_multiprocessors(device), {**constants, **whole})]
+            return [(at_once, {**constants, **whole})]
         return [
             (programs, {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]})
             for phase, programs in enumerate(grids)
