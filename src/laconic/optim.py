@@ -58,6 +58,9 @@ class SGD:
     def _with_momentum(self, slots: list[str], gradients: list[Tensor]) -> list[Tensor]:
         known = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if slot in self._velocity]
         if known:
+            for slot, gradient in known:  # a memory that was loaded lies on the CPU
+                if self._velocity[slot].device != gradient.device:
+                    self._velocity[slot] = self._velocity[slot].to(gradient.device)
             velocities = [self._velocity[slot] for slot, _ in known]
             torch._foreach_mul_(velocities, self.momentum)
             torch._foreach_add_(velocities, [gradient for _, gradient in known])
@@ -105,7 +108,7 @@ class SGD:
         for slot in slots:
             velocity = self._velocity.pop(slot, None)
             if velocity is not None:
-                parameters[slot].sub_(velocity, alpha=lr * self.momentum / (1 - self.momentum))
+                parameters[slot].sub_(velocity.to(parameters[slot].device), alpha=lr * self.momentum / (1 - self.momentum))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The momentum of each slot that has had a step, a copy."""

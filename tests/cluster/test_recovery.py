@@ -26,7 +26,7 @@ from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.sharded import ShardedLink, partition
 from laconic.faults.promises import applied_once, lost_at_most
 from laconic.optim import SGD, Schedule
-from laconic.train import Shards, build_task
+from laconic.train import Shards, Task, build_task
 from laconic.train.methods import METHODS, method_options
 from laconic.train.worker import Worker
 
@@ -91,9 +91,13 @@ class Run:
         core.on_update(keep)
         return core
 
+    def task(self) -> Task:
+        """A worker's own."""
+        return build_task("mlp", "digits", seed=self.job.seed)
+
     def worker(self, number: int, *, die_at: int | None = None, delivered: bool = False) -> Worker:
         self._lives += 1
-        task = build_task("mlp", "digits", seed=self.job.seed)
+        task = self.task()
         links = [
             Fragile(core, number, incarnation=self._lives, die_at=die_at, delivered=delivered) for core in self.cores
         ]

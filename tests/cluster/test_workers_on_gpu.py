@@ -7,18 +7,17 @@ import torch
 from test_recovery import Run, job_of
 
 from laconic import notices
-from laconic.train import build_task
+from laconic.train import Task, build_task
 from laconic.train.methods import METHODS
-from laconic.train.worker import Worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 class OnGpu(Run):
-    def worker(self, number: int, **how) -> Worker:
-        worker = super().worker(number, **how)
-        worker.task.model.cuda()
-        return worker
+    def task(self) -> Task:
+        task = super().task()
+        task.model.cuda()
+        return task
 
 
 def loss_of(weights):
