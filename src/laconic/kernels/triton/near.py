@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["come", "load2", "load4", "load8", "load16", "settle", "store2_some"]
+__all__ = ["come", "load_byte", "load_four", "load_half", "load_pair", "settle", "store_pair"]
 
 
 @triton.jit
-def load4(memory, address, ASM: tl.constexpr):
+def load_four(memory, address, ASM: tl.constexpr):
     """Four words from an address that is a multiple of 16."""
     if ASM == "":
         at = memory + (address >> 2)
@@ -23,7 +23,7 @@ def load4(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def load8(memory, address, ASM: tl.constexpr):
+def load_byte(memory, address, ASM: tl.constexpr):
     """Eight bits."""
     if ASM == "":
         found = tl.load(memory.to(tl.pointer_type(tl.uint8)) + address).to(tl.int32)
@@ -35,7 +35,7 @@ def load8(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def load16(memory, address, ASM: tl.constexpr):
+def load_half(memory, address, ASM: tl.constexpr):
     """Sixteen bits from an even address."""
     if ASM == "":
         found = tl.load(memory.to(tl.pointer_type(tl.int16)) + (address >> 1)).to(tl.int32) & 0xFFFF
@@ -47,7 +47,7 @@ def load16(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def load2(memory, address, ASM: tl.constexpr):
+def load_pair(memory, address, ASM: tl.constexpr):
     """Two words from an address that is a multiple of 8."""
     if ASM == "":
         at = memory + (address >> 2)
@@ -61,7 +61,7 @@ def load2(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def store2_some(memory, address, first, second, there, ASM: tl.constexpr):
+def store_pair(memory, address, first, second, there, ASM: tl.constexpr):
     """Two words to an address that is a multiple of 8, for others of the warp, where they are there."""
     if ASM == "":
         at = memory + (address >> 2)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
 from laconic.kernels.triton import shared
-from laconic.kernels.triton.near import come, load2, load4, load8, load16, settle, store2_some
+from laconic.kernels.triton.near import come, load_byte, load_four, load_half, load_pair, settle, store_pair
 from laconic.kernels.triton.shares import chunk_lanes
 
 __all__ = ["LANES", "NEAR_BINS", "NEAR_NBYTES", "read_lanes", "write_lanes", "write_near_nbytes"]
@@ -107,7 +107,7 @@ def _call(symbols, memory, ring, group, span, SYMBOL: tl.constexpr, ASM: tl.cons
 def _entry(table, memory, room, symbol, NEAR: tl.constexpr, ASM: tl.constexpr):
     """What is to be done with a state to push a symbol."""
     if NEAR:
-        return load4(memory, room + 16 * symbol, ASM)
+        return load_four(memory, room + 16 * symbol, ASM)
     at = table + 4 * symbol
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
@@ -122,9 +122,9 @@ def _entries(
     entries = ()
     for k in tl.static_range(GROUP_ROWS):
         if SYMBOL == 1:
-            symbol = load8(memory, at + k * STRIDE, ASM)
+            symbol = load_byte(memory, at + k * STRIDE, ASM)
         else:
-            symbol = load16(memory, at + 2 * k * STRIDE, ASM)
+            symbol = load_half(memory, at + 2 * k * STRIDE, ASM)
         entries = entries + (_entry(table, memory, room, symbol, NEAR, ASM),)  # type: ignore[assignment]
     return entries
 
@@ -268,15 +268,15 @@ def _fill(memory, room, fetched, filled, need, ASM: tl.constexpr):
         at = room + block + 8 * (k * LANES + tl.arange(0, LANES))
         first = _with_slot(fetched[k] & 0xFFFF)
         second = _with_slot((fetched[k] >> 16) & 0xFFFF)
-        store2_some(memory, at, first, second, need, ASM)
-        store2_some(memory, at + 4 * _RING, first, second, twice, ASM)
+        store_pair(memory, at, first, second, need, ASM)
+        store_pair(memory, at + 4 * _RING, first, second, twice, ASM)
     return settle(filled + tl.where(need, _TAKEN, 0), ASM)
 
 
 @triton.jit
 def _pop_near(x, slot, place, memory, room, below, ASM: tl.constexpr):
     """A symbol off each state, and words of the ring, from ``place`` on, onto those that need one."""
-    entry, bound = load2(memory, room + SLOTS_AT + slot, ASM)
+    entry, bound = load_pair(memory, room + SLOTS_AT + slot, ASM)
     takes = (x >> 12) < bound
     own, place = _behind(place, takes.to(tl.int32), below, ASM)
     word = shared.load(memory, own, ASM)
