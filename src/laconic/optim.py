@@ -108,7 +108,8 @@ class SGD:
         for slot in slots:
             velocity = self._velocity.pop(slot, None)
             if velocity is not None:
-                parameters[slot].sub_(velocity.to(parameters[slot].device), alpha=lr * self.momentum / (1 - self.momentum))
+                x = parameters[slot]
+                x.sub_(velocity.to(x.device), alpha=lr * self.momentum / (1 - self.momentum))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The momentum of each slot that has had a step, a copy."""
