@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import Run, listed
 from processes import running, wait_for
 from typer.testing import Result
@@ -69,6 +70,13 @@ def test_a_run_from_its_example_to_its_end(run: Run, here: Path) -> None:
     one_line(run(*again, "--resume", "--model", "lenet5"), 2, "another configuration")
     Path("run/config.json").write_text("{}")
     one_line(run(*again, "--resume"), 1, "does not hold a configuration")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(run: Run, here: Path) -> None:
+    one_line(run("train", "--device", "cuda", "--run-dir", "run"), 2, "no CUDA device here", "--device cpu")
+    one_line(run("train", "--device", "tpu", "--run-dir", "run"), 2, "auto, cpu or cuda", "'tpu'")
+    assert listed() == []
 
 
 def test_nothing_stays_when_the_launcher_is_ended(here: Path) -> None:

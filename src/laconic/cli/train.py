@@ -30,7 +30,7 @@ EXAMPLES = (
     "laconic train --method 5 --explain",
     "laconic train --method laconic --iterations 20 --json",
     "laconic train --method 5 --workers 4 --run-dir run --prepare",
-    "laconic train --model resnet18 --data cifar10 --method 4 --device cuda",
+    "laconic train --method 4 --device auto --iterations 20",
     "laconic train --method 3 --layers subspace:0.1 --iterations 20",
     "laconic train --method 5 --tensorboard boards --metrics 127.0.0.1:9464",
 )
