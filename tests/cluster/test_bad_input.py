@@ -292,7 +292,7 @@ def test_a_server_that_fails_when_its_workers_are_done_gets_them_again(
 
     def watch() -> None:
         try:
-            with module._roles([run_dir]) as roles:
+            with module._roles([run_dir], "cpu") as roles:
                 roles.start("server 0")
                 roles.start("worker 0")
                 roles.watch(2, None)

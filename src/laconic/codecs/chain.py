@@ -206,7 +206,9 @@ class Chain:
         refuse_nonfinite(chosen.key, spec.numel)
         if chosen.key == 0:
             return ()
-        if isinstance(stage, Raw):  # the key says that they are finite
+        if isinstance(stage, Raw) and backend is not kernels.cpu:
+            # The key says that they are finite: another launch and a wait less. (On a CPU the core copies, whose
+            # threads survive a fork.)
             return chosen.section, stage.copy(chosen.values, arena)
         coded = self._encode_values(chosen.values, stage, backend, arena, seed)
         return (chosen.section, *coded) if coded else ()
