@@ -98,7 +98,7 @@ def cut_into(parts: int, warm: int, monkeypatch) -> None:
         monkeypatch.setattr(reading, name, value)
 
 
-@pytest.mark.parametrize("warm", [0, 32])
+@pytest.mark.parametrize("warm", [pytest.param(0, marks=pytest.mark.slow), 32])
 def test_streams_are_read_in_parts(warm, monkeypatch):
     cut_into(4, warm, monkeypatch)
     read_back("normal", 90, 20)

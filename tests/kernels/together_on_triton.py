@@ -49,7 +49,15 @@ def frames_of(channel, given, seeds, device):
 
 
 @pytest.mark.parametrize(
-    "spec", ["qsgd:4", "qsgd:2,round=nearest", "qsgd:8,bucket=128", "ef|qsgd:4", "sign:512", "ef|onebit:256"]
+    "spec",
+    [
+        "qsgd:4",
+        pytest.param("qsgd:2,round=nearest", marks=pytest.mark.slow),
+        "qsgd:8,bucket=128",
+        "ef|qsgd:4",
+        pytest.param("sign:512", marks=pytest.mark.slow),
+        "ef|onebit:256",
+    ],
 )
 def test_frames_are_those_of_one_after_the_other(spec, launches):
     ours, truth = (laconic.channel(spec, policy=ALL) for _ in range(2))
@@ -172,7 +180,9 @@ LANES = {"gather_blocks", "scatter_lanes"}
 ROADS = {"qsgd:4": TwoShot, "ef|qsgd:4": TwoShot, "ef|thc:4": Reducer, "thc:3": Reducer, "ef|shared:8": Reducer}
 
 
-@pytest.mark.parametrize("spec", ROADS)
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=() if spec.startswith("ef") else pytest.mark.slow) for spec in ROADS]
+)
 def test_an_exchange_gives_the_same_means(spec, launches):
     """A rank alone is owner of all: it encodes the sum with a memory and reads its own answer."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
