@@ -435,6 +435,7 @@ def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) ->
 
 
 def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+    _refuse(all_finite(values), "a value that is not finite")
     positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
     values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)

@@ -134,15 +134,15 @@ def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) ->
 
 
 def grown(values: Tensor, gain: float) -> Tensor:
-    """Finite values times a gain, saturating."""
-    if not all_finite(values):
-        raise FrameError("a value in the frame is not finite")
+    """Values times a gain, saturating."""
     largest = torch.finfo(values.dtype).max
     return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
 
 
 def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     """``scatter``, to the ``random_positions`` of a section's seed, of values times a gain."""
+    if not all_finite(values):
+        raise FrameError("a value in the frame is not finite")
     positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
     values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
