@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,8 +60,7 @@ def faults(
     asked = tuple(mode.strip() for mode in modes.split(","))
     if not all(chosen) or not all(asked):
         raise ConfigError("--only and --modes are names with commas between them")
-    logging.getLogger("laconic").setLevel(logging.ERROR)  # that things break is the point
-    with progress_bar("starting") as (bar, shown):
+    with _errors_alone(), progress_bar("starting") as (bar, shown):
         total = len(chosen) * len(asked) * repeat
 
         def tell(outcome: Outcome) -> None:
@@ -77,12 +78,23 @@ def faults(
         raise LaconicError(f"{len(broken)} of {len(outcomes)} scenes broke a promise; the first: {broken[0].broken}")
 
 
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """No warnings in the log meanwhile: that things break is the point."""
+    log = logging.getLogger("laconic")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bool) -> None:
     from laconic import records
     from laconic.faults import soak
 
-    logging.getLogger("laconic").setLevel(logging.ERROR)
-    with progress_bar("starting") as (bar, shown):
+    with _errors_alone(), progress_bar("starting") as (bar, shown):
 
         def tell(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total, description=f"exchange {done}")
