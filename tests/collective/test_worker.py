@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -45,6 +46,23 @@ def test_a_task_of_its_own_may_drop_it() -> None:
     for thread in threads():
         thread.join(5)
     assert not threads()
+
+
+def test_who_waits_for_a_task_finds_it_gone() -> None:
+    class Task:
+        def __call__(self) -> torch.Tensor:
+            assert begun.wait(5)
+            return torch.ones(2)
+
+    worker, begun, task = Worker("a worker of this test"), threading.Event(), Task()
+    alive, found = weakref.ref(task), []
+    future = worker.submit(task)
+    del task
+    future.add_done_callback(lambda _: found.append(alive()))  # called by the worker's thread, before any wait returns
+    begun.set()
+    future.wait()
+    worker.close()
+    assert found == [None]
 
 
 def test_the_first_error_is_that_of_all_later_tasks() -> None:

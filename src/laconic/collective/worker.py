@@ -86,5 +86,6 @@ def _run(tasks: _Tasks, failure: Failure) -> None:
         except Exception as error:  # whatever it is: who waits must hear of it, or would wait for ever
             failure.error = failure.error or error
             result = error
+        del order, task  # before the answer: who waits for it may let go of what the task holds, and expects it gone
         done.set_result(result)
-        del order, task, done, result
+        del done, result
