@@ -19,14 +19,7 @@ from torch import Tensor
 from laconic.errors import FrameError
 from laconic.kernels import random
 from laconic.kernels.interface import num_buckets
-from laconic.kernels.triton.largest import (
-    LISTED,
-    choose,
-    count_above,
-    count_digits,
-    list_marked,
-    pick_digit,
-)
+from laconic.kernels.triton.largest import LISTED, choose, count_above, count_digits, list_marked, settle_digit
 from laconic.kernels.triton.launching import remembered
 from laconic.kernels.triton.marks import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.parts import halves, hash32
@@ -142,24 +135,13 @@ def _phases(
         if phase == 2:
             _distances(state, digits, found, distances, last, low_key, high_key, room, program, programs, LISTED, BINS)
         if phase == 3:
-            digit, left = pick_digit(digits, k, BINS)
-            if program == 0:
-                tl.store(state + 3, digit)
-                tl.store(state + 4, left)
+            digit = settle_digit(state, digits, k, program, 0, BINS)
             count_digits(state, digits + BINS, distances, digit, room, program, programs, BINS, LISTED, BINS)
         if phase == 4:
-            digit, left = pick_digit(digits + BINS, tl.load(state + 4), BINS)
-            digit += tl.load(state + 3) * BINS
-            if program == 0:
-                tl.store(state + 11, digit)
-                tl.store(state + 12, left)
+            digit = settle_digit(state, digits, k, program, 1, BINS)
             count_digits(state, digits + 2 * BINS, distances, digit, room, program, programs, 1, LISTED, BINS)
         if phase == 5:
-            digit, left = pick_digit(digits + 2 * BINS, tl.load(state + 12), BINS)
-            digit += tl.load(state + 11) * BINS
-            if program == 0:
-                tl.store(state + 5, digit)
-                tl.store(state + 6, left)
+            digit = settle_digit(state, digits, k, program, 2, BINS)
             count_above(
                 state, above, equal, distances, digit, room, span, chosen_parts, program, programs, LISTED, BINS
             )

@@ -130,33 +130,43 @@ def _count_bins(
 
 
 @triton.jit
-def _range_of_part(x, ends, n, span, part, SPAN: tl.constexpr, PARTS: tl.constexpr):
-    """Smallest, largest and largest magnitude of a part's values. A NaN shows in the last alone."""
+def _range_by_parts(x, ends, n, span, parts, program, programs, SPAN: tl.constexpr, PARTS: tl.constexpr):
+    """Smallest, largest and largest magnitude of each part's values. A NaN shows in the last alone."""
     at = tl.arange(0, SPAN)
-    low = tl.full((SPAN,), float("inf"), tl.float32)
-    high = tl.full((SPAN,), float("-inf"), tl.float32)
-    key = tl.zeros((SPAN,), tl.int32)
-    begin = part * span
-    stop = tl.minimum(begin + span, n)
-    while begin < stop:
-        v = load_tile(x, at, begin, n, SPAN)
-        there = at < n - begin
-        low = tl.minimum(low, tl.where(there, v, float("inf")))
-        high = tl.maximum(high, tl.where(there, v, float("-inf")))
-        key = tl.maximum(key, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-        begin += SPAN
-    tl.store(ends + part, tl.min(low, 0))
-    tl.store(ends + PARTS + part, tl.max(high, 0))
-    tl.store(ends + 2 * PARTS + part, tl.max(key, 0).to(tl.float32, bitcast=True))
+    part = program
+    while part < parts:
+        low = tl.full((SPAN,), float("inf"), tl.float32)
+        high = tl.full((SPAN,), float("-inf"), tl.float32)
+        key = tl.zeros((SPAN,), tl.int32)
+        begin = part * span
+        stop = tl.minimum(begin + span, n)
+        while begin < stop:
+            v = load_tile(x, at, begin, n, SPAN)
+            there = at < n - begin
+            low = tl.minimum(low, tl.where(there, v, float("inf")))
+            high = tl.maximum(high, tl.where(there, v, float("-inf")))
+            key = tl.maximum(key, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+            begin += SPAN
+        tl.store(ends + part, tl.min(low, 0))
+        tl.store(ends + PARTS + part, tl.max(high, 0))
+        tl.store(ends + 2 * PARTS + part, tl.max(key, 0).to(tl.float32, bitcast=True))
+        part += programs
 
 
 @triton.jit
-def _range_of_all(ends, parts, PARTS: tl.constexpr):
+def _range_of_all(ends, state, parts, ZERO: tl.constexpr, PARTS: tl.constexpr):
+    """The range, with ZERO always around 0; the state keeps the key and both ends, as bits."""
     part = tl.arange(0, PARTS)
     low = tl.min(tl.load(ends + part, mask=part < parts, other=float("inf")), 0)
     high = tl.max(tl.load(ends + PARTS + part, mask=part < parts, other=float("-inf")), 0)
     key = tl.max(tl.load(ends + 2 * PARTS + part, mask=part < parts, other=0.0).to(tl.int32, bitcast=True), 0)
-    return tl.where(low == 0, 0.0, low), tl.where(high == 0, 0.0, high), key  # no -0
+    low, high = tl.where(low == 0, 0.0, low), tl.where(high == 0, 0.0, high)  # no -0
+    if ZERO:
+        low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
+    tl.store(state, key)
+    tl.store(state + 1, low.to(tl.int32, bitcast=True))
+    tl.store(state + 2, high.to(tl.int32, bitcast=True))
+    return low, high
 
 
 @triton.jit(do_not_specialize=["span", "parts", "levels"])
@@ -170,15 +180,10 @@ def _uniform_encode(
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
         if phase == 0:
-            while part < parts:
-                _range_of_part(x, ends, n, span, part, SPAN, PARTS)
-                part += programs
+            _range_by_parts(x, ends, n, span, parts, program, programs, SPAN, PARTS)
         if phase == 1:
             if program == 0:
-                low, high, key = _range_of_all(ends, parts, PARTS)
-                tl.store(state, key)
-                tl.store(state + 1, low.to(tl.int32, bitcast=True))
-                tl.store(state + 2, high.to(tl.int32, bitcast=True))
+                low, high = _range_of_all(ends, state, parts, False, PARTS)
                 into = bounds.to(tl.pointer_type(tl.float32))
                 tl.store(into, low)
                 tl.store(into + 1, high)
@@ -217,17 +222,10 @@ def _range_histogram(
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
         if phase == 0:
-            while part < parts:
-                _range_of_part(x, ends, n, span, part, SPAN, PARTS)
-                part += programs
+            _range_by_parts(x, ends, n, span, parts, program, programs, SPAN, PARTS)
         if phase == 1:
             if program == 0:
-                low, high, key = _range_of_all(ends, parts, PARTS)
-                if ZERO:
-                    low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
-                tl.store(state, key)
-                tl.store(state + 1, low.to(tl.int32, bitcast=True))
-                tl.store(state + 2, high.to(tl.int32, bitcast=True))
+                _range_of_all(ends, state, parts, ZERO, PARTS)
         if phase == 2:
             low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
             spread = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64) - low

@@ -40,7 +40,7 @@ __all__ = [
     "count_digits",
     "largest",
     "list_marked",
-    "pick_digit",
+    "settle_digit",
 ]
 
 LISTED = 2048
@@ -113,13 +113,32 @@ def list_marked(
 
 
 @triton.jit
-def pick_digit(counts, wanted, BINS: tl.constexpr):
+def _pick_digit(counts, wanted, BINS: tl.constexpr):
     """The digit at which enough entries are as large, and how many of them are wanted of those that have it."""
     bins = tl.arange(0, BINS)
     count = tl.load(counts + bins)
     at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count
     digit = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
     return digit, wanted - tl.sum(tl.where(bins > digit, count, 0), 0)
+
+
+@triton.jit
+def settle_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexpr):
+    """One digit more of the k-th largest's distance, from what was counted of it: all digits so far.
+
+    The state keeps them for the step after, with how many are still wanted; from the last on as the distance and ties.
+    """
+    kept: tl.constexpr = 3 if STEP == 0 else 11 if STEP == 1 else 5
+    if STEP == 0:
+        digit, left = _pick_digit(digits, k, BINS)
+    else:
+        earlier: tl.constexpr = 3 if STEP == 1 else 11
+        digit, left = _pick_digit(digits + STEP * BINS, tl.load(state + earlier + 1), BINS)
+        digit += tl.load(state + earlier) * BINS
+    if program == 0:
+        tl.store(state + kept, digit)
+        tl.store(state + kept + 1, left)
+    return digit
 
 
 @triton.jit
@@ -261,24 +280,13 @@ def _phases(
         if phase == 3:
             _gather(x, state, digits, found, values, room, program, programs, LISTED, BINS)
         if phase == 4:
-            digit, left = pick_digit(digits, k, BINS)
-            if program == 0:
-                tl.store(state + 3, digit)
-                tl.store(state + 4, left)
+            digit = settle_digit(state, digits, k, program, 0, BINS)
             count_digits(state, digits + BINS, values, digit, room, program, programs, BINS, LISTED, BINS)
         if phase == 5:
-            digit, left = pick_digit(digits + BINS, tl.load(state + 4), BINS)
-            digit += tl.load(state + 3) * BINS
-            if program == 0:
-                tl.store(state + 11, digit)
-                tl.store(state + 12, left)
+            digit = settle_digit(state, digits, k, program, 1, BINS)
             count_digits(state, digits + 2 * BINS, values, digit, room, program, programs, 1, LISTED, BINS)
         if phase == 6:
-            digit, left = pick_digit(digits + 2 * BINS, tl.load(state + 12), BINS)
-            digit += tl.load(state + 11) * BINS
-            if program == 0:
-                tl.store(state + 5, digit)
-                tl.store(state + 6, left)
+            digit = settle_digit(state, digits, k, program, 2, BINS)
             count_above(state, above, equal, values, digit, room, span, chosen_parts, program, programs, LISTED, BINS)
         if phase == 7:
             part = program
