@@ -220,6 +220,10 @@ def switching(rank, world):
     with Heard() as heard:
         attachment.set("ef|thc:6")
     found["dropped"] = heard.has("is dropped") and attachment.stats()["residual_resets"] == 1
+    found["other codecs"] = attachment.spec == "ef|thc:6" and refused(
+        laconic.ConfigError, r"do not set alike \(codec here", partial(attachment.set, "qsgd:4" if rank else "qsgd:2")
+    )
+    found["refused changes nothing"] = attachment.spec == "ef|thc:6" and attachment.stats()["residual_resets"] == 1
     train(module, 2, rank=rank, skip=6)
     attachment.set("none")
     reduced = attachment.stats()["bytes_reduced"]

@@ -71,28 +71,30 @@ class Attachment:
         self._group = _own_group(module.process_group, timeout_s)
         self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
         self._switch = switch_of(module)
-        self._refuse_other_plans(warmup_steps, check_every, error_every, nonfinite)
+        self._refuse_other_plans("attach", self._plans(warmup_steps, check_every, error_every, nonfinite))
         self._plug_for(self._exchange)
         self._worker = Worker("laconic-exchange")
         self._streams: dict[torch.device, Any] = {}
         self._clock = _Clock()
         self._switch.to = self
 
-    def _refuse_other_plans(self, *options: object) -> None:
-        """``ConfigError`` on all ranks unless all attach alike: frames of another codec would be read, silently."""
+    def _plans(self, *options: object) -> dict[str, str]:
         shapes = [(self._names[id(p)], list(p.shape), str(p.dtype)) for _, p in _named(self.module)]
-        plans = {
+        return {
             "codec": self.spec,
             "policy": repr(self._exchange.policy),
             "options": repr(options),
             "devices": repr(sorted({_served_by(p) for _, p in _named(self.module)})),
             "parameters": repr(shapes),
         }
-        with losing_nobody(self._group, "attached"):
+
+    def _refuse_other_plans(self, call: str, plans: Mapping[str, str]) -> None:
+        """``ConfigError`` on all ranks unless all have the same: frames of another codec would be read, silently."""
+        with losing_nobody(self._group, f"compared what it gives {call} with others"):
             differ = differing({what: _as_bytes(text) for what, text in plans.items()}, self._group)
         if differ:
             shown = "; ".join(f"{what} here: {plans[what][:100]}" for what in differ)
-            raise ConfigError(f"ranks do not attach alike ({shown}): give attach the same on all ranks")
+            raise ConfigError(f"ranks do not {call} alike ({shown}): give {call} the same on all ranks")
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
@@ -209,12 +211,13 @@ class Attachment:
     def set(self, spec: str) -> None:
         """Exchange by another codec from the next step on. All ranks call it between the same two steps.
 
-        What the old one has not sent yet is carried over where both keep it in the same form, otherwise dropped, which
-        is logged and counted.
+        ``ConfigError`` on all of them, and nothing changes, when they ask for different ones. What the old one has not
+        sent yet is carried over where both keep it in the same form, otherwise dropped, which is logged and counted.
         """
         self._alive("set a codec")
         before = self._exchange
         after = Exchange(spec, self._group, policy=before.policy, nonfinite=before.nonfinite, ledger=before.ledger)
+        self._refuse_other_plans("set", {"codec": spec})
         if not after.take_over(before):
             self._clock.resets += 1
             log.warning("%r takes over from %r: what was not sent yet is dropped", spec, before.spec)
