@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_what_was_forged_shows_in_the_ledger(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "sync")
     scene.at(1, 3, lambda life: scene.core.parameters["ledger"].view(-1)[5:6].add_(1))
     with pytest.raises(PromiseError, match=r"places \[5\] of the ledger"):
+        scene.run()
+
+
+def test_the_time_that_a_fault_takes_is_not_the_jobs(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "fault", "sync", exchanges=4, patience=3.0)
+    scene.at(1, 2, lambda life: time.sleep(3.5))
+    scene.run()
+    scene = Scene(tmp_path / "job", "sync", exchanges=4, patience=1.0, computing=1.5)
+    with pytest.raises(PromiseError, match="the job hangs at exchange 0 of 4"):
         scene.run()
 
 

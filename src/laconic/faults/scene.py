@@ -66,7 +66,8 @@ class Scene:
         rate: Of that cable.
         tls: Talk over TLS, with certificates.
         computing: Seconds that a worker takes for a gradient, so that others have their share of the work.
-        patience: Seconds after which the scene counts as hung.
+        patience: Seconds after which the scene counts as hung, those not counted that faults take to be done (but
+            three times as many in all): peers that pester a server starve on a busy machine, and that is not the job's.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Scene:
         self._lives = itertools.count(1)
         self._server_lives = 0
         self._failed: list[BaseException] = []
+        self._suffering = 0
         self._lock = threading.RLock()
         self._all_here = threading.Barrier(workers)
 
@@ -227,8 +229,16 @@ class Scene:
         if incarnation <= self.job.workers:  # in its first life
             self._all_here.wait(self._patience)
 
-    def actions_of(self, worker: int, step: int) -> list[Action]:
-        return self._actions.pop((worker, step), [])
+    def suffer(self, life: Life) -> None:
+        """Do to a worker what is due before its push."""
+        for action in self._actions.pop((life.worker, life.sequence), []):
+            with self._lock:
+                self._suffering += 1
+            try:
+                action(life)
+            finally:
+                with self._lock:
+                    self._suffering -= 1
 
     # ----------------------------------------------------------------------------------------------------------- run
 
@@ -240,9 +250,7 @@ class Scene:
             ]
             for thread in threads:
                 thread.start()
-            end = time.monotonic() + self._patience
-            for thread in threads:
-                thread.join(max(0.0, end - time.monotonic()))
+            self._wait(threads)
             if self._failed:
                 raise PromiseError(f"a worker gave up: {self._failed[0]}") from self._failed[0]
             if any(thread.is_alive() for thread in threads):
@@ -250,6 +258,17 @@ class Scene:
             if self._actions:
                 raise LaconicError(f"faults that never happened: {sorted(self._actions)}")
             self.check()
+
+    def _wait(self, threads: list[threading.Thread]) -> None:
+        """Until they have ended, or had their time."""
+        left, in_all = self._patience, 3 * self._patience
+        for thread in threads:
+            while thread.is_alive() and min(left, in_all) > 0:
+                began = time.monotonic()
+                thread.join(0.1)
+                took = time.monotonic() - began
+                in_all -= took
+                left -= 0 if self._suffering else took
 
     @contextmanager
     def _set_up(self) -> Iterator[None]:
@@ -316,8 +335,7 @@ class Life:
             time.sleep(self.scene.computing)
             self.sequence = at.sequence
             self.place = self._place(at)
-            for action in self.scene.actions_of(self.worker, at.sequence):
-                action(self)
+            self.scene.suffer(self)
             at = self._exchange(at)
         self.client.leave()
 
