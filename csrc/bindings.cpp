@@ -143,9 +143,8 @@ NB_MODULE(_core, m) {
     return bucket_decode(simd().onebit_decode, kSplit, means, packed, 1, bucket, out, n, weight, threads);
   }, Unlocked());
 
-  m.def("largest_key", [](Address x, int64_t n) {
-    float low, high;
-    return simd().value_range(at<const float>(x), 0, n, &low, &high);
+  m.def("largest_key", [](Address x, int64_t n, int threads) {
+    return value_range(at<const float>(x), n, threads).key;
   }, Unlocked());
   m.def("value_range", [](Address x, int64_t n, int threads) {
     const ValueRange found = value_range(at<const float>(x), n, threads);
@@ -236,6 +235,18 @@ NB_MODULE(_core, m) {
       using Index = std::remove_pointer_t<decltype(index)>;
       random_positions(n, k, key_of(key), at<Index>(positions), threads);
     });
+  }, Unlocked());
+  m.def("gather", [](Address x, int itemsize, Address positions, int64_t k, bool wide, Address out, int threads) {
+    by_index(wide, [&](auto* index) {
+      using Index = std::remove_pointer_t<decltype(index)>;
+      const Index* from = at<const Index>(positions);
+      if (itemsize == 2) return gather(at<const uint16_t>(x), from, k, at<uint16_t>(out), threads);
+      if (itemsize == 4) return gather(at<const uint32_t>(x), from, k, at<uint32_t>(out), threads);
+      return gather(at<const uint64_t>(x), from, k, at<uint64_t>(out), threads);
+    });
+  }, Unlocked());
+  m.def("grow", [](Address values, int64_t k, float gain, Address out) {
+    return grow(at<const float>(values), k, gain, at<float>(out));
   }, Unlocked());
 
   m.def("plan_positions", [](Address positions, int64_t k, bool wide, int64_t n) {

@@ -280,6 +280,11 @@ template <class Index>
 int64_t above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t capacity);
 template <class Index>
 void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads);
+// What stands at the positions, whatever it is.
+template <class Index, class Word>
+void gather(const Word* x, const Index* positions, int64_t k, Word* out, int threads);
+// Values times a gain, saturating; false when one of them is not finite.
+bool grow(const float* values, int64_t k, float gain, float* out);
 
 // --- positions.cpp
 enum class PositionMode : int { all = 0, rice = 1, bitmap = 2 };

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -39,6 +40,16 @@ struct Workspace {
 };
 thread_local Workspace workspace;
 
+// But not hundreds of megabytes of it, in every thread that ever met a large tensor.
+struct Trimmed {
+  static constexpr size_t kMost = size_t{1} << 24;
+  ~Trimmed() {
+    if (workspace.offset.size() <= kMost) return;
+    workspace.offset = {};
+    workspace.bits = {};
+  }
+};
+
 // The largest bin such that it and those above hold at least `wanted`; `above` gets what lies strictly above it.
 size_t bin_holding(const std::vector<uint32_t>& bins, int64_t wanted, int64_t* above) {
   int64_t seen = 0;
@@ -53,9 +64,9 @@ size_t bin_holding(const std::vector<uint32_t>& bins, int64_t wanted, int64_t* a
   return 0;
 }
 
-// The k-th largest of m keys, and how many are larger.
+// The k-th largest of m keys, none above `most`, and how many are larger.
 template <class KeyAt>
-uint32_t kth_key(int64_t m, int64_t k, KeyAt key, int64_t* larger) {
+uint32_t kth_key(int64_t m, int64_t k, uint32_t most, KeyAt key, int64_t* larger) {
   if (m <= 4096) {
     uint32_t keys[4096];
     for (int64_t i = 0; i < m; ++i) keys[i] = key(i);
@@ -65,7 +76,7 @@ uint32_t kth_key(int64_t m, int64_t k, KeyAt key, int64_t* larger) {
     return kth;
   }
   auto& high = workspace.high;
-  high.assign(size_t{1} << 16, 0);
+  high.assign(size_t{most >> kHighShift} + 1, 0);
   for (int64_t i = 0; i < m; ++i) ++high[key(i) >> kHighShift];
   int64_t above_bin;
   const uint32_t bin = static_cast<uint32_t>(bin_holding(high, k, &above_bin));
@@ -79,6 +90,26 @@ uint32_t kth_key(int64_t m, int64_t k, KeyAt key, int64_t* larger) {
   const uint32_t rest = static_cast<uint32_t>(bin_holding(low, k - above_bin, &above_low));
   *larger = above_bin + above_low;
   return bin << kHighShift | rest;
+}
+
+// The same for keys that are spread evenly: those to be left out lie in a band at the bottom, known up to chance.
+template <class KeyAt>
+uint32_t kth_even_key(int64_t m, int64_t k, uint32_t most, KeyAt key, int64_t* larger) {
+  const double left_out = static_cast<double>(m - k) + 1.0;
+  const double band = (left_out + 6.0 * std::sqrt(left_out) + 16.0) / static_cast<double>(m);
+  if (band > 0.5) return kth_key(m, k, most, key, larger);
+  const uint32_t limit = static_cast<uint32_t>(band * most);
+  std::vector<uint32_t> low;
+  for (int64_t i = 0; i < m; ++i) {
+    if (key(i) <= limit) low.push_back(key(i));
+  }
+  const int64_t above = m - static_cast<int64_t>(low.size());
+  if (above >= k) return kth_key(m, k, most, key, larger);
+  const auto at = low.begin() + (k - above - 1);
+  std::nth_element(low.begin(), at, low.end(), std::greater<uint32_t>());
+  const uint32_t kth = *at;
+  *larger = above + std::count_if(low.begin(), low.end(), [&](uint32_t v) { return v > kth; });
+  return kth;
 }
 
 // A magnitude that about `wanted` of the n entries reach or exceed, a little low rather than high.
@@ -123,7 +154,7 @@ struct Entry {
 template <class Index>
 uint32_t topk_by_counting(const float* x, int64_t n, int64_t k, Index* positions, float* values) {
   int64_t larger;
-  const uint32_t kth = kth_key(n, k, [&](int64_t i) { return key_at(x, i); }, &larger);
+  const uint32_t kth = kth_key(n, k, kMagnitude, [&](int64_t i) { return key_at(x, i); }, &larger);
   return keep_top(n, k, kth, larger, [&](int64_t i) {
     uint32_t raw;
     std::memcpy(&raw, x + i, 4);
@@ -131,15 +162,17 @@ uint32_t topk_by_counting(const float* x, int64_t n, int64_t k, Index* positions
   }, positions, values);
 }
 
-// Candidates of all ranges in order, in the caller's workspace. False when they overflow.
-bool gather_candidates(const float* x, int64_t n, uint32_t threshold, int64_t capacity, int threads, Kept* kept,
+// Candidates of all ranges in order, in the caller's workspace; compact(begin, end, kept) finds those of a range. False
+// when they overflow.
+template <class Compact>
+bool gather_candidates(int64_t n, Compact compact, int64_t capacity, int threads, Kept* kept,
                        std::vector<int64_t>* starts, int64_t range) {
   const int64_t ranges = (n + range - 1) / range;
   starts->assign(static_cast<size_t>(ranges) + 1, 0);
   auto one_after_the_other = [&] {
     *kept = workspace.kept(capacity);
     for (int64_t r = 0; r < ranges; ++r) {
-      if (!simd().compact(x, r * range, std::min(n, (r + 1) * range), threshold, kept)) return false;
+      if (!compact(r * range, std::min(n, (r + 1) * range), kept)) return false;
       (*starts)[static_cast<size_t>(r) + 1] = kept->count;
     }
     return true;
@@ -153,7 +186,7 @@ bool gather_candidates(const float* x, int64_t n, uint32_t threshold, int64_t ca
   const Kept all = *kept;
   parallel_for(ranges, threads, [&](int64_t r) {
     Kept part{all.offset + r * (share + 64), all.bits + r * (share + 64), 0, share};
-    fits[static_cast<size_t>(r)] = simd().compact(x, r * range, std::min(n, (r + 1) * range), threshold, &part);
+    fits[static_cast<size_t>(r)] = compact(r * range, std::min(n, (r + 1) * range), &part);
     counts[static_cast<size_t>(r)] = part.count;
   });
   int64_t total = 0;
@@ -170,6 +203,10 @@ bool gather_candidates(const float* x, int64_t n, uint32_t threshold, int64_t ca
   return true;
 }
 
+auto reaching(const float* x, uint32_t threshold) {
+  return [=](int64_t begin, int64_t end, Kept* kept) { return simd().compact(x, begin, end, threshold, kept); };
+}
+
 int64_t range_for(int64_t n, int threads) {
   if (threads <= 1 || n < 4 * kSplit) return std::min(std::max<int64_t>(n, 1), kRange);
   const int64_t even = (n + threads - 1) / threads;
@@ -181,17 +218,19 @@ int64_t range_for(int64_t n, int threads) {
 template <class Index>
 uint32_t topk(const float* x, int64_t n, int64_t k, Index* positions, float* values, int threads) {
   if (n < 2 * kSplit || k > n / 2) return topk_by_counting(x, n, k, positions, values);
+  const Trimmed after;
   const uint32_t threshold = sampled_threshold(x, n, k);
   const int64_t range = range_for(n, threads);
   Kept kept;
   std::vector<int64_t> starts;
   const int64_t capacity = k + k / 2 + 65536;
-  if (threshold == 0 || !gather_candidates(x, n, threshold, capacity, threads, &kept, &starts, range) ||
+  if (threshold == 0 || !gather_candidates(n, reaching(x, threshold), capacity, threads, &kept, &starts, range) ||
       kept.count < k) {
     return topk_by_counting(x, n, k, positions, values);
   }
   int64_t larger;
-  const uint32_t kth = kth_key(kept.count, k, [&](int64_t i) { return kept.bits[i] & kMagnitude; }, &larger);
+  const auto magnitude = [&](int64_t i) { return kept.bits[i] & kMagnitude; };
+  const uint32_t kth = kth_key(kept.count, k, kMagnitude, magnitude, &larger);
   size_t r = 0;
   return keep_top(kept.count, k, kth, larger, [&](int64_t i) {
     while (i >= starts[r + 1]) ++r;
@@ -232,11 +271,14 @@ int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* posit
   const int64_t rank = std::max<int64_t>(1, std::min(kSamples, (k * kSamples + n / 2) / n));
   std::nth_element(sampled.begin(), sampled.begin() + (rank - 1), sampled.end(), std::greater<uint32_t>());
   const uint32_t threshold = sampled[static_cast<size_t>(rank - 1)];
+  const Trimmed after;
   const int64_t range = range_for(n, threads);
   Kept kept;
   std::vector<int64_t> starts;
-  if (threshold == 0 || !gather_candidates(x, n, threshold, 2 * k + 16 + 2 * 65536, threads, &kept, &starts, range) ||
-      kept.count > 2 * k + 16) {
+  const int64_t most = 2 * k + 16;
+  if (threshold == 0 ||
+      !gather_candidates(n, reaching(x, threshold), most + 2 * 65536, threads, &kept, &starts, range) ||
+      kept.count > most) {
     return -1;
   }
   size_t r = 0;
@@ -275,39 +317,54 @@ int64_t above(const float* x, int64_t n, uint32_t threshold, Index* positions, f
 
 template <class Index>
 void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads) {
-  (void)threads;
   // The k smallest hashes. Hashes are uniform, so the threshold is known up to chance: take a little more than k.
   const double share = static_cast<double>(k) / static_cast<double>(n);
   double wanted = static_cast<double>(k) + 6.0 * std::sqrt(static_cast<double>(k) * (1.0 - share)) + 16.0;
+  const Trimmed after;
+  const int64_t range = range_for(n, threads);
+  Kept kept;
+  std::vector<int64_t> starts;
   for (;; wanted = wanted * 2 + 64) {
     const bool all = wanted >= static_cast<double>(n);
     const uint32_t at_most = all ? ~0u : static_cast<uint32_t>(wanted / static_cast<double>(n) * 4294967295.0);
-    std::vector<int64_t> at;
-    std::vector<uint32_t> inverted;
-    at.reserve(static_cast<size_t>(std::min(wanted * 1.1, static_cast<double>(n))) + 64);
-    inverted.reserve(at.capacity());
-    constexpr int64_t piece = 65536;
-    for (int64_t begin = 0; begin < n; begin += piece) {
-      Kept kept = workspace.kept(piece + 64);
-      simd().compact_hashes(key, begin, std::min(n, begin + piece), at_most, &kept);
-      for (int64_t i = 0; i < kept.count; ++i) {
-        at.push_back(begin + kept.offset[i]);
-        inverted.push_back(kept.bits[i]);
-      }
-    }
-    const int64_t found = static_cast<int64_t>(at.size());
-    if (found < k) continue;
-    std::vector<uint32_t> sorted = inverted;
-    std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<uint32_t>());
-    const uint32_t kth = sorted[static_cast<size_t>(k - 1)];
-    int64_t ties = k - std::count_if(inverted.begin(), inverted.end(), [&](uint32_t v) { return v > kth; }), count = 0;
-    for (int64_t i = 0; i < found && count < k; ++i) {
-      const uint32_t v = inverted[static_cast<size_t>(i)];
+    const int64_t capacity = static_cast<int64_t>(std::min(wanted * 1.1, static_cast<double>(n))) + 8192;
+    const auto small = [&](int64_t begin, int64_t end, Kept* part) {
+      return simd().compact_hashes(key, begin, end, at_most, part);
+    };
+    if (!gather_candidates(n, small, capacity, threads, &kept, &starts, range) || kept.count < k) continue;
+    // What was kept is the complement of a hash: how far that lies above the least of them orders the same.
+    const auto distance = [&](int64_t i) { return kept.bits[i] - ~at_most; };
+    int64_t larger;
+    const uint32_t kth = kth_even_key(kept.count, k, at_most, distance, &larger);
+    int64_t ties = k - larger, count = 0;
+    size_t r = 0;
+    for (int64_t i = 0; i < kept.count && count < k; ++i) {
+      while (i >= starts[r + 1]) ++r;
+      const uint32_t v = distance(i);
       if (v < kth || (v == kth && ties-- <= 0)) continue;
-      positions[count++] = static_cast<Index>(at[static_cast<size_t>(i)]);
+      positions[count++] = static_cast<Index>(static_cast<int64_t>(r) * range + kept.offset[i]);
     }
     return;
   }
+}
+
+template <class Index, class Word>
+void gather(const Word* x, const Index* positions, int64_t k, Word* out, int threads) {
+  const int64_t piece = int64_t{1} << 14;
+  parallel_for((k + piece - 1) / piece, threads, [&](int64_t part) {
+    const int64_t end = std::min(k, (part + 1) * piece);
+    for (int64_t i = part * piece; i < end; ++i) out[i] = x[positions[i]];
+  });
+}
+
+bool grow(const float* values, int64_t k, float gain, float* out) {
+  constexpr float most = std::numeric_limits<float>::max();
+  uint32_t key = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    key = std::max(key, key_at(values, i));
+    out[i] = std::min(std::max(values[i] * gain, -most), most);
+  }
+  return key < kNonFinite;
 }
 
 #define LACONIC_FOR_INDEX(Index)                                                                  \
@@ -315,7 +372,10 @@ void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threa
   template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);             \
   template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int); \
   template int64_t above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t);        \
-  template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);
+  template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);                      \
+  template void gather<Index>(const uint16_t*, const Index*, int64_t, uint16_t*, int);            \
+  template void gather<Index>(const uint32_t*, const Index*, int64_t, uint32_t*, int);            \
+  template void gather<Index>(const uint64_t*, const Index*, int64_t, uint64_t*, int);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)
 

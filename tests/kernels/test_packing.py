@@ -128,7 +128,9 @@ def test_positions_that_lie_are_refused(backend, lie):
 
 def test_random_positions_agree_and_are_k_of_n(threads):
     like = torch.empty(0)
-    for n, k in ((1, 1), (10, 3), (10, 10), (1000, 1), (65_537, 700), (200_000, 199_999)):
+    small = (1, 1), (10, 3), (10, 10), (1000, 1), (65_537, 700), (200_000, 199_999)
+    on_threads = (600_007, 60), (600_007, 6_000), (600_007, 299_999), (600_007, 580_000), (600_007, 600_007)
+    for n, k in small + on_threads:
         ours = cpu.random_positions(n, k, 5, like)
         assert torch.equal(ours, reference.random_positions(n, k, 5, like))
         assert ours.unique().numel() == k and int(ours[-1]) < n and int(ours[0]) >= 0

@@ -107,7 +107,7 @@ def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
 def all_finite(x: Tensor) -> bool:
     if x.dtype != torch.float32 or not x.is_contiguous() or not x.numel():
         return reference.all_finite(x)
-    return _core.largest_key(x.data_ptr(), x.numel()) < 0x7F800000
+    return _core.largest_key(x.data_ptr(), x.numel(), _threads()) < NONFINITE
 
 
 def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
@@ -322,7 +322,7 @@ def _as_float32(x: Tensor) -> Tensor:
 
 
 def _key(values: Tensor) -> int:
-    return _core.largest_key(values.data_ptr(), values.numel()) if values.numel() else 0
+    return _core.largest_key(values.data_ptr(), values.numel(), _threads()) if values.numel() else 0
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
@@ -391,7 +391,12 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
 def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
     write_seed(section, seed)
     key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
-    return x.index_select(0, random_positions(x.numel(), k, seed, x)), key
+    positions = random_positions(x.numel(), k, seed, x)
+    values = torch.empty(k, dtype=x.dtype)
+    _core.gather(
+        x.data_ptr(), x.element_size(), positions.data_ptr(), k, _is_wide(positions), values.data_ptr(), _threads()
+    )
+    return values, key
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -434,10 +439,18 @@ def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) ->
     return True
 
 
+def _grown(values: Tensor, gain: float) -> tuple[Tensor, bool]:
+    """Values times a gain, and whether all are finite."""
+    if values.dtype != torch.float32 or gain == 1.0:
+        return grown(values, gain), all_finite(values)
+    out = torch.empty_like(values)
+    return out, _core.grow(_floats(values), values.numel(), gain, out.data_ptr())
+
+
 def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
-    _refuse(all_finite(values), "a value that is not finite")
+    values, finite = _grown(values, gain)
+    _refuse(finite, "a value that is not finite")
     positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
-    values = grown(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
 
 
