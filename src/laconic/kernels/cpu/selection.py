@@ -1,0 +1,92 @@
+"""Which values are sent: the largest, those above a threshold, random ones."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from laconic import _core
+from laconic.kernels import random, reference
+from laconic.kernels.cpu.addresses import floats_at, index_room, is_wide, threads
+from laconic.kernels.interface import write_seed
+
+
+def _as_float32(x: Tensor) -> Tensor:
+    """float16 and bfloat16 order the same in float32, exactly."""
+    return x if x.dtype == torch.float32 else x.to(torch.float32)
+
+
+def _key(values: Tensor) -> int:
+    return _core.largest_key(values.data_ptr(), values.numel(), threads()) if values.numel() else 0
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+    n = x.numel()
+    wide, positions = index_room(n, k)
+    if x.dtype == torch.float64:
+        values = torch.empty(k, dtype=torch.float64)
+        _core.topk_double(x.data_ptr(), n, k, wide, positions.data_ptr(), values.data_ptr())
+        return positions, values, reference.key_of_any(values)
+    flat = _as_float32(x)  # held by name: an address does not keep its tensor alive
+    values = torch.empty(k, dtype=torch.float32)
+    key = _core.topk(floats_at(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), threads())
+    return positions, values if x is flat else values.to(x.dtype), key
+
+
+def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
+    n = x.numel()
+    if x.dtype == torch.float64:
+        return reference.topk_sampled(x, k, seed)
+    flat = _as_float32(x)
+    room = 2 * k + 16
+    wide, positions = index_room(n, room)
+    values = torch.empty(room, dtype=torch.float32)
+    count = _core.topk_sampled(
+        floats_at(flat),
+        n,
+        k,
+        random.key(seed, random.SAMPLING),
+        wide,
+        positions.data_ptr(),
+        values.data_ptr(),
+        threads(),
+    )
+    if count < 0:
+        return topk(x, k)
+    values = values[:count]
+    return positions[:count], values if x is flat else values.to(x.dtype), _key(values)
+
+
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+    if x.dtype == torch.float64:
+        return reference.above(x, threshold)
+    n, flat = x.numel(), _as_float32(x)
+    (limit,) = struct.unpack("<I", struct.pack("<f", threshold))
+    count = _core.count_above(floats_at(flat), n, limit, threads())
+    wide, positions = index_room(n, count)
+    values = torch.empty(count, dtype=torch.float32)
+    found = _core.above(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
+    if found < count:
+        positions, values = positions[:found], values[:found]
+    return positions, values if x is flat else values.to(x.dtype), _key(values)
+
+
+def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
+    wide, positions = index_room(n, k)
+    if k:
+        _core.random_positions(n, k, random.key(seed, random.POSITIONS), wide, positions.data_ptr(), threads())
+    return positions
+
+
+def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+    write_seed(section, seed)
+    key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
+    positions = random_positions(x.numel(), k, seed, x)
+    values = torch.empty(k, dtype=x.dtype)
+    assert x.is_contiguous() and x.is_cpu, x
+    _core.gather(
+        x.data_ptr(), x.element_size(), positions.data_ptr(), k, is_wide(positions), values.data_ptr(), threads()
+    )
+    return values, key
