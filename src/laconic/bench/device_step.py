@@ -1,8 +1,8 @@
 """What compressing all gradients adds to a training step on a GPU, in turns with the step alone.
 
 Twice: *in place*, where flat buckets of gradients, as DDP has them, are encoded and decoded where backward has just
-put them; and *attached*, with all that ``laconic.attach`` does: slot by slot, by its policy, through frames on the
-host, in a group of one rank, which owns all shards and so encodes and reads all of them.
+put them; and *attached*, with all that ``laconic.attach`` does: a frame of each slot, by its policy, on the host and
+back, in a group of one rank, which owns all shards and so encodes and reads all of them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _steps(records: Sequence[Record]) -> ClusterTable:
     notes = (
         f"{records[0].machine.get('gpu', 'No GPU')}: a step of {v['model']} in bf16 with {v['batch']} images, and the "
         f"same with all {v['values']:,} gradients encoded and decoded in place in {v['buckets']} buckets; then a step "
-        "of DDP in a group of one rank, and the same attached: slot by slot, through frames on the host and back. In "
+        "of DDP in a group of one rank, and the same attached: a frame of each slot, on the host and back. In "
         f"turns, {v['repeat']} of each; medians and quartiles. By `{v['command']}`."
     )
     columns = ("codec", "step, ms", "in place, ms", "added, %", "DDP's step, ms", "attached, ms", "added, %")
