@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,12 @@ import laws
 settings.register_profile("same", derandomize=True, deadline=None, database=None, max_examples=400)
 settings.register_profile("wide", deadline=None, database=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+# Started in the background of a script, or by nohup, a process ignores interrupts, and so do all that it starts: those
+# that tests interrupt would go on for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter):
