@@ -221,7 +221,9 @@ def switching(rank, world):
         attachment.set("ef|thc:6")
     found["dropped"] = heard.has("is dropped") and attachment.stats()["residual_resets"] == 1
     found["other codecs"] = attachment.spec == "ef|thc:6" and refused(
-        laconic.ConfigError, r"do not set alike \(codec here", partial(attachment.set, "qsgd:4" if rank else "qsgd:2")
+        laconic.ConfigError,
+        r"do not call set alike \(codec here",
+        partial(attachment.set, "qsgd:4" if rank else "qsgd:2"),
     )
     found["refused changes nothing"] = attachment.spec == "ef|thc:6" and attachment.stats()["residual_resets"] == 1
     train(module, 2, rank=rank, skip=6)
@@ -366,7 +368,7 @@ def wrong_use(rank, world):
         ("options", {"warmup_steps": rank}),
     ):
         unlike = {"spec": "qsgd:4"} | options
-        found[f"other {name}"] = refused(laconic.ConfigError, rf"do not attach alike \({name} here",
+        found[f"other {name}"] = refused(laconic.ConfigError, rf"do not call attach alike \({name} here",
                                          lambda unlike=unlike: laconic.attach(module, **unlike))  # fmt: skip
     found["nothing was registered"] = module._comm_hooks == []
     laconic.attach(module, "qsgd:4")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic import kernels
 from laconic.codecs import parse
+from laconic.collective.alike import describe, refuse_unlike
 from laconic.collective.drift import differing
 from laconic.collective.exchange import EXACT, Exchange, common, losing_nobody
 from laconic.collective.fidelity import encoding_error
@@ -71,30 +71,14 @@ class Attachment:
         self._group = _own_group(module.process_group, timeout_s)
         self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
         self._switch = switch_of(module)
-        self._refuse_other_plans("attach", self._plans(warmup_steps, check_every, error_every, nonfinite))
+        options = repr((warmup_steps, check_every, error_every, nonfinite))
+        plans = {"codec": spec, "policy": repr(self._exchange.policy), "options": options, **describe(_named(module))}
+        refuse_unlike("attach", plans, self._group)
         self._plug_for(self._exchange)
         self._worker = Worker("laconic-exchange")
         self._streams: dict[torch.device, Any] = {}
         self._clock = _Clock()
         self._switch.to = self
-
-    def _plans(self, *options: object) -> dict[str, str]:
-        shapes = [(self._names[id(p)], list(p.shape), str(p.dtype)) for _, p in _named(self.module)]
-        return {
-            "codec": self.spec,
-            "policy": repr(self._exchange.policy),
-            "options": repr(options),
-            "devices": repr(sorted({_served_by(p) for _, p in _named(self.module)})),
-            "parameters": repr(shapes),
-        }
-
-    def _refuse_other_plans(self, call: str, plans: Mapping[str, str]) -> None:
-        """``ConfigError`` on all ranks unless all have the same: frames of another codec would be read, silently."""
-        with losing_nobody(self._group, f"compared what it gives {call} with others"):
-            differ = differing({what: _as_bytes(text) for what, text in plans.items()}, self._group)
-        if differ:
-            shown = "; ".join(f"{what} here: {plans[what][:100]}" for what in differ)
-            raise ConfigError(f"ranks do not {call} alike ({shown}): give {call} the same on all ranks")
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
@@ -217,7 +201,7 @@ class Attachment:
         self._alive("set a codec")
         before = self._exchange
         after = Exchange(spec, self._group, policy=before.policy, nonfinite=before.nonfinite, ledger=before.ledger)
-        self._refuse_other_plans("set", {"codec": spec})
+        refuse_unlike("set", {"codec": spec}, self._group)
         if not after.take_over(before):
             self._clock.resets += 1
             log.warning("%r takes over from %r: what was not sent yet is dropped", spec, before.spec)
@@ -341,15 +325,6 @@ def _ddp_of(module: nn.Module) -> DistributedDataParallel:
 def _named(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """Parameters by the names that the user gave them."""
     return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in module.module.named_parameters()]
-
-
-def _served_by(parameter: Tensor) -> str:
-    """What decides which slots travel together, so that it must be the same on all ranks."""
-    return f"{parameter.device.type}{' with kernels' if kernels.together(parameter) is not None else ''}"
-
-
-def _as_bytes(text: str) -> Tensor:
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def _own_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
