@@ -157,5 +157,6 @@ async def main(host: str, port: str) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(19)  # on another machine it would not take the server's processor at all
+    # On another machine they would not take the server's processor at all. More of it, and they starve on a busy one.
+    os.nice(10)
     asyncio.run(main(*sys.argv[1:]))
