@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# What pip would do file by file, on all processors. Some packages carry files that are no Python of today.
+BYTECODE := $(BIN)/python -m compileall -q -j 0
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 
 .PHONY: demo test test-slow lint format readme bench docs asan fuzz fuzz-asan wheel clean
@@ -12,6 +14,7 @@ $(VENV)/.ready: constraints.txt $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	-$(BYTECODE) $(VENV)/lib > $(VENV)/bytecode.log 2>&1
 	touch $@
 
 # A server and two workers, each a process of its own, train on embedded digits by one method after the other. Ends
@@ -20,8 +23,10 @@ demo: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html
 
 # Two at a time: many tests wait for processes, which spend seconds importing torch. In the order of the files: by
-# itself xdist begins with those of many tests, and one long test would be left to the end.
+# itself xdist begins with those of many tests, and one long test would be left to the end. Compiled beforehand, because
+# where Python is told not to write bytecode every process would do so anew.
 test: $(VENV)/.ready
+	$(BYTECODE) src
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.ready
