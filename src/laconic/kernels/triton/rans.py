@@ -12,7 +12,7 @@ import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
 from laconic.kernels.triton import shared
-from laconic.kernels.triton.near import come, load_byte, load_four, load_half, load_pair, settle, store_pair
+from laconic.kernels.triton.shared import come, load_byte, load_four, load_half, load_pair, store_pair, sync_warp
 from laconic.kernels.triton.shares import chunk_lanes
 
 __all__ = ["LANES", "NEAR_BINS", "NEAR_NBYTES", "read_lanes", "write_lanes", "write_near_nbytes"]
@@ -181,7 +181,7 @@ def _push_all(
         entries = _entries(table, memory, room, ring, group, lane, STRIDE, SYMBOL, NEAR, ASM)
         while group >= 0:
             if STRIDE < LANES:
-                busy = settle(busy, ASM)  # as for readers
+                busy = sync_warp(busy, ASM)  # as for readers
             # A group is looked up while the one behind it is pushed; all loads first, for they do not pass a store.
             _call(symbols, memory, ring, group - (CALLED - 1), span, SYMBOL, ASM)
             come(_HAVE_COME, ASM)
@@ -270,7 +270,7 @@ def _fill(memory, room, fetched, filled, need, ASM: tl.constexpr):
         second = _with_slot((fetched[k] >> 16) & 0xFFFF)
         store_pair(memory, at, first, second, need, ASM)
         store_pair(memory, at + 4 * _RING, first, second, twice, ASM)
-    return settle(filled + tl.where(need, _TAKEN, 0), ASM)
+    return sync_warp(filled + tl.where(need, _TAKEN, 0), ASM)
 
 
 @triton.jit
@@ -324,7 +324,7 @@ def _pop_all(
     slot = (x & 4095) << 3
     busy = (lane < lanes).to(tl.int32)
     while done < here:
-        busy = settle(busy, ASM)  # else the compiler would make two loops of it, and lanes would vote in either
+        busy = sync_warp(busy, ASM)  # else the compiler would make two loops of it, and lanes would vote in either
         need = filled - taken <= _RING - _TAKEN
         filled = _fill(memory, room, fetched, filled, need, ASM)
         fetched = _fetch(words, rest, filled >> 1, whole, shift, need, fetched)

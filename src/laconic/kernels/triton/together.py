@@ -99,16 +99,29 @@ def _address(row, FIELD: tl.constexpr, ALIGNED: tl.constexpr):
     return place
 
 
+@triton.jit
+def _mine(table, parts):
+    """A program's tensor, the row of it, and which of its parts."""
+    number = tl.program_id(0)
+    slot = tl.load(parts + 2 * number)
+    return slot, table + slot * FIELDS, tl.load(parts + 2 * number + 1).to(tl.int64)
+
+
+@triton.jit
+def _written(row, BUCKET: tl.constexpr):
+    """Where an encoder writes: numbers, symbols and tail; and how many values, of full groups and in buckets."""
+    tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
+    n = tl.load(row + 5)
+    return _address(row, 2, True), _address(row, 3, True), tail, n, n // _GROUP * _GROUP, (n + BUCKET - 1) // BUCKET
+
+
 # ------------------------------------------------------------------------------------------------------------- keys
 
 
 @triton.jit
 def _largest(table, parts, keys, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
-    number = tl.program_id(0)
-    slot = tl.load(parts + 2 * number)
-    row = table + slot * FIELDS
-    begin = tl.load(parts + 2 * number + 1).to(tl.int64) * SPAN
-    v = load_tile(_address(row, 0, ALIGNED), tl.arange(0, SPAN), begin, tl.load(row + 5), SPAN)
+    slot, row, part = _mine(table, parts)
+    v = load_tile(_address(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, tl.load(row + 5), SPAN)
     tl.atomic_max(keys + slot, tl.max(magnitudes(v), 0), sem="relaxed")
 
 
@@ -136,18 +149,10 @@ def _encode(
     FEEDBACK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    number = tl.program_id(0)
-    slot = tl.load(parts + 2 * number)
-    program = tl.load(parts + 2 * number + 1).to(tl.int64)
-    row = table + slot * FIELDS
+    slot, row, program = _mine(table, parts)
     x = _address(row, 0, ALIGNED)
     residual = _address(row, 1, ALIGNED)
-    norms = _address(row, 2, True)
-    packed = _address(row, 3, True)
-    tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
-    n = tl.load(row + 5)
-    full = n // _GROUP * _GROUP
-    count = (n + BUCKET - 1) // BUCKET
+    norms, packed, tail, n, full, count = _written(row, BUCKET)
     low_key = tl.load(row + 6).to(tl.int32)
     high_key = tl.load(row + 7).to(tl.int32)
     key = encode_part(
@@ -212,9 +217,7 @@ def _decode(
     ADD: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    number = tl.program_id(0)
-    row = table + tl.load(parts + 2 * number) * FIELDS
-    program = tl.load(parts + 2 * number + 1).to(tl.int64)
+    _, row, program = _mine(table, parts)
     packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
     n = tl.load(row + 5)
     decode_part(
@@ -251,17 +254,9 @@ def _encode_signs(
     SIDES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    number = tl.program_id(0)
-    slot = tl.load(parts + 2 * number)
-    program = tl.load(parts + 2 * number + 1).to(tl.int64)
-    row = table + slot * FIELDS
+    slot, row, program = _mine(table, parts)
     x = _address(row, 0, ALIGNED)
-    means = _address(row, 2, True)
-    packed = _address(row, 3, True)
-    tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
-    n = tl.load(row + 5)
-    full = n // _GROUP * _GROUP
-    count = (n + BUCKET - 1) // BUCKET
+    means, packed, tail, n, full, count = _written(row, BUCKET)
     key = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES)
     tl.atomic_max(keys + slot, key, sem="relaxed")
 
@@ -293,9 +288,7 @@ def _decode_signs(
     ADD: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    number = tl.program_id(0)
-    row = table + tl.load(parts + 2 * number) * FIELDS
-    program = tl.load(parts + 2 * number + 1).to(tl.int64)
+    _, row, program = _mine(table, parts)
     packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
     n = tl.load(row + 5)
     sign_decode_part(
