@@ -375,6 +375,11 @@ def _entry(name: str, tensor: TensorSpec, chain: Chain, nbytes: int, note: str =
     return Entry(name, tensor.shape, _word(tensor.dtype), chain.text, nbytes, note)
 
 
+def _begins(source: Path) -> bytes:
+    with source.open("rb") as file:
+        return file.read(4)
+
+
 @contextlib.contextmanager
 def _open_safetensors(source: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
@@ -383,6 +388,11 @@ def _open_safetensors(source: Path) -> Iterator[Any]:
         with safe_open(source, framework="pt") as file:
             yield file
     except SafetensorError as error:
+        if _begins(source) == b"PK\3\4":
+            raise FileError(
+                f"{source} looks like a file of torch.save, which holds a pickle, and laconic reads none: write it "
+                "anew by safetensors.torch.save_file(torch.load(..., weights_only=True), ...)"
+            ) from None
         raise FileError(f"{source} is not a safetensors file, or a damaged one: {error}") from None
 
 

@@ -166,6 +166,13 @@ def test_wrong_outputs(run: Run, model: Path) -> None:
     assert listed() == ["folder", "m.lac", "model.safetensors"]
 
 
+def test_a_pickled_model_is_refused_with_a_way_out(run: Run, model: Path) -> None:
+    torch.save({"weight": torch.ones(3)}, "model.pt")
+    one_line(run("pack", "model.pt", "-o", "m.lac", "--codec", "qsgd:4"), 1, "model.pt", "torch.save", "safetensors")
+    Path("model.pt").write_bytes(b"not a model")
+    one_line(run("pack", "model.pt", "-o", "m.lac", "--codec", "qsgd:4"), 1, "model.pt is not a safetensors file")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_unwritable_folder(run: Run, model: Path) -> None:
     Path("locked").mkdir(mode=0o500)
