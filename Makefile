@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # What pip would do file by file, on all processors. Some packages carry files that are no Python of today.
 BYTECODE := $(BIN)/python -m compileall -q -j 0
-CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
+CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml lab/csrc/pace.cpp
 
 .PHONY: demo test test-slow lint format readme bench docs asan fuzz fuzz-asan wheel clean
 .DEFAULT_GOAL := test
@@ -13,7 +13,7 @@ CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*)
 $(VENV)/.ready: constraints.txt $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e lab
 	-$(BYTECODE) $(VENV)/lib > $(VENV)/bytecode.log 2>&1
 	touch $@
 
@@ -26,7 +26,7 @@ demo: $(VENV)/.ready
 # itself xdist begins with those of many tests, and one long test would be left to the end. Compiled beforehand, because
 # where Python is told not to write bytecode every process would do so anew.
 test: $(VENV)/.ready
-	$(BYTECODE) src
+	$(BYTECODE) src lab/src
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.ready
@@ -44,13 +44,13 @@ format: $(VENV)/.ready
 # Runs the demo quietly for the Records behind README's table of it, and writes the table.
 readme: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html --record results/demo/demo.jsonl
-	$(BIN)/python bench/readme_table.py
+	$(BIN)/python tools/readme_table.py
 
 # Times every codec against the same run's memcpy and against what one would use instead; writes the Records behind
 # docs/benchmarks.md and then its tables.
 bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
-	$(BIN)/python bench/readme_table.py
+	$(BIN)/python tools/readme_table.py
 
 # A server and its workers, beside gRPC alone, over slow links (as root: in network namespaces) and with 64 clients;
 # writes the Records behind docs/cluster-benchmarks.md and then its tables.
@@ -64,18 +64,18 @@ bench-cluster: $(VENV)/.ready
 
 cluster-tables: $(VENV)/.ready
 	for part in aggregation rounds sums sums-bundled load; do \
-	  $(BIN)/python bench/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
+	  $(BIN)/python tools/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
 	  || exit 1; done
 
 # Compressed layers against dense ones: the Records behind docs/layers.md, and then its table.
 bench-layers: $(VENV)/.ready
 	$(BIN)/laconic bench layers --record results/layers/cpu.jsonl
-	$(BIN)/python bench/readme_table.py --records results/layers/cpu.jsonl --readme docs/layers.md
+	$(BIN)/python tools/readme_table.py --records results/layers/cpu.jsonl --readme docs/layers.md
 
 # The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers, once for
 # each instruction set that the machine has: LACONIC_ISAS="baseline avx2" runs some, LACONIC_MUTATIONS=1000 fewer.
 asan: $(VENV)/.ready
-	bash bench/asan.sh
+	bash tools/asan.sh
 
 # Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each of TARGETS (all of them by
 # default); see fuzz/README.md. atheris has wheels for some Pythons only, so nothing else here needs it.
@@ -87,11 +87,11 @@ fuzz: $(VENV)/.ready
 
 # The same mutations, and what guided runs have found, against a core built with the sanitizers; LACONIC_ISAS as above.
 fuzz-asan: $(VENV)/.ready
-	bash bench/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
+	bash tools/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
 
 # Every table and picture of README and docs/, from the Records in results/.
 docs: $(VENV)/.ready
-	$(BIN)/python bench/readme_table.py
+	$(BIN)/python tools/readme_table.py
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python docs/studies/refresh.py
 

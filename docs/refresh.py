@@ -16,7 +16,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from laconic.records import read
-from laconic.studies import homomorphic, kothari2021
+from laconic_lab.studies import homomorphic, kothari2021
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

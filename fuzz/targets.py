@@ -32,7 +32,7 @@ import laconic
 import laws
 import mutate
 from laconic import FrameError, checkpoints, kernels, wire
-from laconic.cluster import checkpoint, messages
+from laconic.cluster import checkpoint, protocol
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.replies import RefusedError
@@ -329,25 +329,25 @@ CHUNK = 48
 
 
 def message_seeds() -> list[bytes]:
-    with mock.patch.object(messages, "CHUNK", CHUNK):
+    with mock.patch.object(protocol, "CHUNK", CHUNK):
         frames = [laconic.encode(ramp(n), "none") for n in (2, 30)]
-        pushed = [m for slot, frame in enumerate(frames) for m in messages.frame_messages(slot, frame)]
-    head = messages.note({"worker": 0, "incarnation": 0, "sequence": 0})
-    hello = messages.note({"protocol": 1, "laconic": "0", "worker": 0, "incarnation": 0, "fingerprint": "0"})
-    join = messages.note({"worker": 0, "incarnation": 0, "attempt": 0, "versions": [0, 3], "lost": False})
-    last = messages.note({"score": 0.5})
+        pushed = [m for slot, frame in enumerate(frames) for m in protocol.frame_messages(slot, frame)]
+    head = protocol.note({"worker": 0, "incarnation": 0, "sequence": 0})
+    hello = protocol.note({"protocol": 1, "laconic": "0", "worker": 0, "incarnation": 0, "fingerprint": "0"})
+    join = protocol.note({"worker": 0, "incarnation": 0, "attempt": 0, "versions": [0, 3], "lost": False})
+    last = protocol.note({"score": 0.5})
     streams = [[hello], [join], [head], [last], pushed, [head, *pushed, last], [b"F" + struct.pack("<IQ", 0, 9)]]
     return [bend.join_messages(stream) for stream in streams]
 
 
 def check_messages(data: bytes) -> bool:
     """Notes read or refused; pieces put together are what ``frame_messages`` would have cut."""
-    with mock.patch.object(messages, "CHUNK", CHUNK):
-        assembler, taken, fed = messages.Assembler([64, 300, 1 << 30]), False, []
+    with mock.patch.object(protocol, "CHUNK", CHUNK):
+        assembler, taken, fed = protocol.Assembler([64, 300, 1 << 30]), False, []
         for message in bend.split_messages(data):
-            if messages.is_note(message):
+            if protocol.is_note(message):
                 with contextlib.suppress(FrameError):
-                    taken |= isinstance(messages.read_note(message), dict)
+                    taken |= isinstance(protocol.read_note(message), dict)
                 continue
             try:
                 done = assembler.feed(message)
@@ -355,7 +355,7 @@ def check_messages(data: bytes) -> bool:
                 return taken
             fed.append(message)
             if done is not None:
-                assert fed == list(messages.frame_messages(*done)), "pieces that no sender cuts"
+                assert fed == list(protocol.frame_messages(*done)), "pieces that no sender cuts"
                 assert not assembler.in_pieces
                 fed, taken = [], True
             # A peer may not make the receiver keep more than it said: each piece costs some hundred bytes by itself.
@@ -398,12 +398,12 @@ def server_seeds() -> list[bytes]:
     for spec in ("none", "topk:0.5|qsgd:4", "qsgd:4|rans"):
         frames = [laconic.encode(ramp(60).view(20, 3), spec), laconic.encode(ramp(5), "none")]
         stream = [
-            messages.note({"protocol": messages.PROTOCOL, "laconic": "0", "worker": 0, "incarnation": 1,
+            protocol.note({"protocol": protocol.PROTOCOL, "laconic": "0", "worker": 0, "incarnation": 1,
                            "fingerprint": core.slots.fingerprint}),
-            messages.note({"worker": 0, "incarnation": 1, "attempt": 0, "versions": [0], "lost": False}),
-            messages.note({"worker": 0, "incarnation": 1, "sequence": 0}),
-            *(m for slot, frame in enumerate(frames) for m in messages.frame_messages(slot, frame)),
-            messages.note({"score": 0.5}),
+            protocol.note({"worker": 0, "incarnation": 1, "attempt": 0, "versions": [0], "lost": False}),
+            protocol.note({"worker": 0, "incarnation": 1, "sequence": 0}),
+            *(m for slot, frame in enumerate(frames) for m in protocol.frame_messages(slot, frame)),
+            protocol.note({"score": 0.5}),
         ]  # fmt: skip
         found.append(bend.join_messages(stream))
     return found

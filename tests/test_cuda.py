@@ -126,7 +126,7 @@ def test_non_finite_values_are_refused_on_the_device():
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_largest_of_several_slots_are_those_that_a_stable_sort_puts_first():
-    from laconic.kernels.triton.select import Selector
+    from laconic.kernels.triton.topk_batched import Selector
 
     torch.manual_seed(0)
     sizes, counts = [1, 5000, 4096, 100_001, 70_000], [1, 5, 4096, 1000, 699]

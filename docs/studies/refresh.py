@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from laconic.studies import homomorphic, jang2017, kothari2021, oland2015
+from laconic_lab.studies import homomorphic, jang2017, kothari2021, oland2015
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parents[1] / "results"

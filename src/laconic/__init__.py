@@ -19,6 +19,8 @@ from laconic._version import __version__
 
 if TYPE_CHECKING:
     from laconic import aggregate, sums
+    from laconic.aggregate.homomorphic import Contributor, Sum, Summing
+    from laconic.aggregate.homomorphic.summing import summing  # the function: its module has the same name
     from laconic.channels import Channel, channel
     from laconic.codecs import codec, codec_names
     from laconic.collective import Attachment, LocalSGD, attach
@@ -31,13 +33,11 @@ if TYPE_CHECKING:
         NonFiniteError,
         WrongResultError,
     )
-    from laconic.explanations import Explanation, explain
     from laconic.frames import decode, decode_bundle, encode, encode_bundle, encode_into, max_nbytes
+    from laconic.inspect import Explanation, explain
     from laconic.layers import LayerPolicy, compress, expand, measure
     from laconic.packet import Packet, TensorSpec
     from laconic.policy import Policy
-    from laconic.sums import Contributor, Sum, Summing
-    from laconic.sums.summing import summing  # the function: its module has the same name
 else:
     _NAMES = {
         "channels": ("Channel", "channel"),
@@ -47,22 +47,22 @@ else:
             "ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError",
             "WrongResultError",
         ),
-        "explanations": ("Explanation", "explain"),
+        "inspect": ("Explanation", "explain"),
         "frames": ("decode", "decode_bundle", "encode", "encode_bundle", "encode_into", "max_nbytes"),
         "layers": ("LayerPolicy", "compress", "expand", "measure"),
         "packet": ("Packet", "TensorSpec"),
         "policy": ("Policy",),
         "sums": ("Contributor", "Sum", "Summing", "summing"),
     }  # fmt: skip
-    _ROOMS = {name: room for room, names in _NAMES.items() for name in names}
+    _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
     def __getattr__(name: str) -> object:
         from importlib import import_module
 
-        if name in _ROOMS:
-            globals()[name] = found = getattr(import_module(f"laconic.{_ROOMS[name]}"), name)
+        if name in _MODULES:
+            globals()[name] = found = getattr(import_module(f"laconic.{_MODULES[name]}"), name)
             return found
-        if not name.startswith("_"):  # a room, such as laconic.sums
+        if not name.startswith("_"):  # a package, such as laconic.sums
             try:
                 return import_module(f"laconic.{name}")
             except ModuleNotFoundError as error:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from laconic import batches, kernels, notices, wire
+from laconic import counters, kernels, multi_tensor, wire
 from laconic._core import bytes_at, zero_bytes
 from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs import spec as grammar
-from laconic.codecs.feedback import MomentumCorrection
+from laconic.codecs.memory import MomentumCorrection
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.kernels.interface import NONFINITE
@@ -144,7 +144,7 @@ class Channel:
         choice = self.policy.choose(slot, TensorSpec.of(x), self.spec)
         stages, codec = parse(choice.spec)
         self._say_exempt(slot, choice)
-        bytes_in, saturated = x.numel() * x.element_size(), notices.counts().get("saturated", 0)
+        bytes_in, saturated = x.numel() * x.element_size(), counters.counts().get("saturated", 0)
         memory_stage = _memory_stage(stages)
         if memory_stage is not None:  # the sum with a residual is float32, and rounding it away would lose it
             x = x.detach().to(torch.float32)
@@ -164,7 +164,7 @@ class Channel:
         self.stats.rounds += 1
         self.stats.bytes_in += bytes_in
         self.stats.bytes_out += nbytes
-        self.stats.saturated += notices.counts().get("saturated", 0) - saturated
+        self.stats.saturated += counters.counts().get("saturated", 0) - saturated
         return nbytes
 
     def _encode_together(
@@ -178,18 +178,18 @@ class Channel:
             return None
         stages, codec = parse(choices[0].spec)
         memory_stage = _memory_stage(stages)
-        if isinstance(memory_stage, MomentumCorrection) or not batches.fits(codec, tensors):
+        if isinstance(memory_stage, MomentumCorrection) or not multi_tensor.fits(codec, tensors):
             return None
         for slot, choice in zip(slots, choices, strict=True):
             self._say_exempt(slot, choice)
         good, residuals = list(range(len(slots))), None
         if memory_stage is not None:  # an error leaves the memory as it was, so it must be known beforehand
-            good = [i for i, key in enumerate(batches.largest_all(tensors)) if key < NONFINITE]
+            good = [i for i, key in enumerate(multi_tensor.largest_all(tensors)) if key < NONFINITE]
             residuals = [self._memory(slots[i], tensors[i]).residual for i in good]
         found: list[tuple[int, int] | None] = [None] * len(slots)
         if not good:
             return found
-        spans = batches.write_frames(
+        spans = multi_tensor.write_frames(
             [tensors[i] for i in good], codec, room, seeds=[seeds[i] for i in good], residuals=residuals
         )
         for i, span in zip(good, spans, strict=True):

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from laconic import wire
 from laconic.codecs import Chain, codec, parse
-from laconic.durable import sync_folder
 from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
-from laconic.explanations import Explanation, explain
 from laconic.frames import max_nbytes, open_packet, write_frame
+from laconic.fsync import sync_folder
+from laconic.inspect import Explanation, explain
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 

@@ -13,7 +13,17 @@ from torch import Tensor
 from laconic._core import advise_large_pages
 from laconic.errors import FrameError
 
-__all__ = ["EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "RoomFor", "TensorSpec", "allocate", "tensor_spec"]
+__all__ = [
+    "EXACT",
+    "FLOATS",
+    "Arena",
+    "HeapArena",
+    "Packet",
+    "TensorSpec",
+    "allocate",
+    "oom_as_frame_error",
+    "tensor_spec",
+]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that codecs take."""
@@ -59,7 +69,7 @@ def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = Fals
     return fresh
 
 
-class RoomFor:
+class oom_as_frame_error:  # noqa: N801 (used as a context manager, like a function)
     """What goes on within takes memory for so many values that a frame declares; ``FrameError`` when there is none."""
 
     __slots__ = ("numel",)

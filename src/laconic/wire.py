@@ -26,7 +26,7 @@ __all__ = [
     "BundleRoom",
     "FrameArena",
     "FramePlan",
-    "Mould",
+    "FrameTemplate",
     "align",
     "body_nbytes",
     "bundle_header",
@@ -297,7 +297,7 @@ def _check_start(magic: bytes, version: int) -> None:
         raise FrameError(f"the frame is of format {version}, this laconic reads {VERSION}")
 
 
-class Mould:
+class FrameTemplate:
     """What frames are like whose codec, shape and sections' sizes are known beforehand: all but checksums.
 
     Who expects many of these sees at a glance that one is in order, without reading what it knows. A frame that does

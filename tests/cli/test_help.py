@@ -10,23 +10,9 @@ import pytest
 from command import Run, laconic
 
 import laconic as package
-from laconic.cli import (
-    bench,
-    bench_cluster,
-    bench_collective,
-    bench_ddp,
-    bench_layers,
-    certs,
-    codecs,
-    demo,
-    pack,
-    report,
-    roles,
-    study,
-    train,
-    unpack,
-)
+from laconic.cli import certs, codecs, demo, pack, report, roles, train, unpack
 from laconic.cli.app import app
+from laconic_lab.cli import bench, bench_cluster, bench_collective, bench_ddp, bench_layers, study
 
 COMMANDS = {
     "demo": demo.EXAMPLES,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from command import Run, listed
 
-from laconic.cli.bench_layers import EXAMPLES
 from laconic.train.run import Config
+from laconic_lab.cli.bench_layers import EXAMPLES
 
 pytest.importorskip("grpc")
 
@@ -30,7 +30,7 @@ def test_train_says_what_layers_gain(run: Run, here: Path, monkeypatch: pytest.M
         return [summary | {"layers": config.layers}]
 
     monkeypatch.setattr("laconic.train.launch.launch", launch)
-    monkeypatch.setattr("laconic.train.verdict.MAX_VARIATION", 1e9)
+    monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", 1e9)
     flags = ("train", "--method", "3", "--iterations", "20", "--layers", "subspace:0.1,T=50")
     result = run(*flags, "--run-dir", "one")
     assert result.exit_code == 0, result.output

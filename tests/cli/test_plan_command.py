@@ -154,7 +154,7 @@ def test_calibrate_refuses_nonsense(run: Run, here: Path, words: tuple[str, ...]
 
 
 def test_a_link_is_measured_between_two_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from laconic.lab import probe
+    from laconic import link_probe
     from laconic.plan.link import measure_link
 
     got: dict[str, float] = {}
@@ -166,8 +166,8 @@ def test_a_link_is_measured_between_two_ends(monkeypatch: pytest.MonkeyPatch) ->
         ports.put(made.getsockname()[1])
         return made
 
-    monkeypatch.setattr(probe.socket, "create_server", watched)
-    other = threading.Thread(target=lambda: got.update(probe.serve("127.0.0.1")))
+    monkeypatch.setattr(link_probe.socket, "create_server", watched)
+    other = threading.Thread(target=lambda: got.update(link_probe.serve("127.0.0.1")))
     other.start()
     found = measure_link(f"127.0.0.1:{ports.get(timeout=10)}", seconds=0.5)
     other.join(20)

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from laconic.cluster.agreement import Offer
 from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
 from laconic.cluster.job import Job
-from laconic.cluster.local import LocalLink
+from laconic.cluster.rejoin import Offer
 from laconic.optim import SGD, Schedule
 from laconic.train import Shards, build_task
-from laconic.train.together import run_together
+from laconic.train.in_process import run_together
 from laconic.train.worker import Worker
 
 BATCH = 32
@@ -28,7 +28,7 @@ def core_of(
 
 
 def seat(core: Core, worker: int, incarnation: int = 0, *, attempt: int = 0, versions: set[int] | None = None) -> None:
-    """Seat a worker that can go on from anywhere, or from some versions only."""
+    """WorkerSession a worker that can go on from anywhere, or from some versions only."""
     told = core.welcome(worker, incarnation, core.slots.fingerprint)
     core.offer(worker, incarnation, attempt, Offer(frozenset(told["versions"] if versions is None else versions)))
 

@@ -27,7 +27,7 @@ from test_faults import events_of, pids
 from laconic.cluster import checkpoint
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.messages import note, read_note
+from laconic.cluster.protocol import note, read_note
 from laconic.cluster.server import Server
 from laconic.errors import LaconicError
 from laconic.optim import Schedule

@@ -16,11 +16,11 @@ from helpers import core_of, seat
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.replies import RefusedError
-from laconic.cluster.rounds import Contribution
-from laconic.cluster.tickets import NOTHING_LEFT
+from laconic.cluster.round import Contribution
+from laconic.cluster.work_queue import NOTHING_LEFT
 from laconic.errors import ConfigError, FrameError
-from laconic.faults.promises import all_work_once, applied_once, staleness
 from laconic.frames import encode
+from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
 
 SOON = 10.0
 

@@ -29,19 +29,19 @@ from torch import Tensor
 
 from laconic import wire
 from laconic.cluster import security
-from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
-from laconic.cluster.messages import frame_messages, note
+from laconic.cluster.protocol import frame_messages, note
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
-from laconic.cluster.rounds import Contribution, OpenFrame
+from laconic.cluster.round import Contribution, OpenFrame
 from laconic.cluster.server import CALLS, OPTIONS, Server
 from laconic.errors import FrameError
-from laconic.faults.promises import all_work_once, applied_once
 from laconic.frames import encode
 from laconic.packet import Packet, TensorSpec
 from laconic.train.methods import method_options
+from laconic_lab.faults.invariants import all_work_once, applied_once
 
 SOON = 20.0
 Events = list[dict[str, Any]]

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
 from laconic.cluster.job import Job
-from laconic.cluster.local import LocalLink
 from laconic.cluster.replies import Reply
 from laconic.cluster.server import Server
-from laconic.faults.promises import all_work_once, applied_once, staleness
 from laconic.optim import Schedule
 from laconic.train import Shards, Task, build_task
-from laconic.train.layout import Layout
+from laconic.train.bundling import Layout
 from laconic.train.methods import method_options
 from laconic.train.worker import Worker
+from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
 
 PACE = 0.04
 """Seconds that a batch takes at least: more than the work itself, so that it decides how long an epoch takes."""
@@ -298,7 +298,7 @@ def test_a_server_knows_exactly_what_its_workers_hold() -> None:
     for mode in ("sync", "async"):
         outcome = run(quick(mode=mode, returns="delta", pull="ef|topk:0.02|qsgd:4"), 12)
         for number, worker in enumerate(outcome.workers):
-            held = outcome.core._weights._held if mode == "sync" else outcome.core._seats[number].held
+            held = outcome.core._weights._held if mode == "sync" else outcome.core._sessions[number].held
             for name, x in held.items():
                 assert torch.equal(worker.parameters[name].detach(), x), (mode, number, name)
 

@@ -9,7 +9,7 @@ import torch
 
 import laconic
 from laconic import wire
-from laconic.cluster.sums import Additions, Part, SlotSum, pack_part
+from laconic.cluster.homomorphic.server import Additions, Part, SlotSum, pack_part
 from laconic.errors import FrameError
 from laconic.packet import Packet
 

@@ -17,18 +17,18 @@ import torch
 from helpers import BATCH
 from torch import Tensor
 
-from laconic.cluster.agreement import Offer, agree
 from laconic.cluster.checkpoint import Folder
 from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
 from laconic.cluster.job import Job
-from laconic.cluster.local import LocalLink
+from laconic.cluster.rejoin import Offer, agree
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.sharded import ShardedLink, partition
-from laconic.faults.promises import applied_once, lost_at_most
 from laconic.optim import SGD, Schedule
 from laconic.train import Shards, Task, build_task
 from laconic.train.methods import METHODS, method_options
 from laconic.train.worker import Worker
+from laconic_lab.faults.invariants import applied_once, lost_at_most
 
 
 class Crash(BaseException):
@@ -68,7 +68,7 @@ class Run:
         return partition({name: p.detach().clone() for name, p in task.model.named_parameters()}, self.servers)
 
     def core(self, server: int = 0) -> Core:
-        vault = Folder(self.folder / f"server-{server}")
+        checkpoint_store = Folder(self.folder / f"server-{server}")
         core = Core(
             self.job,
             self.parts()[server],
@@ -76,17 +76,17 @@ class Run:
             Schedule(self.job.lr),
             self.events[server].append,
             exchanges=self.exchanges,
-            vault=vault,
+            checkpoint_store=checkpoint_store,
         )
-        if vault.versions():
-            core.load(*vault.fetch(max(vault.versions())))
+        if checkpoint_store.versions():
+            core.load(*checkpoint_store.fetch(max(checkpoint_store.versions())))
             self.events[server].append({"event": "resumed", "version": core.version})
         else:
-            vault.save(0, *core.state())
+            checkpoint_store.save(0, *core.state())
 
         def keep(version: int) -> None:
             if version % self.job.exchanges_per_checkpoint == 0:
-                vault.save(version, *core.state())
+                checkpoint_store.save(version, *core.state())
 
         core.on_update(keep)
         return core

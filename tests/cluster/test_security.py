@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from laconic import notices
+from laconic import counters
 from laconic.cluster import security
 from laconic.cluster.security import Credentials, Identity
 from laconic.errors import ConfigError, FileError, FrameError
@@ -273,9 +273,9 @@ def test_a_key_for_everybody_to_read_is_warned_of(copy: Path, caplog: pytest.Log
     security.load_worker(copy, 0)
     assert not caplog.records
     (copy / "worker-0.key").chmod(0o644)
-    before = notices.counts().get("world-readable key", 0)
+    before = counters.counts().get("world-readable key", 0)
     security.load_worker(copy, 0)
-    assert "chmod 600" in caplog.text and notices.counts()["world-readable key"] == before + 1
+    assert "chmod 600" in caplog.text and counters.counts()["world-readable key"] == before + 1
 
 
 def test_what_is_missing_to_install_is_said(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +366,7 @@ def test_hostile_certificates_raise_one_kind_of_error(job: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ on the wire
 
 
-class Desk:
+class WorkQueue:
     """A server on loopback that keeps every request that reached it, and answers workers who say who they are."""
 
     def __init__(self, credentials: Credentials, host: str = "127.0.0.1") -> None:
@@ -400,14 +400,14 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk_of_job(job: Path) -> Iterator[Desk]:
-    desk = Desk(security.load_server(job))
+def desk_of_job(job: Path) -> Iterator[WorkQueue]:
+    desk = WorkQueue(security.load_server(job))
     yield desk
     desk.server.stop(0).wait()
 
 
 @pytest.fixture
-def desk(desk_of_job: Desk) -> Desk:
+def desk(desk_of_job: WorkQueue) -> WorkQueue:
     desk_of_job.read.clear()
     return desk_of_job
 
@@ -427,7 +427,7 @@ def issue(
     return Credentials(who, now + until, ca.pem, certificate, key)
 
 
-def test_members_get_through_as_who_they_are(desk: Desk, job: Path) -> None:
+def test_members_get_through_as_who_they_are(desk: WorkQueue, job: Path) -> None:
     for worker in (0, 1):
         mine = security.channel_credentials(security.load_worker(job, worker))
         assert desk.greet(mine, worker) == b"welcome"
@@ -448,7 +448,7 @@ def strangers(job: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def test_strangers_are_refused_and_nothing_of_theirs_is_read(desk: Desk, job: Path, tmp_path: Path) -> None:
+def test_strangers_are_refused_and_nothing_of_theirs_is_read(desk: WorkQueue, job: Path, tmp_path: Path) -> None:
     for who, credentials in strangers(job, tmp_path).items():
         assert desk.greet(credentials) == grpc.StatusCode.UNAVAILABLE, who
     assert desk.read == []
@@ -462,7 +462,7 @@ def test_dates_are_enforced_by_both_ends(since: timedelta, until: timedelta) -> 
     late = issue(ca, Identity("digits", "worker", 0), [], since, until)
     late_server = issue(ca, Identity("digits", "server"), ["127.0.0.1"], since, until)
     for holder, visitor in ((server, late), (late_server, good)):
-        desk = Desk(holder)
+        desk = WorkQueue(holder)
         assert desk.greet(security.channel_credentials(visitor)) == grpc.StatusCode.UNAVAILABLE
         assert desk.read == []
         desk.server.stop(0).wait()
@@ -478,19 +478,19 @@ def test_workers_do_not_believe_a_false_server(job: Path) -> None:
         (posing, "127.0.0.1", grpc.StatusCode.UNAVAILABLE),
         (security.load_server(job), "127.0.0.1", grpc.StatusCode.UNAVAILABLE),
     ):
-        desk = Desk(holder, host)
+        desk = WorkQueue(holder, host)
         assert desk.greet(worker) == answer
         assert desk.read == ([b"0"] if answer == b"welcome" else [])
         desk.server.stop(0).wait()
 
 
 def test_hosts_of_the_certificate_are_where_a_server_may_be(job: Path) -> None:
-    desk = Desk(security.load_server(job), "127.0.0.2")
+    desk = WorkQueue(security.load_server(job), "127.0.0.2")
     assert desk.greet(security.channel_credentials(security.load_worker(job, 0))) == b"welcome"
     desk.server.stop(0).wait()
 
 
-def test_a_handshake_is_no_welcome(desk: Desk, job: Path) -> None:
+def test_a_handshake_is_no_welcome(desk: WorkQueue, job: Path) -> None:
     """Without a certificate a TLS 1.3 client sees its handshake succeed; the refusal comes with its first read."""
     context = ssl.create_default_context(cafile=str(job / "ca.pem"))
     context.set_alpn_protocols(["h2"])
@@ -504,7 +504,7 @@ def test_a_handshake_is_no_welcome(desk: Desk, job: Path) -> None:
     assert desk.read == []
 
 
-def test_garbage_does_not_disturb_members(desk: Desk, job: Path) -> None:
+def test_garbage_does_not_disturb_members(desk: WorkQueue, job: Path) -> None:
     for junk in (
         b"",
         b"\x00" * 1000,

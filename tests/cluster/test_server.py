@@ -12,12 +12,12 @@ import torch
 from helpers import core_of, train
 
 from laconic._version import __version__
-from laconic.cluster import messages
-from laconic.cluster.agreement import Offer
+from laconic.cluster import protocol
 from laconic.cluster.client import Client, Patience, UnreachableError
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.messages import CHUNK, Assembler, frame_messages, note, read_note
+from laconic.cluster.protocol import CHUNK, Assembler, frame_messages, note, read_note
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError
 from laconic.cluster.server import CALLS, OPTIONS, Server
 from laconic.errors import ConfigError, FrameError
@@ -108,7 +108,7 @@ def test_another_model_is_told_so(served: Server) -> None:
 HOSTILE: dict[str, list[bytes]] = {
     "nothing": [],
     "garbage": [b"\x00\xff garbage"],
-    "no note": [messages.FRAME + b"\x00" * 20],
+    "no note": [protocol.FRAME + b"\x00" * 20],
     "not json": [b"N{"],
     "deep json": [b"N" + b"[" * 60_000],
     "not an object": [b"N[1, 2]"],
@@ -120,13 +120,13 @@ ONES = encode(torch.ones(8, 8), "none")
 HEAD = note({"worker": 0, "incarnation": 0, "sequence": 0})
 BODY: dict[str, list[bytes]] = {
     "no frames": [],
-    "slot beyond": [messages.FRAME + messages._HEAD.pack(9, 4) + b"abcd"],
-    "too large": [messages.FRAME + messages._HEAD.pack(0, 1 << 40) + b"abcd"],
-    "more than said": [messages.FRAME + messages._HEAD.pack(0, 2) + b"abcd"],
-    "less than said": [messages.FRAME + messages._HEAD.pack(0, 300) + b"abcd"],
-    "empty pieces": [messages.FRAME + messages._HEAD.pack(0, 300), messages.MORE, messages.MORE],
-    "a piece of nothing": [messages.MORE + b"abcd"],
-    "no frame inside": [messages.FRAME + messages._HEAD.pack(0, 4) + b"abcd", *frame_messages(1, b"efgh")],
+    "slot beyond": [protocol.FRAME + protocol._HEAD.pack(9, 4) + b"abcd"],
+    "too large": [protocol.FRAME + protocol._HEAD.pack(0, 1 << 40) + b"abcd"],
+    "more than said": [protocol.FRAME + protocol._HEAD.pack(0, 2) + b"abcd"],
+    "less than said": [protocol.FRAME + protocol._HEAD.pack(0, 300) + b"abcd"],
+    "empty pieces": [protocol.FRAME + protocol._HEAD.pack(0, 300), protocol.MORE, protocol.MORE],
+    "a piece of nothing": [protocol.MORE + b"abcd"],
+    "no frame inside": [protocol.FRAME + protocol._HEAD.pack(0, 4) + b"abcd", *frame_messages(1, b"efgh")],
     "twice": [*frame_messages(0, ONES), *frame_messages(0, ONES)],
     "one missing": [*frame_messages(0, ONES)],
     "another shape": [
@@ -170,10 +170,10 @@ def test_pieces_come_together_again() -> None:
     found = {}
     for slot, frame in frames.items():
         for message in frame_messages(slot, frame):
-            assert len(message) <= messages.MAX_MESSAGE
+            assert len(message) <= protocol.MAX_MESSAGE
             done = assembler.feed(message)
             if done is not None:
                 found[done[0]] = done[1]
     assert found == frames and assembler.total == sum(map(len, frames.values()))
     with pytest.raises(FrameError):
-        read_note(b"N" + b" " * messages.MAX_NOTE)
+        read_note(b"N" + b" " * protocol.MAX_NOTE)

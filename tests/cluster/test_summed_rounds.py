@@ -22,26 +22,26 @@ from torch.utils._pytree import tree_leaves
 
 import laconic
 from laconic import wire
-from laconic.cluster import summands as worker_side
-from laconic.cluster import sums
 from laconic.cluster.checkpoint import Folder, load_latest
+from laconic.cluster.homomorphic import server
+from laconic.cluster.homomorphic import worker as worker_side
+from laconic.cluster.homomorphic.server import unpack_part
+from laconic.cluster.homomorphic.worker import Summands, scale_frame
+from laconic.cluster.in_process import LocalLink
 from laconic.cluster.job import Job
-from laconic.cluster.local import LocalLink
 from laconic.cluster.replies import Reply, regather
-from laconic.cluster.rounds import Contribution
-from laconic.cluster.summands import Summands, scale_frame
-from laconic.cluster.sums import unpack_part
+from laconic.cluster.round import Contribution
 from laconic.codecs import Chain
 from laconic.errors import ConfigError, FrameError, NonFiniteError
-from laconic.faults.promises import applied_once
 from laconic.optim import Schedule
 from laconic.packet import Packet, TensorSpec
 from laconic.train import Shards, build_task
+from laconic.train.in_process import run_together
 from laconic.train.launch import launch
 from laconic.train.methods import method_options
 from laconic.train.run import CHECKPOINTS, trainable
-from laconic.train.together import run_together
 from laconic.train.worker import Worker
+from laconic_lab.faults.invariants import applied_once
 
 SOON = 10.0
 SLOTS = {"w": torch.zeros(70, 90), "b": torch.zeros(90)}
@@ -578,7 +578,7 @@ def test_a_message_read_at_a_glance_is_what_it_is_read_word_by_word(spec: str, s
     assert how.mould is not None
     found = how.mould.read(message)
     assert found is not None
-    scales, packet = sums._read(how, message)
+    scales, packet = server._read(how, message)
     assert torch.equal(found[0], scales) and packet is not None
     assert found[1].spec == packet.spec and found[1].codec == packet.codec
     assert all(torch.equal(a, b) for a, b in zip(found[1].sections, packet.sections, strict=True))
@@ -594,7 +594,7 @@ def test_a_message_that_looks_different_is_read_word_by_word() -> None:
     like = {"w": torch.zeros(10)}
     (how,) = job.slot_sums(like)
     assert how.mould is not None
-    only_scales = sums.pack_part(laconic.encode(torch.ones(1), "none"), None)
-    assert how.mould.read(only_scales) is None and sums.Part.of(how, only_scales).packet is None
+    only_scales = server.pack_part(laconic.encode(torch.ones(1), "none"), None)
+    assert how.mould.read(only_scales) is None and server.Part.of(how, only_scales).packet is None
     (nothing,) = job.slot_sums({"w": torch.zeros(0)})
     assert nothing.mould is None

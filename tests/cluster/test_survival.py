@@ -29,20 +29,21 @@ from test_faults import pids
 
 from laconic.cluster import checkpoint, security
 from laconic.cluster import server as server_module
-from laconic.cluster.agreement import Offer
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.local import LocalLink
-from laconic.cluster.messages import frame_messages, note
+from laconic.cluster.protocol import frame_messages, note
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError
 from laconic.cluster.server import CALLS, OPTIONS, Server
-from laconic.faults import storm
-from laconic.faults.besiegers import Besiegers
-from laconic.faults.promises import applied_once, lost_at_most, read_events
-from laconic.faults.soak import usage
 from laconic.frames import encode
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
+from laconic.watch.events import read_events
+from laconic_lab.faults import flood_client
+from laconic_lab.faults.flood_process import Besiegers
+from laconic_lab.faults.invariants import applied_once, lost_at_most
+from laconic_lab.faults.soak import usage
 
 SOON = 30.0
 ONES = encode(torch.ones(64), "none")
@@ -105,8 +106,15 @@ def test_who_does_not_come_to_the_point_is_hung_up_on(tmp_path: Path) -> None:
     """Silent, in the middle of TLS, of HTTP/2's first words, or after them: none holds a connection for long."""
     security.new_job(tmp_path, name="ours", hosts=["localhost"], workers=1)
     mine = security.server_credentials(security.load_server(tmp_path))
-    hello = storm.client_hello()
-    said = [b"", hello[:50], hello, storm.PREFACE[:10], storm.PREFACE, storm.PREFACE + storm.SETTINGS]
+    hello = flood_client.client_hello()
+    said = [
+        b"",
+        hello[:50],
+        hello,
+        flood_client.PREFACE[:10],
+        flood_client.PREFACE,
+        flood_client.PREFACE + flood_client.SETTINGS,
+    ]
     with serving(small_core()) as plain, serving(small_core(), credentials=mine) as secure:
         before = usage()[1]
         lines = []
@@ -349,7 +357,7 @@ def killed_under_load(tmp_path: Path, kill_at: list[int], *, tls: bool) -> None:
         if worker == 0 and to_kill and at == to_kill[0]:
             to_kill.pop(0)
             port = address().rpartition(":")[2]
-            for words_of_strangers in (storm.REQUEST, storm.PREFACE, b"\0" * 100):
+            for words_of_strangers in (flood_client.REQUEST, flood_client.PREFACE, b"\0" * 100):
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), 5) as line:
                     line.sendall(words_of_strangers)
                     line.recv(1)
@@ -412,7 +420,7 @@ def pester(core: Core, address: str, pushes: int, seed: int, outcomes: dict[str,
         call = channel.stream_stream(CALLS["Exchange"])
         for _ in range(pushes):
             worker = rng.randrange(core.job.workers)
-            at = core._seats[worker].clock  # what it pushes now is its own; all else is not
+            at = core._sessions[worker].clock  # what it pushes now is its own; all else is not
             sequence = at - min(at, rng.choice([1, 1, 1, 2, 3, rng.randrange(1, 40), -1_000_000]))
             incarnation = rng.choice([1, 1, 1, 1, 0, 2])
             head = note({"worker": worker, "incarnation": incarnation, "sequence": sequence})
@@ -467,7 +475,7 @@ def test_fifty_thousand_pushes_too_many_change_nothing(mode: str) -> None:
         ]
         for thread in workers_:
             thread.start()
-        assert eventually(lambda: all(seat.clock for seat in core._seats))
+        assert eventually(lambda: all(seat.clock for seat in core._sessions))
         for thread in pests_:
             thread.start()
         for thread in pests_:

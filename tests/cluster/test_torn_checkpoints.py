@@ -30,7 +30,7 @@ from torch import Tensor
 from laconic.cluster import checkpoint
 from laconic.cluster.checkpoint import Folder, load_latest, save
 from laconic.cluster.job import Job
-from laconic.cluster.rounds import Contribution
+from laconic.cluster.round import Contribution
 from laconic.errors import FileError
 from laconic.frames import encode
 
@@ -145,18 +145,18 @@ def run(folder: Path, size: int, *, to: int = EXCHANGES, disk: Disk | None = Non
         disk: On which the second checkpoint is written.
     """
     job = Job(workers=1, lr=0.1, momentum=0.9, checkpoint_every=2)
-    vault = Folder(folder, keep=2)
-    core = core_of(job, {"w": torch.zeros(size)}, exchanges=EXCHANGES, vault=vault)
+    checkpoint_store = Folder(folder, keep=2)
+    core = core_of(job, {"w": torch.zeros(size)}, exchanges=EXCHANGES, checkpoint_store=checkpoint_store)
     found = load_latest(folder)
     if found is None:
-        vault.save(0, *core.state())
+        checkpoint_store.save(0, *core.state())
     else:
         core.load(found.tensors, found.meta)
 
     def keep(version: int) -> None:
         if version % 2 == 0:
             with disk if disk is not None and version == TORN else contextlib.nullcontext():
-                vault.save(version, *core.state())
+                checkpoint_store.save(version, *core.state())
 
     core.on_update(keep)
     incarnation = 1 + core.version  # any that is new

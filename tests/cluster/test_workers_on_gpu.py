@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_recovery import Run, job_of
 
-from laconic import notices
+from laconic import counters
 from laconic.train import Task, build_task
 from laconic.train.methods import METHODS
 
@@ -32,10 +32,10 @@ def loss_of(weights):
 def test_workers_on_a_gpu_train_with_a_server(method, tmp_path):
     job, exchanges = job_of(method)
     before = loss_of({name: p.detach() for name, p in build_task("mlp", "digits", seed=0).model.named_parameters()})
-    slow = notices.counts().get("reference_kernels", 0)
+    slow = counters.counts().get("reference_kernels", 0)
     run, undisturbed = OnGpu(job, tmp_path / "gpu", exchanges), Run(job, tmp_path / "cpu", exchanges)
     run.go(dies=1, at=exchanges // 2, delivered=True)
     undisturbed.go()
     assert loss_of(run.weights()) < before
     assert loss_of(run.weights()) == pytest.approx(loss_of(undisturbed.weights()), rel=0.2)
-    assert notices.counts().get("reference_kernels", 0) == slow, "plain torch stood in for kernels"
+    assert counters.counts().get("reference_kernels", 0) == slow, "plain torch stood in for kernels"

@@ -12,7 +12,7 @@ import torch
 
 import laconic
 import laws
-from laconic import InputError, kernels, notices
+from laconic import InputError, counters, kernels
 from laconic.kernels import cpu, reference
 from laconic.kernels.interface import read_positions_header
 
@@ -370,21 +370,21 @@ def levels_of(x, spec, **how):
 
 @pytest.mark.parametrize("spec, most", [("adaptive:12.0", 4096), ("adaptive:12.0,zero=true", 4094)])
 def test_levels_end_where_coders_do_and_this_is_said(spec, most, caplog, monkeypatch):
-    monkeypatch.setattr(notices, "_said", set())
-    before = notices.counts().get("levels", 0)
+    monkeypatch.setattr(counters, "_said", set())
+    before = counters.counts().get("levels", 0)
     with caplog.at_level(logging.WARNING, "laconic"):
         assert most <= levels_of(laws.normal(2000), spec) <= 4096
-        assert notices.counts()["levels"] == before + 1
+        assert counters.counts()["levels"] == before + 1
         assert "lower c" in caplog.text
         said = len(caplog.records)
         levels_of(laws.normal(2000, seed=1), spec)
-    assert notices.counts()["levels"] == before + 2
+    assert counters.counts()["levels"] == before + 2
     assert said == 1
 
 
 def test_a_notice_is_said_once_whatever_its_numbers(caplog, monkeypatch):
     # In training every layer and step asks for another number of levels: a log line for each would bury the rest.
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(counters, "_said", set())
     with caplog.at_level(logging.WARNING, "laconic"):
         for seed in range(5):
             laconic.encode(laws.normal(2000, seed=seed), "adaptive:12.0")
@@ -491,15 +491,15 @@ def test_few_values_among_zeros_travel_apart_and_nothing_else_does():
 
 
 def test_a_sample_that_misses_most_large_values_leaves_none_apart_and_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(counters, "_said", set())
     n = 100_000
     x = laws.normal(n) * 10
     x[torch.from_numpy(sample_places(n, 3000, 3))] *= 1e-3
-    before = notices.counts().get("tail", 0)
+    before = counters.counts().get("tail", 0)
     with caplog.at_level(logging.WARNING, "laconic"):
         codec = laconic.codec("adaptive:5.0,tail=0.001")
         packet = codec.encode(x, seed=3)
-    assert notices.counts()["tail"] == before + 1 and "none apart" in caplog.text
+    assert counters.counts()["tail"] == before + 1 and "none apart" in caplog.text
     found = Found(packet, tail=True)
     assert found.apart.size == 0 and found.header == (float(x.min()), float(x.max()))
     error = float((codec.decode(packet) - x).abs().max())

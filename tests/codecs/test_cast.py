@@ -7,7 +7,7 @@ import torch
 
 import laconic
 import laws
-from laconic import notices
+from laconic import counters
 
 SPECS = laws.CASTS
 
@@ -51,14 +51,14 @@ def test_fp16_subnormals_round_to_its_smallest_step():
 @pytest.mark.parametrize("spec, largest", [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max)])
 def test_casts_saturate_and_say_so_once(spec, largest, caplog, monkeypatch):
     x = torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, 1.0])
-    before = notices.counts().get("saturated", 0)
-    monkeypatch.setattr(notices, "_said", set())
+    before = counters.counts().get("saturated", 0)
+    monkeypatch.setattr(counters, "_said", set())
     with caplog.at_level(logging.WARNING, "laconic"):
         for _ in range(2):
             y = laws.roundtrip(x, spec)
     assert y.tolist() == [largest, -largest, 1.0]
     assert caplog.text.count(f"values lie beyond {spec} and saturate") == 1
-    assert notices.counts()["saturated"] == before + 4
+    assert counters.counts()["saturated"] == before + 4
 
 
 def test_casts_say_nothing_when_nothing_saturates(caplog):

@@ -9,8 +9,9 @@ import torch.multiprocessing as mp
 
 import laconic
 import laws
-from laconic import collective, sums, wire
-from laconic.collective import reducer as reducer_module
+from laconic import collective, wire
+from laconic.aggregate import homomorphic
+from laconic.collective.reductions import allreduce as reducer_module
 
 WORLD = 4
 SPECS = (
@@ -133,10 +134,10 @@ def test_they_are_the_bits_of_a_server(spec, ranks):
     xs = [tensors(rank) for rank in range(WORLD)]
     summing = laconic.summing(spec, workers=WORLD, ring=True)
     agreed = summing.agree([summing.probe(x, seed=5) for x in xs])
-    total = sums.add(*(summing.encode(x, agreed, seed=5, worker=rank) for rank, x in enumerate(xs)))
-    if isinstance(summing.chain.values, laconic.codecs.lanes.LaneStage):
+    total = homomorphic.add(*(summing.encode(x, agreed, seed=5, worker=rank) for rank, x in enumerate(xs)))
+    if isinstance(summing.chain.values, laconic.codecs.packed_ints.LaneStage):
         assert laws.same_bits(laconic.decode(total), ranks[0][f"mean {spec}"])
-        assert sums.count(total) == WORLD
+        assert homomorphic.count(total) == WORLD
     else:
         torch.testing.assert_close(laconic.decode(total), ranks[0][f"mean {spec}"], rtol=1e-4, atol=1e-5)
 
@@ -156,12 +157,12 @@ def test_means_are_close(ranks):
 
 @pytest.mark.parametrize("carry", [False, True])
 def test_rounds_of_which_one_is_lost(carry, ranks):
-    from laconic.kernels.reference import lanes
+    from laconic.kernels.reference import packed_ints
 
     for rank in ranks:
         assert rank[f"zero {carry}"] and rank[f"skipped {carry}"] == 2 and rank[f"resumed {carry}"]
     left = sum(rank[f"residual {carry}"] for rank in ranks).view(-1, 1024) / WORLD
-    back = lanes.hadamard(left * 2.0**-5).view(-1) * lanes.rotation_signs(left.numel(), 0, left.device)
+    back = packed_ints.hadamard(left * 2.0**-5).view(-1) * packed_ints.rotation_signs(left.numel(), 0, left.device)
     came = sum(rank[f"came {carry}"] for rank in ranks) / WORLD
     assert float((ranks[0][f"went {carry}"] + back[:3000].view(60, 50) - came).abs().max()) < 1e-4
 

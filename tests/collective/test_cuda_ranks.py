@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic import notices
+from laconic import counters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -41,7 +41,7 @@ def train(spec, backend, rank, world, steps=300):
         "losses": losses,
         "parameters": torch.cat([each.detach().flatten().cpu() for each in model.parameters()]),
         "rounds": stats["rounds"],
-        "slow": notices.counts().get("reference_kernels", 0),
+        "slow": counters.counts().get("reference_kernels", 0),
     }
 
 

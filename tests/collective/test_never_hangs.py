@@ -11,8 +11,8 @@ from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.bench.ddp.synthetic import Drawer, Synthetic
 from laconic.collective import differing
+from laconic_lab.bench.ddp.synthetic import Drawer, Synthetic
 
 STEPS = 200
 WATCHDOG_S = 60.0

@@ -22,7 +22,7 @@ def refresh() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "bench" / "readme_table.py")
+    spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "tools" / "readme_table.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

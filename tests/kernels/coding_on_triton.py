@@ -14,10 +14,10 @@ import torch
 
 import laws
 import symbols as kinds
-from laconic import FrameError, notices
+from laconic import FrameError, counters
 from laconic.kernels import cpu
 from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, coded_limit
-from laconic.kernels.reference import books
+from laconic.kernels.reference import code_tables
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -28,20 +28,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def whole_streams(monkeypatch):
     """The interpreter runs one program after another: parts would only cost, and have tests of their own."""
-    from laconic.kernels.triton import reading
+    from laconic.kernels.triton import huffman_decode
 
     if INTERPRETED:
-        monkeypatch.setattr(reading, "PARTS", 1)
+        monkeypatch.setattr(huffman_decode, "PARTS", 1)
 
 
 def ours():
-    from laconic.kernels.triton import cuda
+    from laconic.kernels.triton import backend
 
-    return cuda
+    return backend
 
 
 def hosted() -> int:
-    return notices.counts().get("hosted_kernels", 0)
+    return counters.counts().get("hosted_kernels", 0)
 
 
 def written(symbols, alphabet, coding=Coding.HUFFMAN) -> bytes:
@@ -92,10 +92,10 @@ def read_back(kind: str, n: int, alphabet: int) -> None:
 
 def cut_into(parts: int, warm: int, monkeypatch) -> None:
     """Let a reader cut short streams, too, and begin its parts so many bits early."""
-    from laconic.kernels.triton import reading
+    from laconic.kernels.triton import huffman_decode
 
     for name, value in (("PARTS", parts), ("WARM", warm), ("SHORT", 1)):
-        monkeypatch.setattr(reading, name, value)
+        monkeypatch.setattr(huffman_decode, name, value)
 
 
 @pytest.mark.parametrize("warm", [pytest.param(0, marks=pytest.mark.slow), 32])
@@ -303,7 +303,7 @@ def test_chunks_that_are_too_short_or_too_long_are_refused():
 
 def parts(section: bytes, n: int, alphabet: int):
     """What stands before the starts, the starts, the bits."""
-    _, _, taken = books.read_book(section[5:], alphabet, with_shares=False)
+    _, _, taken = code_tables.read_book(section[5:], alphabet, with_shares=False)
     streams = 30 if n >= 65536 else 6 if n >= 2048 else 1
     at = 5 + taken
     return section[4:at], list(struct.unpack_from(f"<{streams - 1}I", section, at)), section[at + 4 * (streams - 1) :]

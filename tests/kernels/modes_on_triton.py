@@ -26,7 +26,7 @@ import laws
 import symbols as kinds
 from laconic.kernels import cpu
 from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, packed_nbytes, symbol_bits
-from laconic.kernels.reference import books
+from laconic.kernels.reference import code_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -287,8 +287,8 @@ def test_bent_books_are_refused_or_read_as_the_core_reads_them():
         section = truth(kinds.make(dice.choice(("normal", "geometric", "even")), n, alphabet), alphabet, Coding.RANS)
         if section[4] != RANS:
             continue
-        _, shares, taken = books.read_book(section[6:], alphabet, with_shares=True)
+        _, shares, taken = code_tables.read_book(section[6:], alphabet, with_shares=True)
         a, b = dice.sample(range(alphabet), 2)
         shares[a], shares[b] = shares[b], shares[a]
-        book = books.write_book([share.bit_length() for share in shares], shares)
+        book = code_tables.write_book([share.bit_length() for share in shares], shares)
         refused(sized(section[4:6] + book + section[6 + taken :]), n, alphabet)

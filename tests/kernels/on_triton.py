@@ -15,7 +15,7 @@ import torch
 import laconic
 import laws
 from golden import make
-from laconic import FrameError, kernels, notices, wire
+from laconic import FrameError, counters, kernels, wire
 from laconic.kernels import random, reference
 from laconic.kernels.interface import GROUP, LANE_BLOCK, LaneCoding, LinearGrid, num_buckets, packed_nbytes
 
@@ -39,9 +39,9 @@ def quick(spec, n):
 
 
 def triton_kernels():
-    from laconic.kernels.triton import cuda
+    from laconic.kernels.triton import backend
 
-    return cuda
+    return backend
 
 
 @pytest.fixture(autouse=True)
@@ -342,18 +342,18 @@ def test_products_agree(rows, columns, rank):
 
 
 def test_what_the_host_does_is_counted():
-    before = notices.counts().get("hosted_kernels", 0)
+    before = counters.counts().get("hosted_kernels", 0)
     with kernels.use("triton"):
         laconic.codec("uniform:8").encode(laws.normal(300).to(DEVICE))
-        assert notices.counts().get("hosted_kernels", 0) == before
+        assert counters.counts().get("hosted_kernels", 0) == before
         laconic.codec("topk:0.3").encode(laws.normal(300).double().to(DEVICE))
-        assert notices.counts()["hosted_kernels"] == before + 1
+        assert counters.counts()["hosted_kernels"] == before + 1
         laconic.codec("uniform:8|deflate").encode(laws.normal(300).to(DEVICE))
-    assert notices.counts()["hosted_kernels"] == before + (1 if INTERPRETED else 2)
+    assert counters.counts()["hosted_kernels"] == before + (1 if INTERPRETED else 2)
 
 
 def test_the_bench_times_what_it_has_checked(monkeypatch):
-    from laconic.bench import device
+    from laconic_lab.bench import device
 
     monkeypatch.setattr(device, "PARITY_NUMEL", 700)
     monkeypatch.setattr(device, "SMALL_NUMEL", 300)

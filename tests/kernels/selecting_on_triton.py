@@ -42,23 +42,23 @@ def few_parts(monkeypatch):
 @pytest.fixture
 def few_samples(monkeypatch):
     """Samples that are much fewer than the values, and as little room as they leave to many."""
-    from laconic.kernels.triton import largest
+    from laconic.kernels.triton import topk
 
-    monkeypatch.setattr(largest, "SAMPLES", 1024)
-    monkeypatch.setattr(largest, "MORE_SAMPLES", 1024)
-    monkeypatch.setattr(largest, "ROOMY", 0)
-    largest._layout.cache_clear()
+    monkeypatch.setattr(topk, "SAMPLES", 1024)
+    monkeypatch.setattr(topk, "MORE_SAMPLES", 1024)
+    monkeypatch.setattr(topk, "ROOMY", 0)
+    topk._layout.cache_clear()
     yield
-    largest._layout.cache_clear()
+    topk._layout.cache_clear()
 
 
 @pytest.fixture
 def misses(monkeypatch):
     """Lengths of the tensors that exact passes had to take over."""
-    from laconic.kernels.triton import selection
+    from laconic.kernels.triton import selectors
 
-    lengths, real = [], selection._selector
-    monkeypatch.setattr(selection, "_selector", lambda n, *rest: lengths.append(n) or real(n, *rest))
+    lengths, real = [], selectors._selector
+    monkeypatch.setattr(selectors, "_selector", lambda n, *rest: lengths.append(n) or real(n, *rest))
     return lengths
 
 

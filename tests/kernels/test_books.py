@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic import FrameError
-from laconic.kernels.reference import books
+from laconic.kernels.reference import code_tables
 from symbols import huffman_cost
 
 # Large alphabets take their time; `HYPOTHESIS_PROFILE=wide` looks further here, too.
@@ -54,7 +54,7 @@ def bits_of(counts: list[int], lengths: list[int]) -> int:
 
 
 def check_lengths(counts: list[int]) -> list[int]:
-    lengths = books.code_lengths(counts)
+    lengths = code_tables.code_lengths(counts)
     used = [length for length, count in zip(lengths, counts, strict=True) if count]
     assert [length > 0 for length in lengths] == [count > 0 for count in counts]
     assert sum(Fraction(1, 2**length) for length in used) == 1, "the code is not complete"
@@ -115,9 +115,9 @@ def test_where_the_limit_binds_no_code_within_it_is_shorter(seed):
 @pytest.mark.parametrize("used", [2, 3, 40, 300, 4096])
 def test_codes_are_canonical_and_no_code_begins_another(used):
     dice = random.Random(used)
-    lengths = books.code_lengths([int(2 ** (dice.random() * 12)) for _ in range(used)])
+    lengths = code_tables.code_lengths([int(2 ** (dice.random() * 12)) for _ in range(used)])
     codes = [
-        f"{code:0{length}b}"[::-1] for code, length in zip(books.canonical_codes(lengths), lengths, strict=True)
+        f"{code:0{length}b}"[::-1] for code, length in zip(code_tables.canonical_codes(lengths), lengths, strict=True)
     ]  # as they are read
     ordered = sorted(range(used), key=lambda symbol: (lengths[symbol], symbol))
     assert [codes[s] for s in ordered] == sorted(codes), "codes ascend by length, then by symbol"
@@ -129,7 +129,7 @@ def test_codes_are_canonical_and_no_code_begins_another(used):
 
 
 def check_shares(counts: list[int], scale: int) -> list[int]:
-    shares = books.share_out(counts, scale)
+    shares = code_tables.share_out(counts, scale)
     assert sum(shares) == 1 << scale
     assert [share > 0 for share in shares] == [count > 0 for count in counts]
     assert max(shares) < 1 << scale, "a share of everything would be a constant"
@@ -181,21 +181,21 @@ def test_shares_that_divide_exactly_are_exact(scale):
 def test_a_fixed_logarithm_is_the_logarithm():
     for share in range(1, 1 << 15):
         exact = math.log2(share) * 65536
-        assert exact - 1.01 < books.log2_fixed(share) <= exact + 1e-6
+        assert exact - 1.01 < code_tables.log2_fixed(share) <= exact + 1e-6
 
 
 # ------------------------------------------------------------------------------------------------------------- books
 
 
 def write_and_read(classes: list[int], shares: list[int] | None) -> None:
-    data = books.write_book(classes, shares)
+    data = code_tables.write_book(classes, shares)
     for behind in (b"", b"\x00", b"\xff\xff\xff"):
-        found, read, taken = books.read_book(data + behind, len(classes), with_shares=shares is not None)
+        found, read, taken = code_tables.read_book(data + behind, len(classes), with_shares=shares is not None)
         assert (found, taken) == (classes, len(data))
         assert shares is None or read == shares
     for end in range(len(data)):
         with pytest.raises(FrameError, match="cut short"):
-            books.read_book(data[:end], len(classes), with_shares=shares is not None)
+            code_tables.read_book(data[:end], len(classes), with_shares=shares is not None)
 
 
 classes_of = st.lists(st.one_of(st.just(0), st.integers(1, 15)), min_size=1, max_size=60).filter(any)
@@ -209,7 +209,7 @@ def test_a_book_of_lengths_is_read_back(classes):
 @FEWER
 @given(counts_of_few, st.sampled_from([12, 15]))
 def test_a_book_of_shares_is_read_back(counts, scale):
-    shares = books.share_out(counts, scale)
+    shares = code_tables.share_out(counts, scale)
     write_and_read([share.bit_length() for share in shares], shares)
 
 
@@ -217,7 +217,7 @@ def test_a_book_of_shares_is_read_back(counts, scale):
 def test_runs_of_any_length_are_read_back(gap):
     write_and_read([1, *[0] * gap, 1], None)
     classes = [*[0] * (4094 - gap), 3, *[0] * gap, 5]
-    found, _, _ = books.read_book(books.write_book(classes), 4096, with_shares=False)
+    found, _, _ = code_tables.read_book(code_tables.write_book(classes), 4096, with_shares=False)
     assert found == classes
 
 
@@ -227,5 +227,5 @@ def test_a_book_is_written_as_the_format_says():
     bits += "0" * (-len(bits) % 8)
     data = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
     classes = [0, 0, 8, 7, 2, 0, 0, 2]
-    assert books.write_book(classes) == data
-    assert books.read_book(data, 8, with_shares=False)[0] == classes
+    assert code_tables.write_book(classes) == data
+    assert code_tables.read_book(data, 8, with_shares=False)[0] == classes

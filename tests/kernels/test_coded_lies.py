@@ -11,7 +11,7 @@ import torch
 from laconic import FrameError
 from laconic.kernels import cpu, reference
 from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
-from laconic.kernels.reference import books
+from laconic.kernels.reference import code_tables
 from symbols import PURE, code, make
 
 BACKENDS = {"cpu": cpu, "reference": reference}
@@ -51,7 +51,7 @@ class Parts:
         self.scale = b""
         if self.mode == RANS:
             self.scale, body = body[:1], body[1:]
-        self.classes, self.shares, taken = books.read_book(body, alphabet, with_shares=self.mode == RANS)
+        self.classes, self.shares, taken = code_tables.read_book(body, alphabet, with_shares=self.mode == RANS)
         self.book, body = body[:taken], body[taken:]
         streams = 30 if n >= 65536 else 6 if n >= 2048 else 1
         lanes = 32 if n >= 16384 else 4
@@ -66,7 +66,7 @@ class Parts:
         return struct.pack("<I", len(body) if self.size is None else self.size) + body
 
     def rewrite_book(self) -> None:
-        self.book = books.write_book(self.classes, self.shares if self.mode == RANS else None)
+        self.book = code_tables.write_book(self.classes, self.shares if self.mode == RANS else None)
 
     def refused(self) -> bool:
         return refused(self.write(), self.n, self.alphabet)

@@ -26,8 +26,8 @@ from laconic.kernels.interface import (
     coded_limit,
     symbol_dtype,
 )
-from laconic.kernels.reference import books
-from laconic.kernels.reference import coding as coding_of
+from laconic.kernels.reference import code_tables
+from laconic.kernels.reference import entropy_coding as coding_of
 from symbols import CODINGS, KINDS, PURE, code, make, normal, raw_nbytes
 
 # Streams of Huffman's code begin at 2,048 and 65,536 symbols, lanes of rANS at 16,384, another chunk behind 2^19.
@@ -236,11 +236,11 @@ def plans_agree(counts):
         assert modes(section, symbols.numel()) == [mode], coding
         if mode == HUFFMAN:
             nbytes, lengths = coding_of.huffman_size(counts)
-            book = books.write_book(lengths)
+            book = code_tables.write_book(lengths)
             assert section.numel() == 4 + nbytes
         elif mode == RANS:
             _, scale, shares = coding_of.rans_size(counts)
-            book = bytes([scale]) + books.write_book([share.bit_length() for share in shares], shares)
+            book = bytes([scale]) + code_tables.write_book([share.bit_length() for share in shares], shares)
         else:
             continue
         assert laws.bytes_of(section)[5 : 5 + len(book)] == book, coding

@@ -16,7 +16,7 @@ import torch
 import laconic
 import laws
 from laconic import kernels
-from laconic.kernels import hosted
+from laconic.kernels import torch_fallback
 
 # Around groups of packing (256; 320 for trits), buckets, ranges of threads (65,536; five times that for trits).
 EDGES = (8, 64, 128, 256, 320, 512, 1024, 4096, 65536, 131072, 327680)
@@ -147,7 +147,7 @@ def test_a_thread_count_far_past_the_cores_agrees(spec):
 @pytest.mark.parametrize("spec", laws.EVERY)
 def test_kernels_for_other_devices_agree(spec, monkeypatch):
     """They take what is coded to the host; here all of it is there already, so that no such device is needed."""
-    monkeypatch.setitem(kernels._BACKENDS, "hosted", hosted)
+    monkeypatch.setitem(kernels._BACKENDS, "hosted", torch_fallback)
     codec = laconic.codec(spec)
     for n in (1, 300, 17_001):
         x = laws.normal(n, seed=n)
@@ -155,7 +155,7 @@ def test_kernels_for_other_devices_agree(spec, monkeypatch):
         value, ours, truth = laconic.decode(frame), torch.ones(n), torch.ones(n)
         codec.accumulate(codec.encode(x, seed=n), truth, 0.3)
         with kernels.use("hosted"):
-            assert kernels.of(x) is hosted
+            assert kernels.of(x) is torch_fallback
             assert laconic.encode(x, spec, seed=n) == frame
             assert laws.same_bits(laconic.decode(frame), value)
             codec.accumulate(codec.encode(x, seed=n), ours, 0.3)

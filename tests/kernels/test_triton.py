@@ -105,17 +105,17 @@ def test_kernels_of_adaptive_compile_for_a_gpu_that_is_not_here(levels):
     import offline
 
     from laconic.kernels.interface import LinearGrid, packed_nbytes, symbol_bits
-    from laconic.kernels.triton import grids
+    from laconic.kernels.triton import linear
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     grid, x = LinearGrid(1.0, -3.0, levels / 6, levels), torch.zeros(5000)
     packed = torch.zeros(packed_nbytes(5000, symbol_bits(levels)), dtype=torch.uint8)
     with offline.compiling() as made:
-        grids.histogram(grids.sample(x, 1024, 1), grid)
-        grids.make_symbols(x, grid)
-        grids.pack_bins(x, grid, packed)
-        grids.table_decode(packed, torch.zeros(levels), x, 0.5)
+        linear.histogram(linear.sample(x, 1024, 1), grid)
+        linear.make_symbols(x, grid)
+        linear.pack_bins(x, grid, packed)
+        linear.table_decode(packed, torch.zeros(levels), x, 0.5)
     assert len(made) == 6 and not any(map(offline.inexact, made.values()))
 
 
@@ -126,15 +126,15 @@ def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
     import offline
 
     from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
-    from laconic.kernels.triton import lanes
+    from laconic.kernels.triton import packed_ints
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     packed = torch.zeros(packed_nbytes(5000, width), dtype=torch.uint8)
     total = torch.zeros(num_buckets(5000, GROUP) * 32 * lane, dtype=torch.uint8)
     with offline.compiling() as made:
-        lanes.lane_accumulate(packed, 5000, width, lane, total)
-        lanes.lane_pack(total, 5000, lane, width, packed)
+        packed_ints.lane_accumulate(packed, 5000, width, lane, total)
+        packed_ints.lane_pack(total, 5000, lane, width, packed)
     assert len(made) >= 2
 
 
@@ -146,23 +146,23 @@ def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here(programs, monke
     import offline
 
     from laconic.kernels.interface import positions_limit
-    from laconic.kernels.triton import drawing, gaps, grids, phases, placing, selection
+    from laconic.kernels.triton import grid_sync, linear, randk, rice, scatter, selectors
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
-    monkeypatch.setattr(phases, "_multiprocessors", lambda device: programs)
+    monkeypatch.setattr(grid_sync, "_multiprocessors", lambda device: programs)
     n, k, x = 50_000, 100, torch.zeros(50_000)
     section, seed = torch.zeros(positions_limit(n, k), dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
     with offline.compiling() as made:
-        selection.topk(x, k, section)
-        selection.above(x, 5)
-        drawing.draw(x, k, 0, seed)
-        gaps.code(torch.zeros(k, dtype=torch.int32), n, section)
-        grids.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))
-        grids.range_histogram(x, 16, False, 1024, 1)
+        selectors.topk(x, k, section)
+        selectors.above(x, 5)
+        randk.draw(x, k, 0, seed)
+        rice.code(torch.zeros(k, dtype=torch.int32), n, section)
+        linear.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))
+        linear.range_histogram(x, 16, False, 1024, 1)
         for weight in (None, 0.5):
-            placing.place(section, x[:k], x, weight)
-            drawing.place(seed, x[:k], 2.0, x, weight)
+            scatter.place(section, x[:k], x, weight)
+            randk.place(seed, x[:k], 2.0, x, weight)
     names = [name.split()[0] for name in made]
     assert {"_settle", "_write", "_phases", "_above", "_uniform_encode", "_range_histogram"} <= set(names)
     assert names.count("_phases") == 7 if programs else names.count("_phases") > 30
@@ -177,18 +177,18 @@ def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n
     import offline
 
     from laconic.kernels.interface import coded_limit, symbol_dtype
-    from laconic.kernels.triton import reading, writing
+    from laconic.kernels.triton import huffman_decode, huffman_encode
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
     with offline.compiling() as made:
-        writing.huffman_write(symbols, alphabet, room)
-        opened = reading.open_section(room, n, alphabet)
+        huffman_encode.huffman_write(symbols, alphabet, room)
+        opened = huffman_decode.open_section(room, n, alphabet)
         assert opened is not None
-        reading.read_streams(opened, symbols)
+        huffman_decode.read_streams(opened, symbols)
         for weight in (None, 0.5):
-            reading.look_up(opened, symbols, 15, torch.zeros(alphabet), torch.zeros(n), weight)
+            huffman_decode.look_up(opened, symbols, 15, torch.zeros(alphabet), torch.zeros(n), weight)
     assert len(made) in (7, 8) and not any(map(offline.inexact, made.values()))
 
 
@@ -200,19 +200,19 @@ def test_kernels_of_rans_and_of_modes_compile_for_a_gpu_that_is_not_here(alphabe
     import offline
 
     from laconic.kernels.interface import Coding, coded_limit, symbol_dtype
-    from laconic.kernels.triton import modes, reading
+    from laconic.kernels.triton import coded_chunks, huffman_decode
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
     with offline.compiling() as made:
         for coding in (Coding.RANS, Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
-            modes.write(symbols, alphabet, coding, room)
-        opened = reading.open_section(room, n, alphabet)
+            coded_chunks.write(symbols, alphabet, coding, room)
+        opened = huffman_decode.open_section(room, n, alphabet)
         assert opened is not None
-        modes.read(opened, 15, alphabet, None, symbols, None)
+        coded_chunks.read(opened, 15, alphabet, None, symbols, None)
         for occurring, weight in ((15, None), (8, None), (15, 0.5)):
-            modes.read(opened, occurring, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
+            coded_chunks.read(opened, occurring, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
     names = {name.split()[0] for name in made}
     assert {"plan_shares", "write_lanes", "_move", "read_shares", "deal_slots", "read_lanes", "_read_raw"} <= names
     assert not any(map(offline.inexact, made.values()))

@@ -9,12 +9,12 @@ from on_triton import DEVICE, _nothing_gives_way, pytestmark  # noqa: F401
 
 import laconic
 import laws
-from laconic import FrameError, batches, kernels, wire
-from laconic.collective import messages
-from laconic.collective.reducer import Reducer
-from laconic.collective.twoshot import TwoShot
+from laconic import FrameError, kernels, multi_tensor, wire
+from laconic.collective import bundles
+from laconic.collective.reductions.allreduce import Reducer
+from laconic.collective.reductions.two_shot import TwoShot
 from laconic.frames import open_packet
-from laconic.kernels.triton import together
+from laconic.kernels.triton import multi_tensor as multi_tensor_kernels
 
 ALL = laconic.Policy(min_numel=0, exempt_1d=False)
 LAUNCHED = ("largest_all", "qsgd_encode_all", "qsgd_decode_all", "sign_encode_all", "sign_decode_all")
@@ -126,8 +126,8 @@ def bundle(given, spec="qsgd:4"):
     packed = wire.pack_bundle(list(zip(given, frames, strict=True)))
     message = torch.empty(len(packed), dtype=torch.uint8)
     message[:] = torch.frombuffer(packed, dtype=torch.uint8)
-    layout = batches.layout_of(spec, tuple(tuple(x.shape) for x in given.values()))
-    at = messages.body_of(message, tuple(given), tuple(layout.sizes))
+    layout = multi_tensor.layout_of(spec, tuple(tuple(x.shape) for x in given.values()))
+    at = bundles.body_of(message, tuple(given), tuple(layout.sizes))
     assert at == len(wire.bundle_header(list(given), layout.sizes)) and layout.sizes == [len(frame) for frame in frames]
     return message, at, layout, frames
 
@@ -144,7 +144,7 @@ def test_values_are_those_of_one_after_the_other(spec, weight, launches):
         chain.decode(packet, out=to) if weight is None else chain.accumulate(packet, to, weight)
     assert layout.found_at(message.data_ptr() + at)
     with kernels.use("triton"):
-        batches.read_frames(message, at, layout, ours, weight)
+        multi_tensor.read_frames(message, at, layout, ours, weight)
     assert all(laws.same_bits(mine.cpu(), theirs) for mine, theirs in zip(ours, truth, strict=True))
     assert launches == ["qsgd_decode_all" if "qsgd" in spec else "sign_decode_all"]
 
@@ -160,19 +160,19 @@ def test_frames_that_lie_are_refused_together():
         message[at + wrong] ^= 1
     assert layout.found_at(first)
     names, sizes = tuple(given), tuple(layout.sizes)
-    assert messages.body_of(message, names, sizes) == at
-    assert messages.body_of(message[:-1], names, sizes) is None
-    assert messages.body_of(message[:8], names, sizes) is None
-    assert messages.body_of(message, names[::-1], sizes) is None
+    assert bundles.body_of(message, names, sizes) == at
+    assert bundles.body_of(message[:-1], names, sizes) is None
+    assert bundles.body_of(message[:8], names, sizes) is None
+    assert bundles.body_of(message, names[::-1], sizes) is None
     norms = layout.floats[3] + at
     message[norms : norms + 4].view(torch.float32)[0] = -1.0
     with kernels.use("triton"), pytest.raises(FrameError, match="scale"):
-        batches.read_frames(message, at, layout, outs, 0.5)
+        multi_tensor.read_frames(message, at, layout, outs, 0.5)
     assert all(bool(torch.isfinite(out).all()) for out in outs)
 
 
 def test_programs_find_their_tensor_and_their_part_of_it():
-    parts = together._parts((5, 16, 17, 1), 16, torch.device(DEVICE))
+    parts = multi_tensor_kernels._parts((5, 16, 17, 1), 16, torch.device(DEVICE))
     assert parts.tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [3, 0]]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import laconic
-from laconic import notices
+from laconic import counters
 from laconic.errors import ConfigError
 from laconic.layers import (
     HashedLayer,
@@ -332,11 +332,11 @@ def test_fresh_weights_keep_the_variance_of_activations(scheme: str) -> None:
 
 
 def test_a_projection_that_loses_most_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    before = notices.counts().get("layers that lose most of a weight", 0)
+    before = counters.counts().get("layers that lose most of a weight", 0)
     laconic.compress(nn.Linear(300, 300), "lowrank:0.1", policy=ALL, init="fresh")
-    assert notices.counts().get("layers that lose most of a weight", 0) == before
+    assert counters.counts().get("layers that lose most of a weight", 0) == before
     laconic.compress(nn.Linear(300, 300), "lowrank:0.1", policy=ALL)
-    assert notices.counts()["layers that lose most of a weight"] == before + 1
+    assert counters.counts()["layers that lose most of a weight"] == before + 1
     assert "give init='fresh'" in caplog.text
 
 

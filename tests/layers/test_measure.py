@@ -30,7 +30,7 @@ def pair(width: int = 256, scheme: str = "lowrank:0.1") -> tuple[nn.Module, nn.M
 
 
 def test_rho_is_counted_and_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laconic.layers.timing.MAX_VARIATION", 1e9)
+    monkeypatch.setattr("laconic.layers.measurement.MAX_VARIATION", 1e9)
     model, small = pair()
     before = copy.deepcopy([*model.state_dict().values(), *small.state_dict().values()])
     rho, h = laconic.measure(model, small, torch.randn(8, 256), repeat=3)
@@ -55,7 +55,7 @@ def test_h_is_the_fastest_over_the_fastest() -> None:
 
 def test_a_busy_machine_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 1.0, 2.0, 2.0, 5.0, 5.0, 6.0, 6.0, 11.0, 11.0, 12.0])
-    monkeypatch.setattr("laconic.layers.timing._clock", lambda _: ("cpu", lambda: next(times)))
+    monkeypatch.setattr("laconic.layers.measurement._clock", lambda _: ("cpu", lambda: next(times)))
     model, small = pair(64)
     with pytest.raises(WrongResultError, match="step times vary by 67 %, more than 20 %, over 3 turns"):
         laconic.measure(model, small, torch.randn(2, 64), repeat=3)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import laconic
-from laconic import notices
+from laconic import counters
 from laconic.layers import LayerPolicy, SubspaceLayer, advance, subspaces
 from laconic.layers.subspace import BLOCK, Tiles, _Placed, collected, placed
 
@@ -191,9 +191,9 @@ def test_weight_decay_takes_of_the_whole_weight(name: str) -> None:
 
 def test_decay_that_cannot_be_followed_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model = network()
-    before = notices.counts().get("subspace weight decay", 0)
+    before = counters.counts().get("subspace weight decay", 0)
     train(model, 1, torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.1))
-    assert notices.counts()["subspace weight decay"] == before + 2
+    assert counters.counts()["subspace weight decay"] == before + 2
     assert "Take AdamW or SGD" in caplog.text
 
 

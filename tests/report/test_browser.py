@@ -19,7 +19,6 @@ from laconic.plan.costs import Network, Work
 from laconic.plan.profile import load
 from laconic.records import read, write
 from laconic.report import Prices, build, gather, whatif, write_page
-from laconic.studies.verdicts import verdicts
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUN_PLOTS = {
@@ -67,7 +66,7 @@ def test_every_plot_of_a_demo_is_drawn_and_nothing_is_asked_for(report: Path, op
 
 def test_every_plot_of_the_studies_is_drawn(opened: Open, tmp_path: Path) -> None:
     records = gather([RESULTS]).records
-    made = build([*records, *verdicts(records)[0]])
+    made = build(records)
     write_page(made.html, tmp_path / "all.html")
     found = opened(tmp_path / "all.html")
     drawn = found.js(

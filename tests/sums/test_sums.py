@@ -10,8 +10,9 @@ import torch
 
 import laconic
 import laws
-from laconic import kernels, sums, wire
-from laconic.codecs.lanes import LaneHead
+from laconic import kernels, wire
+from laconic.aggregate import homomorphic
+from laconic.codecs.packed_ints import LaneHead
 from laconic.kernels.interface import LaneCoding, lane_values, lanes_nbytes
 
 INTEGERS = ("shared:8", "thc:4", "thc:1", "shared:3,round=stochastic", "thc:2,round=stochastic", "randk:0.4|thc:5")
@@ -59,13 +60,13 @@ def test_any_order_and_grouping_gives_the_integer_sum_to_the_last_bit(workers, r
             parts = list(frames)
             while len(parts) > 1:  # a random tree
                 taken = [parts.pop(dice.randrange(len(parts))) for _ in range(min(len(parts), dice.choice((2, 3))))]
-                parts.append(sums.add(*taken))
+                parts.append(homomorphic.add(*taken))
             found, head = levels(parts[0])
             assert torch.equal(found, truth) and head.count == workers
-            in_order = sums.add(*frames)
+            in_order = homomorphic.add(*frames)
             assert in_order == parts[0] or workers == 1
             with kernels.use("reference"):
-                assert workers > 8 or sums.add(*frames) == in_order
+                assert workers > 8 or homomorphic.add(*frames) == in_order
                 value = laconic.decode(in_order)
             assert laws.same_bits(laconic.decode(in_order), value)
 
@@ -114,7 +115,7 @@ def test_the_sum_is_the_mean_of_what_each_said(spec):
     xs = inputs(5, 30, 90)
     _, frames = sent(spec, xs)
     each = torch.stack([laconic.decode(frame).double() for frame in frames])
-    total = laconic.decode(sums.add(*frames))
+    total = laconic.decode(homomorphic.add(*frames))
     torch.testing.assert_close(total.double(), each.mean(0), rtol=1e-5, atol=1e-5 * float(each.abs().max()))
 
 
@@ -123,9 +124,9 @@ def test_floats_add_to_rounding(spec):
     xs = [x * (laws.normal(40, 50, seed=i) > 1) for i, x in enumerate(inputs(4, 40, 50))]
     _, frames = sent(spec, xs)
     each = torch.stack([laconic.decode(frame).double() for frame in frames])
-    torch.testing.assert_close(laconic.decode(sums.add(*frames)).double(), each.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(laconic.decode(homomorphic.add(*frames)).double(), each.mean(0), rtol=1e-5, atol=1e-6)
     if spec == "union":
-        torch.testing.assert_close(laconic.decode(sums.add(*frames)), sum(xs) / 4, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(laconic.decode(homomorphic.add(*frames)), sum(xs) / 4, rtol=1e-5, atol=1e-7)
 
 
 def test_a_missing_worker_does_not_bias_the_mean():
@@ -138,7 +139,7 @@ def test_a_missing_worker_does_not_bias_the_mean():
             for i in here:
                 total.add(summing.encode(xs[i], agreed, worker=i))
             mean = torch.stack([xs[i] for i in here]).mean(0)
-            assert total.count == sums.count(total.finish()) == len(here)
+            assert total.count == homomorphic.count(total.finish()) == len(here)
             error = (laconic.decode(total.finish()) - mean).square().mean() / mean.square().mean()
             assert float(error) < 3e-3, (spec, here)
 
@@ -147,7 +148,7 @@ def test_widths_are_what_the_sum_needs():
     for bits, workers in itertools.product((1, 2, 3, 4, 8), range(2, 17)):
         _, frames = sent(f"thc:{bits}", inputs(workers, 4096), workers=workers)
         top = (1 << bits) - 1
-        up, down = wire.unpack(frames[0]), wire.unpack(sums.add(*frames))
+        up, down = wire.unpack(frames[0]), wire.unpack(homomorphic.add(*frames))
         assert 8 * up.sections[2].numel() == bits * 4096
         assert 8 * down.sections[2].numel() == (workers * top).bit_length() * 4096
 
@@ -161,7 +162,7 @@ def nmse(spec, workers, alike=False, rounds=4):
         xs = [laws.normal(1 << 15, seed=10 * seed + (0 if alike else i)) for i in range(workers)]
         _, frames = sent(spec, xs, seed=seed)
         mean = sum(xs) / workers
-        found.append(float((laconic.decode(sums.add(*frames)) - mean).square().sum() / mean.square().sum()))
+        found.append(float((laconic.decode(homomorphic.add(*frames)) - mean).square().sum() / mean.square().sum()))
     return sum(found) / rounds
 
 
@@ -239,7 +240,7 @@ def test_error_feedback_telescopes(spec, carry):
         if carry:
             scales = summing.carry(agreed)
         came += sum(xs).double() / workers
-        answer = sums.add(*frames)
+        answer = homomorphic.add(*frames)
         went += laconic.decode(answer).double()
         for sender in senders:
             sender.received("w", wire.unpack(answer))
@@ -338,7 +339,7 @@ def test_what_does_not_belong_is_refused_and_changes_nothing():
         total.add(frames[1])
     assert total.count == 3
     with pytest.raises(laconic.FrameError, match="another seed"):
-        sums.add(sent("randk:0.5|thc:4", xs, seed=1)[1][0], sent("randk:0.5|thc:4", xs, seed=2)[1][0])
+        homomorphic.add(sent("randk:0.5|thc:4", xs, seed=1)[1][0], sent("randk:0.5|thc:4", xs, seed=2)[1][0])
     with pytest.raises(laconic.ConfigError, match="nothing has been added"):
         laconic.Sum().finish()
 
@@ -347,7 +348,7 @@ def test_integers_above_what_senders_can_make_are_refused():
     xs = inputs(3, 2000)
     for ring in (False, True):
         _, frames = sent("shared:4", xs, ring=ring)
-        packet = wire.unpack(sums.add(frames[0], frames[1]))
+        packet = wire.unpack(homomorphic.add(frames[0], frames[1]))
         head = laconic.codec("shared:4").values.read_head(packet.sections, 2000)
         assert head.total < (1 << head.width) - 1
         lanes = torch.full_like(packet.sections[2], 0xFF)
@@ -383,7 +384,7 @@ def test_heads_that_make_no_sense_are_refused(head):
     section = torch.empty(16, dtype=torch.uint8)
     head.write(section)
     lie = wire.pack(laconic.Packet(packet.codec, packet.spec, (section, *packet.sections[1:])))
-    for use in (laconic.decode, laconic.Sum().add, sums.count, laconic.explain):
+    for use in (laconic.decode, laconic.Sum().add, homomorphic.count, laconic.explain):
         with pytest.raises(laconic.FrameError):
             use(lie)
 
@@ -431,7 +432,7 @@ def test_shapes_dtypes_and_odd_values(spec, ring):
         for dtype in laws.DTYPES:
             xs = [x.to(dtype) for x in inputs(2, *shape)]
             _, frames = sent(spec, xs, ring=ring)
-            y = laconic.decode(sums.add(*frames))
+            y = laconic.decode(homomorphic.add(*frames))
             assert y.shape == xs[0].shape and y.dtype == dtype and bool(torch.isfinite(y).all())
     strided = laws.normal(40, 60)[::2, ::3].t()
     assert sent(spec, [strided] * 2, ring=ring)[1] == sent(spec, [strided.clone().contiguous()] * 2, ring=ring)[1]
@@ -439,7 +440,7 @@ def test_shapes_dtypes_and_odd_values(spec, ring):
     for fill in (0.0, 1.0, -3e38 if spec not in FLOATS else -1e35, 1e-44):
         xs = [torch.full((70, 40), fill)] * 2
         _, frames = sent(spec, xs, ring=ring)
-        y = laconic.decode(sums.add(*frames))
+        y = laconic.decode(homomorphic.add(*frames))
         assert bool(torch.isfinite(y).all())
         if fill == 0:
             assert not y.any()
@@ -473,9 +474,9 @@ def test_backends_make_the_same_frames(spec):
 def test_threads_do_not_matter(threads):
     xs = inputs(2, 150_001)
     torch.set_num_threads(1)
-    alone = [sums.add(*sent(spec, xs)[1]) for spec in ("thc:3,round=stochastic", "shared:8")]
+    alone = [homomorphic.add(*sent(spec, xs)[1]) for spec in ("thc:3,round=stochastic", "shared:8")]
     torch.set_num_threads(threads)
-    assert [sums.add(*sent(spec, xs)[1]) for spec in ("thc:3,round=stochastic", "shared:8")] == alone
+    assert [homomorphic.add(*sent(spec, xs)[1]) for spec in ("thc:3,round=stochastic", "shared:8")] == alone
 
 
 def test_a_sum_can_be_used_again():
@@ -486,7 +487,7 @@ def test_a_sum_can_be_used_again():
         total.clear()
         for frame in frames:
             total.add(frame)
-        assert total.finish() == sums.add(*frames)
+        assert total.finish() == homomorphic.add(*frames)
         assert total.nbytes == 5 * 1024  # a byte a value: 3 * 15 fits
 
 

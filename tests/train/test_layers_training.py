@@ -13,17 +13,17 @@ from torch import Tensor
 
 from laconic.cluster.checkpoint import Folder
 from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
 from laconic.cluster.job import Job
-from laconic.cluster.local import LocalLink
 from laconic.cluster.sharded import ShardedLink
 from laconic.errors import ConfigError
 from laconic.layers import subspaces
 from laconic.optim import SGD
 from laconic.train import Shards, build_task
+from laconic.train.break_even import judge, sentence
+from laconic.train.in_process import run_together
 from laconic.train.methods import METHODS, method_options
 from laconic.train.run import Config, trainable
-from laconic.train.together import run_together
-from laconic.train.verdict import judge, sentence
 from laconic.train.worker import Worker
 
 BATCH = 32
@@ -46,14 +46,22 @@ def cores_of(config: Config, folder: Path | None = None) -> list[Core]:
     for number, part in enumerate(config.parts(trainable(task.model))):
         part = {name: x.clone() for name, x in part.items()}
         optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
-        vault = None if folder is None else Folder(folder / str(number))
+        checkpoint_store = None if folder is None else Folder(folder / str(number))
         resident = residents and residents.only(part)
         exchanges = config.exchanges
-        core = Core(config.job, part, optimizer, config.rates(), exchanges=exchanges, vault=vault, resident=resident)
-        if vault is not None and vault.versions():
-            core.load(*vault.fetch(max(vault.versions())))
-        elif vault is not None:
-            vault.save(0, *core.state())
+        core = Core(
+            config.job,
+            part,
+            optimizer,
+            config.rates(),
+            exchanges=exchanges,
+            checkpoint_store=checkpoint_store,
+            resident=resident,
+        )
+        if checkpoint_store is not None and checkpoint_store.versions():
+            core.load(*checkpoint_store.fetch(max(checkpoint_store.versions())))
+        elif checkpoint_store is not None:
+            checkpoint_store.save(0, *core.state())
         found.append(core)
     return found
 
@@ -77,8 +85,12 @@ def run(config: Config, folder: Path | None = None, *, stop: int | None = None) 
     cores = cores_of(config, folder)
     if folder is not None:
         for number, core in enumerate(cores):
-            vault = Folder(folder / str(number))
-            core.on_update(lambda version, core=core, vault=vault: vault.save(version, *core.state()))  # type: ignore[misc]
+            checkpoint_store = Folder(folder / str(number))
+            core.on_update(
+                lambda version, core=core, checkpoint_store=checkpoint_store: checkpoint_store.save(
+                    version, *core.state()
+                )
+            )  # type: ignore[misc]
     workers = workers_of(config, cores, folder, incarnation=0 if stop else 1)
     failed = run_together(workers, stop or config.exchanges)
     assert not failed, failed
@@ -298,7 +310,7 @@ def test_the_bound_is_evaluated_on_what_was_measured(monkeypatch: pytest.MonkeyP
     found = config("monarch:0.2", 10)
     raw = 8 * 327_880 * 2
     summary = {"wire_bytes_per_iteration": raw / 10, "encode_s": 0.0}
-    monkeypatch.setattr("laconic.train.verdict.MAX_VARIATION", 1e9)
+    monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", 1e9)
     told = judge(found, summary, bandwidth=1e9)
     assert told["rho"] == pytest.approx(0.1) and told["rho_layers"] == pytest.approx(0.2, abs=0.01)
     assert told["h_with_encoding"] == told["h"] > 0
@@ -307,6 +319,6 @@ def test_the_bound_is_evaluated_on_what_was_measured(monkeypatch: pytest.MonkeyP
     assert told["speedup_over_one_node"] == pytest.approx(2 / told["r_min"])
     assert told["exempt"]["head.weight"] == "is the output layer's"
     assert "rho 0.2 by layers, 0.1 on the wire, h " in sentence(told) and "at 1 Gbit/s" in sentence(told)
-    monkeypatch.setattr("laconic.train.verdict.MAX_VARIATION", -1.0)
+    monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", -1.0)
     told = judge(found, summary, bandwidth=1e9)
     assert told["h"] is None and "too much for an h to rely on" in sentence(told)

@@ -11,9 +11,9 @@ from laconic.cluster.job import Job
 from laconic.frames import decode
 from laconic.policy import Policy
 from laconic.records import read
+from laconic.train.metrics import POINTS, SlotCount, Track, keep_records, lost_share, missed_updates
 from laconic.train.run import Config
 from laconic.train.snapshots import Snapshots
-from laconic.train.track import POINTS, SlotCount, Track, keep_records, lost_share, missed_updates
 
 
 @pytest.mark.parametrize("count", [1, POINTS, POINTS + 1, 1000, 12_345])

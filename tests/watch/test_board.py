@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from laconic.cluster.messages import TOLD
+from laconic.cluster.protocol import TOLD
 from laconic.errors import FileError
 from laconic.watch.board import FAULTS, KEPT, Board
 from laconic.watch.status import PARTS, Status

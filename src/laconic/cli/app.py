@@ -14,22 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from laconic._version import __version__
-from laconic.cli import (
-    bench,
-    calibrate,
-    certs,
-    codecs,
-    demo,
-    lab,
-    pack,
-    plan,
-    report,
-    roles,
-    study,
-    train,
-    unpack,
-    watch,
-)
+from laconic.cli import calibrate, certs, codecs, demo, pack, plan, plugins, report, roles, train, unpack, watch
 from laconic.cli.output import say
 from laconic.errors import ConfigError, LaconicError
 
@@ -90,7 +75,7 @@ app = typer.Typer(
     help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
 )
 
-for _module in (demo, codecs, bench, pack, unpack, train, watch, roles, certs, study, lab, calibrate, plan, report):
+for _module in (demo, codecs, pack, unpack, train, watch, roles, certs, calibrate, plan, report, plugins):
     _module.register(app)
 
 

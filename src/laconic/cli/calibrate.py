@@ -223,7 +223,7 @@ def _counts(text: str) -> list[int]:
 def _listen(address: str) -> None:
     import sys
 
-    from laconic.lab.probe import serve
+    from laconic.link_probe import serve
 
     say(f"laconic: on the other host: laconic calibrate --peer {address}:PORT -o FILE, with the port that follows")
     try:
@@ -236,7 +236,7 @@ def _listen(address: str) -> None:
 def _print(profile: Any) -> None:
     from rich.table import Table
 
-    from laconic.lab.units import show_rate, show_time
+    from laconic.units import show_rate, show_time
 
     table = Table(title=f"{profile.name}: {profile.device}, {profile.threads} thread(s)", title_justify="left")
     for column in ("codec", "values", "bits a value", "encode GB/s", "decode GB/s", "add GB/s"):

@@ -21,7 +21,7 @@ def codecs(json: Annotated[bool, typer.Option("--json", help="Print one JSON obj
     at most one selector, then at most one cast or quantizer. Arguments come
     in the order shown, or by name: qsgd:bits=4,bucket=1024.
     """
-    from laconic.bench.catalog import CATALOG_NUMEL, catalog
+    from laconic.catalog import CATALOG_NUMEL, catalog
 
     entries = catalog()
     if json:

@@ -110,10 +110,10 @@ def plan(
     Times are modelled: codecs by a profile of the machine, cables by their rate.
     How well that fits real runs is in docs/planner.md. Accuracy is not looked at.
     """
-    from laconic.lab.units import parse_rate, parse_time
     from laconic.plan import profile as profiles
     from laconic.plan.advice import Layers, Load, parse_memory
     from laconic.plan.costs import Network, Work
+    from laconic.units import parse_rate, parse_time
 
     if sweep is not None and sweep not in SWEEPS:
         raise ConfigError(f"unknown sweep {sweep!r}: take one of {', '.join(SWEEPS)}")
@@ -295,7 +295,7 @@ def _print(advice: Advice, case: _Case, told: dict[str, Any]) -> None:
     import rich.box
     from rich.table import Table
 
-    from laconic.lab.units import show_rate, show_time
+    from laconic.units import show_rate, show_time
 
     network = case.network
     title = (

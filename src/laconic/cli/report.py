@@ -38,7 +38,6 @@ def report(
     claimed beside what was measured; and sliders that ask what if.
     """
     from laconic.report import Prices, build, gather, write_page
-    from laconic.studies.verdicts import verdicts
 
     for name, price in (("--price-hour", price_hour), ("--price-gb", price_gb)):
         if not 0 <= price < float("inf"):
@@ -46,10 +45,9 @@ def report(
     if output.is_dir():
         raise ConfigError(f"expected a file for the page, {output} is a folder: name a file in it")
     found = gather(paths)
-    claims, unjudged = verdicts(found.records)
     made = build(
-        [*found.records, *claims], title=title, command=_command(paths, output, title, price_hour, price_gb),
-        prices=Prices(price_hour, price_gb), skipped=[*found.skipped, *unjudged],
+        found.records, title=title, command=_command(paths, output, title, price_hour, price_gb),
+        prices=Prices(price_hour, price_gb), skipped=found.skipped,
     )  # fmt: skip
     try:
         write_page(made.html, output)
@@ -58,7 +56,7 @@ def report(
     nbytes = output.stat().st_size
     if json:
         show_json({"path": str(output), "bytes": nbytes, "runs": made.runs, "records": len(found.records),
-                   "claims": len(claims), "plots": list(made.plots), "skipped": list(made.skipped)})  # fmt: skip
+                   "claims": made.claims, "plots": list(made.plots), "skipped": list(made.skipped)})  # fmt: skip
         return
     for line in made.skipped:
         say(f"laconic: not shown: {line}")

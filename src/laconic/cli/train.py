@@ -158,10 +158,10 @@ def train(
     laconic server --help. laconic watch shows a run while it goes on.
     """
     from laconic.cluster.job import Job
-    from laconic.lab.units import parse_rate
     from laconic.train.launch import launch
     from laconic.train.methods import METHODS, method_flags, method_options
     from laconic.train.run import Config
+    from laconic.units import parse_rate
 
     options = method_options(method or "1", mode)
     if explain:
@@ -252,8 +252,8 @@ def _verdict(config: Config, summary: dict[str, Any], rate: float, folder: Path)
     """Added to the run's summary, too."""
     from json import dumps
 
+    from laconic.train.break_even import judge
     from laconic.train.run import SUMMARY, write_whole
-    from laconic.train.verdict import judge
 
     told = judge(config, summary, bandwidth=rate)
     write_whole(folder / SUMMARY, dumps(summary | told, indent=2))
@@ -291,7 +291,7 @@ def _checked(config: Config, epochs: int | None, iterations: int | None) -> tupl
     All that servers and workers make of the configuration is made here first: what is wrong with it is said once, and
     no process has started.
     """
-    from laconic.train.shards import Shards
+    from laconic.train.data_shards import Shards
 
     task, job = config.task(), config.job
     shards = Shards(task.num_train, job.workers, config.batch, job.seed)
@@ -347,7 +347,7 @@ def _print(summary: dict[str, Any], folder: Path) -> None:
     console = results()
     console.print(table)
     if summary.get("rho_layers") is not None:
-        from laconic.train.verdict import sentence
+        from laconic.train.break_even import sentence
 
         console.print(sentence(summary), markup=False, soft_wrap=True)
     console.print(f"wrote {folder}", markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from laconic.checkpoints import Summary
-    from laconic.explanations import Explanation
+    from laconic.inspect import Explanation
 
 __all__ = ["EXAMPLES", "register", "unpack"]
 

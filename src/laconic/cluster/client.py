@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import grpc
 
 from laconic._version import __version__
-from laconic.cluster.agreement import Offer
+from laconic.cluster.connection import Standing
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.link import Standing
-from laconic.cluster.messages import PROTOCOL, Assembler, Frame, frame_messages, note, read_note
+from laconic.cluster.protocol import PROTOCOL, Assembler, Frame, frame_messages, note, read_note
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import open_packet
-from laconic.watch.journal import spacing
 from laconic.wire import is_bundle, unpack_bundle
 
 __all__ = ["Client", "UnreachableError"]
@@ -161,7 +160,7 @@ class Client:
         now = time.monotonic()
         if now < self._next_told:
             return {}
-        self._next_told = now + min(1.0, spacing(now - self._began))
+        self._next_told = now + min(1.0, max(0.05, (now - self._began) / 1000))
         return self.about
 
     def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:

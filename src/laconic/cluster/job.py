@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from laconic.channels import Channel
-from laconic.cluster.sums import SlotSum, check_summable, message_limit
+from laconic.cluster.homomorphic.server import SlotSum, check_summable, message_limit
 from laconic.codecs import parse
 from laconic.errors import ConfigError
 from laconic.frames import max_nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from laconic.cluster.messages import Frame
+from laconic.cluster.protocol import Frame
 from laconic.errors import LaconicError
 
 __all__ = ["RefusedError", "Reply", "regather"]

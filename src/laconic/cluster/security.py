@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
-from laconic import notices
-from laconic.durable import sync_folder
+from laconic import counters
 from laconic.errors import ConfigError, FileError, FrameError
+from laconic.fsync import sync_folder
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -389,7 +389,7 @@ def _check_key(pem: bytes, certificate: x509.Certificate, path: Path) -> None:
         raise FileError(f"{path} is not the key of {path.with_suffix('.pem')}: copy both from one job's folder")
     with contextlib.suppress(OSError):
         if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
-            notices.say("world-readable key", 1, f"everybody on this host can read {path}: chmod 600 {path}")
+            counters.say("world-readable key", 1, f"everybody on this host can read {path}: chmod 600 {path}")
 
 
 # --------------------------------------------------------------------------------------------------------- identity

@@ -31,12 +31,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 import grpc
 
 from laconic._version import __version__
-from laconic.cluster import heap
-from laconic.cluster.agreement import Offer
-from laconic.cluster.arriving import Arriving
+from laconic.cluster import malloc
 from laconic.cluster.core import Core
-from laconic.cluster.inbox import Inbox
-from laconic.cluster.messages import (
+from laconic.cluster.protocol import (
     MAX_MESSAGE,
     PROTOCOL,
     TOLD,
@@ -47,7 +44,10 @@ from laconic.cluster.messages import (
     note,
     read_note,
 )
+from laconic.cluster.push_receiver import PushReceiver
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
+from laconic.cluster.reply_stream import ReplyStream
 from laconic.errors import ConfigError, FrameError
 
 __all__ = ["CALLS", "OPTIONS", "Server", "Traffic"]
@@ -115,7 +115,7 @@ class _Threads:
     def __init__(self) -> None:
         self._idle: dict[grpc.ServicerContext, float] = {}
         """Since when: it is not known whose they are, or their worker has begun its push again."""
-        self._pushes: dict[int, tuple[grpc.ServicerContext, Inbox]] = {}
+        self._pushes: dict[int, tuple[grpc.ServicerContext, PushReceiver]] = {}
         """The newest of each worker."""
         self._lock = threading.Lock()
 
@@ -131,12 +131,12 @@ class _Threads:
                 self._idle.pop(context, None)
 
     @contextmanager
-    def pushing(self, context: grpc.ServicerContext, inbox: Inbox) -> Iterator[None]:
+    def pushing(self, context: grpc.ServicerContext, receiver: PushReceiver) -> Iterator[None]:
         """Somebody whom we know."""
-        worker = inbox.worker
+        worker = receiver.worker
         with self._lock:
             before = self._pushes.get(worker)
-            self._pushes[worker] = context, inbox
+            self._pushes[worker] = context, receiver
             if before is not None and before[1].replaced:
                 self._idle[before[0]] = time.monotonic()
         try:
@@ -144,7 +144,7 @@ class _Threads:
         finally:
             with self._lock:
                 self._idle.pop(context, None)
-                if self._pushes.get(worker) == (context, inbox):
+                if self._pushes.get(worker) == (context, receiver):
                     del self._pushes[worker]
 
     def free(self, before: float) -> None:
@@ -208,7 +208,7 @@ class Server:
     def _give_memory_back(self) -> None:
         """Large blocks of many workers come and go all the time: what was freed may add up to gigabytes."""
         while not self._stopped.wait(TRIM_EVERY):
-            heap.trim()
+            malloc.trim()
 
     @cached_property
     def _threads(self) -> _Threads:
@@ -274,14 +274,14 @@ class Server:
                 over.set()
                 self.core.lost(worker, incarnation)
 
-        inbox = self.core.receive(worker, incarnation, _whole(asked, "sequence"), alive=context.is_active)
+        receiver = self.core.receive(worker, incarnation, _whole(asked, "sequence"), alive=context.is_active)
         context.add_callback(ended)
         try:
-            with self._threads.pushing(context, inbox), inbox:
-                if inbox.answer is not None:
-                    yield from self._both_ways(messages, inbox, inbox.answer, _deadline(context))
+            with self._threads.pushing(context, receiver), receiver:
+                if receiver.answer is not None:
+                    yield from self._both_ways(messages, receiver, receiver.answer, _deadline(context))
                     return
-                reply = self._answer(messages, inbox, _deadline(context))
+                reply = self._answer(messages, receiver, _deadline(context))
             yield from self._send(reply)
         except _BrokenOffError:
             ended()
@@ -290,35 +290,37 @@ class Server:
             if context.is_active():
                 over.set()
 
-    def _both_ways(self, messages: Iterator[bytes], inbox: Inbox, answer: Arriving, deadline: float) -> Iterator[bytes]:
+    def _both_ways(
+        self, messages: Iterator[bytes], receiver: PushReceiver, answer: ReplyStream, deadline: float
+    ) -> Iterator[bytes]:
         """Read a push in a thread of its own, and meanwhile send what is ready of the answer."""
-        reading = self._readers.submit(self._answer, messages, inbox, deadline)
+        reading = self._readers.submit(self._answer, messages, receiver, deadline)
         reading.add_done_callback(lambda _: answer.wake())
-        yield note({"sequence": inbox.sequence + 1, "ticket": None})
+        yield note({"sequence": receiver.sequence + 1, "ticket": None})
         for slot, frame in answer.as_they_come(lambda: reading.done() and reading.exception() is not None):
             self.traffic.count(sent=len(frame))
             yield from frame_messages(slot, frame)
         reading.result()
 
-    def _answer(self, messages: Iterator[bytes], inbox: Inbox, deadline: float) -> Reply:
+    def _answer(self, messages: Iterator[bytes], receiver: PushReceiver, deadline: float) -> Reply:
         assembler = Assembler(self._limits)
         score: float | None = None
         for message in messages:
             if is_note(message):  # the last one, when it is known
                 last = read_note(message)
                 score = _number(last, "score")
-                self._hear(inbox.worker, inbox.incarnation, _told(last))
+                self._hear(receiver.worker, receiver.incarnation, _told(last))
                 continue
             done = assembler.feed(message)
             if done is not None:
                 slot, frame = done
                 self.traffic.count(received=len(frame))
-                inbox.add(slot, frame, deadline=deadline)
+                receiver.add(slot, frame, deadline=deadline)
         if score is None:  # a connection that breaks may look like a stream that ends
             raise _BrokenOffError("the push ended before its last note")
         if assembler.in_pieces:
             raise FrameError("the push ended in the middle of a frame")
-        return inbox.finish(score, deadline=deadline)
+        return receiver.finish(score, deadline=deadline)
 
     def agree(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = read_note(self.begin(messages, context))

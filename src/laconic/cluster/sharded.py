@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from laconic.cluster.agreement import Offer
-from laconic.cluster.link import Link, Standing
-from laconic.cluster.messages import Frame
-from laconic.cluster.outbox import Outbox
+from laconic.cluster.connection import Link, Standing
+from laconic.cluster.protocol import Frame
+from laconic.cluster.push_buffer import PushBuffer
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import Reply
 from laconic.errors import ConfigError, FrameError
 
@@ -70,7 +70,7 @@ class ShardedLink:
         return _joined(replies, self._in_order([reply.frames for reply in replies]))
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
-        outbox = frames if isinstance(frames, Outbox) else _full(frames)
+        outbox = frames if isinstance(frames, PushBuffer) else _full(frames)
         replies = self._each(lambda server, link: link.exchange(sequence, outbox.only(self._numbers[server]), score))
         return _joined(replies, self._in_order([reply.frames for reply in replies]))
 
@@ -116,8 +116,8 @@ class ShardedLink:
         return [one.result() for one in waiting]
 
 
-def _full(frames: Iterable[tuple[int, Frame]]) -> Outbox:
-    outbox = Outbox()
+def _full(frames: Iterable[tuple[int, Frame]]) -> PushBuffer:
+    outbox = PushBuffer()
     for slot, frame in frames:
         outbox.put(slot, frame)
     outbox.end()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from laconic.channels import Channel
+from laconic.cluster.homomorphic.server import UNUSABLE, pack_scales
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.sums import UNUSABLE, pack_scales
 from laconic.frames import decode
 from laconic.wire import Buffer
 

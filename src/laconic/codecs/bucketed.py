@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, Together, num_buckets
+from laconic.kernels.interface import Kernels, MultiTensorKernels, num_buckets
 from laconic.packet import Arena
 
 __all__ = ["BucketedQuantizer"]
@@ -48,7 +48,7 @@ class BucketedQuantizer(Quantizer):
         self,
         tensors: Sequence[Tensor],
         residuals: Sequence[Tensor] | None,
-        kernels: Together,
+        kernels: MultiTensorKernels,
         seeds: Sequence[int],
         floats: Sequence[int],
         packed: Sequence[int],
@@ -63,7 +63,7 @@ class BucketedQuantizer(Quantizer):
         self,
         floats: Sequence[int],
         packed: Sequence[int],
-        kernels: Together,
+        kernels: MultiTensorKernels,
         outs: Sequence[Tensor],
         weight: float | None,
     ) -> Tensor:

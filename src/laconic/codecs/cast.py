@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic import notices
+from laconic import counters
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.kernels.interface import NONFINITE, Kernels
 from laconic.packet import Arena
@@ -67,7 +67,7 @@ class _Half(ValueStage):
         key, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
         refuse_nonfinite(key, x.numel())
         if saturated:
-            notices.say("saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds")
+            counters.say("saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds")
         return (section,)
 
     def decode(

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from laconic import kernels, notices
+from laconic import counters, kernels
 from laconic.codecs import spec as grammar
 from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.base import ChannelStage, Coder, Quantizer, Selector, Stage, ValueStage, refuse_nonfinite
@@ -19,7 +19,7 @@ from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
 from laconic.kernels.interface import MAX_ALPHABET
-from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, RoomFor, TensorSpec, allocate
+from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, TensorSpec, allocate, oom_as_frame_error
 
 __all__ = ["Chain", "split"]
 
@@ -81,7 +81,7 @@ def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
     largest = torch.finfo(dtype).max
     beyond = int((values.abs() > largest).sum())
     if beyond:
-        notices.say("saturated", beyond, f"decoded values lie beyond {str(dtype).removeprefix('torch.')} and saturate")
+        counters.say("saturated", beyond, f"decoded values lie beyond {str(dtype).removeprefix('torch.')} and saturate")
     return values.clamp(-largest, largest)
 
 
@@ -240,7 +240,7 @@ class Chain:
             flat = out if out.dim() == 1 else out.view(-1)
         self._fill(packet, k, flat, None)
         if not direct:
-            with RoomFor(spec.numel):
+            with oom_as_frame_error(spec.numel):
                 out.copy_(_saturated(flat, out.dtype).view(spec.shape))
         return out
 
@@ -295,7 +295,7 @@ class Chain:
             raise FrameError(f"codec {self.text!r} codes {k} values in {wanted} bytes, the frame has {coded}")
 
     def _fill(self, packet: Packet, k: int, out: Tensor, weight: float | None) -> None:
-        with RoomFor(packet.spec.numel):
+        with oom_as_frame_error(packet.spec.numel):
             if self.selector is None:
                 stage, backend = self._stage_for(packet.spec), kernels.of(packet.sections[0])
                 stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)

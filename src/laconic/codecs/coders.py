@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from laconic import notices
+from laconic import counters
 from laconic.codecs import checks
 from laconic.codecs.base import Coder, Symbols
 from laconic.errors import ConfigError, FrameError
@@ -121,7 +121,7 @@ class ByteCoder(Coder):
 
     def _hosted(self, x: Tensor) -> Tensor:
         if not x.is_cpu:
-            notices.say("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type}: the host serves")
+            counters.say("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type}: the host serves")
         return x.cpu()
 
     def _compress(self, data: bytes) -> bytes:

@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import refuse_nonfinite
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, Together, packed_nbytes
+from laconic.kernels.interface import Kernels, MultiTensorKernels, packed_nbytes
 from laconic.packet import Arena
 
 __all__ = ["QSGD"]
@@ -70,7 +70,7 @@ class QSGD(BucketedQuantizer):
         self,
         tensors: Sequence[Tensor],
         residuals: Sequence[Tensor] | None,
-        kernels: Together,
+        kernels: MultiTensorKernels,
         seeds: Sequence[int],
         floats: Sequence[int],
         packed: Sequence[int],
@@ -85,7 +85,7 @@ class QSGD(BucketedQuantizer):
         self,
         floats: Sequence[int],
         packed: Sequence[int],
-        kernels: Together,
+        kernels: MultiTensorKernels,
         outs: Sequence[Tensor],
         weight: float | None,
     ) -> Tensor:

@@ -10,9 +10,9 @@ from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.base import Stage
 from laconic.codecs.cast import BF16, FP16, Raw
 from laconic.codecs.coders import Deflate, Huffman, Rans, Zstd
-from laconic.codecs.feedback import ErrorFeedback, MomentumCorrection
-from laconic.codecs.lanes import THC, Shared
 from laconic.codecs.mean import Mean
+from laconic.codecs.memory import ErrorFeedback, MomentumCorrection
+from laconic.codecs.packed_ints import THC, Shared
 from laconic.codecs.powersgd import PowerSGD
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK

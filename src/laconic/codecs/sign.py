@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import GROUP, Kernels, Together, packed_nbytes
+from laconic.kernels.interface import GROUP, Kernels, MultiTensorKernels, packed_nbytes
 
 __all__ = ["OneBit", "Sign"]
 
@@ -33,7 +33,7 @@ class _SignBits(BucketedQuantizer):
         self,
         tensors: Sequence[Tensor],
         residuals: Sequence[Tensor] | None,
-        kernels: Together,
+        kernels: MultiTensorKernels,
         seeds: Sequence[int],
         floats: Sequence[int],
         packed: Sequence[int],
@@ -52,7 +52,7 @@ class _SignBits(BucketedQuantizer):
         self,
         floats: Sequence[int],
         packed: Sequence[int],
-        kernels: Together,
+        kernels: MultiTensorKernels,
         outs: Sequence[Tensor],
         weight: float | None,
     ) -> Tensor:

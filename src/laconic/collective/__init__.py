@@ -10,15 +10,15 @@ from __future__ import annotations
 from laconic.collective.attachment import Attachment, attach
 from laconic.collective.drift import differing
 from laconic.collective.exchange import Exchange
-from laconic.collective.ledger import Ledger
 from laconic.collective.localsgd import LocalSGD
-from laconic.collective.reducer import Reducer, allreduce
-from laconic.collective.twoshot import TwoShot
+from laconic.collective.reductions.allreduce import Reducer, allreduce
+from laconic.collective.reductions.two_shot import TwoShot
+from laconic.collective.stats import ExchangeStats
 
 __all__ = [
     "Attachment",
     "Exchange",
-    "Ledger",
+    "ExchangeStats",
     "LocalSGD",
     "Reducer",
     "TwoShot",

@@ -17,13 +17,13 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
-from laconic.collective.alike import describe, refuse_unlike
+from laconic.collective.consistency import describe, require_same_on_all_ranks
 from laconic.collective.drift import differing
-from laconic.collective.exchange import EXACT, Exchange, common, losing_nobody
-from laconic.collective.fidelity import encoding_error
+from laconic.collective.encoding_error import encoding_error
+from laconic.collective.exchange import EXACT, Exchange, common, peer_failure_as_error
+from laconic.collective.executor import ExchangeThread
 from laconic.collective.hook import plain_mean, plug, switch_of
-from laconic.collective.ledger import Ledger
-from laconic.collective.worker import Worker
+from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 
@@ -73,9 +73,9 @@ class Attachment:
         self._switch = switch_of(module)
         options = repr((warmup_steps, check_every, error_every, nonfinite))
         plans = {"codec": spec, "policy": repr(self._exchange.policy), "options": options, **describe(_named(module))}
-        refuse_unlike("attach", plans, self._group)
+        require_same_on_all_ranks("attach", plans, self._group)
         self._plug_for(self._exchange)
-        self._worker = Worker("laconic-exchange")
+        self._worker = ExchangeThread("laconic-exchange")
         self._streams: dict[torch.device, Any] = {}
         self._clock = _Clock()
         self._switch.to = self
@@ -171,7 +171,7 @@ class Attachment:
         return slots
 
     def _check_drift(self, step: int) -> None:
-        with losing_nobody(self._group, "compared replicas"):
+        with peer_failure_as_error(self._group, "compared replicas"):
             differ = differing({self._names[id(p)]: p for _, p in _named(self.module)}, self._group)
         if differ:
             self._clock.drifts += 1
@@ -201,7 +201,7 @@ class Attachment:
         self._alive("set a codec")
         before = self._exchange
         after = Exchange(spec, self._group, policy=before.policy, nonfinite=before.nonfinite, ledger=before.ledger)
-        refuse_unlike("set", {"codec": spec}, self._group)
+        require_same_on_all_ranks("set", {"codec": spec}, self._group)
         if not after.take_over(before):
             self._clock.resets += 1
             log.warning("%r takes over from %r: what was not sent yet is dropped", spec, before.spec)
@@ -224,7 +224,7 @@ class Attachment:
         All are 0 as long as DDP needs no hook, which is so with ``none`` from the beginning.
         """
         ledger, clock = self._exchange.ledger, self._clock
-        counted = {each.name: getattr(ledger, each.name) for each in fields(Ledger)}
+        counted = {each.name: getattr(ledger, each.name) for each in fields(ExchangeStats)}
         return counted | {
             "spec": self.spec,
             "steps": clock.steps,

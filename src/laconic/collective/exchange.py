@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs import parse
-from laconic.codecs.feedback import ErrorFeedback
-from laconic.collective.exact import Exact
-from laconic.collective.ledger import Ledger
-from laconic.collective.reducer import Reducer
-from laconic.collective.twoshot import TwoShot
+from laconic.codecs.memory import ErrorFeedback
+from laconic.collective.reductions.allreduce import Reducer
+from laconic.collective.reductions.exact import Exact
+from laconic.collective.reductions.two_shot import TwoShot
+from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, LaconicError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
-__all__ = ["EXACT", "Exchange", "Road", "common", "losing_nobody", "summable"]
+__all__ = ["EXACT", "Exchange", "Reduction", "common", "peer_failure_as_error", "summable"]
 
 log = logging.getLogger("laconic")
 
@@ -30,7 +30,7 @@ OWN = ("/residual", "/velocity")
 NONFINITE = ("spread", "skip", "raise")
 
 
-class Road(Protocol):
+class Reduction(Protocol):
     """One way to a mean."""
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None: ...
@@ -45,7 +45,7 @@ def summable(spec: str) -> bool:
 
 
 @contextmanager
-def losing_nobody(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
+def peer_failure_as_error(group: dist.ProcessGroup | None, doing: str) -> Iterator[None]:
     """What the backend says when another rank is gone becomes one line that says what to do."""
     try:
         yield
@@ -86,19 +86,19 @@ class Exchange:
         *,
         policy: Policy | Mapping[str, str] | None = None,
         nonfinite: str = "spread",
-        ledger: Ledger | None = None,
+        ledger: ExchangeStats | None = None,
     ) -> None:
         if nonfinite not in NONFINITE:
             raise ConfigError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}")
         self.spec, self.group, self.policy, self.nonfinite = spec, group, Policy.of(policy), nonfinite
-        self.ledger = Ledger() if ledger is None else ledger
+        self.ledger = ExchangeStats() if ledger is None else ledger
         self.exempt: dict[str, str] = {}
         self._exact = Exact(group, ledger=self.ledger)
-        self._roads: dict[str, Road] = {EXACT: self._exact}
+        self._roads: dict[str, Reduction] = {EXACT: self._exact}
         for each in (spec, self.policy.small, *self.policy.rules.values()):
             self._road(each)  # so that what is wrong is said now and not in the first step
 
-    def _road(self, spec: str) -> Road:
+    def _road(self, spec: str) -> Reduction:
         road = self._roads.get(spec)
         if road is None:
             if summable(spec):
@@ -127,7 +127,7 @@ class Exchange:
         for name, x in tensors:
             if x.numel():
                 by_spec.setdefault(self.spec_of(name, x), []).append((name, x))
-        with losing_nobody(self.group, f"exchanged {len(tensors)} tensors from {tensors[0][0]!r} on"):
+        with peer_failure_as_error(self.group, f"exchanged {len(tensors)} tensors from {tensors[0][0]!r} on"):
             # What is small goes along with what is large.
             finish = self._exact.begin(plain) if (plain := by_spec.pop(EXACT, [])) else None
             for spec, same in by_spec.items():
@@ -137,7 +137,7 @@ class Exchange:
 
     def mean_exactly(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """The same without compression."""
-        with losing_nobody(self.group, f"averaged {len(tensors)} tensors as they are"):
+        with peer_failure_as_error(self.group, f"averaged {len(tensors)} tensors as they are"):
             self._exact.reduce_all(tensors)
 
     # --------------------------------------------------------------------------------------------------------- state

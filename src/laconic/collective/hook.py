@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.collective.exact import begin_mean
-from laconic.collective.ledger import Ledger
+from laconic.collective.reductions.exact import begin_mean
+from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
 
 __all__ = ["Reduces", "Switch", "plain_mean", "plug", "switch_of"]
@@ -38,7 +38,7 @@ class Switch:
         self.to: Reduces | None = None
         self.plugged = False
         self.group: dist.ProcessGroup = module.process_group
-        self.ledger = Ledger()
+        self.ledger = ExchangeStats()
 
 
 _switches: "weakref.WeakKeyDictionary[DistributedDataParallel, Switch]" = weakref.WeakKeyDictionary()
@@ -80,7 +80,7 @@ def laconic_hook(switch: Switch, bucket: GradBucket) -> torch.futures.Future[tor
 
 
 def plain_mean(
-    flat: Tensor, group: dist.ProcessGroup, ledger: Ledger, done: Done | None = None
+    flat: Tensor, group: dist.ProcessGroup, ledger: ExchangeStats, done: Done | None = None
 ) -> torch.futures.Future[Tensor]:
     """What DDP does without a hook."""
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.collective.alike import describe, refuse_unlike
+from laconic.collective.consistency import describe, require_same_on_all_ranks
 from laconic.collective.exchange import Exchange, common
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
@@ -79,7 +79,9 @@ class LocalSGD:
         self.steps = self.residual_resets = 0
         options = repr((every, outer if isinstance(outer, str) else "a function", nonfinite))
         plans = {"codec": codec, "policy": repr(self.exchange.policy), "options": options}
-        refuse_unlike("LocalSGD", plans | describe((*model.named_parameters(), *model.named_buffers())), group)
+        require_same_on_all_ranks(
+            "LocalSGD", plans | describe((*model.named_parameters(), *model.named_buffers())), group
+        )
         source = dist.get_global_rank(group, 0) if group is not None else 0
         with torch.no_grad():
             for x in (*model.parameters(), *model.buffers()):

@@ -14,13 +14,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from laconic import notices
-from laconic.kernels import cpu, hosted, reference
-from laconic.kernels.interface import Kernels, Together
+from laconic import counters
+from laconic.kernels import cpu, reference, torch_fallback
+from laconic.kernels.interface import Kernels, MultiTensorKernels
 
-__all__ = ["Kernels", "Together", "of", "together", "use"]
+__all__ = ["Kernels", "MultiTensorKernels", "of", "together", "use"]
 
-_BACKENDS: dict[str, Kernels] = {"cpu": cpu, "hosted": hosted, "reference": reference}
+_BACKENDS: dict[str, Kernels] = {"cpu": cpu, "hosted": torch_fallback, "reference": reference}
 """Those that are there without a compiler; ``triton`` joins when first asked for."""
 
 _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
@@ -35,7 +35,7 @@ def of(x: Tensor) -> Kernels:
         return cpu
     found, why = _of_device(x.device)
     if why:
-        notices.say("reference_kernels", 1, f"{why}: plain torch serves, with the same bytes")
+        counters.say("reference_kernels", 1, f"{why}: plain torch serves, with the same bytes")
     return found
 
 
@@ -43,37 +43,37 @@ def of(x: Tensor) -> Kernels:
 def _of_device(device: torch.device) -> tuple[Kernels, str]:
     """The backend of a device that is not the CPU, and why it is a slow one, if so."""
     if device.type != "cuda":
-        return hosted, f"{device.type} has no kernels of its own"
+        return torch_fallback, f"{device.type} has no kernels of its own"
     try:
         found = _triton()
         found.all_finite(torch.zeros(1, device=device))  # compiles, loads and runs
     except Exception as error:  # a compiler fails in more ways than it has names for
-        return hosted, f"Triton cannot be used on {device} ({str(error).strip().splitlines()[-1:]})"
+        return torch_fallback, f"Triton cannot be used on {device} ({str(error).strip().splitlines()[-1:]})"
     return found, ""
 
 
-def together(x: Tensor) -> Together | None:
+def together(x: Tensor) -> MultiTensorKernels | None:
     """What takes many tensors like this one in a launch; None where nothing is won by it."""
     return None if of(x) in _BACKENDS.values() else _together_on(x.device)
 
 
 @lru_cache(maxsize=64)
-def _together_on(device: torch.device) -> Together | None:
+def _together_on(device: torch.device) -> MultiTensorKernels | None:
     backend = _triton()
-    assert isinstance(backend, Together)
+    assert isinstance(backend, MultiTensorKernels)
     try:
         backend.largest_all([torch.zeros(1, device=device)]).tolist()
     except Exception as error:  # as above
         why = f"many tensors in a launch cannot be had on {device} ({str(error).strip().splitlines()[-1:]})"
-        notices.say("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
+        counters.say("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
         return None
     return backend
 
 
 def _triton() -> Kernels:
-    from laconic.kernels.triton import cuda
+    from laconic.kernels.triton import backend
 
-    return cuda
+    return backend
 
 
 @contextmanager

@@ -345,7 +345,7 @@ class Kernels(Protocol):
 
 
 @runtime_checkable
-class Together(Protocol):
+class MultiTensorKernels(Protocol):
     """What a backend may offer besides: many tensors in one launch, for devices where small ones cost little else.
 
     Nothing here waits: keys and flags stay on the device until all that can be launched has been.

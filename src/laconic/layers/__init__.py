@@ -5,9 +5,9 @@ from __future__ import annotations
 from laconic.layers.convert import INITS, LayerPolicy, Layout, Slot, compress, dense_numel, expand, layout
 from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
 from laconic.layers.hashed import HashedLayer
+from laconic.layers.measurement import Timings, measure, timings
 from laconic.layers.schemes import SCHEMES, Hashed, LowRank, Monarch, Scheme, Subspace, parse_scheme
 from laconic.layers.subspace import SubspaceLayer, advance, subspaces
-from laconic.layers.timing import Timings, measure, timings
 
 __all__ = [
     "INITS",

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic import notices
+from laconic import counters
 from laconic.errors import ConfigError
 from laconic.kernels import random
 from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
-from laconic.layers.frame import KINDS
 from laconic.layers.hashed import HashedLayer
 from laconic.layers.schemes import DENSE, Hashed, LowRank, Monarch, Scheme, Subspace, parse_scheme
 from laconic.layers.subspace import SubspaceLayer, Tiles
+from laconic.layers.weightless import KINDS
 
 __all__ = ["COMPRESSED", "INITS", "LayerPolicy", "Layout", "Slot", "compress", "dense_numel", "expand", "layout"]
 
@@ -411,7 +411,7 @@ def _tell_loss(name: str, layer: nn.Module, new: nn.Module, init: str) -> None:
     energy = float(before.float().square().sum())
     lost = float((before.float() - after.float()).square().sum()) / energy if energy else 0.0
     if lost > LOST:
-        notices.say(
+        counters.say(
             "layers that lose most of a weight",
             1,
             f"{name}.weight loses {100 * lost:.0f} % of its energy by projection: if it was never trained, "

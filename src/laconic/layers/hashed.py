@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.kernels import random
-from laconic.layers.frame import applied, emptied, filled
+from laconic.layers.weightless import applied, emptied, filled
 
 __all__ = ["HashedLayer"]
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from laconic import notices
+from laconic import counters
 from laconic.kernels import random
-from laconic.layers.frame import applied, emptied, filled
+from laconic.layers.weightless import applied, emptied, filled
 
 __all__ = ["BLOCK", "SubspaceLayer", "Tiles", "advance", "collected", "placed", "subspaces"]
 
@@ -347,7 +347,7 @@ def _decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
         return one / (1 - float(group["momentum"])) if not group["dampening"] else one
     if isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay"):
         return one
-    notices.say(
+    counters.say(
         "subspace weight decay",
         1,
         f"{type(optimizer).__name__} divides weight decay by the gradients' size, which is not known of weights in a "

@@ -9,11 +9,11 @@ from typing import Any
 
 from laconic.codecs import parse
 from laconic.errors import ConfigError
-from laconic.lab.units import show_rate
 from laconic.plan.calibration import GZIP, STOCK, codec_points, sum_sizes, summable
 from laconic.plan.costs import Message, Network, Step, Work, step
 from laconic.plan.profile import ModelTimes, Point, Profile
 from laconic.policy import Policy
+from laconic.units import show_rate
 
 __all__ = ["FLOATS", "GAIN", "Advice", "Layers", "Load", "Row", "advise", "break_even", "message_of", "parse_memory"]
 

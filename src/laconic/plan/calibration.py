@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from laconic import wire
+from laconic.aggregate.homomorphic import Contributor, Sum, summing
+from laconic.aggregate.homomorphic.families import method_of
 from laconic.channels import Channel
 from laconic.codecs import parse
 from laconic.errors import ConfigError, LaconicError, NonFiniteError
@@ -28,8 +30,6 @@ from laconic.optim import SGD
 from laconic.packet import Packet, TensorSpec
 from laconic.plan.profile import ModelTimes, Point
 from laconic.policy import Policy
-from laconic.sums import Contributor, Sum, summing
-from laconic.sums.methods import method_of
 
 __all__ = [
     "GZIP",

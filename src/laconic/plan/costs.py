@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from laconic.errors import ConfigError
-from laconic.lab.units import GOODPUT
+from laconic.units import GOODPUT
 
 __all__ = [
     "EVENLY",

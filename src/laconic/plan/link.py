@@ -1,4 +1,4 @@
-"""The link to another host, measured from here, with ``laconic.lab.probe`` listening at the other end."""
+"""The link to another host, measured from here, with ``laconic.link_probe`` listening at the other end."""
 
 from __future__ import annotations
 

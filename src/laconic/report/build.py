@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, Protocol
 
 from laconic.records import Record
-from laconic.report import benches, page, runs, studies, whatif
-from laconic.report.plots import Plot, Section
+from laconic.report import page, runs, whatif
+from laconic.report.plots import Section
 
 __all__ = ["Report", "build"]
 
-CLAIM = "study.claim"
 ByKind = Mapping[str, Sequence[Mapping[str, Any]]]
 
-PAPERS: tuple[tuple[str, str, str, Callable[[ByKind, Sequence[Mapping[str, Any]]], list[Plot]]], ...] = (
-    ("kothari2021", "kothari2021.", "Kothari, Kaushik and Faisal 2021: six methods and ours", studies.kothari2021),
-    ("oland2015", "study.oland2015", "Øland and Raj 2015: as many bits as the entropy asks for", studies.oland2015),
-    ("jang2017", "jang2017.", "Jang, Na and Yoon 2017: a model of time, and real runs", studies.jang2017),
-    ("homomorphic", "homomorphic.", "Homomorphic compression", studies.homomorphic),
-)
-BENCHES: tuple[tuple[str, str, Callable[[ByKind], list[Plot]]], ...] = (
-    ("bench.ddp", "DistributedDataParallel", benches.ddp),
-    ("cluster.", "Parameter server", benches.cluster),
-    ("bench.codec", "Codecs", benches.codecs),
-    ("faults.", "Faults", benches.faults),
-)
-DRAWN = frozenset(
-    {*runs.KINDS, CLAIM, "kothari2021.run", "kothari2021.time", "study.oland2015", "jang2017.run", "jang2017.table1",
-     "jang2017.kernels", "homomorphic.run", "homomorphic.step", "bench.layers", "bench.ddp", "bench.ddp.train",
-     "cluster.round", "cluster.load", "bench.codec", "faults.scene"}
-)  # fmt: skip
-"""Kinds that plots are made of."""
+
+class Plugin(Protocol):
+    """Sections of a report that another distribution draws, found by the entry-point group ``laconic.report``."""
+
+    kinds: frozenset[str]
+    """Kinds of Records that the sections are drawn from."""
+
+    def derive(self, records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+        """Return Records computed from the given ones, and a line for each that could not be computed."""
+        ...
+
+    def sections(self, by_kind: ByKind) -> list[tuple[str, Callable[[], Section]]]:
+        """Return the name of each section that these Records allow, and what draws it."""
+        ...
+
+
+def plugins() -> list[Plugin]:
+    """Return the installed report plug-ins."""
+    return [entry.load() for entry in entry_points(group="laconic.report")]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Report:
     html: str
     runs: int
     plots: tuple[str, ...]
+    claims: int
     skipped: tuple[str, ...]
 
 
@@ -63,27 +65,25 @@ def build(
         skipped: What was not even a Record, and why.
     """
     told = [*skipped]
+    extensions = plugins()
+    derived = list(records)
+    for plugin in extensions:
+        more, failed = plugin.derive(records)
+        derived += more
+        told += failed
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
+    for record in derived:
         by_kind.setdefault(record.kind, []).append(record.values)
     found = runs.runs_of([record for record in records if record.kind in runs.KINDS])
     sections = _try("runs", lambda: [runs.section(found, prices or runs.Prices())], told)
-    for study, prefix, heading, draw in PAPERS:
-        claimed = [one for one in by_kind.get(CLAIM, []) if one.get("study") == study]
-        mine = {kind: some for kind, some in by_kind.items() if kind.startswith(prefix)}
-        if study == "homomorphic":
-            mine |= {kind: some for kind, some in by_kind.items() if kind == "bench.layers"}
-        if mine:
-            sections += _try(study, lambda: [_paper(study, heading, draw(mine, claimed), claimed)], told)  # noqa: B023
-    for prefix, heading, draw_bench in BENCHES:
-        mine = {kind: some for kind, some in by_kind.items() if kind.startswith(prefix)}
-        if mine:
-            ident = prefix.strip(".").replace(".", "-")
-            sections += _try(heading, lambda: [Section(ident, heading, plots=draw_bench(mine))], told)  # noqa: B023
+    for plugin in extensions:
+        for name, draw in plugin.sections(by_kind):
+            sections += _try(name, lambda: [draw()], told)  # noqa: B023
+    drawn = runs.KINDS | {kind for plugin in extensions for kind in plugin.kinds}
     told += [
         f"{len(some)} Record{'s' * (len(some) != 1)} of kind {kind}: no plot is made of these"
         for kind, some in by_kind.items()
-        if kind not in DRAWN
+        if kind not in drawn
     ]
     sections = [one for one in sections if one]
     text = page.render(
@@ -91,12 +91,7 @@ def build(
         what_if=whatif.settings(runs.presets(found)),
     )  # fmt: skip
     plots = tuple(plot.ident for one in sections for plot in one.plots)
-    return Report(text, len(found), plots, tuple(told))
-
-
-def _paper(study: str, heading: str, plots: list[Plot], claimed: Sequence[Mapping[str, Any]]) -> Section:
-    tables, more = studies.claims(study, claimed)
-    return Section(study, heading, tables=tables, plots=[*plots, *more])
+    return Report(text, len(found), plots, len(derived) - len(records), tuple(told))
 
 
 def _try(what: str, draw: Callable[[], list[Section]], told: list[str]) -> list[Section]:

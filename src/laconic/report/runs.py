@@ -13,7 +13,7 @@ from laconic.report.summary import NOTHING, fixed, fraction
 __all__ = ["KINDS", "Prices", "Run", "presets", "runs_of", "section"]
 
 SUMMARIES = ("train.run", "demo.method")
-KINDS = (*SUMMARIES, "train.track", "train.slots", "train.staleness")
+KINDS = frozenset({*SUMMARIES, "train.track", "train.slots", "train.staleness"})
 SMOOTH = 10
 """Points of a worker's own loss that one drawn is the mean of: a batch's loss jumps."""
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from laconic.codecs import parse
 from laconic.errors import ConfigError
-from laconic.lab.units import GOODPUT
 from laconic.plan.advice import GAIN, SLOT
 from laconic.plan.calibration import GZIP, sum_sizes, summable
 from laconic.plan.costs import EVENLY
+from laconic.plan.jang2017 import ALEXNET, ALEXNET_EPOCHS, WORKERS
+from laconic.plan.jang2017 import GZIP as PAPER_GZIP
 from laconic.plan.profile import Profile, load, shipped
 from laconic.policy import Policy
-from laconic.studies.jang2017.settings import ALEXNET, ALEXNET_EPOCHS, WORKERS
-from laconic.studies.jang2017.settings import GZIP as PAPER_GZIP
+from laconic.units import GOODPUT
 
 __all__ = ["CROWDS", "settings"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from laconic.train.data import Images, Text, load, load_text
+from laconic.train.data_shards import Shards
 from laconic.train.examples import Batch
 from laconic.train.models import MODELS, build_model
-from laconic.train.shards import Shards
 from laconic.train.task import DATA, Task, build_task
 
 __all__ = [

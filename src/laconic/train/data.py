@@ -1,7 +1,7 @@
 """Data sets: MNIST and CIFAR-10 from their publishers' files, any text, and ``digits``, which comes with the package.
 
 ``digits`` are 4,000 + 1,000 images of MNIST (Y. LeCun, C. Cortes and C. J. C. Burges; commonly redistributed as CC
-BY-SA 3.0), as many of each class: enough to see a training run learn without a download. ``bench/make_digits.py`` says
+BY-SA 3.0), as many of each class: enough to see a training run learn without a download. ``tools/make_digits.py`` says
 which they are. They lie in ``digits.idx.gz`` as idx files one after the other.
 
 Values are as in the files, bytes: ``examples`` normalises images, batch by batch.

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from laconic.cluster import checkpoint
 from laconic.errors import ConfigError, FileError, LaconicError
+from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
+from laconic.train.metrics import keep_records
 from laconic.train.roles import SUPERVISED
 from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, trainable, write_whole
-from laconic.train.shards import Shards
 from laconic.train.task import Task
-from laconic.train.track import keep_records
 
 __all__ = ["launch"]
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from laconic.cluster import checkpoint, heap
+from laconic.cluster import checkpoint, malloc
 from laconic.cluster.job import Slots
 from laconic.errors import ConfigError, FileError
 from laconic.optim import SGD
+from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
+from laconic.train.metrics import Track
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
-from laconic.train.shards import Shards
 from laconic.train.snapshots import Snapshots
 from laconic.train.task import Task
-from laconic.train.track import Track
 from laconic.train.worker import Progress, Worker
 from laconic.watch.board import Board
 from laconic.watch.folder import STATUS
@@ -34,8 +34,8 @@ from laconic.watch.journal import Journal, load_status
 
 if TYPE_CHECKING:
     from laconic.cluster.client import Client
+    from laconic.cluster.connection import Link
     from laconic.cluster.core import Core
-    from laconic.cluster.link import Link
 
 __all__ = ["SUPERVISED", "serve", "trainable", "work"]
 
@@ -108,7 +108,7 @@ def serve(
     from laconic.cluster.server import Server
 
     _obey_launcher()
-    heap.keep_freed()
+    malloc.keep_freed()
     stopped = threading.Event()
     for each in (signal.SIGTERM, *(() if SUPERVISED in os.environ else (signal.SIGINT,))):
         signal.signal(each, lambda *_: stopped.set())
@@ -121,12 +121,12 @@ def serve(
         write(event)
         board(event)
 
-    core, vault = _core(config, run_dir, index, history, resume=resume)
+    core, checkpoint_store = _core(config, run_dir, index, history, resume=resume)
 
     def keep(version: int) -> None:
         every = config.job.exchanges_per_checkpoint * (1 if config.job.mode == "sync" else config.job.workers)
         if version % every == 0 or core.finished(config.exchanges):
-            _save(vault, core, history)
+            _save(checkpoint_store, core, history)
 
     core.on_update(keep)
     address = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
@@ -161,7 +161,7 @@ def serve(
         history({"event": "stopped", "version": core.version, "received": server.traffic.received,
                  "sent": server.traffic.sent})  # fmt: skip
         if core.failure is None and core.whole:  # else the last deposit is saved already
-            vault.save(core.version, *core.state())
+            checkpoint_store.save(core.version, *core.state())
         show(last=True)
         journal.close()
     if core.failure is not None:
@@ -199,25 +199,25 @@ def _core(
     parameters = {name: x.clone() for name, x in config.parts(trainable(task.model))[index].items()}
     residents = config.residents(task)
     optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
-    vault = checkpoint.Folder(run_dir / of_server(CHECKPOINTS, index))
+    checkpoint_store = checkpoint.Folder(run_dir / of_server(CHECKPOINTS, index))
     core = Core(
-        config.job, parameters, optimizer, config.rates(), history, exchanges=config.exchanges, vault=vault,
-        resident=residents and residents.only(parameters),
+        config.job, parameters, optimizer, config.rates(), history, exchanges=config.exchanges,
+        checkpoint_store=checkpoint_store, resident=residents and residents.only(parameters),
     )  # fmt: skip
-    found = checkpoint.load_latest(vault.path) if resume else None
+    found = checkpoint.load_latest(checkpoint_store.path) if resume else None
     if found is not None:
         core.load(found.tensors, found.meta)
-        vault.forget(core.version)
+        checkpoint_store.forget(core.version)
         history({"event": "resumed", "version": core.version})
         log.info("resumed at exchange %d from %s", core.version, found.path)
     else:
-        vault.save(0, *core.state())  # somewhere to go back to
-    return core, vault
+        checkpoint_store.save(0, *core.state())  # somewhere to go back to
+    return core, checkpoint_store
 
 
-def _save(vault: checkpoint.Folder, core: Core, history: Callable[[dict[str, Any]], None]) -> None:
+def _save(checkpoint_store: checkpoint.Folder, core: Core, history: Callable[[dict[str, Any]], None]) -> None:
     try:
-        vault.save(core.version, *core.state())
+        checkpoint_store.save(core.version, *core.state())
     except FileError as error:  # training goes on: what is lost is the way back
         log.warning("%s", error)
         history({"event": "checkpoint_failed", "version": core.version})
@@ -284,7 +284,7 @@ def work(
     from laconic.cluster.sharded import ShardedLink
 
     _obey_launcher()
-    heap.keep_freed()
+    malloc.keep_freed()
     config = Config.load(run_dir)
     if addresses is not None and len(addresses) != config.servers:
         raise ConfigError(f"the run has {config.servers} servers, got {len(addresses)} addresses")
@@ -364,7 +364,7 @@ def _snapshots(config: Config, task: Task, number: int) -> Snapshots | None:
 
 def _tell_servers(clients: Sequence[Client], line: Mapping[str, Any]) -> None:
     """Whoever watches hears of workers on all hosts from their server."""
-    from laconic.cluster.messages import TOLD
+    from laconic.cluster.protocol import TOLD
 
     for client in clients:
         client.about = {name: line[name] for name in TOLD if name in line and math.isfinite(line[name])}

@@ -16,8 +16,8 @@ from laconic.cluster.sharded import partition
 from laconic.errors import ConfigError, FileError
 from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
-from laconic.train.layout import Layout
-from laconic.train.resident import Residents
+from laconic.train.bundling import Layout
+from laconic.train.subspace_state import Residents
 from laconic.train.task import Task, build_task
 from laconic.watch.folder import (
     CHECKPOINTS,

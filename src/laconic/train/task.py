@@ -16,9 +16,9 @@ from laconic.kernels import random
 from laconic.layers import compress, dense_numel
 from laconic.train import script as scripts
 from laconic.train.data import load, load_text
+from laconic.train.data_shards import shuffled
 from laconic.train.examples import Batch, Examples, ImageExamples, TextExamples, examples_of
 from laconic.train.models import GPT, MODELS, build_model, seeded
-from laconic.train.shards import shuffled
 
 __all__ = ["DATA", "Task", "build_task"]
 

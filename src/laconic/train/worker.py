@@ -21,24 +21,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from laconic.cluster.agreement import Offer
+from laconic.cluster.connection import Link
+from laconic.cluster.homomorphic.worker import Summands, scale_frame
 from laconic.cluster.job import Job
-from laconic.cluster.link import Link
-from laconic.cluster.messages import Frame
-from laconic.cluster.outbox import Outbox
+from laconic.cluster.protocol import Frame
+from laconic.cluster.push_buffer import PushBuffer
+from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
-from laconic.cluster.summands import Summands, scale_frame
-from laconic.cluster.tickets import NOTHING_LEFT
 from laconic.cluster.weights import RENEWED
+from laconic.cluster.work_queue import NOTHING_LEFT
 from laconic.errors import FileError
 from laconic.frames import decode, encode
 from laconic.kernels import random
 from laconic.optim import SGD, Schedule
-from laconic.train.layout import Layout
-from laconic.train.resident import Residents
-from laconic.train.shards import Shards
+from laconic.train.bundling import Layout
+from laconic.train.data_shards import Shards
+from laconic.train.metrics import SlotCount, lost_share
+from laconic.train.subspace_state import Residents
 from laconic.train.task import Task
-from laconic.train.track import SlotCount, lost_share
 from laconic.wire import Buffer
 
 __all__ = ["Memory", "Progress", "Times", "Worker"]
@@ -163,7 +163,7 @@ class Worker:
                     break
                 at = self.join()
                 continue
-            outbox = Outbox()
+            outbox = PushBuffer()
             loss = self._iterate(at, outbox) if self.job.every == 1 else self._iterate_locally(at, outbox)
             reply = self._answer(at, outbox)
             if isinstance(reply, At):
@@ -293,7 +293,7 @@ class Worker:
         except FileError as error:
             log.warning("%s: if this worker is lost now, all go back to an earlier exchange", error)
 
-    def _answer(self, at: At, outbox: Outbox) -> Reply | At:
+    def _answer(self, at: At, outbox: PushBuffer) -> Reply | At:
         """What comes back for a push that is on its way, or where to go on instead."""
         began = time.perf_counter()
         try:
@@ -316,10 +316,10 @@ class Worker:
         finally:
             self.times.communication += time.perf_counter() - began
 
-    def _send(self, sequence: int, outbox: Outbox) -> Future[Reply]:
+    def _send(self, sequence: int, outbox: PushBuffer) -> Future[Reply]:
         return self._sender.submit(self._push, sequence, outbox)
 
-    def _push(self, sequence: int, outbox: Outbox) -> Reply:
+    def _push(self, sequence: int, outbox: PushBuffer) -> Reply:
         if self.summands is not None:
             due = self.number == 0 and sequence % self.job.exchanges_per_checkpoint == 0
             if due and sequence and self._deposited != sequence:
@@ -330,7 +330,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------- where workers hold the weights
 
-    def _settle(self, sequence: int, outbox: Outbox) -> None:
+    def _settle(self, sequence: int, outbox: PushBuffer) -> None:
         """Agree on scales, then encode."""
         assert self.summands is not None
         scales = [scale_frame(self._unsettled[name]) for name in self.slots]
@@ -392,7 +392,7 @@ class Worker:
         number, exchange = (self.number, at.sequence) if at.ticket is None else _share(at.ticket, self.job.workers)
         return self.shards.indices(number, exchange * self.job.every + step)
 
-    def _iterate(self, at: At, outbox: Outbox) -> float:
+    def _iterate(self, at: At, outbox: PushBuffer) -> float:
         """One batch; its gradient leaves while it is computed."""
         ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         hooks = [
@@ -435,7 +435,9 @@ class Worker:
         rest = {name: _gradient(self.parameters[name]) for name in missing}
         yield from (self._layout.pack(rest) if self._layout.bundled else rest).items()
 
-    def _fill(self, outbox: Outbox, slots: Iterator[tuple[str, Tensor]], sequence: int, score: float = 0.0) -> float:
+    def _fill(
+        self, outbox: PushBuffer, slots: Iterator[tuple[str, Tensor]], sequence: int, score: float = 0.0
+    ) -> float:
         """Encode slots into the outbox; when the first was there."""
         first = 0.0
         if self.summands is not None and self.summands.must_agree:
@@ -452,7 +454,7 @@ class Worker:
             raise
         return first
 
-    def _iterate_locally(self, at: At, outbox: Outbox) -> float:
+    def _iterate_locally(self, at: At, outbox: PushBuffer) -> float:
         """Several steps of one's own, then the change of the weights (or the weights) leaves."""
         began = time.perf_counter()
         self._base = {name: p.detach().clone() for name, p in self.parameters.items()}

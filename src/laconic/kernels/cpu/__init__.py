@@ -10,23 +10,13 @@ import os
 
 from laconic import _core
 from laconic.kernels.cpu.casts import add_momentum, all_finite, cast_decode, cast_encode, copy_finite, raw_decode
-from laconic.kernels.cpu.coding import (
+from laconic.kernels.cpu.entropy_coding import (
     code_symbols,
     code_values,
     coded_modes,
     decode_symbols,
     decode_values,
     huffman_nbytes,
-)
-from laconic.kernels.cpu.lanes import (
-    block_scales,
-    lane_accumulate,
-    lane_add,
-    lane_decode,
-    lane_encode,
-    lane_largest,
-    lane_pack,
-    rotate,
 )
 from laconic.kernels.cpu.linear import (
     histogram,
@@ -39,6 +29,16 @@ from laconic.kernels.cpu.linear import (
     unpack_symbols,
 )
 from laconic.kernels.cpu.lowrank import lowrank_decode, project_columns, project_rows
+from laconic.kernels.cpu.packed_ints import (
+    block_scales,
+    lane_accumulate,
+    lane_add,
+    lane_decode,
+    lane_encode,
+    lane_largest,
+    lane_pack,
+    rotate,
+)
 from laconic.kernels.cpu.packing import pack, unpack
 from laconic.kernels.cpu.positions import (
     place,

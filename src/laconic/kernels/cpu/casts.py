@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import reference
-from laconic.kernels.cpu.addresses import bytes_at, floats_at, refuse, threads, weight_of
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, refuse, threads, weight_of
 from laconic.kernels.interface import NONFINITE
 
 _EXPONENT: Final = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random, reference
-from laconic.kernels.cpu.addresses import bytes_at, floats_at, symbols_at, threads, weight_of
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, symbols_at, threads, weight_of
 from laconic.kernels.cpu.quantizers import value_range
 from laconic.kernels.interface import (
     NONFINITE,

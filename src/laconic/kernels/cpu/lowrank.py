@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.kernels.cpu.addresses import bytes_at, floats_at, threads, weight_of
-from laconic.kernels.reference.sums import read_floats
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, threads, weight_of
+from laconic.kernels.reference.reductions import read_floats
 
 
 def project_rows(x: Tensor, q: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.kernels.cpu.addresses import bytes_at
+from laconic.kernels.cpu.checked_pointers import bytes_at
 from laconic.kernels.interface import packed_nbytes
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import reference
-from laconic.kernels.cpu.addresses import bytes_at, floats_at, index_room, is_wide, refuse, threads, weight_of
 from laconic.kernels.cpu.casts import all_finite
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, index_room, is_wide, refuse, threads, weight_of
 from laconic.kernels.cpu.selection import random_positions, topk
 from laconic.kernels.interface import (
     ALL,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random
-from laconic.kernels.cpu.addresses import bytes_at, floats_at, refuse, threads, weight_of
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, refuse, threads, weight_of
 from laconic.kernels.interface import NONFINITE, num_buckets, packed_nbytes, trits_nbytes, write_bytes
 
 

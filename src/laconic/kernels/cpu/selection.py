@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random, reference
-from laconic.kernels.cpu.addresses import floats_at, index_room, is_wide, threads
+from laconic.kernels.cpu.checked_pointers import floats_at, index_room, is_wide, threads
 from laconic.kernels.interface import write_seed
 
 

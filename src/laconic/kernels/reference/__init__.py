@@ -7,16 +7,12 @@ bytes have a fixed order (``pairwise_sum``), so that thread count and backend ca
 from __future__ import annotations
 
 from laconic.kernels.reference.casts import add_momentum, all_finite, cast_decode, cast_encode, copy_finite, raw_decode
-from laconic.kernels.reference.coding import code_symbols, code_values, coded_modes, decode_symbols, decode_values
-from laconic.kernels.reference.lanes import (
-    block_scales,
-    lane_accumulate,
-    lane_add,
-    lane_decode,
-    lane_encode,
-    lane_largest,
-    lane_pack,
-    rotate,
+from laconic.kernels.reference.entropy_coding import (
+    code_symbols,
+    code_values,
+    coded_modes,
+    decode_symbols,
+    decode_values,
 )
 from laconic.kernels.reference.linear import (
     full_table,
@@ -31,6 +27,16 @@ from laconic.kernels.reference.linear import (
     unpack_symbols,
 )
 from laconic.kernels.reference.lowrank import lowrank_decode, project_columns, project_rows
+from laconic.kernels.reference.packed_ints import (
+    block_scales,
+    lane_accumulate,
+    lane_add,
+    lane_decode,
+    lane_encode,
+    lane_largest,
+    lane_pack,
+    rotate,
+)
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.positions import (
     place,
@@ -56,8 +62,8 @@ from laconic.kernels.reference.quantizers import (
     uniform_encode,
     value_range,
 )
+from laconic.kernels.reference.reductions import pairwise_sum
 from laconic.kernels.reference.selection import above, draw, key_of_any, random_positions, topk, topk_sampled
-from laconic.kernels.reference.sums import pairwise_sum
 
 __all__ = [
     "above",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.reference.sums import key_of, put
+from laconic.kernels.reference.reductions import key_of, put
 
 FLOAT16_MAX = 65504.0
 BFLOAT16_MAX = float(torch.finfo(torch.bfloat16).max)

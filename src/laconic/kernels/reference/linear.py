@@ -9,7 +9,7 @@ from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE, Grid, LinearGrid, symbol_bits, symbol_dtype
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
 from laconic.kernels.reference.quantizers import uniform_symbols, value_range
-from laconic.kernels.reference.sums import put
+from laconic.kernels.reference.reductions import put
 
 
 def linear_symbols(x: Tensor, grid: LinearGrid) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from laconic.kernels.reference.sums import put, read_floats
+from laconic.kernels.reference.reductions import put, read_floats
 
 
 def project_rows(x: Tensor, q: Tensor) -> Tensor:

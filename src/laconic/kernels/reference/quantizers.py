@@ -11,7 +11,7 @@ from laconic.errors import FrameError
 from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE, write_bytes
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
-from laconic.kernels.reference.sums import (
+from laconic.kernels.reference.reductions import (
     FLOAT32_MAX,
     in_buckets,
     key_of,

@@ -8,7 +8,7 @@ from torch import Tensor
 from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE, write_seed
 from laconic.kernels.reference.casts import all_finite
-from laconic.kernels.reference.sums import FLOAT32_MAX
+from laconic.kernels.reference.reductions import FLOAT32_MAX
 
 SAMPLES = 65536
 """Values looked at by a sampled threshold."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.triton.parts import TILE
+from laconic.kernels.triton.tile import TILE
 
 __all__ = [
     "FLOAT32_MAX",

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import num_buckets
-from laconic.kernels.triton.launching import launch, remembered
-from laconic.kernels.triton.parts import TILE, exact, keep, load_tile
+from laconic.kernels.triton.launch_cache import launch, remembered
+from laconic.kernels.triton.tile import TILE, exact, keep, load_tile
 
 __all__ = ["add_momentum", "add_values", "cast_encode"]
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import num_buckets
-from laconic.kernels.triton.parts import exact
+from laconic.kernels.triton.tile import exact
 
 __all__ = ["project_columns", "project_rows"]
 

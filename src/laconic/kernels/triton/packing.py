@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.interface import GROUP, TRIT_LANES, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
-from laconic.kernels.triton.parts import TILE, exact, period, read_symbols, store_symbols, words_of
+from laconic.kernels.triton.tile import TILE, exact, period, read_symbols, store_symbols, words_of
 
 __all__ = ["BYTES", "Packed", "pack", "pack_symbols", "pack_tail", "unpack", "unpack_symbols"]
 

@@ -11,7 +11,7 @@ from laconic.kernels import random
 from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
 from laconic.kernels.triton.buckets import FLOAT32_MAX, load_floats, magnitudes, scale_to, step_of, store_floats, tile
 from laconic.kernels.triton.packing import Packed
-from laconic.kernels.triton.parts import (
+from laconic.kernels.triton.tile import (
     exact,
     factors,
     halves,

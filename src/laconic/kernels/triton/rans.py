@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from laconic.kernels.interface import CHUNK, RANS
-from laconic.kernels.triton import shared
-from laconic.kernels.triton.shared import come, load_byte, load_four, load_half, load_pair, store_pair, sync_warp
-from laconic.kernels.triton.shares import chunk_lanes
+from laconic.kernels.triton import shared_memory
+from laconic.kernels.triton.rans_tables import chunk_lanes
+from laconic.kernels.triton.shared_memory import come, load_byte, load_four, load_half, load_pair, store_pair, sync_warp
 
 __all__ = ["LANES", "NEAR_BINS", "NEAR_NBYTES", "read_lanes", "write_lanes", "write_near_nbytes"]
 
@@ -99,8 +99,8 @@ def _call(symbols, memory, ring, group, span, SYMBOL: tl.constexpr, ASM: tl.cons
     end = tl.where(group >= 0, span * SYMBOL, 0)
     part = (group & (CALLED - 1)) * (GROUP_ROWS * LANES * SYMBOL)
     source = symbols.to(tl.pointer_type(tl.uint8)) + group * (span * SYMBOL) + byte
-    shared.fetch16(memory, ring + part + byte, source, byte, 0, end, ASM)
-    shared.seal(ASM)
+    shared_memory.fetch16(memory, ring + part + byte, source, byte, 0, end, ASM)
+    shared_memory.seal(ASM)
 
 
 @triton.jit
@@ -208,7 +208,7 @@ def write_lanes(
     """The words of each chunk to the end of its room, and how many bytes it has. Symbols lie at a multiple of 16."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
-    ring = shared.address_of(ASM)
+    ring = shared_memory.address_of(ASM)
     near = ring + CALLED * GROUP_ROWS * LANES * SYMBOL
     if ASM == "":
         memory += wide * (near // 4 + 4 * BINS * NEAR)
@@ -219,7 +219,7 @@ def write_lanes(
         table += wide * (4 * BINS)
         if NEAR:
             at = tl.arange(0, 4 * BINS)
-            shared.store(memory, near + 4 * at, tl.load(table + at), ASM)
+            shared_memory.store(memory, near + 4 * at, tl.load(table + at), ASM)
             tl.debug_barrier()
         end = words + (wide + 1) * room
         if lanes == LANES:
@@ -279,7 +279,7 @@ def _pop_near(x, slot, place, memory, room, below, ASM: tl.constexpr):
     entry, bound = load_pair(memory, room + SLOTS_AT + slot, ASM)
     takes = (x >> 12) < bound
     own, place = _behind(place, takes.to(tl.int32), below, ASM)
-    word = shared.load(memory, own, ASM)
+    word = shared_memory.load(memory, own, ASM)
     popped = (entry & 4095) * (x >> 12) + ((entry >> 20) & 4095)
     slot = tl.where(takes, word >> 16, (popped & 4095) << 3)
     x = tl.where(takes, (popped << 16) | (word & 0xFFFF), popped)
@@ -294,7 +294,7 @@ def _pop_far(x, place, slots, memory, scale, below, there, ASM: tl.constexpr):
     popped = (step & 0xFFFF) * (x >> scale) + ((step >> 16) & 0xFFFF)
     takes = (popped < _LOW) & there
     own, place = _behind(place, takes.to(tl.int32), below, ASM)
-    popped = tl.where(takes, (popped << 16) | (shared.load(memory, own, ASM) & 0xFFFF), popped)
+    popped = tl.where(takes, (popped << 16) | (shared_memory.load(memory, own, ASM) & 0xFFFF), popped)
     return tl.where(there, popped, x), place, (entry >> 32).to(tl.int32)
 
 
@@ -335,7 +335,7 @@ def _pop_all(
             for k in tl.static_range(GROUP_ROWS):
                 x, slot, place, symbol = _pop_near(x, slot, place, memory, room, below, ASM)
                 if out.dtype.element_ty == tl.float32:
-                    value = shared.load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
+                    value = shared_memory.load(memory, room + VALUES_AT + 4 * symbol, ASM).to(tl.float32, bitcast=True)
                 else:
                     value = symbol.to(out.dtype.element_ty)
                 tl.store(target + k * LANES, value)
@@ -364,12 +364,14 @@ def _bring_near(slots, table, memory, room, alphabet, VALUES: tl.constexpr, ASM:
         entry = tl.load(slots + at)
         share = (entry & 4095).to(tl.int32)
         off = ((entry >> 16) & 4095).to(tl.int32)
-        shared.store(memory, room + SLOTS_AT + 8 * at, share | ((entry >> 32).to(tl.int32) << 12) | (off << 20), ASM)
-        shared.store(memory, room + SLOTS_AT + 8 * at + 4, (_LOW - 1 - off) // tl.maximum(share, 1) + 1, ASM)
+        shared_memory.store(
+            memory, room + SLOTS_AT + 8 * at, share | ((entry >> 32).to(tl.int32) << 12) | (off << 20), ASM
+        )
+        shared_memory.store(memory, room + SLOTS_AT + 8 * at + 4, (_LOW - 1 - off) // tl.maximum(share, 1) + 1, ASM)
     if VALUES:
         at = tl.arange(0, 256)
         value = tl.load(table + at, mask=at < alphabet, other=0.0).to(tl.int32, bitcast=True)
-        shared.store(memory, room + VALUES_AT + 4 * at, value, ASM)
+        shared_memory.store(memory, room + VALUES_AT + 4 * at, value, ASM)
     tl.debug_barrier()
 
 
@@ -381,7 +383,7 @@ def read_lanes(
     """Symbols, or what they stand for, to where they belong; the verdict on words and states."""
     chunk = tl.program_id(0)
     wide = chunk.to(tl.int64)
-    room = shared.address_of(ASM)
+    room = shared_memory.address_of(ASM)
     if ASM == "":
         memory += wide * (NEAR_NBYTES // 4)
     if tl.load(plans + 8 * wide) == _RANS:

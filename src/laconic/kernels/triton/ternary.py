@@ -11,7 +11,7 @@ from laconic.kernels import random
 from laconic.kernels.interface import TRIT_LANES, num_buckets, trits_nbytes
 from laconic.kernels.triton.buckets import load_floats, magnitudes, scale_to, store_floats, tile
 from laconic.kernels.triton.packing import trit_of, trit_place
-from laconic.kernels.triton.parts import exact, factors, halves, keep, load_tile, noise_of, words_of
+from laconic.kernels.triton.tile import exact, factors, halves, keep, load_tile, noise_of, words_of
 
 __all__ = ["ternary_decode", "ternary_encode"]
 

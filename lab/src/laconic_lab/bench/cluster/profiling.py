@@ -1,0 +1,141 @@
+"""Where a server's time goes: clocks around the steps of its handlers, put in for rounds of their own.
+
+A clock of processor time sees its own thread only, so steps do their work in one thread while they are clocked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch
+
+__all__ = ["OF_FRAMES", "STEPS", "Marks"]
+
+STEPS: dict[str, tuple[tuple[str, str], ...]] = {
+    "assemble": (("laconic.cluster.server", "Assembler.feed"),),
+    "checksum": (
+        ("laconic.wire", "unpack"),
+        ("laconic.cluster.homomorphic.server", "PartMould.read"),
+        ("laconic.cluster.homomorphic.server", "_read"),
+    ),
+    "accumulate": (
+        ("laconic.cluster.round", "OpenFrame.add_to"),
+        ("laconic.cluster.round", "OpenFrame.decode"),
+        ("laconic.cluster.homomorphic.server", "Additions.add"),
+    ),
+    "optimizer step": (("laconic.cluster.weights", "Weights.step"), ("laconic.optim", "SGD.step_frames")),
+    "encode": (
+        ("laconic.cluster.weights", "Weights._encode"),
+        ("laconic.cluster.weights", "Weights._change"),
+    ),
+    "cut into messages": (("laconic.cluster.server", "frame_messages"),),
+}
+"""Steps of a push and its answer, and the functions that they are. One that is no more is left out, and said to be."""
+
+OF_FRAMES = ("checksum", "accumulate", "optimizer step", "encode")
+"""Those that make an answer of what was pushed. The others, and gRPC itself, move bytes."""
+
+
+@dataclass
+class _Sum:
+    wall: float = 0.0
+    cpu: float = 0.0
+    calls: int = 0
+
+
+@dataclass
+class Marks:
+    """Seconds by step, of all threads together. A step inside another counts for the inner one only."""
+
+    sums: dict[str, _Sum] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _local: threading.local = field(default_factory=threading.local, repr=False)
+
+    def install(self) -> None:
+        self._threads = torch.get_num_threads()
+        for step, functions in STEPS.items():
+            for module, name in functions:
+                self._wrap(step, module, name)
+
+    def remove(self) -> dict[str, dict[str, float]]:
+        """Put everything back; what was measured."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        torch.set_num_threads(self._threads)  # of threads that begin from now on, as those of another server
+        return {step: {"wall_s": one.wall, "cpu_s": one.cpu, "calls": one.calls} for step, one in self.sums.items()}
+
+    def _wrap(self, step: str, module: str, name: str) -> None:
+        holder: Any = importlib.import_module(module)
+        *owners, last = name.split(".")
+        for owner in owners:
+            holder = getattr(holder, owner, None)
+        found = getattr(holder, last, None)
+        if found is None:
+            self.missing.append(f"{module}.{name}")
+            return
+        self.sums.setdefault(step, _Sum())
+        generator = name == "frame_messages"
+        wrapped = self._iterated(step, found) if generator else self._called(step, found)
+        setattr(holder, last, wrapped)
+        self._undo.append(lambda: setattr(holder, last, found))
+
+    def _called(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            with _Clock(self, step):
+                return function(*args, **options)
+
+        return call
+
+    def _iterated(self, step: str, function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Iterator[Any]:
+            items = function(*args, **options)
+            while True:
+                with _Clock(self, step):
+                    item = next(items, None)
+                if item is None:
+                    return
+                yield item
+
+        return call
+
+    def add(self, step: str, wall: float, cpu: float) -> None:
+        with self._lock:
+            one = self.sums[step]
+            one.wall, one.cpu, one.calls = one.wall + wall, one.cpu + cpu, one.calls + 1
+
+    def inner(self) -> list[list[float]]:
+        """What steps inside took, for each of the steps that this thread is in."""
+        if not hasattr(self._local, "inner"):
+            self._local.inner = []
+            torch.set_num_threads(1)
+        found: list[list[float]] = self._local.inner
+        return found
+
+
+class _Clock:
+    def __init__(self, marks: Marks, step: str) -> None:
+        self._marks, self._step = marks, step
+
+    def __enter__(self) -> None:
+        self._marks.inner().append([0.0, 0.0])
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu
+        stack = self._marks.inner()
+        inside = stack.pop()
+        if stack:
+            stack[-1][0] += wall
+            stack[-1][1] += cpu
+        self._marks.add(self._step, wall - inside[0], cpu - inside[1])

@@ -1,0 +1,251 @@
+"""Exchange rounds of several methods over links of several rates, without training.
+
+A round begins when the first worker begins to encode and ends when the last has decoded the answer. Every round has
+other gradients, made before it begins; the memories of channels live on from round to round as in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from laconic.errors import WrongResultError
+from laconic_lab.bench.cluster.exchange import Shapes, expected, job_of
+from laconic_lab.bench.cluster.processes import Network, Peer, all_do, network, started
+from laconic_lab.bench.cluster.profiling import OF_FRAMES
+from laconic_lab.bench.timing import quartiles
+from laconic_lab.network import Link
+
+__all__ = ["RATES", "TARGETS", "TOLERANCE", "LinkResult", "RoundResult", "measure_rate"]
+
+RATES = ("unshaped", "1gbit", "100mbit")
+TARGETS = {
+    ("1", "4", "100mbit"): 7.0,
+    ("1", "5", "100mbit"): 25.0,
+    ("1", "laconic", "100mbit"): 100.0,
+    ("3", "homomorphic", "100mbit"): 7.0,
+}
+"""Times as fast as another method at the same rate, for the same number of iterations."""
+TOLERANCE = 0.06
+"""How far the bytes that an interface counted may be from the frames' own."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LinkResult:
+    """The links of one rate, as measured before the rounds."""
+
+    rate: str
+    made_of: str
+    links: tuple[Link, ...]
+
+    @property
+    def valid(self) -> bool:
+        return all(link.valid for link in self.links)
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "rate": self.rate,
+            "made_of": self.made_of,
+            "valid": self.valid,
+            "links": [link.values() for link in self.links],
+        }
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Rounds of one method at one rate.
+
+    Args:
+        method: Of ``laconic.train.methods``.
+        rate: Of every host's link.
+        seconds: Of each round.
+        parts: What the slower worker spent on encoding, waiting and decoding, medians by name.
+        sent: Bytes of frames that the workers sent in all these rounds, counted where they leave.
+        received: The same of what the server sent.
+        link_received: What the server's interface counted in the same time.
+        link_sent: The same of what it sent.
+        server_cpu: The server's processor time in all these rounds.
+        steps: The server's steps, in seconds a round, from rounds of their own.
+        every: Iterations of training that one round serves.
+    """
+
+    method: str
+    rate: str
+    seconds: tuple[float, ...]
+    parts: dict[str, float]
+    sent: int
+    received: int
+    link_received: int
+    link_sent: int
+    server_cpu: float = 0.0
+    steps: dict[str, Any] = field(default_factory=dict)
+    every: int = 1
+
+    @property
+    def median(self) -> float:
+        return quartiles(self.seconds)[1]
+
+    @property
+    def link_excess(self) -> float:
+        """How much more the interface counted than the frames are, of these."""
+        return (self.link_received + self.link_sent) / (self.sent + self.received) - 1
+
+    def values(self, base: RoundResult | None) -> dict[str, Any]:
+        first, middle, third = quartiles(self.seconds)
+        target = None if base is None else TARGETS.get((base.method, self.method, self.rate))
+        return {
+            "method": self.method,
+            "rate": self.rate,
+            "round_s": middle,
+            "round_quartiles_s": [first, third],
+            "rounds": len(self.seconds),
+            "server_cpu_s_per_round": self.server_cpu / len(self.seconds),
+            "every": self.every,
+            "speed_up": None if base is None else (base.median / base.every) / (middle / self.every),
+            "target": target,
+            "sent_nbytes_per_round": self.sent / len(self.seconds),
+            "received_nbytes_per_round": self.received / len(self.seconds),
+            "link_nbytes_per_round": (self.link_received + self.link_sent) / len(self.seconds),
+            "link_over_frames": self.link_excess,
+            "link_agrees": abs(self.link_excess) <= TOLERANCE,
+            **self.parts,
+            **self.steps,
+        }
+
+
+def measure_rate(
+    rate: str,
+    methods: Sequence[str],
+    shapes: Shapes,
+    *,
+    made_of: str,
+    workers: int = 2,
+    rounds: int,
+    slow_rounds: int,
+    threads: tuple[int, int],
+    seed: int = 0,
+    tell: Tell = lambda what: None,
+) -> tuple[LinkResult, list[RoundResult]]:
+    """All methods at one rate, by the same processes.
+
+    Args:
+        rate: As in ``laconic_lab.network``, or ``unshaped``.
+        methods: Of ``laconic.train.methods``.
+        shapes: The slots.
+        made_of: What links are made of.
+        workers: How many exchange.
+        rounds: How many count of each method.
+        slow_rounds: The same where a round takes more than two seconds.
+        threads: Torch's, of the server and of a worker.
+        seed: Of the gradients.
+        tell: Told what is going on.
+    """
+    with ExitStack() as stack:
+        net = stack.enter_context(network(made_of, None if rate == "unshaped" else rate, workers))
+        tell(f"{rate}: measuring the link")
+        link = LinkResult(rate, net.made_of, tuple(net.measure()))
+        server = stack.enter_context(started("server", threads[0], net.start(0)))
+        peers = [stack.enter_context(started("worker", threads[1], net.start(1 + i))) for i in range(workers)]
+        found = []
+        for method in methods:
+            tell(f"{rate}: method {method}")
+            found.append(_measure_method(method, rate, shapes, net, server, peers, (rounds, slow_rounds), seed, tell))
+    return link, found
+
+
+def _measure_method(
+    method: str,
+    rate: str,
+    shapes: Shapes,
+    net: Network,
+    server: Peer,
+    workers: Sequence[Peer],
+    rounds: tuple[int, int],
+    seed: int,
+    tell: Tell,
+) -> RoundResult:
+    job = job_of(method, len(workers))
+    port = server.do("begin", job=job.to_json(), shapes=shapes, host=net.host, certs=net.certs)["port"]
+    address = net.reach(port)
+    for number, worker in enumerate(workers):
+        worker.do("begin", number=number, address=address, job=job.to_json(), shapes=shapes, seed=seed, certs=net.certs)
+    all_do(workers, "join")
+    first, _, digests = _round(workers, check=True)  # warms up, too
+    if set(digests) != set(expected(job, shapes, seed)):
+        raise WrongResultError(f"method {method} at {rate}: the answer is not what the same job makes in one process")
+    count = rounds[1] if first > 2 else rounds[0]
+    before, used, link_before = server.do("traffic"), server.do("usage"), net.counters()
+    seconds, took = [], []
+    for done in range(count):
+        tell(f"{rate}: method {method}, round {done + 1} of {count}")
+        one, parts, _ = _round(workers)
+        seconds.append(one)
+        took.append(parts)
+    link_after, after = net.counters(), server.do("traffic")
+    cpu = server.do("usage")["cpu_s"] - used["cpu_s"]
+    result = RoundResult(
+        method,
+        rate,
+        tuple(seconds),
+        _parts(took),
+        sent=sum(one["sent"] for parts in took for one in parts),
+        received=sum(one["received"] for parts in took for one in parts),
+        link_received=link_after[0] - link_before[0],
+        link_sent=link_after[1] - link_before[1],
+        server_cpu=cpu,
+        steps=_steps(server, workers, 3) if first <= 2 else {},
+        every=job.every,
+    )
+    _check_bytes(result, before, after, f"method {method} at {rate}")
+    if retries := sum(told["retries"] for told in all_do(workers, "end")):
+        raise WrongResultError(f"method {method} at {rate}: {retries} calls had to be made again")
+    server.do("end")
+    return result
+
+
+def _round(workers: Sequence[Peer], check: bool = False) -> tuple[float, list[dict[str, Any]], list[str]]:
+    """Seconds from the first beginning to the last end, what each worker says, and digests of the answers."""
+    all_do(workers, "prepare")
+    took = all_do(workers, "run")
+    told = all_do(workers, "finish", check=check)
+    return (
+        max(one["end"] for one in took) - min(one["begin"] for one in took),
+        took,
+        [one["digest"] for one in told if check],
+    )
+
+
+def _parts(took: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
+    """Of the worker that ended last in each round, medians over the rounds."""
+    last = [max(parts, key=lambda one: one["end"]) for parts in took]
+    return {name: quartiles(tuple(one[name] for one in last))[1] for name in ("encode_s", "wait_s", "decode_s")}
+
+
+def _steps(server: Peer, workers: Sequence[Peer], rounds: int) -> dict[str, Any]:
+    server.do("mark")
+    before = server.do("usage")
+    for _ in range(rounds):
+        _round(workers)
+    after, told = server.do("usage"), server.do("marks")
+    cpu = {step: one["cpu_s"] / rounds for step, one in told["steps"].items()}
+    return {
+        "server_steps_cpu_s": cpu,
+        "server_frames_cpu_s": sum(cpu[step] for step in OF_FRAMES),
+        "server_steps_s": {step: one["wall_s"] / rounds for step, one in told["steps"].items()},
+        "server_cpu_s": (after["cpu_s"] - before["cpu_s"]) / rounds,
+        "server_faults": (after["faults"] - before["faults"]) / rounds,
+    }
+
+
+def _check_bytes(result: RoundResult, before: dict[str, Any], after: dict[str, Any], what: str) -> None:
+    """The server has counted, to the byte, what the workers' frames are."""
+    received, sent = after["received"] - before["received"], after["sent"] - before["sent"]
+    if (received, sent) != (result.sent, result.received):
+        raise WrongResultError(
+            f"{what}: the workers' frames are {result.sent} bytes out and {result.received} in, the server counted "
+            f"{received} and {sent}"
+        )

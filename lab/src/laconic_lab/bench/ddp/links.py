@@ -1,0 +1,110 @@
+"""What ranks of the DDP bench are connected by: hosts of a lab, or loopback and slow sockets without root."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from laconic.errors import LaconicError
+from laconic_lab.network import Host, Lab, Link, unique_name
+from laconic_lab.network.paced_sockets import LOOPBACK, PacedSockets
+
+__all__ = ["NAMESPACES", "SOCKETS", "Links", "connected"]
+
+log = logging.getLogger("laconic")
+
+NAMESPACES, SOCKETS, PLAIN = "network namespaces", "paced sockets", "loopback"
+PORT = 29511
+
+
+class Links(Protocol):
+    """Where ranks run, and how fast bytes get from one to the other."""
+
+    made_of: str
+    interface: str
+    """By which ranks talk."""
+
+    def store(self) -> tuple[str, int]:
+        """Address and port at which rank 0 is met."""
+        ...
+
+    def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]: ...
+    def measure(self) -> list[Link]:
+        """From rank 0 to rank 1, and back where that is another link."""
+        ...
+
+
+@dataclass
+class _Namespaces:
+    lab: Lab
+    made_of: str = NAMESPACES
+    interface: str = "eth0"
+
+    def store(self) -> tuple[str, int]:
+        return self.lab.address(1), PORT
+
+    def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
+        return self.lab.popen(rank + 1, argv, **options)
+
+    def measure(self) -> list[Link]:
+        return [self.lab.measure(1, 2), self.lab.measure(2, 1)]
+
+
+@dataclass
+class _Sockets:
+    sockets: PacedSockets
+    made_of: str
+    interface: str = "lo"
+
+    def store(self) -> tuple[str, int]:
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            return LOOPBACK, probe.getsockname()[1]
+
+    def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
+        return self.sockets.popen(argv, **options)
+
+    def measure(self) -> list[Link]:
+        return [self.sockets.measure()]
+
+
+@contextmanager
+def connected(rate: str | None, ranks: int, *, paced: bool) -> Iterator[Links]:
+    """Links of a rate between ranks; there as long as the block.
+
+    Args:
+        rate: As in ``laconic_lab.network``; None: as fast as the machine can.
+        ranks: How many.
+        paced: Slow sockets also where root could make namespaces.
+    """
+    with ExitStack() as stack:
+        if not paced and os.geteuid() == 0:
+            try:
+                yield _Namespaces(stack.enter_context(_lab(rate, ranks)))
+                return
+            except _NoLabError as error:  # in a container root may be root by name only
+                log.warning("network namespaces cannot be made here (%s): sockets are paced instead", error)
+        yield _Sockets(PacedSockets(rate), PLAIN if rate is None else SOCKETS)
+
+
+class _NoLabError(Exception):
+    pass
+
+
+@contextmanager
+def _lab(rate: str | None, ranks: int) -> Iterator[Lab]:
+    lab = Lab(unique_name("ddp"), [Host(rate=rate)] * ranks)
+    try:
+        lab.__enter__()
+    except LaconicError as error:
+        raise _NoLabError(str(error)) from error
+    try:
+        yield lab
+    finally:
+        lab.down()

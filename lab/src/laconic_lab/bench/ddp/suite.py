@@ -1,0 +1,168 @@
+"""The DDP bench: links, ranks on them, and Records of what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from laconic.errors import LaconicError
+from laconic.records import Record
+from laconic_lab.bench.ddp.links import Links, connected
+from laconic_lab.bench.ddp.settings import DDPSettings
+from laconic_lab.bench.timing import quartiles
+
+__all__ = ["run_ddp"]
+
+Tell = Callable[[str], None]
+START_S = 180.0
+HUNG = "hung"
+TRAINING_S = 3600.0
+SAME_POINTS = 0.3
+"""Per cent of accuracy that count as the same."""
+
+
+def run_ddp(settings: DDPSettings, tell: Tell = lambda what: None) -> list[Record]:
+    """Measure all ways at all rates. Of a way that hangs a Record says so, and the others go on without it."""
+    records: list[Record] = []
+    for rate in settings.rates:
+        records += _measure(rate, settings, lambda what, rate=rate: tell(f"{rate}: {what}"))  # type: ignore[misc]
+    return records
+
+
+def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
+    with connected(None if rate == "unshaped" else rate, settings.ranks, paced=settings.paced) as links:
+        tell("measuring the link")
+        before = links.measure()
+        found, hung = _all_ways(rate, links, settings, tell)
+        after = links.measure()
+    common = {
+        "rate": rate, "ranks": settings.ranks, "model": settings.model, "made_of": links.made_of,
+        "valid": all(link.valid for link in before + after), "links": [link.values() for link in before],
+        "links_after": [link.values() for link in after], "command": settings.command(),
+    }  # fmt: skip
+    if settings.train:
+        return _trained(found, common, settings)
+    base = next(one for one in found if one["way"] == "ddp")
+    records = [
+        Record("bench.ddp", common | (one if "failed" in one else _values(one, base)), settings.seed) for one in found
+    ]
+    return records + [Record("bench.ddp", common | {"way": name, "failed": HUNG}, settings.seed) for name in hung]
+
+
+def _all_ways(rate: str, links: Links, settings: DDPSettings, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+    """What was found of each way, and which of them hung."""
+    left, found, hung = list(settings.ways), [], []
+    while left:
+        results, stuck = _ranks(links, left, settings, tell)
+        found += results
+        if stuck is None:
+            break
+        if settings.train:
+            raise LaconicError(f"training by {stuck!r} did not end")
+        if stuck == "ddp":
+            raise LaconicError(f"plain DDP did not finish a step in {settings.limit_s:g} s at {rate}")
+        hung.append(stuck)
+        left.remove(stuck)
+    return found, hung
+
+
+def _trained(results: list[dict[str, Any]], common: dict[str, Any], settings: DDPSettings) -> list[Record]:
+    common |= {"data": settings.data, "batch": settings.batch, "lr": settings.lr, "epochs": settings.epochs}
+    plain = next(one for one in results if one["way"] == "ddp")["curve"][-1][2]
+    records = []
+    for one in results:
+        _, seconds, accuracy = one["curve"][-1]
+        reached = [at for _, at, found in one["curve"] if found >= plain - SAME_POINTS]
+        values = {
+            "way": one["way"], "accuracy": accuracy, "plain_accuracy": plain, "train_s": seconds, "failed": None,
+            "reached_s": reached[0] if reached else None, "curve": one["curve"], "iterations": one["iterations"],
+            "sent_nbytes_per_step": one["sent"],
+        }  # fmt: skip
+        records.append(Record("bench.ddp.train", common | values, settings.seed))
+    return records
+
+
+def _values(one: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    first, middle, third = quartiles(tuple(one["seconds"]))
+    compute = quartiles(tuple(one["compute"]))[1]
+    plain = quartiles(tuple(base["seconds"]))[1]
+    return {
+        "way": one["way"],
+        "failed": None,
+        "numel": one["numel"],
+        "steps": len(one["seconds"]),
+        "step_s": middle,
+        "step_quartiles_s": [first, third],
+        "compute_s": compute,
+        "exposed_s": max(0.0, middle - compute),
+        "step_speed_up": plain / middle,
+        "exchange_speed_up": (plain - compute) / max(1e-9, middle - compute),
+        "sent_nbytes_per_step": quartiles(tuple(one["sent_nbytes"]))[1],
+        "relative_squared_error": one["relative_squared_error"],
+        "stats": one["stats"],
+    }
+
+
+def _ranks(
+    links: Links, ways: Sequence[str], settings: DDPSettings, tell: Tell
+) -> tuple[list[dict[str, Any]], str | None]:
+    """What the ranks found; or nothing, and the way that they hang in."""
+    address, port = links.store()
+    orders = {
+        "ranks": settings.ranks, "store": f"tcp://{address}:{port}", "ways": list(ways), "model": settings.model,
+        "steps": settings.steps, "slow_steps": settings.slow_steps, "seed": settings.seed,
+        "interface": links.interface, "data": settings.data, "batch": settings.batch,
+        "data_dir": os.environ.get("LACONIC_DATA"), "epochs": settings.epochs, "lr": settings.lr,
+        "test_every": settings.test_every, "program": "training" if settings.train else "rank",
+    }  # fmt: skip
+    with ExitStack() as stack:
+        lines, *_ = [stack.enter_context(_rank(links, orders | {"rank": rank})) for rank in range(settings.ranks)]
+        current, since = "starting", time.monotonic()
+        while True:
+            limit = START_S if current == "starting" else TRAINING_S if settings.train else settings.limit_s
+            try:
+                line = lines.get(timeout=max(0.1, since + limit - time.monotonic()))
+            except queue.Empty:
+                return [], current
+            if line is None:
+                raise LaconicError(f"a rank ended while it measured {current!r}; what it said stands above")
+            told = json.loads(line)
+            if "results" in told:
+                results: list[dict[str, Any]] = told["results"]
+                return results, None
+            current, since = told["begin"], time.monotonic()
+            tell(current)
+
+
+@contextmanager
+def _rank(links: Links, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
+    """The lines that a rank prints, None when it has ended; the process is there as long as the block."""
+    program = [sys.executable, "-m", f"laconic_lab.bench.ddp.{orders['program']}", json.dumps(orders)]
+    # A namespace has no name server, of which torch would warn.
+    quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    process = links.popen(orders["rank"], program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet)
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                lines.put(line)
+        lines.put(None)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        process.kill()
+        process.wait()
+        thread.join()

@@ -1,0 +1,1 @@
+"""The commands ``laconic bench``, ``laconic study`` and ``laconic lab``."""

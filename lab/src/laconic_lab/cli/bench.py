@@ -1,0 +1,360 @@
+"""``laconic bench``: codecs when nothing else is said, ``laconic bench cluster`` and ``laconic bench layers``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from laconic.cli import complete
+from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
+from laconic.errors import ConfigError
+from laconic_lab.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from laconic_lab.bench import CodecResult, PeerResult, Rate, Report, Timing
+
+__all__ = ["CODECS", "EXAMPLES", "bench", "register"]
+
+CODECS = (
+    "laconic bench --quick",
+    "laconic bench qsgd:4 'topk:0.01|qsgd:4' --no-peers",
+    "laconic bench sign --threads 2 --records sign.jsonl --json",
+    "laconic bench --only coders --data weights --quick",
+)
+EXAMPLES = (
+    *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_ddp.EXAMPLES[:1],
+    *bench_layers.EXAMPLES[1:],
+)  # fmt: skip
+
+DEFAULT = "codecs"
+"""What ``laconic bench`` does when its first word is no bench."""
+
+QUICK_NUMEL, QUICK_REPEAT = 1_000_000, 3
+
+WIDE = 140
+"""Columns that the whole table needs; in fewer it leaves some of its own out rather than cut words."""
+
+COLUMNS = ("bits per\nvalue", "encode\n× memcpy", "floor", "decode\n× memcpy", "floor")
+MORE_COLUMNS = ("over bare\nkernel %", "add\n× memcpy", "to and from\nbytes ×", "1,000 values\nµs", "error²")
+CODER_COLUMNS = ("bits per\nsymbol", "over\nentropy %", *COLUMNS[1:])
+MORE_CODER_COLUMNS = ("two threads\n× one", "1,000 values\nµs", "error²")
+
+
+def bench(
+    # Names of other benches (laconic bench cluster) are no codec specs: nobody's codec is hidden by them.
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SPEC", help="Codecs; by default a set.", autocompletion=complete.specs),
+    ] = None,
+    numel: Annotated[int | None, typer.Option(help="Values of the tensor.", min=1000, show_default="25000000")] = None,
+    repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy has one.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the data and the codecs.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: codecs on a GPU, against the copy there, 2^28 values by default.")
+    ] = "cpu",
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="With --device: what it adds to a bf16 step, e.g. of resnet50."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="What entropy coders are timed on: gaussian, weights, grads; all by default."
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="SET", help="A part of the default set: codecs, or coders (entropy coders).")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A million values, three rounds: a look, no figures.")] = False,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time what one would use instead, too.")] = True,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time codecs against the same run's memcpy, and against what one would use instead.
+
+    Every codec is checked first: its bytes against the reference, its error against the method's bound.
+    """
+    from laconic.records import write
+    from laconic_lab.bench import Settings, run
+
+    if device != "cpu":
+        if only or data:
+            raise ConfigError("--device takes codecs by name: --only and --data belong to the CPU's bench")
+        if step is not None:
+            bench_device.bench_step(specs, device, step, repeat, seed, records, json)
+        else:
+            bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
+        return
+    if step is not None:
+        raise ConfigError("--step goes with --device cuda: on a CPU laconic bench layers times steps")
+    settings = Settings(
+        numel=numel or (QUICK_NUMEL if quick else Settings.numel),
+        repeat=repeat or (QUICK_REPEAT if quick else Settings.repeat),
+        threads=threads,
+        seed=seed,
+        data=tuple(data or Settings.data),
+    )
+    if records is not None:
+        check_writable(records)
+    with progress_bar("bench") as (bar, task):
+        report = run(
+            _chosen(specs, only),
+            settings,
+            with_peers=peers,
+            progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+        )
+    if records is not None:
+        write(report.records(), records)
+        say(f"{len(report.records())} records written to {records}")
+    if json:
+        show_json(_json(report))
+    else:
+        _print(report)
+
+
+def _chosen(specs: list[str] | None, only: str | None) -> Sequence[str]:
+    from laconic_lab.bench import SETS, SPECS
+
+    if only is None:
+        return specs or SPECS
+    if only not in SETS:
+        raise ConfigError(f"--only takes {' or '.join(SETS)}, got {only!r}")
+    if specs:
+        raise ConfigError(f"--only {only} names a set, and {specs[0]!r} a codec: take one or the other")
+    return SETS[only]
+
+
+def _json(report: Report) -> dict[str, Any]:
+    from laconic.records import commit, machine, versions
+
+    settings = report.settings
+    return {
+        "command": settings.command(report.specs),
+        "numel": settings.numel,
+        "threads": settings.threads,
+        "repeat": settings.repeat,
+        "seed": settings.seed,
+        "data": list(settings.data),
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "memory": report.machine_values(),
+        "codecs": [result.values() for result in report.codecs],
+        "peers": [result.values() for result in report.peers],
+        "notes": list(report.notes),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def _print(report: Report) -> None:
+    from laconic.records import machine, versions
+
+    settings, console = report.settings, results()
+    wide, judged = console.width >= WIDE, settings.judges()
+    found, (slow, fast) = machine(), report.memcpy_quartiles_gb_per_s
+    console.print(
+        f"{found['cpu']} ({found['vector']}), torch {versions()['torch']}, {settings.numel:,} gaussian float32, "
+        f"{settings.threads} thread{'s' if settings.threads > 1 else ''}, median of {settings.repeat} rounds",
+        markup=False,
+    )
+    read, read_torch, write = (_speed(report.ceilings[name]) for name in ("read", "read_torch", "write"))
+    console.print(
+        f"memcpy {report.memcpy_gb_per_s:.1f} GB/s (quartiles {slow:.1f}-{fast:.1f}) = 1.00; on this machine a pass "
+        f"that only reads runs at {read} (torch.aminmax {read_torch}), one that only writes at {write}"
+    )
+    coders = [result for result in report.codecs if result.rate]
+    if len(coders) < len(report.codecs):
+        console.print(_codec_table(report, judged, wide))
+    if coders:
+        console.print(_coder_table(report, judged, wide))
+    console.print(
+        "Speeds are multiples of memcpy's on the same payload. encode, decode: into kept buffers, header and checksums "
+        "included"
+        + (
+            ", quartiles beside them; add: decode-accumulate; to and from bytes: laconic.encode and laconic.decode as "
+            "they stand; error²: "
+            "squared error over squared norm."
+            if wide
+            else f". {WIDE} columns show more, --json shows all."
+        ),
+        markup=False,
+    )
+    if coders:
+        console.print(
+            "Coders: ours begin with floats and end with floats, stock ones get symbols ready-made and give them back; "
+            "bits count code tables, entropy is that of the symbols one by one; above 256 levels zlib and zstd get two "
+            "bytes a symbol.",
+            markup=False,
+        )
+    for name, note in {peer.name: peer.note for peer in report.peers if peer.note}.items():
+        console.print(f"{name}: {note}.", markup=False)
+    for note in report.notes:
+        console.print(f"{note}.", markup=False)
+    if not judged:
+        console.print("Floors are for one thread and 25,000,000 values, so none is judged here.")
+
+
+def _table(first: str, columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _codec_table(report: Report, judged: bool, wide: bool) -> Table:
+    table = _table("codec, and what\none would use instead", (*COLUMNS, *(MORE_COLUMNS if wide else ())))
+    for result in report.codecs:
+        if result.rate is None:
+            table.add_row(*_codec_cells(result, judged, wide))
+            for peer in report.peers:
+                if peer.of == result.spec:
+                    table.add_row(*_peer_cells(peer, wide))
+    for peer in report.peers:
+        if peer.of is None:
+            table.add_row(*_peer_cells(peer, wide))
+    return table
+
+
+def _coder_table(report: Report, judged: bool, wide: bool) -> Table:
+    table = _table(
+        "entropy coders, and stock\nones on the symbols", (*CODER_COLUMNS, *(MORE_CODER_COLUMNS if wide else ()))
+    )
+    data = ""
+    for result in report.codecs:
+        if result.rate is None:
+            continue
+        if result.data != data:
+            data = result.data
+            table.add_section()
+            table.add_row(f"[italic]{data}[/italic]")
+        table.add_row(*_coder_cells(result, judged, wide))
+        for peer in report.peers:
+            if (peer.of, peer.data) == (result.spec, data) and peer.rate is not None:
+                cells = _peer_cells(peer, wide)
+                table.add_row(cells[0], *_rate_cells(peer.rate), *cells[2:6])
+    return table
+
+
+def _speed(timing: Timing) -> str:
+    return f"{timing.speed:.2f}" if timing.speed >= 0.0995 else f"{timing.speed:.2g}"
+
+
+def _spread(timing: Timing, wide: bool) -> str:
+    first, _, third = timing.speed_quartiles
+    if not wide or timing.speed < 0.0995:
+        return _speed(timing)
+    return f"{_speed(timing)} [dim]{first:.2f}-{third:.2f}[/dim]"
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}" if error >= 0.001 or not error else f"{error:.0e}"
+
+
+def _floor(timing: Timing, floor: float | None, judged: bool) -> str:
+    if floor is None:
+        return ""
+    if not judged:
+        return f"{floor:g}"
+    return f"[green]{floor:g} met[/green]" if timing.speed >= floor else f"[red]{floor:g} missed[/red]"
+
+
+def _codec_cells(result: CodecResult, judged: bool, wide: bool) -> list[str]:
+    times = result.timings
+    cells = [f"[bold]{result.spec}[/bold]", f"{result.bits:.3f}", *_speed_cells(result, judged, wide)]
+    if wide:
+        cells += [
+            f"{result.overhead('encode'):.0f} / {result.overhead('decode'):.0f}",
+            _speed(times["accumulate"]),
+            f"{_speed(times['encode_bytes'])} / {_speed(times['decode_bytes'])}",
+            _small_cell(result),
+            _error(result.error),
+        ]
+    return cells
+
+
+def _coder_cells(result: CodecResult, judged: bool, wide: bool) -> list[str]:
+    assert result.rate is not None
+    cells = [f"[bold]{result.spec}[/bold]", *_rate_cells(result.rate), *_speed_cells(result, judged, wide)]
+    if wide:
+        scaling = [f"{value:.2f}" for value in map(result.scaling, ("encode", "decode")) if value is not None]
+        cells += [" / ".join(scaling), _small_cell(result), _error(result.error)]
+    return cells
+
+
+def _rate_cells(rate: Rate) -> list[str]:
+    return [f"{rate.bits:.3f}", "" if rate.overhead is None else f"{rate.overhead:.2f}"]
+
+
+def _speed_cells(result: CodecResult, judged: bool, wide: bool) -> list[str]:
+    cells = []
+    for way, floor in zip(("encode", "decode"), result.floors, strict=True):
+        cells += [_spread(result.timings[way], wide), _floor(result.timings[way], floor, judged)]
+    return cells
+
+
+def _small_cell(result: CodecResult) -> str:
+    return f"{result.small_encode_us:.0f} / {result.small_decode_us:.0f}"
+
+
+def _peer_cells(result: PeerResult, wide: bool) -> list[str]:
+    times = result.timings
+    cells = [
+        f"{'  ' if result.of else ''}{result.name}",
+        f"{result.bits:.3f}",
+        _spread(times["encode"], wide),
+        "",
+        _spread(times["decode"], wide) if "decode" in times else "",
+        "",
+    ]
+    if wide:
+        small = [f"{value:.0f}" for value in (result.small_encode_us, result.small_decode_us) if value is not None]
+        cells += ["", "", "", " / ".join(small), _error(result.error)]
+    return cells
+
+
+# -------------------------------------------------------------------------------------------------------------- group
+
+
+class _Benches(TyperGroup):
+    """``laconic bench qsgd:4`` is ``laconic bench codecs qsgd:4``: codecs came first, and scripts call them so."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+def _root() -> None:
+    """Measure: codecs unless another word follows.
+
+    laconic bench is short for laconic bench codecs, whose --help has its
+    options; laconic bench cluster measures a server and its workers, laconic
+    bench collective means over processes, laconic bench ddp steps of
+    DistributedDataParallel, laconic bench layers what compressed layers save.
+    """
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(cls=_Benches, rich_markup_mode="rich")
+    group.callback()(_root)
+    group.command(DEFAULT, epilog=examples(*CODECS))(bench)
+    bench_cluster.register(group)
+    bench_collective.register(group)
+    bench_ddp.register(group)
+    bench_layers.register(group)
+    app.add_typer(group, name="bench", epilog=examples(*EXAMPLES))

@@ -1,0 +1,137 @@
+"""``laconic bench --device cuda``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from laconic.cli.output import check_writable, progress_bar, results, say, show_json
+
+if TYPE_CHECKING:
+    from laconic.records import Record
+    from laconic_lab.bench.device import DeviceResult
+
+__all__ = ["bench_device", "bench_step"]
+
+QUICK_NUMEL, QUICK_REPEAT = 1 << 24, 5
+
+COLUMNS = ("bits per\nvalue", "encode\n× copy", "decode\n× copy", "add\n× copy", "other\n× copy",
+           "with the wait\nencode / decode", "× plain torch\nencode / decode", "4 MB, µs\nencode / decode")  # fmt: skip
+
+
+def bench_device(
+    specs: list[str] | None,
+    device: str,
+    numel: int | None,
+    repeat: int | None,
+    seed: int,
+    quick: bool,
+    records: Path | None,
+    json: bool,
+) -> None:
+    from laconic.records import write
+    from laconic_lab.bench.device import SPECS, DeviceSettings, run_device
+
+    settings = DeviceSettings(
+        device=device,
+        numel=numel or (QUICK_NUMEL if quick else DeviceSettings.numel),
+        repeat=repeat or (QUICK_REPEAT if quick else DeviceSettings.repeat),
+        seed=seed,
+    )
+    if records is not None:
+        check_writable(records)
+    with progress_bar("bench") as (bar, task):
+        found, written = run_device(
+            specs or SPECS,
+            settings,
+            progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+        )
+    if records is not None:
+        write(written, records)
+        say(f"{len(written)} records written to {records}")
+    if json:
+        shown = [{"kind": record.kind, **record.values} for record in written]
+        show_json({"command": settings.command(specs or SPECS), "records": shown})
+    else:
+        _print(found, written[0])
+
+
+def bench_step(
+    specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, records: Path | None, json: bool
+) -> None:
+    from laconic.records import write
+    from laconic_lab.bench.device_step import StepSettings, run_steps
+
+    chosen = specs or ["qsgd:4"]
+    settings = StepSettings(model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed)
+    if records is not None:
+        check_writable(records)
+    found = run_steps(chosen, settings)
+    if records is not None:
+        write(found, records)
+        say(f"{len(found)} records written to {records}")
+    if json:
+        shown = [{"kind": record.kind, **record.values} for record in found]
+        show_json({"command": settings.command(chosen), "records": shown})
+        return
+    console = results()
+    for record in found:
+        values = record.values
+        low, high = values["added_percent_quartiles"]
+        console.print(
+            f"{values['spec']}: a bf16 step of {model} with {values['batch']} images takes "
+            f"{1e3 * values['step_bf16_s']:.1f} ms; encoding and decoding its {values['values']:,} gradients in "
+            f"{values['buckets']} buckets adds {values['added_percent']:.1f} % (quartiles {low:.1f} to {high:.1f})",
+            markup=False,
+        )
+
+
+def _print(found: list[DeviceResult], yardstick: Record) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console, values = results(), yardstick.values
+    console.print(
+        f"{yardstick.machine.get('gpu', 'no GPU')}, torch {yardstick.versions['torch']}, {values['numel']:,} gaussian "
+        f"float32, median of {values['repeat']} rounds. Copy {values['copy_payload_gb_per_s']:,.0f} GB/s of payload = "
+        f"1.00; cast to fp16 {values['cast_to_fp16_x_copy']:.2f}, to bf16 {values['cast_to_bf16_x_copy']:.2f}; a "
+        f"launch takes {values['launch_floor_us']:.1f} µs",
+        markup=False,
+    )
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("codec", overflow="fold")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for result in found:
+        table.add_row(*_cells(result))
+    console.print(table)
+    console.print(
+        "encode, decode: launches alone where sizes are fixed, else with all that must be waited for; beside them the "
+        "target. add: decode-accumulate. other: fb error feedback fused into encode, sum packed words added, carried "
+        "top-k by an earlier threshold. Every codec's bytes were those of the CPU before it was timed.",
+        markup=False,
+    )
+
+
+def _cells(result: DeviceResult) -> list[str]:
+    others = [("fb", "feedback"), ("sum", "sum"), ("carried", "carried")]
+    shown = [f"{short} {_speed(result, way)}" for short, way in others if way in result.timings]
+    small = result.small_us
+    return [
+        f"[bold]{result.spec}[/bold]",
+        f"{result.bits:.3f}",
+        *(_speed(result, way) for way in ("encode", "decode", "accumulate")),
+        "\n".join(shown),
+        " / ".join(f"{result.timings[way].speed:.2f}" for way in ("encode", "decode")),
+        " / ".join("" if up is None else f"{up:.1f}" for up in map(result.speed_up, ("encode", "decode"))),
+        " / ".join(f"{small.get(f'{way}_launch', small[way]):.0f}" for way in ("encode", "decode")),
+    ]
+
+
+def _speed(result: DeviceResult, way: str) -> str:
+    timing, floor = result.judged(way), result.floor(way)
+    if timing is None:
+        return ""
+    if floor is None:
+        return f"{timing.speed:.2f}"
+    return f"{timing.speed:.2f} [{'green' if timing.speed >= floor else 'red'}]{floor:g}[/]"

@@ -1,0 +1,66 @@
+"""``laconic bench layers``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.cli.output import check_writable, examples, progress_bar, say, show_json
+
+__all__ = ["EXAMPLES", "layers", "register"]
+
+EXAMPLES = (
+    "laconic bench layers mlp",
+    "laconic bench layers 'linear 512-512' --scheme monarch:0.1 --repeat 5 --json",
+)
+
+
+def layers(
+    cases: Annotated[
+        list[str] | None, typer.Argument(metavar="WHAT", help="linear N-M, or a model of images; by default a set.")
+    ] = None,
+    scheme: Annotated[
+        list[str] | None, typer.Option("--scheme", metavar="SCHEME:RHO", help="Instead of each one's own.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Instead of each one's own.")] = None,
+    repeat: Annotated[int, typer.Option("--repeat", help="Turns of each.", min=3)] = 9,
+    threads: Annotated[int, typer.Option("--threads", help="Of torch.", min=1)] = 1,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "cpu",
+    seed: Annotated[int, typer.Option("--seed", help="Of weights and inputs.")] = 0,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time steps of compressed layers and models against the dense ones', in turns.
+
+    rho: numbers that are trained, over the dense layer's. h: the time of a
+    step, over the dense one's; with one thread the processor's time counts.
+    A machine too busy to say gives no h.
+    """
+    from laconic.records import write
+    from laconic_lab.bench.layers import LayerSettings, layer_table, run_layers
+
+    settings = LayerSettings(
+        cases=tuple(cases or LayerSettings.cases), schemes=tuple(scheme or ()), batch=batch, repeat=repeat,
+        threads=threads, device=device, seed=seed,
+    )  # fmt: skip
+    if record is not None:
+        check_writable(record)
+    with progress_bar("layers") as (bar, task):
+        found = run_layers(settings, tell=lambda what: bar.update(task, description=what))
+    if record is not None:
+        write(found, record)
+        say(f"{len(found)} records written to {record}")
+    if json:
+        show_json({"command": settings.command(), "records": [{"kind": r.kind, **r.values} for r in found]})
+        return
+    from laconic_lab.cli.bench_cluster import print_table
+
+    print_table(layer_table(found))
+
+
+def register(app: typer.Typer) -> None:
+    app.command("layers", epilog=examples(*EXAMPLES))(layers)

@@ -1,0 +1,141 @@
+"""``laconic lab faults``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from laconic.cli.output import progress_bar, results, show_json, size
+from laconic.errors import ConfigError, LaconicError
+
+if TYPE_CHECKING:
+    from laconic_lab.faults import Outcome
+
+__all__ = ["EXAMPLES", "faults"]
+
+EXAMPLES = ("laconic lab faults --only worker-dies,bomb --modes sync", "laconic lab faults --list")
+
+
+def faults(
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="NAMES", help="Some faults, with commas.", show_default="all")
+    ] = None,
+    modes: Annotated[str, typer.Option("--modes", help="Modes of the job, with commas.")] = "sync,async,bounded:2",
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="How often each.", min=1)] = 1,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--soak", metavar="S", help="Instead one job of so many seconds, faults all along.", min=5),
+    ] = None,
+    every: Annotated[
+        float, typer.Option("--every", metavar="S", help="Of --soak: seconds between faults.", min=1)
+    ] = 20.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of --soak: which faults.")] = 0,
+    names: Annotated[bool, typer.Option("--list", help="Only say which faults there are.")] = False,
+    record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Write Records here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Let a small job with a real server suffer every fault, and check its promises.
+
+    Each push of the job writes to a place of its own, so whatever is lost,
+    doubled or forged shows in the end; docs/faults.md has the promises. Faults
+    happen at a step of the job. Needs no root. The exit code is 1 if a
+    promise was broken.
+    """
+    from laconic import records
+    from laconic_lab.faults import CLASSES, campaign
+
+    if names:
+        _list(json)
+        return
+    if seconds is not None:
+        _soak(seconds, every, seed, record, json)
+        return
+    chosen = tuple(CLASSES) if only is None else tuple(name.strip() for name in only.split(","))
+    asked = tuple(mode.strip() for mode in modes.split(","))
+    if not all(chosen) or not all(asked):
+        raise ConfigError("--only and --modes are names with commas between them")
+    with _errors_alone(), progress_bar("starting") as (bar, shown):
+        total = len(chosen) * len(asked) * repeat
+
+        def tell(outcome: Outcome) -> None:
+            bar.update(shown, advance=1, total=total, description=f"{outcome.fault}, {outcome.mode}")
+
+        outcomes = campaign(chosen, asked, repeat=repeat, tell=tell)
+    if record is not None:
+        records.write([records.Record("faults.scene", asdict(outcome)) for outcome in outcomes], record)
+    broken = [outcome for outcome in outcomes if outcome.broken is not None]
+    if json:
+        show_json({"scenes": len(outcomes), "broken": len(broken), "outcomes": [asdict(one) for one in outcomes]})
+    else:
+        _print(outcomes, asked)
+    if broken:
+        raise LaconicError(f"{len(broken)} of {len(outcomes)} scenes broke a promise; the first: {broken[0].broken}")
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """No warnings in the log meanwhile: that things break is the point."""
+    log = logging.getLogger("laconic")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bool) -> None:
+    from laconic import records
+    from laconic_lab.faults import soak
+
+    with _errors_alone(), progress_bar("starting") as (bar, shown):
+
+        def tell(done: int, total: int) -> None:
+            bar.update(shown, completed=done, total=total, description=f"exchange {done}")
+
+        found = soak(seconds, every=every, seed=seed, tell=tell)
+    if record is not None:
+        records.write([records.Record("faults.soak", asdict(found), seed=seed)], record)
+    if json:
+        show_json(asdict(found))
+    else:
+        print(f"{found.exchanges} exchanges of 4 workers in {found.seconds:.0f} s with {found.faults} faults; memory "
+              f"{size(found.rss[0])}, later {size(found.rss[1])}; open files {found.descriptors[0]}, later "
+              f"{found.descriptors[1]}")  # fmt: skip
+    if found.broken is not None:
+        raise LaconicError(found.broken)
+
+
+def _list(json: bool) -> None:
+    from laconic_lab.faults import CLASSES
+
+    if json:
+        show_json({"faults": {name: one.what for name, one in CLASSES.items()}})
+        return
+    width = max(map(len, CLASSES))
+    for name, one in CLASSES.items():
+        print(f"{name:{width}}  {one.what}")
+
+
+def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
+    from rich.table import Table
+
+    from laconic_lab.faults import CLASSES
+
+    table = Table("fault", "what happens")
+    for mode in modes:
+        table.add_column(mode, justify="right")
+    for name in dict.fromkeys(outcome.fault for outcome in outcomes):
+        row = []
+        for mode in modes:
+            mine = [one for one in outcomes if (one.fault, one.mode) == (name, mode)]
+            kept = sum(one.broken is None for one in mine)
+            row.append(f"kept, {max(one.seconds for one in mine):.1f} s" if kept == len(mine) else "BROKEN")
+        table.add_row(name, CLASSES[name].what, *row)
+    results().print(table, markup=False)

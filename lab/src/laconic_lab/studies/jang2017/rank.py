@@ -1,0 +1,54 @@
+"""One rank of a DDP cell: run as a program on a host of the lab. Rank 0 prints a JSON line for each step."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic import collective
+from laconic.errors import ConfigError
+from laconic_lab.studies.jang2017 import tasks
+
+__all__ = ["main"]
+
+FEEDBACK = "ef|thc:4"
+
+
+def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int) -> None:
+    """So many steps."""
+    torch.set_num_threads(1)
+    store = f"tcp://{address}:29511"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    torch.manual_seed(0)
+    model, (images, labels), _, loss = getattr(tasks, name)()
+    ddp = DistributedDataParallel(model)
+    if codec != "none":
+        attach = getattr(collective, "attach", None)
+        if attach is None:
+            raise ConfigError("cells of DDP need laconic.attach, which this version does not have")
+        attach(ddp, FEEDBACK if codec == "thc:4" else codec)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3, momentum=0.9)
+    size = tasks.BATCH[name]
+    for place in range(count):
+        at = (place * ranks + rank) * size % (tasks.IMAGES - size)
+        dist.barrier()  # all begin together
+        begin = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss(ddp(images[at : at + size]), labels[at : at + size]).backward()
+        optimizer.step()
+        if rank == 0:
+            sys.stdout.write(json.dumps({"step_s": time.perf_counter() - begin}) + "\n")
+            sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    orders = json.loads(sys.argv[1])
+    main(**orders)

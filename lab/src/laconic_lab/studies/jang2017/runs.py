@@ -1,0 +1,325 @@
+"""Predicted against measured: the planner's word for an iteration, and what the same takes in the lab.
+
+A cell is an engine, a number of workers, a rate and a codec. Before the first cell of a number of workers the machine
+is measured under the same crowding: a step while that many processes compute, codecs on the model's own gradients, and
+an exchange of next to nothing over links of no limit. From that alone a cell is predicted; then it is run, by real
+server and worker processes on hosts of the lab. Records hold both, the links as measured, and the load.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laconic.cluster.job import Job
+from laconic.errors import ConfigError, LaconicError
+from laconic.plan.advice import Load, message_of
+from laconic.plan.costs import Message, Network, Step, Work, step
+from laconic.plan.profile import ModelTimes
+from laconic.records import Record
+from laconic.train.run import Config
+from laconic.units import parse_rate
+from laconic_lab.studies.jang2017 import cells, ddp, tasks
+from laconic_lab.studies.jang2017.background_load import Others
+from laconic_lab.studies.jang2017.cells import (
+    CALM,
+    CODECS,
+    ENOUGH_S,
+    LEAST,
+    MOST,
+    PART,
+    RATES,
+    SUMMED,
+    WARM_UP,
+    WORKERS,
+    Calibrated,
+    Cell,
+    step_together,
+    times_of,
+    wait_until_calm,
+)
+from laconic_lab.studies.oland2015.record_log import Ledger
+from laconic_lab.studies.roles import Lines, listen, started
+
+if TYPE_CHECKING:
+    from laconic_lab.bench.cluster.processes import Network as Hosts
+    from laconic_lab.network import Link
+
+__all__ = ["CALIBRATION", "CODECS", "ENGINES", "PART", "RATES", "RUN", "WORKERS", "Cell", "measure_all"]
+
+log = logging.getLogger("laconic")
+
+RUN, CALIBRATION = "jang2017.run", "jang2017.calibration"
+
+SILENCE = 180.0
+BUSY = 0.15
+"""The share of all cores that others may have had; a cell during which it was more is no evidence."""
+
+MOST_LOAD = 3.0
+"""The load average before a calibration above which it is made again for cells that still are to be run."""
+
+Tell = Callable[[str, int, int], None]
+Report = dict[str, Any]
+
+
+class Engine(NamedTuple):
+    """A way to exchange: how it is measured without limits, predicted, and run.
+
+    Cells that differ in their codec alone are run one after the other by the same processes, so many exchanges each.
+    """
+
+    calibrate: Callable[[str, int, Sequence[str]], Calibrated]
+    predict: Callable[[Cell, Calibrated], tuple[Message, Step]]
+    run: Callable[[Sequence[tuple[Cell, int]], Any], Iterator[dict[str, Any]]]
+
+
+def measure_all(
+    wanted: Sequence[Cell], *, records: Path | None = None, progress: Tell | None = None, calm: float = CALM
+) -> list[Record]:
+    """Run the cells that are not in the Records yet, one at a time; all Records of them.
+
+    What was measured while others worked on the machine, or over links that were not what they should be, is measured
+    again.
+
+    Args:
+        wanted: Which.
+        records: A file.
+        progress: Told what is done, how many cells are and how many there are.
+        calm: A cell waits up to a minute for the load average to fall below this; what it was is recorded.
+    """
+    from laconic_lab.bench.cluster.processes import LAB, network
+
+    if os.geteuid() != 0:
+        raise ConfigError("runs that check the planner need the lab's links, and these need root")
+    ledger, done = Ledger(records), 0
+
+    def kept(cell: Cell) -> bool:
+        values = ledger.records[cell.key].values if cell.key in ledger else None
+        return values is not None and bool(values["valid"]) and calm_cell(values)
+
+    missing = [cell for cell in wanted if not kept(cell)]
+    for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
+        group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
+        here = _calibrated(ledger, engine, workers, group[0].model, progress)
+        with network(LAB, rate, workers) as net:
+            links = _links(net)
+            modelled = {cell: ENGINES[engine].predict(cell, here) for cell in group}
+            wait_until_calm(calm)
+            counts = [(cell, _exchanges(modelled[cell][1].exchange_s)) for cell in group]
+            for cell, measured in zip(group, ENGINES[engine].run(counts, net), strict=True):
+                ledger.add(_record(cell, here, *modelled[cell], measured, links))
+                done += 1
+                if progress is not None:
+                    progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
+    return [ledger.records[cell.key] for cell in wanted]
+
+
+def calm_cell(values: Mapping[str, Any]) -> bool:
+    """Whether a cell was measured while nobody else computed much."""
+    others = values["others"]
+    return others is None or float(others) <= BUSY
+
+
+def _exchanges(seconds: float) -> int:
+    """As many as fit into the time for a cell, within limits, and the warm-up."""
+    return WARM_UP + min(MOST, max(LEAST, round(ENOUGH_S / seconds)))
+
+
+def _record(
+    cell: Cell, here: Calibrated, message: Message, modelled: Step, measured: dict[str, Any], links: Sequence[Link]
+) -> Record:
+    return Record(RUN, {
+        "key": cell.key, "part": PART, **cell._asdict(), "model": cell.model, "numel": here.times.numel,
+        "predicted_s": modelled.total_s, "predicted": asdict(modelled), "predicted_push": message.push,
+        "predicted_pull": message.pull, **measured,
+        "link_goodput": [link.goodput for link in links], "link_round_trip_s": [link.round_trip for link in links],
+        "valid": all(link.valid for link in links), "calibration_load": here.load,
+    })  # fmt: skip
+
+
+def _links(net: Hosts) -> Sequence[Link]:
+    found: Sequence[Link] = ()
+    for _ in range(3):
+        found = net.measure()
+        if all(link.valid for link in found):
+            return found
+    log.warning("a link carries %s: cells over it are marked as not valid", found[0])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- calibration
+
+
+def _calibrated(ledger: Ledger, engine: str, workers: int, model: str, progress: Tell | None) -> Calibrated:
+    key = json.dumps([CALIBRATION, engine, workers, model])
+    if key not in ledger or ledger.records[key].values["load"] > MOST_LOAD:
+        if progress is not None:
+            progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
+        wait_until_calm()
+        found = ENGINES[engine].calibrate(model, workers, CODECS)
+        ledger.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
+                                        **asdict(found)}))  # fmt: skip
+    values = ledger.records[key].values
+    times = values["times"]
+    times = ModelTimes(**{
+        **times, "numels": tuple(times["numels"]), "dims": tuple(times["dims"]),
+        "ready": tuple((t, share) for t, share in times["ready"]),
+    })  # fmt: skip
+    names = ("step_s", "fixed_s", "slot_s", "byte_s", "load")
+    ways = {way: (base, slot_s) for way, (base, slot_s) in values["ways"].items()}
+    return Calibrated(times, **{name: values[name] for name in names}, ways=ways)
+
+
+def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated:
+    """An exchange of two slots, one of 34, and one of all the model's bytes, without limits."""
+    from laconic_lab.bench.cluster.processes import LAB, network
+
+    load = os.getloadavg()[0]
+    times = times_of(model, codecs)
+    step_s = step_together(model, workers)
+    with network(LAB, None, workers) as net:
+        found = list(
+            _train(net, workers, [("few", "none", 33), ("many", "none", 33), (model, "none", WARM_UP + LEAST)])
+        )
+    computing = [step_together(name, workers, 0.3) for name in ("few", "many")]
+    # Of exchanges the faster ones: others on the machine only ever add to them.
+    few, many, whole = (
+        max(0.0, one["measured_quartiles_s"][0] - seconds)
+        for one, seconds in zip(found, [*computing, step_s], strict=True)
+    )
+    slots = 34 - 2
+    slot_s = max(0.0, (many - few) / slots)
+    here = Calibrated(times, step_s, few, slot_s, 0.0, load)
+    # What the model's own bytes add to what is known of an exchange without limits: pushes and pulls at the server.
+    cell = Cell("ps", workers, cells.rate_of(model), "none")
+    known = _predict_ps(cell, here, rate=1e15)[1].total_s - step_s
+    nbytes = 2 * workers * 4 * times.numel
+    return replace(here, byte_s=max(0.0, whole - known) / nbytes)
+
+
+# ------------------------------------------------------------------------------------------------------- prediction
+
+
+def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
+    network = Network(
+        cell.workers,
+        rate or parse_rate(cell.rate),
+        byte_s=here.byte_s,
+        exchange_s=here.fixed_s + here.slot_s * (len(here.times.numels) - 2),
+    )
+    load = Load.of_model(here.times)
+    message = message_of(cells.generic(), load, cell.codec, network).slower(here.slowdown)
+    return message, step(Work(here.step_s, ready=here.times.ready), network, message)
+
+
+# ------------------------------------------------------------------------------------------------------------- a run
+
+
+def _run_ps(cells: Sequence[tuple[Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:
+    return _train(net, cells[0][0].workers, [(cell.model, cell.codec, count) for cell, count in cells])
+
+
+def job_of(codec: str, workers: int) -> Job:
+    """Gradients both ways by a codec; where packets can be added, as the method ``homomorphic`` has it.
+
+    No checkpoint falls into the measurement.
+    """
+    options: dict[str, Any] = {"workers": workers, "lr": 1e-3, "checkpoint_every": 100_000}
+    if codec in SUMMED:
+        return Job(push=f"ef|{codec}", push_small="shared:16", returns="sum", **options)
+    return Job(push=codec, pull=codec, returns="gradients", **options)
+
+
+def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """Trainings (a task, a codec, so many exchanges) one after the other, by real processes on the lab's hosts."""
+    certs = ["--certs", net.certs] if net.certs is not None else []
+    lines: Lines = queue.SimpleQueue()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        run_dirs = [str(folder / str(place)) for place in range(len(trainings))]
+        for run_dir, (name, codec, count) in zip(run_dirs, trainings, strict=True):
+            Config(
+                model=name, data="random", script=f"{tasks.SCRIPT}:{name}", batch=tasks.BATCH[name], iterations=count,
+                method="", holdout=0.0, job=job_of(codec, workers),
+            ).save(Path(run_dir))  # fmt: skip
+        server = ["server", *run_dirs, "--host", net.host, *certs]
+        mine = [os.getpid(), stack.enter_context(started(net, 0, server, subprocess.DEVNULL)).pid]
+        for number in range(workers):
+            arguments = ["worker", *run_dirs, "--worker", str(number), *certs]
+            worker = stack.enter_context(started(net, 1 + number, arguments, subprocess.PIPE))
+            listen(number, worker, lines)
+            mine.append(worker.pid)
+        others = Others(mine)
+        for run_dir, (_, _, count) in zip(run_dirs, trainings, strict=True):
+            yield _told(lines, run_dir, workers, count, others)
+
+
+def _told(
+    lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int, others: Others
+) -> dict[str, Any]:
+    """What workers tell after each exchange of a training."""
+    told: list[list[Report]] = [[] for _ in range(workers)]
+    load: list[float] = []
+    while min(map(len, told)) < count:
+        try:
+            number, line = lines.get(timeout=SILENCE)
+        except queue.Empty:
+            raise LaconicError(f"no worker has ended an exchange in {SILENCE:.0f} s") from None
+        if line is None:
+            raise LaconicError(f"worker {number} has ended too early; what it said is above")
+        report = json.loads(line)
+        if report["run_dir"] == run_dir:  # else the last word about the one before
+            if not load:
+                load.append(os.getloadavg()[0])
+                others.share()
+            told[number].append(report)
+    return _sums(told) | {"others": others.share(), "load_average": [*load, os.getloadavg()[0]]}
+
+
+def _sums(told: Sequence[Sequence[Report]]) -> dict[str, Any]:
+    """Medians over exchanges after the warm-up; of parts, means over workers."""
+    count = min(map(len, told))
+    exchanges = [
+        statistics.fmean(reports[i]["total_s"] - reports[i - 1]["total_s"] for reports in told)
+        for i in range(WARM_UP, count)
+    ]
+
+    def part(word: str) -> float:
+        return statistics.fmean(
+            (reports[count - 1][word] - reports[WARM_UP - 1][word]) / (count - WARM_UP) for reports in told
+        )
+
+    low, middle, high = statistics.quantiles(exchanges, n=4, method="inclusive")
+    return {
+        "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": len(exchanges),
+        **{f"{name}_s": part(name) for name in ("compute", "encode", "communication", "overlapped", "apply")},
+        "measured_push": part("bytes_sent"), "measured_pull": part("bytes_received"),
+        "retries": sum(reports[-1]["retries"] for reports in told),
+    }  # fmt: skip
+
+
+ENGINES: Mapping[str, Engine] = {
+    "ps": Engine(_calibrate_ps, _predict_ps, _run_ps),
+    "ddp": Engine(ddp.calibrate, ddp.predict, ddp.run),
+}
+"""By name. Another engine is another triple; its cells are predicted, run and reported like these."""
+
+
+def all_cells(engines: Sequence[str] | None = None) -> list[Cell]:
+    return [
+        Cell(engine, workers, rate, codec)
+        for engine in (ENGINES if engines is None else engines)
+        for workers in WORKERS
+        for rate in RATES
+        for codec in CODECS
+    ]

@@ -1,0 +1,166 @@
+"""Which settings each experiment trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from laconic.errors import ConfigError
+from laconic.train.methods import METHODS, method_options
+from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
+
+__all__ = ["METHOD_NAMES", "MODES", "OURS", "PAPER", "PARTS", "SEEDS", "seeds_of", "settings_of"]
+
+PARTS = ("accuracy", "ingredients", "frontier", "workers", "resnet50", "times")
+
+PAPER = ("1", "2", "2w", "3", "4", "5", "6")
+OURS = ("laconic", "laconic-min", "adaptive")
+METHOD_NAMES = (*PAPER, *OURS)
+
+SEEDS = (0, 1, 2)
+THREE = ("1", "5", "laconic", "laconic-min")
+"""Methods of three seeds; the others have one."""
+
+WORKER_COUNTS = (4, 8)
+MODES = ("sync", "async", "bounded:4")
+
+
+def seeds_of(part: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
+    if seeds is not None:
+        return seeds
+    return SEEDS if part == "accuracy" and setting.name in THREE else SEEDS[:1]
+
+
+def settings_of(part: str, models: Sequence[str], methods: Sequence[str] | None, data: str | None) -> Iterator[Setting]:
+    """The settings of a part."""
+    for model in models:
+        if model not in HYPER:
+            raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
+    for method in methods or ():
+        if method not in METHODS:
+            raise ConfigError(f"unknown method {method!r}: expected one of {', '.join(METHODS)}")
+        if METHODS[method][1].get("returns") == "sum":
+            raise ConfigError(f"this study decodes what workers push, and nobody does so in method {method!r}")
+    if part == "resnet50":
+        yield from (
+            replace(setting_of("vgg11", method), model="resnet50", data="random") for method in methods or METHOD_NAMES
+        )
+        return
+    for model in models:
+        if part in ("accuracy", "times"):
+            yield from (setting_of(model, method, data=data) for method in methods or METHOD_NAMES)
+        elif part == "ingredients":
+            yield from ingredients(model, data)
+        elif part == "frontier":
+            yield from frontier(model, data)
+        elif part == "workers":
+            yield from workers(methods, data)
+            return
+        else:
+            raise ConfigError(f"unknown part {part!r}: expected one of {', '.join(PARTS)}")
+
+
+FOUR_BITS = "qsgd:4,round=nearest"
+
+
+def ingredients(model: str, data: str | None) -> Iterator[Setting]:
+    """``laconic-min`` with one thing changed at a time."""
+    base = setting_of(model, "laconic-min", data=data).options
+    push, small = base["push"], base["push_small"]
+
+    def changed(name: str, **options: object) -> Setting:
+        return setting_of(model, "laconic-min", name=name, data=data, **options)
+
+    def both(channel: str, small: str = small) -> dict[str, object]:
+        return {"push": channel, "pull": channel, "push_small": small, "pull_small": small}
+
+    yield changed("without error feedback", **both(_forgetful(push), _forgetful(small)))
+    yield changed("without error feedback at the server", pull=_forgetful(push))
+    yield changed("4 bits a value", **both(_valued(push, FOUR_BITS)))
+    yield changed("4 bits a value, entropy-coded", **both(_valued(push, f"{FOUR_BITS}|rans:auto")))
+    yield changed("small tensors in float32", **both(push, "none"))
+    yield changed("an epoch of warm-up at 20 %", warm=[[1, _kept(push, 0.2), _kept(push, 0.2)]])
+    yield setting_of(
+        model, "3", name="every iteration, without momentum correction", data=data,
+        push="ef|topk:0.0012|sign", pull="ef|topk:0.0024|sign", push_small=small, pull_small=small,
+    )  # fmt: skip
+    yield each_iteration(model, data, "every iteration, with momentum correction", 0.0012, 0.0024, FOUR_BIT_SMALL)
+
+
+def _forgetful(spec: str) -> str:
+    """The codec without its memory."""
+    return spec.removeprefix("ef|")
+
+
+def _valued(spec: str, values: str) -> str:
+    """The same entries, their values coded otherwise."""
+    memory, selector, _ = spec.split("|", 2)
+    return f"{memory}|{selector}|{values}"
+
+
+def _kept(spec: str, keep: float) -> str:
+    return "|".join(f"topk:{keep:g}" if stage.startswith("topk:") else stage for stage in spec.split("|"))
+
+
+SIXTEEN_BIT_SMALL = {"push_small": "momentum:0.9|bf16", "pull_small": "ef|bf16"}
+FOUR_BIT_SMALL = {"push_small": "momentum:0.9|qsgd:4,round=nearest", "pull_small": "ef|qsgd:4,round=nearest"}
+
+
+def each_iteration(
+    model: str, data: str | None, name: str, push: float, pull: float, small: dict[str, str], *warm: float
+) -> Setting:
+    """Signs of the largest entries after every iteration, with momentum correction (Lin et al. 2018)."""
+    channels = {"push": f"momentum:0.9|topk:{push:g}|sign", "pull": f"ef|topk:{pull:g}|sign"}
+    first = [[1, _kept(channels["push"], keep), _kept(channels["pull"], keep)] for keep in warm]
+    options: dict[str, object] = {**channels, **small, "momentum": 0.0, **({"warm": first} if warm else {})}
+    return setting_of(model, "3", name=name, data=data, **options)
+
+
+def frontier(model: str, data: str | None) -> Iterator[Setting]:
+    """Fewer entries, fewer exchanges, both, and neither."""
+
+    def changes(every: int, keep: float | None, **options: object) -> Setting:
+        rate = f", rate {options['lr']}" if "lr" in options else ""
+        what = "uncompressed" if keep is None else "signs of all" if keep == 1 else f"signs of {100 * keep:g} %"
+        channel = "none" if keep is None else "ef|sign" if keep == 1 else f"ef|topk:{keep:g}|sign"
+        small = "none" if keep is None else "ef|bf16"
+        return setting_of(
+            model, "6", name=f"changes of {every} iterations, {what}{rate}", data=data, after="mean", every=every,
+            push=channel, pull=channel, push_small=small, pull_small=small, **options,
+        )  # fmt: skip
+
+    for every, keep in ((4, None), (8, None), (2, 0.03), (4, 0.06), (8, 0.04), (10, 0.04), (10, 1), (20, 0.1)):
+        yield changes(every, keep)
+    higher = round(1.6 * HYPER[model].lr, 6)
+    for every, keep in ((2, 0.03), (8, 0.032)):
+        yield changes(every, keep, lr=higher)
+    yield setting_of(model, "1", name=f"method 1, rate {higher}", data=data, lr=higher)
+    several = ((0.005, 0.01, SIXTEEN_BIT_SMALL), (0.0012, 0.0024, FOUR_BIT_SMALL))
+    for push, pull, small in several:
+        name = f"every iteration, signs of {100 * push:g} and {100 * pull:g} %"
+        yield each_iteration(model, data, name, push, pull, small)
+        yield each_iteration(model, data, f"{name}, two epochs of 5 and 1.25 % first", push, pull, small, 0.05, 0.0125)
+
+
+def workers(methods: Sequence[str] | None, data: str | None) -> Iterator[Setting]:
+    """Four and eight workers. Without rounds workers get the change of the weights, and some methods have no sense.
+
+    The best of all workers, or the mean of their weights, is of those of one round: methods 6 and adaptive.
+    """
+
+    def crowd(method: str, count: int, mode: str, **changes: Any) -> Setting:
+        return setting_of("lenet5", method, data=data or "digits", workers=count, mode=mode, batch=32, **changes)
+
+    for method in methods or METHOD_NAMES:
+        for count in WORKER_COUNTS:
+            for mode in MODES:
+                options = setting_of("lenet5", method).options
+                of_a_round = options.get("after") == "best" or options.get("sends") == "weights"
+                if mode == "sync" or (options.get("returns") == "weights" and not of_a_round):
+                    yield crowd(method, count, mode)
+                elif not of_a_round:
+                    pull = method_options(method, mode)["pull"]
+                    yield crowd(method, count, mode, returns="delta", pull=pull)
+                    if count == WORKER_COUNTS[0] and mode == "async" and pull != options.get("pull", "none"):
+                        yield crowd(method, count, mode, returns="delta", name=f"{method}, changes by the same codec")

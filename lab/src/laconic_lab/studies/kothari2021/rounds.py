@@ -1,0 +1,168 @@
+"""Synchronous exchanges in one process: the server's channels, frames, aggregation and bytes, worker after worker.
+
+A test shows that a job ends with the same bits here and behind a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic import aggregate
+from laconic.cluster.job import Job
+from laconic.frames import decode
+from laconic.kernels import random
+from laconic.optim import SGD, Schedule
+from laconic.train.data_shards import Shards
+from laconic.train.task import Task
+from laconic_lab.studies.kothari2021.computed import splitmix64
+
+__all__ = ["FrameRounds", "server_seed", "server_seeds", "worker_seed", "worker_seeds"]
+
+SEEDS = 401
+"""The stream that workers' seeds come from, as in ``laconic.train.worker``."""
+
+
+def worker_seed(job: Job, sequence: int, worker: int, slot: int) -> int:
+    key = random.key(job.seed, SEEDS)
+    return random.splitmix64(key ^ random.splitmix64((sequence * job.workers + worker) << 20 | slot))
+
+
+def server_seed(job: Job, sequence: int, slot: int, num_slots: int) -> int:
+    return (job.seed * 0x9E3779B1 + sequence) * num_slots + slot
+
+
+def worker_seeds(job: Job, sequences: np.ndarray, worker: int, slots: np.ndarray) -> np.ndarray:
+    """``worker_seed`` of many (uint64)."""
+    with np.errstate(over="ignore"):
+        numbers = (sequences * np.uint64(job.workers) + np.uint64(worker)) << np.uint64(20) | slots
+        found: np.ndarray = splitmix64(np.uint64(random.key(job.seed, SEEDS)) ^ splitmix64(numbers))
+    return found
+
+
+def server_seeds(job: Job, sequences: np.ndarray, slots: np.ndarray, num_slots: int) -> np.ndarray:
+    """``server_seed`` of many (uint64, modulo 2^64, which is all that keys depend on)."""
+    with np.errstate(over="ignore"):
+        found: np.ndarray = (np.uint64(job.seed * 0x9E3779B1 & random.M64) + sequences) * np.uint64(num_slots) + slots
+    return found
+
+
+class FrameRounds:
+    """A job whose workers take turns in one process, and whose frames are real.
+
+    Args:
+        job: A synchronous one.
+        tasks: One a worker, all with the same weights; each is trained where it is.
+        shards: Who takes which examples.
+        schedule: The learning rate.
+    """
+
+    def __init__(self, job: Job, tasks: Sequence[Task], shards: Shards, schedule: Schedule) -> None:
+        self.job, self.tasks, self.shards, self.schedule = job, list(tasks), shards, schedule
+        self.push = [job.push_channel() for _ in tasks]
+        self.pull = job.pull_channel()
+        self.workers = [{n: p for n, p in task.model.named_parameters() if p.requires_grad} for task in tasks]
+        self.names = list(self.workers[0])
+        self.server = {name: p.detach().cpu().clone() for name, p in self.workers[0].items()}
+        self.memory = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
+        self.memories = [SGD(momentum=job.momentum, weight_decay=job.weight_decay) for _ in tasks]
+        self.sequence = 0
+        self.bytes_sent = self.bytes_received = 0
+        """Of all workers together."""
+        self.loss = 0.0
+
+    def exchange(self) -> None:
+        """One exchange and the iterations before it."""
+        job = self.job
+        pushed, scores, losses = [], [], []
+        bases: list[dict[str, Tensor]] = []
+        for worker, task in enumerate(self.tasks):
+            bases.append({name: p.detach().clone() for name, p in self.workers[worker].items()})
+            for iteration in range(self.sequence * job.every, (self.sequence + 1) * job.every):
+                loss, gradients = self._gradients(worker, iteration)
+                if job.every > 1:
+                    self.memories[worker].step(self._tensors(worker), gradients, lr=self.schedule(iteration))
+            losses.append(loss)
+            scores.append(task.judge() if job.after == "best" else 0.0)
+            if job.sends == "gradients":
+                leaving = gradients
+            else:
+                weights = {name: p.detach() for name, p in self.workers[worker].items()}
+                sends = job.sends == "weights"
+                leaving = weights if sends else {name: x - bases[worker][name] for name, x in weights.items()}
+            pushed.append(self._push(worker, leaving))
+        frames = self._close(pushed, scores)
+        for worker in range(job.workers):
+            self._receive(worker, frames, bases[worker])
+            self.bytes_received += sum(map(len, frames))
+        self.sequence += 1
+        self.loss = float(sum(losses)) / job.workers
+
+    def _gradients(self, worker: int, iteration: int) -> tuple[Tensor, dict[str, Tensor]]:
+        task = self.tasks[worker]
+        task.model.zero_grad(set_to_none=True)
+        loss = task.loss(task.batch(self.shards.indices(worker, iteration)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in self.workers[worker].items()}
+        return loss.detach(), found
+
+    def _push(self, worker: int, tensors: Mapping[str, Tensor]) -> list[bytes]:
+        frames = [
+            self.push[worker].encode(name, x.detach().cpu(), seed=worker_seed(self.job, self.sequence, worker, slot))
+            for slot, (name, x) in enumerate(tensors.items())
+        ]
+        self.bytes_sent += sum(map(len, frames))
+        return frames
+
+    def _close(self, pushed: Sequence[Sequence[bytes]], scores: Sequence[float]) -> Sequence[bytes]:
+        """What the server does when all have come."""
+        if self.job.after == "best":
+            frames = pushed[min(range(len(scores)), key=lambda worker: (scores[worker], worker))]
+            self._step(self._decoded(frames))
+            return frames
+        combined = {name: aggregate.mean([frames[i] for frames in pushed]) for i, name in enumerate(self.names)}
+        if self.job.returns == "gradients":
+            frames = self._encoded(combined)
+            if self.job.sends == "gradients":
+                told = dict(zip(self.names, frames, strict=True))
+                self.memory.step_frames(self.server, told, lr=self.schedule(self.sequence))
+            else:
+                self._step(self._decoded(frames))
+            return frames
+        self._step(combined)
+        return self._encoded(self.server)
+
+    def _encoded(self, tensors: Mapping[str, Tensor]) -> list[bytes]:
+        return [
+            self.pull.encode(name, x, seed=server_seed(self.job, self.sequence, slot, len(self.names)))
+            for slot, (name, x) in enumerate(tensors.items())
+        ]
+
+    def _decoded(self, frames: Sequence[bytes]) -> dict[str, Tensor]:
+        return {name: decode(frame) for name, frame in zip(self.names, frames, strict=True)}
+
+    def _step(self, update: Mapping[str, Tensor]) -> None:
+        if self.job.sends == "gradients":
+            self.memory.step(self.server, update, lr=self.schedule(self.sequence))
+            return
+        for name, x in update.items():
+            self.server[name] = self.server[name] + x if self.job.sends == "changes" else x.clone()
+
+    @torch.no_grad()
+    def _receive(self, worker: int, frames: Sequence[bytes], base: Mapping[str, Tensor]) -> None:
+        parameters = self.workers[worker]
+        if self.job.returns == "gradients" and self.job.every == 1:
+            told = dict(zip(self.names, frames, strict=True))
+            self.memories[worker].step_frames(self._tensors(worker), told, lr=self.schedule(self.sequence))
+            return
+        for name, x in self._decoded(frames).items():
+            if self.job.returns == "weights":
+                parameters[name].copy_(x)
+            else:
+                parameters[name].copy_(base[name]).add_(x.to(base[name].device))
+
+    def _tensors(self, worker: int) -> dict[str, Tensor]:
+        return {name: p.data for name, p in self.workers[worker].items()}

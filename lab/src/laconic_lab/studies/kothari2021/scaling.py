@@ -1,0 +1,94 @@
+"""Four and eight workers, synchronous or not: the server's core and real workers, in threads of one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
+from laconic.cluster.replies import RefusedError
+from laconic.errors import NonFiniteError
+from laconic.optim import SGD
+from laconic.train.data_shards import Shards
+from laconic.train.in_process import run_together
+from laconic.train.task import build_task
+from laconic.train.worker import Worker
+from laconic_lab.studies.kothari2021.settings import Setting
+
+__all__ = ["train"]
+
+PATIENCE = 120.0
+"""Seconds that a worker waits for the others in an exchange."""
+
+
+def train(
+    setting: Setting, seed: int, epochs: int, data_dir: Path | None, tick: Callable[[int], None]
+) -> dict[str, Any]:
+    """One run; what is recorded of it."""
+    job = setting.job(seed)
+    tasks = [
+        build_task(setting.model, setting.data, data_dir=data_dir, seed=seed, holdout=setting.holdout)
+        for _ in range(job.workers)
+    ]
+    shards = Shards(tasks[0].num_train, job.workers, setting.batch, seed)
+    iterations = epochs * shards.iterations_per_epoch // job.every * job.every
+    schedule = setting.schedule(iterations, shards.iterations_per_epoch)
+    # An asynchronous server steps for every worker's gradient, a synchronous one for their mean. Changes that workers
+    # have made by steps of their own, of full length, count for their part of a mean at the server.
+    part = 1 if job.mode == "sync" else job.workers
+    missed: list[int] = []
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "applied":
+            missed.append(event.get("missed", 0))
+
+    parameters = {name: p.detach().clone() for name, p in tasks[0].model.named_parameters()}
+    optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
+    exchanges = iterations // job.every
+    core = Core(job, parameters, optimizer, lambda i: schedule(i) / part, tell, exchanges=exchanges)
+    links = [LocalLink(core, number, timeout=PATIENCE) for number in range(job.workers)]
+    workers = [
+        Worker(number, task, shards, job, schedule, link)
+        for number, (task, link) in enumerate(zip(tasks, links, strict=True))
+    ]
+    began = time.perf_counter()
+    with _one_thread_each():
+        failed = run_together(workers, exchanges)
+    seconds = time.perf_counter() - began
+    if failed and not _diverged(failed[0]):
+        raise failed[0]
+    with torch.no_grad():
+        for name, p in tasks[0].model.named_parameters():
+            p.copy_(core.parameters[name])
+    tick(epochs)
+    return {
+        "accuracy": [tasks[0].evaluate()["accuracy"]],
+        "diverged": bool(failed),
+        "iterations": iterations,
+        "push_bytes": [sum(worker.bytes_sent for worker in workers)],
+        "pull_bytes": [sum(worker.bytes_received for worker in workers)],
+        "seconds": round(seconds, 3),
+        "staleness_mean": sum(missed) / max(1, len(missed)),
+        "staleness_most": max(missed, default=0),
+    }
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Torch's own threads would only fight with the workers'."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _diverged(error: BaseException) -> bool:
+    return isinstance(error, NonFiniteError) or (isinstance(error, RefusedError) and error.reason == "diverged")

@@ -1,0 +1,367 @@
+"""The study's lanes.
+
+``ComputedLane`` trains with what frames would decode to (see ``computed``), ``LocalLane`` likewise where workers take
+steps of their own. ``FrameLane`` makes every frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.channels import Channel
+from laconic.frames import decode
+from laconic_lab.studies.kothari2021.computed import Computed, Part, in_order, rounding_keys
+from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
+from laconic_lab.studies.kothari2021.settings import Setting
+from laconic_lab.studies.stepper import GraphLane, Lane, Settled, Source, flattened
+
+__all__ = ["ComputedLane", "FrameLane", "Lane", "LocalLane", "Source", "can_compute"]
+
+RING = 32
+"""Iterations whose sizes stay on the device until they are read."""
+
+
+def can_compute(setting: Setting) -> bool:
+    """Synchronous exchanges after every iteration, or of the mean of what several iterations changed."""
+    options = setting.options
+    after_each = options.get("every", 1) == 1
+    means = (options.get("sends"), options.get("after"), options.get("returns")) == ("changes", "mean", "gradients")
+    return setting.mode == "sync" and (after_each or means)
+
+
+class ComputedLane(GraphLane):
+    """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model."""
+
+    setting: Setting
+
+    def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        return in_order(shapes, self.setting.policy("push"))
+
+    def _prepare(self) -> None:
+        # What workers hold is what they decoded; the server keeps its own where weights travel with a loss.
+        lossy = self.job.returns == "weights" and self.job.pull != "none"
+        self.server = self.weights.clone() if lossy else self.weights
+        self._at = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._specs: tuple[str, str] | None = None
+        self.push: list[Computed] = []
+        self.pull: Computed
+        self._keys: dict[str, Tensor] = {}
+        self._held: Tensor | None = None
+        """What workers hold while the server's weights are judged."""
+        self._pushed = self._pulled = 0
+        self._pending = 0
+
+    # ------------------------------------------------------------------------------------------------------- an epoch
+
+    def _set_up(self) -> None:
+        if self._held is not None:
+            self.weights.copy_(self._held)
+            self._held = None
+        self._use(self.setting.channels(self.done))
+
+    def _ready(self) -> None:
+        self._fill_keys()
+        self._pushed = self._pulled = 0
+
+    def _use(self, specs: tuple[str, str]) -> None:
+        """Channels of a phase; what the last ones remembered goes on."""
+        if specs == self._specs:
+            return
+        before = [channel.state() for channel in (*self.push, self.pull)] if self.push else []
+        policies = (self.setting.policy("push"), self.setting.policy("pull"))
+        push, pull = specs
+        self.push = [Computed(self.slots, push, policies[0], self.device, RING) for _ in range(self.job.workers)]
+        self.pull = Computed(self.slots, pull, policies[1], self.device, RING)
+        for channel, old in zip((*self.push, self.pull), before, strict=False):
+            for x, y in zip(channel.state(), old, strict=True):
+                x.copy_(y)
+        self._specs, self._replays = specs, []
+
+    def _sequences(self) -> range:
+        """Exchanges of the epoch that begins."""
+        return range(self.done * self.per_epoch, (self.done + 1) * self.per_epoch)
+
+    def _fill_keys(self) -> None:
+        """Seeds of the epoch's frames, where anything is random."""
+        numbers = [self._model_names.index(name) for name in self.names]
+        for name, channel in (*((f"push{w}", one) for w, one in enumerate(self.push)), ("pull", self.pull)):
+            if not channel.seeded:
+                continue
+            sequences = np.array(self._sequences(), dtype=np.uint64)[:, None]
+            slots = np.array(numbers, dtype=np.uint64)[None]
+            if name == "pull":
+                seeds = server_seeds(self.job, sequences, slots, len(numbers))
+            else:
+                seeds = worker_seeds(self.job, sequences, int(name[4:]), slots)
+            keys = rounding_keys(seeds).to(self.device)
+            if name in self._keys:
+                self._keys[name].copy_(keys)
+            else:
+                self._keys[name] = keys
+
+    # --------------------------------------------------------------------------------------------------- an iteration
+
+    def _after_step(self) -> None:
+        self._sized()
+
+    def _iterate(self) -> None:
+        rate = self._rate()
+        self._gradients, self._sent = self._by_worker(
+            lambda worker, flat: self.push[worker].send(flat, self._key(f"push{worker}"), self._at)
+        )
+        self._mean = self._mean_of(self._sent)
+        if self.job.returns == "gradients":
+            self._source, self._answer = self._mean, self.pull.send(self._mean, self._key("pull"), self._at)
+            update = self._mean
+            if not (len(self._answer) == 1 and self._answer[0].values.data_ptr() == self._mean.data_ptr()):
+                update = self._put(self._answer, torch.zeros_like(self.weights))
+            self._descend(self.weights, self.velocity, update, rate)
+        else:
+            self._descend(self.server, self.velocity, self._mean, rate)
+            self._source, self._answer = self.server, self.pull.send(self.server, self._key("pull"), self._at)
+            if self.server is not self.weights:
+                self.weights.zero_()
+                self._put(self._answer, self.weights)
+        self._iteration.add_(1)
+        self._in_epoch.add_(1)
+        self._at.add_(1).remainder_(RING)
+
+    def _mean_of(self, sent: Sequence[Sequence[Part]]) -> Tensor:
+        mean = torch.zeros_like(self.weights)
+        for parts in sent:
+            for part in parts:
+                part.add_to(mean, 1.0 / len(sent))
+        return mean
+
+    def _put(self, parts: Sequence[Part], out: Tensor) -> Tensor:
+        for part in parts:
+            part.add_to(out, 1.0)
+        return out
+
+    def _key(self, channel: str) -> Tensor | None:
+        keys = self._keys.get(channel)
+        return None if keys is None else keys.index_select(0, self._in_epoch)[0]
+
+    def _mutable(self) -> list[Tensor]:
+        own = [*super()._mutable(), self.server, self._at]
+        return own + [x for channel in (*self.push, self.pull) for x in channel.state()]
+
+    # ------------------------------------------------------------------------------------------------- sizes, samples
+
+    def _sized(self) -> None:
+        """Another exchange's sizes lie in the ring."""
+        self._pending += 1
+        if self._pending == RING:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._pushed += sum(int(channel.nbytes(self._pending).sum()) for channel in self.push)
+            self._pulled += self.job.workers * int(self.pull.nbytes(self._pending).sum())
+        self._pending = 0
+        self._at.zero_()
+
+    def _compare(self, sequence: int, stage: int) -> None:
+        """The frames of an exchange for real, beside what was computed."""
+        channels = [*self.push, self.pull]
+        before = [channel.memories(self.names) for channel in channels]
+        slot = self._pending
+        self._do(stage)
+        push, pull = self._specs or ("none", "none")
+        for i, channel in enumerate(channels):
+            is_pull = i == len(self.push)
+            direction = "pull" if is_pull else "push"
+            real = Channel(pull if is_pull else push, policy=self.setting.policy(direction))
+            real.load_state_dict({name: x.cpu() for name, x in before[i].items()})
+            source = (self._source if is_pull else self._gradients[i]).cpu()
+            parts = self._answer if is_pull else self._sent[i]
+            computed = self._put(parts, torch.zeros_like(self.weights)).cpu()
+            at, nbytes = 0, 0
+            for name, shape in self.slots.items():
+                number, numel = self._model_names.index(name), int(np.prod(shape))
+                if is_pull:
+                    seed = server_seed(self.job, sequence, number, len(self.names))
+                else:
+                    seed = worker_seed(self.job, sequence, i, number)
+                frame = real.encode(name, source[at : at + numel].view(shape), seed=seed)
+                nbytes += len(frame)
+                self.curve.frames_compared += 1
+                if not decode(frame).view(-1).equal(computed[at : at + numel]):
+                    self.curve.frames_other += 1
+                at += numel
+            if nbytes != int(channel.nbytes(slot + 1)[slot]):
+                self.curve.frames_other += 1
+
+    def settle(self) -> Settled:
+        loss = self._mean_loss()
+        self._flush()
+        if self.server is not self.weights:  # the server's are the result
+            self._held = self.weights.clone()
+            self.weights.copy_(self.server)
+        return self.task, loss, self._pushed, self._pulled
+
+    def state(self) -> dict[str, Tensor]:
+        found = {
+            "weights": self.weights if self._held is None else self._held,
+            "server": self.server.clone(),
+            "velocity": self.velocity,
+        }
+        for i, channel in enumerate((*self.push, self.pull)):
+            found |= {f"channel/{i}/{j}": x for j, x in enumerate(channel.state())}
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._use(self.setting.channels(self.done - 1))
+        for name in ("weights", "server", "velocity"):
+            getattr(self, name).copy_(state[name])
+        for i, channel in enumerate((*self.push, self.pull)):
+            for j, x in enumerate(channel.state()):
+                x.copy_(state[f"channel/{i}/{j}"])
+        self._iteration.fill_(self.done * self.per_epoch)
+
+
+class LocalLane(ComputedLane):
+    """Workers take steps of their own; every few iterations the mean of what these changed is exchanged, computed."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        own = (self.setting.model, self.seed, self.setting.holdout)
+        self.tasks = [self.source.task(*own) for _ in range(self.job.workers)]
+        self.held = [flattened(task, self.names) for task in self.tasks]
+        self.velocities = [torch.zeros_like(self.weights) for _ in self.tasks]
+        self._exchanged = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """In this epoch."""
+
+    def _sequences(self) -> range:
+        every, first = self.job.every, self.done * self.per_epoch
+        # One more than there are in some epochs, so that all epochs have as many keys.
+        return range(first // every, first // every + self.per_epoch // every + 1)
+
+    def _ready(self) -> None:
+        super()._ready()
+        self._exchanged.zero_()
+
+    def step(self) -> None:
+        with self._on_stream():
+            self._do(0)
+            self._count += 1
+            sequence, over = divmod(self.done * self.per_epoch + self._count, self.job.every)
+            if not over:
+                self._compare(sequence - 1, 1) if sequence - 1 in self._samples else self._do(1)
+                self._sized()
+
+    def _stages(self) -> list[Callable[[], None]]:
+        return [self._iterate, self._exchange]
+
+    def _iterate(self) -> None:
+        rate = self._rate()
+        for worker, (task, (flat, parameters)) in enumerate(zip(self.tasks, self.held, strict=True)):
+            loss, gradient = self._gradient(worker, task, parameters)
+            self._loss.add_(loss)
+            self._descend(flat, self.velocities[worker], gradient, rate)
+        self._iteration.add_(1)
+        self._in_epoch.add_(1)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        self._gradients = [flat - self.weights for flat, _ in self.held]
+        self._sent = [
+            channel.send(change, self._key(f"push{worker}"), self._at)
+            for worker, (channel, change) in enumerate(zip(self.push, self._gradients, strict=True))
+        ]
+        self._source = self._mean = self._mean_of(self._sent)
+        self._answer = self.pull.send(self._mean, self._key("pull"), self._at)
+        self.weights.add_(self._put(self._answer, torch.zeros_like(self.weights)))
+        for flat, _ in self.held:
+            flat.copy_(self.weights)
+        self._exchanged.add_(1)
+        self._at.add_(1).remainder_(RING)
+
+    def _key(self, channel: str) -> Tensor | None:
+        keys = self._keys.get(channel)
+        return None if keys is None else keys.index_select(0, self._exchanged)[0]
+
+    def _mutable(self) -> list[Tensor]:
+        return [*super()._mutable(), self._exchanged, *self.velocities, *(flat for flat, _ in self.held)]
+
+    def state(self) -> dict[str, Tensor]:
+        found = super().state()
+        for worker, (flat, _) in enumerate(self.held):
+            found |= {f"worker/{worker}": flat, f"velocity/{worker}": self.velocities[worker]}
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        super().load(state)
+        for worker, (flat, _) in enumerate(self.held):
+            flat.copy_(state[f"worker/{worker}"])
+            self.velocities[worker].copy_(state[f"velocity/{worker}"])
+
+
+class FrameLane(Lane):
+    """Any synchronous job, with real frames; what it exchanges every few iterations is judged at the server."""
+
+    setting: Setting
+
+    def __init__(self, setting: Setting, seed: int, epochs: int, source: Source) -> None:
+        super().__init__(setting, seed, epochs, source)
+        tasks = [source.task(setting.model, seed, setting.holdout) for _ in range(self.job.workers)]
+        self.rounds = FrameRounds(self.job, tasks, self.shards, self.schedule)
+        self._iteration = 0
+        self._loss: list[float] = []
+        self._bytes = (0, 0)
+
+    def begin_epoch(self) -> None:
+        self._loss = []
+        self._bytes = (self.rounds.bytes_sent, self.rounds.bytes_received)
+        push, pull = self.setting.channels(self.done)
+        for channel in self.rounds.push:
+            channel.spec = push
+        self.rounds.pull.spec = pull
+
+    def step(self) -> None:
+        self._iteration += 1
+        if self._iteration % self.job.every == 0:
+            self.rounds.exchange()
+            self._loss.append(self.rounds.loss)
+
+    def settle(self) -> Settled:
+        with torch.no_grad():
+            for name, p in self.task.model.named_parameters():
+                p.copy_(self.rounds.server[name])
+        loss = float(np.mean(self._loss)) if self._loss else float("nan")
+        sent, received = self.rounds.bytes_sent - self._bytes[0], self.rounds.bytes_received - self._bytes[1]
+        return self.task, loss, sent, received
+
+    def state(self) -> dict[str, Tensor]:
+        rounds = self.rounds
+        found = {f"server/{name}": x for name, x in rounds.server.items()}
+        found |= {f"memory/{name}": x for name, x in rounds.memory.state_dict().items()}
+        found |= {f"pull/{name}": x for name, x in rounds.pull.state_dict().items()}
+        for w in range(self.job.workers):
+            found |= {f"worker/{w}/{name}": p.detach() for name, p in rounds.workers[w].items()}
+            found |= {f"memories/{w}/{name}": x for name, x in rounds.memories[w].state_dict().items()}
+            found |= {f"push/{w}/{name}": x for name, x in rounds.push[w].state_dict().items()}
+        return found
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Tensor]) -> None:
+        rounds, device = self.rounds, self.source.device
+
+        def part(prefix: str, where: torch.device | str = "cpu") -> dict[str, Tensor]:
+            return {key[len(prefix) :]: x.to(where) for key, x in state.items() if key.startswith(prefix)}
+
+        server = part("server/")
+        rounds.server = {name: server[name] for name in rounds.names}  # in the slots' order: files have another
+        rounds.memory.load_state_dict(part("memory/"))
+        rounds.pull.load_state_dict(part("pull/"))
+        for w in range(self.job.workers):
+            for name, x in part(f"worker/{w}/").items():
+                rounds.workers[w][name].copy_(x)
+            rounds.memories[w].load_state_dict(part(f"memories/{w}/", device))
+            rounds.push[w].load_state_dict(part(f"push/{w}/"))
+        self._iteration = self.done * self.per_epoch
+        rounds.sequence = self._iteration // self.job.every

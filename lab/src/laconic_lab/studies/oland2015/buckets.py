@@ -1,0 +1,186 @@
+"""The same rule on buckets of gradients: five workers average coded gradients of the whole network after every step.
+
+The paper quantizes weights, a layer at a time. Frameworks send gradients in buckets of many layers: their few largest
+entries are tens of times a usual one, set the range, and nearly all others share a bin whose centre is not where they
+are. Here: what that does to the gradient and to training, and what ``zero`` and ``tail`` make of it::
+
+    python -m laconic_lab.studies.oland2015.buckets results/oland2015/buckets.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic import aggregate
+from laconic.frames import decode, encode
+from laconic.inspect import explain
+from laconic.records import Record, write
+from laconic.train.data import Images, load
+from laconic_lab.studies.oland2015.settings import LAYERS
+
+__all__ = ["KIND", "SPECS", "run_buckets"]
+
+KIND = "study.oland2015.buckets"
+
+SPECS = (
+    "none",
+    "adaptive:4.0|rans",
+    "adaptive:5.0|rans",
+    "adaptive:6.0|rans",
+    "adaptive:4.0,zero=true|rans",
+    "adaptive:5.0,zero=true|rans",
+    "adaptive:1.0,zero=true,tail=0.001|rans",
+    "adaptive:2.0,zero=true,tail=0.001|rans",
+    "adaptive:3.0,zero=true,tail=0.001|rans",
+)
+
+LOOKS = 8
+"""Steps of a run at which frames are decoded and explained; their bytes are counted at all of them."""
+
+
+def run_buckets(
+    *,
+    specs: Sequence[str] = SPECS,
+    seeds: Sequence[int] = (0, 1),
+    epochs: int = 6,
+    workers: int = 5,
+    batch: int = 20,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    data: str | Images = "digits",
+    data_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Record]:
+    """Train with each codec on the gradients, from the same initial weights; a Record per codec and seed.
+
+    The network has the paper's layers, rectified and with the cross entropy, as is usual today; each worker sends its
+    whole gradient as one packet a step.
+
+    Args:
+        specs: Codecs, each a spec.
+        seeds: Of initial weights, order of images and sampling.
+        epochs: Passes over the images.
+        workers: Workers, each with an exclusive share.
+        batch: Images of a worker's mini-batch.
+        lr: Learning rate.
+        momentum: Of the descent, after the exchange.
+        data: ``digits``, ``mnist``, or images at hand.
+        data_dir: Where the files of ``mnist`` lie.
+        progress: Told how many trainings are done, and of how many.
+    """
+    images = data if isinstance(data, Images) else load(data, data_dir)
+    found = []
+    for spec in specs:
+        for seed in seeds:
+            settings = {"epochs": epochs, "workers": workers, "batch": batch, "lr": lr, "momentum": momentum}
+            values = _train(images, spec, seed, **settings)  # type: ignore[arg-type]
+            found.append(Record(KIND, {"codec": spec, "data": images.name} | settings | values, seed=seed))
+            if progress is not None:
+                progress(len(found), len(specs) * len(seeds))
+    return found
+
+
+@dataclass
+class _Seen:
+    """Sums over frames: bytes of all, and what was looked at in some."""
+
+    nbytes: int = 0
+    numel: int = 0
+    errors: list[float] = field(default_factory=list)
+    fullest: list[float] = field(default_factory=list)
+    largest: list[float] = field(default_factory=list)
+
+    def frame(self, gradient: Tensor, frame: bytes, *, look: bool) -> None:
+        self.nbytes += len(frame)
+        self.numel += gradient.numel()
+        if not look or not bool(gradient.any()):
+            return
+        back = decode(frame)
+        self.largest.append(float(gradient.abs().max() / gradient.square().mean().sqrt()))
+        self.errors.append(float((back - gradient).square().sum() / gradient.square().sum()))
+        (packet,) = explain(frame)
+        if packet.entropy is not None:
+            counts = torch.unique(back, return_counts=True)[1]
+            self.fullest.append(int(counts.max()) / back.numel())
+
+
+def _network(seed: int) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for outputs, inputs in LAYERS:
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+
+def _train(
+    images: Images, spec: str, seed: int, *, epochs: int, workers: int, batch: int, lr: float, momentum: float
+) -> dict[str, Any]:
+    model = _network(seed)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+    order = torch.Generator().manual_seed(seed)
+    pixels = images.train_images.reshape(len(images.train_labels), -1).to(torch.float32) / 255
+    shares = torch.randperm(len(pixels), generator=order)[: len(pixels) // workers * workers].view(workers, -1)
+    steps = shares.shape[1] // batch
+    looked_at = {epochs * steps * i // LOOKS for i in range(LOOKS)}
+    seen, accuracy = _Seen(), []
+    for epoch in range(epochs):
+        places = torch.stack([share[torch.randperm(len(share), generator=order)] for share in shares])
+        for step in range(steps):
+            number, frames = epoch * steps + step, []
+            for worker in range(workers):
+                some = places[worker, step * batch : (step + 1) * batch]
+                loss = nn.functional.cross_entropy(model(pixels[some]), images.train_labels[some])
+                bucket = torch.cat([g.view(-1) for g in torch.autograd.grad(loss, parameters)])
+                frames.append(encode(bucket, spec, seed=number * workers + worker))
+                seen.frame(bucket, frames[-1], look=number in looked_at)
+            mean = aggregate.mean(frames)
+            at = 0
+            for parameter in parameters:
+                parameter.grad = mean[at : at + parameter.numel()].view_as(parameter)
+                at += parameter.numel()
+            optimizer.step()
+        accuracy.append(_accuracy(model, images))
+    return {
+        "bits": 8 * seen.nbytes / seen.numel,
+        "relative_error": sum(seen.errors) / len(seen.errors),
+        "fullest_bin": sum(seen.fullest) / len(seen.fullest) if seen.fullest else None,
+        "largest_over_rms": sum(seen.largest) / len(seen.largest),
+        "peak": max(accuracy),
+        "final": accuracy[-1],
+    }
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, images: Images) -> float:
+    outputs = model(images.test_images.reshape(len(images.test_labels), -1).to(torch.float32) / 255)
+    return 100 * float((outputs.argmax(1) == images.test_labels).to(torch.float64).mean())
+
+
+def main(target: Path) -> None:
+    """Run it, keep the Records, and print their means."""
+    records = run_buckets()
+    write(records, target)
+    print("| codec | coded bits | relative squared error | share of the fullest bin | best (last) % |")
+    print("| --- | --- | --- | --- | --- |")
+    for spec in SPECS:
+        found = [record.values for record in records if record.values["codec"] == spec]
+
+        def mean(key: str, rows: Sequence[Any] = tuple(found)) -> float:
+            return sum(row[key] or 0.0 for row in rows) / len(rows)
+
+        best, last = mean("peak"), mean("final")
+        shown = f"{mean('bits'):.2f} | {mean('relative_error'):.3f} | {mean('fullest_bin'):.3f}"
+        print(f"| `{spec}` | {shown} | {best:.2f} ({last:.2f}) |".replace("|rans", "\\|rans"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

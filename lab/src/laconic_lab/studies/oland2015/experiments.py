@@ -1,0 +1,97 @@
+"""Which settings each experiment trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from laconic_lab.studies.oland2015.settings import BASELINE, Quantizer, Setting
+from laconic_lab.studies.oland2015.trials import Unit
+
+__all__ = ["PARTS", "settings_of", "units_of"]
+
+PARTS = ("headline", "fixed", "grid", "entropy", "map", "collapse", "beyond", "gradients")
+
+UNIT_RUNS = 250
+"""Runs of a Record: independent of any machine's memory, so that a study can go on on another."""
+
+FIXED_BITS = range(2, 31)
+CEILING = 10
+FLOORS_UNDER_CEILING = range(2, 11)
+FLOORS_AT_FOUR = range(2, 9)
+
+LEARNING_RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+L1_WEIGHTS = (3e-6, 1.1e-5, 2e-5, 5e-5, 1e-4, 2e-4)
+STRONG_L1 = 1e-4
+DECAYS = (0.95, 0.98, 0.99, 1.0)
+BATCHES = (50, 100, 250)
+GRADIENT_FLOORS = range(5, 9)
+
+
+def c(floor: float, **fields: object) -> Quantizer:
+    return Quantizer("adaptive", c=floor, **fields)  # type: ignore[arg-type]
+
+
+HEADLINE = (BASELINE, c(5), c(6))
+ZERO = c(5, zero=True)
+FIX = c(4, zero=True, tail=0.001)
+"""What the library offers against the collapse: zero is a level, and a thousandth of the weights travels apart."""
+
+
+GRADIENT_CODECS = (
+    BASELINE, c(5), c(3), c(2), c(3, zero=True), c(2, zero=True), c(2, zero=True, tail=0.001)
+)  # fmt: skip
+
+
+def settings_of(part: str, default: Setting) -> Iterator[Setting]:
+    """The settings of a part around the default hyper-parameters."""
+    if part == "headline":
+        yield from (replace(default, quantizer=q) for q in HEADLINE)
+    elif part == "fixed":
+        yield replace(default, quantizer=BASELINE)
+        yield from (replace(default, quantizer=Quantizer("uniform", bits=bits)) for bits in FIXED_BITS)
+    elif part == "grid":
+        yield replace(default, quantizer=BASELINE)
+        for floor in FLOORS_UNDER_CEILING:
+            m = CEILING - floor
+            # Nothing left to adapt: ten bits for everybody.
+            yield replace(default, quantizer=c(floor, m=m) if m else Quantizer("uniform", bits=CEILING))
+        # c = 6 lies on both lines.
+        yield from (replace(default, quantizer=c(floor)) for floor in FLOORS_AT_FOUR if floor != CEILING - 4)
+    elif part == "entropy":
+        yield replace(default, quantizer=BASELINE)
+    elif part == "map":
+        yield from (replace(point, quantizer=q) for point in (*plane(default), *lines(default)) for q in HEADLINE)
+    elif part == "collapse":
+        yield replace(default, l1=STRONG_L1, quantizer=BASELINE)
+    elif part == "beyond":
+        yield from (replace(point, quantizer=q) for point in plane(default) for q in (ZERO, FIX))
+        yield from (replace(default, quantizer=c(floor, by="grad")) for floor in GRADIENT_FLOORS)
+    elif part == "gradients":
+        # Half the rate: with all of it some runs saturate at the start, whatever the codec.
+        sender = replace(default, lr=default.lr / 2, l1=0.0, sends="gradients")
+        yield from (replace(sender, quantizer=q) for q in GRADIENT_CODECS)
+    else:
+        raise AssertionError(part)
+
+
+def plane(default: Setting) -> Iterator[Setting]:
+    """Learning rate × l1."""
+    for lr in LEARNING_RATES:
+        for l1 in L1_WEIGHTS:
+            yield replace(default, lr=lr, l1=l1)
+
+
+def lines(default: Setting) -> Iterator[Setting]:
+    """Through the default: decay, mini-batch and pixels."""
+    yield from (replace(default, decay=decay) for decay in DECAYS if decay != default.decay)
+    yield from (replace(default, batch=batch) for batch in BATCHES if batch != default.batch)
+    yield replace(default, pixels="centred" if default.pixels == "unit" else "unit")
+
+
+def units_of(part: str, settings: Sequence[Setting], runs: int) -> list[Unit]:
+    return [
+        Unit(part, setting, first, min(UNIT_RUNS, runs - first))
+        for setting in settings
+        for first in range(0, runs, UNIT_RUNS)
+    ]

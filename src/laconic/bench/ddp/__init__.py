@@ -1,9 +1,0 @@
-"""Steps of DistributedDataParallel with stock hooks and with laconic's codecs, over links of several rates."""
-
-from __future__ import annotations
-
-from laconic.bench.ddp.settings import DDPSettings
-from laconic.bench.ddp.suite import run_ddp
-from laconic.bench.ddp.tables import ddp_tables
-
-__all__ = ["DDPSettings", "ddp_tables", "run_ddp"]

@@ -1,0 +1,1 @@
+"""``returns=sum``: the worker and the server side of sums of compressed gradients."""

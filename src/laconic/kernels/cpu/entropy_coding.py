@@ -1,0 +1,58 @@
+"""Entropy coding of symbols."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic import _core
+from laconic.errors import InputError
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, refuse, symbols_at, threads, weight_of
+from laconic.kernels.interface import CHUNK, MAX_ALPHABET, Grid, LinearGrid, coded_limit, symbol_dtype
+
+
+def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+    n = symbols.numel()
+    room = bytes_at(out, coded_limit(n, alphabet))
+    return _core.code_symbols(symbols_at(symbols, alphabet), n, alphabet, coding, room, threads())
+
+
+def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+    n = x.numel()
+    room = bytes_at(out, coded_limit(n, grid.levels))
+    if isinstance(grid, LinearGrid):
+        return _core.code_linear(floats_at(x), n, *grid, coding, room, threads())
+    return _core.code_uniform(floats_at(x), n, *grid, coding, room, threads())
+
+
+def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
+    symbols = torch.empty(n, dtype=symbol_dtype(alphabet))
+    valid = _core.decode_symbols(section.data_ptr(), section.numel(), n, alphabet, symbols.data_ptr(), threads())
+    refuse(valid, f"{n} symbols of {alphabet} that no coder wrote")
+    return symbols
+
+
+def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+    n, alphabet, nbytes = out.numel(), table.numel(), section.numel()
+    valid = _core.decode_values(
+        section.data_ptr(), nbytes, alphabet, floats_at(table), floats_at(out), n, weight_of(weight), threads()
+    )
+    refuse(valid, f"{n} symbols of {alphabet} that no coder wrote")
+
+
+def coded_modes(section: Tensor, n: int) -> Tensor:
+    modes = torch.empty(-(-n // CHUNK), dtype=torch.uint8)
+    refuse(_core.coded_modes(section.data_ptr(), section.numel(), n, modes.data_ptr()), "chunks that do not fit")
+    return modes
+
+
+def huffman_nbytes(counts: Tensor) -> Tensor:
+    """Bytes of the coded section of one chunk, for each row of symbol counts (at most 2^19 symbols in all)."""
+    if counts.dim() != 2 or not 1 <= counts.shape[1] <= MAX_ALPHABET:
+        raise InputError(f"expected counts of [batch, 1 to {MAX_ALPHABET} symbols], got {list(counts.shape)}")
+    if counts.numel() and (int(counts.min()) < 0 or int(counts.sum(1).max()) > CHUNK):
+        raise InputError(f"expected counts of 0 to {CHUNK} symbols in all")
+    rows = counts.to(device="cpu", dtype=torch.int32).contiguous()
+    out = torch.empty(rows.shape[0], dtype=torch.int64)
+    _core.huffman_nbytes(rows.data_ptr(), rows.shape[0], rows.shape[1], out.data_ptr(), threads())
+    return out

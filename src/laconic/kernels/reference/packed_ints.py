@@ -1,0 +1,224 @@
+"""Integers that can be added while packed: shared scales, lanes that never carry, and the rotation before them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.errors import FrameError
+from laconic.kernels import random
+from laconic.kernels.interface import CLIP_LIMIT, LANE_BLOCK, NONFINITE, LaneCoding, lane_values, lanes_nbytes
+from laconic.kernels.reference.packing import pack, unpack
+from laconic.kernels.reference.reductions import (
+    FLOAT32_MAX,
+    in_buckets,
+    key_of,
+    pairwise_sum,
+    put,
+    read_floats,
+    write_floats,
+)
+
+_LARGE, _TINY = 2.0**90, 2.0**-90
+"""Clips beyond these are brought back by a power of two before anything is divided by them or summed up."""
+
+
+def _like(value: float, tensor: Tensor) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=tensor.device)
+
+
+# -------------------------------------------------------------------------------------------------------- rotation
+
+
+def hadamard(rows: Tensor) -> Tensor:
+    """Each row times the Hadamard matrix of its length, without the 1/32: butterflies from neighbours to halves."""
+    length, distance = rows.shape[1], 1
+    while distance < length:
+        pairs = rows.view(rows.shape[0], -1, 2, distance)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        rows = torch.stack([low + high, low - high], 2).view(rows.shape[0], length)
+        distance *= 2
+    return rows
+
+
+def rotation_signs(n: int, seed: int, device: torch.device) -> Tensor:
+    """±1 for each value: a bit of the hash of its lane in its group of 256, by its row there."""
+    element = torch.arange(n, dtype=torch.int64, device=device)
+    word = random.hash32(((element >> 8) << 3) | (element & 7), random.key(seed, random.ROTATION))
+    return (1 - 2 * (word >> ((element >> 3) & 31) & 1)).to(torch.float32)
+
+
+def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
+    """H (s x) / 32 by blocks, the last padded with zeros; plus ``more``, of the rotated length, when given."""
+    rows = in_buckets(x, LANE_BLOCK)
+    turned = hadamard(rows * _like(2.0**-5, x) * rotation_signs(rows.numel(), seed, x.device).view_as(rows)).view(-1)
+    out.copy_(turned if more is None else more + turned)
+
+
+# ----------------------------------------------------------------------------------------------------- lane packing
+
+
+def write_lanes(symbols: Tensor, width: int, out: Tensor) -> None:
+    """32 // width symbols a word, none across two words. By blocks of 1,024: rows of 8, a word for each column."""
+    rows = in_buckets(symbols.to(torch.int64), LANE_BLOCK)
+    lanes = 32 // width
+    vectors = -(-(LANE_BLOCK // 8) // lanes)
+    padded = torch.zeros(rows.shape[0], vectors * lanes * 8, dtype=torch.int64, device=rows.device)
+    padded[:, :LANE_BLOCK] = rows
+    shifts = (torch.arange(lanes, device=rows.device) * width).view(1, 1, lanes, 1)
+    words = (padded.view(-1, vectors, lanes, 8) << shifts).sum(2).view(-1)
+    signed = ((words ^ 0x80000000) - 0x80000000).to(torch.int32)
+    out.copy_(signed.view(torch.uint8)[: out.numel()])
+
+
+def read_lanes(packed: Tensor, n: int, width: int) -> Tensor:
+    lanes = 32 // width
+    vectors = -(-(LANE_BLOCK // 8) // lanes)
+    blocks = -(-n // LANE_BLOCK)
+    whole = torch.zeros(blocks * vectors * 32, dtype=torch.uint8, device=packed.device)
+    whole[: packed.numel()] = packed
+    words = (whole.view(torch.int32).to(torch.int64) & random.M32).view(blocks, vectors, 1, 8)
+    shifts = (torch.arange(lanes, device=packed.device) * width).view(1, 1, lanes, 1)
+    rows = (words >> shifts & ((1 << width) - 1)).view(blocks, -1)[:, :LANE_BLOCK]
+    return rows.reshape(-1)[:n]
+
+
+def _write(symbols: Tensor, coding: LaneCoding, out: Tensor) -> None:
+    if coding.packed:
+        pack(symbols, coding.width, out)
+    else:
+        write_lanes(symbols, coding.width, out)
+
+
+def _read(lanes: Tensor, n: int, coding: LaneCoding) -> Tensor:
+    return unpack(lanes, n, coding.width).to(torch.int64) if coding.packed else read_lanes(lanes, n, coding.width)
+
+
+# ------------------------------------------------------------------------------------------------ encode and decode
+
+
+def block_scales(x: Tensor, rms: bool) -> Tensor:
+    """The largest magnitude, or the root mean square, of each block padded with zeros; infinite if not all finite."""
+    rows = in_buckets(x, LANE_BLOCK)
+    largest = (rows.view(torch.int32) & 0x7FFFFFFF).amax(1)
+    if rms:
+        scales = (pairwise_sum(rows.to(torch.float64).square()).sqrt() * 2.0**-5).to(torch.float32)
+    else:
+        scales = rows.abs().amax(1)
+    return torch.where(largest >= NONFINITE, _like(float("inf"), x), scales)
+
+
+def _levels_of(rows: Tensor, clips: Tensor, levels: int, noise: Tensor | None) -> Tensor:
+    """The level of each value: trunc(v * (levels / 2 / clip) + levels / 2 + u), from 0 to ``levels``; 0 if clip is."""
+    half = levels / 2
+    inverse = torch.where(clips > 0, _like(half, rows) / clips, 0.0).unsqueeze(1)
+    offset = torch.where(clips > 0, half + (0.5 if noise is None else 0.0), 0.0).to(torch.float32).unsqueeze(1)
+    t = rows * inverse + offset
+    if noise is not None:
+        t = t + noise.view_as(rows).to(torch.float32) * _like(2.0**-24, rows)
+    t = torch.where(t > 0, t, 0.0)  # a NaN, too
+    return torch.where(t < levels, t, float(levels)).to(torch.int64)
+
+
+def lane_encode(
+    x: Tensor,
+    coding: LaneCoding,
+    *,
+    factor: float | None,
+    rotation: int | None,
+    noise: int | None,
+    feedback: bool,
+    clips: Tensor,
+    out: Tensor,
+) -> int:
+    key = key_of(x) if factor is not None else 0
+    if key >= NONFINITE or x.numel() == 0:
+        return key
+    if factor is not None:
+        scales = block_scales(x, rotation is not None) * _like(factor, x)
+        write_floats(torch.where(scales < CLIP_LIMIT, scales, CLIP_LIMIT), clips)
+    clip = clips.clone().view(torch.float32)
+    lift = torch.where(clip > _LARGE, 2.0**-64, torch.where(clip < _TINY, 2.0**64, 1.0)).to(torch.float32)
+    rows, n = in_buckets(x, LANE_BLOCK), x.numel()
+    if rotation is None:
+        rows = rows * lift.unsqueeze(1)
+    else:
+        signs = rotation_signs(rows.numel(), rotation, x.device).view_as(rows)
+        rows, n = hadamard(rows * (lift * 2.0**-5).unsqueeze(1) * signs), rows.numel()
+    dither = None
+    if noise is not None:
+        dither = random.dither(rows.numel(), 24, random.key(noise, random.ROUNDING), x.device)
+    symbols = _levels_of(rows, clip * lift, coding.levels, dither)
+    if feedback:
+        step = (clip / _like(float(coding.levels), x)).unsqueeze(1)
+        x.sub_(((2 * symbols - coding.levels).to(torch.float32) * step).view(-1)[: x.numel()])
+    _write(symbols.view(-1)[:n], coding, out)
+    return key
+
+
+def read_clips(clips: Tensor) -> Tensor:
+    values = read_floats(clips, "scale")
+    if bool((values > CLIP_LIMIT).any()):
+        raise FrameError("a scale in the frame is larger than any that is written")
+    return values
+
+
+def lane_decode(
+    lanes: Tensor,
+    clips: Tensor,
+    coding: LaneCoding,
+    *,
+    total: int,
+    rotation: int | None,
+    out: Tensor,
+    weight: float | None,
+) -> None:
+    n, clip = lane_values(out.numel(), rotation is not None), read_clips(clips)
+    symbols = _read(lanes, n, coding)
+    if int(symbols.max()) > total:
+        raise FrameError(f"a sum in the frame is above {total}, the most its senders can make")
+    whole = torch.full_like(clip, float(total))
+    centred = in_buckets((2 * symbols - total).to(torch.float32), LANE_BLOCK)
+    if rotation is None:
+        values = centred * (clip / whole).unsqueeze(1)
+    else:
+        large = clip > _LARGE
+        step = (torch.where(large, clip * 2.0**-64, clip) / whole) * _like(2.0**-5, clip)
+        values = hadamard(centred * step.unsqueeze(1))
+        values = values * rotation_signs(n, rotation, out.device).view_as(values)
+        values = torch.where(
+            large.unsqueeze(1), (values * _like(2.0**64, values)).clamp(-FLOAT32_MAX, FLOAT32_MAX), values
+        )
+    put(out, values.view(-1)[: out.numel()], weight)
+
+
+# ------------------------------------------------------------------------------------------------------------- sums
+
+
+def lane_add(other: Tensor, total: Tensor) -> None:
+    """Words of lanes, added as 32-bit integers: nothing carries over as long as no sum outgrows its lane."""
+    total.copy_((total.clone().view(torch.int32) + other.clone().view(torch.int32)).view(torch.uint8))
+
+
+def _sum_of(total: Tensor, lane: int) -> Tensor:
+    n = total.numel() * 8 // lane
+    return total.view(torch.int32).to(torch.int64) if lane == 32 else unpack(total, n, lane).to(torch.int64)
+
+
+def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
+    """Packed integers added to a sum in lanes of 8, 16 or 32 bits: packed vertically, too, its last group filled."""
+    added = _sum_of(total, lane)
+    added[:n] += unpack(packed, n, width)
+    if lane == 32:
+        total.copy_(added.to(torch.int32).view(torch.uint8))
+    else:
+        pack(added, lane, total)
+
+
+def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
+    pack(_sum_of(total, lane)[:n], width, out)
+
+
+def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
+    assert lanes.numel() == lanes_nbytes(n, coding)
+    return int(_read(lanes, n, coding).max()) if n else 0

@@ -1,0 +1,91 @@
+"""The bench of layers: Records, goals, tables, and settings that say what was run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from laconic.errors import ConfigError, WrongResultError
+from laconic.records import Record
+from laconic_lab.bench import layers
+from laconic_lab.bench.layers import CASES, LayerSettings, layer_table, run_layers
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Record]:
+    return run_layers(LayerSettings(cases=("linear 256-128", "mlp"), schemes=("monarch:0.2", "subspace:0.1"), repeat=3))
+
+
+def test_a_record_for_each_scheme_of_each_case(found: list[Record]) -> None:
+    assert [(r.values["case"], r.values["scheme"]) for r in found] == [
+        (case, scheme) for case in ("linear 256-128", "mlp") for scheme in ("monarch:0.2", "subspace:0.1")
+    ]
+    for record in found:
+        values = record.values
+        assert record.kind == "bench.layers" and Record.from_json(record.to_json()) == record
+        assert values["dense_s"] > 0 and 0 < values["rho"] < 0.25 and values["turns"] == 3
+        assert values["clock"] == "cpu" and values["goal"] is None
+    assert found[-1].values["exempt"]["head.weight"] == "is the output layer's"
+    assert torch.get_num_threads() >= 1
+
+
+def test_goals_are_judged(found: list[Record]) -> None:
+    good, bad = ({**found[0].values, "h": h, "goal": 0.25} for h in (0.2, 0.3))
+    table = layer_table([Record("bench.layers", good), Record("bench.layers", bad)])
+    assert [met for met, _ in table.verdicts] == [True, False] and "missed" in table.verdicts[1][1]
+    busy = layer_table([Record("bench.layers", {**good, "h": None})])
+    assert busy.rows[0][3] == "varies" and not busy.verdicts[0][0]
+    assert "laconic bench layers 'linear 256-128' mlp --scheme monarch:0.2" in table.notes
+
+
+def test_a_busy_machine_gives_no_h(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MAX_VARIATION", -1.0)
+    (record,) = run_layers(LayerSettings(cases=("linear 128-128",), schemes=("lowrank:0.2",), repeat=3))
+    assert record.values["h"] is None
+
+
+def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "expand", lambda model: torch.nn.Linear(128, 128))
+    with pytest.raises(
+        WrongResultError, match=r"linear 128-128 by lowrank:0\.2: the expanded layer computes something"
+    ):
+        run_layers(LayerSettings(cases=("linear 128-128",), schemes=("lowrank:0.2",), repeat=3))
+
+
+def test_settings() -> None:
+    assert LayerSettings().command() == "laconic bench layers" and LayerSettings().judges
+    assert not LayerSettings(threads=2).judges and not LayerSettings(batch=3).judges
+    assert {goal for case in CASES for _, goal in case.schemes} >= {0.25, 0.12, 0.45, 1.15}
+    for options, words in (
+        ({"cases": ("nothing",)}, "nothing to time by the name 'nothing'"),
+        ({"cases": ("linear 0-4",)}, "nothing to time"),
+        ({"repeat": 2}, "at least 3 turns"),
+        ({"device": "nope"}, "there is no device 'nope'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LayerSettings(**options)  # type: ignore[arg-type]
+
+
+def readme_table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "tools" / "readme_table.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_records() -> None:
+    arguments = [
+        "--check",
+        "--records",
+        str(ROOT / "results/layers/cpu.jsonl"),
+        "--readme",
+        str(ROOT / "docs/layers.md"),
+    ]
+    assert readme_table().main(arguments) == 0

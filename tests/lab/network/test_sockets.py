@@ -1,0 +1,107 @@
+"""Slow sockets, which need no root: what they send, all of it, and how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from alone import ALONE
+
+from laconic.errors import ConfigError
+from laconic_lab.network import Link, paced_sockets
+from laconic_lab.network.paced_sockets import PacedSockets, paced_bytes
+
+# Sends a megabyte and a half by every call there is, and says what arrived, and when.
+SENDER = """
+import hashlib, json, os, selectors, socket, sys, threading, time
+from laconic_lab.network.paced_sockets import paced_bytes
+
+how, data = sys.argv[1], os.urandom(1_500_000)
+server = socket.create_server(("127.0.0.1", 0))
+near = socket.create_connection(server.getsockname())
+far, _ = server.accept()
+got = bytearray()
+
+def receive():
+    while part := far.recv(1 << 16):
+        got.extend(part)
+
+receiver = threading.Thread(target=receive)
+receiver.start()
+view, sent, again, began = memoryview(data), 0, 0, time.monotonic()
+pieces = [view[i : i + 1000] for i in range(0, len(view), 1000)]
+if how == "sendall":
+    near.sendall(view)
+elif how == "sendmsg":
+    while sent < len(data):
+        sent += near.sendmsg([view[sent : sent + 5000], view[sent + 5000 :]])
+elif how == "writev":
+    assert os.writev(near.fileno(), pieces[:900]) == 900_000  # a blocking socket takes all of it
+    sent = os.writev(near.fileno(), pieces[900:])
+    assert sent == 600_000
+elif how == "write":
+    assert os.write(near.fileno(), data) == len(data)
+else:  # a loop that never blocks, and reads in between
+    near.setblocking(False)
+    loop = selectors.DefaultSelector()
+    loop.register(near, selectors.EVENT_WRITE)
+    while sent < len(data):
+        loop.select()
+        try:
+            sent += os.writev(near.fileno(), [view[sent : sent + 70_000], view[sent + 70_000 : sent + 300_000]])
+        except BlockingIOError:
+            again += 1
+took = time.monotonic() - began
+near.shutdown(socket.SHUT_WR)
+receiver.join()
+print(json.dumps({"took": took, "same": bytes(got) == data, "paced": paced_bytes(), "again": again}))
+"""
+
+
+def sent_by(how: str, rate: str | None) -> dict[str, Any]:
+    process = PacedSockets(rate).popen(
+        [sys.executable, "-c", ALONE + SENDER, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    said, wrong = process.communicate(timeout=60)
+    assert process.returncode == 0, wrong
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+@pytest.mark.parametrize("how", ["sendall", "sendmsg", "writev", "write", "loop"])
+def test_all_of_it_arrives_and_no_sooner_than_it_may(how: str) -> None:
+    found = sent_by(how, "50mbit")
+    least = (1_500_000 - 64 * 1024) * 8 / 50e6 / 0.956
+    assert found["same"] and found["paced"] == 1_500_000
+    assert 0.98 * least < found["took"] < 20 * least  # the machine may have other things to do
+    assert (0 < found["again"] < 3_000) == (how == "loop")  # and it does not spin
+
+
+def test_without_a_rate_nothing_is_held_back() -> None:
+    found = sent_by("sendall", None)
+    assert found["same"] and found["paced"] is None and paced_bytes() is None
+
+
+def test_a_link_of_slow_sockets_is_measured(settled: Callable[[Callable[[], Link]], Link]) -> None:
+    link = settled(lambda: PacedSockets("20mbit").measure(0.5))
+    assert link.rate == 20e6 and link.valid
+
+
+def test_what_cannot_be_preloaded_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="a rate is a number"):
+        PacedSockets("fast")
+    found = PacedSockets("1mbit").environment({"LD_PRELOAD": "/lib/other.so", "A": "b"})
+    assert found["LD_PRELOAD"].endswith("_pace.so:/lib/other.so") and found["A"] == "b"
+    done = subprocess.run(
+        [sys.executable, "-c", ""], env=os.environ | found | {"LD_PRELOAD": found["LD_PRELOAD"].split(":")[0],
+        "LACONIC_PACE": "fast"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "LACONIC_PACE must be" in done.stderr
+    monkeypatch.setattr(paced_sockets.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="slow sockets need the library"):
+        PacedSockets("1mbit")

@@ -1,0 +1,218 @@
+"""jang2017: its parts measure what they say, and tables say what the Records say."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic.errors import ConfigError
+from laconic.plan.costs import Step
+from laconic.plan.profile import ModelTimes
+from laconic.records import Record
+from laconic_lab.studies import jang2017
+from laconic_lab.studies.jang2017 import cells, compression, ddp, figures, operations, reader, runs, tasks
+from laconic_lab.studies.jang2017.background_load import Others
+from laconic_lab.studies.jang2017.figures import FIGURES
+from laconic_lab.studies.jang2017.report import Results
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMITTED = ROOT / "results" / "jang2017"
+PAGE = ROOT / "docs" / "studies" / "jang2017.md"
+
+
+def a_run(
+    codec: str, predicted: float, measured: float, workers: int = 2, rate: str = "100mbit", others: float = 0.05
+) -> Record:
+    cell = runs.Cell("ps", workers, rate, codec)
+    return Record(runs.RUN, {
+        "key": cell.key, **cell._asdict(), "model": cell.model, "predicted_s": predicted, "measured_s": measured,
+        "measured_quartiles_s": [measured * 0.9, measured * 1.1], "measured_push": 1e6, "predicted_push": 1e6,
+        "load_average": [0.5, 1.0], "others": others,
+        "valid": True,
+    })  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def test_the_reader_is_of_the_size_it_says_and_learns() -> None:
+    torch.manual_seed(0)
+    model = reader.LineReader()
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{numel:,} parameters" in (reader.LineReader.__doc__ or "")
+    pictures, said = reader.lines(4, characters=4)
+    assert pictures.shape == (4, 1, 32, 64) and said.shape == (4, 4) and int(said.min()) >= 1
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = reader.ctc(model(pictures), said)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_table_1_is_measured_on_weights_and_on_data() -> None:
+    rows = {(row["what"], row["way"]): row for row in compression.measure("digits", None, model="mlp")}
+    gzip = rows["mlp", "gzip"]
+    assert gzip["nbytes"] == 4 * 327_880 and 1.03 < gzip["nbytes"] / gzip["compressed_nbytes"] < 1.15
+    assert rows["digits", "gzip"]["nbytes"] == 4000 * 28 * 28
+    for spec in compression.CODECS:
+        row = rows["mlp", spec]
+        assert not row["lossless"] and row["compressed_nbytes"] < 0.55 * row["nbytes"]
+        assert min(row["compress_s"], row["decompress_s"]) > 0
+    assert rows["mlp", "bf16"]["relative_squared_error"] < 1e-4 < rows["mlp", "qsgd:4"]["relative_squared_error"]
+
+
+def test_shares_of_operations_add_up() -> None:
+    found = operations.share("cpu", model="vgg11", batch=2, steps=1)
+    assert sum(found["groups"].values()) == pytest.approx(1.0)
+    assert found["groups"]["convolution"] > 0.2 and max(found["operations"].values()) <= 1
+    with pytest.raises(ConfigError, match="device must be cpu or cuda"):
+        operations.share("tpu")
+
+
+def test_parts_are_kept_and_not_measured_again(tmp_path: Path) -> None:
+    kept = Record("jang2017.kernels", {"key": '["kernels", "cpu"]', "device": "cpu", "groups": {}})
+    (tmp_path / "kernels.jsonl").write_text(kept.to_json() + "\n")
+    (found,) = jang2017.run("kernels", device="cpu", records=tmp_path)
+    assert found.values == kept.values
+    with pytest.raises(ConfigError, match="unknown part 'nix': expected one of table1, steps, kernels, runs"):
+        jang2017.run("nix")
+
+
+# -------------------------------------------------------------------------------------------- predicted and measured
+
+
+def test_all_cells_of_the_parameter_server() -> None:
+    found = runs.all_cells(["ps"])
+    assert len(found) == len({cell.key for cell in found}) == 24
+    for cell in found:
+        job = runs.job_of(cell.codec, cell.workers)
+        assert job.workers == cell.workers and (job.returns == "sum") is (cell.codec == "thc:4")
+        built = getattr(tasks, cell.model)
+        assert built.__doc__ and tasks.BATCH[cell.model]
+
+
+def test_a_cell_is_predicted_from_what_was_calibrated() -> None:
+    """1 MB through one server's 11.95 MB/s by two workers, both ways; a step of 0.1 s twice as long in a crowd."""
+    messages = {"qsgd:4": {"push": 1e6, "encode_s": 0.01, "decode_s": 0.02, "add_s": 0.005}}
+    times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,), apply_s=0.01)
+    here = runs.Calibrated(times, 0.2, 0.03, 0.001, 0.0, 0.5)
+    message, found = runs.ENGINES["ps"].predict(runs.Cell("ps", 2, "100mbit", "qsgd:4"), here)
+    assert isinstance(found, Step) and message.push == 1e6
+    wire = 2e6 / (100e6 * 0.956 / 8)
+    # Compute, encode (twice as long), push, two additions, the server's encoding and step, pull, decode and step
+    # (twice as long), and an exchange of one slot.
+    by_hand = 0.2 + 0.02 + wire + 0.01 + (0.01 + 0.03) + wire + 0.06 + 0.03 - 0.001
+    assert found.total_s == pytest.approx(by_hand)
+
+
+def test_what_others_compute_is_seen() -> None:
+    mine, nobody = Others([os.getpid()]), Others([])
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        sum(range(1000))
+    with_me, without_me = nobody.share(), mine.share()
+    assert with_me is not None and without_me is not None
+    assert 0 <= without_me < with_me <= 1
+    assert [runs.calm_cell({"others": share}) for share in (0.1, None, 0.2)] == [True, True, False]
+
+
+def test_gradients_leave_in_ddps_buckets() -> None:
+    """The first is full with 1 MB, others with 25: 0.4 M values, then 8 M, then what is left."""
+    numels, ready = (300_000, 100_000, 8_000_000, 50_000), ((0.4, 0.0), (0.5, 0.0), (0.8, 0.0), (1.0, 1.0))
+    found = ddp.bucketed(ModelTimes(numels, 8, 1.0, ready))
+    assert [at for at, _ in found] == [0.4, 0.8, 1.0]
+    assert [share for _, share in found] == pytest.approx([300 / 8450, 8400 / 8450, 1.0])
+
+
+def test_a_ddp_cell_is_predicted_too() -> None:
+    times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), {}, (2,))
+    here = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
+    _, plain = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 4, "100mbit", "none"), here)
+    # A ring: 1.5 times 8 MB over 11.95 MB/s, after a step of 0.1 s.
+    assert plain.total_s == pytest.approx(0.1 + 1.5 * 8e6 / 11.95e6 + 0.01, rel=1e-3)  # frames have headers
+
+
+def test_exchanges_after_the_warm_up_count() -> None:
+    told = [
+        [
+            {"total_s": 0.5 * i + (3.0 if i else 0.0), "compute": 0.1 * i, "encode": 0.0, "communication": 0.2 * i,
+             "overlapped": 0.0, "apply": 0.0, "bytes_sent": 100 * i, "bytes_received": 50 * i, "retries": 0}
+            for i in range(1, 13)
+        ]
+        for _ in range(2)
+    ]  # fmt: skip
+    found = runs._sums(told)
+    assert found["measured_s"] == pytest.approx(0.5) and found["exchanges"] == 12 - runs.WARM_UP
+    assert found["compute_s"] == pytest.approx(0.1) and found["measured_push"] == pytest.approx(100)
+
+
+def test_the_report_counts_errors_and_choices() -> None:
+    results = Results([
+        a_run("none", 2.0, 2.0), a_run("qsgd:4", 0.5, 0.55), a_run("thc:4", 0.6, 0.5),
+        a_run("none", 1.0, 1.25, workers=4), a_run("qsgd:4", 0.5, 0.4, workers=4),
+        a_run("none", 1.0, 3.0, workers=4, rate="1gbit", others=0.5),
+    ])  # fmt: skip
+    tables = {table.title: table for table in jang2017.tables(results)}
+    summary = {row[0]: row[2] for row in tables["Predicted and measured: summary"].rows}
+    assert summary["calm cells: median error of an iteration's time"] == "20.0 %"
+    assert summary["calm cells: worst error"] == "25.0 %" and summary["all cells: worst error"] == "66.7 %"
+    # With two workers qsgd:4 is recommended and thc:4 was best by 10 %; with four they agree.
+    assert summary["calm cells: the recommended codec is the best, or within 5 % of it"] == "1 of 2"
+    assert tables["Recommended and best"].rows[0][3:6] == ["qsgd:4", "thc:4", "10.0 %"]
+
+
+def test_findings_need_their_records() -> None:
+    keys = {one.claim.key: one for one in jang2017.findings(Results([]))}
+    assert set(keys) == {"crossover", "gzip_loses", "h_16"}
+    assert keys["gzip_loses"].measured == 25 and keys["gzip_loses"].verdict == "yes"
+    assert keys["crossover"].measured == pytest.approx(8.02357, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- what is committed
+
+
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    return Results(jang2017.load(COMMITTED))
+
+
+def test_page_shows_the_tables_of_the_committed_records(committed: Results) -> None:
+    page = PAGE.read_text()
+    for table in jang2017.tables(committed):
+        assert table.markdown() in page, f"docs/studies/jang2017.md is older than the Records: {table.title}"
+
+
+def test_page_shows_the_figures_of_the_committed_records(committed: Results) -> None:
+    page = PAGE.read_text()
+    drawn = [name for name in FIGURES if name != "runs" or committed.runs]
+    for name in drawn:
+        assert f"(jang2017/{name}.svg)" in page and (PAGE.parent / "jang2017" / f"{name}.svg").exists()
+
+
+def test_the_measured_curve_replaces_the_papers(committed: Results) -> None:
+    """H and rho come from the Records of laconic's layers."""
+    assert committed.layers and all(0 < one.rho < 1 for one in committed.layers)
+    (table,) = [one for one in jang2017.tables(committed) if one.title == "Figure 6a"]
+    for one in committed.layers:
+        assert any(one.scheme in column for column in table.columns)
+
+
+def test_figures_are_the_same_for_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    some = {name: FIGURES[name] for name in ("figure5", "kernels", "runs")}
+    monkeypatch.setattr(figures, "FIGURES", some)
+    results: Any = Results([a_run("none", 2.0, 2.0), a_run("qsgd:4", 0.5, 0.55)])
+    first, again = (jang2017.draw(results, tmp_path / name) for name in ("a", "b"))
+    assert {path.stem for path in first} == {"figure5", "runs"}  # of operations there are no Records
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
+    assert all(re.search(r"<svg", path.read_text()) for path in first)

@@ -1,0 +1,75 @@
+"""Runs whose workers take steps of their own: what is computed is what frames do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lanes import epochs_of
+
+from laconic_lab.studies.kothari2021 import experiments, setting_of
+from laconic_lab.studies.kothari2021.settings import HYPER, Setting
+from laconic_lab.studies.kothari2021.stepper import ComputedLane, FrameLane, LocalLane, Source, can_compute
+
+
+def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:
+    return setting_of(
+        "lenet5", "laconic", data="digits", every=2, push=channel, pull=channel, push_small=small, pull_small=small,
+        **options,
+    )  # fmt: skip
+
+
+WARM = {"warm": [[1, "ef|topk:0.5|sign", "ef|topk:0.5|sign"]]}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        local("ef|topk:0.1|sign"),
+        local("ef|sign", "ef|qsgd:8,round=nearest"),
+        local("topk:0.1|qsgd:4", "none"),
+        local("none", "none"),
+        local("ef|topk:0.1|sign", **WARM),
+    ],
+    ids=["signs", "all signs", "random", "uncompressed", "warm-up"],
+)
+def test_local_lane_trains_as_frames_do(source: Source, setting: Setting) -> None:
+    assert can_compute(setting)
+    computed, framed = LocalLane(setting, 1, 4, source), FrameLane(setting, 1, 4, source)
+    for lane in (computed, framed):
+        epochs_of(lane, 4)
+    assert computed.curve.accuracy == framed.curve.accuracy
+    assert computed.curve.push_bytes == framed.curve.push_bytes
+    assert computed.curve.pull_bytes == framed.curve.pull_bytes
+    assert (computed.curve.frames_compared, computed.curve.frames_other) == (4 * 3 * 10, 0)
+    assert all(torch.equal(x, computed.weights) for x, _ in computed.held)  # it ended with an exchange
+
+
+def test_a_local_run_goes_on_in_the_middle_of_an_exchange(source: Source) -> None:
+    setting = local("ef|topk:0.1|sign")
+    whole, first, second = (LocalLane(setting, 0, 4, source) for _ in range(3))
+    epochs_of(whole, 4)
+    epochs_of(first, 1)  # three iterations: the third is in no exchange yet
+    second.done = 1
+    second.load({name: x.clone() for name, x in first.state().items()})
+    epochs_of(second, 3)
+    again, wanted = second.state(), whole.state()
+    assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("method, computed", [("1", True), ("laconic", True), ("6", False), ("adaptive", False)])
+def test_what_is_computed_and_what_makes_frames(method: str, computed: bool) -> None:
+    assert can_compute(setting_of("vgg11", method)) is computed
+    assert not can_compute(setting_of("vgg11", method, mode="async"))
+
+
+def test_kinds_of_lane_are_chosen_by_the_exchange() -> None:
+    assert issubclass(LocalLane, ComputedLane)
+    assert setting_of("vgg11", "laconic").job(0).every > 1 and setting_of("vgg11", "1").job(0).every == 1
+
+
+def test_a_method_s_own_rate_counts_unless_another_is_given() -> None:
+    rates = HYPER["vgg11"].rates
+    assert setting_of("vgg11", "laconic").lr == rates["laconic"] > HYPER["vgg11"].lr == setting_of("vgg11", "1").lr
+    assert setting_of("vgg11", "laconic", lr=0.01).lr == 0.01
+    names = {setting.name for setting in experiments.frontier("vgg11", None)}
+    assert "method 1, rate 0.08" in names  # what ours is allowed, method 1 is tried with, too

@@ -1,0 +1,117 @@
+"""What the study computes is what a server and its workers would: bit for bit, byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from laconic.channels import Channel
+from laconic.cluster.core import Core
+from laconic.cluster.in_process import LocalLink
+from laconic.cluster.job import Job
+from laconic.errors import ConfigError
+from laconic.frames import decode
+from laconic.kernels import random
+from laconic.optim import SGD, Schedule
+from laconic.policy import Policy
+from laconic.train import Shards, build_task
+from laconic.train.in_process import run_together
+from laconic.train.methods import METHODS, method_options
+from laconic.train.worker import Worker
+from laconic_lab.studies.kothari2021.computed import Computed, in_order, rounding_keys
+from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
+
+BATCH, RATE = 16, Schedule(0.05)
+
+
+def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
+    """The job by the server's core and real workers, in threads."""
+    first = build_task("lenet5", "digits", seed=job.seed)
+    parameters = {name: p.detach().clone() for name, p in first.model.named_parameters()}
+    optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
+    core = Core(job, parameters, optimizer, RATE, exchanges=exchanges)
+    workers = []
+    for number in range(job.workers):
+        task = build_task("lenet5", "digits", seed=job.seed)
+        shards = Shards(task.num_train, job.workers, BATCH, job.seed)
+        workers.append(Worker(number, task, shards, job, RATE, LocalLink(core, number)))
+    assert not run_together(workers, exchanges)
+    return core, workers
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "homomorphic"])
+def test_a_job_ends_with_the_bits_and_bytes_that_it_has_behind_a_server(method: str, decay: float) -> None:
+    job = Job(lr=0.05, weight_decay=decay, seed=3, **method_options(method))
+    exchanges = 4 if job.every == 1 else 2
+    core, workers = behind_a_server(job, exchanges)
+    tasks = [build_task("lenet5", "digits", seed=3) for _ in range(2)]
+    rounds = FrameRounds(job, tasks, Shards(tasks[0].num_train, 2, BATCH, 3), RATE)
+    for _ in range(exchanges):
+        rounds.exchange()
+    for name, x in core.parameters.items():
+        assert rounds.server[name].equal(x), name
+        for mine, theirs in zip(rounds.workers, workers, strict=True):
+            assert mine[name].equal(theirs.parameters[name]), name
+    assert rounds.bytes_sent == sum(worker.bytes_sent for worker in workers)
+    assert rounds.bytes_received == sum(worker.bytes_received for worker in workers)
+
+
+SLOTS = {"a": (96, 100), "bias": (33,), "c": (64, 80), "scalar": (5, 7), "large": (300, 211), "b": (10,)}
+
+CHANNELS = [
+    ("none", "none"),
+    ("qsgd:4,norm=l2", "none"),
+    ("topk:0.01|qsgd:4,norm=l2", "bf16"),
+    ("momentum:0.9|topk:0.005|qsgd:4|rans:auto", "momentum:0.9|bf16"),
+    ("momentum:0.9,nesterov=true|topk:0.005|qsgd:3,round=nearest|rans:auto", "momentum:0.9|qsgd:8"),
+    ("ef|topk:0.01|qsgd:4,round=nearest|huffman", "ef|qsgd:4,round=nearest"),
+    ("momentum:0.9|topk:0.01|sign", "momentum:0.9|none"),
+    ("ef|topk:1.0|sign", "none"),
+    ("ef|bf16", "ef|sign"),
+]
+
+
+@pytest.mark.parametrize("spec, small", CHANNELS)
+def test_computed_values_sizes_and_memories_are_those_of_frames(spec: str, small: str) -> None:
+    policy = Policy(small=small)
+    names = in_order(SLOTS, policy)
+    assert names == ["a", "c", "large", "bias", "scalar", "b"]
+    computed = Computed({n: SLOTS[n] for n in names}, spec, policy, torch.device("cpu"), ring=3)
+    channel = Channel(spec, policy=policy)
+    generator = torch.Generator().manual_seed(1)
+    for r in range(3):
+        x = {name: torch.randn(SLOTS[name], generator=generator) for name in names}
+        if r == 0:
+            x["c"].zero_()  # a header alone
+        if r == 2:
+            x["a"].round_()  # equal magnitudes
+        seeds = np.array([(r * 77 + i) * 2**33 + 5 for i in range(len(names))], dtype=np.uint64)
+        frames = [channel.encode(n, x[n], seed=int(seed)) for n, seed in zip(names, seeds, strict=True)]
+        flat = torch.cat([one.view(-1) for one in x.values()])
+        sent = torch.zeros_like(flat)
+        for part in computed.send(flat, rounding_keys(seeds), torch.tensor([r])):
+            part.add_to(sent, 1.0)
+        assert sent.equal(torch.cat([decode(frame).view(-1) for frame in frames]))
+        assert computed.nbytes(r + 1)[r] == sum(map(len, frames))
+    found, wanted = computed.memories(names), channel.state_dict()
+    assert found.keys() == wanted.keys() and all(found[key].equal(wanted[key]) for key in found)
+
+
+@pytest.mark.parametrize("spec", ["randk:0.1", "uniform:8", "topk:0.1", "topk:0.1,approx=true|qsgd:4"])
+def test_what_cannot_be_computed_is_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match="here"):
+        Computed({"a": (100, 100)}, spec, Policy(), torch.device("cpu"))
+
+
+def test_seeds_of_many_are_the_seeds_of_each() -> None:
+    job = Job(seed=5, workers=3)
+    sequences, slots = np.arange(2, 5, dtype=np.uint64)[:, None], np.arange(4, dtype=np.uint64)[None]
+    workers, servers = worker_seeds(job, sequences, 2, slots), server_seeds(job, sequences, slots, 4)
+    for i in range(3):
+        for slot in range(4):
+            assert int(workers[i, slot]) == worker_seed(job, 2 + i, 2, slot)
+            assert int(servers[i, slot]) == server_seed(job, 2 + i, slot, 4)
+    low, high = rounding_keys(workers)[1, 2].tolist()
+    assert high << 32 | low == random.key(int(workers[1, 2]), random.ROUNDING)

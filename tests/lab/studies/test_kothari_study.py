@@ -1,0 +1,155 @@
+"""The study itself: Records, resuming, and lanes that agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lanes import epochs_of
+
+from laconic.errors import ConfigError
+from laconic.records import read
+from laconic.train.methods import METHODS
+from laconic_lab.studies import kothari2021, trainer
+from laconic_lab.studies.kothari2021 import experiments, scaling, setting_of, sizes, study
+from laconic_lab.studies.kothari2021.settings import HYPER, Setting
+from laconic_lab.studies.kothari2021.stepper import ComputedLane, FrameLane, Lane, Source, can_compute
+
+CPU = torch.device("cpu")
+
+
+def small(method: str, **changes: Any) -> Setting:
+    return setting_of("lenet5", method, data="digits", **changes)
+
+
+MOMENTUM: dict[str, Any] = {
+    "push": "momentum:0.9|topk:0.0012|sign", "pull": "ef|topk:0.0024|sign", "momentum": 0.0,
+    "push_small": "momentum:0.9|qsgd:4,round=nearest", "pull_small": "ef|qsgd:4,round=nearest",
+}  # fmt: skip
+"""Momentum in the channel, exchanges in every iteration."""
+
+WARM = {"warm": [[1, "momentum:0.9|topk:0.1|sign", "ef|topk:0.1|sign"]]}
+
+
+@pytest.mark.parametrize("method, changes", [("2w", {}), ("4", {}), ("4", MOMENTUM | WARM)])
+def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes: dict[str, Any]) -> None:
+    setting = small(method, **changes)
+    computed, framed = ComputedLane(setting, 1, 2, source), FrameLane(setting, 1, 2, source)
+    for lane in (computed, framed):
+        epochs_of(lane, 2)
+    assert computed.curve.train_loss == pytest.approx(framed.curve.train_loss, rel=2e-3)
+    for name in ("push_bytes", "pull_bytes"):  # rounding of the descent differs, and positions with it
+        assert getattr(computed.curve, name) == pytest.approx(getattr(framed.curve, name), rel=2e-3)
+    compared = computed.curve.frames_compared
+    assert (compared, computed.curve.frames_other) == (4 * 3 * 10, 0)
+
+
+@pytest.mark.parametrize("kind", [ComputedLane, FrameLane])
+@pytest.mark.parametrize("setting", [small("2w"), small("4", **MOMENTUM)], ids=["2w", "momentum"])
+def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, kind: type[Lane], setting: Setting) -> None:
+    unit = trainer.Unit("accuracy", setting, 3, 0)
+    whole, first, second = (kind(unit.setting, 0, 3, source) for _ in range(3))
+    epochs_of(whole, 3)
+    epochs_of(first, 2)
+    trainer.save(unit, first, tmp_path)
+    trainer.resume(unit, second, tmp_path)
+    assert second.done == 2
+    epochs_of(second, 1)
+    assert second.curve.accuracy == whole.curve.accuracy and second.curve.push_bytes == whole.curve.push_bytes
+    again, wanted = second.state(), whole.state()
+    assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
+
+
+def test_what_is_in_the_records_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    settings = [small("5"), small("6")]
+
+    def go() -> list[Any]:
+        return kothari2021.run(
+            settings=settings,
+            seeds=[0],
+            epochs=1,
+            records=tmp_path,
+            device="cpu",
+            progress=lambda *one: told.append(one),
+        )
+
+    found = go()
+    assert [record.values["name"] for record in found] == ["5", "6"]
+    assert found[0].values["iterations"] == 30 and found[1].values["iterations"] == 20
+    assert len(read(tmp_path / "accuracy.jsonl")) == 2 and told[-1] == ("accuracy", 2, 2)
+    monkeypatch.setattr(study, "train", None)
+    assert [record.to_json() for record in go()] == [record.to_json() for record in found]
+    assert not list((tmp_path).glob("partial/*"))
+
+
+def test_frames_can_be_asked_for(source: Source) -> None:
+    unit = trainer.Unit("accuracy", small("1"), 1, 0)
+    assert isinstance(study._lane(unit, source, False), ComputedLane)
+    assert isinstance(study._lane(unit, source, True), FrameLane)
+    assert not can_compute(small("6"))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_crowds_count_staleness(mode: str) -> None:
+    changes = {"returns": "delta"} if mode != "sync" else {}
+    ticks: list[int] = []
+    values = scaling.train(small("5", workers=3, mode=mode, batch=128, **changes), 0, 1, None, ticks.append)
+    assert ticks == [1] and not values["diverged"] and values["push_bytes"][0] > 0
+    assert (values["staleness_most"] > 0) == (mode != "sync")
+
+
+def test_without_rounds_changes_are_rounded_to_the_nearest() -> None:
+    found = {(s.name, s.workers, s.mode): s for s in experiments.settings_of("workers", ["lenet5"], None, None)}
+    changed = found["5", 8, "async"].options
+    assert (changed["returns"], changed["pull"]) == ("delta", "topk:0.01|qsgd:4,round=nearest")
+    assert found["5, changes by the same codec", 4, "async"].options["pull"] == METHODS["5"][1]["pull"]
+    assert found["4", 4, "sync"].options == METHODS["4"][1] and "returns" in found["1", 4, "async"].options
+    assert {mode for name, _, mode in found if name in ("6", "adaptive")} == {"sync"}  # best and mean are of a round
+    assert {(name, 8, "async") for name in ("1", "2", "2w", "3", "4", "laconic", "laconic-min")} <= found.keys()
+
+
+def test_every_part_has_settings_that_jobs_accept() -> None:
+    for part in experiments.PARTS:
+        for setting in experiments.settings_of(part, list(HYPER), None, None):
+            setting.job(0)
+            json.loads(setting.key(part, 1, 0))
+    names = [s.name for s in experiments.settings_of("accuracy", ["vgg11"], None, None)]
+    assert set(names) <= set(METHODS) and len(experiments.seeds_of("accuracy", small("laconic"), None)) == 3
+
+
+def test_warm_up_is_one_channel_after_the_other() -> None:
+    setting = small("laconic", warm=[[1, "a", "b"], [2, "c", "d"]])
+    last = (setting.options["push"], setting.options["pull"])
+    assert [setting.channels(epoch) for epoch in range(5)] == [("a", "b"), ("c", "d"), ("c", "d"), last, last]
+
+
+def test_decay_is_felt_alike_with_momentum_in_the_channel() -> None:
+    dense, ours = setting_of("vgg11", "1").job(0), setting_of("vgg11", "4", **MOMENTUM).job(0)
+    assert ours.momentum == 0 and ours.weight_decay == pytest.approx(dense.weight_decay / (1 - dense.momentum))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"part": "figure9"}, "unknown part"),
+        ({"models": ["resnet50"]}, "unknown model 'resnet50'"),
+        ({"methods": ["7"]}, "unknown method '7'"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"device": "tpu"}, "device must be auto, cpu or cuda"),
+    ],
+)
+def test_mistakes_are_told(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        kothari2021.run(**arguments)
+
+
+def test_sizes_of_a_round() -> None:
+    both = [{"w": torch.randn(100, 100), "b": torch.randn(10)} for _ in range(2)]
+    found = {name: sizes.measure(small(name), both, rounds=1) for name in ("1", "laconic", "adaptive")}
+    assert found["1"]["bytes_per_iteration"] > 4 * 40_040
+    assert found["laconic"]["bytes_per_iteration"] < found["1"]["bytes_per_iteration"] / 50
+    assert found["adaptive"]["every"] == 20 and found["adaptive"]["encode_s"] > 0

@@ -1,0 +1,125 @@
+"""Times behind the real server: what is measured, what is left out, and what is measured again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from laconic.errors import ConfigError, LaconicError
+from laconic.records import read
+from laconic_lab.bench.cluster import processes
+from laconic_lab.network import Link
+from laconic_lab.studies import kothari2021
+from laconic_lab.studies.kothari2021 import Plan, setting_of, times
+
+
+def report(done: int, **values: Any) -> dict[str, Any]:
+    """What a worker tells after so many exchanges of 2 s, half of it computing."""
+    told = {"total_s": 5 + 2.0 * done, "compute": 1.0 * done, "encode": 0.1 * done, "communication": 0.8 * done,
+            "overlapped": 0.3 * done, "apply": 0.2 * done, "bytes_sent": 100 * done, "bytes_received": 50 * done,
+            "retries": 0}  # fmt: skip
+    return told | values
+
+
+REPORTS = [[report(i + 1) for i in range(6)], [report(i + 1, compute=3.0 * (i + 1)) for i in range(7)]]
+
+
+def test_what_counts_comes_after_the_warm_up() -> None:
+    found = times._sums(REPORTS, 2, every=5)
+    assert (found["iterations"], found["total_s"], found["compute_s"]) == (20, 8.0, 8.0)
+    assert found["exchange_s"] == [2.0] * 4 and found["median_s"] == pytest.approx(0.4)
+    assert found["bytes_per_iteration"] == 60 and found["push_bytes_per_iteration"] == 40  # of both
+
+
+@pytest.mark.parametrize(
+    "exchanges, seconds, ends", [(99, 1, False), (100, 1, True), (20, 30, True), (19, 31, False), (20, 29, False)]
+)
+def test_a_turn_ends_when_it_has_enough(exchanges: int, seconds: float, ends: bool) -> None:
+    assert times._Enough(exchanges=100, least=20, seconds=30).of(exchanges, seconds) == ends
+
+
+@pytest.mark.parametrize("changes", [{"links": ["10gbit"]}, {"turns": 0}, {"iterations": 0}, {"cell_seconds": 0.0}])
+def test_plans_are_checked(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"at least 1|unknown link '10gbit'"):
+        Plan(**changes)
+
+
+@pytest.mark.slow
+def test_server_and_workers_are_timed(tmp_path: Path) -> None:
+    settings = [setting_of("lenet5", "5", data="digits")]
+    plan = Plan(iterations=4, turns=1, links=["100mbit"])
+    told: list[tuple[str, int, int]] = []
+    path = tmp_path / "times.jsonl"
+    (record,) = times.measure_all(
+        settings, plan, records=path, made_of=processes.PACED, progress=lambda *one: told.append(one)
+    )
+    values = record.values
+    assert (values["iterations"], values["epochs"], values["iterations_per_epoch"], values["every"]) == (4, 20, 30, 1)
+    assert len(values["exchange_s"]) == 4 and 0 < values["compute_s"] < values["total_s"]
+    spent = values["compute_s"] + values["communication_s"] + values["apply_s"]
+    assert spent == pytest.approx(values["total_s"], rel=0.2)
+    assert 60_000 < values["bytes_per_iteration"] < 70_000
+    assert told == [("lenet5, 100mbit, method 5, turn 1", 0, 1), ("times", 1, 1)]
+    assert [one.kind for one in read(path)] == ["kothari2021.time"]
+
+
+class Wire(SimpleNamespace):
+    """A network whose link carries what we say, and on which nothing runs."""
+
+    made_of, certs, host = "words", None, "127.0.0.1"
+
+    def measure(self) -> list[Link]:
+        return [Link(1e9, self.goodput, 1e-4, "bbr")]
+
+    def reach(self, port: int) -> str:
+        return f"{self.host}:{port}"
+
+    def start(self, host: int) -> Callable[..., Any]:
+        return lambda argv, **options: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], **options)
+
+
+def test_what_is_in_doubt_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, trained, load = Wire(goodput=5e8), [], [9.0]
+
+    @contextmanager
+    def network(*_: Any) -> Iterator[Wire]:
+        yield wire
+
+    def train(net: Any, run_dir: Path, warm_up: int, enough: Any) -> Any:
+        trained.append(enough)
+        return REPORTS
+
+    monkeypatch.setattr(processes, "network", network)
+    monkeypatch.setattr(times, "_train", train)
+    monkeypatch.setattr(times.os, "getloadavg", lambda: (load[0], 0.0, 0.0))
+
+    def go() -> list[Any]:
+        plan = Plan(links=["1gbit"], cell_seconds=10)
+        return kothari2021.run(
+            "times", models=["lenet5"], methods=["1", "6"], data="digits", timing=plan, records=tmp_path
+        )
+
+    assert [one.values["valid"] for one in go()] == [False] * 4
+    assert trained[0] == (100, 10, 5.0) and trained[1] == (5, 1, 5.0)
+    wire.goodput = 9.5e8
+    assert [one.values["valid"] for one in go()] == [True] * 4 and len(trained) == 8
+    go()
+    assert len(trained) == 8  # others work still
+    load[0] = 1.0
+    go()
+    go()
+    assert len(trained) == 12
+    found = kothari2021.Results(kothari2021.load(tmp_path)).times
+    assert list(found) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and found["lenet5", "1gbit", "1"].valid
+
+
+def test_a_server_that_ends_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LaconicError, match="the server has ended with exit code 3"):
+        times._train(Wire(), tmp_path, 1, times._Enough(1, 1, 1.0))  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""Parts are planned, trained, written, found again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.errors import ConfigError, FileError
+from laconic.train.data import Images, load
+from laconic_lab.studies import oland2015
+from laconic_lab.studies.oland2015 import PARTS, Setting, error_decomposition, experiments
+from laconic_lab.studies.oland2015.settings import BASELINE
+from laconic_lab.studies.oland2015.study import batched
+
+SMALL = Setting(batch=40, lr=0.4)
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    found = load("digits")
+    return replace(
+        found, train_images=found.train_images[:160], train_labels=found.train_labels[:160],
+        test_images=found.test_images[:100], test_labels=found.test_labels[:100],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_runs_the_same_with_real_frames(images: Images, part: str) -> None:
+    last = list(experiments.settings_of(part, SMALL))[-1]
+    one, other = (
+        oland2015.run(part, runs=1, epochs=1, workers=2, data=images, settings=[last], real_packets=real)[0]
+        for real in (False, True)
+    )
+    assert (one.values["part"], one.values["runs"], one.kind) == (part, 1, "study.oland2015")
+    for name in ("peak", "final", "peak_epoch", "raw_bits", "whole_bits"):
+        assert one.values[name] == other.values[name], name
+    assert one.values["packets_compared"] == 3 and other.values["packets_compared"] == 0
+    assert one.values["packets_other_values"] == one.values["packets_other_sizes"] == 0
+    # Computed: one worker's frame an epoch; sent: all workers'.
+    assert one.values["coded_bits"] == pytest.approx(other.values["coded_bits"], rel=0.1)
+    assert json.loads(one.to_json())["values"]["codec"] == last.quantizer.spec
+
+
+def test_settings_of_the_parts() -> None:
+    assert {part: len(list(experiments.settings_of(part, Setting()))) for part in PARTS} == {
+        "headline": 3, "fixed": 30, "grid": 16, "entropy": 1, "map": 108, "collapse": 1, "beyond": 64, "gradients": 7,
+    }  # fmt: skip
+    for part in PARTS:
+        settings = list(experiments.settings_of(part, Setting()))
+        assert len(set(settings)) == len(settings)
+
+
+def test_it_goes_on_where_it_stopped(images: Images, tmp_path: Path) -> None:
+    def go(runs: int, seen: list[int]) -> list[oland2015.run]:  # type: ignore[valid-type]
+        def progress(part: str, done: int, total: int) -> None:
+            seen.append(done)
+            if runs == 3 and done == 4:
+                raise KeyboardInterrupt
+
+        settings = [replace(SMALL, quantizer=q) for q in experiments.HEADLINE]
+        return oland2015.run(
+            "headline", runs=2, epochs=1, workers=2, data=images, settings=settings, records=tmp_path, batch_runs=2,
+            progress=progress,
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        go(3, [])
+    assert len((tmp_path / "headline.jsonl").read_text().splitlines()) == 1
+    seen: list[int] = []
+    first = go(2, seen)
+    assert seen == [2, 4, 6]
+    with (tmp_path / "headline.jsonl").open("a") as file:
+        file.write('{"kind": "study')  # as after a power cut
+    seen = []
+    assert go(2, seen) == first and seen == [6]
+    (tmp_path / "headline.jsonl").write_text("nonsense\n")
+    with pytest.raises(FileError, match=r"line 1 of .* is no record"):
+        go(2, [])
+
+
+def test_batches_of_units_fit() -> None:
+    units = experiments.units_of("headline", list(experiments.settings_of("headline", Setting())), 600)
+    assert [unit.runs for unit in units[:3]] == [250, 250, 100]
+    assert [sum(unit.runs for unit in batch) for batch in batched(units, 700)] == [600, 600, 600]
+    assert [len(batch) for batch in batched(units, 1)] == [1] * 9
+
+
+def test_gradients_of_all_workers_make_a_step_of_one(images: Images) -> None:
+    """Sent as they are, mini-batches of two workers are one of twice the size."""
+    from laconic_lab.studies.oland2015.network import Batches, Networks
+    from laconic_lab.studies.oland2015.trials import _Exchange, _train_by_step
+
+    device = torch.device("cpu")
+    setting = replace(SMALL, l1=0.0, sends="gradients")
+    data = Batches(images.train_images, images.train_labels, workers=2, batch=80, seed=0, pixels="unit", device=device)
+    networks = Networks([setting], [0], 2, 0, device)
+    alone = Networks([setting], [0], 1, 0, device)
+    exchange = _Exchange(networks, [BASELINE], data, real_packets=False)
+    traffic = _train_by_step(networks, 0, data, exchange, 0, 0, [])
+    x, t = (torch.cat([one[0] for one in both]) for both in zip(*data.epoch(0), strict=True))
+    alone.step(0, x, t, alone.rates(0, len(x)))
+    for i in range(3):
+        torch.testing.assert_close(networks.layer(1, i), alone.layer(0, i), rtol=1e-4, atol=1e-6)
+    assert traffic.raw_bits.eq(32).all()
+
+
+def test_anatomy_leaves_networks_alone_and_finds_the_shift() -> None:
+    from laconic_lab.studies.oland2015.network import Networks
+
+    networks = Networks([SMALL], [0], 2, 0, torch.device("cpu"))
+    for k in range(2):  # nearly all weights tiny, a few large ones of one sign: the fullest bin is off zero
+        networks.w1[k].mul_(1e-3)
+        networks.w1[k].view(-1)[:300] = 0.7
+    before = [networks.state(k) for k in range(2)]
+    found = error_decomposition.dissect(networks, 0, lambda: torch.tensor([7]))
+    assert all(torch.equal(x, y) for k in range(2) for x, y in zip(networks.state(k), before[k], strict=True))
+    assert set(error_decomposition.WAYS) < set(found)
+    assert found["share"] > 0.99 and found["offset"] > 10 * found["spread"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"part": "figure9"}, "unknown part 'figure9'"),
+        ({"runs": 0}, "at least 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"device": "tpu"}, "device must be"),
+        ({"batch_runs": 0}, "at least 1"),
+    ],
+)
+def test_bad_arguments(images: Images, arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        oland2015.run(**{"part": "headline", "data": images} | arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [{"lr": 0.0}, {"decay": 1.1}, {"l1": -1.0}, {"pixels": "red"}, {"sends": "mail"}])
+def test_bad_settings(fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        Setting(**fields)  # type: ignore[arg-type]
