@@ -8,7 +8,6 @@ the residual is the input minus what the receiver will decode.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -86,7 +85,7 @@ class Channel:
         self.nonfinite = nonfinite
         self.stats = ChannelStats()
         self._memories: dict[str, _Memory] = {}
-        self._counted: Counter[str] = Counter()
+        self._warn_once = counters.LogOnce("channel.stats")
         self._room = torch.empty(0, dtype=torch.uint8)
         for each in (spec, self.policy.small, *self.policy.rules.values()):
             stages, codec = parse(each)
@@ -154,7 +153,7 @@ class Channel:
             if self.nonfinite == "raise":
                 raise NonFiniteError(f"slot {slot!r}: {error}") from None
             self.stats.skipped_nonfinite += 1
-            self._say_once(f"slot {slot!r} is not finite: its contribution is dropped")
+            self._warn_once(f"nonfinite {slot}", f"slot {slot!r} is not finite: its contribution is dropped")
             nothing = Packet(codec.text, TensorSpec.of(x), ())
             frame = wire.as_bytes(wire.pack(nothing))
             nbytes = frame.numel()
@@ -269,11 +268,6 @@ class Channel:
         memory = self._memories[slot] = _Memory(torch.zeros_like(like))
         return memory
 
-    def _say_once(self, message: str) -> None:
-        self._counted[message] += 1
-        if self._counted[message] == 1:
-            log.warning("%s (said once, counted in stats)", message)
-
     def forget(self, slots: Iterable[str], why: str) -> None:
         """Begin these slots' memory anew, because it would mean something else from now on: counted, and said once.
 
@@ -284,7 +278,7 @@ class Channel:
         for slot in slots:
             if self._memories.pop(slot, None) is not None:
                 self.stats.residual_resets += 1
-                self._say_once(f"what was not sent is dropped: {why}")
+                self._warn_once(why, f"residuals are reset: {why}")
 
     def residual(self, slot: str) -> Tensor | None:
         """What a slot has yet to send; None when it remembers nothing."""

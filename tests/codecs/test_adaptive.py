@@ -370,7 +370,7 @@ def levels_of(x, spec, **how):
 
 @pytest.mark.parametrize("spec, most", [("adaptive:12.0", 4096), ("adaptive:12.0,zero=true", 4094)])
 def test_levels_end_where_coders_do_and_this_is_said(spec, most, caplog, monkeypatch):
-    monkeypatch.setattr(counters, "_said", set())
+    monkeypatch.setattr(counters, "_warn", counters.LogOnce("counts"))
     before = counters.counts().get("levels", 0)
     with caplog.at_level(logging.WARNING, "laconic"):
         assert most <= levels_of(laws.normal(2000), spec) <= 4096
@@ -384,7 +384,7 @@ def test_levels_end_where_coders_do_and_this_is_said(spec, most, caplog, monkeyp
 
 def test_a_notice_is_said_once_whatever_its_numbers(caplog, monkeypatch):
     # In training every layer and step asks for another number of levels: a log line for each would bury the rest.
-    monkeypatch.setattr(counters, "_said", set())
+    monkeypatch.setattr(counters, "_warn", counters.LogOnce("counts"))
     with caplog.at_level(logging.WARNING, "laconic"):
         for seed in range(5):
             laconic.encode(laws.normal(2000, seed=seed), "adaptive:12.0")
@@ -491,7 +491,7 @@ def test_few_values_among_zeros_travel_apart_and_nothing_else_does():
 
 
 def test_a_sample_that_misses_most_large_values_leaves_none_apart_and_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(counters, "_said", set())
+    monkeypatch.setattr(counters, "_warn", counters.LogOnce("counts"))
     n = 100_000
     x = laws.normal(n) * 10
     x[torch.from_numpy(sample_places(n, 3000, 3))] *= 1e-3

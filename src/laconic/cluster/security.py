@@ -389,7 +389,7 @@ def _check_key(pem: bytes, certificate: x509.Certificate, path: Path) -> None:
         raise FileError(f"{path} is not the key of {path.with_suffix('.pem')}: copy both from one job's folder")
     with contextlib.suppress(OSError):
         if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
-            counters.say("world-readable key", 1, f"everybody on this host can read {path}: chmod 600 {path}")
+            counters.count("world-readable key", 1, f"everybody on this host can read {path}: chmod 600 {path}")
 
 
 # --------------------------------------------------------------------------------------------------------- identity

@@ -198,7 +198,7 @@ class Adaptive(Quantizer):
         most = MAX_ALPHABET - 2 if self.zero else MAX_ALPHABET
         count = max(2, min(math.floor(wanted + 0.5), most))
         if wanted >= most + 0.5:
-            counters.say("levels", 1, f"adaptive asks for more levels than {most}, which are used: lower c")
+            counters.count("levels", 1, f"adaptive asks for more levels than {most}, which are used: lower c")
         if not self.zero:
             return Levels(low, high, count, nearest_float32(measure), False)
         step = nearest_float32((high - low) / count)
@@ -244,7 +244,7 @@ class Adaptive(Quantizer):
         beyond = _next_up(limit)
         positions, values, _ = kernels.above(x, beyond) if math.isfinite(beyond) else kernels.above(x[:0], 1.0)
         if positions.numel() > self._max_apart(n):
-            counters.say(
+            counters.count(
                 "tail", 1, "adaptive: far more than tail= of a tensor lies beyond the sampled range: none apart"
             )
             positions, values, limit = positions[:0], values[:0], max(-low, high)

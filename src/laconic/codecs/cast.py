@@ -67,7 +67,9 @@ class _Half(ValueStage):
         key, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
         refuse_nonfinite(key, x.numel())
         if saturated:
-            counters.say("saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds")
+            counters.count(
+                "saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds"
+            )
         return (section,)
 
     def decode(

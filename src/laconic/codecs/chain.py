@@ -81,7 +81,9 @@ def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
     largest = torch.finfo(dtype).max
     beyond = int((values.abs() > largest).sum())
     if beyond:
-        counters.say("saturated", beyond, f"decoded values lie beyond {str(dtype).removeprefix('torch.')} and saturate")
+        counters.count(
+            "saturated", beyond, f"decoded values lie beyond {str(dtype).removeprefix('torch.')} and saturate"
+        )
     return values.clamp(-largest, largest)
 
 

@@ -121,7 +121,7 @@ class ByteCoder(Coder):
 
     def _hosted(self, x: Tensor) -> Tensor:
         if not x.is_cpu:
-            counters.say("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type}: the host serves")
+            counters.count("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type}: the host serves")
         return x.cpu()
 
     def _compress(self, data: bytes) -> bytes:

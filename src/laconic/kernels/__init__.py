@@ -35,7 +35,7 @@ def of(x: Tensor) -> Kernels:
         return cpu
     found, why = _of_device(x.device)
     if why:
-        counters.say("reference_kernels", 1, f"{why}: plain torch serves, with the same bytes")
+        counters.count("reference_kernels", 1, f"{why}: plain torch serves, with the same bytes")
     return found
 
 
@@ -65,7 +65,7 @@ def _together_on(device: torch.device) -> MultiTensorKernels | None:
         backend.largest_all([torch.zeros(1, device=device)]).tolist()
     except Exception as error:  # as above
         why = f"many tensors in a launch cannot be had on {device} ({str(error).strip().splitlines()[-1:]})"
-        counters.say("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
+        counters.count("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
         return None
     return backend
 

@@ -411,7 +411,7 @@ def _tell_loss(name: str, layer: nn.Module, new: nn.Module, init: str) -> None:
     energy = float(before.float().square().sum())
     lost = float((before.float() - after.float()).square().sum()) / energy if energy else 0.0
     if lost > LOST:
-        counters.say(
+        counters.count(
             "layers that lose most of a weight",
             1,
             f"{name}.weight loses {100 * lost:.0f} % of its energy by projection: if it was never trained, "

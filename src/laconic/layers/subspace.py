@@ -347,7 +347,7 @@ def _decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
         return one / (1 - float(group["momentum"])) if not group["dampening"] else one
     if isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay"):
         return one
-    counters.say(
+    counters.count(
         "subspace weight decay",
         1,
         f"{type(optimizer).__name__} divides weight decay by the gradients' size, which is not known of weights in a "

@@ -15,6 +15,7 @@ from laconic.aggregate.homomorphic.summing import Summing, flat_values
 from laconic.codecs import Chain, parse
 from laconic.codecs.memory import ErrorFeedback
 from laconic.codecs.powersgd import Matrix
+from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.kernels.interface import LANE_BLOCK, lane_values, num_buckets
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
@@ -89,7 +90,7 @@ class Contributor:
         self.worker = worker
         self.stats = ContributorStats()
         self._slots: dict[str, _Slot] = {}
-        self._told_forgotten = False
+        self._warn_once = LogOnce("contributor.stats")
         if self.feedback and not chain.contractive:
             log.warning("%s: an encoding may add more error than it removes, so the residual can grow", spec)
 
@@ -264,8 +265,7 @@ class Contributor:
             raise InputError(f"slot {slot!r} has no values waiting: probe comes first")
         mine.waiting = None
         self.stats.skipped_nonfinite += 1
-        if self.stats.skipped_nonfinite == 1:
-            log.warning("slot %r: values of some worker are not finite, all skip the round (said once, counted)", slot)
+        self._warn_once("nonfinite", f"slot {slot!r}: a value of some worker is not finite, all workers skip the round")
 
     def undo(self, slot: str) -> None:
         """The round that was encoded last is dropped by all: the residual is again what it was before."""
@@ -288,9 +288,7 @@ class Contributor:
                 continue
             mine.residual = mine.before = None
             self.stats.residual_resets += 1
-            if not self._told_forgotten:
-                log.warning("what was not sent is dropped: %s (said once, counted in stats)", why)
-            self._told_forgotten = True
+            self._warn_once("reset", f"residuals are reset: {why}")
 
     def residual(self, slot: str) -> Tensor | None:
         """What a slot has yet to send, flat; for ``thc`` as it is after the rotation. None if nothing is kept."""

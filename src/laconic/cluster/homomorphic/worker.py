@@ -8,7 +8,6 @@ so to everybody, and all drop the same round as if it had not been.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,13 +17,13 @@ from laconic.aggregate.homomorphic import Contributor
 from laconic.cluster.homomorphic.server import UNUSABLE, pack_part, read_scales, unpack_part
 from laconic.cluster.job import Job
 from laconic.cluster.protocol import Frame
+from laconic.counters import LogOnce
 from laconic.errors import NonFiniteError
 from laconic.frames import encode
 from laconic.wire import Buffer
 
 __all__ = ["MOST_DROPPED", "Summands"]
 
-log = logging.getLogger("laconic")
 
 MOST_DROPPED = 10
 """Rounds in a row without a finite value for all: then the weights themselves must be to blame."""
@@ -48,6 +47,7 @@ class Summands:
         self._sent: set[str] = set()
         self._probed: set[str] = set()
         self.dropped = 0
+        self._warn_once = LogOnce("dropped")
         """Rounds that all workers dropped because somebody's values were not finite."""
         self._in_a_row = 0
 
@@ -116,8 +116,7 @@ class Summands:
             raise NonFiniteError(
                 f"for {self._in_a_row} rounds values of some worker were not finite: take a smaller --lr"
             )
-        if self.dropped == 1:
-            log.warning("values of some worker are not finite: all drop this round and go on (said once, counted)")
+        self._warn_once("nonfinite", "a value of some worker is not finite: all workers drop this round and continue")
 
     def _forget_round(self) -> None:
         self._sent, self._probed = set(), set()

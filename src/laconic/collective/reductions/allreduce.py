@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,12 +17,12 @@ from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.mean import FloatHead
 from laconic.codecs.packed_ints import LaneHead, LaneStage
 from laconic.collective.stats import ExchangeStats
+from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec, allocate
 
 __all__ = ["Reducer", "allreduce"]
 
-log = logging.getLogger("laconic")
 
 PART = 1 << 23
 """Values that are added up at a time: while some are on their way others are encoded."""
@@ -128,6 +127,7 @@ class Reducer:
         if carry and not (self.contributor.feedback and isinstance(self.summing.chain.values, LaneStage)):
             raise ConfigError(f"{spec!r}: carried-over scales clip, which 'ef' before 'shared' or 'thc' makes good")
         self.stats = ExchangeStats() if ledger is None else ledger
+        self._warn_once = LogOnce("stats")
         self._arenas = tuple(_Words() for _ in range(IN_FLIGHT + 1))
         self._rounds: dict[str, int] = {}
         self._carried: dict[str, Tensor] = {}
@@ -405,8 +405,7 @@ class Reducer:
         self.stats.skipped_nonfinite += 1
         if self.nonfinite == "raise":
             raise NonFiniteError(f"slot {slot!r}: a value of some rank is not finite; all ranks leave this round out")
-        if self.stats.skipped_nonfinite == 1:
-            log.warning("slot %r: a value of some rank is not finite, all skip the round (said once, counted)", slot)
+        self._warn_once("nonfinite", f"slot {slot!r}: a value of some rank is not finite, all ranks skip the round")
 
     # -------------------------------------------------------------------------------------------------------- state
 

@@ -9,7 +9,6 @@ tensor takes, however many ranks there are, and all decode the same bytes.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,6 +25,7 @@ from laconic.collective import bundles
 from laconic.collective.buffers import BufferCache
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import PREFIX, Swap, Transport
+from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
 from laconic.frames import open_packet
 from laconic.kernels.interface import NONFINITE
@@ -35,7 +35,6 @@ from laconic.policy import Policy
 
 __all__ = ["TwoShot"]
 
-log = logging.getLogger("laconic")
 
 PART = 1 << 22
 """Values of a tensor that travel together at most: while some are on their way others are encoded."""
@@ -132,6 +131,7 @@ class TwoShot:
         self.spec, self._chain = spec, chain
         self.nonfinite = nonfinite
         self.stats = ExchangeStats() if ledger is None else ledger
+        self._warn_once = LogOnce("stats")
         self.peers = Transport(group, self.stats)
         self.there = Channel(spec, policy=_EVERY)
         self.back = Channel(f"ef|{chain.text}" if memories else chain.text, policy=_EVERY)
@@ -347,8 +347,7 @@ class TwoShot:
 
     def _say_skipped(self, name: str) -> None:
         self.stats.skipped_nonfinite += 1
-        if self.stats.skipped_nonfinite == 1:
-            log.warning("%s: a value of some rank is not finite: %s (said once, counted)", name, self.nonfinite)
+        self._warn_once("nonfinite", f"{name}: a value of some rank is not finite (nonfinite={self.nonfinite!r})")
 
     # --------------------------------------------------------------------------------------------------------- state
 

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 def _tell(what: str, why: str) -> None:
-    counters.say("hosted_kernels", 1, f"{what} {why}: plain torch and the host serve, with the same bytes")
+    counters.count("hosted_kernels", 1, f"{what} {why}: plain torch and the host serve, with the same bytes")
 
 
 def _served(kernel: Callable[P, T]) -> Callable[P, T]:
