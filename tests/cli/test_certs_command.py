@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from command import Run, listed
 
+from cli_runner import Run, file_names
 from laconic.cli import certs
 from laconic.cluster import security
 
@@ -32,24 +32,24 @@ def test_help_shows_the_examples(run: Run, command: tuple[str, ...]) -> None:
     assert run("certs").stdout == run("certs", "--help").stdout
 
 
-def test_examples_run_in_their_order(run: Run, here: Path) -> None:
+def test_examples_run_in_their_order(run: Run, work_dir: Path) -> None:
     for example in certs.EXAMPLES:
         result = run(*shlex.split(example)[1:])
         assert result.exit_code == 0 and result.stdout, result.output
         if "--json" in example:
             assert isinstance(json.loads(result.stdout), dict)
-    assert listed() == ["certs", "lab"]
+    assert file_names() == ["certs", "lab"]
 
 
-def test_new_says_what_goes_where(run: Run, here: Path) -> None:
+def test_new_says_what_goes_where(run: Run, work_dir: Path) -> None:
     result = run(*NEW)
-    assert result.exit_code == 0 and listed() == ["job"]
+    assert result.exit_code == 0 and file_names() == ["job"]
     for word in ("wrote job", "ca.pem, server.pem, server.key", "worker-1", "ps.example.org", "10.0.0.5", "good"):
         assert word in result.stdout
     assert security.load_worker("job", 1).identity.job == "digits"
 
 
-def test_show_says_who_until_when_and_for_which_hosts(run: Run, here: Path) -> None:
+def test_show_says_who_until_when_and_for_which_hosts(run: Run, work_dir: Path) -> None:
     made = json.loads(run(*NEW, "--days", "7", "--json").stdout)
     found = json.loads(run("certs", "show", "job", "--json").stdout)
     assert found == made and found["folder"] == "job"
@@ -66,7 +66,7 @@ def test_show_says_who_until_when_and_for_which_hosts(run: Run, here: Path) -> N
     assert f"{until:%Y-%m-%d}" in text and "worker-1" in text and "ps.example.org" in text
 
 
-def test_show_says_what_is_wrong(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_says_what_is_wrong(run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(*NEW)
     Path("job/worker-0.key").unlink()
     shutil.copy("job/server.pem", "job/worker-1.pem")
@@ -83,7 +83,7 @@ def test_show_says_what_is_wrong(run: Run, here: Path, monkeypatch: pytest.Monke
     assert result.exit_code == 1 and "expired on" in result.stdout
 
 
-def test_bad_input_is_one_line(run: Run, here: Path) -> None:
+def test_bad_input_is_one_line(run: Run, work_dir: Path) -> None:
     one_line(run("certs", "show", "job"), 1, "no such folder: job", "laconic certs new")
     one_line(run(*NEW, "--host", "ps:50051"), 2, "without port", "'ps:50051'")
     one_line(run(*NEW[:-1], "0"), 2, "workers must be a whole number from 1 to 4096, got 0")
@@ -93,13 +93,13 @@ def test_bad_input_is_one_line(run: Run, here: Path) -> None:
     one_line(run("certs", "new", "job", "--job", "a", "--workers", "1"), 2, "--host")
     one_line(run("certs", "new", "no/job", *NEW[3:]), 1, "cannot make certificates in no/job")
     one_line(run("certs", "nothing"), 2, "nothing")
-    assert listed() == []
+    assert file_names() == []
     Path("job").mkdir()
     one_line(run("certs", "show", "job"), 1, "no such file: job/ca.pem")
     assert run(*NEW).exit_code == 0
     before = {path.name: path.read_bytes() for path in Path("job").iterdir()}
     one_line(run(*NEW), 1, "job exists and is not an empty folder")
-    assert {path.name: path.read_bytes() for path in Path("job").iterdir()} == before and listed() == ["job"]
+    assert {path.name: path.read_bytes() for path in Path("job").iterdir()} == before and file_names() == ["job"]
     for path in Path("job").glob("[sw]*"):
         path.unlink()
     one_line(run("certs", "show", "job"), 1, "holds a CA's certificate and no other")

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 
-from command import Run
-
+from cli_runner import Run
 from laconic.codecs import registry
 
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from command import Run
 
+from cli_runner import Run
 from laconic.cli import complete
 from laconic.codecs import registry
 from laconic.train.methods import METHODS

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Run, listed
 from processes import running
 
+from cli_runner import Run, file_names
 from laconic.cli import demo
 from laconic.records import read
 from laconic.train.run import Config
@@ -16,16 +16,16 @@ from laconic.train.run import Config
 pytest.importorskip("grpc")
 
 
-def test_a_short_demo_ends_with_table_page_and_records(run: Run, here: Path) -> None:
+def test_a_short_demo_ends_with_table_page_and_records(run: Run, work_dir: Path) -> None:
     whole, example = demo.EXAMPLES
     assert whole == "laconic demo"
-    result = run(*shlex.split(example)[1:], "--run-dir", here / "kept")
+    result = run(*shlex.split(example)[1:], "--run-dir", work_dir / "kept")
     assert result.exit_code == 0, result.output
     for text in ("push and pull gradients by Top-k", "of method", "5,247.2", "1/14", "wrote quick.html"):
         assert text in result.stdout
     assert "method 1: iteration 20, loss " in result.stderr and " MB/s" in result.stderr
     assert "2 records written to quick.jsonl" in result.stderr
-    assert listed() == ["kept", "quick.html", "quick.jsonl"] and running(here) == []
+    assert file_names() == ["kept", "quick.html", "quick.jsonl"] and running(work_dir) == []
     records = read(Path("quick.jsonl"))
     assert [(record.kind, record.values["method"]) for record in records] == [
         ("demo.method", "1"),
@@ -56,7 +56,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     return seen
 
 
-def test_by_default_all_methods_and_a_page_here(run: Run, here: Path, launched: list[Config]) -> None:
+def test_by_default_all_methods_and_a_page_here(run: Run, work_dir: Path, launched: list[Config]) -> None:
     result = run("demo", "--iterations", "50", "--json")
     found = json.loads(result.stdout)
     assert [one["method"] for one in found["runs"]] == list(demo.METHODS) and found["html"] == "demo.html"
@@ -65,18 +65,18 @@ def test_by_default_all_methods_and_a_page_here(run: Run, here: Path, launched: 
         "adaptive": 60,
         "laconic": 52,
     }
-    assert {config.job.workers for config in launched} == {2} and listed() == ["demo.html"]
+    assert {config.job.workers for config in launched} == {2} and file_names() == ["demo.html"]
 
 
-def test_page_lies_with_the_runs_that_are_kept(run: Run, here: Path, launched: list[Config]) -> None:
+def test_page_lies_with_the_runs_that_are_kept(run: Run, work_dir: Path, launched: list[Config]) -> None:
     result = run("demo", "--methods", " 2w, laconic,2w", "--run-dir", "kept")
-    assert result.exit_code == 0 and "wrote kept/demo.html" in result.stdout and listed() == ["kept"]
+    assert result.exit_code == 0 and "wrote kept/demo.html" in result.stdout and file_names() == ["kept"]
     assert [config.method for config in launched] == ["2w", "laconic"]
     assert "The baseline of bytes and speed-up is 2w." in Path("kept/demo.html").read_text()
 
 
 def test_a_narrow_terminal_gets_the_words_below(
-    run: Run, here: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
+    run: Run, work_dir: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.console import Console
 
@@ -98,14 +98,14 @@ def test_a_narrow_terminal_gets_the_words_below(
     ],
 )
 def test_bad_input_is_one_line(
-    run: Run, here: Path, launched: list[Config], args: list[str], code: int, words: str
+    run: Run, work_dir: Path, launched: list[Config], args: list[str], code: int, words: str
 ) -> None:
     Path("folder").mkdir()
     Path("file").touch()
     result = run("demo", *args)
     assert result.exit_code == code and words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout
-    assert not launched and listed() == ["file", "folder"]
+    assert not launched and file_names() == ["file", "folder"]
 
 
 def test_progress_says_what_each_method_saved() -> None:

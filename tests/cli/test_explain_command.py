@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Run, tensors
+from checkpoint_file import tensors
 
 import laconic
+from cli_runner import Run
 
 
 @pytest.fixture

@@ -1,64 +1,68 @@
-"""Every command explains itself, and its examples run."""
+"""Help texts of all commands, the light import of the library, and the commands of a missing laconic-lab."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command import Run, laconic
+import typer
 
 import laconic as package
+from cli_runner import Run, laconic
 from laconic.cli import certs, codecs, demo, pack, report, roles, train, unpack
 from laconic.cli.app import app
-from laconic_lab.cli import bench, bench_cluster, bench_collective, bench_ddp, bench_layers, study
+from laconic.watch.view import Watcher
 
-COMMANDS = {
+EXAMPLES = {
     "demo": demo.EXAMPLES,
     "codecs": codecs.EXAMPLES,
-    "bench": bench.EXAMPLES,
     "pack": pack.EXAMPLES,
     "unpack": unpack.EXAMPLES,
     "train": train.EXAMPLES,
     "server": roles.SERVER,
     "worker": roles.WORKER,
     "certs": certs.EXAMPLES,
-    "study": study.EXAMPLES,
     "report": report.EXAMPLES,
 }
-RUN_HERE = ("codecs", "bench", "pack", "unpack")
-"""Those of demo, train, report and certs run in the tests of these commands; those of roles need several hosts."""
-EXAMPLES = [
-    example
-    for command in RUN_HERE
-    for example in COMMANDS[command]
-    # Those of other benches take minutes: tests/bench runs smaller ones, test_layers_command.py those of layers.
-    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES, *bench_ddp.EXAMPLES, *bench_layers.EXAMPLES)
-]
 
 
-REGISTERED = [
-    *(command.name or command.callback.__name__ for command in app.registered_commands),  # type: ignore[union-attr]
-    *(str(group.name) for group in app.registered_groups),
-]
+def leaf_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the commands that are not groups, with their full names."""
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from leaf_commands(inner, (*path, name))
+    else:
+        yield " ".join(path), command
 
 
-@pytest.mark.parametrize("command", REGISTERED)
-def test_every_command_has_examples(run: Run, command: str) -> None:
-    result = run(command, "--help")
-    shown = " ".join(result.stdout.split())
-    assert result.exit_code == 0 and "Examples:" in shown and f"$ laconic {command}" in shown
+COMMANDS = dict(leaf_commands(typer.main.get_command(app)))
+
+
+def help_text(run: Run, command: str) -> str:
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0
+    return " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_the_examples(run: Run, command: str) -> None:
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    shown = " ".join(result.stdout.split())
-    assert "Examples:" in shown and len(COMMANDS[command]) >= 2
-    for example in COMMANDS[command]:
-        assert example.startswith(f"laconic {command}") and f"$ {example}" in shown
+def test_every_command_has_two_examples_and_json(run: Run, command: str) -> None:
+    start = "laconic bench" if command == "bench codecs" else f"laconic {command}"
+    shown = help_text(run, command)
+    examples = [example.strip() for example in shown.partition("Examples:")[2].split("$ ")[1:]]
+    assert len(examples) >= 2 and all(example.startswith(start) for example in examples)
+    assert any("--json" in parameter.opts for parameter in COMMANDS[command].params)
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_shows_the_tested_examples(run: Run, command: str) -> None:
+    shown = help_text(run, command)
+    assert [example for example in EXAMPLES[command] if f"$ {example}" not in shown] == []
 
 
 @pytest.mark.parametrize(
@@ -71,54 +75,61 @@ def test_help_shows_the_examples(run: Run, command: str) -> None:
     ],
 )
 def test_help_explains_several_hosts(run: Run, command: str, words: tuple[str, ...]) -> None:
-    shown = " ".join(run(command, "--help").stdout.split())
+    shown = help_text(run, command)
     assert [word for word in words if word not in shown] == []
 
 
-def test_benches_are_told_apart(run: Run) -> None:
-    """Codecs when the first word is no bench, as before there was another."""
-    for words in ("cluster", *bench_cluster.EXAMPLES):
-        assert words in " ".join(run("bench", "cluster", "--help").stdout.split())
-    small = ("sign", "--no-peers", "--numel", "20000", "--repeat", "1", "--json")
-    named, unnamed = (run("bench", *words, *small) for words in (["codecs"], []))
-    assert named.exit_code == unnamed.exit_code == 0
-    assert json.loads(named.stdout)["command"] == json.loads(unnamed.stdout)["command"]
-    wrong = run("bench", "clusters")
-    assert wrong.exit_code == 2 and "unknown stage 'clusters'" in wrong.stderr
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*codecs.EXAMPLES, *pack.EXAMPLES, *unpack.EXAMPLES])
 def test_example_runs(run: Run, model: Path, example: str) -> None:
+    """Examples of demo, train, watch, certs, plan and report run in the tests of these commands."""
     _, *words = shlex.split(example)
-    if words[0] == "bench":
-        words += ["--quick", "--numel", "20000", "--repeat", "1"]
-        if not any(word for word in words[1:] if (not word.startswith("--") and ":" in word) or word == "sign"):
-            words.append("--no-peers")  # all codecs: their peers would take the time of all other tests together
     if words[0] == "unpack":
         assert run("pack", model, "-o", "model.lac", "--codec", "qsgd:8").exit_code == 0
     result = run(*words)
-    assert result.exit_code == 0, result.output
-    assert result.stdout
+    assert result.exit_code == 0 and result.stdout, result.output
     if "--json" in words:
         assert isinstance(json.loads(result.stdout), dict)
 
 
+def test_examples_of_server_and_worker_train_together(run: Run, work_dir: Path) -> None:
+    pytest.importorskip("grpc")
+    assert run("train", "--workers", "1", "--iterations", "5", "--run-dir", "run", "--prepare").exit_code == 0
+    examples = ["laconic server run --json", "laconic worker run --worker 0 --json"]
+    assert all(f"$ {example}" in help_text(run, example.split()[1]) for example in examples)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", *shlex.split(example)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for example in examples
+    ]
+    try:
+        outputs = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    server, worker = (json.loads(out) for out, _ in outputs)
+    assert server["runs"][0]["phase"] == "ended" and server["runs"][0]["version"] == 5
+    assert server["runs"][0]["summary"]["accuracy"] > 0 and server["runs"][0]["received"] > 0
+    assert worker["worker"] == 0 and worker["runs"][0]["iteration"] == 5
+    (status,) = Watcher(Path("run")).look().workers
+    assert status.loss == worker["runs"][0]["loss"] and status.bytes_sent == worker["runs"][0]["bytes_sent"] > 0
+    assert (status.state, status.iteration, status.applied) == ("done", 5, 5)
+
+
 def test_bare_command_and_version(run: Run) -> None:
     bare = run()
-    assert bare.exit_code == 0 and all(command in bare.stdout for command in COMMANDS)
+    assert bare.exit_code == 0 and all(command in bare.stdout for command in EXAMPLES)
     version = run("--version")
     assert version.exit_code == 0 and version.stdout.strip() == f"laconic {package.__version__}"
 
 
-def test_module_is_the_command() -> None:
+def test_python_m_laconic_is_the_command() -> None:
     done = laconic("--version")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("laconic ")
 
 
-def test_import_stays_light() -> None:
-    import subprocess
-    import sys
-
+def test_import_of_the_library_loads_no_command_line_package() -> None:
     code = "import sys, laconic; print([m for m in ('typer', 'rich', 'safetensors', 'zstandard') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,22 +1,20 @@
-"""``--layers`` of train, and ``laconic bench layers``."""
+"""``laconic train --layers``."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Run, listed
 
+from cli_runner import Run, file_names
 from laconic.train.run import Config
-from laconic_lab.cli.bench_layers import EXAMPLES
 
 pytest.importorskip("grpc")
 
 
-def test_train_says_what_layers_gain(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_says_what_layers_gain(run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
     summary = {
         "method": "3", "codec_push": "none", "codec_pull": "none", "iterations": 20, "accuracy": 90.0, "compute_s": 1.0,
@@ -55,23 +53,10 @@ def test_train_says_what_layers_gain(run: Run, here: Path, monkeypatch: pytest.M
     ],
 )
 def test_wrong_layers_are_one_line(
-    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+    run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     result = run("train", "--iterations", "3", *flags)
     assert result.exit_code == 2 and not result.stdout
     assert len(result.stderr.strip().splitlines()) == 1 and words in result.stderr
-    assert listed() == []
-
-
-def test_bench_layers(run: Run, here: Path) -> None:
-    flags = ("bench", "layers", "linear 128-128", "--scheme", "lowrank:0.2", "--repeat", "3")
-    result = run(*flags, "--record", "layers.jsonl")
-    assert result.exit_code == 0 and "linear 128-128" in result.stdout and "lowrank:0.2" in result.stdout
-    assert len(Path("layers.jsonl").read_text().splitlines()) == 1
-    told = json.loads(run(*flags, "--json").stdout)
-    assert told["command"].endswith("--repeat 3") and told["records"][0]["scheme"] == "lowrank:0.2"
-    for example in EXAMPLES[1:]:
-        assert run(*shlex.split(example)[1:]).exit_code == 0
-    wrong = run("bench", "layers", "nothing")
-    assert wrong.exit_code == 2 and len(wrong.stderr.strip().splitlines()) == 1
+    assert file_names() == []

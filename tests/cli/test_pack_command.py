@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Run, laconic, listed, tensors
+from checkpoint_file import tensors
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from cli_runner import Run, file_names, laconic
 from laconic import checkpoints, wire
 
 
@@ -99,7 +100,7 @@ def one_line(result, code: int, *words: str) -> None:  # type: ignore[no-untyped
 def test_bad_spec(run: Run, model: Path, spec: str, words: str) -> None:
     one_line(run("pack", model, "-o", "x.lac", "--codec", spec), 2, words)
     one_line(run("pack", model, "-o", "x.lac", "--codec", "qsgd:4", "--policy", f"*={spec}"), 2)
-    assert listed() == [model.name]
+    assert file_names() == [model.name]
 
 
 @pytest.mark.parametrize("policy", ["qsgd:4", "=qsgd:4", "a="])
@@ -107,15 +108,15 @@ def test_bad_policy(run: Run, model: Path, policy: str) -> None:
     one_line(run("pack", model, "-o", "x.lac", "--codec", "qsgd:4", "--policy", policy), 2, "PATTERN=SPEC")
 
 
-def test_nan_names_the_tensor_and_leaves_nothing(run: Run, here: Path) -> None:
+def test_nan_names_the_tensor_and_leaves_nothing(run: Run, work_dir: Path) -> None:
     bad = torch.randn(100, 100)
     bad[3, 4] = float("nan")
     save_file({"a": torch.randn(100, 100), "b.weight": bad}, "nan.safetensors")
     one_line(run("pack", "nan.safetensors", "-o", "x.lac", "--codec", "qsgd:4"), 1, "'b.weight'", "NaN")
-    assert listed() == ["nan.safetensors"]
+    assert file_names() == ["nan.safetensors"]
 
 
-def test_file_without_floats(run: Run, here: Path) -> None:
+def test_file_without_floats(run: Run, work_dir: Path) -> None:
     save_file({"i": torch.arange(5)}, "ints.safetensors")
     one_line(run("pack", "ints.safetensors", "-o", "x.lac", "--codec", "qsgd:4"), 1, "no float tensors", "int64")
     assert run("pack", "ints.safetensors", "-o", "x.lac", "--codec", "none").exit_code == 0
@@ -123,7 +124,7 @@ def test_file_without_floats(run: Run, here: Path) -> None:
     one_line(run("pack", "empty.safetensors", "-o", "y.lac", "--codec", "qsgd:4"), 1, "holds no tensors")
 
 
-def test_dtype_that_no_frame_carries(run: Run, here: Path) -> None:
+def test_dtype_that_no_frame_carries(run: Run, work_dir: Path) -> None:
     save_file({"f": torch.zeros(4).to(torch.float8_e4m3fn)}, "f8.safetensors")
     one_line(run("pack", "f8.safetensors", "-o", "x.lac", "--codec", "qsgd:4"), 1, "'f'", "F8_E4M3")
 
@@ -138,7 +139,7 @@ def test_wrong_inputs(run: Run, model: Path) -> None:
         one_line(run(command, ".", "-o", "x", *rest), 1, "expected a file to read")
     one_line(run("unpack", model, "-o", "x"), 1, "is not a .lac file")
     one_line(run("unpack", "--list", "text.txt"), 1, "is not a .lac file")
-    assert listed() == ["model.safetensors", "nothing", "text.txt"]
+    assert file_names() == ["model.safetensors", "nothing", "text.txt"]
 
 
 def test_wrong_outputs(run: Run, model: Path) -> None:
@@ -163,7 +164,7 @@ def test_wrong_outputs(run: Run, model: Path) -> None:
     one_line(run("unpack", "m.lac", "-o", "model.safetensors"), 1, "exists")
     one_line(run("unpack", "m.lac"), 2, "--output", "--list")
     one_line(run("unpack", "--list", "m.lac", "-o", "x"), 2, "--list")
-    assert listed() == ["folder", "m.lac", "model.safetensors"]
+    assert file_names() == ["folder", "m.lac", "model.safetensors"]
 
 
 def test_a_pickled_model_is_refused_with_a_way_out(run: Run, model: Path) -> None:
@@ -188,10 +189,10 @@ def test_every_cut_and_flip_is_refused(run: Run, model: Path) -> None:
     for at in range(0, len(whole), len(whole) // 40):
         Path("bad.lac").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         one_line(run("unpack", "bad.lac", "-o", "x"), 1, "bad.lac")
-    assert listed() == ["bad.lac", "m.lac", "model.safetensors"]
+    assert file_names() == ["bad.lac", "m.lac", "model.safetensors"]
 
 
-def test_hostile_bundles_are_refused(run: Run, here: Path) -> None:
+def test_hostile_bundles_are_refused(run: Run, work_dir: Path) -> None:
     import laconic as package
 
     frame = package.encode(torch.randn(10), "none")
@@ -209,7 +210,7 @@ def test_hostile_bundles_are_refused(run: Run, here: Path) -> None:
     huge = package.Packet("none", package.TensorSpec((1 << 33,), torch.float32), ())
     Path("bad.lac").write_bytes(wire.pack_bundle([(name, wire.pack(huge)) for name in "abc"]))
     one_line(run("unpack", "bad.lac", "-o", "x"), 1, "more than the 0 allowed")
-    assert listed() == ["bad.lac"]
+    assert file_names() == ["bad.lac"]
 
 
 # ---------------------------------------------------------------------------------------------------------- processes
@@ -223,22 +224,22 @@ def test_full_disk_leaves_nothing(model: Path) -> None:
     command = [sys.executable, "-c", script, "pack", str(model), "-o", "x.lac", "--codec", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "cannot write" in done.stderr and len(done.stderr.splitlines()) == 1
-    assert listed() == [model.name]
+    assert file_names() == [model.name]
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupt_leaves_nothing_and_no_traceback(here: Path, number: signal.Signals, code: int) -> None:
+def test_interrupt_leaves_nothing_and_no_traceback(work_dir: Path, number: signal.Signals, code: int) -> None:
     g = torch.Generator().manual_seed(0)
     save_file({f"w{i}": torch.randn(500, 1000, generator=g) for i in range(100)}, "large.safetensors")
     command = [sys.executable, "-m", "laconic", "pack", "large.safetensors", "-o", "x.lac", "--codec", "threshold:1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 30
-        while not list(here.glob(".*.partial")) and time.monotonic() < until and process.poll() is None:
+        while not list(work_dir.glob(".*.partial")) and time.monotonic() < until and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(number)
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == code and "Traceback" not in stderr
-    assert listed() == ["large.safetensors"]
+    assert file_names() == ["large.safetensors"]
 
 
 def test_process_keeps_json_alone_on_stdout(model: Path) -> None:

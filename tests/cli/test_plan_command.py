@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from command import Run
 
+from cli_runner import Run
 from laconic.cli import calibrate, plan
 from laconic.plan.profile import load
 
@@ -83,15 +83,15 @@ def test_bad_input_is_one_clear_line(run: Run, words: tuple[str, ...], said: str
     assert said in result.stderr and len(result.stderr.strip().splitlines()) == 1
 
 
-def test_a_profile_of_another_version_is_refused(run: Run, here: Path) -> None:
+def test_a_profile_of_another_version_is_refused(run: Run, work_dir: Path) -> None:
     values = load("jang2017").to_json() | {"version": 99}
-    (here / "old.json").write_text(json.dumps(values))
+    (work_dir / "old.json").write_text(json.dumps(values))
     result = run("plan", *BASE, "--profile", "old.json")
     assert result.exit_code == 1 and "version 99, this laconic reads version 1" in result.stderr
 
 
 @pytest.mark.parametrize("what", plan.SWEEPS)
-def test_sweeps_draw_curves(run: Run, here: Path, what: str) -> None:
+def test_sweeps_draw_curves(run: Run, work_dir: Path, what: str) -> None:
     pytest.importorskip("matplotlib")
     words = (*BASE, "--codec", "qsgd:4", "--sweep", what)
     found = json.loads(run("plan", *words, "--json").stdout)["sweep"]
@@ -100,16 +100,16 @@ def test_sweeps_draw_curves(run: Run, here: Path, what: str) -> None:
         ys = found["speedup_fp32"]["qsgd:4"]
         assert all(a >= b - 1e-9 for a, b in itertools.pairwise(ys))
         result = run("plan", *words, "--plot", "curves.svg")
-        assert result.exit_code == 0 and (here / "curves.svg").read_text().startswith("<?xml")
+        assert result.exit_code == 0 and (work_dir / "curves.svg").read_text().startswith("<?xml")
         assert "bit/s of a cable" in result.stdout and "o qsgd:4" in result.stdout
 
 
-def test_what_if_of_a_run(run: Run, here: Path) -> None:
+def test_what_if_of_a_run(run: Run, work_dir: Path) -> None:
     """A run of 100 iterations that took 0.2 s each, of which 0.01 s computing: what others would have taken."""
     from laconic.cluster.job import Job
     from laconic.train.run import SUMMARY, Config
 
-    folder = here / "run"
+    folder = work_dir / "run"
     Config(model="mlp", data="digits", iterations=100, job=Job(workers=4)).save(folder)
     assert "has not ended" in run("plan", "--what-if", folder).stderr
     summary = {"compute_s": 1.0, "total_s": 20.0, "wire_bytes_per_iteration": 8 * 4 * 327_880}
@@ -123,7 +123,7 @@ def test_what_if_of_a_run(run: Run, here: Path) -> None:
     assert given["asked"]["bandwidth_bit_s"] == 1e7
 
 
-def test_calibrate_writes_a_profile_that_plan_takes(run: Run, here: Path) -> None:
+def test_calibrate_writes_a_profile_that_plan_takes(run: Run, work_dir: Path) -> None:
     first, _ = calibrate.EXAMPLES
     result = run(*shlex.split(first)[1:], "--processes", "1")
     assert result.exit_code == 0, result.output
@@ -147,10 +147,10 @@ def test_calibrate_writes_a_profile_that_plan_takes(run: Run, here: Path) -> Non
         (("--codec", "none", "--quick", "--processes", "1", "--peer", "nowhere"), "a peer is HOST:PORT"),
     ],
 )
-def test_calibrate_refuses_nonsense(run: Run, here: Path, words: tuple[str, ...], said: str) -> None:
+def test_calibrate_refuses_nonsense(run: Run, work_dir: Path, words: tuple[str, ...], said: str) -> None:
     result = run("calibrate", "-o", "x.json", *words)
     assert result.exit_code in (1, 2) and said in result.stderr
-    assert not (here / "x.json").exists()
+    assert not (work_dir / "x.json").exists()
 
 
 def test_a_link_is_measured_between_two_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Run, listed
 
+from cli_runner import Run, file_names
 from laconic.cli import report
 from laconic.records import Record, write
 
@@ -24,7 +24,7 @@ def run_folder(path: Path, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("example", report.EXAMPLES)
-def test_examples_run(run: Run, here: Path, example: str) -> None:
+def test_examples_run(run: Run, work_dir: Path, example: str) -> None:
     for name in ("demo/1", "one", "two"):
         run_folder(Path("runs") / name)
     results = Path(__file__).parents[2] / "results"
@@ -43,7 +43,7 @@ def test_examples_run(run: Run, here: Path, example: str) -> None:
         assert f"wrote {page}: " in done.stdout and "open it in a browser" in done.stdout
 
 
-def test_what_is_not_shown_is_said(run: Run, here: Path) -> None:
+def test_what_is_not_shown_is_said(run: Run, work_dir: Path) -> None:
     run_folder(Path("runs/a"))
     (Path("runs") / "b").mkdir()
     (Path("runs") / "b" / "config.json").write_text("{}")
@@ -68,10 +68,10 @@ def test_what_is_not_shown_is_said(run: Run, here: Path) -> None:
         ([], "RUN"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(run: Run, here: Path, args: list[str], words: str) -> None:
+def test_bad_input_is_one_line_and_exit_2(run: Run, work_dir: Path, args: list[str], words: str) -> None:
     Path("empty").mkdir()
     Path("file").write_text("text\n")
     run_folder(Path("runs/a"))
     done = run("report", *args)
     assert done.exit_code == 2 and words in done.stderr and not done.stdout
-    assert len(done.stderr.strip().splitlines()) == 1 and listed() == ["empty", "file", "runs"]
+    assert len(done.stderr.strip().splitlines()) == 1 and file_names() == ["empty", "file", "runs"]

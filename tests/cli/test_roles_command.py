@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import Run, listed
 from processes import running, wait_for
 from typer.testing import Result
+
+from cli_runner import Run, file_names
 
 pytest.importorskip("grpc")
 
@@ -24,9 +25,9 @@ def one_line(result: Result, code: int, *words: str) -> None:
 
 
 @pytest.fixture
-def prepared(run: Run, here: Path) -> Path:
+def prepared(run: Run, work_dir: Path) -> Path:
     assert run("train", "--workers", "1", "--iterations", "5", "--run-dir", "run", "--prepare").exit_code == 0
-    return here
+    return work_dir
 
 
 @pytest.fixture
@@ -66,14 +67,14 @@ def test_a_run_by_its_roles_with_a_folder_each(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("role", [("server",), ("worker", "--worker", "0")], ids=lambda role: role[0])
-def test_a_folder_that_holds_no_run(run: Run, here: Path, role: tuple[str, ...]) -> None:
+def test_a_folder_that_holds_no_run(run: Run, work_dir: Path, role: tuple[str, ...]) -> None:
     one_line(run(*role, "nowhere"), 1, "nowhere is no run folder", "config.json")
     Path("run").mkdir()
     one_line(run(*role, "run"), 1, "run is no run folder")
     Path("run/config.json").write_text("{}")
     one_line(run(*role, "run"), 1, "run/config.json does not hold a configuration")
     one_line(run(*role), 2, "RUN_DIR")
-    assert listed() == ["run"]
+    assert file_names() == ["run"]
 
 
 def test_an_address_that_cannot_be_listened_on(run: Run, prepared: Path, busy: int) -> None:
@@ -99,7 +100,7 @@ def test_without_grpc_nothing_starts(
 ) -> None:
     monkeypatch.setattr("laconic.cli.roles.find_spec", lambda name: None)
     one_line(run(*words), 1, "gRPC", "pip install 'laconic[cluster]'")
-    assert listed() == ["run"]
+    assert file_names() == ["run"]
 
 
 def test_a_server_that_is_not_there(run: Run, prepared: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from command import Run, listed
 from processes import running, wait_for
 from typer.testing import Result
 
+from cli_runner import Run, file_names
 from laconic.cli import train
 from laconic.cli.progress import Log, status
 from laconic.train.methods import METHODS
@@ -53,17 +53,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     return seen
 
 
-def test_a_run_from_its_example_to_its_end(run: Run, here: Path) -> None:
+def test_a_run_from_its_example_to_its_end(run: Run, work_dir: Path) -> None:
     (example,) = (one for one in train.EXAMPLES if "--json" in one)
-    result = run(*shlex.split(example)[1:], "--run-dir", here / "run")
+    result = run(*shlex.split(example)[1:], "--run-dir", work_dir / "run")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert set(found) >= KEYS | {"run_dir"}
     assert (found["method"], found["iterations"], found["workers"]) == ("laconic", 20, 2)
     assert 0 < found["wire_bytes_per_iteration"] < 100_000 and found["accuracy"] > 30
-    assert found["run_dir"] == str(here / "run") and listed() == ["run"]
+    assert found["run_dir"] == str(work_dir / "run") and file_names() == ["run"]
     assert json.loads(Path("run/summary.json").read_text())["accuracy"] == found["accuracy"]
-    assert running(here) == []
+    assert running(work_dir) == []
     again = ("train", "--method", "laconic", "--iterations", "20", "--run-dir", "run")
     one_line(run(*again), 1, "run holds a run already", "--resume")
     one_line(run(*again, "--prepare"), 1, "run holds a run already")
@@ -73,27 +73,27 @@ def test_a_run_from_its_example_to_its_end(run: Run, here: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_device_that_is_not_there_is_refused_before_anything_starts(run: Run, here: Path) -> None:
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(run: Run, work_dir: Path) -> None:
     one_line(run("train", "--device", "cuda", "--run-dir", "run"), 2, "no CUDA device here", "--device cpu")
     one_line(run("train", "--device", "tpu", "--run-dir", "run"), 2, "auto, cpu or cuda", "'tpu'")
-    assert listed() == []
+    assert file_names() == []
 
 
-def test_nothing_stays_when_the_launcher_is_ended(here: Path) -> None:
-    command = [sys.executable, "-m", "laconic", "train", "--iterations", "1000000", "--run-dir", str(here / "run")]
+def test_nothing_stays_when_the_launcher_is_ended(work_dir: Path) -> None:
+    command = [sys.executable, "-m", "laconic", "train", "--iterations", "1000000", "--run-dir", str(work_dir / "run")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        assert wait_for(lambda: (here / "run" / "server.json").exists() and len(running(here)) == 4)
+        assert wait_for(lambda: (work_dir / "run" / "server.json").exists() and len(running(work_dir)) == 4)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in said
-    assert wait_for(lambda: running(here) == [], 2)
+    assert wait_for(lambda: running(work_dir) == [], 2)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_is_what_its_flags_say(run: Run, here: Path, launched: list[Config], method: str) -> None:
+def test_a_method_is_what_its_flags_say(run: Run, work_dir: Path, launched: list[Config], method: str) -> None:
     told = run("train", "--method", method, "--explain")
     assert told.exit_code == 0 and METHODS[method][0] in told.stdout and not launched
     command, _, _ = told.stdout.partition("  # ")
@@ -106,7 +106,7 @@ def test_a_method_is_what_its_flags_say(run: Run, here: Path, launched: list[Con
     assert by_name == by_flags and by_name.method == method and by_name.iterations == 20
 
 
-def test_flags_count_more_than_the_method(run: Run, here: Path, launched: list[Config]) -> None:
+def test_flags_count_more_than_the_method(run: Run, work_dir: Path, launched: list[Config]) -> None:
     assert run("train", "--method", "5", "--push", "qsgd:8", "--iterations", "3").exit_code == 0
     assert run("train", "--push", "qsgd:8", "--iterations", "3").exit_code == 0
     assert run("train", "--every", "7", "--sends", "changes", "--iterations", "8").exit_code == 0
@@ -119,9 +119,9 @@ def test_flags_count_more_than_the_method(run: Run, here: Path, launched: list[C
 
 
 def test_text_says_what_was_measured(
-    run: Run, here: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
+    run: Run, work_dir: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run("train", "--method", "5", "--iterations", "20", "--run-dir", "here")
+    result = run("train", "--method", "5", "--iterations", "20", "--run-dir", "work_dir")
     for text in ("topk:0.01|qsgd:4", "91.25 %", "37.1 kB", "3.75 s", "wrote here"):
         assert text in result.stdout
     assert "saved" not in result.stdout and "restarts" not in result.stdout
@@ -136,11 +136,11 @@ def test_text_says_what_was_measured(
     assert shown.items() >= SUMMARY.items() and shown["run_dir"].startswith("runs/")
 
 
-def test_prepare_writes_the_folder_and_starts_nothing(run: Run, here: Path, launched: list[Config]) -> None:
+def test_prepare_writes_the_folder_and_starts_nothing(run: Run, work_dir: Path, launched: list[Config]) -> None:
     (example,) = (one for one in train.EXAMPLES if "--prepare" in one)
     result = run(*shlex.split(example)[1:])
     assert result.exit_code == 0 and "laconic server run" in result.stdout and "0 to 3" in result.stdout
-    assert listed() == ["run"] and [path.name for path in Path("run").iterdir()] == ["config.json"] and not launched
+    assert file_names() == ["run"] and [path.name for path in Path("run").iterdir()] == ["config.json"] and not launched
     config = Config.load(Path("run"))
     assert (config.method, config.job.workers) == ("5", 4)
     shown = json.loads(run("train", "--run-dir", "other", "--prepare", "--json").stdout)
@@ -176,16 +176,16 @@ def test_prepare_writes_the_folder_and_starts_nothing(run: Run, here: Path, laun
     ],
 )
 def test_bad_input_is_one_line_and_starts_nothing(
-    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, words: str
+    run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, words: str
 ) -> None:
     monkeypatch.delenv("LACONIC_DATA", raising=False)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     Path("file").touch()
     one_line(run("train", "--iterations", "3", *args), code, words)
-    assert listed() == ["file"]
+    assert file_names() == ["file"]
 
 
-def test_servers_are_passed_on_once_there_can_be_several(run: Run, here: Path, launched: list[Config]) -> None:
+def test_servers_are_passed_on_once_there_can_be_several(run: Run, work_dir: Path, launched: list[Config]) -> None:
     result = run("train", "--servers", "2", "--iterations", "3")
     if hasattr(Config(), "servers"):
         assert result.exit_code == 0 and launched[0].servers == 2
@@ -193,10 +193,10 @@ def test_servers_are_passed_on_once_there_can_be_several(run: Run, here: Path, l
         one_line(result, 2, "--servers must be 1, got 2")
 
 
-def test_no_iteration_is_no_run(run: Run, here: Path) -> None:
+def test_no_iteration_is_no_run(run: Run, work_dir: Path) -> None:
     one_line(run("train", "--iterations", "0"), 2, "at least one iteration, got 0")
     one_line(run("train", "--epochs", "-1"), 2, "at least one iteration")
-    assert listed() == []
+    assert file_names() == []
 
 
 # ----------------------------------------------------------------------------------------------------------- progress

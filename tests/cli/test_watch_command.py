@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Run, listed
 from typer.testing import Result
 
+from cli_runner import Run, file_names
 from laconic.cli import watch
 from laconic.watch.status import Status, WorkerStatus
 
@@ -46,38 +46,38 @@ def write(folder: Path, phase: str = "ended", at: float | None = None, mode: str
     (folder / "progress.jsonl").write_text("".join(lines))
 
 
-def test_examples(run: Run, here: Path) -> None:
-    write(here / "run")
+def test_examples(run: Run, work_dir: Path) -> None:
+    write(work_dir / "run")
     for example in watch.EXAMPLES[:4]:
         result = run(*shlex.split(example)[1:])
         assert result.exit_code == 0 and result.stdout, result.output
         if "--json" in example:
             assert json.loads(result.stdout)["phase"] == "ended"
-    assert listed() == ["boards", "run"] and len(list(Path("boards/run").iterdir())) == 1
+    assert file_names() == ["boards", "run"] and len(list(Path("boards/run").iterdir())) == 1
 
 
-def test_one_frame_says_it_all(run: Run, here: Path) -> None:
-    write(here / "run", phase="serving")
+def test_one_frame_says_it_all(run: Run, work_dir: Path) -> None:
+    write(work_dir / "run", phase="serving")
     shown = run("watch", "run", "--once").stdout
     for words in ("run  running", "method 2, mlp, digits, async, push qsgd:4", "40 of 50", "1:05", "0.125", "█▄▃",
                   "in 1 kB, out 2 kB, 87 kB saved", "at most 3", "computing 12.5", "lost 1",
                   "the connection of worker 0 broke"):  # fmt: skip
         assert words in shown, (words, shown)
-    write(here / "run", phase="serving", at=time.time() - 100)
+    write(work_dir / "run", phase="serving", at=time.time() - 100)
     assert "its server is not heard of for 100 s" in run("watch", "run", "--once").stdout
-    write(here / "run", phase="failed", failure="the weights overflowed")
+    write(work_dir / "run", phase="failed", failure="the weights overflowed")
     assert "the weights overflowed" in run("watch", "run", "--once").stdout
 
 
-def test_a_folder_cannot_give_the_terminal_commands(run: Run, here: Path) -> None:
-    write(here / "run", phase="failed", failure="\x1b]0;mine\x07 [bold]x[/bold] \x9b31m")
+def test_a_folder_cannot_give_the_terminal_commands(run: Run, work_dir: Path) -> None:
+    write(work_dir / "run", phase="failed", failure="\x1b]0;mine\x07 [bold]x[/bold] \x9b31m")
     shown = run("watch", "run", "--once").stdout
     assert not any(letter in shown for letter in "\x1b\x07\x9b") and "[bold]x[/bold]" in shown
 
 
-def test_it_ends_with_the_run(run: Run, here: Path) -> None:
-    write(here / "run", phase="serving")
-    timer = threading.Timer(0.5, write, (here / "run",))
+def test_it_ends_with_the_run(run: Run, work_dir: Path) -> None:
+    write(work_dir / "run", phase="serving")
+    timer = threading.Timer(0.5, write, (work_dir / "run",))
     timer.start()
     began = time.monotonic()
     result = run("watch", "run", "--every", "0.05")
@@ -86,19 +86,19 @@ def test_it_ends_with_the_run(run: Run, here: Path) -> None:
     timer.join()
 
 
-def test_it_waits_for_a_run_only_if_told_to(run: Run, here: Path) -> None:
+def test_it_waits_for_a_run_only_if_told_to(run: Run, work_dir: Path) -> None:
     one_line(run("watch", "run"), 1, "run is no run folder", "--wait")
-    timer = threading.Timer(0.3, write, (here / "run",))
+    timer = threading.Timer(0.3, write, (work_dir / "run",))
     timer.start()
     result = run("watch", "run", "--wait", "--json", "--every", "0.05")
     assert json.loads(result.stdout)["iteration"] == 40
     timer.join()
 
 
-def test_by_default_the_newest_run(run: Run, here: Path) -> None:
+def test_by_default_the_newest_run(run: Run, work_dir: Path) -> None:
     one_line(run("watch", "--once"), 2, "which run?")
     for name in ("old", "new"):
-        write(here / "runs" / name)
+        write(work_dir / "runs" / name)
         time.sleep(0.02)
     assert json.loads(run("watch", "--json").stdout)["run"] == "runs/new"
 
@@ -112,21 +112,23 @@ def test_by_default_the_newest_run(run: Run, here: Path) -> None:
         (("--every", "0"), 2, "--every"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(run: Run, here: Path, words: tuple[str, ...], code: int, said: str) -> None:
-    write(here / "run")
+def test_bad_arguments_are_told_in_one_line(
+    run: Run, work_dir: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    write(work_dir / "run")
     one_line(run("watch", "run", *words), code, said)
 
 
 @pytest.mark.parametrize("words", [("train", "--iterations", "1"), ("server", "run")])
-def test_metrics_are_for_this_host_only(run: Run, here: Path, words: tuple[str, ...]) -> None:
+def test_metrics_are_for_this_host_only(run: Run, work_dir: Path, words: tuple[str, ...]) -> None:
     pytest.importorskip("grpc")
     one_line(run(*words, "--metrics", "0.0.0.0:9464"), 2, "--metrics takes an address of this host's own loopback")
     one_line(run(*words, "--metrics", "9464"), 2, "--metrics must be HOST:PORT")
-    assert listed() == []
+    assert file_names() == []
 
 
-def test_it_starts_without_torch_and_serves_until_it_is_interrupted(here: Path) -> None:
-    write(here / "run")
+def test_it_starts_without_torch_and_serves_until_it_is_interrupted(work_dir: Path) -> None:
+    write(work_dir / "run")
     command = [sys.executable, "-X", "importtime", "-m", "laconic", "watch", "run", "--web"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

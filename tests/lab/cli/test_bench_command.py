@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command import Run
 
+from cli_runner import Run
 from laconic.kernels import cpu
 from laconic.records import read
 
@@ -21,12 +21,12 @@ def test_table_has_codecs_peers_floors_and_ceilings(run: Run) -> None:
     assert "none is judged here" in result.stdout and "missed" not in result.stdout
 
 
-def test_json_is_one_object_and_records_hold_the_same(run: Run, here: Path) -> None:
+def test_json_is_one_object_and_records_hold_the_same(run: Run, work_dir: Path) -> None:
     result = run("bench", "qsgd:4", "sign", *SMALL, "--no-peers", "--json", "--records", "out/bench.jsonl")
     found = json.loads(result.stdout)
     assert [codec["spec"] for codec in found["codecs"]] == ["qsgd:4", "sign"] and found["peers"] == []
     assert found["codecs"][0]["encode_floor_x_memcpy"] == 1.3
-    records = read(here / "out" / "bench.jsonl")
+    records = read(work_dir / "out" / "bench.jsonl")
     assert [record.kind for record in records] == ["bench.machine", "bench.codec", "bench.codec"]
     assert records[1].values["encode_s"] == found["codecs"][0]["encode_s"]
     assert records[0].values["command"] == "laconic bench qsgd:4 sign --numel 20000 --repeat 2"
@@ -45,7 +45,7 @@ def test_json_is_one_object_and_records_hold_the_same(run: Run, here: Path) -> N
         (["qsgd:4", "--records", "."], 1, "is a folder"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(run: Run, here: Path, args: list[str], code: int, words: str) -> None:
+def test_bad_arguments_are_told_in_one_line(run: Run, work_dir: Path, args: list[str], code: int, words: str) -> None:
     result = run("bench", *args)
     assert result.exit_code == code
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1 and not result.stdout

@@ -1,31 +1,12 @@
-"""What the command's tests share."""
+"""A safetensors file with one tensor of each kind that a frame can carry."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
-from typer.testing import Result
-
-Run = Callable[..., Result]
-
-
-def listed() -> list[str]:
-    """Everything in the working folder, hidden files too."""
-    return sorted(path.name for path in Path().iterdir())
-
-
-def laconic(*args: object) -> subprocess.CompletedProcess[str]:
-    """The command as a process of its own."""
-    command = [sys.executable, "-m", "laconic", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """One of each: every dtype a frame carries, a scalar, an empty one."""
+    """Return every dtype, a scalar and an empty tensor."""
     g = torch.Generator().manual_seed(0)
     return {
         "body.w": torch.randn(200, 300, generator=g),

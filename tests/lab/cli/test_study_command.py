@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Run
 
+from cli_runner import Run
 from laconic.records import read
 
 SMALL = ("study", "oland2015", "--runs", "1", "--epochs", "1", "--workers", "2")
@@ -19,20 +19,20 @@ def test_table_says_claimed_measured_and_verdict(run: Run) -> None:
         assert text in result.stdout
 
 
-def test_json_records_and_figures(run: Run, here: Path) -> None:
+def test_json_records_and_figures(run: Run, work_dir: Path) -> None:
     pytest.importorskip("matplotlib")
     result = run(*SMALL, "--records", "kept", "--figures", "drawn", "--json")
     found = json.loads(result.stdout)
     assert (found["records"], found["runs"], found["packets_that_differ"]) == (3, 3, 0)
     assert found["claims"][0]["claimed"] == 6.8 and found["claims"][0]["runs"] == 1
-    assert len(read(here / "kept" / "headline.jsonl")) == 3
-    assert (here / "drawn" / "figure5.svg").exists() and "figure5.svg written" in result.stderr
+    assert len(read(work_dir / "kept" / "headline.jsonl")) == 3
+    assert (work_dir / "drawn" / "figure5.svg").exists() and "figure5.svg written" in result.stderr
     again = run("study", "oland2015", "--part", "report", "--records", "kept", "--json")
     assert json.loads(again.stdout)["claims"] == found["claims"]
 
 
 @pytest.mark.usefixtures("_threads_as_before")
-def test_methods_of_the_parameter_server_beside_each_other(run: Run, here: Path) -> None:
+def test_methods_of_the_parameter_server_beside_each_other(run: Run, work_dir: Path) -> None:
     torch.set_num_threads(1)
     flags = ("--models", "lenet5", "--methods", "1,5", "--seeds", "0", "--data", "digits", "--epochs", "1")
     result = run("study", "kothari2021", *flags, "--records", "kept", "--device", "cpu", "--json")
@@ -65,7 +65,7 @@ def test_methods_of_the_parameter_server_beside_each_other(run: Run, here: Path)
         (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(run: Run, here: Path, args: list[str], code: int, words: str) -> None:
+def test_bad_arguments_are_told_in_one_line(run: Run, work_dir: Path, args: list[str], code: int, words: str) -> None:
     result = run("study", *args)
     assert result.exit_code == code
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1 and not result.stdout

@@ -1,0 +1,39 @@
+"""Run the ``laconic`` command in tests, in this process or as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+Run = Callable[..., Result]
+
+
+def file_names() -> list[str]:
+    """Return the names of all files in the working folder, including hidden ones."""
+    return sorted(path.name for path in Path().iterdir())
+
+
+def laconic(*args: object) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process of its own."""
+    command = [sys.executable, "-m", "laconic", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that is the working directory of the test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run() -> Run:
+    """Return a function that runs the command in this process."""
+    from laconic.cli.app import app
+
+    return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args], prog_name="laconic")
