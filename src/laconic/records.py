@@ -6,16 +6,22 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-from laconic.errors import FileError
+from laconic.errors import FileError, LaconicError
 
-__all__ = ["Record", "commit", "machine", "read", "versions", "write"]
+__all__ = [
+    "NOT_EMPTY", "POSITIVE", "Constraint", "Record", "RecordError", "check_same_length", "checked_values", "commit",
+    "machine", "read", "versions", "write",
+]  # fmt: skip
+
+Schema = TypeVar("Schema")
 
 
 @lru_cache(maxsize=1)
@@ -114,3 +120,121 @@ def read(path: Path) -> list[Record]:
         raise FileError(f"cannot read records: {error}") from error
     except (ValueError, TypeError) as error:
         raise FileError(f"{path} does not hold records, one JSON object a line: {error}") from error
+
+
+# -------------------------------------------------------------------------------------------------------- validation
+
+
+class RecordError(LaconicError, ValueError):
+    """A Record lacks a field that is needed, or the field has a wrong type or length."""
+
+
+class Constraint(NamedTuple):
+    """What a value must be besides its type, as ``Annotated`` metadata of a schema."""
+
+    description: str
+    holds: Callable[[Any], object]
+
+
+POSITIVE = Constraint("above 0", lambda value: value > 0)
+NOT_EMPTY = Constraint("not empty", len)
+
+
+def checked_values(record: Record, schema: type[Schema]) -> Schema:
+    """Return the values of a Record after comparing them with a TypedDict.
+
+    Fields that the TypedDict does not name may hold anything. ``float`` accepts whole numbers, ``list[X]`` lists and
+    tuples; ``Annotated[int, POSITIVE]`` and ``Annotated[list[X], NOT_EMPTY]`` say more than a type does. The schema may
+    be a union of TypedDicts, one of which must fit.
+
+    Raises:
+        RecordError: A required field is missing or a field has a wrong type; the message names kind and field.
+
+    >>> from typing import TypedDict
+    >>> class Point(TypedDict):
+    ...     step: int
+    ...     losses: list[float | None]
+    >>> checked_values(Record("run.point", {"step": 1, "losses": [0.5, None]}), Point)["step"]
+    1
+    >>> checked_values(Record("run.point", {"step": 1, "losses": [0.5, "low"]}), Point)
+    Traceback (most recent call last):
+    laconic.records.RecordError: Record of kind run.point: losses[1] must be float | None, got 'low'
+    """
+    problem = _mismatch(record.values, schema, "")
+    if problem is not None:
+        raise RecordError(f"Record of kind {record.kind}: {problem}")
+    return cast(Schema, record.values)
+
+
+def check_same_length(where: str, **columns: Sequence[Any]) -> None:
+    """Raise ``RecordError`` unless lists of a Record that belong together have the same length."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise RecordError(f"{where}: fields must have the same length, but {listed}")
+
+
+def _mismatch(value: Any, expected: Any, field_name: str) -> str | None:
+    """Return what is wrong with a value of a Record, or None."""
+    if expected is Any:
+        return None
+    scalars = _scalar_types(expected)
+    if scalars is not None:
+        return None if type(value) in scalars else _wrong_type(value, expected, field_name)
+    if is_typeddict(expected):
+        if not isinstance(value, Mapping):
+            return _wrong_type(value, expected, field_name)
+        prefix = f"{field_name}." if field_name else ""
+        for name, hint in _type_hints(expected).items():
+            if name not in value:
+                if name in expected.__required_keys__:
+                    return f"{prefix}{name} is missing"
+                continue
+            if problem := _mismatch(value[name], hint, f"{prefix}{name}"):
+                return problem
+        return None
+    origin, arguments = get_origin(expected), get_args(expected)
+    if origin is Annotated:
+        problem = _mismatch(value, arguments[0], field_name)
+        broken = (one.description for one in arguments[1:] if not one.holds(value)) if problem is None else ()
+        return next((f"{field_name} must be {description}, got {value!r}" for description in broken), problem)
+    if origin in (Union, UnionType):
+        problems = [_mismatch(value, option, field_name) for option in arguments]
+        if None in problems:
+            return None
+        return problems[0] if is_typeddict(arguments[0]) else _wrong_type(value, expected, field_name)
+    if origin is dict and isinstance(value, Mapping):
+        items = ((f"{field_name}[{key!r}]", item) for key, item in value.items())
+        return next((wrong for name, item in items if (wrong := _mismatch(item, arguments[1], name))), None)
+    if origin is list and isinstance(value, list | tuple):
+        scalars = _scalar_types(arguments[0])
+        if scalars is not None and set(map(type, value)) <= scalars:  # long lists of numbers: no call for each
+            return None
+        items = ((f"{field_name}[{i}]", item) for i, item in enumerate(value))
+        return next((wrong for name, item in items if (wrong := _mismatch(item, arguments[0], name))), None)
+    return _wrong_type(value, expected, field_name)
+
+
+_SCALARS: dict[Any, frozenset[type]] = {
+    bool: frozenset({bool}), int: frozenset({int}), float: frozenset({int, float}), str: frozenset({str}),
+    NoneType: frozenset({NoneType}),
+}  # fmt: skip
+
+
+def _scalar_types(expected: Any) -> frozenset[type] | None:
+    """Return the types that a scalar annotation accepts; None for containers and schemas."""
+    if get_origin(expected) in (Union, UnionType):
+        options = [_scalar_types(option) for option in get_args(expected)]
+        return None if None in options else frozenset[type]().union(*cast("list[frozenset[type]]", options))
+    return _SCALARS.get(expected)
+
+
+@lru_cache(maxsize=128)
+def _type_hints(schema: Any) -> dict[str, Any]:
+    return get_type_hints(schema, include_extras=True)
+
+
+def _wrong_type(value: Any, expected: Any, field_name: str) -> str:
+    name = expected.__name__ if isinstance(expected, type) and not get_args(expected) else str(expected)
+    shown = repr(value)
+    return f"{field_name or 'its values'} must be {name}, got {shown if len(shown) < 60 else shown[:57] + '...'}"

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypedDict
 
 import pytest
 from reported import record
 
 from laconic.errors import FileError
-from laconic.records import Record, read
-from laconic.report import Prices, build, write_page
-from laconic.report.plots import Data
+from laconic.records import Record, RecordError, read
+from laconic.report import Prices, Report, build, write_page
+from laconic.report.plots import Data, Plot, Section
+from laconic.report.plugins import ByKind
 from laconic.report.runs import overview, runs_of
 from laconic_lab.studies.verdicts import verdicts
 
@@ -114,12 +116,86 @@ def test_numbers_that_are_none_are_left_out_of_the_rows() -> None:
     assert build([summary("1", 5e6, accuracy=float("nan"), loss=float("inf"))]).runs == 1
 
 
-def test_what_is_not_drawn_is_named() -> None:
-    broken = record("kothari2021.run", part="accuracy")
-    made = build([summary("1", 5e6), record("something.else"), broken], skipped=["a file"])
-    assert made.skipped[0] == "a file" and "1 Record of kind something.else: no plot" in made.skipped[-1]
-    assert any("kothari2021: its Records cannot be drawn" in line for line in made.skipped)
-    assert all(line in made.html for line in ("something.else", 'id="skipped"'))
+class FakePlugin:
+    """A plug-in with one section, drawn from Records of kind ``fake.point``."""
+
+    class Point(TypedDict):
+        x: float
+
+    schemas: ClassVar[dict[str, Any]] = {"fake.point": Point}
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def derive(self, records: list[Record]) -> tuple[list[Record], list[str]]:
+        return [], [f"{len(records)} Records seen"]
+
+    def sections(self, by_kind: ByKind) -> list[tuple[str, Callable[[], Section]]]:
+        return [("fake", lambda: self.draw(by_kind["fake.point"]))]
+
+    def draw(self, points: Sequence[Mapping[str, Any]]) -> Section:
+        if self.error is not None:
+            raise self.error
+        data = Data(("x",), [(point["x"],) for point in points])
+        return Section("fake", "Fake", plots=[Plot("fake-x", "X", "", "points", data, "x", "x")])
+
+
+def build_with(monkeypatch: pytest.MonkeyPatch, plugins: list[Any], *records: Record) -> Report:
+    monkeypatch.setattr("laconic.report.plugins.installed", lambda: plugins)
+    return build(records)
+
+
+def test_plugin_draws_its_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = build_with(monkeypatch, [FakePlugin()], record("fake.point", x=1.0), summary("1", 5e6))
+    assert "fake-x" in report.plots and report.runs == 1 and report.skipped == ("2 Records seen",)
+
+
+def test_without_a_plugin_the_report_names_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = build_with(monkeypatch, [], record("fake.point", x=1.0), summary("1", 5e6))
+    assert report.runs == 1 and report.skipped == ("1 Record of kind fake.point: no plot is made of these",)
+    assert 'id="skipped"' in report.html and "fake.point" in report.html
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), TypeError("x"), AssertionError("x"), KeyError("x")])
+def test_error_of_a_plugin_is_not_swallowed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        build_with(monkeypatch, [FakePlugin(error)], record("fake.point", x=1.0))
+
+
+def test_record_error_of_a_section_is_named_and_the_rest_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RecordError("points have no common unit")
+    report = build_with(monkeypatch, [FakePlugin(error)], record("fake.point", x=1.0), summary("1", 5e6))
+    assert report.runs == 1 and "fake: points have no common unit" in report.skipped
+
+
+@pytest.mark.parametrize(
+    "broken, message",
+    [
+        (record("fake.point", y=1.0), "Record of kind fake.point: x is missing (1 Record left out)"),
+        (record("fake.point", x="far"), "Record of kind fake.point: x must be float, got 'far' (1 Record left out)"),
+        (record("train.track", run="1"), "Record of kind train.track: bytes_received is missing (1 Record left out)"),
+        (record("demo.method", workers="two"), "Record of kind demo.method: workers must be int | None, got 'two'"),
+    ],
+)
+def test_record_without_a_required_field_is_named_and_the_rest_drawn(
+    monkeypatch: pytest.MonkeyPatch, broken: Record, message: str
+) -> None:
+    report = build_with(monkeypatch, [FakePlugin()], record("fake.point", x=1.0), broken, summary("1", 5e6))
+    assert report.runs == 1 and "fake-x" in report.plots
+    assert any(line.startswith(message) for line in report.skipped), report.skipped
+
+
+def test_track_with_columns_of_different_lengths_is_named() -> None:
+    track = {
+        "worker": 0,
+        "iteration": [1, 2],
+        "seconds": [1.0],
+        "loss": [1.0],
+        "bytes_sent": [1],
+        "bytes_received": [1],
+    }
+    report = build([summary("5", 10.0, run="a"), record("train.track", run="a", **track)])
+    assert any("runs: a: fields must have the same length" in line for line in report.skipped)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +218,7 @@ def test_studies_have_their_figures_with_claims_drawn_in(
     assert unjudged == [] and set(plots) <= set(made.plots) and made.runs == 0
     drawn = {(plot["id"], mark["value"]) for plot in embedded(made.html)["plots"] for mark in plot["marks"]}
     assert marks <= drawn
-    assert not any("cannot be drawn" in line for line in made.skipped)
+    assert not any("left out" in line for line in made.skipped)
     if study != "homomorphic":
         assert f"{study}-claimed" in made.plots and all(one.values["study"] == study for one in claims)
 
@@ -151,7 +227,7 @@ def test_studies_have_their_figures_with_claims_drawn_in(
 def test_every_published_record_is_drawn_or_named(folder: str) -> None:
     records = [one for path in sorted((RESULTS / folder).glob("*.jsonl")) for one in read(path)]
     made = build(records)
-    assert made.plots and not any("cannot be drawn" in line for line in made.skipped)
+    assert made.plots and not any("left out" in line for line in made.skipped)
 
 
 def test_page_is_written_as_a_whole(tmp_path: Path) -> None:

@@ -1,44 +1,30 @@
-"""Records to a page: every kind goes to the room that can draw it, and what nobody can is named."""
+"""Build the page of a report: checks Records, draws their sections and names what is not drawn."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any
 
-from laconic.records import Record
-from laconic.report import page, runs, whatif
+from laconic.records import Record, RecordError, checked_values
+from laconic.report import page, plugins, runs, whatif
 from laconic.report.plots import Section
 
 __all__ = ["Report", "build"]
 
-ByKind = Mapping[str, Sequence[Mapping[str, Any]]]
-
-
-class Plugin(Protocol):
-    """Sections of a report that another distribution draws, found by the entry-point group ``laconic.report``."""
-
-    kinds: frozenset[str]
-    """Kinds of Records that the sections are drawn from."""
-
-    def derive(self, records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-        """Return Records computed from the given ones, and a line for each that could not be computed."""
-        ...
-
-    def sections(self, by_kind: ByKind) -> list[tuple[str, Callable[[], Section]]]:
-        """Return the name of each section that these Records allow, and what draws it."""
-        ...
-
-
-def plugins() -> list[Plugin]:
-    """Return the installed report plug-ins."""
-    return [entry.load() for entry in entry_points(group="laconic.report")]
-
 
 @dataclass(frozen=True)
 class Report:
-    """A page, and what is on it."""
+    """A page and a summary of its contents.
+
+    Args:
+        html: The page.
+        runs: Number of runs in its first table.
+        plots: Identifiers of its plots.
+        claims: Number of Records that plug-ins derived, such as verdicts on a paper's claims.
+        skipped: A line for everything that is not shown, with the reason.
+    """
 
     html: str
     runs: int
@@ -55,71 +41,91 @@ def build(
     prices: runs.Prices | None = None,
     skipped: Sequence[str] = (),
 ) -> Report:
-    """The page of some Records.
+    """Return the page about these Records.
 
     Args:
-        records: Of any kinds, in any order.
-        title: Of the page.
-        command: What to type to get it again.
-        prices: What an hour and a gigabyte cost.
-        skipped: What was not even a Record, and why.
+        records: Records of any kinds, in any order.
+        title: Heading of the page.
+        command: The command that builds the page again.
+        prices: Prices of an hour and of a gigabyte.
+        skipped: Lines about files that could not be read; the page lists them with what it cannot draw.
     """
-    told = [*skipped]
-    extensions = plugins()
-    derived = list(records)
+    problems = [*skipped]
+    extensions = plugins.installed()
+    schemas = {**runs.SCHEMAS, **{kind: schema for plugin in extensions for kind, schema in plugin.schemas.items()}}
+    valid = _valid_records(records, schemas, problems)
+    derived: list[Record] = []
     for plugin in extensions:
-        more, failed = plugin.derive(records)
+        more, failures = plugin.derive(valid)
         derived += more
-        told += failed
+        problems += failures
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for record in derived:
+    for record in (*valid, *derived):
         by_kind.setdefault(record.kind, []).append(record.values)
-    found = runs.runs_of([record for record in records if record.kind in runs.KINDS])
-    sections = _try("runs", lambda: [runs.section(found, prices or runs.Prices())], told)
-    for plugin in extensions:
-        for name, draw in plugin.sections(by_kind):
-            sections += _try(name, lambda: [draw()], told)  # noqa: B023
-    drawn = runs.KINDS | {kind for plugin in extensions for kind in plugin.kinds}
-    told += [
-        f"{len(some)} Record{'s' * (len(some) != 1)} of kind {kind}: no plot is made of these"
-        for kind, some in by_kind.items()
-        if kind not in drawn
+    trained = runs.runs_of([record for record in valid if record.kind in runs.SCHEMAS])
+    drawings: list[tuple[str, Callable[[], Section]]] = [
+        ("runs", lambda: runs.section(trained, prices or runs.Prices()))
     ]
-    sections = [one for one in sections if one]
+    drawings += [drawing for plugin in extensions for drawing in plugin.sections(by_kind)]
+    sections = []
+    for name, draw in drawings:
+        try:
+            sections.append(draw())
+        except RecordError as error:
+            problems.append(f"{name}: {error}")
+    problems += [
+        f"{_count(len(values))} of kind {kind}: no plot is made of these"
+        for kind, values in by_kind.items()
+        if kind not in schemas
+    ]
+    sections = [section for section in sections if section]
     text = page.render(
-        sections, title=title, origin=_origin(records, command), skipped=told,
-        what_if=whatif.settings(runs.presets(found)),
+        sections, title=title, origin=_origin(records, command), skipped=problems,
+        what_if=whatif.settings(runs.presets(trained)),
     )  # fmt: skip
-    plots = tuple(plot.ident for one in sections for plot in one.plots)
-    return Report(text, len(found), plots, len(derived) - len(records), tuple(told))
+    plots = tuple(plot.ident for section in sections for plot in section.plots)
+    return Report(text, len(trained), plots, len(derived), tuple(problems))
 
 
-def _try(what: str, draw: Callable[[], list[Section]], told: list[str]) -> list[Section]:
-    """A Record may lack anything: then what it belongs to is named, and the rest is drawn."""
-    try:
-        return draw()
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError, AssertionError) as error:
-        told.append(f"{what}: its Records cannot be drawn ({type(error).__name__}: {error})")
-        return []
+def _valid_records(records: Sequence[Record], schemas: Mapping[str, Any], problems: list[str]) -> list[Record]:
+    """Return the Records that have all fields which are drawn; the others become lines of ``problems``."""
+    valid, invalid = [], Counter[str]()
+    for record in records:
+        try:
+            if record.kind in schemas:
+                checked_values(record, schemas[record.kind])
+            valid.append(record)
+        except RecordError as error:
+            invalid[str(error)] += 1
+    problems += [f"{error} ({_count(count)} left out)" for error, count in invalid.items()]
+    return valid
+
+
+def _count(records: int) -> str:
+    return f"{records} Record{'s' * (records != 1)}"
 
 
 def _origin(records: Sequence[Record], command: str | None) -> list[str]:
+    """Return the lines at the end of the page: machines, versions, commits, dates and the command."""
     lines = []
     machines = dict.fromkeys(
         ", ".join(
-            str(x) for x in (one.machine["cpu"], f"{one.machine.get('cores')} cores", one.machine.get("gpu")) if x
+            str(x)
+            for x in (record.machine["cpu"], f"{record.machine.get('cores')} cores", record.machine.get("gpu"))
+            if x
         )
-        for one in records
-        if one.machine.get("cpu")
+        for record in records
+        if record.machine.get("cpu")
     )
     if machines:
         lines.append(f"Measured on: {'; '.join(list(machines)[:4])}.")
-    first = next((one for one in records if one.versions), None)
+    first = next((record for record in records if record.versions), None)
     if first is not None:
-        commits = dict.fromkeys(str(one.commit) for one in records if one.commit)
+        commits = dict.fromkeys(str(record.commit) for record in records if record.commit)
         words = [f"{name} {version}" for name, version in first.versions.items()]
         words += [f"commit {', '.join(list(commits)[:4])}{', …' if len(commits) > 4 else ''}"] if commits else []
-        lines.append("; ".join([*words, f"{min(r.at for r in records if r.at)} to {max(r.at for r in records)}"]) + ".")
+        dates = [record.at for record in records if record.at]
+        lines.append("; ".join([*words, f"{min(dates)} to {max(dates)}"]) + ".")
     if command:
         lines.append(f"Again: {command}")
     return lines

@@ -4,16 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
-from laconic.records import Record
+from laconic.records import Record, check_same_length
 from laconic.report.plots import Cell, Data, Figures, Plot, Section, number
 from laconic.report.summary import NOTHING, fixed, fraction
 
-__all__ = ["KINDS", "Prices", "Run", "presets", "runs_of", "section"]
+__all__ = ["SCHEMAS", "Prices", "Run", "presets", "runs_of", "section"]
 
 SUMMARIES = ("train.run", "demo.method")
-KINDS = frozenset({*SUMMARIES, "train.track", "train.slots", "train.staleness"})
+
+
+class RunSummary(TypedDict, total=False):
+    """Fields of ``train.run`` and ``demo.method`` that are not merely printed; a run may lack any of them."""
+
+    every: int | None
+    iterations: int | None
+    servers: int | None
+    workers: int | None
+
+
+class _Optional(TypedDict, total=False):
+    judged: Judged
+    iterations_per_epoch: float | None
+    numel: int | None
+
+
+class Track(_Optional):
+    """Fields of ``train.track``: one worker's way through a run."""
+
+    bytes_received: list[float]
+    bytes_sent: list[float]
+    iteration: list[int]
+    loss: list[float | None]
+    run: str
+    seconds: list[float]
+    worker: int
+
+
+class Judged(TypedDict):
+    """Accuracy of worker 0's model at some iterations, computed after the run."""
+
+    accuracy: list[float]
+    bytes_received: list[float]
+    bytes_sent: list[float]
+    iteration: list[int]
+    seconds: list[float]
+
+
+class Slots(TypedDict):
+    """Fields of ``train.slots``."""
+
+    exchanges: int
+    run: str
+    slots: list[Slot]
+
+
+class Slot(TypedDict):
+    errors: list[float]
+    numel: int
+    received: float
+    sent: float
+    slot: str
+
+
+class Staleness(TypedDict):
+    """Fields of ``train.staleness``: gradients by the number of updates they missed."""
+
+    missed: dict[str, int]
+    run: str
+
+
+SCHEMAS: dict[str, Any] = {
+    "train.run": RunSummary, "demo.method": RunSummary, "train.track": Track, "train.slots": Slots,
+    "train.staleness": Staleness,
+}  # fmt: skip
+TRACK_COLUMNS = ("iteration", "seconds", "loss", "bytes_sent", "bytes_received")
 SMOOTH = 10
 """Points of a worker's own loss that one drawn is the mean of: a batch's loss jumps."""
 
@@ -286,6 +352,7 @@ def _judged(runs: Sequence[Run]) -> list[Plot]:
     for run in runs:
         judged = run.tracks[0].get("judged") if run.tracks else None
         if judged:
+            check_same_length(f"{run.label}, judged", **judged)
             sent = [a + b for a, b in zip(judged["bytes_sent"], judged["bytes_received"], strict=True)]
             rows += [
                 (run.label, iteration, seconds, nbytes / 1e6, accuracy)
@@ -307,6 +374,7 @@ def _judged(runs: Sequence[Run]) -> list[Plot]:
 
 def _track(run: Run, track: Mapping[str, Any]) -> list[tuple[Cell, ...]]:
     per_epoch = number(track.get("iterations_per_epoch"))
+    check_same_length(run.label, **{name: track[name] for name in TRACK_COLUMNS})
     losses = [number(loss) for loss in track["loss"]]
     rows: list[tuple[Cell, ...]] = []
     for i, (iteration, seconds) in enumerate(zip(track["iteration"], track["seconds"], strict=True)):

@@ -9,6 +9,7 @@ from typing import Any
 from laconic.records import Record
 from laconic.report.plots import Plot, Section
 from laconic_lab.report import benches, studies
+from laconic_lab.report.schemas import SCHEMAS
 from laconic_lab.studies.verdicts import KIND as CLAIM
 from laconic_lab.studies.verdicts import verdicts
 
@@ -31,13 +32,9 @@ BENCHES: tuple[tuple[str, str, Callable[[ByKind], list[Plot]]], ...] = (
 
 
 class LabSections:
-    """The report plug-in of laconic-lab; see ``laconic.report.build.Plugin``."""
+    """The report plug-in of laconic-lab; see ``laconic.report.plugins.Plugin``."""
 
-    kinds = frozenset(
-        {CLAIM, "kothari2021.run", "kothari2021.time", "study.oland2015", "jang2017.run", "jang2017.table1",
-         "jang2017.kernels", "homomorphic.run", "homomorphic.step", "bench.layers", "bench.ddp", "bench.ddp.train",
-         "cluster.round", "cluster.load", "bench.codec", "faults.scene"}
-    )  # fmt: skip
+    schemas = SCHEMAS
 
     def derive(self, records: Sequence[Record]) -> tuple[list[Record], list[str]]:
         return verdicts(records)
