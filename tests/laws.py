@@ -36,7 +36,7 @@ QUANTIZERS = (
     "onebit",
     "onebit:256",
 )
-LANES = (
+PACKED_INTS = (
     "shared:8",
     "shared:5,round=stochastic",
     "thc:4",
@@ -81,7 +81,7 @@ CODED = (
 )
 """Chains with a coder. Their reference goes symbol by symbol: large sizes of these are for the slow run."""
 
-EVERY = CASTS + QUANTIZERS + LANES + LINEAR + ADAPTIVE + SELECTORS + CHAINS + CODED
+EVERY = CASTS + QUANTIZERS + PACKED_INTS + LINEAR + ADAPTIVE + SELECTORS + CHAINS + CODED
 UNBIASED = (
     "qsgd:4",
     "qsgd:2,bucket=128",
@@ -338,7 +338,7 @@ def backends_agree(spec: str) -> None:
 def agree(x: Tensor, spec: str, seed: int = 0) -> None:
     """The C++ core and the reference write the same bytes and read the same bits back."""
     frame = laconic.encode(x, spec, seed=seed)
-    with kernels.use("reference"):
+    with kernels.use_backend("reference"):
         truth = laconic.encode(x, spec, seed=seed)
         value = laconic.decode(truth)
     assert frame == truth, f"{spec}: bytes differ for {list(x.shape)} of {x.dtype}"

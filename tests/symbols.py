@@ -7,7 +7,7 @@ import heapq
 import torch
 from torch import Tensor
 
-from laconic.kernels.interface import Coding, Kernels, coded_limit, symbol_bits, symbol_dtype
+from laconic.kernels.interface import Coding, Kernels, coded_max_nbytes, symbol_bits, symbol_dtype
 
 CODINGS = tuple(Coding)
 PURE = (Coding.HUFFMAN, Coding.RANS)
@@ -57,9 +57,9 @@ def make(kind: str, n: int, alphabet: int) -> Tensor:
 
 def code(backend: Kernels, symbols: Tensor, alphabet: int, coding: Coding) -> Tensor:
     """The section; fails when the writer touches what lies before or behind its room."""
-    limit = coded_limit(symbols.numel(), alphabet)
+    limit = coded_max_nbytes(symbols.numel(), alphabet)
     room = torch.full((limit + 96,), 0xA5, dtype=torch.uint8)
-    nbytes = backend.code_symbols(symbols, alphabet, coding, room[32 : 32 + limit])
+    nbytes = backend.encode_symbols(symbols, alphabet, coding, room[32 : 32 + limit])
     assert nbytes <= limit
     assert bool((room[:32] == 0xA5).all()) and bool((room[32 + limit :] == 0xA5).all()), "wrote past its room"
     return room[32 : 32 + nbytes].clone()

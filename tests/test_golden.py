@@ -16,7 +16,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 @CASES
 @BACKENDS
 def test_a_golden_frame_decodes_to_what_it_did(case, backend):
-    with kernels.use(backend):
+    with kernels.use_backend(backend):
         tensor = laconic.decode(case.path.read_bytes())
     wanted = case.make()
     assert tensor.shape == wanted.shape and tensor.dtype == wanted.dtype
@@ -26,7 +26,7 @@ def test_a_golden_frame_decodes_to_what_it_did(case, backend):
 @CASES
 @BACKENDS
 def test_a_golden_input_encodes_to_the_same_bytes(case, backend):
-    with kernels.use(backend):
+    with kernels.use_backend(backend):
         frame = case.encode()
         assert laconic.decode(frame).equal(laconic.decode(case.path.read_bytes()))
     assert frame == case.path.read_bytes() or not case.bytes_are_ours

@@ -98,7 +98,7 @@ def test_both_backends_take_and_refuse_the_same_frames(mutations):
             continue
         answers = []
         for backend in ("cpu", "reference"):
-            with kernels.use(backend):
+            with kernels.use_backend(backend):
                 try:
                     answers.append(laconic.decode(blob, max_numel=mutate.MAX_NUMEL))
                 except FrameError:

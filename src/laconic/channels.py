@@ -183,7 +183,7 @@ class Channel:
             self._say_exempt(slot, choice)
         good, residuals = list(range(len(slots))), None
         if memory_stage is not None:  # an error leaves the memory as it was, so it must be known beforehand
-            good = [i for i, key in enumerate(multi_tensor.largest_all(tensors)) if key < NONFINITE]
+            good = [i for i, amax_bits in enumerate(multi_tensor.amax_bits_all(tensors)) if amax_bits < NONFINITE]
             residuals = [self._memory(slots[i], tensors[i]).residual for i in good]
         found: list[tuple[int, int] | None] = [None] * len(slots)
         if not good:
@@ -226,7 +226,7 @@ class Channel:
         if stage is None:
             return self._write(x, codec, seed, room)[0]
         flat = x.resolve_neg().contiguous()
-        if not kernels.of(flat).all_finite(flat.view(-1)):
+        if not kernels.backend_for(flat).all_finite(flat.view(-1)):
             raise NonFiniteError("expected finite values, got a NaN or an infinity")
         max_nbytes(codec, flat)  # refuses what cannot travel before the memory changes
         memory = self._memory(slot, flat)
@@ -239,7 +239,9 @@ class Channel:
                 velocity.mul_(stage.m).add_(flat)
                 memory.residual.add_(torch.add(flat, velocity, alpha=stage.m))
             else:
-                kernels.of(flat).add_momentum(flat.view(-1), stage.m, velocity.view(-1), memory.residual.view(-1))
+                kernels.backend_for(flat).add_momentum(
+                    flat.view(-1), stage.m, velocity.view(-1), memory.residual.view(-1)
+                )
         try:
             if velocity is None:
                 fused = codec.encode_feedback(flat, memory.residual, seed=seed) if flat.numel() else None

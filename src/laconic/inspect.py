@@ -128,11 +128,11 @@ def _symbols(sections: tuple[Tensor, ...], n: int, chain: Chain, quantizer: Quan
     known: dict[str, Any] = {"details": quantizer.describe(side, n)}
     if not last.numel():
         return known | {"symbols": 1, "entropy": 0.0, "bits_before": 0.0, "bits_after": 0.0}
-    backend = kernels.of(last)
+    backend = kernels.backend_for(last)
     if chain.coder is not None:
         symbols = Coded(quantizer, chain.coder).symbols(sections, n, backend)
         if isinstance(chain.coder, ChunkCoder):
-            modes = backend.coded_modes(last, n).tolist()
+            modes = backend.chunk_modes(last, n).tolist()
             known["modes"] = {_MODES[mode]: modes.count(mode) for mode in sorted(set(modes))}
     elif quantizer.max_alphabet > MAX_ALPHABET:  # too many to count
         return known | {"bits_before": 8 * last.numel() / n, "bits_after": 8 * last.numel() / n}

@@ -22,7 +22,7 @@ from laconic.errors import FrameError
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import Packet, tensor_spec
 
-__all__ = ["Layout", "fits", "largest_all", "layout_of", "read_frames", "write_frames"]
+__all__ = ["Layout", "amax_bits_all", "fits", "layout_of", "read_frames", "write_frames"]
 
 
 class Layout:
@@ -69,12 +69,12 @@ def fits(chain: Chain, tensors: Sequence[Tensor]) -> bool:
         return False
     device = tensors[0].device if len(tensors) > 1 else None
     alike = all(x.device == device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors)
-    return device is not None and alike and kernels.together(tensors[0]) is not None
+    return device is not None and alike and kernels.multi_tensor_backend_for(tensors[0]) is not None
 
 
-def largest_all(tensors: Sequence[Tensor]) -> list[int]:
+def amax_bits_all(tensors: Sequence[Tensor]) -> list[int]:
     """The key of each: 0 for one that is all zero, ``NONFINITE`` or more for one that is not finite."""
-    return [int(key) for key in _backend(tensors[0]).largest_all(tensors).tolist()]
+    return [int(amax_bits) for amax_bits in _backend(tensors[0]).amax_bits_all(tensors).tolist()]
 
 
 def write_frames(
@@ -102,17 +102,17 @@ def write_frames(
     there = torch.empty(layout.nbytes, dtype=torch.uint8, device=tensors[0].device)
     base = there.data_ptr()
     floats, packed = ([base + at for at in offsets] for offsets in (layout.floats, layout.packed))
-    keys = layout.stage.quantize_all(tensors, residuals, backend, seeds, floats, packed)
+    amax_bits_by_tensor = layout.stage.quantize_all(tensors, residuals, backend, seeds, floats, packed)
     last = min(layout.nbytes, room.numel())  # behind the last frame there may be no room for what follows none
     room[:last].copy_(there[:last], non_blocking=True)
     found: list[tuple[int, int] | None] = []
     address = room.data_ptr()
-    for i, key in enumerate(keys.tolist()):
+    for i, amax_bits in enumerate(amax_bits_by_tensor.tolist()):
         begin, mould = layout.begins[i], layout.moulds[i]
-        if key >= NONFINITE:
+        if amax_bits >= NONFINITE:
             found.append(None)
             continue
-        if key:
+        if amax_bits:
             mould.stamp(address + begin)
             end = begin + mould.nbytes
         else:
@@ -143,6 +143,6 @@ def read_frames(message: Tensor, at: int, layout: Layout, outs: Sequence[Tensor]
 
 
 def _backend(x: Tensor) -> kernels.MultiTensorKernels:
-    backend = kernels.together(x)
+    backend = kernels.multi_tensor_backend_for(x)
     assert backend is not None, "ask fits() first"
     return backend

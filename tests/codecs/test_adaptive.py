@@ -136,7 +136,7 @@ class Found:
             place, exact = apart
             if place.numel():
                 head = read_positions_header(place, packet.spec.numel)
-                self.apart = reference.positions_read(place, packet.spec.numel, head).long().numpy()
+                self.apart = reference.positions_decode(place, packet.spec.numel, head).long().numpy()
                 assert exact.numel() == 4 * self.apart.size
             else:
                 assert exact.numel() == 0
@@ -164,7 +164,7 @@ def check(x, seed=0, backend="cpu", gradient=None, **arguments):
         given["rms"] = float(np.sqrt(np.mean(gradient.numpy().astype(np.float64) ** 2)))
     wanted = Plain(x, seed=seed, **{"c": 5.0} | given)
     codec = laconic.codec(spec_of(**arguments))
-    with kernels.use(backend):
+    with kernels.use_backend(backend):
         packet = codec.encode(x, seed=seed, gradient=gradient)
         decoded = codec.decode(packet)
     found = Found(packet, zero=arguments.get("zero", False), tail=bool(arguments.get("tail")))

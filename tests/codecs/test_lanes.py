@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import laws
 
-SPECS = [*laws.LANES, *laws.LINEAR]
+SPECS = [*laws.PACKED_INTS, *laws.LINEAR]
 
 
 def test_law(law, spec):

@@ -135,7 +135,7 @@ def test_they_are_the_bits_of_a_server(spec, ranks):
     summing = laconic.summing(spec, workers=WORLD, ring=True)
     agreed = summing.agree([summing.probe(x, seed=5) for x in xs])
     total = homomorphic.add(*(summing.encode(x, agreed, seed=5, worker=rank) for rank, x in enumerate(xs)))
-    if isinstance(summing.chain.values, laconic.codecs.packed_ints.LaneStage):
+    if isinstance(summing.chain.values, laconic.codecs.packed_ints.PackedIntStage):
         assert laws.same_bits(laconic.decode(total), ranks[0][f"mean {spec}"])
         assert homomorphic.count(total) == WORLD
     else:

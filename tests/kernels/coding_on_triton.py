@@ -16,7 +16,7 @@ import laws
 import symbols as kinds
 from laconic import FrameError, counters
 from laconic.kernels import cpu
-from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, coded_limit
+from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, coded_max_nbytes
 from laconic.kernels.reference import code_tables
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -46,9 +46,9 @@ def hosted() -> int:
 
 def written(symbols, alphabet, coding=Coding.HUFFMAN) -> bytes:
     """The section as Triton writes it, into room that it must leave alone around what it wrote."""
-    limit = coded_limit(symbols.numel(), alphabet)
+    limit = coded_max_nbytes(symbols.numel(), alphabet)
     room = torch.full((limit + 64,), 0xA5, dtype=torch.uint8, device=DEVICE)
-    nbytes = ours().code_symbols(symbols.to(DEVICE), alphabet, coding, room[32 : 32 + limit])
+    nbytes = ours().encode_symbols(symbols.to(DEVICE), alphabet, coding, room[32 : 32 + limit])
     room = room.cpu()
     assert bool((room[:32] == 0xA5).all()) and bool((room[32 + nbytes :] == 0xA5).all()), "wrote past its section"
     return bytes(room[32 : 32 + nbytes].tolist())
@@ -157,8 +157,8 @@ def test_sections_that_begin_anywhere_are_read_and_written(before):
     symbols = kinds.make("normal", n, 30)
     section = truth(symbols, 30)
     assert torch.equal(ours().decode_symbols(placed(section, before), n, 30).cpu(), symbols)
-    room = torch.full((coded_limit(n, 30) + before,), 0xA5, dtype=torch.uint8, device=DEVICE)
-    nbytes = ours().code_symbols(symbols.to(DEVICE), 30, Coding.HUFFMAN, room[before:])
+    room = torch.full((coded_max_nbytes(n, 30) + before,), 0xA5, dtype=torch.uint8, device=DEVICE)
+    nbytes = ours().encode_symbols(symbols.to(DEVICE), 30, Coding.HUFFMAN, room[before:])
     assert bytes(room[before : before + nbytes].tolist()) == section
     assert bool((room[:before] == 0xA5).all())
 

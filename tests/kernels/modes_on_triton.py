@@ -44,7 +44,7 @@ def agree(kind: str, n: int, alphabet: int, coding: Coding) -> bytes:
 
 
 def modes(section: bytes, n: int) -> list[int]:
-    return cpu.coded_modes(torch.frombuffer(bytearray(section), dtype=torch.uint8), n).tolist()
+    return cpu.chunk_modes(torch.frombuffer(bytearray(section), dtype=torch.uint8), n).tolist()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_sections_that_begin_between_words_are_read_and_written():
         section = truth(symbols, alphabet, coding)
         assert torch.equal(ours().decode_symbols(placed(section, before), n, alphabet).cpu(), symbols)
         room = torch.full((2000 + before,), 0xA5, dtype=torch.uint8, device=DEVICE)
-        nbytes = ours().code_symbols(symbols.to(DEVICE), alphabet, coding, room[before:])
+        nbytes = ours().encode_symbols(symbols.to(DEVICE), alphabet, coding, room[before:])
         assert bytes(room[before : before + nbytes].tolist()) == section
         assert bool((room[:before] == 0xA5).all())
 

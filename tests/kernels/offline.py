@@ -62,7 +62,7 @@ def compile_codec(spec: str, n: int) -> dict[str, str]:
     """What encoding, decoding and adding such a packet launches."""
     x, codec = laws.normal(n), laconic.codec(spec)
     packet = codec.encode(x)
-    with kernels.use("triton"), compiling() as made:
+    with kernels.use_backend("triton"), compiling() as made:
         codec.encode(x)
         codec.decode(packet, out=torch.zeros(n))
         codec.accumulate(packet, torch.zeros(n), 0.5)

@@ -17,7 +17,7 @@ import laws
 from golden import make
 from laconic import FrameError, counters, kernels, wire
 from laconic.kernels import random, reference
-from laconic.kernels.interface import GROUP, LANE_BLOCK, LaneCoding, LinearGrid, num_buckets, packed_nbytes
+from laconic.kernels.interface import GROUP, SUM_BLOCK, LinearGrid, PackedIntCoding, num_buckets, packed_nbytes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -58,7 +58,7 @@ def _nothing_gives_way(monkeypatch):
 
 def truth_of(x, spec, seed):
     """Sections and values as the reference has them; a coder's goes symbol by symbol, so the core stands in for it."""
-    with kernels.use("cpu" if spec in laws.CODED else "reference"):
+    with kernels.use_backend("cpu" if spec in laws.CODED else "reference"):
         packet = wire.unpack(laconic.encode(x, spec, seed=seed))
         values, added = laconic.codec(spec).decode(packet), torch.ones(x.shape)
         laconic.codec(spec).accumulate(packet, added, -0.3)
@@ -66,15 +66,15 @@ def truth_of(x, spec, seed):
 
 
 def reference_decode(frame):
-    with kernels.use("reference"):
+    with kernels.use_backend("reference"):
         return laconic.decode(frame)
 
 
 def agree(x, spec, seed=0):
     packet, values, added = truth_of(x, spec, seed)
     codec, there = laconic.codec(spec), torch.device(DEVICE)
-    with kernels.use("triton"):
-        assert kernels.of(x) is triton_kernels()
+    with kernels.use_backend("triton"):
+        assert kernels.backend_for(x) is triton_kernels()
         ours = codec.encode(x.to(there), seed=seed)
         assert len(ours.sections) == len(packet.sections)
         for number, (mine, other) in enumerate(zip(ours.sections, packet.sections, strict=True)):
@@ -121,7 +121,7 @@ GOLDEN = [case for case in make.CASES if "zstd" not in case.spec and not isinsta
 @pytest.mark.parametrize("case", GOLDEN, ids=[case.name for case in GOLDEN])
 def test_golden_frames_are_read_and_written_alike(case):
     x, frozen = case.make(), case.path.read_bytes()
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         packet = wire.unpack(frozen).to(torch.device(DEVICE))
         codec = laconic.codec(packet.codec)
         found = codec.decode(packet, out=torch.empty(x.shape, dtype=x.dtype, device=DEVICE))
@@ -155,7 +155,7 @@ def test_what_is_not_finite_is_seen(spec):
     for bad in (float("nan"), -float("inf")):
         x = torch.full((300,), 0.5, device=DEVICE)
         x[299] = bad
-        with kernels.use("triton"), pytest.raises(laconic.NonFiniteError):
+        with kernels.use_backend("triton"), pytest.raises(laconic.NonFiniteError):
             laconic.codec(spec).encode(x)
 
 
@@ -164,7 +164,7 @@ def test_what_is_not_finite_is_seen(spec):
 def test_numbers_that_lie_are_refused(spec, weight):
     x, codec = laws.normal(700), laconic.codec(spec)
     for bad in (float("nan"), float("inf") if spec == "fp16" or weight else -1.0):
-        with kernels.use("triton"):
+        with kernels.use_backend("triton"):
             packet = codec.encode(x.to(DEVICE))
             section = packet.sections[1 if spec in ("shared:8", "thc:4") else 0]
             numbers = section.view(torch.float16 if spec == "fp16" else torch.float32)
@@ -177,7 +177,7 @@ def test_numbers_that_lie_are_refused(spec, weight):
 
 def test_bytes_that_are_no_five_ternary_values_are_refused():
     codec, x = laconic.codec("terngrad"), laws.normal(700)
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         packet = codec.encode(x.to(DEVICE))
         packet.sections[1][-1] = 243
         with pytest.raises(FrameError, match="ternary"):
@@ -189,9 +189,9 @@ def test_a_sum_above_its_total_is_refused():
     packed = torch.empty(packed_nbytes(700, 5), dtype=torch.uint8)
     reference.pack(lanes, 5, packed)
     with pytest.raises(FrameError, match="a sum above 15"):
-        triton_kernels().lane_decode(
-            packed.to(DEVICE), clips.view(torch.uint8), LaneCoding(15, 5, True), total=15, rotation=None, out=x,
-            weight=None,
+        triton_kernels().packed_int_decode(
+            packed.to(DEVICE), clips.view(torch.uint8), PackedIntCoding(15, 5, True), total=15,
+            rotation_seed=None, out=x, weight=None,
         )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def test_sections_that_begin_between_words_are_served():
 
 
 @pytest.mark.parametrize(
-    "coding", [LaneCoding(7, 6, False), LaneCoding(15, 8, False), LaneCoding(31, 5, True)], ids=str
+    "coding", [PackedIntCoding(7, 6, False), PackedIntCoding(15, 8, False), PackedIntCoding(31, 5, True)], ids=str
 )
 @pytest.mark.parametrize("noise", [None, 3])
 def test_error_feedback_is_part_of_the_encoding(coding, noise):
@@ -232,11 +232,18 @@ def test_error_feedback_is_part_of_the_encoding(coding, noise):
         results = []
         for backend, device in ((reference, "cpu"), (triton_kernels(), DEVICE)):
             left = x.to(device, copy=True)
-            out = torch.zeros(laconic.kernels.interface.lanes_nbytes(n, coding), dtype=torch.uint8, device=device)
-            backend.lane_encode(
-                left, coding, factor=None, rotation=None, noise=noise, feedback=True, clips=clips.to(device), out=out
+            out = torch.zeros(laconic.kernels.interface.packed_ints_nbytes(n, coding), dtype=torch.uint8, device=device)
+            backend.packed_int_encode(
+                left,
+                coding,
+                factor=None,
+                rotation_seed=None,
+                rounding_seed=noise,
+                feedback=True,
+                clips=clips.to(device),
+                out=out,
             )
-            results.append((left.cpu(), out.cpu(), backend.lane_largest(out, n, coding)))
+            results.append((left.cpu(), out.cpu(), backend.packed_int_max(out, n, coding)))
         (left, out, most), (found, sent, largest) = results
         assert laws.same_bits(found, left) and laws.same_bits(sent, out) and largest == most
         assert not torch.equal(left, x)
@@ -266,11 +273,11 @@ def test_a_channel_that_feeds_back_in_one_pass_sends_the_same_frames():
     for step, scale in enumerate((1.0, 0.0, 3.0)):
         x = laws.normal(4, 1200, seed=step) * scale
         frame = truth.encode("w", x, seed=step)
-        with kernels.use("triton"):
+        with kernels.use_backend("triton"):
             assert ours.encode("w", x.to(DEVICE), seed=step) == frame
     assert laws.same_bits(ours.residual("w").cpu(), truth.residual("w"))
     huge = torch.full((4, 1200), laws.FLOAT32_MAX, device=DEVICE)
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         ours.encode("v", huge, seed=0)
         ours.residual("v").fill_(laws.FLOAT32_MAX)
         with pytest.raises(laconic.NonFiniteError):
@@ -281,7 +288,7 @@ def test_a_channel_that_feeds_back_in_one_pass_sends_the_same_frames():
 @pytest.mark.parametrize("more", [False, True])
 def test_rotation_agrees(more):
     for n in (1, 2500):
-        x, room = laws.normal(n), num_buckets(n, LANE_BLOCK) * LANE_BLOCK
+        x, room = laws.normal(n), num_buckets(n, SUM_BLOCK) * SUM_BLOCK
         add = laws.normal(room, seed=2) if more else None
         ours, truth = torch.empty(room, device=DEVICE), torch.empty(room)
         reference.rotate(x, 5, add, truth)
@@ -297,16 +304,16 @@ def test_sums_agree(width, lane):
     truth = torch.zeros(num_buckets(n, GROUP) * 32 * lane, dtype=torch.uint8)
     total = truth.to(DEVICE, copy=True)
     for _ in range(3):
-        reference.lane_accumulate(packed, n, width, lane, truth)
-        ours.lane_accumulate(packed.to(DEVICE), n, width, lane, total)
+        reference.packed_int_accumulate(packed, n, width, lane, truth)
+        ours.packed_int_accumulate(packed.to(DEVICE), n, width, lane, total)
     assert torch.equal(total.cpu(), truth)
     wanted = torch.empty(packed_nbytes(n, width + 2), dtype=torch.uint8)
     found = torch.empty_like(wanted, device=DEVICE)
-    reference.lane_pack(truth, n, lane, width + 2, wanted)
-    ours.lane_pack(total, n, lane, width + 2, found)
+    reference.packed_int_repack(truth, n, lane, width + 2, wanted)
+    ours.packed_int_repack(total, n, lane, width + 2, found)
     assert torch.equal(found.cpu(), wanted)
-    ours.lane_add(total.clone(), total)
-    reference.lane_add(truth.clone(), truth)
+    ours.packed_int_add(total.clone(), total)
+    reference.packed_int_add(truth.clone(), truth)
     assert torch.equal(total.cpu(), truth)
 
 
@@ -343,7 +350,7 @@ def test_products_agree(rows, columns, rank):
 
 def test_what_the_host_does_is_counted():
     before = counters.counts().get("hosted_kernels", 0)
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         laconic.codec("uniform:8").encode(laws.normal(300).to(DEVICE))
         assert counters.counts().get("hosted_kernels", 0) == before
         laconic.codec("topk:0.3").encode(laws.normal(300).double().to(DEVICE))
@@ -360,7 +367,7 @@ def test_the_bench_times_what_it_has_checked(monkeypatch):
     once = device.DeviceWatch.per_call
     monkeypatch.setattr(device.DeviceWatch, "per_call", lambda self, op: once(self, op, calls=1, batches=1))
     settings = device.DeviceSettings(device=DEVICE, numel=1000, repeat=3)
-    with kernels.use("triton") if INTERPRETED else nullcontext():
+    with kernels.use_backend("triton") if INTERPRETED else nullcontext():
         (result,), records = device.run_device(["qsgd:4"], settings)
     assert {"encode_launch", "decode_launch", "accumulate_launch", "feedback"} < set(result.timings)
     assert set(result.plain) == {"encode", "decode"}
@@ -368,13 +375,13 @@ def test_the_bench_times_what_it_has_checked(monkeypatch):
     assert records[1].values["feedback_floor_x_copy"] == 0.6 and "encode_launch_x_copy" in records[1].values
     monkeypatch.setattr(triton_kernels(), "qsgd_decode", lambda *_, out, **__: out.fill_(1.0))
     monkeypatch.setattr(device, "decode", lambda frame: reference_decode(frame))
-    with kernels.use("triton") if INTERPRETED else nullcontext(), pytest.raises(laconic.WrongResultError):
+    with kernels.use_backend("triton") if INTERPRETED else nullcontext(), pytest.raises(laconic.WrongResultError):
         device._check(laconic.codec("qsgd:4"), laws.normal(700).to(DEVICE), 0)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 def test_a_cuda_tensor_is_served_by_triton():
-    assert kernels.of(torch.ones(8, device="cuda")) is triton_kernels()
+    assert kernels.backend_for(torch.ones(8, device="cuda")) is triton_kernels()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")

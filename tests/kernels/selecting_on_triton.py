@@ -15,7 +15,7 @@ import laconic
 import laws
 from laconic import FrameError, kernels
 from laconic.kernels import reference
-from laconic.kernels.interface import ALL, BITMAP, RICE, positions_limit, read_positions_header
+from laconic.kernels.interface import ALL, BITMAP, RICE, positions_max_nbytes, read_positions_header
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -67,11 +67,11 @@ def same_selection(x, k):
     ours, truth, n = triton_kernels().topk(x.to(DEVICE), k), reference.topk(x, k), x.numel()
     assert torch.equal(ours[0].cpu(), truth[0]) and laws.same_bits(ours[1].cpu(), truth[1])
     assert ours[2] == truth[2] or min(ours[2], truth[2]) >= kernels.interface.NONFINITE
-    room, wanted = (torch.full((positions_limit(n, k),), fill, dtype=torch.uint8) for fill in (0xEE, 0xDD))
+    room, wanted = (torch.full((positions_max_nbytes(n, k),), fill, dtype=torch.uint8) for fill in (0xEE, 0xDD))
     room = room.to(DEVICE)
     (nbytes, values, key), (least, _, _) = (
-        triton_kernels().topk_write(x.to(DEVICE), k, room),
-        reference.topk_write(x, k, wanted),
+        triton_kernels().topk_encode(x.to(DEVICE), k, room),
+        reference.topk_encode(x, k, wanted),
     )
     assert nbytes == least and key == ours[2] and laws.same_bits(values.cpu(), truth[1])
     assert torch.equal(room[:nbytes].cpu(), wanted[:nbytes])
@@ -146,7 +146,7 @@ def test_values_of_every_dtype_return_to_their_places():
 
 def place(section, values, out, weight):
     kept = read_positions_header(section, out.numel()).kept
-    assert triton_kernels().place(section.to(DEVICE), values[:kept], out, weight)
+    assert triton_kernels().sparse_decode(section.to(DEVICE), values[:kept], out, weight)
 
 
 @pytest.mark.parametrize("weight", [None, 0.5])
@@ -164,7 +164,7 @@ def test_sections_that_lie_are_refused_and_nothing_is_added(weight):
 def test_values_that_are_not_finite_are_refused_and_nothing_is_added(spec, weight):
     codec = laconic.codec(spec)
     for bad in (float("nan"), -float("inf")):
-        with kernels.use("triton"):
+        with kernels.use_backend("triton"):
             packet = codec.encode(laws.normal(700).to(DEVICE))
             packet.sections[1].view(torch.float32)[-1] = bad
             out = torch.ones(700, device=DEVICE)
@@ -175,10 +175,10 @@ def test_values_that_are_not_finite_are_refused_and_nothing_is_added(spec, weigh
 
 def test_sections_that_begin_between_words_are_written_and_read():
     x, k = laws.normal(2348).to(DEVICE), 40
-    apart = torch.zeros(positions_limit(2348, k) + 1, dtype=torch.uint8, device=DEVICE)
+    apart = torch.zeros(positions_max_nbytes(2348, k) + 1, dtype=torch.uint8, device=DEVICE)
     whole = torch.zeros_like(apart)
-    nbytes, values, _ = triton_kernels().topk_write(x, k, apart[1:])
-    assert triton_kernels().topk_write(x, k, whole[:-1])[0] == nbytes
+    nbytes, values, _ = triton_kernels().topk_encode(x, k, apart[1:])
+    assert triton_kernels().topk_encode(x, k, whole[:-1])[0] == nbytes
     assert torch.equal(apart[1 : 1 + nbytes], whole[:nbytes])
     found = torch.full((2348,), 7.0, device=DEVICE)
     section = apart[1 : 1 + nbytes]
@@ -191,7 +191,7 @@ def test_the_limit_holds_the_longest_section(n, k):
     """Positions as far apart as they can be, and as close."""
     for positions in (torch.arange(k), torch.arange(n - k, n), (torch.arange(k, dtype=torch.float64) * (n / k)).long()):
         plan = reference.positions_plan(positions, n)
-        assert plan.mode in (ALL, RICE, BITMAP) and plan.nbytes <= positions_limit(n, k)
+        assert plan.mode in (ALL, RICE, BITMAP) and plan.nbytes <= positions_max_nbytes(n, k)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
@@ -214,6 +214,6 @@ def test_sections_with_places_for_another_number_are_read_once_more():
     packet = other.encode(laws.normal(1000))
     packet = laconic.packet.Packet(str(ours), packet.spec, packet.sections)
     assert read_positions_header(packet.sections[0], 1000).kept == 299 != ours.selector.expected(1000)
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         found = ours.decode(packet.to(torch.device(DEVICE)), out=torch.empty(1000, device=DEVICE))
     assert laws.same_bits(found.cpu(), other.decode(other.encode(laws.normal(1000))))

@@ -164,7 +164,7 @@ def test_chunks_must_fill_the_section_one_by_one():
     # An empty chunk at the end: its mode would lie behind the section.
     assert refused(struct.pack("<II", 8, 0) + constant + bytes(5), n, 4)
     with pytest.raises(FrameError):
-        cpu.coded_modes(torch.frombuffer(bytearray(struct.pack("<II", 3, 0) + constant), dtype=torch.uint8), n)
+        cpu.chunk_modes(torch.frombuffer(bytearray(struct.pack("<II", 3, 0) + constant), dtype=torch.uint8), n)
 
 
 def test_no_bytes_are_no_symbols():

@@ -23,7 +23,7 @@ from laconic.kernels.interface import (
     Coding,
     LinearGrid,
     UniformGrid,
-    coded_limit,
+    coded_max_nbytes,
     symbol_dtype,
 )
 from laconic.kernels.reference import code_tables
@@ -133,7 +133,7 @@ def test_no_symbols_are_no_bytes(alphabet):
     empty = torch.empty(0, dtype=symbol_dtype(alphabet))
     for coding in CODINGS:
         assert code(cpu, empty, alphabet, coding).numel() == 0
-    assert coded_limit(0, alphabet) == 0
+    assert coded_max_nbytes(0, alphabet) == 0
 
 
 def symbols_of(counts: list[int], seed: int = 0) -> torch.Tensor:
@@ -184,8 +184,8 @@ def test_long_codes_agree(used, longest):
 
 
 def modes(section, n):
-    found = cpu.coded_modes(section, n).tolist()
-    assert found == reference.coded_modes(section, n).tolist()
+    found = cpu.chunk_modes(section, n).tolist()
+    assert found == reference.chunk_modes(section, n).tolist()
     return found
 
 
@@ -284,14 +284,16 @@ def test_each_chunk_is_coded_on_its_own():
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 255, 256, 257, 4095, 4096])
 def test_both_sides_know_the_same_limit(alphabet):
     for n in (0, 1, 255, 256, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 25_000_000, 2**34):
-        assert coded_limit(n, alphabet) == _core.coded_limit(n, alphabet)
+        assert coded_max_nbytes(n, alphabet) == _core.coded_limit(n, alphabet)
 
 
 def test_the_limit_grows_with_symbols_and_alphabet():
     for alphabet in (2, 3, 256, 4096):
-        limits = [coded_limit(n, alphabet) for n in (1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK)]
+        limits = [coded_max_nbytes(n, alphabet) for n in (1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK)]
         assert limits == sorted(limits)
-    assert [coded_limit(5000, a) for a in range(1, 4097)] == sorted(coded_limit(5000, a) for a in range(1, 4097))
+    assert [coded_max_nbytes(5000, a) for a in range(1, 4097)] == sorted(
+        coded_max_nbytes(5000, a) for a in range(1, 4097)
+    )
 
 
 def unloved(alphabet: int) -> list[list[int]]:
@@ -367,14 +369,14 @@ def test_values_are_coded_like_their_symbols(levels, kind):
         grid = LinearGrid(1.0, -4.0, levels / 8.0, levels)
         if kind == "uniform":
             grid = UniformGrid(float(x.min()), float(x.max()), levels)
-        symbols = reference.make_symbols(x, grid)
+        symbols = reference.grid_symbols(x, grid)
         assert symbols.dtype == symbol_dtype(levels)
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(cpu.make_symbols(x, grid), symbols)
+            assert torch.equal(cpu.grid_symbols(x, grid), symbols)
             for coding in CODINGS:
-                room = torch.empty(coded_limit(n, levels), dtype=torch.uint8)
-                nbytes = cpu.code_values(x, grid, coding, room)
+                room = torch.empty(coded_max_nbytes(n, levels), dtype=torch.uint8)
+                nbytes = cpu.encode_values(x, grid, coding, room)
                 assert torch.equal(room[:nbytes], code(cpu, symbols, levels, coding))
 
 

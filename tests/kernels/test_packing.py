@@ -86,7 +86,7 @@ def test_positions_past_32_bits_return(n, k):
 
 
 def read(backend, section, n):
-    return backend.positions_read(section, n, read_positions_header(section, n))
+    return backend.positions_decode(section, n, read_positions_header(section, n))
 
 
 def section(mode, low_bits, k, body):

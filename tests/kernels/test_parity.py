@@ -89,7 +89,7 @@ def some_large(spec, n):
 @pytest.mark.parametrize("n, spec", list(large_cases()))
 def test_large_sizes_agree(n, spec):
     x = laws.normal(n, seed=n)
-    with kernels.use("reference"):
+    with kernels.use_backend("reference"):
         truth = laconic.encode(x, spec, seed=n)
         value = laconic.decode(truth)
     for threads in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_accumulation_agrees(spec, threads):
         packet = codec.encode(laws.normal(n, seed=n), seed=n)
         ours, truth = laws.normal(n, seed=1), laws.normal(n, seed=1)
         codec.accumulate(packet, ours, weight)
-        with kernels.use("reference"):
+        with kernels.use_backend("reference"):
             codec.accumulate(packet, truth, weight)
         assert laws.same_bits(ours, truth)
 
@@ -147,15 +147,15 @@ def test_a_thread_count_far_past_the_cores_agrees(spec):
 @pytest.mark.parametrize("spec", laws.EVERY)
 def test_kernels_for_other_devices_agree(spec, monkeypatch):
     """They take what is coded to the host; here all of it is there already, so that no such device is needed."""
-    monkeypatch.setitem(kernels._BACKENDS, "hosted", torch_fallback)
+    monkeypatch.setitem(kernels._BACKENDS, "torch_fallback", torch_fallback)
     codec = laconic.codec(spec)
     for n in (1, 300, 17_001):
         x = laws.normal(n, seed=n)
         frame = laconic.encode(x, spec, seed=n)
         value, ours, truth = laconic.decode(frame), torch.ones(n), torch.ones(n)
         codec.accumulate(codec.encode(x, seed=n), truth, 0.3)
-        with kernels.use("hosted"):
-            assert kernels.of(x) is torch_fallback
+        with kernels.use_backend("torch_fallback"):
+            assert kernels.backend_for(x) is torch_fallback
             assert laconic.encode(x, spec, seed=n) == frame
             assert laws.same_bits(laconic.decode(frame), value)
             codec.accumulate(codec.encode(x, seed=n), ours, 0.3)
@@ -165,10 +165,10 @@ def test_kernels_for_other_devices_agree(spec, monkeypatch):
 def test_the_reference_is_another_road():
     """Guards the other tests: were ``use`` without effect, they would compare the core with itself."""
     x = torch.ones(8)
-    assert kernels.of(x).__name__ == "laconic.kernels.cpu"
-    with kernels.use("reference"):
-        assert kernels.of(x).__name__ == "laconic.kernels.reference"
-    assert kernels.of(x).__name__ == "laconic.kernels.cpu"
+    assert kernels.backend_for(x).__name__ == "laconic.kernels.cpu"
+    with kernels.use_backend("reference"):
+        assert kernels.backend_for(x).__name__ == "laconic.kernels.reference"
+    assert kernels.backend_for(x).__name__ == "laconic.kernels.cpu"
 
 
 @cache

@@ -82,7 +82,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 
 LAUNCHED = [
     spec
-    for spec in laws.QUANTIZERS + laws.LANES + laws.CASTS + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
+    for spec in laws.QUANTIZERS + laws.PACKED_INTS + laws.CASTS + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
     if spec != "none"
 ]
 """What needs no answer of a kernel to launch the next one, as ``topk`` and ``adaptive`` do."""
@@ -113,7 +113,7 @@ def test_kernels_of_adaptive_compile_for_a_gpu_that_is_not_here(levels):
     packed = torch.zeros(packed_nbytes(5000, symbol_bits(levels)), dtype=torch.uint8)
     with offline.compiling() as made:
         linear.histogram(linear.sample(x, 1024, 1), grid)
-        linear.make_symbols(x, grid)
+        linear.grid_symbols(x, grid)
         linear.pack_bins(x, grid, packed)
         linear.table_decode(packed, torch.zeros(levels), x, 0.5)
     assert len(made) == 6 and not any(map(offline.inexact, made.values()))
@@ -133,8 +133,8 @@ def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
     packed = torch.zeros(packed_nbytes(5000, width), dtype=torch.uint8)
     total = torch.zeros(num_buckets(5000, GROUP) * 32 * lane, dtype=torch.uint8)
     with offline.compiling() as made:
-        packed_ints.lane_accumulate(packed, 5000, width, lane, total)
-        packed_ints.lane_pack(total, 5000, lane, width, packed)
+        packed_ints.packed_int_accumulate(packed, 5000, width, lane, total)
+        packed_ints.packed_int_repack(total, 5000, lane, width, packed)
     assert len(made) >= 2
 
 
@@ -145,24 +145,24 @@ def test_kernels_of_sums_compile_for_a_gpu_that_is_not_here(width, lane):
 def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here(programs, monkeypatch):
     import offline
 
-    from laconic.kernels.interface import positions_limit
+    from laconic.kernels.interface import positions_max_nbytes
     from laconic.kernels.triton import grid_sync, linear, randk, rice, scatter, selectors
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
     monkeypatch.setattr(grid_sync, "_multiprocessors", lambda device: programs)
     n, k, x = 50_000, 100, torch.zeros(50_000)
-    section, seed = torch.zeros(positions_limit(n, k), dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    section, seed = torch.zeros(positions_max_nbytes(n, k), dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
     with offline.compiling() as made:
         selectors.topk(x, k, section)
         selectors.above(x, 5)
-        randk.draw(x, k, 0, seed)
+        randk.randk_encode(x, k, 0, seed)
         rice.code(torch.zeros(k, dtype=torch.int32), n, section)
         linear.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))
         linear.range_histogram(x, 16, False, 1024, 1)
         for weight in (None, 0.5):
             scatter.place(section, x[:k], x, weight)
-            randk.place(seed, x[:k], 2.0, x, weight)
+            randk.randk_decode(seed, x[:k], 2.0, x, weight)
     names = [name.split()[0] for name in made]
     assert {"_settle", "_write", "_phases", "_above", "_uniform_encode", "_range_histogram"} <= set(names)
     assert names.count("_phases") == 7 if programs else names.count("_phases") > 30
@@ -176,12 +176,12 @@ def test_kernels_of_selection_compile_for_a_gpu_that_is_not_here(programs, monke
 def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n):
     import offline
 
-    from laconic.kernels.interface import coded_limit, symbol_dtype
+    from laconic.kernels.interface import coded_max_nbytes, symbol_dtype
     from laconic.kernels.triton import huffman_decode, huffman_encode
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
-    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_max_nbytes(n, alphabet)).byte()
     with offline.compiling() as made:
         huffman_encode.huffman_write(symbols, alphabet, room)
         opened = huffman_decode.open_section(room, n, alphabet)
@@ -199,12 +199,12 @@ def test_kernels_of_huffmans_code_compile_for_a_gpu_that_is_not_here(alphabet, n
 def test_kernels_of_rans_and_of_modes_compile_for_a_gpu_that_is_not_here(alphabet, n):
     import offline
 
-    from laconic.kernels.interface import Coding, coded_limit, symbol_dtype
+    from laconic.kernels.interface import Coding, coded_max_nbytes, symbol_dtype
     from laconic.kernels.triton import coded_chunks, huffman_decode
 
     if not offline.KNOWN:
         pytest.skip("this version of Triton cannot be made to compile without a GPU: no PTX is looked at")
-    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_limit(n, alphabet)).byte()
+    symbols, room = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_max_nbytes(n, alphabet)).byte()
     with offline.compiling() as made:
         for coding in (Coding.RANS, Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
             coded_chunks.write(symbols, alphabet, coding, room)

@@ -17,17 +17,19 @@ from laconic.frames import open_packet
 from laconic.kernels.triton import multi_tensor as multi_tensor_kernels
 
 ALL = laconic.Policy(min_numel=0, exempt_1d=False)
-LAUNCHED = ("largest_all", "qsgd_encode_all", "qsgd_decode_all", "sign_encode_all", "sign_decode_all")
+LAUNCHED = ("amax_bits_all", "qsgd_encode_all", "qsgd_decode_all", "sign_encode_all", "sign_decode_all")
 SHAPES = {"a": (2, 270), "b": (1,), "c": (255,), "d": (3, 5, 7), "e": (1024,), "f": (1100,)}
 
 
 @pytest.fixture
 def launches(monkeypatch):
     """What was launched for many."""
-    with kernels.use("triton"):
-        assert kernels.together(torch.zeros(1, device=DEVICE)) is not None  # which tries it once on a GPU
+    with kernels.use_backend("triton"):
+        assert (
+            kernels.multi_tensor_backend_for(torch.zeros(1, device=DEVICE)) is not None
+        )  # which tries it once on a GPU
     made = []
-    for name in (*LAUNCHED, "gather_blocks", "scatter_lanes"):
+    for name in (*LAUNCHED, "gather_blocks", "packed_int_decode_all"):
         real = getattr(kernels._triton(), name)
         monkeypatch.setattr(
             kernels._triton(), name, lambda *a, name=name, real=real, **k: made.append(name) or real(*a, **k)
@@ -66,7 +68,7 @@ def test_frames_are_those_of_one_after_the_other(spec, launches):
         given["d"] *= step != 1  # all zero once
         seeds = [100 * step + i for i in range(len(given))]
         wanted = [truth.encode(name, x, seed=seed) for (name, x), seed in zip(given.items(), seeds, strict=True)]
-        with kernels.use("triton"):
+        with kernels.use_backend("triton"):
             found, spans, room = frames_of(ours, given, seeds, DEVICE)
         assert found == wanted
         assert all(begin % 16 == 0 for begin, _ in spans)
@@ -76,7 +78,7 @@ def test_frames_are_those_of_one_after_the_other(spec, launches):
         mine, theirs = ours.residual(name), truth.residual(name)
         assert (mine is None and theirs is None) or laws.same_bits(mine.cpu(), theirs)
     encode, decode = ("qsgd_encode_all", []) if "qsgd" in spec else ("sign_encode_all", ["sign_decode_all"])
-    assert launches == (["largest_all", encode, *decode] if "ef" in spec else [encode]) * 2
+    assert launches == (["amax_bits_all", encode, *decode] if "ef" in spec else [encode]) * 2
 
 
 def test_tensors_that_begin_between_vectors_are_served(launches):
@@ -84,14 +86,14 @@ def test_tensors_that_begin_between_vectors_are_served(launches):
     wanted = [laconic.encode(x, "qsgd:4", seed=i) for i, x in enumerate(given.values())]
     channel, flat = laconic.channel("qsgd:4", policy=ALL), torch.cat([torch.zeros(1), *given.values()]).to(DEVICE)
     views = {"a": flat[1:1501], "b": flat[1501:]}
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         assert frames_of(channel, views, [0, 1], DEVICE)[0] == wanted
     assert launches
 
 
 def test_one_that_is_not_finite_is_left_out_alone(launches):
     channel = laconic.channel("ef|qsgd:4", policy=ALL)
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         frames_of(channel, tensors(0), range(6), DEVICE)
         before = channel.residual("c").clone()
         given = tensors(7)
@@ -115,7 +117,7 @@ OTHERS = ("momentum:0.9|qsgd:4", "qsgd:4,norm=l2", "qsgd:5", "sign:128", "topk:0
 def test_what_has_no_such_kernel_goes_one_after_the_other(spec, launches):
     ours, truth, given = laconic.channel(spec, policy=ALL), laconic.channel(spec, policy=ALL), tensors(3)
     wanted = [truth.encode(name, x, seed=i) for i, (name, x) in enumerate(given.items())]
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         found, *_ = frames_of(ours, given, range(6), DEVICE)
     assert found == wanted and not launches
 
@@ -143,7 +145,7 @@ def test_values_are_those_of_one_after_the_other(spec, weight, launches):
         packet, chain = open_packet(frame)
         chain.decode(packet, out=to) if weight is None else chain.accumulate(packet, to, weight)
     assert layout.found_at(message.data_ptr() + at)
-    with kernels.use("triton"):
+    with kernels.use_backend("triton"):
         multi_tensor.read_frames(message, at, layout, ours, weight)
     assert all(laws.same_bits(mine.cpu(), theirs) for mine, theirs in zip(ours, truth, strict=True))
     assert launches == ["qsgd_decode_all" if "qsgd" in spec else "sign_decode_all"]
@@ -166,7 +168,7 @@ def test_frames_that_lie_are_refused_together():
     assert bundles.body_of(message, names[::-1], sizes) is None
     norms = layout.floats[3] + at
     message[norms : norms + 4].view(torch.float32)[0] = -1.0
-    with kernels.use("triton"), pytest.raises(FrameError, match="scale"):
+    with kernels.use_backend("triton"), pytest.raises(FrameError, match="scale"):
         multi_tensor.read_frames(message, at, layout, outs, 0.5)
     assert all(bool(torch.isfinite(out).all()) for out in outs)
 
@@ -176,7 +178,7 @@ def test_programs_find_their_tensor_and_their_part_of_it():
     assert parts.tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [3, 0]]
 
 
-LANES = {"gather_blocks", "scatter_lanes"}
+LANES = {"gather_blocks", "packed_int_decode_all"}
 ROADS = {"qsgd:4": TwoShot, "ef|qsgd:4": TwoShot, "ef|thc:4": Reducer, "thc:3": Reducer, "ef|shared:8": Reducer}
 
 
@@ -194,7 +196,7 @@ def test_an_exchange_gives_the_same_means(spec, launches):
             if step == 1:
                 given["e"][3] = there["e"][3] = float("inf")
             truth.reduce_all(list(given.items()))
-            with kernels.use("triton"):
+            with kernels.use_backend("triton"):
                 ours.reduce_all(list(there.items()))
             for name, x in given.items():
                 assert laws.same_bits(there[name].cpu(), x), name
@@ -204,5 +206,5 @@ def test_an_exchange_gives_the_same_means(spec, launches):
         assert ours.stats.skipped_nonfinite == truth.stats.skipped_nonfinite == 1
     finally:
         dist.destroy_process_group()
-    checked = {"largest_all"} if spec == "ef|qsgd:4" else set()
+    checked = {"amax_bits_all"} if spec == "ef|qsgd:4" else set()
     assert set(launches) == (LANES if ROADS[spec] is Reducer else {"qsgd_encode_all", "qsgd_decode_all"} | checked)

@@ -12,8 +12,8 @@ import laconic
 import laws
 from laconic import kernels, wire
 from laconic.aggregate import homomorphic
-from laconic.codecs.packed_ints import LaneHead
-from laconic.kernels.interface import LaneCoding, lane_values, lanes_nbytes
+from laconic.codecs.packed_ints import PackedIntHead
+from laconic.kernels.interface import PackedIntCoding, packed_int_count, packed_ints_nbytes
 
 INTEGERS = ("shared:8", "thc:4", "thc:1", "shared:3,round=stochastic", "thc:2,round=stochastic", "randk:0.4|thc:5")
 FLOATS = ("randk:0.3", "union", "powersgd:2")
@@ -37,8 +37,8 @@ def levels(frame):
     chain = laconic.codec(packet.codec)
     n = packet.spec.numel if chain.selector is None else chain.selector.head(packet.sections[0], packet.spec.numel).kept
     head = chain.values.read_head(packet.sections[-3:], n)
-    n = lane_values(n, chain.values.signs is not None)
-    return kernels.reference.lanes._read(packet.sections[-1], n, head.coding), head
+    n = packed_int_count(n, chain.values.signs is not None)
+    return kernels.reference.packed_ints._read(packet.sections[-1], n, head.coding), head
 
 
 # -------------------------------------------------------------------------------------------------------- exactness
@@ -65,7 +65,7 @@ def test_any_order_and_grouping_gives_the_integer_sum_to_the_last_bit(workers, r
             assert torch.equal(found, truth) and head.count == workers
             in_order = homomorphic.add(*frames)
             assert in_order == parts[0] or workers == 1
-            with kernels.use("reference"):
+            with kernels.use_backend("reference"):
                 assert workers > 8 or homomorphic.add(*frames) == in_order
                 value = laconic.decode(in_order)
             assert laws.same_bits(laconic.decode(in_order), value)
@@ -73,22 +73,22 @@ def test_any_order_and_grouping_gives_the_integer_sum_to_the_last_bit(workers, r
 
 @pytest.mark.parametrize("width", range(1, 17))
 def test_lanes_of_every_width_fill_to_the_brim_without_a_carry(width):
-    coding, n = LaneCoding((1 << width) - 1, width, False), 2 * 1024 + 77
+    coding, n = PackedIntCoding((1 << width) - 1, width, False), 2 * 1024 + 77
     for workers in {1, 2, 3, 7, 64} & set(range(1, 1 << width)):
         top = ((1 << width) - 1) // workers
-        total = torch.zeros(lanes_nbytes(n, coding), dtype=torch.uint8)
+        total = torch.zeros(packed_ints_nbytes(n, coding), dtype=torch.uint8)
         truth = torch.zeros(n, dtype=torch.int64)
         for worker in range(workers):
             q = torch.randint(0, top + 1, (n,), generator=torch.Generator().manual_seed(worker))
             q[::3] = top  # all at once
             lanes = torch.empty_like(total)
-            kernels.reference.lanes.write_lanes(q, width, lanes)
+            kernels.reference.packed_ints.write_words(q, width, lanes)
             both = total.clone()
-            kernels.cpu.lane_add(lanes, total)
-            kernels.reference.lane_add(lanes, both)
+            kernels.cpu.packed_int_add(lanes, total)
+            kernels.reference.packed_int_add(lanes, both)
             assert torch.equal(total, both)
             truth += q
-        assert torch.equal(kernels.reference.lanes.read_lanes(total, n, width), truth)
+        assert torch.equal(kernels.reference.packed_ints.read_words(total, n, width), truth)
 
 
 @pytest.mark.parametrize("lane", [8, 16, 32])
@@ -100,13 +100,13 @@ def test_a_wider_sum_takes_packed_integers_of_every_width(lane):
         ours = torch.zeros(-(-n // 256) * 32 * lane, dtype=torch.uint8)
         truth = ours.clone()
         for _ in range(3):
-            kernels.cpu.lane_accumulate(packed, n, width, lane, ours)
-            kernels.reference.lane_accumulate(packed, n, width, lane, truth)
+            kernels.cpu.packed_int_accumulate(packed, n, width, lane, ours)
+            kernels.reference.packed_int_accumulate(packed, n, width, lane, truth)
         assert torch.equal(ours, truth)
         wide = min(30, width + 2)
         a, b = (torch.empty(laconic.kernels.interface.packed_nbytes(n, wide), dtype=torch.uint8) for _ in range(2))
-        kernels.cpu.lane_pack(ours, n, lane, wide, a)
-        kernels.reference.lane_pack(truth, n, lane, wide, b)
+        kernels.cpu.packed_int_repack(ours, n, lane, wide, a)
+        kernels.reference.packed_int_repack(truth, n, lane, wide, b)
         assert torch.equal(a, b) and torch.equal(kernels.reference.unpack(a, n, wide).long(), 3 * q)
 
 
@@ -255,8 +255,8 @@ def _unrotated(spec, residual):
     if "randk" in spec or "thc" not in spec:
         return residual
     n = residual.numel()
-    rows = kernels.reference.lanes.hadamard(residual.view(-1, 1024) * 2.0**-5)
-    return rows.view(-1) * kernels.reference.lanes.rotation_signs(n, 0, residual.device)
+    rows = kernels.reference.packed_ints.hadamard(residual.view(-1, 1024) * 2.0**-5)
+    return rows.view(-1) * kernels.reference.packed_ints.rotation_signs(n, 0, residual.device)
 
 
 def test_a_skipped_round_leaves_no_trace_but_a_count(caplog):
@@ -354,10 +354,10 @@ def test_integers_above_what_senders_can_make_are_refused():
         lanes = torch.full_like(packet.sections[2], 0xFF)
         lie = wire.pack(laconic.Packet(packet.codec, packet.spec, (*packet.sections[:2], lanes)))
         for backend in ("cpu", "reference"):
-            with kernels.use(backend), pytest.raises(laconic.FrameError, match="above"):
+            with kernels.use_backend(backend), pytest.raises(laconic.FrameError, match="above"):
                 laconic.decode(lie)
             total = laconic.Sum()
-            with kernels.use(backend), pytest.raises(laconic.FrameError, match="above"):
+            with kernels.use_backend(backend), pytest.raises(laconic.FrameError, match="above"):
                 total.add(lie)
             assert total.count == 0
 
@@ -365,17 +365,17 @@ def test_integers_above_what_senders_can_make_are_refused():
 @pytest.mark.parametrize(
     "head",
     [
-        LaneHead(True, 8, 255, 1, 2),
-        LaneHead(True, 9, 255, 1, 1),
-        LaneHead(True, 0, 255, 1, 1),
-        LaneHead(True, 8, 0, 1, 1),
-        LaneHead(True, 8, 256, 1, 1),
-        LaneHead(True, 8, 255, 0, 0),
-        LaneHead(True, 8, 255, 1 << 31, 1),
-        LaneHead(False, 8, 255, 2, 1),
-        LaneHead(False, 17, 255, 2, 1),
-        LaneHead(False, 0, 255, 2, 1),
-        LaneHead(False, 16, 255, 2, 1),  # the section is shorter
+        PackedIntHead(True, 8, 255, 1, 2),
+        PackedIntHead(True, 9, 255, 1, 1),
+        PackedIntHead(True, 0, 255, 1, 1),
+        PackedIntHead(True, 8, 0, 1, 1),
+        PackedIntHead(True, 8, 256, 1, 1),
+        PackedIntHead(True, 8, 255, 0, 0),
+        PackedIntHead(True, 8, 255, 1 << 31, 1),
+        PackedIntHead(False, 8, 255, 2, 1),
+        PackedIntHead(False, 17, 255, 2, 1),
+        PackedIntHead(False, 0, 255, 2, 1),
+        PackedIntHead(False, 16, 255, 2, 1),  # the section is shorter
     ],
     ids=repr,
 )
@@ -392,7 +392,7 @@ def test_heads_that_make_no_sense_are_refused(head):
 def test_nobody_is_zero():
     packet = wire.unpack(laconic.encode(laws.normal(500), "shared:8"))
     section = torch.empty(16, dtype=torch.uint8)
-    LaneHead(True, 8, 255, 3, 0).write(section)
+    PackedIntHead(True, 8, 255, 3, 0).write(section)
     frame = wire.pack(laconic.Packet(packet.codec, packet.spec, (section, *packet.sections[1:])))
     assert not laconic.decode(frame).any()
 
@@ -462,7 +462,7 @@ def test_backends_make_the_same_frames(spec):
         sender = laconic.Contributor(f"ef|{spec}", workers=3, worker=1)
         agreed = sender.probe("a", xs[0], seed=2)
         frame, residual = sender.encode("a", agreed, seed=2), sender.residual("a")
-        with kernels.use("reference"):
+        with kernels.use_backend("reference"):
             assert sent(spec, xs)[1] == ours
             other = laconic.Contributor(f"ef|{spec}", workers=3, worker=1)
             assert laws.same_bits(other.probe("a", xs[0], seed=2), agreed)

@@ -21,11 +21,11 @@ from laconic.kernels.interface import (
     POSITIONS_HEADER,
     Kernels,
     LinearGrid,
-    lift,
     nearest_float32,
     packed_nbytes,
     read_bytes,
     read_positions_header,
+    safe_prescale,
     symbol_bits,
     write_bytes,
 )
@@ -90,7 +90,7 @@ class Levels(NamedTuple):
     def grid(self) -> LinearGrid:
         if self.zero:
             step, first = self.origin, int(self.other)
-            pre = lift(step * self.number)
+            pre = safe_prescale(step * self.number)
             base, inverse = nearest_float32((first - 0.5) * step * pre), nearest_float32(1 / (step * pre))
             return LinearGrid(pre, base, inverse, self.number)
         return LinearGrid.over(self.origin, self.other, self.number)
@@ -213,12 +213,12 @@ class Adaptive(Quantizer):
         size, bins = self._sample_size(x.numel()), 1 << self.m
         counts: list[int] = []
         if self.tail or self.by == "grad":
-            low, high, key = kernels.value_range(x)
+            low, high, amax_bits = kernels.value_range(x)
             low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
         else:
-            low, high, key, counts = kernels.range_histogram(x, bins=bins, zero=self.zero, count=size, seed=seed)
-        refuse_nonfinite(key, x.numel())
-        if key == 0:
+            low, high, amax_bits, counts = kernels.range_histogram(x, bins=bins, zero=self.zero, count=size, seed=seed)
+        refuse_nonfinite(amax_bits, x.numel())
+        if amax_bits == 0:
             return None
         header = arena.take(_HEADER)
         apart: tuple[Tensor, ...] = ()
@@ -242,7 +242,9 @@ class Adaptive(Quantizer):
         rank = min(picked.numel(), max(1, math.floor(self.tail * picked.numel() + 0.5)))
         limit = float(picked.topk(rank).values[-1])
         beyond = _next_up(limit)
-        positions, values, _ = kernels.above(x, beyond) if math.isfinite(beyond) else kernels.above(x[:0], 1.0)
+        positions, values, _ = (
+            kernels.threshold_select(x, beyond) if math.isfinite(beyond) else kernels.threshold_select(x[:0], 1.0)
+        )
         if positions.numel() > self._max_apart(n):
             counters.count(
                 "tail", 1, "adaptive: far more than tail= of a tensor lies beyond the sampled range: none apart"
@@ -292,7 +294,7 @@ class Adaptive(Quantizer):
         header = read_positions_header(side[1], n)
         if side[2].numel() != 4 * header.kept:
             raise FrameError(f"{side[2].numel()} bytes of values apart do not go with their positions")
-        positions = kernels.positions_read(side[1], n, header).long()
+        positions = kernels.positions_decode(side[1], n, header).long()
         values = torch.empty(positions.numel(), dtype=torch.float32, device=out.device)
         kernels.raw_decode(side[2], torch.float32, values, None)
         # What lies apart replaces its symbol; where values are added, it is added to what was there before.

@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 
-def refuse_nonfinite(key: int, n: int) -> None:
+def refuse_nonfinite(amax_bits: int, n: int) -> None:
     """Raise when an encoder's key says that it met a NaN or an infinity."""
-    if key >= NONFINITE:
+    if amax_bits >= NONFINITE:
         raise NonFiniteError(
             f"expected finite values, got a NaN or an infinity among {n} (or a value beyond float32). "
             "Find where it arises, or drop such rounds with nonfinite='skip'."
@@ -77,7 +77,7 @@ class Selected(NamedTuple):
 
     section: Tensor
     values: Tensor
-    key: int
+    amax_bits: int
 
 
 class SeedHeader(NamedTuple):
@@ -171,7 +171,7 @@ class Symbols(NamedTuple):
     """For values."""
 
     def made(self, kernels: Kernels) -> Tensor:
-        return self.source if self.grid is None else kernels.make_symbols(self.source, self.grid)
+        return self.source if self.grid is None else kernels.grid_symbols(self.source, self.grid)
 
 
 class SymbolReader(Protocol):

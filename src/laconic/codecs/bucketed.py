@@ -73,9 +73,9 @@ class BucketedQuantizer(Quantizer):
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         for_floats, for_symbols = self.section_nbytes(x.numel(), 4)
         floats, packed = arena.take(for_floats), arena.take(for_symbols)
-        key = self.quantize(x, kernels, seed, floats, packed)
-        refuse_nonfinite(key, x.numel())
-        return (floats, packed) if key else ()
+        amax_bits = self.quantize(x, kernels, seed, floats, packed)
+        refuse_nonfinite(amax_bits, x.numel())
+        return (floats, packed) if amax_bits else ()
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
@@ -92,9 +92,9 @@ class BucketedQuantizer(Quantizer):
         n = x.numel()
         floats = arena.take(self.section_nbytes(n, 4)[0])
         packed = torch.empty(self.symbols_nbytes(n), dtype=torch.uint8, device=x.device)
-        key = self.quantize(x, kernels, seed, floats, packed)
-        refuse_nonfinite(key, n)
-        if not key:
+        amax_bits = self.quantize(x, kernels, seed, floats, packed)
+        refuse_nonfinite(amax_bits, n)
+        if not amax_bits:
             return None
         return (floats,), Symbols(self.max_alphabet, self.packed_symbols(packed, (floats,), n, kernels))
 

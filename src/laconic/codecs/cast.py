@@ -64,8 +64,8 @@ class _Half(ValueStage):
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         section = arena.take(2 * x.numel())
-        key, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
-        refuse_nonfinite(key, x.numel())
+        amax_bits, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
+        refuse_nonfinite(amax_bits, x.numel())
         if saturated:
             counters.count(
                 "saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds"

@@ -192,7 +192,7 @@ class Chain:
         None, and nothing has happened, where that takes several passes: the caller then adds, encodes and takes away.
         Both are contiguous float32 of one shape. Should the sum not be finite, the residual is spent.
         """
-        backend = kernels.of(residual)
+        backend = kernels.backend_for(residual)
         if self.selector is not None or self.coder is not None or not isinstance(self.values, QSGD):
             return None
         if backend is kernels.cpu:  # whose cache holds what the next pass reads
@@ -201,12 +201,12 @@ class Chain:
         return Packet(self.text, TensorSpec.of(residual), sections)
 
     def _sections(self, flat: Tensor, spec: TensorSpec, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        backend, stage = kernels.of(flat), self._stage_for(spec)
+        backend, stage = kernels.backend_for(flat), self._stage_for(spec)
         if self.selector is None:
             return self._encode_values(flat, stage, backend, arena, seed)
         chosen = self.selector.select(flat, backend, arena, seed)
-        refuse_nonfinite(chosen.key, spec.numel)
-        if chosen.key == 0:
+        refuse_nonfinite(chosen.amax_bits, spec.numel)
+        if chosen.amax_bits == 0:
             return ()
         if isinstance(stage, Raw) and backend is not kernels.cpu:
             # The key says that they are finite: another launch and a wait less. (On a CPU the core copies, whose
@@ -274,7 +274,7 @@ class Chain:
             self._check_sizes(packet, n)
             return n
         place, stage = packet.sections[0], self._stage_for(packet.spec)
-        k = None if kernels.of(place) is kernels.cpu else self.selector.expected(n)
+        k = None if kernels.backend_for(place) is kernels.cpu else self.selector.expected(n)
         if k and stage.fits(found[1:], k, packet.spec.dtype.itemsize):
             return k
         return self._count(packet)
@@ -299,7 +299,7 @@ class Chain:
     def _fill(self, packet: Packet, k: int, out: Tensor, weight: float | None) -> None:
         with oom_as_frame_error(packet.spec.numel):
             if self.selector is None:
-                stage, backend = self._stage_for(packet.spec), kernels.of(packet.sections[0])
+                stage, backend = self._stage_for(packet.spec), kernels.backend_for(packet.sections[0])
                 stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)
             elif not self._put(packet, k, out, weight):
                 placed = self._put(packet, self._count(packet), out, weight)
@@ -309,7 +309,7 @@ class Chain:
         """k selected values where they belong; False when the section has places for another number."""
         assert self.selector is not None
         (place, *coded), dtype, stage = packet.sections, packet.spec.dtype, self._value_stage
-        backend = kernels.of(place)
+        backend = kernels.backend_for(place)
         if isinstance(stage, Raw):
             values = stage.view(coded[0], dtype)
         else:
@@ -322,7 +322,7 @@ class Chain:
         if self.selector is None or not packet.sections:
             return None
         place, n = packet.sections[0], packet.spec.numel
-        return self.selector.positions(place, n, self.selector.head(place, n), kernels.of(place))
+        return self.selector.positions(place, n, self.selector.head(place, n), kernels.backend_for(place))
 
     # -------------------------------------------------------------------------------------------------------- sizes
 

@@ -14,7 +14,7 @@ from laconic import counters
 from laconic.codecs import checks
 from laconic.codecs.base import Coder, Symbols
 from laconic.errors import ConfigError, FrameError
-from laconic.kernels.interface import Coding, Kernels, coded_limit, read_bytes, symbol_dtype, write_bytes
+from laconic.kernels.interface import Coding, Kernels, coded_max_nbytes, read_bytes, symbol_dtype, write_bytes
 from laconic.packet import Arena
 
 __all__ = ["ByteCoder", "Deflate", "Huffman", "Rans", "Zstd"]
@@ -31,15 +31,15 @@ class ChunkCoder(Coder):
         checks.one_of(self.name, "mode", self.mode, ("pure", "auto"))
 
     def limit(self, n: int, alphabet: int) -> int:
-        return coded_limit(n, alphabet)
+        return coded_max_nbytes(n, alphabet)
 
     def encode(self, symbols: Symbols, kernels: Kernels, arena: Arena) -> Tensor:
         coding = self.auto if self.mode == "auto" else self.pure
-        section = arena.take(coded_limit(symbols.source.numel(), symbols.alphabet))
+        section = arena.take(coded_max_nbytes(symbols.source.numel(), symbols.alphabet))
         if symbols.grid is None:
-            nbytes = kernels.code_symbols(symbols.source, symbols.alphabet, coding, section)
+            nbytes = kernels.encode_symbols(symbols.source, symbols.alphabet, coding, section)
         else:
-            nbytes = kernels.code_values(symbols.source, symbols.grid, coding, section)
+            nbytes = kernels.encode_values(symbols.source, symbols.grid, coding, section)
         return arena.trim(section, nbytes)
 
     def decode(self, section: Tensor, n: int, alphabet: int, kernels: Kernels) -> Tensor:

@@ -18,19 +18,19 @@ from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.errors import ConfigError, FrameError
 from laconic.kernels.interface import (
     CLIP_LIMIT,
-    LANE_BLOCK,
+    SUM_BLOCK,
     Kernels,
-    LaneCoding,
-    lane_values,
-    lanes_nbytes,
+    PackedIntCoding,
     num_buckets,
+    packed_int_count,
+    packed_ints_nbytes,
     packed_nbytes,
     read_bytes,
     write_bytes,
 )
 from laconic.packet import Arena
 
-__all__ = ["HEAD_NBYTES", "THC", "LaneHead", "LaneStage", "Shared"]
+__all__ = ["HEAD_NBYTES", "THC", "PackedIntHead", "PackedIntStage", "Shared"]
 
 MAX_BITS: Final = 16
 MAX_TOTAL: Final = (1 << 30) - 1
@@ -64,7 +64,7 @@ def _between(xs: tuple[int, ...], ys: tuple[float, ...], x: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneHead:
+class PackedIntHead:
     """What it takes to read a packet's integers.
 
     Args:
@@ -82,13 +82,13 @@ class LaneHead:
     count: int
 
     @classmethod
-    def for_server(cls, levels: int, workers: int, count: int = 1) -> LaneHead:
+    def for_server(cls, levels: int, workers: int, count: int = 1) -> PackedIntHead:
         """As narrow as ``count`` senders need."""
         return cls(True, (levels * max(count, 1)).bit_length(), levels, workers, count)
 
     @property
-    def coding(self) -> LaneCoding:
-        return LaneCoding(self.levels, self.width, self.packed)
+    def coding(self) -> PackedIntCoding:
+        return PackedIntCoding(self.levels, self.width, self.packed)
 
     @property
     def total(self) -> int:
@@ -103,7 +103,7 @@ class LaneHead:
         write_bytes(section, self.to_bytes())
 
     @classmethod
-    def read(cls, section: Tensor, most_levels: int) -> LaneHead:
+    def read(cls, section: Tensor, most_levels: int) -> PackedIntHead:
         """From a section of a frame; ``FrameError`` unless its numbers fit together."""
         if section.numel() != _HEAD.size:
             raise FrameError(f"the head of a sum has {_HEAD.size} bytes, this one {section.numel()}")
@@ -122,7 +122,7 @@ class LaneHead:
         return head
 
 
-class LaneStage(ValueStage):
+class PackedIntStage(ValueStage):
     """What both have in common: three sections, a head, a clip per block, and integers."""
 
     kind: ClassVar[str] = "quantizer"
@@ -154,7 +154,7 @@ class LaneStage(ValueStage):
 
     # ------------------------------------------------------------------------------------------------ among workers
 
-    def head(self, workers: int, *, ring: bool) -> LaneHead:
+    def head(self, workers: int, *, ring: bool) -> PackedIntHead:
         """How so many workers lay out their integers, or ``ConfigError`` where one of them is too many.
 
         ``bits`` are what a worker sends for a value. To a server it sends its own integer, so L = 2^bits - 1, and the
@@ -170,26 +170,34 @@ class LaneStage(ValueStage):
                     f"{self.name}:{self.bits} can add {most} workers on a ring, not {workers}: its lanes would "
                     f"overflow. Use {self.name}:{min(MAX_BITS, workers.bit_length())} or more bits"
                 )
-            return LaneHead(False, self.bits, most // workers, workers, 1)
+            return PackedIntHead(False, self.bits, most // workers, workers, 1)
         if workers * most > MAX_TOTAL:
             raise ConfigError(
                 f"{self.name}:{self.bits} can add {MAX_TOTAL // most} workers at a server, not {workers}: "
                 "its sums would overflow. Use fewer bits"
             )
-        return LaneHead.for_server(most, workers)
+        return PackedIntHead.for_server(most, workers)
 
     def scales(self, x: Tensor, kernels: Kernels) -> Tensor:
         """One float32 per block: what the workers agree on by taking the largest. Infinite where x is not finite."""
         return kernels.block_scales(x, self.signs is not None)
 
-    def clips(self, scales: Tensor, head: LaneHead) -> Tensor:
+    def clips(self, scales: Tensor, head: PackedIntHead) -> Tensor:
         """What travels: scales times the clip factor, cut so that no level leaves float32."""
         factor = torch.tensor(self.clip_factor(head.levels, head.workers), dtype=torch.float32, device=scales.device)
         clips = scales * factor
         return torch.where(clips < CLIP_LIMIT, clips, CLIP_LIMIT)
 
     def encode_sum(
-        self, x: Tensor, head: LaneHead, clips: Tensor, kernels: Kernels, arena: Arena, *, noise: int, feedback: bool
+        self,
+        x: Tensor,
+        head: PackedIntHead,
+        clips: Tensor,
+        kernels: Kernels,
+        arena: Arena,
+        *,
+        rounding_seed: int,
+        feedback: bool,
     ) -> tuple[Tensor, ...]:
         """Sections of one worker's values on clips that all share.
 
@@ -199,59 +207,61 @@ class LaneStage(ValueStage):
         head.write(first)
         second = arena.take(4 * clips.numel())
         second.copy_(clips.view(torch.uint8))
-        rotation = None if feedback else self.signs
-        lanes = self.encode_lanes(x, head, second, kernels, arena, rotation=rotation, noise=noise, feedback=feedback)
-        return first, second, lanes
+        rotation_seed = None if feedback else self.signs
+        integers = self.encode_packed_ints(
+            x, head, second, kernels, arena, rotation_seed=rotation_seed, rounding_seed=rounding_seed, feedback=feedback
+        )
+        return first, second, integers
 
-    def encode_lanes(
+    def encode_packed_ints(
         self,
         x: Tensor,
-        head: LaneHead,
+        head: PackedIntHead,
         clips: Tensor,
         kernels: Kernels,
         arena: Arena,
         *,
-        rotation: int | None,
-        noise: int,
+        rotation_seed: int | None,
+        rounding_seed: int,
         feedback: bool,
     ) -> Tensor:
         """The last of these sections alone, of values that are rotated here, or have been, or need not be."""
-        lanes = arena.take(lanes_nbytes(lane_values(x.numel(), rotation is not None), head.coding))
-        kernels.lane_encode(
+        integers = arena.take(packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), head.coding))
+        kernels.packed_int_encode(
             x,
             head.coding,
             factor=None,
-            rotation=rotation,
-            noise=noise if self.stochastic else None,
+            rotation_seed=rotation_seed,
+            rounding_seed=rounding_seed if self.stochastic else None,
             feedback=feedback,
             clips=clips.view(torch.uint8),
-            out=lanes,
+            out=integers,
         )
-        return lanes
+        return integers
 
     # ------------------------------------------------------------------------------------------------ as any codec
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         head = self.head(1, ring=False)
-        first, clips, lanes = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
+        first, clips, integers = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
         head.write(first)
-        key = kernels.lane_encode(
+        amax_bits = kernels.packed_int_encode(
             x,
             head.coding,
             factor=self.clip_factor(head.levels, 1),
-            rotation=self.signs,
-            noise=seed if self.stochastic else None,
+            rotation_seed=self.signs,
+            rounding_seed=seed if self.stochastic else None,
             feedback=False,
             clips=clips,
-            out=lanes,
+            out=integers,
         )
-        refuse_nonfinite(key, x.numel())
-        return (first, clips, lanes) if key else ()
+        refuse_nonfinite(amax_bits, x.numel())
+        return (first, clips, integers) if amax_bits else ()
 
-    def read_head(self, sections: tuple[Tensor, ...], n: int) -> LaneHead:
+    def read_head(self, sections: tuple[Tensor, ...], n: int) -> PackedIntHead:
         """The head of a packet of n values, with all sizes checked."""
-        head = LaneHead.read(sections[0], (1 << self.bits) - 1)
-        wanted = lanes_nbytes(lane_values(n, self.signs is not None), head.coding)
+        head = PackedIntHead.read(sections[0], (1 << self.bits) - 1)
+        wanted = packed_ints_nbytes(packed_int_count(n, self.signs is not None), head.coding)
         if sections[2].numel() != wanted:
             raise FrameError(f"integers of {head.width} bits for {n} values take {wanted} bytes, the frame has "
                              f"{sections[2].numel()}")  # fmt: skip
@@ -265,22 +275,22 @@ class LaneStage(ValueStage):
             if weight is None:
                 out.zero_()
             return
-        kernels.lane_decode(
-            sections[2], sections[1], head.coding, total=head.total, rotation=self.signs, out=out, weight=weight
+        kernels.packed_int_decode(
+            sections[2], sections[1], head.coding, total=head.total, rotation_seed=self.signs, out=out, weight=weight
         )
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
-        values = lane_values(n, self.signs is not None)
-        return _HEAD.size, 4 * num_buckets(n, LANE_BLOCK), packed_nbytes(values, self.bits)
+        values = packed_int_count(n, self.signs is not None)
+        return _HEAD.size, 4 * num_buckets(n, SUM_BLOCK), packed_nbytes(values, self.bits)
 
     def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
         # How wide the integers are stands in the head; at one bit each they fill this at least.
-        least = packed_nbytes(lane_values(n, self.signs is not None), 1)
+        least = packed_nbytes(packed_int_count(n, self.signs is not None), 1)
         return sections[:2] == self.section_nbytes(n, itemsize)[:2] and sections[2] >= least
 
 
 @dataclass(frozen=True)
-class Shared(LaneStage):
+class Shared(PackedIntStage):
     """Levels of equal width between minus and plus the largest magnitude of each block of 1,024 values.
 
     Among workers the largest magnitude is that of all of them, so that packets can be added without decoding.
@@ -309,7 +319,7 @@ class Shared(LaneStage):
 
 
 @dataclass(frozen=True)
-class THC(LaneStage):
+class THC(PackedIntStage):
     """The same after a rotation of each block by random signs and a Hadamard matrix, which makes any values Gaussian.
 
     So the clip can be a fixed multiple of the root mean square, and two bits do what ``shared`` needs four for. The

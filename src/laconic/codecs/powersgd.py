@@ -98,9 +98,9 @@ class Matrix(PowerSGD):
         return left, first, right
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        low, high, key = kernels.value_range(x)
-        refuse_nonfinite(key, x.numel())
-        if not key:
+        low, high, amax_bits = kernels.value_range(x)
+        refuse_nonfinite(amax_bits, x.numel())
+        if not amax_bits:
             return ()
         if self.whole:
             return self.encode_sum(x, torch.eye(self.rows, device=x.device), FloatHead(1, 1), kernels, arena)

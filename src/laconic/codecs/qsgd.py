@@ -111,7 +111,7 @@ class QSGD(BucketedQuantizer):
     ) -> tuple[Tensor, ...]:
         """Sections of residual + x; the residual keeps what they lack."""
         norms, packed = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
-        key = kernels.qsgd_feedback(
+        amax_bits = kernels.qsgd_feedback(
             x,
             residual,
             bits=self.bits,
@@ -122,8 +122,8 @@ class QSGD(BucketedQuantizer):
             norms=norms,
             packed=packed,
         )
-        refuse_nonfinite(key, x.numel())
-        return (norms, packed) if key else ()
+        refuse_nonfinite(amax_bits, x.numel())
+        return (norms, packed) if amax_bits else ()
 
     def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
         kernels.qsgd_decode(floats, packed, bits=self.bits, bucket=self.bucket, out=out, weight=weight)

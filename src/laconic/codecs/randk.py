@@ -53,14 +53,14 @@ class RandK(Selector):
 
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         chosen = self.take(x, kernels, arena, seed)
-        refuse_nonfinite(chosen.key, x.numel())
+        refuse_nonfinite(chosen.amax_bits, x.numel())
         return chosen
 
     def take(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         """The same for values that need not be finite: workers of a sum find out together."""
         n = x.numel()
         section = arena.take(8)
-        return Selected(section, *kernels.draw(x, kept(self.keep, n), seed, section))
+        return Selected(section, *kernels.randk_encode(x, kept(self.keep, n), seed, section))
 
     def expected(self, n: int) -> int:
         return kept(self.keep, n)
@@ -75,7 +75,7 @@ class RandK(Selector):
 
     def put(self, section: Tensor, values: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> bool:
         self._check(section)
-        kernels.place_drawn(section, values, self.gain(out.numel()), out, weight)
+        kernels.randk_decode(section, values, self.gain(out.numel()), out, weight)
         return True
 
     def _check(self, section: Tensor) -> None:

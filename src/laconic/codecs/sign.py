@@ -41,12 +41,12 @@ class _SignBits(BucketedQuantizer):
         if residuals is not None:
             torch._foreach_add_(list(residuals), list(tensors))
         sums = tensors if residuals is None else residuals
-        keys = kernels.sign_encode_all(
+        amax_bits = kernels.sign_encode_all(
             sums, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed
         )
         if residuals is not None:
             self.dequantize_all(floats, packed, kernels, residuals, -1.0)
-        return keys
+        return amax_bits
 
     def dequantize_all(
         self,

@@ -39,7 +39,7 @@ class Threshold(PositionalSelector):
             raise ConfigError(f"stage 'threshold': t must be a positive number (1e-37 to 1e37), got {self.t}")
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
-        return kernels.above(x, self.t)
+        return kernels.threshold_select(x, self.t)
 
     def max_kept(self, n: int) -> int:
         return n

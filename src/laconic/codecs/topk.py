@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Selected
 from laconic.codecs.positional import PositionalSelector
-from laconic.kernels.interface import Kernels, positions_limit
+from laconic.kernels.interface import Kernels, positions_max_nbytes
 from laconic.packet import Arena
 
 __all__ = ["TopK", "kept"]
@@ -51,9 +51,9 @@ class TopK(PositionalSelector):
         if self.approx:
             return super().select(x, kernels, arena, seed)
         k = kept(self.keep, x.numel())
-        room = arena.take(positions_limit(x.numel(), k))
-        nbytes, values, key = kernels.topk_write(x, k, room)
-        return Selected(arena.trim(room, nbytes), values, key)
+        room = arena.take(positions_max_nbytes(x.numel(), k))
+        nbytes, values, amax_bits = kernels.topk_encode(x, k, room)
+        return Selected(arena.trim(room, nbytes), values, amax_bits)
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         return kernels.topk_sampled(x, kept(self.keep, x.numel()), seed)

@@ -53,18 +53,18 @@ class Uniform(Quantizer):
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         bounds, packed = arena.take(8), arena.take(packed_nbytes(x.numel(), self.bits))
-        low, high, key = kernels.uniform_encode(x, levels=self.max_alphabet, bounds=bounds, packed=packed)
-        refuse_nonfinite(key, x.numel())
-        if key == 0:
+        low, high, amax_bits = kernels.uniform_encode(x, levels=self.max_alphabet, bounds=bounds, packed=packed)
+        refuse_nonfinite(amax_bits, x.numel())
+        if amax_bits == 0:
             return ()
         return bounds, packed if low < high else arena.trim(packed, 0)
 
     def split(
         self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
-        low, high, key = kernels.value_range(x)
-        refuse_nonfinite(key, x.numel())
-        if key == 0:
+        low, high, amax_bits = kernels.value_range(x)
+        refuse_nonfinite(amax_bits, x.numel())
+        if amax_bits == 0:
             return None
         low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
         bounds = arena.take(8)

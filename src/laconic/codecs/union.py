@@ -32,7 +32,7 @@ class Union(PositionalSelector):
     summable: ClassVar[bool] = True
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
-        return kernels.above(x, 5e-324 if x.dtype == torch.float64 else 2.0**-149)
+        return kernels.threshold_select(x, 5e-324 if x.dtype == torch.float64 else 2.0**-149)
 
     def max_kept(self, n: int) -> int:
         return n

@@ -41,7 +41,7 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def _served_by(x: Tensor) -> str:
-    return f"{x.device.type}{' with kernels' if kernels.together(x) is not None else ''}"
+    return f"{x.device.type}{' with kernels' if kernels.multi_tensor_backend_for(x) is not None else ''}"
 
 
 def _as_bytes(text: str) -> Tensor:

@@ -27,18 +27,18 @@ NONFINITE = 0x7F800000
 GROUP = 256
 """Values per group of the vertical bit packing: 32 rows of 8 lanes."""
 
-TRIT_LANES = 64
+TRIT_GROUP_NBYTES = 64
 """Bytes per group of the base-3 packing; each holds five values."""
 
 
-LANE_BLOCK = 1024
+SUM_BLOCK = 1024
 """Values that share a scale, and are rotated together, in summable codecs."""
 
 CLIP_LIMIT = (2.0 - 2.0**-20) * 2.0**127
 """The largest clip: no level of it, however rounded, leaves float32."""
 
 
-class LaneCoding(NamedTuple):
+class PackedIntCoding(NamedTuple):
     """Integers from 0 to ``levels`` in ``width`` bits: in the vertical packing, or in words of lanes to be added."""
 
     levels: int
@@ -77,7 +77,7 @@ def nearest_float32(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", max(-FLOAT32_MAX, min(value, FLOAT32_MAX))))[0])
 
 
-def lift(spread: float) -> float:
+def safe_prescale(spread: float) -> float:
     """What values are multiplied by, so that no difference overflows and no quotient does."""
     return 2.0**64 if spread < 2.0**-64 else 2.0**-64 if spread > 2.0**64 else 1.0
 
@@ -93,7 +93,7 @@ class LinearGrid(NamedTuple):
     @classmethod
     def over(cls, low: float, high: float, levels: int) -> LinearGrid:
         """Bins over a range that is not a point."""
-        pre = lift(high - low)
+        pre = safe_prescale(high - low)
         return cls(pre, nearest_float32(low * pre), nearest_float32(levels / ((high - low) * pre)), levels)
 
 
@@ -132,7 +132,7 @@ def symbol_bits(alphabet: int) -> int:
     return (alphabet - 1).bit_length()
 
 
-def coded_limit(n: int, alphabet: int) -> int:
+def coded_max_nbytes(n: int, alphabet: int) -> int:
     """The most bytes a section of coded symbols can take, and its writer touch."""
     return _core.coded_limit(n, alphabet)
 
@@ -168,21 +168,21 @@ def packed_nbytes(n: int, bits: int) -> int:
     return n // GROUP * 32 * bits + (n % GROUP * bits + 7) // 8
 
 
-def lane_values(n: int, rotated: bool) -> int:
+def packed_int_count(n: int, rotated: bool) -> int:
     """Values in the lanes of n: a rotation fills its last block."""
-    return -(-n // LANE_BLOCK) * LANE_BLOCK if rotated else n
+    return -(-n // SUM_BLOCK) * SUM_BLOCK if rotated else n
 
 
-def lanes_nbytes(n: int, coding: LaneCoding) -> int:
+def packed_ints_nbytes(n: int, coding: PackedIntCoding) -> int:
     """Bytes of n integers. In words of lanes each block starts a vector of 32 bytes of its own."""
     if coding.packed:
         return packed_nbytes(n, coding.width)
-    lanes, (blocks, rest) = 32 // coding.width, divmod(n, LANE_BLOCK)
-    return 32 * (blocks * num_buckets(LANE_BLOCK // 8, lanes) + num_buckets(num_buckets(rest, 8), lanes))
+    integers, (blocks, rest) = 32 // coding.width, divmod(n, SUM_BLOCK)
+    return 32 * (blocks * num_buckets(SUM_BLOCK // 8, integers) + num_buckets(num_buckets(rest, 8), integers))
 
 
 def trits_nbytes(n: int) -> int:
-    return n // (5 * TRIT_LANES) * TRIT_LANES + (n % (5 * TRIT_LANES) + 4) // 5
+    return n // (5 * TRIT_GROUP_NBYTES) * TRIT_GROUP_NBYTES + (n % (5 * TRIT_GROUP_NBYTES) + 4) // 5
 
 
 def low_bits_candidates(n: int, k: int) -> list[int]:
@@ -191,7 +191,7 @@ def low_bits_candidates(n: int, k: int) -> list[int]:
     return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
 
 
-def positions_limit(n: int, k: int) -> int:
+def positions_max_nbytes(n: int, k: int) -> int:
     """The most bytes that k of n positions take; whole words, unless that is more than a bitmap takes."""
     bitmap = POSITIONS_HEADER + (n + 7) // 8
     if not 0 < k < n:
@@ -286,56 +286,56 @@ class Kernels(Protocol):
     ) -> None: ...
 
     def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, int]: ...
-    def topk_write(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]: ...
+    def topk_encode(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]: ...
     def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]: ...
-    def above(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]: ...
+    def threshold_select(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]: ...
     def random_positions(self, n: int, k: int, seed: int, like: Tensor) -> Tensor: ...
-    def draw(self, x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]: ...
+    def randk_encode(self, x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]: ...
 
-    def positions_code(self, positions: Tensor, n: int, out: Tensor) -> int: ...
-    def positions_read(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
-    def place(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool: ...
-    def place_drawn(self, section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None: ...
+    def positions_encode(self, positions: Tensor, n: int, out: Tensor) -> int: ...
+    def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
+    def sparse_decode(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool: ...
+    def randk_decode(self, section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None: ...
     def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None: ...
 
     def unpack_symbols(self, packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor: ...
     def pack_symbols(self, symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> None: ...
-    def code_symbols(self, symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int: ...
-    def make_symbols(self, x: Tensor, grid: Grid) -> Tensor: ...
-    def code_values(self, x: Tensor, grid: Grid, coding: int, out: Tensor) -> int: ...
+    def encode_symbols(self, symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int: ...
+    def grid_symbols(self, x: Tensor, grid: Grid) -> Tensor: ...
+    def encode_values(self, x: Tensor, grid: Grid, coding: int, out: Tensor) -> int: ...
     def decode_symbols(self, section: Tensor, n: int, alphabet: int) -> Tensor: ...
     def decode_values(self, section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
-    def coded_modes(self, section: Tensor, n: int) -> Tensor: ...
+    def chunk_modes(self, section: Tensor, n: int) -> Tensor: ...
 
     def block_scales(self, x: Tensor, rms: bool) -> Tensor: ...
     def rotate(self, x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None: ...
-    def lane_encode(
+    def packed_int_encode(
         self,
         x: Tensor,
-        coding: LaneCoding,
+        coding: PackedIntCoding,
         *,
         factor: float | None,
-        rotation: int | None,
-        noise: int | None,
+        rotation_seed: int | None,
+        rounding_seed: int | None,
         feedback: bool,
         clips: Tensor,
         out: Tensor,
     ) -> int: ...
-    def lane_decode(
+    def packed_int_decode(
         self,
-        lanes: Tensor,
+        integers: Tensor,
         clips: Tensor,
-        coding: LaneCoding,
+        coding: PackedIntCoding,
         *,
         total: int,
-        rotation: int | None,
+        rotation_seed: int | None,
         out: Tensor,
         weight: float | None,
     ) -> None: ...
-    def lane_add(self, other: Tensor, total: Tensor) -> None: ...
-    def lane_accumulate(self, packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None: ...
-    def lane_pack(self, total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None: ...
-    def lane_largest(self, lanes: Tensor, n: int, coding: LaneCoding) -> int: ...
+    def packed_int_add(self, other: Tensor, total: Tensor) -> None: ...
+    def packed_int_accumulate(self, packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None: ...
+    def packed_int_repack(self, total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None: ...
+    def packed_int_max(self, integers: Tensor, n: int, coding: PackedIntCoding) -> int: ...
 
     def project_rows(self, x: Tensor, q: Tensor) -> Tensor: ...
     def project_columns(self, x: Tensor, p: Tensor) -> Tensor: ...
@@ -351,7 +351,7 @@ class MultiTensorKernels(Protocol):
     Nothing here waits: keys and flags stay on the device until all that can be launched has been.
     """
 
-    def largest_all(self, tensors: Sequence[Tensor]) -> Tensor:
+    def amax_bits_all(self, tensors: Sequence[Tensor]) -> Tensor:
         """The key of each of several float32 tensors."""
         ...
 
@@ -403,20 +403,20 @@ class MultiTensorKernels(Protocol):
         ...
 
     def gather_blocks(
-        self, tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation: int | None, out: Tensor
+        self, tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
     ) -> None:
         """Each tensor, ``rotate``d if asked for, plus its residual, as whole blocks one behind the other in ``out``."""
         ...
 
-    def scatter_lanes(
+    def packed_int_decode_all(
         self,
-        lanes: Tensor,
+        integers: Tensor,
         clips: Tensor,
-        coding: LaneCoding,
+        coding: PackedIntCoding,
         *,
         total: int,
-        rotation: int | None,
+        rotation_seed: int | None,
         outs: Sequence[Tensor],
     ) -> Tensor:
-        """``lane_decode`` of such blocks in words of lanes, each to its tensor; not 0 as above."""
+        """``packed_int_decode`` of such blocks in words of lanes, each to its tensor; not 0 as above."""
         ...

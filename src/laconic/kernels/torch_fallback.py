@@ -9,21 +9,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from laconic.kernels import cpu
-from laconic.kernels.interface import Grid, coded_limit
+from laconic.kernels.interface import Grid, coded_max_nbytes
 from laconic.kernels.reference import *  # noqa: F403
-from laconic.kernels.reference import make_symbols
+from laconic.kernels.reference import grid_symbols
 from laconic.kernels.reference.reductions import put
 
 
-def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
-    section = out.new_empty(coded_limit(symbols.numel(), alphabet), device="cpu")
-    nbytes = cpu.code_symbols(symbols.cpu(), alphabet, coding, section)
+def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
+    section = out.new_empty(coded_max_nbytes(symbols.numel(), alphabet), device="cpu")
+    nbytes = cpu.encode_symbols(symbols.cpu(), alphabet, coding, section)
     out[:nbytes] = section[:nbytes]
     return nbytes
 
 
-def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
-    return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
+def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
+    return encode_symbols(grid_symbols(x, grid), grid.levels, coding, out)
 
 
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:  # type: ignore[no-redef]
@@ -35,5 +35,5 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
     put(out, table.to(out.device)[symbols.long()], weight)
 
 
-def coded_modes(section: Tensor, n: int) -> Tensor:  # type: ignore[no-redef]
-    return cpu.coded_modes(section.cpu(), n)
+def chunk_modes(section: Tensor, n: int) -> Tensor:  # type: ignore[no-redef]
+    return cpu.chunk_modes(section.cpu(), n)

@@ -63,8 +63,8 @@ def test_wrong_kernel_is_caught(monkeypatch, spec, kernel, place, backends) -> N
 
 def test_wrong_selection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     for backend in (cpu, reference):
-        real = backend.topk_write
-        monkeypatch.setattr(backend, "topk_write", lambda x, k, out, _real=real: _real(1.0 / x, k, out))
+        real = backend.topk_encode
+        monkeypatch.setattr(backend, "topk_encode", lambda x, k, out, _real=real: _real(1.0 / x, k, out))
     with pytest.raises(WrongResultError):
         check(codec("topk:0.01"), gradient_like(5000, 0))
 

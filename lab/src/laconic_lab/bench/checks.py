@@ -26,7 +26,7 @@ from laconic.codecs.topk import TopK, kept
 from laconic.codecs.uniform import Uniform
 from laconic.errors import WrongResultError
 from laconic.frames import decode, encode, open_packet
-from laconic.kernels.interface import LANE_BLOCK, MAX_ALPHABET
+from laconic.kernels.interface import MAX_ALPHABET, SUM_BLOCK
 from laconic_lab.bench.coders import uncoded
 
 __all__ = ["PARITY_NUMEL", "check", "relative_error"]
@@ -71,7 +71,7 @@ def check(chain: Chain, x: Tensor, *, seed: int = 0) -> float:
 
 def _same_as_reference(chain: Chain, x: Tensor, seed: int) -> None:
     frame = encode(x, chain, seed=seed)
-    with kernels.use("reference"):
+    with kernels.use_backend("reference"):
         wanted_frame, wanted = encode(x, chain, seed=seed), decode(frame)
     if frame != wanted_frame:
         raise WrongResultError(f"{chain}: the core's bytes differ from the reference's on {x.numel()} values")
@@ -176,8 +176,8 @@ def _qsgd(stage: QSGD, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shared(stage: Shared, x: Tensor) -> tuple[Tensor, Tensor]:
-    level = _bucketed(x, LANE_BLOCK).abs().amax(1) * 2 / (2**stage.bits - 1)
-    return x, _spread(level * (0.501 if stage.round == "nearest" else 1.001), LANE_BLOCK, x.numel())
+    level = _bucketed(x, SUM_BLOCK).abs().amax(1) * 2 / (2**stage.bits - 1)
+    return x, _spread(level * (0.501 if stage.round == "nearest" else 1.001), SUM_BLOCK, x.numel())
 
 
 def _terngrad(stage: TernGrad, x: Tensor) -> tuple[Tensor, Tensor]:

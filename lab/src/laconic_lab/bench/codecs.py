@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.aggregate.homomorphic import Sum, Summing
 from laconic.codecs import Chain, codec
-from laconic.codecs.packed_ints import LaneStage
+from laconic.codecs.packed_ints import PackedIntStage
 from laconic.errors import ConfigError, WrongResultError
 from laconic.frames import decode, encode, encode_into, max_nbytes, open_packet
 from laconic.kernels import cpu
@@ -414,7 +414,7 @@ def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int)
 
 def _sums(chain: Chain, x: Tensor) -> dict[str, Callable[[], object]]:
     """Of a codec whose packets can be added: words of lanes onto words, as on a ring; and at a server."""
-    if not isinstance(chain.values, LaneStage) or chain.selector is not None:
+    if not isinstance(chain.values, PackedIntStage) or chain.selector is not None:
         return {}
     ring = Summing(chain, 1, ring=True)
     words = ring.packet(x, ring.probe(x)).sections[-1]
@@ -427,7 +427,7 @@ def _sums(chain: Chain, x: Tensor) -> dict[str, Callable[[], object]]:
             added.clear()
         added.add(packet)
 
-    return {"sum": lambda: cpu.lane_add(words, total), "collect": collect}
+    return {"sum": lambda: cpu.packed_int_add(words, total), "collect": collect}
 
 
 def _time_peers(spec: str, chain: Chain, x: Tensor, watch: Stopwatch, settings: Settings) -> list[PeerResult]:

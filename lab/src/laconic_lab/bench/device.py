@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Chain, codec
-from laconic.codecs.packed_ints import LaneStage
+from laconic.codecs.packed_ints import PackedIntStage
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.sign import OneBit, Sign
 from laconic.codecs.terngrad import TernGrad
 from laconic.codecs.topk import TopK
 from laconic.errors import ConfigError, WrongResultError
 from laconic.frames import decode, encode
-from laconic.kernels.interface import LANE_BLOCK, LaneCoding, lane_values, lanes_nbytes, num_buckets
+from laconic.kernels.interface import SUM_BLOCK, PackedIntCoding, num_buckets, packed_int_count, packed_ints_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.records import Record
 from laconic_lab.bench import peers
@@ -265,7 +265,7 @@ def _time_codec(spec: str, chain: Chain, x: Tensor, watch: DeviceWatch, settings
     plain: dict[str, Timing] = {}
     with torch.device(x.device), peers.quiet():
         peer = next((each for each in peers.peers_of(chain, x.numel()) if each.name == peers.PLAIN), None)
-        if peer is not None and not (isinstance(chain.values, LaneStage) and chain.values.signs is not None):
+        if peer is not None and not (isinstance(chain.values, PackedIntStage) and chain.values.signs is not None):
             message, unpeel = peer.encode(x), peer.decode
             assert unpeel is not None
             plain = watch.measure(
@@ -334,25 +334,26 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
             "decode_launch": lambda: read(*packet.sections, bucket=bucket, out=out, weight=None),
             "accumulate_launch": lambda: read(*packet.sections, bucket=bucket, out=total, weight=0.5),
         }
-    if isinstance(stage, LaneStage):
+    if isinstance(stage, PackedIntStage):
         _, clips, packed = sections
-        head, rotation = stage.head(1, ring=False), stage.signs
-        factor, noise = stage.clip_factor(head.levels, 1), seed if stage.stochastic else None
-        words = LaneCoding(head.levels, max(8, head.width), False)
-        ring = torch.zeros(lanes_nbytes(lane_values(x.numel(), rotation is not None), words), dtype=torch.uint8,
-                           device=x.device)  # fmt: skip
+        head, rotation_seed = stage.head(1, ring=False), stage.signs
+        factor, rounding_seed = stage.clip_factor(head.levels, 1), seed if stage.stochastic else None
+        words = PackedIntCoding(head.levels, max(8, head.width), False)
+        nbytes = packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), words)
+        ring = torch.zeros(nbytes, dtype=torch.uint8, device=x.device)
         other = torch.ones_like(ring)
-        scale = torch.empty(num_buckets(x.numel(), LANE_BLOCK), device=x.device)
+        scale = torch.empty(num_buckets(x.numel(), SUM_BLOCK), device=x.device)
         return {
-            "encode_launch": lambda: packed_ints.lane_encode(
-                x, head.coding, factor=factor, rotation=rotation, noise=noise, feedback=False, clips=clips, out=packed
+            "encode_launch": lambda: packed_ints.packed_int_encode(
+                x, head.coding, factor=factor, rotation_seed=rotation_seed, rounding_seed=rounding_seed,
+                feedback=False, clips=clips, out=packed
             ),
-            "decode_launch": lambda: packed_ints.lane_decode(
-                packet.sections[2], packet.sections[1], head.coding, total=head.total, rotation=rotation, out=out,
-                weight=None,
+            "decode_launch": lambda: packed_ints.packed_int_decode(
+                packet.sections[2], packet.sections[1], head.coding, total=head.total,
+                rotation_seed=rotation_seed, out=out, weight=None,
             ),
-            "scales": lambda: scale.copy_(packed_ints.block_scales(x, rotation is not None)),
-            "sum": lambda: packed_ints.lane_add(other, ring),
+            "scales": lambda: scale.copy_(packed_ints.block_scales(x, rotation_seed is not None)),
+            "sum": lambda: packed_ints.packed_int_add(other, ring),
         }  # fmt: skip
     return {}
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from laconic.codecs import Chain, Selector, ValueStage
 from laconic.codecs.cast import BF16, FP16, Raw
-from laconic.codecs.packed_ints import LaneStage
+from laconic.codecs.packed_ints import PackedIntStage
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
@@ -148,7 +148,7 @@ class _TorchTernGrad:
 
 
 @dataclass(frozen=True)
-class _TorchLanes:
+class _TorchPackedInts:
     """Levels on a clip per 1,024 values, a byte or two each; the rotation as two products with a 32 x 32 matrix."""
 
     levels: int
@@ -248,10 +248,10 @@ def _value_method(stage: ValueStage | None) -> _Method | None:
         error = 40.0 if stage.norm == "l2" else 12.0
         limit = error / (2 ** (stage.bits - 1) - 1) ** (1 if stage.bits == 2 else 2) + 1e-6
         return _TorchQSGD(stage.bits, stage.bucket, stage.norm == "l2", stage.round == "nearest", limit)
-    if isinstance(stage, LaneStage):
+    if isinstance(stage, PackedIntStage):
         levels = (1 << stage.bits) - 1
         clip = None if stage.signs is None else stage.clip_factor(levels, 1)
-        return _TorchLanes(levels, clip, 0.5 if clip is not None else 8.0 / levels**2)
+        return _TorchPackedInts(levels, clip, 0.5 if clip is not None else 8.0 / levels**2)
     if isinstance(stage, TernGrad):
         return _TorchTernGrad()
     if isinstance(stage, Sign):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from laconic import kernels, wire
-from laconic.aggregate.homomorphic.families import Lanes, LowRank, Sender
+from laconic.aggregate.homomorphic.families import LowRank, PackedInts, Sender
 from laconic.aggregate.homomorphic.summing import Summing, flat_values
 from laconic.codecs import Chain, parse
 from laconic.codecs.memory import ErrorFeedback
 from laconic.codecs.powersgd import Matrix
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError, NonFiniteError
-from laconic.kernels.interface import LANE_BLOCK, lane_values, num_buckets
+from laconic.kernels.interface import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
 
 __all__ = ["Contributor", "ContributorStats", "Joined"]
@@ -60,8 +60,8 @@ class Joined:
         """Each slot's part of something of this length, without what fills its last block unless that is rotated."""
         at = 0
         for size in self.sizes:
-            yield values[at : at + lane_values(size, rotated)]
-            at += num_buckets(size, LANE_BLOCK) * LANE_BLOCK
+            yield values[at : at + packed_int_count(size, rotated)]
+            at += num_buckets(size, SUM_BLOCK) * SUM_BLOCK
 
 
 class Contributor:
@@ -99,10 +99,10 @@ class Contributor:
         return self.summing.chain
 
     @property
-    def _fused(self) -> Lanes | None:
+    def _fused(self) -> PackedInts | None:
         """The family, if the residual is kept where integers are made: nothing stands before the rotation."""
         method = self.summing.method
-        return method if self.feedback and isinstance(method, Lanes) and method.selector is None else None
+        return method if self.feedback and isinstance(method, PackedInts) and method.selector is None else None
 
     def probe(self, slot: str, x: Tensor, *, seed: int = 0) -> Tensor:
         """Begin a round of a slot: what this worker brings to the agreement."""
@@ -114,12 +114,12 @@ class Contributor:
         if not self.feedback or not flat.numel():
             mine.waiting = flat
         else:
-            size = lane_values(flat.numel(), signs is not None)
+            size = packed_int_count(flat.numel(), signs is not None)
             memory = self._memory(slot, mine, size, flat)
             if room is None or room.numel() != size or room.device != flat.device:
                 room = torch.empty(size, device=flat.device)  # otherwise two take turns
             if signs is not None:
-                kernels.of(flat).rotate(flat, signs, memory, room)
+                kernels.backend_for(flat).rotate(flat, signs, memory, room)
             elif memory is None:
                 room.copy_(flat)
             else:
@@ -153,50 +153,62 @@ class Contributor:
     def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> Joined | None:
         """Begin a round of many slots of a GPU; None, and nothing has happened, where they cannot be joined."""
         method, first = self.summing.method, tensors[0]
-        if not isinstance(method, Lanes) or method.selector is not None or len(tensors) < 2 or not self.summing.ring:
+        if (
+            not isinstance(method, PackedInts)
+            or method.selector is not None
+            or len(tensors) < 2
+            or not self.summing.ring
+        ):
             return None
         alike = all(
             x.device == first.device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors
         )
-        backend = kernels.together(first) if alike else None
+        backend = kernels.multi_tensor_backend_for(first) if alike else None
         if backend is None:
             return None
         signs, sizes = method.stage.signs, [x.numel() for x in tensors]
-        blocks = sum(num_buckets(size, LANE_BLOCK) for size in sizes)
+        blocks = sum(num_buckets(size, SUM_BLOCK) for size in sizes)
         residuals: list[Tensor | None] = []
         for slot, x in zip(slots, tensors, strict=True):
             mine = self._slots.setdefault(slot, _Slot())
             mine.spec, mine.waiting, mine.before = TensorSpec.of(x), None, None
-            size = lane_values(x.numel(), signs is not None)
+            size = packed_int_count(x.numel(), signs is not None)
             residuals.append(self._memory(slot, mine, size, x) if self.feedback else None)
-        values = torch.empty(blocks * LANE_BLOCK, device=first.device)
+        values = torch.empty(blocks * SUM_BLOCK, device=first.device)
         backend.gather_blocks(tensors, residuals, signs, values)
         return Joined(slots, sizes, values)
 
     def probe_joined(self, joined: Joined) -> Tensor:
         """What this worker brings to the agreement: a scale for each block."""
-        method = self._lanes
-        return method.bounded(method.stage.scales(joined.values, kernels.of(joined.values)))
+        method = self._packed_ints
+        return method.bounded(method.stage.scales(joined.values, kernels.backend_for(joined.values)))
 
     def encode_joined(self, joined: Joined, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
         """End the round: clips of all blocks, and their integers. What these fail to say is kept for the next round."""
-        method, summing, values = self._lanes, self.summing, joined.values
+        method, summing, values = self._packed_ints, self.summing, joined.values
         head = method.head(summing.workers, summing.ring)
-        noise = Sender(summing.workers, summing.ring, seed, self.worker).dice
+        rounding_seed = Sender(summing.workers, summing.ring, seed, self.worker).rounding_seed
         clips = method.stage.clips(agreed, head)
-        lanes = method.stage.encode_lanes(
-            values, head, clips, kernels.of(values), arena, rotation=None, noise=noise, feedback=self.feedback
+        integers = method.stage.encode_packed_ints(
+            values,
+            head,
+            clips,
+            kernels.backend_for(values),
+            arena,
+            rotation_seed=None,
+            rounding_seed=rounding_seed,
+            feedback=self.feedback,
         )
         if self.feedback:
             rotated = method.stage.signs is not None
             for slot, part in zip(joined.slots, joined.parts(values, rotated), strict=True):
                 self._slots[slot].residual = part
         self.stats.rounds += len(joined.slots)
-        return clips, lanes
+        return clips, integers
 
     def check_joined(self, joined: Joined) -> None:
         """Begin residuals anew that have left float32. Waits for the device, so it comes when all else is under way."""
-        if not self.feedback or kernels.of(joined.values).all_finite(joined.values):
+        if not self.feedback or kernels.backend_for(joined.values).all_finite(joined.values):
             return
         for slot in joined.slots:
             residual = self._slots[slot].residual
@@ -204,9 +216,9 @@ class Contributor:
                 self._overflowed(slot)
 
     @property
-    def _lanes(self) -> Lanes:
+    def _packed_ints(self) -> PackedInts:
         method = self.summing.method
-        assert isinstance(method, Lanes)
+        assert isinstance(method, PackedInts)
         return method
 
     def _overflowed(self, slot: str) -> None:
@@ -237,7 +249,7 @@ class Contributor:
             if fused is None:
                 self.chain.accumulate(packet, values.view(mine.spec.shape), -1.0)
             mine.before, mine.residual = mine.residual, values
-            if not kernels.of(values).all_finite(values):
+            if not kernels.backend_for(values).all_finite(values):
                 self._overflowed(slot)
         mine.waiting = None
         self.stats.rounds += 1

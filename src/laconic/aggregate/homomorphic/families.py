@@ -11,16 +11,16 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs import Chain
 from laconic.codecs.mean import FloatHead, Mean
-from laconic.codecs.packed_ints import LaneHead, LaneStage
+from laconic.codecs.packed_ints import PackedIntHead, PackedIntStage
 from laconic.codecs.powersgd import Matrix, PowerSGD, orthonormal
 from laconic.codecs.randk import RandK
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, InputError
-from laconic.kernels.interface import LANE_BLOCK, NONFINITE, num_buckets
+from laconic.kernels.interface import NONFINITE, SUM_BLOCK, num_buckets
 from laconic.kernels.random import M64, splitmix64
 from laconic.packet import Arena, HeapArena, TensorSpec
 
-__all__ = ["Floats", "Lanes", "LowRank", "Method", "Reduction", "Sender", "Unions", "method_of"]
+__all__ = ["Floats", "LowRank", "Method", "PackedInts", "Reduction", "Sender", "Unions", "method_of"]
 
 Reduction = Literal["max", "sum", "or"]
 """How probes become an agreement."""
@@ -41,7 +41,7 @@ class Sender(NamedTuple):
     worker: int
 
     @property
-    def dice(self) -> int:
+    def rounding_seed(self) -> int:
         """A seed of its own for each worker and round."""
         return splitmix64((self.seed & M64) ^ splitmix64(self.worker & M64))
 
@@ -71,25 +71,25 @@ def _workers(workers: int) -> None:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class PackedInts:
     """Integers on shared scales, of all values or of those at random places."""
 
-    stage: LaneStage
+    stage: PackedIntStage
     selector: RandK | None
     by: ClassVar[Reduction] = "max"
 
-    def head(self, workers: int, ring: bool) -> LaneHead:
+    def head(self, workers: int, ring: bool) -> PackedIntHead:
         return self.stage.head(workers, ring=ring)
 
     def check(self, workers: int, ring: bool) -> None:
         self.head(workers, ring)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
-        backend, key = kernels.of(x), 0
+        backend, amax_bits = kernels.backend_for(x), 0
         if self.selector is not None:
-            _, x, key = self.selector.take(x, backend, HeapArena(x.device), seed)
+            _, x, amax_bits = self.selector.take(x, backend, HeapArena(x.device), seed)
         scales = self.stage.scales(x, backend)
-        if key >= NONFINITE:  # among the values that are not sent
+        if amax_bits >= NONFINITE:  # among the values that are not sent
             scales = torch.full_like(scales, UNUSABLE)
         return self.bounded(scales)
 
@@ -103,17 +103,19 @@ class Lanes:
     def sections(
         self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender, feedback: bool = False
     ) -> Sections:
-        backend, head = kernels.of(x), self.head(sender.workers, sender.ring)
+        backend, head = kernels.backend_for(x), self.head(sender.workers, sender.ring)
         side: Sections = ()
         if self.selector is not None:
             section, x, _ = self.selector.take(x, backend, arena, sender.seed)
             side = (section,)
-        _same_shape(agreed, (num_buckets(x.numel(), LANE_BLOCK),), torch.float32)
+        _same_shape(agreed, (num_buckets(x.numel(), SUM_BLOCK),), torch.float32)
         if bool((agreed < 0).any()):
             raise InputError("agreed scales cannot be negative")
         clips = self.stage.clips(agreed.to(x.device), head)
-        noise = sender.dice
-        return *side, *self.stage.encode_sum(x, head, clips, backend, arena, noise=noise, feedback=feedback)
+        rounding_seed = sender.rounding_seed
+        return *side, *self.stage.encode_sum(
+            x, head, clips, backend, arena, rounding_seed=rounding_seed, feedback=feedback
+        )
 
 
 @dataclass(frozen=True)
@@ -128,15 +130,15 @@ class Floats:
         _workers(workers)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
-        return torch.full((1,), 0.0 if kernels.of(x).all_finite(x) else UNUSABLE, device=x.device)
+        return torch.full((1,), 0.0 if kernels.backend_for(x).all_finite(x) else UNUSABLE, device=x.device)
 
     def usable(self, agreed: Tensor) -> bool:
         return bool((agreed < UNUSABLE).all())
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         _same_shape(agreed, (1,), torch.float32)
-        section, values, _ = self.selector.take(x, kernels.of(x), arena, sender.seed)
-        return section, *self.stage.encode_sum(values, FloatHead(sender.workers, 1), kernels.of(x), arena)
+        section, values, _ = self.selector.take(x, kernels.backend_for(x), arena, sender.seed)
+        return section, *self.stage.encode_sum(values, FloatHead(sender.workers, 1), kernels.backend_for(x), arena)
 
 
 @dataclass(frozen=True)
@@ -151,17 +153,19 @@ class Unions:
         _workers(workers)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
-        return self.selector.bitmap(x, kernels.of(x))
+        return self.selector.bitmap(x, kernels.backend_for(x))
 
     def usable(self, agreed: Tensor) -> bool:
         return not int(agreed[-1])
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         _same_shape(agreed, (-(-x.numel() // 8) + 1,), torch.uint8)
-        taken = self.selector.take(x, agreed.to(x.device), kernels.of(x), arena)
+        taken = self.selector.take(x, agreed.to(x.device), kernels.backend_for(x), arena)
         if taken is None:  # zero for everybody
             return ()
-        return taken.section, *self.stage.encode_sum(taken.values, FloatHead(sender.workers, 1), kernels.of(x), arena)
+        return taken.section, *self.stage.encode_sum(
+            taken.values, FloatHead(sender.workers, 1), kernels.backend_for(x), arena
+        )
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ class LowRank:
         return self.stage.shaped(spec.shape)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int, start: Tensor | None = None) -> Tensor:
-        matrix, backend = self.matrix(spec), kernels.of(x)
+        matrix, backend = self.matrix(spec), kernels.backend_for(x)
         if not backend.all_finite(x):
             fill = torch.full((matrix.rows * matrix.r,), UNUSABLE, device=x.device)
             return fill.view(matrix.rows, matrix.r)
@@ -194,14 +198,14 @@ class LowRank:
         matrix = self.matrix(spec)
         _same_shape(agreed, (matrix.rows, matrix.r), torch.float32)
         p = torch.eye(matrix.rows, device=x.device) if matrix.whole else orthonormal(agreed.to(x.device))
-        return matrix.encode_sum(x, p, FloatHead(sender.workers, 1), kernels.of(x), arena)
+        return matrix.encode_sum(x, p, FloatHead(sender.workers, 1), kernels.backend_for(x), arena)
 
 
 def method_of(chain: Chain) -> Method | None:
     """How packets of a codec are added; None when they cannot be."""
     selector, values = chain.selector, chain.values
-    if isinstance(values, LaneStage) and (selector is None or isinstance(selector, RandK)):
-        return Lanes(values, selector)
+    if isinstance(values, PackedIntStage) and (selector is None or isinstance(selector, RandK)):
+        return PackedInts(values, selector)
     if isinstance(values, Mean) and isinstance(selector, RandK):
         return Floats(values, selector)
     if isinstance(values, Mean) and isinstance(selector, Union):

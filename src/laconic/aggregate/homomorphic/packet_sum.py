@@ -11,11 +11,11 @@ from laconic import kernels, wire
 from laconic.aggregate.homomorphic.families import method_of
 from laconic.codecs import Chain, codec
 from laconic.codecs.mean import FloatHead
-from laconic.codecs.packed_ints import HEAD_NBYTES, LaneHead, LaneStage
+from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStage
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import open_packet
-from laconic.kernels.interface import GROUP, lane_values, num_buckets, packed_nbytes
+from laconic.kernels.interface import GROUP, num_buckets, packed_int_count, packed_nbytes
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec, oom_as_frame_error
 from laconic.wire import MAX_NUMEL, Buffer
 
@@ -52,7 +52,7 @@ def count(frame: Packet | Buffer, *, max_numel: int = MAX_NUMEL) -> int:
 
 
 def _is_integers(chain: Chain) -> bool:
-    return isinstance(chain.values, LaneStage)
+    return isinstance(chain.values, PackedIntStage)
 
 
 def _kept(packet: Packet, chain: Chain) -> int:
@@ -60,8 +60,8 @@ def _kept(packet: Packet, chain: Chain) -> int:
     return n if chain.selector is None else chain.selector.head(packet.sections[0], n).kept
 
 
-def _integers_head(packet: Packet, chain: Chain) -> LaneHead:
-    assert isinstance(chain.values, LaneStage)
+def _integers_head(packet: Packet, chain: Chain) -> PackedIntHead:
+    assert isinstance(chain.values, PackedIntStage)
     return chain.values.read_head(packet.sections[-3:], _kept(packet, chain))
 
 
@@ -94,10 +94,10 @@ def _fitting(count: int, more: int, workers: int) -> int:
 class _Integers:
     """Packed vertically in lanes of 8, 16 or 32 bits; or in the words of lanes that a ring sends."""
 
-    def __init__(self, packet: Packet, chain: Chain, head: LaneHead, room: Tensor) -> None:
-        assert isinstance(chain.values, LaneStage)
+    def __init__(self, packet: Packet, chain: Chain, head: PackedIntHead, room: Tensor) -> None:
+        assert isinstance(chain.values, PackedIntStage)
         self.head, self.count = head, 0
-        self.values = lane_values(_kept(packet, chain), chain.values.signs is not None)
+        self.values = packed_int_count(_kept(packet, chain), chain.values.signs is not None)
         *side, _, clips, lanes = packet.sections
         self.side, self.clips = tuple(section.clone() for section in side), _scales(clips)
         most = self.head.levels * self.head.workers
@@ -106,8 +106,8 @@ class _Integers:
         fits = room.numel() == size and room.device == lanes.device
         self.room = room.zero_() if fits else torch.zeros(size, dtype=torch.uint8, device=lanes.device)
 
-    def add(self, packet: Packet, head: LaneHead | FloatHead | None) -> None:
-        assert isinstance(head, LaneHead)
+    def add(self, packet: Packet, head: PackedIntHead | FloatHead | None) -> None:
+        assert isinstance(head, PackedIntHead)
         ours = self.head
         if (head.packed, head.levels, head.workers) != (ours.packed, ours.levels, ours.workers) or not (
             head.packed or head.width == ours.width
@@ -118,19 +118,19 @@ class _Integers:
         if side or self.side:
             _same(self.side, tuple(side), "entries")
         _same((self.clips,), (clips,), "scales")
-        backend = kernels.of(lanes)
-        if head.total != (1 << head.width) - 1 and backend.lane_largest(lanes, self.values, head.coding) > head.total:
+        backend = kernels.backend_for(lanes)
+        if head.total != (1 << head.width) - 1 and backend.packed_int_max(lanes, self.values, head.coding) > head.total:
             raise FrameError(f"an integer in the frame is above {head.total}, the most its senders can make")
         if head.packed:
-            backend.lane_accumulate(lanes, self.values, head.width, self.lane, self.room)
+            backend.packed_int_accumulate(lanes, self.values, head.width, self.lane, self.room)
         else:
-            backend.lane_add(lanes, self.room)
+            backend.packed_int_add(lanes, self.room)
         self.count = count
 
     @property
-    def _head_now(self) -> LaneHead:
+    def _head_now(self) -> PackedIntHead:
         head = replace(self.head, count=self.count)
-        return LaneHead.for_server(head.levels, head.workers, head.count) if head.packed else head
+        return PackedIntHead.for_server(head.levels, head.workers, head.count) if head.packed else head
 
     def section_nbytes(self) -> list[int]:
         lanes = packed_nbytes(self.values, self._head_now.width) if self.head.packed else self.room.numel()
@@ -143,7 +143,7 @@ class _Integers:
             section.copy_(mine)
         head.write(top)
         if head.packed:
-            kernels.of(lanes).lane_pack(self.room, self.values, self.lane, head.width, lanes)
+            kernels.backend_for(lanes).packed_int_repack(self.room, self.values, self.lane, head.width, lanes)
         else:
             lanes.copy_(self.room)
         return *side, top, clips, lanes
@@ -163,7 +163,7 @@ class _Floats:
     def count(self) -> int:
         return self.head.count
 
-    def add(self, packet: Packet, head: LaneHead | FloatHead | None) -> None:
+    def add(self, packet: Packet, head: PackedIntHead | FloatHead | None) -> None:
         assert isinstance(head, FloatHead)
         if head.workers != self.head.workers:
             raise FrameError(f"the sum is for {self.head.workers} workers, the frame for {head.workers}")
@@ -171,7 +171,7 @@ class _Floats:
         *side, _, values = packet.sections
         _same(self.side, tuple(side), "entries")
         total = self.room.view(torch.float32) + values.clone().view(torch.float32)
-        if not kernels.of(total).all_finite(total):
+        if not kernels.backend_for(total).all_finite(total):
             raise FrameError("the sum would leave float32, or the frame holds a value that is not finite")
         self.room.view(torch.float32).copy_(total)
         self.head = replace(self.head, count=count)
@@ -223,16 +223,16 @@ class Sum:
     def add(self, frame: Packet | Buffer) -> None:
         """Add a worker's packet, or the sum of several."""
         packet, chain = _open(frame, self.max_numel)
-        head: LaneHead | FloatHead | None = None
+        head: PackedIntHead | FloatHead | None = None
         if packet.sections:
             head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
         self._add(packet, chain, head)
 
-    def add_integers(self, packet: Packet, head: LaneHead) -> None:
+    def add_integers(self, packet: Packet, head: PackedIntHead) -> None:
         """Add a packet of ``shared`` or ``thc`` that the caller has read and checked: its head, and all sizes."""
         self._add(packet, codec(packet.codec), head)
 
-    def _add(self, packet: Packet, chain: Chain, head: LaneHead | FloatHead | None) -> None:
+    def _add(self, packet: Packet, chain: Chain, head: PackedIntHead | FloatHead | None) -> None:
         if self._first is None:
             if head is not None:
                 if self.workers not in (None, head.workers):
@@ -240,7 +240,7 @@ class Sum:
                 with oom_as_frame_error(packet.spec.numel):
                     total = (
                         _Integers(packet, chain, head, self._room)
-                        if isinstance(head, LaneHead)
+                        if isinstance(head, PackedIntHead)
                         else _Floats(packet, head, self._room)
                     )
                     total.add(packet, head)

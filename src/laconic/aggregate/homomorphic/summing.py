@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic import wire
-from laconic.aggregate.homomorphic.families import UNUSABLE, Lanes, Method, Reduction, Sender, method_of
+from laconic.aggregate.homomorphic.families import UNUSABLE, Method, PackedInts, Reduction, Sender, method_of
 from laconic.codecs import Chain, codec
 from laconic.codecs.mean import Mean
 from laconic.errors import ConfigError, InputError, NonFiniteError
@@ -108,7 +108,7 @@ class Summing:
 
         What outgrows them is clipped, and error feedback sends it later.
         """
-        if not isinstance(self.method, Lanes):
+        if not isinstance(self.method, PackedInts):
             raise ConfigError(f"{self.chain.text!r} has no scales to carry over to the next round")
         return torch.clamp(agreed * CARRY, max=UNUSABLE / 2)
 

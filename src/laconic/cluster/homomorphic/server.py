@@ -27,10 +27,10 @@ from laconic.aggregate.homomorphic import Sum, Summing
 from laconic.cluster.protocol import Frame
 from laconic.codecs import parse
 from laconic.codecs.memory import ErrorFeedback
-from laconic.codecs.packed_ints import HEAD_NBYTES, LaneHead, LaneStage
+from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStage
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import max_nbytes, open_packet
-from laconic.kernels.interface import LANE_BLOCK, lane_values, lanes_nbytes, num_buckets
+from laconic.kernels.interface import SUM_BLOCK, num_buckets, packed_int_count, packed_ints_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.wire import Buffer
 
@@ -46,21 +46,21 @@ def check_summable(spec: str, workers: int) -> Summing:
     memories, chain = parse(spec)
     if any(not isinstance(stage, ErrorFeedback) for stage in memories):
         raise ConfigError(f"returns=sum keeps error feedback only, as in 'ef|thc:4', got {spec!r}")
-    if chain.selector is not None or chain.coder is not None or not isinstance(chain.values, LaneStage):
+    if chain.selector is not None or chain.coder is not None or not isinstance(chain.values, PackedIntStage):
         raise ConfigError(f"returns=sum adds integers on agreed scales: push and push_small take 'shared:8', 'thc:4' "
                           f"and the like, with 'ef|' or without, got {spec!r}")  # fmt: skip
     return Summing(chain, workers)
 
 
 def num_scales(numel: int) -> int:
-    return num_buckets(numel, LANE_BLOCK)
+    return num_buckets(numel, SUM_BLOCK)
 
 
 def message_limit(like: Tensor) -> int:
     """The most bytes that a bundle of a slot can have, be it of one worker or the sum of all; a weight's frame, too."""
     scales = num_scales(like.numel())
     room = max_nbytes("none", like) + 3 * max_nbytes("none", TensorSpec((scales,), torch.float32))
-    return room + 4 * scales * LANE_BLOCK + 1024
+    return room + 4 * scales * SUM_BLOCK + 1024
 
 
 def pack_scales(bits: Tensor) -> bytearray:
@@ -116,20 +116,20 @@ class SlotSum:
     summing: Summing
 
     @cached_property
-    def stage(self) -> LaneStage:
+    def stage(self) -> PackedIntStage:
         stage = self.summing.chain.values
-        assert isinstance(stage, LaneStage)
+        assert isinstance(stage, PackedIntStage)
         return stage
 
     @cached_property
-    def head(self) -> LaneHead:
+    def head(self) -> PackedIntHead:
         """How each worker lays out its integers."""
         return self.stage.head(self.summing.workers, ring=False)
 
     @property
     def lanes(self) -> int:
         """Integers of a worker: a rotation's blocks are full."""
-        return lane_values(self.numel, self.stage.signs is not None)
+        return packed_int_count(self.numel, self.stage.signs is not None)
 
     @cached_property
     def mould(self) -> PartMould | None:
@@ -153,7 +153,7 @@ class PartMould:
     """
 
     def __init__(self, how: SlotSum) -> None:
-        scales, lanes = 4 * how.num_scales, lanes_nbytes(how.lanes, how.head.coding)
+        scales, lanes = 4 * how.num_scales, packed_ints_nbytes(how.lanes, how.head.coding)
         self._codec, self._spec = how.summing.chain.text, TensorSpec(how.shape, torch.float32)
         self._scales = wire.FrameTemplate("none", TensorSpec((how.num_scales,), torch.float32), [scales])
         self._sum = wire.FrameTemplate(self._codec, self._spec, [HEAD_NBYTES, scales, lanes])
@@ -198,7 +198,7 @@ class Part:
     frame: Frame
     scales: Tensor
     packet: Packet | None
-    head: LaneHead
+    head: PackedIntHead
 
     @classmethod
     def of(cls, how: SlotSum, message: Frame) -> Part:

@@ -15,7 +15,7 @@ from laconic import kernels
 from laconic.aggregate.homomorphic import Contributor, Summing
 from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.mean import FloatHead
-from laconic.codecs.packed_ints import LaneHead, LaneStage
+from laconic.codecs.packed_ints import PackedIntHead, PackedIntStage
 from laconic.collective.stats import ExchangeStats
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
@@ -124,7 +124,7 @@ class Reducer:
         self.nonfinite = nonfinite
         self.carry = carry
         self.contributor = Contributor(spec, workers=dist.get_world_size(group), worker=dist.get_rank(group), ring=True)
-        if carry and not (self.contributor.feedback and isinstance(self.summing.chain.values, LaneStage)):
+        if carry and not (self.contributor.feedback and isinstance(self.summing.chain.values, PackedIntStage)):
             raise ConfigError(f"{spec!r}: carried-over scales clip, which 'ef' before 'shared' or 'thc' makes good")
         self.stats = ExchangeStats() if ledger is None else ledger
         self._warn_once = LogOnce("stats")
@@ -197,7 +197,12 @@ class Reducer:
 
     def _parts(self, slot: str, x: Tensor, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         chain = self.summing.chain
-        if x.numel() <= PART or not isinstance(chain.values, LaneStage) or chain.selector is not None or self.carry:
+        if (
+            x.numel() <= PART
+            or not isinstance(chain.values, PackedIntStage)
+            or chain.selector is not None
+            or self.carry
+        ):
             yield slot, x, out
             return
         flat, into = flat_values(x), out.view(-1)
@@ -311,9 +316,11 @@ class Reducer:
             work.wait()
         with self.stats.during("decode_s"):
             head = replace(self._head, count=int(words[-1]))
-            backend, stage = kernels.together(values[0]), self.summing.chain.values
-            assert backend is not None and isinstance(stage, LaneStage)
-            flag = backend.scatter_lanes(lanes, clips, head.coding, total=head.total, rotation=stage.signs, outs=values)
+            backend, stage = kernels.multi_tensor_backend_for(values[0]), self.summing.chain.values
+            assert backend is not None and isinstance(stage, PackedIntStage)
+            flag = backend.packed_int_decode_all(
+                lanes, clips, head.coding, total=head.total, rotation_seed=stage.signs, outs=values
+            )
             self.contributor.check_joined(joined)
             if int(flag):
                 raise FrameError(f"the sum of {head.count} ranks has a value above {head.total}")
@@ -382,7 +389,7 @@ class Reducer:
             if dist.get_backend(self.group) != "nccl":
                 self._reduce(bits, dist.ReduceOp.BOR).wait()
                 return bits
-            backend = kernels.of(bits)  # NCCL knows no OR: a byte for each bit, and their maximum
+            backend = kernels.backend_for(bits)  # NCCL knows no OR: a byte for each bit, and their maximum
             wide = backend.unpack_symbols(bits, 8 * bits.numel(), 2, False)
             self._reduce(wide, dist.ReduceOp.MAX).wait()
             backend.pack_symbols(wide, 2, False, bits)
@@ -390,12 +397,12 @@ class Reducer:
 
     @property
     def _integers(self) -> bool:
-        return isinstance(self.summing.chain.values, LaneStage)
+        return isinstance(self.summing.chain.values, PackedIntStage)
 
     @property
-    def _head(self) -> LaneHead:
+    def _head(self) -> PackedIntHead:
         stage = self.summing.chain.values
-        assert isinstance(stage, LaneStage)
+        assert isinstance(stage, PackedIntStage)
         return stage.head(self.summing.workers, ring=True)
 
     def _leave_out(self, out: Tensor) -> None:

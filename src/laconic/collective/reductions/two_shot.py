@@ -72,7 +72,7 @@ class _Shard:
     seed: int
     """Of the slot and its round: the same on all ranks, whatever else travels with it."""
 
-    def dice(self, sender: int) -> int:
+    def rounding_seed(self, sender: int) -> int:
         """A seed of its own for each sender."""
         return splitmix64(self.seed ^ splitmix64(sender ^ _hash(self.name)))
 
@@ -262,7 +262,7 @@ class TwoShot:
         def encode(room: Tensor) -> list[tuple[int, int] | None]:
             sent = [shard for shard in shards if shard.name not in lost]
             names, values = [shard.name for shard in sent], [shard.values for shard in sent]
-            found = channel.encode_all_into(names, values, room, seeds=[shard.dice(sender) for shard in sent])
+            found = channel.encode_all_into(names, values, room, seeds=[shard.rounding_seed(sender) for shard in sent])
             spans = dict(zip(names, found, strict=True))
             for name in [name for name in names if spans[name] is None]:
                 if self.nonfinite == "skip" and channel is self.there:
@@ -288,7 +288,7 @@ class TwoShot:
                     self._say_skipped(shard.name)
                 shard.values.zero_()
             elif self._own_encoded:
-                own = self.there.encode(shard.name, shard.values, seed=shard.dice(self.peers.rank))
+                own = self.there.encode(shard.name, shard.values, seed=shard.rounding_seed(self.peers.rank))
                 self._add(own, shard.values.zero_(), weight)
             else:
                 exact.append(shard.values)
@@ -379,6 +379,6 @@ class TwoShot:
 
 def _all_finite(shards: Sequence[_Shard]) -> list[bool]:
     values = [shard.values for shard in shards]
-    if len(values) > 1 and kernels.together(values[0]) is not None:
-        return [key < NONFINITE for key in multi_tensor.largest_all(values)]
-    return [kernels.of(x).all_finite(x) for x in values]
+    if len(values) > 1 and kernels.multi_tensor_backend_for(values[0]) is not None:
+        return [amax_bits < NONFINITE for amax_bits in multi_tensor.amax_bits_all(values)]
+    return [kernels.backend_for(x).all_finite(x) for x in values]

@@ -8,18 +8,18 @@ from torch import Tensor
 from laconic import _core
 from laconic.errors import InputError
 from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, refuse, symbols_at, threads, weight_of
-from laconic.kernels.interface import CHUNK, MAX_ALPHABET, Grid, LinearGrid, coded_limit, symbol_dtype
+from laconic.kernels.interface import CHUNK, MAX_ALPHABET, Grid, LinearGrid, coded_max_nbytes, symbol_dtype
 
 
-def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
     n = symbols.numel()
-    room = bytes_at(out, coded_limit(n, alphabet))
+    room = bytes_at(out, coded_max_nbytes(n, alphabet))
     return _core.code_symbols(symbols_at(symbols, alphabet), n, alphabet, coding, room, threads())
 
 
-def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     n = x.numel()
-    room = bytes_at(out, coded_limit(n, grid.levels))
+    room = bytes_at(out, coded_max_nbytes(n, grid.levels))
     if isinstance(grid, LinearGrid):
         return _core.code_linear(floats_at(x), n, *grid, coding, room, threads())
     return _core.code_uniform(floats_at(x), n, *grid, coding, room, threads())
@@ -40,7 +40,7 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
     refuse(valid, f"{n} symbols of {alphabet} that no coder wrote")
 
 
-def coded_modes(section: Tensor, n: int) -> Tensor:
+def chunk_modes(section: Tensor, n: int) -> Tensor:
     modes = torch.empty(-(-n // CHUNK), dtype=torch.uint8)
     refuse(_core.coded_modes(section.data_ptr(), section.numel(), n, modes.data_ptr()), "chunks that do not fit")
     return modes

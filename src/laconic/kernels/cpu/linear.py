@@ -48,13 +48,13 @@ def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
 
 
 def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
-    low, high, key = value_range(x)
+    low, high, amax_bits = value_range(x)
     low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high or key >= NONFINITE:
-        return low, high, key, []
-    return low, high, key, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
+    if low == high or amax_bits >= NONFINITE:
+        return low, high, amax_bits, []
+    return low, high, amax_bits, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
 
 
 def unpack_symbols(packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:
@@ -70,7 +70,7 @@ def pack_symbols(symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> No
     _core.pack_symbols(symbols_at(symbols, alphabet), n, alphabet, trits, bytes_at(out, nbytes))
 
 
-def make_symbols(x: Tensor, grid: Grid) -> Tensor:
+def grid_symbols(x: Tensor, grid: Grid) -> Tensor:
     out = torch.empty(x.numel(), dtype=symbol_dtype(grid.levels))
     if isinstance(grid, LinearGrid):
         _core.linear_symbols(floats_at(x), x.numel(), *grid, out.data_ptr(), threads())

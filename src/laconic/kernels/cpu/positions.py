@@ -21,9 +21,9 @@ from laconic.kernels.interface import (
 from laconic.kernels.reference.positions import grown
 
 
-def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
-    positions, values, key = topk(x, k)
-    return positions_code(positions, x.numel(), out), values, key
+def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+    positions, values, amax_bits = topk(x, k)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
 
 
 def positions_plan(positions: Tensor, n: int) -> PositionPlan:
@@ -36,13 +36,13 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
     _core.write_positions(address, k, is_wide(positions), mode, low_bits, nbytes, bytes_at(out, nbytes))
 
 
-def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
+def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
     plan = positions_plan(positions, n)
     positions_write(positions, n, plan, out[: plan.nbytes])
     return plan.nbytes
 
 
-def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     mode, low_bits, k = header
     wide, positions = index_room(n, k)
     if mode == ALL:
@@ -53,11 +53,11 @@ def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     return positions
 
 
-def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
     header = read_positions_header(section, out.numel())
     if header.kept != values.numel():
         return False
-    positions = positions_read(section, out.numel(), header)
+    positions = positions_decode(section, out.numel(), header)
     refuse(all_finite(values), "a value that is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
     return True
@@ -71,7 +71,7 @@ def _grown(values: Tensor, gain: float) -> tuple[Tensor, bool]:
     return out, _core.grow(floats_at(values), values.numel(), gain, out.data_ptr())
 
 
-def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     values, finite = _grown(values, gain)
     refuse(finite, "a value that is not finite")
     positions = random_positions(out.numel(), values.numel(), read_seed(section), out)

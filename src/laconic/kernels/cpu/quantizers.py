@@ -58,12 +58,12 @@ def qsgd_feedback(
     packed: Tensor,
 ) -> int:
     residual.add_(x)
-    key = qsgd_encode(
+    amax_bits = qsgd_encode(
         residual, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
     )
-    if 0 < key < NONFINITE:
+    if 0 < amax_bits < NONFINITE:
         qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=residual, weight=-1.0)
-    return key
+    return amax_bits
 
 
 def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
@@ -98,17 +98,17 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
 
 
 def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
-    low, high, key = value_range(x)
+    low, high, amax_bits = value_range(x)
     low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
-    if not 0 < key < NONFINITE:
-        return low, high, key
+    if not 0 < amax_bits < NONFINITE:
+        return low, high, amax_bits
     write_bytes(bounds, struct.pack("<2f", low, high))
     n, bits = x.numel(), (levels - 1).bit_length()
     if low < high:
         _core.uniform_encode(
             floats_at(x), n, low, high, levels, bits, bytes_at(packed, packed_nbytes(n, bits)), threads()
         )
-    return low, high, key
+    return low, high, amax_bits
 
 
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:

@@ -18,7 +18,7 @@ def _as_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 else x.to(torch.float32)
 
 
-def _key(values: Tensor) -> int:
+def _amax_bits(values: Tensor) -> int:
     return _core.largest_key(values.data_ptr(), values.numel(), threads()) if values.numel() else 0
 
 
@@ -28,11 +28,11 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
         values = torch.empty(k, dtype=torch.float64)
         _core.topk_double(x.data_ptr(), n, k, wide, positions.data_ptr(), values.data_ptr())
-        return positions, values, reference.key_of_any(values)
+        return positions, values, reference.amax_bits_any_dtype(values)
     flat = _as_float32(x)  # held by name: an address does not keep its tensor alive
     values = torch.empty(k, dtype=torch.float32)
-    key = _core.topk(floats_at(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), threads())
-    return positions, values if x is flat else values.to(x.dtype), key
+    amax_bits = _core.topk(floats_at(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), threads())
+    return positions, values if x is flat else values.to(x.dtype), amax_bits
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
@@ -56,12 +56,12 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     if count < 0:
         return topk(x, k)
     values = values[:count]
-    return positions[:count], values if x is flat else values.to(x.dtype), _key(values)
+    return positions[:count], values if x is flat else values.to(x.dtype), _amax_bits(values)
 
 
-def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
-        return reference.above(x, threshold)
+        return reference.threshold_select(x, threshold)
     n, flat = x.numel(), _as_float32(x)
     (limit,) = struct.unpack("<I", struct.pack("<f", threshold))
     count = _core.count_above(floats_at(flat), n, limit, threads())
@@ -70,7 +70,7 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     found = _core.above(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
     if found < count:
         positions, values = positions[:found], values[:found]
-    return positions, values if x is flat else values.to(x.dtype), _key(values)
+    return positions, values if x is flat else values.to(x.dtype), _amax_bits(values)
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
@@ -80,13 +80,13 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return positions
 
 
-def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
     write_seed(section, seed)
-    key = _key(x) if x.dtype == torch.float32 else reference.key_of_any(x)
+    amax_bits = _amax_bits(x) if x.dtype == torch.float32 else reference.amax_bits_any_dtype(x)
     positions = random_positions(x.numel(), k, seed, x)
     values = torch.empty(k, dtype=x.dtype)
     assert x.is_contiguous() and x.is_cpu, x
     _core.gather(
         x.data_ptr(), x.element_size(), positions.data_ptr(), k, is_wide(positions), values.data_ptr(), threads()
     )
-    return values, key
+    return values, amax_bits

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.reference.reductions import key_of, put
+from laconic.kernels.reference.reductions import amax_bits_of, put
 
 FLOAT16_MAX = 65504.0
 BFLOAT16_MAX = float(torch.finfo(torch.bfloat16).max)
@@ -42,10 +42,10 @@ def raw_decode(section: Tensor, dtype: torch.dtype, out: Tensor, weight: float |
 
 def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
     """Round float32 to 16 bits, saturating; returns the key and how many values saturated."""
-    key = key_of(x)
+    amax_bits = amax_bits_of(x)
     limit, dtype = (FLOAT16_MAX, torch.float16) if to == "fp16" else (BFLOAT16_MAX, torch.bfloat16)
     out.copy_(x.clamp(-limit, limit).to(dtype).view(torch.uint8))
-    return key, int((x.abs() > limit).sum())
+    return amax_bits, int((x.abs() > limit).sum())
 
 
 def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None) -> None:

@@ -38,7 +38,7 @@ from laconic.kernels.reference.code_tables import (
     share_out,
     write_book,
 )
-from laconic.kernels.reference.linear import make_symbols
+from laconic.kernels.reference.linear import grid_symbols
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.reductions import put
 
@@ -154,7 +154,7 @@ def _chunk(symbols: Tensor, alphabet: int, coding: int) -> bytes:
     return head + write(symbols.tolist(), counts)
 
 
-def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
     """Write a section; returns its bytes."""
     chunks = [_chunk(part, alphabet, coding) for part in torch.split(symbols.cpu().to(torch.int64), CHUNK)]
     section = struct.pack(f"<{len(chunks)}I", *map(len, chunks)) + b"".join(chunks)
@@ -162,8 +162,8 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     return len(section)
 
 
-def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
-    return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
+def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+    return encode_symbols(grid_symbols(x, grid), grid.levels, coding, out)
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -288,5 +288,5 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
     put(out, table.to(out.device)[symbols.long()], weight)
 
 
-def coded_modes(section: Tensor, n: int) -> Tensor:
+def chunk_modes(section: Tensor, n: int) -> Tensor:
     return torch.tensor([chunk[0] for chunk, _ in chunks_of(bytes(section.tolist()), n)])

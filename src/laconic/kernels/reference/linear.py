@@ -18,7 +18,7 @@ def linear_symbols(x: Tensor, grid: LinearGrid) -> Tensor:
     return bins.clamp(0.0, float(grid.levels - 1)).to(torch.int64)
 
 
-def make_symbols(x: Tensor, grid: Grid) -> Tensor:
+def grid_symbols(x: Tensor, grid: Grid) -> Tensor:
     """The bin of each value on either kind of grid, as a coder takes it."""
     bins = linear_symbols(x, grid) if isinstance(grid, LinearGrid) else uniform_symbols(x, *grid)
     return bins.to(symbol_dtype(grid.levels))
@@ -60,13 +60,13 @@ def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) 
 
     No counts where the range is a point, or a value is not finite.
     """
-    low, high, key = value_range(x)
+    low, high, amax_bits = value_range(x)
     low, high = low + 0.0, high + 0.0
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high or key >= NONFINITE:
-        return low, high, key, []
-    return low, high, key, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
+    if low == high or amax_bits >= NONFINITE:
+        return low, high, amax_bits, []
+    return low, high, amax_bits, histogram(sample(x, count, seed), LinearGrid.over(low, high, bins)).tolist()
 
 
 def unpack_symbols(packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:

@@ -7,12 +7,19 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import CLIP_LIMIT, LANE_BLOCK, NONFINITE, LaneCoding, lane_values, lanes_nbytes
+from laconic.kernels.interface import (
+    CLIP_LIMIT,
+    NONFINITE,
+    SUM_BLOCK,
+    PackedIntCoding,
+    packed_int_count,
+    packed_ints_nbytes,
+)
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.reductions import (
     FLOAT32_MAX,
+    amax_bits_of,
     in_buckets,
-    key_of,
     pairwise_sum,
     put,
     read_floats,
@@ -50,7 +57,7 @@ def rotation_signs(n: int, seed: int, device: torch.device) -> Tensor:
 
 def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
     """H (s x) / 32 by blocks, the last padded with zeros; plus ``more``, of the rotated length, when given."""
-    rows = in_buckets(x, LANE_BLOCK)
+    rows = in_buckets(x, SUM_BLOCK)
     turned = hadamard(rows * _like(2.0**-5, x) * rotation_signs(rows.numel(), seed, x.device).view_as(rows)).view(-1)
     out.copy_(turned if more is None else more + turned)
 
@@ -58,40 +65,40 @@ def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
 # ----------------------------------------------------------------------------------------------------- lane packing
 
 
-def write_lanes(symbols: Tensor, width: int, out: Tensor) -> None:
+def write_words(symbols: Tensor, width: int, out: Tensor) -> None:
     """32 // width symbols a word, none across two words. By blocks of 1,024: rows of 8, a word for each column."""
-    rows = in_buckets(symbols.to(torch.int64), LANE_BLOCK)
-    lanes = 32 // width
-    vectors = -(-(LANE_BLOCK // 8) // lanes)
-    padded = torch.zeros(rows.shape[0], vectors * lanes * 8, dtype=torch.int64, device=rows.device)
-    padded[:, :LANE_BLOCK] = rows
-    shifts = (torch.arange(lanes, device=rows.device) * width).view(1, 1, lanes, 1)
-    words = (padded.view(-1, vectors, lanes, 8) << shifts).sum(2).view(-1)
+    rows = in_buckets(symbols.to(torch.int64), SUM_BLOCK)
+    integers = 32 // width
+    vectors = -(-(SUM_BLOCK // 8) // integers)
+    padded = torch.zeros(rows.shape[0], vectors * integers * 8, dtype=torch.int64, device=rows.device)
+    padded[:, :SUM_BLOCK] = rows
+    shifts = (torch.arange(integers, device=rows.device) * width).view(1, 1, integers, 1)
+    words = (padded.view(-1, vectors, integers, 8) << shifts).sum(2).view(-1)
     signed = ((words ^ 0x80000000) - 0x80000000).to(torch.int32)
     out.copy_(signed.view(torch.uint8)[: out.numel()])
 
 
-def read_lanes(packed: Tensor, n: int, width: int) -> Tensor:
-    lanes = 32 // width
-    vectors = -(-(LANE_BLOCK // 8) // lanes)
-    blocks = -(-n // LANE_BLOCK)
+def read_words(packed: Tensor, n: int, width: int) -> Tensor:
+    integers = 32 // width
+    vectors = -(-(SUM_BLOCK // 8) // integers)
+    blocks = -(-n // SUM_BLOCK)
     whole = torch.zeros(blocks * vectors * 32, dtype=torch.uint8, device=packed.device)
     whole[: packed.numel()] = packed
     words = (whole.view(torch.int32).to(torch.int64) & random.M32).view(blocks, vectors, 1, 8)
-    shifts = (torch.arange(lanes, device=packed.device) * width).view(1, 1, lanes, 1)
-    rows = (words >> shifts & ((1 << width) - 1)).view(blocks, -1)[:, :LANE_BLOCK]
+    shifts = (torch.arange(integers, device=packed.device) * width).view(1, 1, integers, 1)
+    rows = (words >> shifts & ((1 << width) - 1)).view(blocks, -1)[:, :SUM_BLOCK]
     return rows.reshape(-1)[:n]
 
 
-def _write(symbols: Tensor, coding: LaneCoding, out: Tensor) -> None:
+def _write(symbols: Tensor, coding: PackedIntCoding, out: Tensor) -> None:
     if coding.packed:
         pack(symbols, coding.width, out)
     else:
-        write_lanes(symbols, coding.width, out)
+        write_words(symbols, coding.width, out)
 
 
-def _read(lanes: Tensor, n: int, coding: LaneCoding) -> Tensor:
-    return unpack(lanes, n, coding.width).to(torch.int64) if coding.packed else read_lanes(lanes, n, coding.width)
+def _read(integers: Tensor, n: int, coding: PackedIntCoding) -> Tensor:
+    return unpack(integers, n, coding.width).to(torch.int64) if coding.packed else read_words(integers, n, coding.width)
 
 
 # ------------------------------------------------------------------------------------------------ encode and decode
@@ -99,7 +106,7 @@ def _read(lanes: Tensor, n: int, coding: LaneCoding) -> Tensor:
 
 def block_scales(x: Tensor, rms: bool) -> Tensor:
     """The largest magnitude, or the root mean square, of each block padded with zeros; infinite if not all finite."""
-    rows = in_buckets(x, LANE_BLOCK)
+    rows = in_buckets(x, SUM_BLOCK)
     largest = (rows.view(torch.int32) & 0x7FFFFFFF).amax(1)
     if rms:
         scales = (pairwise_sum(rows.to(torch.float64).square()).sqrt() * 2.0**-5).to(torch.float32)
@@ -120,40 +127,40 @@ def _levels_of(rows: Tensor, clips: Tensor, levels: int, noise: Tensor | None) -
     return torch.where(t < levels, t, float(levels)).to(torch.int64)
 
 
-def lane_encode(
+def packed_int_encode(
     x: Tensor,
-    coding: LaneCoding,
+    coding: PackedIntCoding,
     *,
     factor: float | None,
-    rotation: int | None,
-    noise: int | None,
+    rotation_seed: int | None,
+    rounding_seed: int | None,
     feedback: bool,
     clips: Tensor,
     out: Tensor,
 ) -> int:
-    key = key_of(x) if factor is not None else 0
-    if key >= NONFINITE or x.numel() == 0:
-        return key
+    amax_bits = amax_bits_of(x) if factor is not None else 0
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return amax_bits
     if factor is not None:
-        scales = block_scales(x, rotation is not None) * _like(factor, x)
+        scales = block_scales(x, rotation_seed is not None) * _like(factor, x)
         write_floats(torch.where(scales < CLIP_LIMIT, scales, CLIP_LIMIT), clips)
     clip = clips.clone().view(torch.float32)
     lift = torch.where(clip > _LARGE, 2.0**-64, torch.where(clip < _TINY, 2.0**64, 1.0)).to(torch.float32)
-    rows, n = in_buckets(x, LANE_BLOCK), x.numel()
-    if rotation is None:
+    rows, n = in_buckets(x, SUM_BLOCK), x.numel()
+    if rotation_seed is None:
         rows = rows * lift.unsqueeze(1)
     else:
-        signs = rotation_signs(rows.numel(), rotation, x.device).view_as(rows)
+        signs = rotation_signs(rows.numel(), rotation_seed, x.device).view_as(rows)
         rows, n = hadamard(rows * (lift * 2.0**-5).unsqueeze(1) * signs), rows.numel()
     dither = None
-    if noise is not None:
-        dither = random.dither(rows.numel(), 24, random.key(noise, random.ROUNDING), x.device)
+    if rounding_seed is not None:
+        dither = random.dither(rows.numel(), 24, random.key(rounding_seed, random.ROUNDING), x.device)
     symbols = _levels_of(rows, clip * lift, coding.levels, dither)
     if feedback:
         step = (clip / _like(float(coding.levels), x)).unsqueeze(1)
         x.sub_(((2 * symbols - coding.levels).to(torch.float32) * step).view(-1)[: x.numel()])
     _write(symbols.view(-1)[:n], coding, out)
-    return key
+    return amax_bits
 
 
 def read_clips(clips: Tensor) -> Tensor:
@@ -163,29 +170,29 @@ def read_clips(clips: Tensor) -> Tensor:
     return values
 
 
-def lane_decode(
-    lanes: Tensor,
+def packed_int_decode(
+    integers: Tensor,
     clips: Tensor,
-    coding: LaneCoding,
+    coding: PackedIntCoding,
     *,
     total: int,
-    rotation: int | None,
+    rotation_seed: int | None,
     out: Tensor,
     weight: float | None,
 ) -> None:
-    n, clip = lane_values(out.numel(), rotation is not None), read_clips(clips)
-    symbols = _read(lanes, n, coding)
+    n, clip = packed_int_count(out.numel(), rotation_seed is not None), read_clips(clips)
+    symbols = _read(integers, n, coding)
     if int(symbols.max()) > total:
         raise FrameError(f"a sum in the frame is above {total}, the most its senders can make")
     whole = torch.full_like(clip, float(total))
-    centred = in_buckets((2 * symbols - total).to(torch.float32), LANE_BLOCK)
-    if rotation is None:
+    centred = in_buckets((2 * symbols - total).to(torch.float32), SUM_BLOCK)
+    if rotation_seed is None:
         values = centred * (clip / whole).unsqueeze(1)
     else:
         large = clip > _LARGE
         step = (torch.where(large, clip * 2.0**-64, clip) / whole) * _like(2.0**-5, clip)
         values = hadamard(centred * step.unsqueeze(1))
-        values = values * rotation_signs(n, rotation, out.device).view_as(values)
+        values = values * rotation_signs(n, rotation_seed, out.device).view_as(values)
         values = torch.where(
             large.unsqueeze(1), (values * _like(2.0**64, values)).clamp(-FLOAT32_MAX, FLOAT32_MAX), values
         )
@@ -195,30 +202,30 @@ def lane_decode(
 # ------------------------------------------------------------------------------------------------------------- sums
 
 
-def lane_add(other: Tensor, total: Tensor) -> None:
+def packed_int_add(other: Tensor, total: Tensor) -> None:
     """Words of lanes, added as 32-bit integers: nothing carries over as long as no sum outgrows its lane."""
     total.copy_((total.clone().view(torch.int32) + other.clone().view(torch.int32)).view(torch.uint8))
 
 
-def _sum_of(total: Tensor, lane: int) -> Tensor:
-    n = total.numel() * 8 // lane
-    return total.view(torch.int32).to(torch.int64) if lane == 32 else unpack(total, n, lane).to(torch.int64)
+def _sum_of(total: Tensor, sum_width: int) -> Tensor:
+    n = total.numel() * 8 // sum_width
+    return total.view(torch.int32).to(torch.int64) if sum_width == 32 else unpack(total, n, sum_width).to(torch.int64)
 
 
-def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
+def packed_int_accumulate(packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None:
     """Packed integers added to a sum in lanes of 8, 16 or 32 bits: packed vertically, too, its last group filled."""
-    added = _sum_of(total, lane)
+    added = _sum_of(total, sum_width)
     added[:n] += unpack(packed, n, width)
-    if lane == 32:
+    if sum_width == 32:
         total.copy_(added.to(torch.int32).view(torch.uint8))
     else:
-        pack(added, lane, total)
+        pack(added, sum_width, total)
 
 
-def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
-    pack(_sum_of(total, lane)[:n], width, out)
+def packed_int_repack(total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None:
+    pack(_sum_of(total, sum_width)[:n], width, out)
 
 
-def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
-    assert lanes.numel() == lanes_nbytes(n, coding)
-    return int(_read(lanes, n, coding).max()) if n else 0
+def packed_int_max(integers: Tensor, n: int, coding: PackedIntCoding) -> int:
+    assert integers.numel() == packed_ints_nbytes(n, coding)
+    return int(_read(integers, n, coding).max()) if n else 0

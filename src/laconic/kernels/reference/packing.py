@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import GROUP, TRIT_LANES
+from laconic.kernels.interface import GROUP, TRIT_GROUP_NBYTES
 
 
 def bits_to_bytes(bits: Tensor) -> Tensor:
@@ -77,10 +77,10 @@ def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
 
 def pack_trits(symbols: Tensor, out: Tensor) -> None:
     """Five values of 0, 1, 2 a byte: in full groups byte i holds i, 64 + i, … 256 + i; in the tail neighbours."""
-    n, span = symbols.numel(), 5 * TRIT_LANES
+    n, span = symbols.numel(), 5 * TRIT_GROUP_NBYTES
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.int64, device=symbols.device)
     full = n // span * span
-    grouped = symbols[:full].to(torch.int64).view(-1, 5, TRIT_LANES)
+    grouped = symbols[:full].to(torch.int64).view(-1, 5, TRIT_GROUP_NBYTES)
     head = (grouped * powers.view(1, 5, 1)).sum(1).view(-1)
     rest = torch.zeros(-(-(n - full) // 5) * 5, dtype=torch.int64, device=symbols.device)
     rest[: n - full] = symbols[full:]
@@ -88,10 +88,10 @@ def pack_trits(symbols: Tensor, out: Tensor) -> None:
 
 
 def unpack_trits(packed: Tensor, n: int) -> Tensor:
-    span = 5 * TRIT_LANES
+    span = 5 * TRIT_GROUP_NBYTES
     full = n // span * span
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.int64, device=packed.device)
     wide = packed.to(torch.int64)
-    head = (wide[: full // 5].view(-1, 1, TRIT_LANES) // powers.view(1, 5, 1) % 3).view(-1)
+    head = (wide[: full // 5].view(-1, 1, TRIT_GROUP_NBYTES) // powers.view(1, 5, 1) % 3).view(-1)
     tail = (wide[full // 5 :].unsqueeze(1) // powers % 3).view(-1)[: n - full]
     return torch.cat([head, tail])

@@ -71,20 +71,20 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
         out[low_end:] = bits_to_bytes(bits)
 
 
-def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
-    """Ascending positions, as few bytes as possible, in ``out``, which has ``positions_limit`` of them: how many."""
+def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
+    """Write ascending positions to ``out``, which has ``positions_max_nbytes`` bytes, and return how many it took."""
     plan = positions_plan(positions, n)
     positions_write(positions, n, plan, out[: plan.nbytes])
     return plan.nbytes
 
 
-def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
-    """``topk`` with its positions in ``out``, of ``positions_limit`` bytes: how many it takes, values, and key."""
-    positions, values, key = topk(x, k)
-    return positions_code(positions, x.numel(), out), values, key
+def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+    """``topk`` with its positions in ``out``, of ``positions_max_nbytes`` bytes: how many it takes, values, and key."""
+    positions, values, amax_bits = topk(x, k)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
 
 
-def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     mode, low_bits, k = header
     dtype = index_dtype(n)
     if mode == ALL:
@@ -118,7 +118,7 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
         out[where] = out[where] + values * factor
 
 
-def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
     """``scatter`` to the positions of a section; values that nobody has looked at must be finite.
 
     False, and nothing has happened, when the section has positions for another number of values.
@@ -126,7 +126,7 @@ def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) ->
     header = read_positions_header(section, out.numel())
     if header.kept != values.numel():
         return False
-    positions = positions_read(section, out.numel(), header)
+    positions = positions_decode(section, out.numel(), header)
     if not all_finite(values):
         raise FrameError("a value in the frame is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
@@ -139,7 +139,7 @@ def grown(values: Tensor, gain: float) -> Tensor:
     return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
 
 
-def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     """``scatter``, to the ``random_positions`` of a section's seed, of values times a gain."""
     if not all_finite(values):
         raise FrameError("a value in the frame is not finite")

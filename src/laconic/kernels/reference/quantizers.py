@@ -13,8 +13,8 @@ from laconic.kernels.interface import NONFINITE, write_bytes
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
 from laconic.kernels.reference.reductions import (
     FLOAT32_MAX,
+    amax_bits_of,
     in_buckets,
-    key_of,
     pairwise_sum,
     put,
     read_floats,
@@ -59,9 +59,9 @@ def _steps(norms: Tensor, levels: int) -> Tensor:
 def qsgd_encode(
     x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
 ) -> int:
-    key = key_of(x)
-    if key >= NONFINITE or x.numel() == 0:
-        return key
+    amax_bits = amax_bits_of(x)
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return amax_bits
     rows = in_buckets(x, bucket)
     scale = _bucket_norms(rows, l2)
     fraction_bits, levels = 31 - bits, (1 << (bits - 1)) - 1
@@ -69,7 +69,7 @@ def qsgd_encode(
     symbols = _stochastic_symbols(rows, scale, levels, fraction_bits, noise).view(-1)[: x.numel()]
     write_floats(scale, norms)
     pack(symbols, bits, packed)
-    return key
+    return amax_bits
 
 
 def _dequantize(symbols: Tensor, norms: Tensor, levels: int, bucket: int) -> Tensor:
@@ -97,24 +97,24 @@ def qsgd_feedback(
 ) -> int:
     """Encode residual + x; the residual becomes what the receiver will not have of it. Not finite: it is lost."""
     residual.add_(x)
-    key = qsgd_encode(
+    amax_bits = qsgd_encode(
         residual, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
     )
-    if 0 < key < NONFINITE:
+    if 0 < amax_bits < NONFINITE:
         qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=residual, weight=-1.0)
-    return key
+    return amax_bits
 
 
 def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
-    key = key_of(x)
-    if key >= NONFINITE or x.numel() == 0:
-        return key
+    amax_bits = amax_bits_of(x)
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return amax_bits
     rows = in_buckets(x, bucket)
     scale = _bucket_norms(rows, l2=False)
     symbols = _stochastic_symbols(rows, scale, 1, 29, _noise(rows, 29, True, seed)).view(-1)[: x.numel()]
     write_floats(scale, norms)
     pack_trits(symbols, packed)
-    return key
+    return amax_bits
 
 
 def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
@@ -125,10 +125,10 @@ def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, w
 
 def value_range(x: Tensor) -> tuple[float, float, int]:
     """Smallest and largest value, and the key."""
-    key = key_of(x)
-    if key >= NONFINITE or x.numel() == 0:
-        return 0.0, 0.0, key
-    return float(x.min()), float(x.max()), key
+    amax_bits = amax_bits_of(x)
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return 0.0, 0.0, amax_bits
+    return float(x.min()), float(x.max()), amax_bits
 
 
 def uniform_symbols(x: Tensor, low: float, high: float, levels: int) -> Tensor:
@@ -142,13 +142,13 @@ def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) ->
 
     Nothing is written that counts when the key is 0 or not finite, and no bins when the range is a point.
     """
-    low, high, key = value_range(x)
+    low, high, amax_bits = value_range(x)
     low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
-    if 0 < key < NONFINITE:
+    if 0 < amax_bits < NONFINITE:
         write_bytes(bounds, struct.pack("<2f", low, high))
         if low < high:
             pack(uniform_symbols(x, low, high, levels), (levels - 1).bit_length(), packed)
-    return low, high, key
+    return low, high, amax_bits
 
 
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
@@ -159,15 +159,15 @@ def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out:
 
 def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
     """Sign bits, and the mean magnitude of each bucket."""
-    key = key_of(x)
-    if key >= NONFINITE or x.numel() == 0:
-        return key
+    amax_bits = amax_bits_of(x)
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return amax_bits
     rows = in_buckets(x, bucket)
     counts = _counts(x.numel(), bucket, x.device)
     total = pairwise_sum(rows.abs() * (1.0 / bucket))  # scaled first: a sum of large values must not overflow
     write_floats((total * _quotient(bucket, counts)).clamp(max=FLOAT32_MAX), scales)
     pack((x.view(torch.int32) < 0), 1, packed)
-    return key
+    return amax_bits
 
 
 def _quotient(a: int, b: Tensor) -> Tensor:
@@ -188,9 +188,9 @@ def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, wei
 
 def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
     """Sign bits, and per bucket the mean of its non-negative and of its negative values (two numbers)."""
-    key = key_of(x)
-    if key >= NONFINITE or x.numel() == 0:
-        return key
+    amax_bits = amax_bits_of(x)
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return amax_bits
     rows = in_buckets(x, bucket)
     minus = rows.view(torch.int32) < 0
     counts = _counts(x.numel(), bucket, x.device)
@@ -203,7 +203,7 @@ def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> i
     minus_mean = minus_sum * _quotient(bucket, below.clamp(min=1))
     write_floats(torch.stack([plus, minus_mean], 1).view(-1).clamp(max=FLOAT32_MAX), means)
     pack(x.view(torch.int32) < 0, 1, packed)
-    return key
+    return amax_bits
 
 
 def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:

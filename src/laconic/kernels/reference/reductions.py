@@ -10,7 +10,7 @@ from laconic.errors import FrameError
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
-def key_of(x: Tensor) -> int:
+def amax_bits_of(x: Tensor) -> int:
     """The largest magnitude in a float32 tensor, as a key (see ``interface``)."""
     return int((x.view(torch.int32) & 0x7FFFFFFF).max()) if x.numel() else 0
 

@@ -21,7 +21,7 @@ def _magnitudes(x: Tensor) -> Tensor:
     return x.to(torch.float32).view(torch.int32) & 0x7FFFFFFF
 
 
-def key_of_any(x: Tensor) -> int:
+def amax_bits_any_dtype(x: Tensor) -> int:
     """The key of a tensor of any float dtype; a float64 beyond float32 stays finite here."""
     if not x.numel():
         return 0
@@ -40,7 +40,7 @@ def index_dtype(n: int) -> torch.dtype:
 
 def _selected(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, int]:
     values = x[positions]
-    return positions.to(index_dtype(x.numel())), values, key_of_any(values)
+    return positions.to(index_dtype(x.numel())), values, amax_bits_any_dtype(values)
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
@@ -71,7 +71,7 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     return _selected(x, positions)
 
 
-def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     """All entries of magnitude at least ``threshold`` (rounded to the tensor's precision)."""
     limit = torch.tensor([threshold], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     at_least = _magnitudes(x) >= _magnitudes(limit).to(x.device)
@@ -85,10 +85,10 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
     return order.sort().values.to(index_dtype(n))
 
 
-def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
     """The values at ``random_positions``, and the key of all of x: what is not sent must be finite, too.
 
     The section, of 8 bytes, is told the seed.
     """
     write_seed(section, seed)
-    return x[random_positions(x.numel(), k, seed, x).long()], key_of_any(x)
+    return x[random_positions(x.numel(), k, seed, x).long()], amax_bits_any_dtype(x)

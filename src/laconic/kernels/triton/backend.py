@@ -25,8 +25,8 @@ from laconic.kernels.interface import (
     NONFINITE,
     Coding,
     Grid,
-    LaneCoding,
     LinearGrid,
+    PackedIntCoding,
     UniformGrid,
     symbol_bits,
     symbol_dtype,
@@ -41,6 +41,7 @@ from laconic.kernels.triton import (
     linear,
     lowrank,
     multi_tensor,
+    packed_ints,
     packing,
     positions,
     qsgd,
@@ -49,7 +50,6 @@ from laconic.kernels.triton import (
     sign,
     ternary,
 )
-from laconic.kernels.triton import packed_ints as lane_kernels
 from laconic.kernels.triton.grid_sync import MOST, STATE
 
 P = ParamSpec("P")
@@ -96,8 +96,8 @@ def _served_together(kernel: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _largest(keys: Tensor) -> int:
-    return int(keys.max()) if keys.numel() else 0
+def _largest(amax_bits: Tensor) -> int:
+    return int(amax_bits.max()) if amax_bits.numel() else 0
 
 
 def _refuse(flag: Tensor, what: str) -> None:
@@ -155,8 +155,10 @@ def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
     if out.data_ptr() % 2 or not x.numel():
         return torch_fallback.cast_encode(x, to, out)
     bf16 = to == "bf16"
-    key, saturated = casts.cast_encode(x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16).tolist()
-    return key, saturated
+    amax_bits, saturated = casts.cast_encode(
+        x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16
+    ).tolist()
+    return amax_bits, saturated
 
 
 @_served
@@ -259,17 +261,17 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
     if not x.numel():
         return 0.0, 0.0, 0
     ends = torch.stack(torch.aminmax(x)).cpu()
-    key = int((ends.view(torch.int32) & 0x7FFFFFFF).max())
+    amax_bits = int((ends.view(torch.int32) & 0x7FFFFFFF).max())
     low, high = ends.tolist()
-    return (0.0, 0.0, key) if key >= NONFINITE else (low, high, key)
+    return (0.0, 0.0, amax_bits) if amax_bits >= NONFINITE else (low, high, amax_bits)
 
 
 @_served
 def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
     if not 0 < x.numel() <= MOST:
         return torch_fallback.uniform_encode(x, levels=levels, bounds=bounds, packed=packed)
-    key, *ends = linear.uniform_encode(x, levels, bounds, packed).tolist()
-    return *_floats(ends), key
+    amax_bits, *ends = linear.uniform_encode(x, levels, bounds, packed).tolist()
+    return *_floats(ends), amax_bits
 
 
 @_served
@@ -291,7 +293,7 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
 
 
 sample = _served(linear.sample)
-make_symbols = _served(linear.make_symbols)
+grid_symbols = _served(linear.grid_symbols)
 
 
 @_served
@@ -304,10 +306,10 @@ def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) 
     if not 0 < x.numel() <= MOST:
         return torch_fallback.range_histogram(x, bins=bins, zero=zero, count=count, seed=seed)
     found = linear.range_histogram(x, bins, zero, count, seed).tolist()
-    key, (low, high), counts = found[0], _floats(found[1:3]), found[STATE:]
-    if key >= NONFINITE:
-        return 0.0, 0.0, key, []
-    return low, high, key, counts if low < high else []
+    amax_bits, (low, high), counts = found[0], _floats(found[1:3]), found[STATE:]
+    if amax_bits >= NONFINITE:
+        return 0.0, 0.0, amax_bits, []
+    return low, high, amax_bits, counts if low < high else []
 
 
 # ---------------------------------------------------------------------------------------------------------- selectors
@@ -320,18 +322,18 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64 or not x.numel():
         return torch_fallback.topk(x, k)
     found = selectors.topk(x.to(torch.float32), k, torch.empty(0, dtype=torch.uint8, device=x.device))
-    return found.positions, found.values.to(x.dtype), found.key
+    return found.positions, found.values.to(x.dtype), found.amax_bits
 
 
 @_served
-def topk_write(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     n = x.numel()
     if x.dtype == torch.float64 or not n:
-        positions, values, key = topk(x, k)
-        return positions_code(positions, n, out), values, key
+        positions, values, amax_bits = topk(x, k)
+        return positions_encode(positions, n, out), values, amax_bits
     found = selectors.topk(x.to(torch.float32), k, out)
-    nbytes = positions_code(found.positions, n, out) if found.nbytes is None else found.nbytes
-    return nbytes, found.values.to(x.dtype), found.key
+    nbytes = positions_encode(found.positions, n, out) if found.nbytes is None else found.nbytes
+    return nbytes, found.values.to(x.dtype), found.amax_bits
 
 
 @_served
@@ -347,18 +349,18 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     threshold = selectors.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
-    positions, values, key = selectors.above(flat, threshold)
-    return topk(x, k) if positions.numel() > 2 * k + 16 else (positions, values.to(x.dtype), key)
+    positions, values, amax_bits = selectors.above(flat, threshold)
+    return topk(x, k) if positions.numel() > 2 * k + 16 else (positions, values.to(x.dtype), amax_bits)
 
 
 @_served
-def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
         _tell("above", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
-        return torch_fallback.above(x, threshold)
-    positions, values, key = selectors.above(x.to(torch.float32), selectors.key_of_float(threshold))
-    return positions, values.to(x.dtype), key
+        return torch_fallback.threshold_select(x, threshold)
+    positions, values, amax_bits = selectors.above(x.to(torch.float32), selectors.key_of_float(threshold))
+    return positions, values.to(x.dtype), amax_bits
 
 
 @_served
@@ -368,81 +370,90 @@ def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
 
 
 @_served
-def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
-    found = randk.draw(x, k, seed, section) if x.dtype == torch.float32 else None
-    return torch_fallback.draw(x, k, seed, section) if found is None else found
+def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+    found = randk.randk_encode(x, k, seed, section) if x.dtype == torch.float32 else None
+    return torch_fallback.randk_encode(x, k, seed, section) if found is None else found
 
 
 @_served
-def place_drawn(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     float32 = values.dtype == out.dtype == torch.float32
-    if not float32 or not randk.place(section, values, gain, out, weight):
-        torch_fallback.place_drawn(section, values, gain, out, weight)
+    if not float32 or not randk.randk_decode(section, values, gain, out, weight):
+        torch_fallback.randk_decode(section, values, gain, out, weight)
 
 
 # -------------------------------------------------------------------------------------------------------- positions
 
 
-positions_code = _served(positions.positions_code)
-positions_read = _served(positions.positions_read)
-place = _served(positions.place)
+positions_encode = _served(positions.positions_encode)
+positions_decode = _served(positions.positions_decode)
+sparse_decode = _served(positions.sparse_decode)
 scatter = _served(positions.scatter)
 
 
 # ------------------------------------------------------------------------------------------------------------ lanes
 
-block_scales = _served(lane_kernels.block_scales)
-rotate = _served(lane_kernels.rotate)
-lane_add = _served(lane_kernels.lane_add)
-lane_accumulate = _served(lane_kernels.lane_accumulate)
-lane_pack = _served(lane_kernels.lane_pack)
+block_scales = _served(packed_ints.block_scales)
+rotate = _served(packed_ints.rotate)
+packed_int_add = _served(packed_ints.packed_int_add)
+packed_int_accumulate = _served(packed_ints.packed_int_accumulate)
+packed_int_repack = _served(packed_ints.packed_int_repack)
 
 
 @_served
-def lane_encode(
+def packed_int_encode(
     x: Tensor,
-    coding: LaneCoding,
+    coding: PackedIntCoding,
     *,
     factor: float | None,
-    rotation: int | None,
-    noise: int | None,
+    rotation_seed: int | None,
+    rounding_seed: int | None,
     feedback: bool,
     clips: Tensor,
     out: Tensor,
 ) -> int:
     if not x.numel():
         return 0
-    keys = lane_kernels.lane_encode(
-        x, coding, factor=factor, rotation=rotation, noise=noise, feedback=feedback, clips=clips, out=out
+    amax_bits = packed_ints.packed_int_encode(
+        x,
+        coding,
+        factor=factor,
+        rotation_seed=rotation_seed,
+        rounding_seed=rounding_seed,
+        feedback=feedback,
+        clips=clips,
+        out=out,
     )
-    return 0 if keys is None else _largest(keys)
+    return 0 if amax_bits is None else _largest(amax_bits)
 
 
 @_served
-def lane_decode(
-    lanes: Tensor,
+def packed_int_decode(
+    integers: Tensor,
     clips: Tensor,
-    coding: LaneCoding,
+    coding: PackedIntCoding,
     *,
     total: int,
-    rotation: int | None,
+    rotation_seed: int | None,
     out: Tensor,
     weight: float | None,
 ) -> None:
-    flag = lane_kernels.lane_decode(lanes, clips, coding, total=total, rotation=rotation, out=out, weight=weight)
+    flag = packed_ints.packed_int_decode(
+        integers, clips, coding, total=total, rotation_seed=rotation_seed, out=out, weight=weight
+    )
     _refuse(flag, f"a scale that is not a finite, non-negative number, or a sum above {total}")
 
 
 @_served
-def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> int:
-    return _largest(lane_kernels.lane_largest(lanes, n, coding)) if n else 0
+def packed_int_max(integers: Tensor, n: int, coding: PackedIntCoding) -> int:
+    return _largest(packed_ints.packed_int_max(integers, n, coding)) if n else 0
 
 
 # ---------------------------------------------------------------------------------------------------------- coding
 
 
 @_served
-def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
     if not symbols.numel():
         return 0
     if coding == Coding.HUFFMAN:
@@ -450,8 +461,8 @@ def code_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> in
     return int(coded_chunks.write(symbols, alphabet, coding, out))
 
 
-def code_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
-    return code_symbols(make_symbols(x, grid), grid.levels, coding, out)
+def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+    return encode_symbols(grid_symbols(x, grid), grid.levels, coding, out)
 
 
 class _Guess:
@@ -494,18 +505,18 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
         _read(section, out.numel(), table.numel(), table.to(out.device), out, weight)
 
 
-coded_modes = torch_fallback.coded_modes
+chunk_modes = torch_fallback.chunk_modes
 
 
 # --------------------------------------------------------------------------------------------------------- together
 
-largest_all = _served_together(multi_tensor.largest_all)
+amax_bits_all = _served_together(multi_tensor.amax_bits_all)
 qsgd_encode_all = _served_together(multi_tensor.qsgd_encode_all)
 qsgd_decode_all = _served_together(multi_tensor.qsgd_decode_all)
 sign_encode_all = _served_together(multi_tensor.sign_encode_all)
 sign_decode_all = _served_together(multi_tensor.sign_decode_all)
 gather_blocks = _served_together(multi_tensor.gather_blocks)
-scatter_lanes = _served_together(multi_tensor.scatter_lanes)
+packed_int_decode_all = _served_together(multi_tensor.packed_int_decode_all)
 
 
 # --------------------------------------------------------------------------------------------------------- low rank

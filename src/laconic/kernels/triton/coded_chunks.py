@@ -19,7 +19,7 @@ from laconic.kernels.interface import (
     RANS,
     RAW,
     Coding,
-    coded_limit,
+    coded_max_nbytes,
     num_buckets,
     symbol_bits,
     symbol_dtype,
@@ -128,7 +128,7 @@ def write(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> Tensor:
     """Writes the section as ``coding`` says, which is not by Huffman alone; gives its bytes, on the device."""
     cut, device = Cut.of(symbols.numel(), alphabet), symbols.device
     symbols = symbols if symbols.data_ptr() % 16 == 0 else symbols.clone()
-    room = coded_limit(min(cut.n, CHUNK), alphabet) // 4 * 2
+    room = coded_max_nbytes(min(cut.n, CHUNK), alphabet) // 4 * 2
     aligned = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     counts = count_symbols(symbols, cut)

@@ -38,8 +38,8 @@ from laconic.kernels.triton.tile import (
 )
 
 __all__ = [
+    "grid_symbols",
     "histogram",
-    "make_symbols",
     "pack_bins",
     "range_histogram",
     "sample",
@@ -303,7 +303,7 @@ def pack_bins(x: Tensor, grid: Grid, packed: Tensor) -> None:
     into.finish()
 
 
-def make_symbols(x: Tensor, grid: Grid) -> Tensor:
+def grid_symbols(x: Tensor, grid: Grid) -> Tensor:
     out = torch.empty(x.numel(), dtype=symbol_dtype(grid.levels), device=x.device)
     if x.numel():
         _make_bins[(num_buckets(x.numel(), TILE),)](

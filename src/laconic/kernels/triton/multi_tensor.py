@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import GROUP, LANE_BLOCK, LaneCoding, num_buckets
+from laconic.kernels.interface import GROUP, SUM_BLOCK, PackedIntCoding, num_buckets
 from laconic.kernels.triton.buckets import magnitudes, tile
 from laconic.kernels.triton.packed_ints import SHRINK, WARPS, hadamard, lane_tile, load_clips
 from laconic.kernels.triton.packing import BYTES, pack_tail
@@ -25,11 +25,11 @@ from laconic.kernels.triton.sign import sign_decode_part, sign_encode_part, sign
 from laconic.kernels.triton.tile import TILE, exact, halves, load_tile, period, signs_of
 
 __all__ = [
+    "amax_bits_all",
     "gather_blocks",
-    "largest_all",
+    "packed_int_decode_all",
     "qsgd_decode_all",
     "qsgd_encode_all",
-    "scatter_lanes",
     "sign_decode_all",
     "sign_encode_all",
 ]
@@ -125,7 +125,7 @@ def _largest(table, parts, keys, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
     tl.atomic_max(keys + slot, tl.max(magnitudes(v), 0), sem="relaxed")
 
 
-def largest_all(tensors: Sequence[Tensor]) -> Tensor:
+def amax_bits_all(tensors: Sequence[Tensor]) -> Tensor:
     """The largest magnitude of each, as a key."""
     many = _Many.of(tensors, TILE)
     keys = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
@@ -344,14 +344,14 @@ def _gather(table, parts, out, turn0, turn1, ROTATED: tl.constexpr, ALIGNED: tl.
 
 
 def gather_blocks(
-    tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation: int | None, out: Tensor
+    tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
 ) -> None:
     """Blocks of all tensors, rotated if asked for, with the residuals that there are; zeros where a last one ends."""
-    many = _Many.of(tensors, LANE_BLOCK, residuals=residuals)
-    assert out.numel() == many.grid[0] * LANE_BLOCK
+    many = _Many.of(tensors, SUM_BLOCK, residuals=residuals)
+    assert out.numel() == many.grid[0] * SUM_BLOCK
     _gather[many.grid](
-        many.table, many.parts, out, *halves(random.key(rotation or 0, random.ROTATION)),
-        ROTATED=rotation is not None, ALIGNED=many.aligned, **exact(num_warps=WARPS),
+        many.table, many.parts, out, *halves(random.key(rotation_seed or 0, random.ROTATION)),
+        ROTATED=rotation_seed is not None, ALIGNED=many.aligned, **exact(num_warps=WARPS),
     )  # fmt: skip
 
 
@@ -395,15 +395,21 @@ def _scatter(
         )  # fmt: skip
 
 
-def scatter_lanes(
-    lanes: Tensor, clips: Tensor, coding: LaneCoding, *, total: int, rotation: int | None, outs: Sequence[Tensor]
+def packed_int_decode_all(
+    lanes: Tensor,
+    clips: Tensor,
+    coding: PackedIntCoding,
+    *,
+    total: int,
+    rotation_seed: int | None,
+    outs: Sequence[Tensor],
 ) -> Tensor:
     """What words of lanes of all blocks stand for, to where they belong; the flag."""
-    many = _Many.of(outs, LANE_BLOCK)
+    many = _Many.of(outs, SUM_BLOCK)
     flag = torch.zeros(1, dtype=torch.int32, device=lanes.device)
     assert not coding.packed and clips.numel() == many.grid[0] and lanes.data_ptr() % 4 == 0
     _scatter[many.grid](
-        many.table, many.parts, lanes, clips, flag, total, *halves(random.key(rotation or 0, random.ROTATION)),
-        WIDTH=coding.width, ROTATED=rotation is not None, ALIGNED=many.aligned, **exact(num_warps=WARPS),
+        many.table, many.parts, lanes, clips, flag, total, *halves(random.key(rotation_seed or 0, random.ROTATION)),
+        WIDTH=coding.width, ROTATED=rotation_seed is not None, ALIGNED=many.aligned, **exact(num_warps=WARPS),
     )  # fmt: skip
     return flag

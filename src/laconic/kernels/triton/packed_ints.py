@@ -11,11 +11,11 @@ from laconic.kernels import random
 from laconic.kernels.interface import (
     CLIP_LIMIT,
     GROUP,
-    LANE_BLOCK,
-    LaneCoding,
-    lane_values,
-    lanes_nbytes,
+    SUM_BLOCK,
+    PackedIntCoding,
     num_buckets,
+    packed_int_count,
+    packed_ints_nbytes,
     packed_nbytes,
 )
 from laconic.kernels.triton.packing import Packed
@@ -39,14 +39,14 @@ __all__ = [
     "SHRINK",
     "block_scales",
     "hadamard",
-    "lane_accumulate",
-    "lane_add",
-    "lane_decode",
-    "lane_encode",
-    "lane_largest",
-    "lane_pack",
     "lane_tile",
     "load_clips",
+    "packed_int_accumulate",
+    "packed_int_add",
+    "packed_int_decode",
+    "packed_int_encode",
+    "packed_int_max",
+    "packed_int_repack",
     "rotate",
 ]
 
@@ -119,7 +119,7 @@ def _block_scales(x, out, n, count, RMS: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 def block_scales(x: Tensor, rms: bool) -> Tensor:
-    n, count = x.numel(), num_buckets(x.numel(), LANE_BLOCK)
+    n, count = x.numel(), num_buckets(x.numel(), SUM_BLOCK)
     out = torch.empty(count, dtype=torch.float32, device=x.device)
     if n:
         _block_scales[(num_buckets(count, BLOCKS),)](x, out, n, count, RMS=rms, BLOCKS=BLOCKS, **exact(num_warps=WARPS))
@@ -140,10 +140,10 @@ def _rotate(x, more, out, n, total, low_key, high_key, ADD: tl.constexpr, BLOCKS
 
 
 def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
-    n, total = x.numel(), lane_values(x.numel(), True)
+    n, total = x.numel(), packed_int_count(x.numel(), True)
     assert out.numel() == total and (more is None or more.numel() == total), (x, more, out)
     if n:
-        _rotate[(num_buckets(total, BLOCKS * LANE_BLOCK),)](
+        _rotate[(num_buckets(total, BLOCKS * SUM_BLOCK),)](
             x, out if more is None else more, out, n, total, *halves(random.key(seed, random.ROTATION)),
             ADD=more is not None, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
         )  # fmt: skip
@@ -239,22 +239,22 @@ def _write_lanes(symbols, out, n, words, WIDTH: tl.constexpr, LANES: tl.constexp
     tl.store(out.to(tl.pointer_type(tl.int32)) + word, value.to(tl.int32, bitcast=True), mask=word < words)
 
 
-def lane_encode(
+def packed_int_encode(
     x: Tensor,
-    coding: LaneCoding,
+    coding: PackedIntCoding,
     *,
     factor: float | None,
-    rotation: int | None,
-    noise: int | None,
+    rotation_seed: int | None,
+    rounding_seed: int | None,
     feedback: bool,
     clips: Tensor,
     out: Tensor,
 ) -> Tensor | None:
     """The keys of x by program, where its scales were asked for."""
-    assert not (feedback and rotation is not None)
-    n, count = x.numel(), num_buckets(x.numel(), LANE_BLOCK)
-    coded, width = lane_values(n, rotation is not None), coding.width
-    assert clips.numel() == 4 * count and out.numel() == lanes_nbytes(coded, coding)
+    assert not (feedback and rotation_seed is not None)
+    n, count = x.numel(), num_buckets(x.numel(), SUM_BLOCK)
+    coded, width = packed_int_count(n, rotation_seed is not None), coding.width
+    assert clips.numel() == 4 * count and out.numel() == packed_ints_nbytes(coded, coding)
     numbers, programs = words_of(clips), num_buckets(count, BLOCKS)
     direct = coding.packed or 32 % width == 0
     keys = torch.empty(programs if factor is not None else 0, dtype=torch.int32, device=x.device)
@@ -267,9 +267,10 @@ def lane_encode(
     _lane_encode[(programs,)](
         x, numbers, target, tail, keys, factors(x.device), n, full, coded, count,
         coding.levels, coding.levels / 2, factor or 0.0,
-        *halves(random.key(rotation or 0, random.ROTATION)), *halves(random.key(noise or 0, random.ROUNDING)),
-        WIDTH=width, PERIOD=period(width), DIRECT=direct, SCALED=factor is not None, ROTATED=rotation is not None,
-        NOISY=noise is not None, FEEDBACK=feedback, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
+        *halves(random.key(rotation_seed or 0, random.ROTATION)),
+        *halves(random.key(rounding_seed or 0, random.ROUNDING)),
+        WIDTH=width, PERIOD=period(width), DIRECT=direct, SCALED=factor is not None, ROTATED=rotation_seed is not None,
+        NOISY=rounding_seed is not None, FEEDBACK=feedback, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
     )  # fmt: skip
     if coding.packed:
         into.finish()
@@ -390,24 +391,25 @@ def _lane_decode(
         )  # fmt: skip
 
 
-def lane_decode(
+def packed_int_decode(
     lanes: Tensor,
     clips: Tensor,
-    coding: LaneCoding,
+    coding: PackedIntCoding,
     *,
     total: int,
-    rotation: int | None,
+    rotation_seed: int | None,
     out: Tensor,
     weight: float | None,
 ) -> Tensor:
-    n, count = out.numel(), num_buckets(out.numel(), LANE_BLOCK)
-    coded = lane_values(n, rotation is not None)
-    assert clips.numel() == 4 * count and lanes.numel() == lanes_nbytes(coded, coding)
+    n, count = out.numel(), num_buckets(out.numel(), SUM_BLOCK)
+    coded = packed_int_count(n, rotation_seed is not None)
+    assert clips.numel() == 4 * count and lanes.numel() == packed_ints_nbytes(coded, coding)
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
     _lane_decode[(num_buckets(count, BLOCKS),)](
         words_of(lanes), words_of(clips), out, flag, n, coded, coded // GROUP * GROUP, count, total,
-        *halves(random.key(rotation or 0, random.ROTATION)), weight or 0.0, WIDTH=coding.width, PACKED=coding.packed,
-        ROTATED=rotation is not None, ADD=weight is not None, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
+        *halves(random.key(rotation_seed or 0, random.ROTATION)), weight or 0.0,
+        WIDTH=coding.width, PACKED=coding.packed,
+        ROTATED=rotation_seed is not None, ADD=weight is not None, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
     )  # fmt: skip
     return flag
 
@@ -415,7 +417,7 @@ def lane_decode(
 # ------------------------------------------------------------------------------------------------------------- sums
 
 
-def lane_add(other: Tensor, total: Tensor) -> None:
+def packed_int_add(other: Tensor, total: Tensor) -> None:
     """Words of lanes as 32-bit integers: torch adds them as fast as memory goes."""
     assert other.numel() == total.numel() and total.numel() % 4 == 0
     total.view(torch.int32).add_(words_of(other).view(torch.int32))
@@ -464,7 +466,7 @@ def _accumulate(packed, total, n, full, WIDTH: tl.constexpr, LANE: tl.constexpr,
         _add_group(packed, total, at, begin, n, full, WIDTH, LANE, PERIOD, True)
 
 
-def lane_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
+def packed_int_accumulate(packed: Tensor, n: int, width: int, lane: int, total: Tensor) -> None:
     groups = num_buckets(n, GROUP)
     assert packed.numel() == packed_nbytes(n, width) and total.numel() == groups * 32 * lane
     assert total.data_ptr() % 4 == 0
@@ -483,7 +485,7 @@ def _pack_sum(total, out, tail, n, full, WIDTH: tl.constexpr, LANE: tl.constexpr
     store_symbols(symbols, out, tail, begin, n, full, WIDTH, PERIOD, 256)
 
 
-def lane_pack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
+def packed_int_repack(total: Tensor, n: int, lane: int, width: int, out: Tensor) -> None:
     groups = num_buckets(n, GROUP)
     assert total.numel() == groups * 32 * lane and total.data_ptr() % 4 == 0
     if n:
@@ -507,9 +509,9 @@ def _lane_largest(lanes, found, n, full, WIDTH: tl.constexpr, PACKED: tl.constex
     tl.store(found + program, tl.max(symbols, 0))
 
 
-def lane_largest(lanes: Tensor, n: int, coding: LaneCoding) -> Tensor:
+def packed_int_max(lanes: Tensor, n: int, coding: PackedIntCoding) -> Tensor:
     """The largest integer of each program."""
-    assert lanes.numel() == lanes_nbytes(n, coding)
+    assert lanes.numel() == packed_ints_nbytes(n, coding)
     programs = num_buckets(n, 2048)
     found = torch.empty(programs, dtype=torch.int32, device=lanes.device)
     _lane_largest[(programs,)](

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import GROUP, TRIT_LANES, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
+from laconic.kernels.interface import GROUP, TRIT_GROUP_NBYTES, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
 from laconic.kernels.triton.tile import TILE, exact, period, read_symbols, store_symbols, words_of
 
 __all__ = ["BYTES", "Packed", "pack", "pack_symbols", "pack_tail", "unpack", "unpack_symbols"]
@@ -142,7 +142,7 @@ def pack_symbols(symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> No
     if not trits:
         pack(symbols, symbol_bits(alphabet), out)
         return
-    n, span = symbols.numel(), 5 * TRIT_LANES
+    n, span = symbols.numel(), 5 * TRIT_GROUP_NBYTES
     if n:
         _pack_trits[(num_buckets(out.numel(), BYTES),)](
             symbols.contiguous(), out, n, n // span * span, out.numel(), BYTES=BYTES
@@ -152,7 +152,7 @@ def pack_symbols(symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> No
 def unpack_symbols(packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:
     if not trits:
         return unpack(packed, n, symbol_bits(alphabet), symbol_dtype(alphabet))
-    out, span = torch.empty(n, dtype=symbol_dtype(alphabet), device=packed.device), 5 * TRIT_LANES
+    out, span = torch.empty(n, dtype=symbol_dtype(alphabet), device=packed.device), 5 * TRIT_GROUP_NBYTES
     if n:
         _unpack_trits[(num_buckets(n, TILE),)](packed, out, n, n // span * span, SPAN=TILE)
     return out

@@ -12,28 +12,28 @@ from laconic.kernels.triton import rice
 from laconic.kernels.triton import scatter as scattering
 from laconic.kernels.triton.tile import exact
 
-__all__ = ["place", "positions_code", "positions_read", "scatter"]
+__all__ = ["positions_decode", "positions_encode", "scatter", "sparse_decode"]
 
 
-def positions_code(positions: Tensor, n: int, out: Tensor) -> int:
+def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
     coded = rice.code(positions, n, out)
     if coded is None:
-        return plain.positions_code(positions, n, out)
+        return plain.positions_encode(positions, n, out)
     plan, written = coded
     if not written:
         plain.positions_write(positions, n, plan, out[: plan.nbytes])
     return plan.nbytes
 
 
-def positions_read(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     found = scattering.read(section, n, header.kept) if header.mode == RICE and scattering.reads(section, n) else None
-    return plain.positions_read(section, n, header) if found is None else found
+    return plain.positions_decode(section, n, header) if found is None else found
 
 
-def place(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
     if values.numel() and scattering.reads(section, out.numel()) and scattering.place(section, values, out, weight):
         return True
-    return plain.place(section, values, out, weight)
+    return plain.sparse_decode(section, values, out, weight)
 
 
 @triton.jit

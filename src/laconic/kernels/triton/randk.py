@@ -26,7 +26,7 @@ from laconic.kernels.triton.scatter import GAPS, SPAN, WAYS, add_values, check_v
 from laconic.kernels.triton.tile import halves, hash32
 from laconic.kernels.triton.topk import LISTED, choose, count_above, count_digits, list_marked, settle_digit
 
-__all__ = ["draw", "place", "positions"]
+__all__ = ["positions", "randk_decode", "randk_encode"]
 
 BINS, MORE_BINS = 256, 1024
 """Values of a digit. Hashes of fewer positions lie further apart."""
@@ -266,14 +266,14 @@ def positions(n: int, k: int, seed: int, like: Tensor) -> Tensor | None:
     return None if found is None else found[0]
 
 
-def draw(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int] | None:
+def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int] | None:
     """The float32 values there, and the key of all of x; the section is told the seed."""
     kept = torch.empty(k, dtype=torch.float32, device=x.device)
     found = _run(x.numel(), k, x, seed=seed, section=section, x=x, kept=kept)
     return None if found is None else (kept, found[1][KEY])
 
 
-def place(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> bool:
+def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> bool:
     """Float32 values times the gain where they were drawn, zeros elsewhere; or added. False: nothing was added."""
     found = _run(
         out.numel(), values.numel(), out, section=section, values=values, out=out, gain=gain, weight=weight

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import TRIT_LANES, num_buckets, trits_nbytes
+from laconic.kernels.interface import TRIT_GROUP_NBYTES, num_buckets, trits_nbytes
 from laconic.kernels.triton.buckets import load_floats, magnitudes, scale_to, store_floats, tile
 from laconic.kernels.triton.packing import trit_of, trit_place
 from laconic.kernels.triton.tile import exact, factors, halves, keep, load_tile, noise_of, words_of
@@ -44,7 +44,7 @@ def _ternary_encode(
 
 
 def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> Tensor:
-    n, span = x.numel(), 5 * TRIT_LANES
+    n, span = x.numel(), 5 * TRIT_GROUP_NBYTES
     buckets, warps = tile(bucket)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count and packed.numel() == trits_nbytes(n)
@@ -78,7 +78,7 @@ def _ternary_decode(
 
 
 def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> Tensor:
-    n, span = out.numel(), 5 * TRIT_LANES
+    n, span = out.numel(), 5 * TRIT_GROUP_NBYTES
     buckets, warps = tile(bucket)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count and packed.numel() == trits_nbytes(n)

@@ -360,7 +360,7 @@ class Largest(NamedTuple):
     """Of their positions, coded; None where that is left to others."""
     positions: Tensor
     values: Tensor
-    key: int
+    amax_bits: int
 
 
 def largest(x: Tensor, k: int, out: Tensor) -> Largest | None:

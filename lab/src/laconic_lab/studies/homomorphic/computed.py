@@ -15,9 +15,9 @@ from torch import Tensor
 
 from laconic.aggregate.homomorphic.summing import CARRY
 from laconic.codecs import parse
-from laconic.codecs.packed_ints import LaneStage
+from laconic.codecs.packed_ints import PackedIntStage
 from laconic.errors import ConfigError, WrongResultError
-from laconic.kernels.interface import CLIP_LIMIT, LANE_BLOCK, num_buckets
+from laconic.kernels.interface import CLIP_LIMIT, SUM_BLOCK, num_buckets
 from laconic.kernels.reference.packed_ints import hadamard, rotation_signs
 from laconic.kernels.reference.reductions import pairwise_sum
 
@@ -46,7 +46,7 @@ class Round:
     ) -> None:
         memories, chain = parse(spec)
         stage = chain.values
-        if not isinstance(stage, LaneStage) or chain.selector is not None or stage.stochastic:
+        if not isinstance(stage, PackedIntStage) or chain.selector is not None or stage.stochastic:
             raise ConfigError(f"only shared and thc that round to nearest are computed here, not {spec!r}")
         self.slots, self.spec, self.workers = dict(slots), spec, workers
         self.carry, self.feedback = carry, bool(memories)
@@ -59,21 +59,21 @@ class Round:
         signs = []
         for name, shape in slots.items():
             numel = torch.Size(shape).numel()
-            blocks = num_buckets(numel, LANE_BLOCK)
+            blocks = num_buckets(numel, SUM_BLOCK)
             self.spans[name] = (block, blocks)
             self._stretches.append((at, numel, block))
             if stage.signs is not None:
-                signs.append(rotation_signs(blocks * LANE_BLOCK, stage.signs, device).view(blocks, LANE_BLOCK))
+                signs.append(rotation_signs(blocks * SUM_BLOCK, stage.signs, device).view(blocks, SUM_BLOCK))
             at, block = at + numel, block + blocks
         self.numel, self.blocks = at, block
         self._signs = torch.cat(signs) if signs else None
-        places = [torch.arange(numel) + first * LANE_BLOCK for _, numel, first in self._stretches]
+        places = [torch.arange(numel) + first * SUM_BLOCK for _, numel, first in self._stretches]
         self._places = (torch.cat(places) if places else torch.empty(0, dtype=torch.int64)).to(device)
         factor = stage.clip_factor(self.levels, workers)
         self._factor = torch.tensor(factor, dtype=torch.float32, device=device)
         kept = workers if self.feedback else 0
         self._hadamard = _hadamard_on(device)
-        self.residual = torch.zeros(kept, block, LANE_BLOCK, device=device)
+        self.residual = torch.zeros(kept, block, SUM_BLOCK, device=device)
         self.scales = torch.zeros(block, device=device)
         self._first = torch.ones(1, dtype=torch.bool, device=device)
 
@@ -97,8 +97,8 @@ class Round:
     @torch.no_grad()
     def mean(self, values: Tensor) -> Tensor:
         """What everybody decodes when each worker sends a row."""
-        rows = values.new_zeros(self.workers, self.blocks * LANE_BLOCK).index_copy_(1, self._places, values)
-        blocks = rows.view(self.workers, self.blocks, LANE_BLOCK)
+        rows = values.new_zeros(self.workers, self.blocks * SUM_BLOCK).index_copy_(1, self._places, values)
+        blocks = rows.view(self.workers, self.blocks, SUM_BLOCK)
         if self.rotated:
             blocks = self._turned(blocks)
         if self.feedback:
@@ -119,13 +119,13 @@ class Round:
     def _turned(self, blocks: Tensor) -> Tensor:
         assert self._signs is not None
         scaled = blocks * 2.0**-5 * self._signs
-        return self._hadamard(scaled.view(-1, LANE_BLOCK)).view_as(blocks)
+        return self._hadamard(scaled.view(-1, SUM_BLOCK)).view_as(blocks)
 
     def _scales_of(self, blocks: Tensor) -> Tensor:
         """By worker and block."""
         if not self.rotated:
             return blocks.abs().amax(2)
-        squares = blocks.reshape(-1, LANE_BLOCK).to(torch.float64).square()
+        squares = blocks.reshape(-1, SUM_BLOCK).to(torch.float64).square()
         return (pairwise_sum(squares).sqrt() * 2.0**-5).to(torch.float32).view(blocks.shape[:2])
 
     def _levels_of(self, blocks: Tensor, clips: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def _hadamard_on(device: torch.device) -> Callable[[Tensor], Tensor]:
     except ImportError as error:
         log.warning("rotations take ten passes on the GPU, which is slow: %s", error)
         return hadamard
-    x = torch.randn(33, LANE_BLOCK, device=device)
+    x = torch.randn(33, SUM_BLOCK, device=device)
     if not rotation.hadamard(x).equal(hadamard(x)):
         raise WrongResultError("the rotation by Triton differs from the reference's: please report this")
     return rotation.hadamard

@@ -13,7 +13,7 @@ from laconic.cluster.homomorphic.server import pack_part
 from laconic.cluster.homomorphic.worker import scale_frame
 from laconic.errors import ConfigError
 from laconic.frames import decode, encode
-from laconic.kernels.interface import lane_values
+from laconic.kernels.interface import packed_int_count
 from laconic.layers import SubspaceLayer, dense_numel, subspaces
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
@@ -191,7 +191,7 @@ class SummedLane(GraphLane):
             members = self._contributors(one)
             for name, (block, blocks) in one.spans.items():
                 begin, end = self._ends[name]
-                size = lane_values(end - begin, one.rotated)
+                size = packed_int_count(end - begin, one.rotated)
                 if one.feedback:
                     for worker, member in enumerate(members):
                         kept = residual[worker, block : block + blocks].reshape(-1)[:size].cpu()

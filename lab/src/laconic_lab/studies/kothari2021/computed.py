@@ -27,7 +27,13 @@ from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
-from laconic.kernels.interface import POSITIONS_HEADER, coded_limit, low_bits_candidates, num_buckets, packed_nbytes
+from laconic.kernels.interface import (
+    POSITIONS_HEADER,
+    coded_max_nbytes,
+    low_bits_candidates,
+    num_buckets,
+    packed_nbytes,
+)
 from laconic.kernels.reference.quantizers import _bucket_norms, _steps
 from laconic.kernels.reference.reductions import pairwise_sum
 from laconic.packet import TensorSpec
@@ -259,9 +265,9 @@ def _coded_nbytes(symbols: Tensor, codec: Chain) -> int:
     alphabet = codec.values.max_alphabet  # type: ignore[union-attr]
     coder = codec.coder
     assert isinstance(coder, ChunkCoder)
-    room = torch.empty(coded_limit(symbols.numel(), alphabet), dtype=torch.uint8)
+    room = torch.empty(coded_max_nbytes(symbols.numel(), alphabet), dtype=torch.uint8)
     coding = coder.auto if coder.mode == "auto" else coder.pure
-    return kernels.of(symbols).code_symbols(symbols, alphabet, coding, room)
+    return kernels.backend_for(symbols).encode_symbols(symbols, alphabet, coding, room)
 
 
 class _Places:
