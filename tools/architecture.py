@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTIONS = {"laconic": ROOT / "src" / "laconic", "laconic_lab": ROOT / "lab" / "src" / "laconic_lab"}
 
-FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "units")
+FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "tables", "units")
 """Modules without knowledge of tensors or codecs; every package may import them."""
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -21,6 +21,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "counters": (),
     "errors": (),
     "fsync": (),
+    "tables": (),
     "units": ("errors",),
     "records": ("_version", "errors"),
     "link_probe": (),

@@ -82,7 +82,7 @@ def demo_table(runs: Sequence[Record]) -> str:
     found, first = compare(runs), runs[0]
     return "\n".join(
         [
-            *_markdown(found.columns, found.rows, found.words),
+            found.to_markdown(),
             "",
             f"{first.machine['cpu']}, {first.machine['cores']} cores, torch {first.versions['torch']}: "
             f"{first.values['model']} on {first.values['data']}, {first.values['workers']} workers, "

@@ -7,7 +7,7 @@ import re
 
 from laconic.errors import ConfigError
 
-__all__ = ["GOODPUT", "parse_rate", "parse_time", "queue_time", "shaper_burst", "show_rate", "show_time"]
+__all__ = ["GOODPUT", "parse_rate", "parse_time", "queue_time", "shaper_burst", "show_bytes", "show_rate", "show_time"]
 
 GOODPUT = 0.956
 """What is left of a rate for payload: 1448 of 1514 bytes, which is what Ethernet, IP and TCP leave of a frame."""
@@ -58,6 +58,19 @@ def show_rate(rate: float | None) -> str:
 def show_time(seconds: float) -> str:
     """For people: ``5 ms``."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def show_bytes(nbytes: float) -> str:
+    """Return a number of bytes for people.
+
+    >>> show_bytes(12), show_bytes(1500), show_bytes(2.5e9)
+    ('12 B', '1.5 kB', '2.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5 or unit == "GB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
 
 
 def shaper_burst(rate: float) -> int:

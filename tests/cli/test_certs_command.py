@@ -102,4 +102,4 @@ def test_bad_input_is_one_line(run: Run, work_dir: Path) -> None:
     assert {path.name: path.read_bytes() for path in Path("job").iterdir()} == before and file_names() == ["job"]
     for path in Path("job").glob("[sw]*"):
         path.unlink()
-    one_line(run("certs", "show", "job"), 1, "holds a CA's certificate and no other")
+    one_line(run("certs", "show", "job"), 1, "contains a CA's certificate only")

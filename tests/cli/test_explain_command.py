@@ -54,7 +54,7 @@ def test_kept_values_and_positions_are_told_apart() -> None:
     "args, line",
     [
         (("--explain", "--list", "m.lac"), "choose one"),
-        (("--explain", "m.lac", "-o", "x.safetensors"), "only look"),
+        (("--explain", "m.lac", "-o", "x.safetensors"), "write no file"),
         (("m.lac",), "--explain"),
     ],
 )

@@ -29,7 +29,7 @@ def test_table_compares_with_method_1_or_else_the_first() -> None:
         "waiting s",
         "total s",
     )
-    assert table.rows[0] == ("1", "92.5", "5,247.2", "1", "0.25", "1.00", "1.75") and table.words == 1
+    assert table.rows[0] == ("1", "92.5", "5,247.2", "1", "0.25", "1.00", "1.75") and table.text_columns == 1
     assert [row[3] for row in table.rows] == ["1", "1/8.0", "1/2,825"]
     other = compare(RUNS[::-1][:2])
     assert other.columns[3] == "of method 6" and [row[3] for row in other.rows] == ["1", "355.4"]

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from laconic._version import __version__
 from laconic.cli import calibrate, certs, codecs, demo, pack, plan, plugins, report, roles, train, unpack, watch
-from laconic.cli.output import say
+from laconic.cli.output import print_stderr
 from laconic.errors import ConfigError, LaconicError
 
 __all__ = ["app", "main"]
@@ -39,21 +39,21 @@ class _Group(TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except ConfigError as error:
-            say(f"laconic: {error}")
+            print_stderr(f"laconic: {error}")
             code = 2
         except LaconicError as error:
-            say(f"laconic: {error}")
+            print_stderr(f"laconic: {error}")
             code = 1
         except OSError as error:
-            say(f"laconic: {error.filename}: {error.strerror}" if error.filename else f"laconic: {error}")
+            print_stderr(f"laconic: {error.filename}: {error.strerror}" if error.filename else f"laconic: {error}")
             code = 1
         except MemoryError:
-            say("laconic: out of memory: try fewer values or a smaller file")
+            print_stderr("laconic: out of memory: try fewer values or a smaller file")
             code = 1
         except (KeyboardInterrupt, typer.Abort):
             code = 130
         except _ClickError as error:
-            say(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
+            print_stderr(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
             code = 2
         except Exception:
             if not _interrupts:  # torch makes a ValueError of a KeyboardInterrupt that meets it reading a sequence
@@ -61,7 +61,7 @@ class _Group(TyperGroup):
             code = 130
         code = code if isinstance(code, int) else 0
         if code == 130:
-            say("laconic: interrupted")
+            print_stderr("laconic: interrupted")
         if not standalone_mode:
             return code
         sys.exit(code)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli import complete
-from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
+from laconic.cli.output import check_writable, examples, print_json, print_stderr, progress_bar, stdout_console
 from laconic.errors import ConfigError, LaconicError
 
 __all__ = ["EXAMPLES", "calibrate", "register"]
@@ -86,17 +86,17 @@ def calibrate(
         parse_peer(peer)
     load = os.getloadavg()[0]
     if load > 1.5:
-        say(f"laconic: the load average is {load:.1f}: figures will be those of a busy machine")
+        print_stderr(f"laconic: the load average is {load:.1f}: figures will be those of a busy machine")
     profile = measured(
         name or out.stem, model or [], codec, batch=batch, device=device, threads=threads, counts=counts, peer=peer,
         quick=quick,
     )  # fmt: skip
     profile.save(out)
     if json:
-        show_json(profile.to_json())
+        print_json(profile.to_json())
     else:
         _print(profile)
-        say(f"{out} written: laconic plan --profile {out} …")
+        print_stderr(f"{out} written: laconic plan --profile {out} …")
 
 
 def measured(
@@ -225,7 +225,9 @@ def _listen(address: str) -> None:
 
     from laconic.link_probe import serve
 
-    say(f"laconic: on the other host: laconic calibrate --peer {address}:PORT -o FILE, with the port that follows")
+    print_stderr(
+        f"laconic: on the other host: laconic calibrate --peer {address}:PORT -o FILE, with the port that follows"
+    )
     try:
         found = serve(address)
     except OSError as error:
@@ -245,16 +247,18 @@ def _print(profile: Any) -> None:
         one = points[-1]
         speeds = (4e-9 * one.numel / max(s, 1e-12) for s in (one.encode_s, one.decode_s, one.add_s))
         table.add_row(spec, f"{one.numel:,}", f"{8 * one.nbytes / one.numel:.3g}", *(f"{s:.3g}" for s in speeds))
-    results().print(table, markup=False)
+    stdout_console().print(table, markup=False)
     for name, model in profile.models.items():
-        results().print(
+        stdout_console().print(
             f"{name}: {model.numel:,} values, batch {model.batch}, a step {1e3 * model.step_s:.1f} ms, the first "
             f"gradient after {100 * model.ready[0][0]:.0f} % of it", markup=False,
         )  # fmt: skip
     for link in profile.links:
-        results().print(f"to {link['to']}: {show_rate(link['goodput'])}, round trip {show_time(link['round_trip'])}")
+        stdout_console().print(
+            f"to {link['to']}: {show_rate(link['goodput'])}, round trip {show_time(link['round_trip'])}"
+        )
     for count, factor in profile.crowd.items():
-        results().print(f"{count} processes at once: each takes {factor:.2f} times as long", markup=False)
+        stdout_console().print(f"{count} processes at once: each takes {factor:.2f} times as long", markup=False)
 
 
 def register(app: typer.Typer) -> None:

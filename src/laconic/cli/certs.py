@@ -1,4 +1,4 @@
-"""``laconic certs new`` and ``laconic certs show``."""
+"""The commands ``laconic certs new`` and ``laconic certs show``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, results, show_json
+from laconic.cli.output import examples, print_json, print_table, print_text
+from laconic.tables import Table
 
 if TYPE_CHECKING:
     from laconic.cluster.security import Certificate
@@ -30,50 +31,51 @@ def new(
     job: Annotated[str, typer.Option(metavar="NAME", help="The job's name.")],
     host: Annotated[
         list[str],
-        typer.Option(metavar="H", help="A name or address by which workers reach the server; may be given again."),
+        typer.Option(metavar="H", help="A name or address by which workers reach the server; may be repeated."),
     ],
-    workers: Annotated[int, typer.Option(metavar="N", help="How many workers there are.")],
-    days: Annotated[int, typer.Option(metavar="D", help="How long the certificates are good.")] = 365,
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of workers.")],
+    days: Annotated[int, typer.Option(metavar="D", help="Days for which the certificates are valid.")] = 365,
     json: Json = False,
 ) -> None:
     """Make a job's certificates: a CA, one for the server, one per worker.
 
     Private keys are readable by you alone. Copy to each host ca.pem and the
     .pem and .key of its member, and nothing else. The CA's key is not kept:
-    a job that grows is made anew. A folder that holds anything is refused.
+    for more workers make new certificates. The folder must be empty.
     """
     from laconic.cluster.security import new_job
 
-    found = new_job(folder, name=job, hosts=host, workers=workers, days=days)
+    certificates = new_job(folder, name=job, hosts=host, workers=workers, days=days)
     if json:
-        show_json(_as_json(folder, found))
+        print_json(_as_json(folder, certificates))
         return
-    _print(found)
-    console = results()
-    console.print(f"wrote {folder}. To the server's host: ca.pem, server.pem, server.key", markup=False)
-    console.print("To the host of worker 0: ca.pem, worker-0.pem, worker-0.key; and so on", markup=False)
+    _print(certificates)
+    print_text(
+        f"wrote {folder}. To the server's host: ca.pem, server.pem, server.key",
+        "To the host of worker 0: ca.pem, worker-0.pem, worker-0.key; and so on",
+    )
 
 
 def show(folder: Folder, json: Json = False) -> None:
-    """Show whose certificates a folder holds, until when and for which hosts.
+    """Show the owner, expiry and hosts of each certificate in a folder.
 
-    The exit code is 1 if any of them could not be used.
+    The exit code is 1 if any of them cannot be used.
     """
-    from laconic.cluster.security import certificates
+    from laconic.cluster.security import certificates as read_certificates
     from laconic.errors import FileError
 
-    found = certificates(folder)
-    if not found:
-        raise FileError(f"{folder} holds a CA's certificate and no other: copy those of its members there")
+    certificates = read_certificates(folder)
+    if not certificates:
+        raise FileError(f"{folder} contains a CA's certificate only: copy the members' certificates there")
     if json:
-        show_json(_as_json(folder, found))
+        print_json(_as_json(folder, certificates))
     else:
-        _print(found)
-    if any(certificate.fault for certificate in found):
+        _print(certificates)
+    if any(certificate.fault for certificate in certificates):
         raise typer.Exit(1)
 
 
-def _as_json(folder: Path, found: tuple[Certificate, ...]) -> dict[str, Any]:
+def _as_json(folder: Path, certificates: tuple[Certificate, ...]) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "certificates": [
@@ -87,34 +89,30 @@ def _as_json(folder: Path, found: tuple[Certificate, ...]) -> dict[str, Any]:
                 "until": certificate.until and certificate.until.isoformat(),
                 "fault": certificate.fault,
             }
-            for certificate in found
+            for certificate in certificates
         ],
     }
 
 
-def _print(found: tuple[Certificate, ...]) -> None:
-    from rich.table import Table
-
-    table = Table("job", "who", "until (UTC)", "hosts", "state")
-    for certificate in found:
-        table.add_row(
+def _print(certificates: tuple[Certificate, ...]) -> None:
+    rows = [
+        (
             certificate.identity.job if certificate.identity else "?",
             certificate.identity.name if certificate.identity else certificate.file,
             f"{certificate.until:%Y-%m-%d %H:%M}" if certificate.until else "?",
             ", ".join(certificate.hosts) or "-",
             "see below" if certificate.fault else "good",
         )
-    console = results()
-    console.print(table, markup=False)
-    for certificate in found:
-        if certificate.fault:  # a sentence with a path in it: too long for a column
-            console.print(certificate.fault, markup=False, soft_wrap=True)
+        for certificate in certificates
+    ]
+    print_table(Table(("job", "owner", "until (UTC)", "hosts", "state"), rows, text_columns=5))
+    print_text(*(certificate.fault for certificate in certificates if certificate.fault))  # too long for a column
 
 
 def _root(context: typer.Context) -> None:
-    """Certificates of a job, for servers and workers on several hosts.
+    """Make and show the certificates of a job whose server and workers run on several hosts.
 
-    On one host none are needed: there traffic stays on loopback.
+    A job on one host needs none: its traffic stays on loopback.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, results, show_json
+from laconic.cli.output import examples, print_json, print_table
+from laconic.tables import Table
 
 __all__ = ["EXAMPLES", "codecs", "register"]
 
@@ -25,26 +26,24 @@ def codecs(json: Annotated[bool, typer.Option("--json", help="Print one JSON obj
 
     entries = catalog()
     if json:
-        show_json({"measured_on": f"{CATALOG_NUMEL} gaussian float32", "stages": [asdict(entry) for entry in entries]})
+        print_json({"measured_on": f"{CATALOG_NUMEL} gaussian float32", "stages": [asdict(entry) for entry in entries]})
         return
-    from rich.table import Table
-
-    table = Table(caption=f"bits per value: a frame of {CATALOG_NUMEL:,} gaussian float32 with default arguments")
-    for column in ("name", "kind", "arguments and defaults", "bits per value", "bias", "summable", "what", "example"):
-        justify: Literal["left", "right"] = "right" if column == "bits per value" else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "example")
-    for entry in entries:
-        table.add_row(
+    columns = ("name", "kind", "arguments and defaults", "bias", "summable", "what", "example", "bits per value")
+    rows = [
+        (
             entry.name,
             entry.kind,
             ", ".join(f"{name}={_show(value)}" for name, value in entry.arguments.items()) or "-",
-            "-" if entry.bits_per_value is None else f"{entry.bits_per_value:.3g}",
             entry.bias or "-",
             "yes" if entry.summable else "no",
             entry.summary,
             entry.example,
+            "-" if entry.bits_per_value is None else f"{entry.bits_per_value:.3g}",
         )
-    results().print(table, markup=False)
+        for entry in entries
+    ]
+    caption = f"bits per value: a frame of {CATALOG_NUMEL:,} gaussian float32 with default arguments"
+    print_table(Table(columns, rows, text_columns=len(columns) - 1, caption=caption))
 
 
 def _show(value: Any) -> str:

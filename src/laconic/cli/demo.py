@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, progress_bar, results, say, show_json
+from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, progress_bar, stdout_console
 from laconic.cli.progress import status
 from laconic.cli.roles import check_grpc
 from laconic.errors import ConfigError, FileError
+from laconic.tables import Table
 
 if TYPE_CHECKING:
     from laconic.records import Record
@@ -86,14 +87,14 @@ def demo(
     records = _records(summaries, _command(iterations, chosen))
     if record is not None:
         write(records, record)
-        say(f"{len(records)} records written to {record}")
+        print_stderr(f"{len(records)} records written to {record}")
     shown = [*_named(records, tracks), *(one for one in tracks if one.kind != "train.run")]
     write_page(build(shown, title="laconic demo", command=_command(iterations, chosen)).html, html)
     if json:
-        show_json({"runs": summaries, "html": str(html)})
+        print_json({"runs": summaries, "html": str(html)})
     else:
         _print(records)
-        results().print(f"wrote {html}: open it in a browser", markup=False, soft_wrap=True)
+        stdout_console().print(f"wrote {html}: open it in a browser", markup=False, soft_wrap=True)
 
 
 def _methods(wanted: str) -> list[str]:
@@ -205,27 +206,22 @@ def _named(records: list[Record], tracks: list[Record]) -> list[Record]:
 
 
 def _print(records: list[Record]) -> None:
-    from rich import box
-    from rich.table import Table
-
     from laconic.report import NOTES, WORDS, compare
 
-    console, found = results(), compare(records)
-    wide = console.width >= WIDE
-    shown = [number for number, name in enumerate(found.columns) if wide or name not in (WORDS, "MB saved")]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for number in shown:
-        words = number < found.words
-        name = found.columns[number]
-        table.add_column(name if words else "\n".join(name.rsplit(" ", 1)), justify="left" if words else "right")
-    for row in found.rows:
-        table.add_row(*(row[number] for number in shown))
-    console.print(table, markup=False)
-    if not wide and WORDS in found.columns:
-        for row in found.rows:
-            console.print(f"{row[0]}: {row[found.columns.index(WORDS)]}", markup=False)
-        console.print()
-    console.print(NOTES, markup=False)
+    table = compare(records)
+    narrow = stdout_console().width < WIDE
+    hidden = [table.columns.index(name) for name in (WORDS, "MB saved") if narrow and name in table.columns]
+    shown = [number for number in range(len(table.columns)) if number not in hidden]
+    print_table(
+        Table(
+            [table.columns[i] if i < table.text_columns else "\n".join(table.columns[i].rsplit(" ", 1)) for i in shown],
+            [[row[i] for i in shown] for row in table.rows],
+            text_columns=sum(i < table.text_columns for i in shown),
+        )
+    )
+    if narrow and WORDS in table.columns:
+        print_text(*(f"{row[0]}: {row[table.columns.index(WORDS)]}" for row in table.rows), "")
+    print_text(NOTES)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Where text goes: results on stdout, everything else on stderr. With ``--json`` stdout is one JSON object."""
+"""Output of the commands: results on stdout, everything else on stderr. With ``--json`` stdout is one JSON object."""
 
 from __future__ import annotations
 
@@ -8,38 +8,92 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from laconic.errors import FileError
-from laconic.watch.terminal import size
 
-__all__ = ["check_writable", "examples", "progress_bar", "results", "say", "show_json", "size"]
+if TYPE_CHECKING:
+    from laconic.tables import Table
+
+__all__ = [
+    "check_writable",
+    "examples",
+    "print_json",
+    "print_stderr",
+    "print_table",
+    "print_text",
+    "progress_bar",
+    "stdout_console",
+]
 
 PIPED_WIDTH = 160
-"""Columns when nobody's terminal says how many: tables in a file or a log must not be folded to 80."""
+"""Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80."""
 
 
-def results() -> Console:
-    """The console of stdout."""
+def stdout_console() -> Console:
     piped = not sys.stdout.isatty()
     return Console(width=PIPED_WIDTH if piped else None, highlight=False, soft_wrap=False)
 
 
-def say(message: str) -> None:
-    """One line on stderr, as it is: no markup, no folding."""
+def print_stderr(message: str) -> None:
+    """Print one line on stderr without markup or folding."""
     print(message.replace("\n", " "), file=sys.stderr)
 
 
-def show_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_text(*lines: str) -> None:
+    """Print lines on stdout. The terminal folds long lines; brackets are not markup."""
+    for line in lines:
+        stdout_console().print(line, markup=False, soft_wrap=True)
+
+
+def print_table(table: Table, *, markup: bool = False) -> None:
+    """Print a table on stdout. Cells that do not fit are folded, not cut off.
+
+    Args:
+        table: The table; a row with a single cell begins a section.
+        markup: Whether cells contain rich's markup, such as ``[green]met[/green]``.
+    """
+    from rich import box
+    from rich import table as rich_table
+
+    shown = rich_table.Table(
+        title=table.title or None,
+        caption=table.caption or None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    console = stdout_console()
+    cells = [[row[number] for row in table.rows if len(row) > 1] for number in range(len(table.columns))]
+    unbroken = [not any(" " in cell for cell in column) for column in cells]  # specs and numbers: fold texts first
+    widths = [max(map(len, column), default=0) if whole else 8 for column, whole in zip(cells, unbroken, strict=True)]
+    fits = sum(widths) + len(widths) <= console.width
+    for number, column in enumerate(table.columns):
+        shown.add_column(
+            column,
+            justify="left" if number < table.text_columns else "right",
+            overflow="fold",
+            no_wrap=fits and unbroken[number],
+        )
+    for row in table.rows:
+        if len(row) == 1:
+            shown.add_section()
+        shown.add_row(*row)
+    console.print(shown, markup=markup)
 
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on stderr that leaves nothing behind; silent where stderr is no terminal."""
+    """Show a progress bar on stderr and remove it at the end; show nothing if stderr is not a terminal."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -54,16 +108,16 @@ def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text. The lines are run by tests."""
+    """Return the end of a help text. Tests run the lines."""
     return "\n\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
 
 
 def check_writable(path: Path) -> None:
-    """A file for records; said before minutes of work, not after."""
+    """Raise ``FileError`` if a file of Records cannot be written, before minutes of work."""
     if path.is_dir():
         raise FileError(f"expected a file for records, {path} is a folder: name a file in it")
     folder = path.resolve().parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise FileError(f"cannot write records to {path}: {folder} is no folder that can be written to")
+        raise FileError(f"cannot write records to {path}: {folder} is not a writable folder")

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli.complete import specs
-from laconic.cli.output import examples, progress_bar, results, show_json, size
+from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
 from laconic.errors import ConfigError
+from laconic.tables import Table
+from laconic.units import show_bytes
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from laconic.checkpoints import Summary
 
-__all__ = ["EXAMPLES", "pack", "register", "summary_json", "summary_table", "times_smaller"]
+__all__ = ["EXAMPLES", "pack", "print_summary", "register", "summary_json", "times_smaller"]
 
 EXAMPLES = (
     "laconic pack model.safetensors -o model.lac --codec uniform:8",
@@ -35,17 +35,19 @@ def pack(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN=SPEC", help="Another codec for tensors named so; the first match wins."),
+        typer.Option(
+            metavar="PATTERN=SPEC", help="Another codec for tensors whose name matches; the first match wins."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.lac if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compress a safetensors file into a .lac file.
 
-    One-dimensional tensors and those under 4,096 values travel as they are
-    unless a policy says otherwise; integers and booleans always do. Names,
-    shapes, dtypes and annotations come back exactly.
+    One-dimensional tensors and tensors of fewer than 4,096 values are stored
+    unchanged unless a policy names them; integers and booleans always are.
+    Names, shapes, dtypes and annotations are restored exactly.
     """
     from laconic.checkpoints import pack_file
 
@@ -60,9 +62,10 @@ def pack(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if json:
-        show_json({"input": str(source), "output": str(output), "codec": codec} | summary_json(summary))
+        print_json({"input": str(source), "output": str(output), "codec": codec} | summary_json(summary))
     else:
-        _print(summary, output, codec)
+        print_summary(summary, output, "ratio", times_smaller(summary.bytes_in, summary.bytes_out))
+        print_text(*_exemptions(summary, codec))
 
 
 def _rules(texts: list[str]) -> dict[str, str]:
@@ -78,7 +81,7 @@ def _rules(texts: list[str]) -> dict[str, str]:
 
 
 def times_smaller(before: int, after: int) -> str:
-    """A ratio that says which way it goes."""
+    """Return the ratio of two sizes in words, such as ``3.9x smaller``."""
     if abs(before / after - 1) < 0.005:
         return "same size"
     return f"{before / after:.3g}x smaller" if after <= before else f"{after / before:.3g}x larger"
@@ -96,24 +99,21 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-def summary_table(summary: Summary, ratio_heading: str, ratio: str) -> Table:
-    """One row: what went in, what came out, and the ratio between them, which says itself which way it goes."""
-    from rich.table import Table
-
-    table = Table("tensors", "bytes in", "bytes out", ratio_heading, "time")
-    sizes = size(summary.bytes_in), size(summary.bytes_out)
-    table.add_row(str(len(summary.entries)), *sizes, ratio, f"{summary.seconds:.2f} s")
-    return table
+def print_summary(summary: Summary, output: Path, ratio_heading: str, ratio: str) -> None:
+    """Print one row with the sizes of both files, and the path that was written."""
+    cells = (show_bytes(summary.bytes_in), show_bytes(summary.bytes_out), ratio, f"{summary.seconds:.2f} s")
+    columns = ("tensors", "bytes in", "bytes out", ratio_heading, "time")
+    print_table(Table(columns, [(str(len(summary.entries)), *cells)], text_columns=0))
+    print_text(f"wrote {output}")
 
 
-def _print(summary: Summary, output: Path, codec: str) -> None:
-    console = results()
-    console.print(summary_table(summary, "", times_smaller(summary.bytes_in, summary.bytes_out)), markup=False)
-    exempt = Counter((entry.codec, entry.note) for entry in summary.entries if entry.note)
-    for (other, note), count in exempt.items():
-        what = "1 tensor that" if count == 1 else f"{count} tensors, each of which"
-        console.print(f"{other} instead of {codec}: {what} {note}", markup=False)
-    console.print(f"wrote {output}", markup=False)
+def _exemptions(summary: Summary, codec: str) -> list[str]:
+    """Return one line for each reason why tensors have another codec than the one asked for."""
+    counts = Counter((entry.codec, entry.note) for entry in summary.entries if entry.note)
+    return [
+        f"{other} instead of {codec}: {'1 tensor that' if count == 1 else f'{count} tensors, each of which'} {note}"
+        for (other, note), count in counts.items()
+    ]
 
 
 def register(app: typer.Typer) -> None:

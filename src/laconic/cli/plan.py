@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli import complete
-from laconic.cli.output import examples, results, say, show_json, size
+from laconic.cli.output import examples, print_json, print_stderr, stdout_console
 from laconic.errors import ConfigError, FileError
+from laconic.units import show_bytes
 
 if TYPE_CHECKING:
     from laconic.plan.advice import Advice, Layers, Load
@@ -45,7 +46,7 @@ class _Case:
     memory: float | None
     layers: Layers | None
 
-    def advice(self, tell: Any = say, *, limits: bool = True) -> Advice:
+    def advice(self, tell: Any = print_stderr, *, limits: bool = True) -> Advice:
         from laconic.plan.advice import advise
 
         return advise(
@@ -175,7 +176,7 @@ def plan(
     if curves is not None:
         found["sweep"] = curves
     if json:
-        show_json(found)
+        print_json(found)
     else:
         _print(advice, case, told)
     if curves is not None:
@@ -239,7 +240,7 @@ def _fitted(case: _Case, told: dict[str, Any]) -> Network:
 
     low, high = math.log(SLOWEST), math.log(FASTEST)
     if seconds(FASTEST) >= told["measured_step_s"]:
-        say("laconic: the run took no longer than without a network: any rate fits it, 100 Gbit/s is taken")
+        print_stderr("laconic: the run took no longer than without a network: any rate fits it, 100 Gbit/s is taken")
         return replace(case.network, rate=1e11)
     for _ in range(40):
         middle = (low + high) / 2
@@ -282,10 +283,10 @@ def _draw(curves: dict[str, Any], plot: Path | None, shown: bool) -> None:
     labels = {"workers": "workers", "bandwidth": "bit/s of a cable", "rho": "rho of the layers", "h": "h of the layers"}
     options = {"x_label": labels[curves["what"]], "y_label": "times as fast as float32", "log_x": curves["what"] != "h"}
     if shown:
-        results().print(drawing.text(curves["x"], curves["speedup_fp32"], **options), markup=False)
+        stdout_console().print(drawing.text(curves["x"], curves["speedup_fp32"], **options), markup=False)
     if plot is not None:
         drawing.draw(plot, curves["x"], curves["speedup_fp32"], title="laconic plan", **options)
-        say(f"{plot} written")
+        print_stderr(f"{plot} written")
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -312,22 +313,22 @@ def _print(advice: Advice, case: _Case, told: dict[str, Any]) -> None:
         even = row.break_even
         table.add_row(
             row.codec + (" *" if row.codec == advice.codec else ""),
-            size(row.message.push), size(row.message.pull), show_time(step.total_s),
+            show_bytes(row.message.push), show_bytes(row.message.pull), show_time(step.total_s),
             *(show_time(x / every) for x in (
                 step.compute_s, step.encode_s, step.push_s, step.aggregate_s, step.pull_s, step.decode_s,
                 step.hidden_s)),
             f"{row.speedup_fp32:.2f}", f"{row.speedup_bf16:.2f}",
             "" if row.codec == "none" else "nowhere" if even is None else
             "everywhere" if math.isinf(even) else show_rate(even),
-            size(row.memory) + ("" if row.fits else " (too much)"),
+            show_bytes(row.memory) + ("" if row.fits else " (too much)"),
         )  # fmt: skip
-    results().print(table, markup=False)
+    stdout_console().print(table, markup=False)
     for note in dict.fromkeys(f"{row.codec}: {row.step.note}" for row in advice.rows if row.step.note):
-        results().print(note, markup=False, soft_wrap=True)
+        stdout_console().print(note, markup=False, soft_wrap=True)
     if told:
         took = show_time(told["measured_step_s"])
-        results().print(f"the run itself: {told['codec']} pushed, an iteration took {took}", markup=False)
-    results().print(f"recommended: {advice.codec}: {advice.reason}", markup=False, soft_wrap=True)
+        stdout_console().print(f"the run itself: {told['codec']} pushed, an iteration took {took}", markup=False)
+    stdout_console().print(f"recommended: {advice.codec}: {advice.reason}", markup=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from laconic.cli.output import say, size
+from laconic.cli.output import print_stderr
+from laconic.units import show_bytes
 
 __all__ = ["Log", "status"]
 
@@ -31,7 +32,7 @@ def status(lines: Sequence[Mapping[str, Any]], *, raw_nbytes: float | None = Non
     elif raw_nbytes is not None:
         raw = raw_nbytes * sum(line["iteration"] for line in lines)
     if raw is not None:
-        words.append(f"{size(max(raw - sent, 0))} saved")
+        words.append(f"{show_bytes(max(raw - sent, 0))} saved")
     return ", ".join(words)
 
 
@@ -45,4 +46,4 @@ class Log:
     def __call__(self, line: str) -> None:
         if self._wanted and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
-            say(line)
+            print_stderr(line)

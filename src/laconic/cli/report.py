@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.output import examples, results, say, show_json, size
+from laconic.cli.output import examples, print_json, print_stderr, stdout_console
 from laconic.errors import ConfigError, FileError
+from laconic.units import show_bytes
 
 __all__ = ["EXAMPLES", "register", "report"]
 
@@ -55,16 +56,16 @@ def report(
         raise ConfigError(str(error)) from None
     nbytes = output.stat().st_size
     if json:
-        show_json({"path": str(output), "bytes": nbytes, "runs": made.runs, "records": len(found.records),
+        print_json({"path": str(output), "bytes": nbytes, "runs": made.runs, "records": len(found.records),
                    "claims": made.claims, "plots": list(made.plots), "skipped": list(made.skipped)})  # fmt: skip
         return
     for line in made.skipped:
-        say(f"laconic: not shown: {line}")
-    console = results()
+        print_stderr(f"laconic: not shown: {line}")
+    console = stdout_console()
     what = (
         f"{made.runs} run{'s' * (made.runs != 1)}, {len(made.plots)} plots" if made.runs else f"{len(made.plots)} plots"
     )
-    console.print(f"wrote {output}: {what}, {size(nbytes)}; open it in a browser", markup=False, soft_wrap=True)
+    console.print(f"wrote {output}: {what}, {show_bytes(nbytes)}; open it in a browser", markup=False, soft_wrap=True)
 
 
 def _command(paths: list[Path], output: Path, title: str, price_hour: float, price_gb: float) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, say, show_json
+from laconic.cli.output import examples, print_json, print_stderr
 from laconic.errors import ConfigError, LaconicError
 
 __all__ = ["EXAMPLES", "SERVER", "WORKER", "Metrics", "check_grpc", "expose", "register", "server", "worker"]
@@ -151,7 +151,7 @@ def worker(
             device=device, **how,
         )  # fmt: skip
     if json:
-        show_json({"worker": number, "runs": list(last.values())})
+        print_json({"worker": number, "runs": list(last.values())})
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def expose(runs: Sequence[Path], address: str | None) -> Iterator[None]:
         return watchers.setdefault(runs[-1], Watcher(runs[-1])).look()
 
     with Site(look, *split_address(address, option="--metrics"), page=False) as site:
-        say(f"metrics at {site.url}metrics")
+        print_stderr(f"metrics at {site.url}metrics")
         yield
 
 
@@ -179,7 +179,7 @@ def _sum_up(run_dirs: Sequence[Path]) -> None:
 
     keys = ("run", "phase", "version", "received", "sent", "faults", "summary")
     views = [Watcher(one).look() for one in run_dirs]
-    show_json({"runs": [{key: getattr(view, key) for key in keys} for view in views]})
+    print_json({"runs": [{key: getattr(view, key) for key in keys} for view in views]})
 
 
 def check_grpc() -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli.complete import DATA, METHODS, MODELS, MODES, SCHEMES, one_of, specs
-from laconic.cli.output import examples, progress_bar, results, show_json, size
+from laconic.cli.output import examples, print_json, progress_bar, stdout_console
 from laconic.cli.progress import Log, status
 from laconic.cli.roles import Metrics, check_grpc, expose
 from laconic.errors import ConfigError, FileError
+from laconic.units import show_bytes
 
 if TYPE_CHECKING:
     from laconic.cluster.job import Job
@@ -167,7 +168,7 @@ def train(
     if explain:
         name = method or "1"
         if json:
-            show_json({"method": name, "summary": METHODS[name][0], "flags": method_flags(name)})
+            print_json({"method": name, "summary": METHODS[name][0], "flags": method_flags(name)})
         else:
             print(f"laconic train {shlex.join(method_flags(name))}  # {METHODS[name][0]}")
         return
@@ -219,7 +220,7 @@ def train(
             bar.update(shown, description="measuring what layers gain")
             summary = summary | _verdict(config, summary, rate, folder)
     if json:
-        show_json(summary | {"run_dir": str(folder)})
+        print_json(summary | {"run_dir": str(folder)})
     else:
         _print(summary, folder)
 
@@ -314,9 +315,9 @@ def _prepare(config: Config, folder: Path, json: bool) -> None:
         raise FileError(f"{folder} holds a run already: choose another --run-dir")
     config.save(folder)
     if json:
-        show_json({"run_dir": str(folder), "config": config.to_json()})
+        print_json({"run_dir": str(folder), "config": config.to_json()})
         return
-    console = results()
+    console = stdout_console()
     console.print(f"wrote {folder / 'config.json'}: copy it to every host, then there", markup=False, soft_wrap=True)
     console.print(f"  laconic server {folder} --host … --port … --certs …", markup=False, soft_wrap=True)
     console.print(
@@ -335,16 +336,16 @@ def _print(summary: dict[str, Any], folder: Path) -> None:
         rows["layers"] = summary["layers"]
     if summary.get("accuracy") is not None:
         rows["accuracy"] = f"{summary['accuracy']:.2f} %"
-    rows["bytes per iteration"] = size(summary["wire_bytes_per_iteration"])
+    rows["bytes per iteration"] = show_bytes(summary["wire_bytes_per_iteration"])
     if summary.get("bytes_saved") is not None:
-        rows["bytes saved"] = size(max(summary["bytes_saved"], 0))
+        rows["bytes saved"] = show_bytes(max(summary["bytes_saved"], 0))
     rows |= {name: f"{summary[key]:.2f} s" for key, name in TIMES if summary.get(key) is not None}
     if summary.get("restarts"):
         rows["restarts"] = str(summary["restarts"])
     table = Table.grid("", "", padding=(0, 2, 0, 0))
     for name, value in rows.items():
         table.add_row(name, Text(value))  # specs are no markup
-    console = results()
+    console = stdout_console()
     console.print(table)
     if summary.get("rho_layers") is not None:
         from laconic.train.break_even import sentence

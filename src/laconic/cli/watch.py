@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laconic.cli.output import examples, results, show_json
+from laconic.cli.output import examples, print_json, stdout_console
 from laconic.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ def _tell(board: TensorBoard | None, view: View) -> None:
 
 def _print(view: View, json: bool) -> None:
     if json:
-        show_json(view.to_json())
+        print_json(view.to_json())
     else:
         from laconic.watch.terminal import frame
 
-        console = results()
+        console = stdout_console()
         console.print(frame(view, width=console.width))
 
 
@@ -115,7 +115,7 @@ def _follow(watcher: Watcher, every: float, board: TensorBoard | None) -> None:
 
     from laconic.watch.terminal import frame
 
-    console = results()
+    console = stdout_console()
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             view = watcher.look()
@@ -131,7 +131,7 @@ def _serve(watcher: Watcher, host: str, port: int, every: float, board: TensorBo
 
     with Site(watcher.look, host, port) as site, suppress(KeyboardInterrupt):  # which is how one leaves
         if json:
-            show_json({"run": str(watcher.run_dir), "url": site.url})
+            print_json({"run": str(watcher.run_dir), "url": site.url})
         else:
             print(f"{watcher.run_dir} is shown at {site.url} until Ctrl-C", flush=True)
         while True:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from laconic.errors import InputError
 from laconic.records import Record
+from laconic.tables import Table
 
-__all__ = ["NOTES", "NOTHING", "WORDS", "Table", "compare", "fixed", "fraction"]
+__all__ = ["NOTES", "NOTHING", "WORDS", "compare", "fixed", "fraction"]
 
 Run: TypeAlias = "Record | Mapping[str, Any]"
 """The summary of a run (``laconic train --json``), or a Record whose values are one."""
@@ -32,15 +32,6 @@ NOTES = (
     "worker: encode may run beside computing, waiting is how long exchanges held it up. One run each: small "
     "differences in accuracy and time are chance."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text. The first ``words`` columns are words, the others figures."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int
 
 
 def compare(runs: Sequence[Run]) -> Table:

@@ -11,10 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from laconic.units import show_bytes
 from laconic.watch.status import WorkerStatus
 from laconic.watch.view import View
 
-__all__ = ["frame", "size", "sparkline"]
+__all__ = ["frame", "sparkline"]
 
 BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {
@@ -82,8 +83,8 @@ def _figures(view: View, width: int) -> Padding:
     losses = [point["loss"] for point in view.points if point["loss"] is not None]
     shown = max(10, min(60, width - 40))
     table.add_row("loss", _number(view.loss), Text(sparkline(losses, shown), style="green"))
-    speed = f"{size(view.bytes_per_s)}/s" if view.bytes_per_s is not None else ""
-    traffic = f"in {size(view.received)}, out {size(view.sent)}, {size(view.saved)} saved"
+    speed = f"{show_bytes(view.bytes_per_s)}/s" if view.bytes_per_s is not None else ""
+    traffic = f"in {show_bytes(view.received)}, out {show_bytes(view.sent)}, {show_bytes(view.saved)} saved"
     table.add_row("bytes", speed, traffic)
     if view.config.get("mode") != "sync":
         age = f"mean {view.missed_mean:.2f}, at most {view.missed_most}"
@@ -107,8 +108,8 @@ def _workers(view: View) -> Padding:
             Text(worker.state, style=COLOURS[worker.state]),
             f"{worker.iteration:,}",
             _number(worker.loss),
-            size(worker.bytes_sent),
-            size(worker.bytes_received),
+            show_bytes(worker.bytes_sent),
+            show_bytes(worker.bytes_received),
             str(worker.lives),
             _ago(view, worker),
         ]
@@ -156,19 +157,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(taken), max(taken)
     span = (high - low) or 1.0
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in taken)
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people: 1.5 MB.
-
-    >>> size(12), size(1500), size(2.5e9)
-    ('12 B', '1.5 kB', '2.5 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 999.5 or unit == "GB":
-            break
-        nbytes /= 1000
-    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
 
 
 def _printable(text: str) -> str:

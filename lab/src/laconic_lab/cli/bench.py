@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from laconic.cli import complete
-from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
+from laconic.cli.output import check_writable, examples, print_json, print_stderr, progress_bar, stdout_console
 from laconic.errors import ConfigError
 from laconic_lab.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers
 
@@ -114,9 +114,9 @@ def bench(
         )
     if records is not None:
         write(report.records(), records)
-        say(f"{len(report.records())} records written to {records}")
+        print_stderr(f"{len(report.records())} records written to {records}")
     if json:
-        show_json(_json(report))
+        print_json(_json(report))
     else:
         _print(report)
 
@@ -160,7 +160,7 @@ def _json(report: Report) -> dict[str, Any]:
 def _print(report: Report) -> None:
     from laconic.records import machine, versions
 
-    settings, console = report.settings, results()
+    settings, console = report.settings, stdout_console()
     wide, judged = console.width >= WIDE, settings.judges()
     found, (slow, fast) = machine(), report.memcpy_quartiles_gb_per_s
     console.print(

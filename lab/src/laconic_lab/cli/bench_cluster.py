@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.output import check_writable, examples, progress_bar, results, say, show_json
+from laconic.cli.output import check_writable, examples, print_json, print_stderr, progress_bar, stdout_console
 from laconic.cli.roles import check_grpc
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def cluster(
         found = run(settings, tell=lambda what: bar.update(task, description=what))
     if record is not None:
         write(found, record)
-        say(f"{len(found)} records written to {record}")
+        print_stderr(f"{len(found)} records written to {record}")
     if json:
-        show_json({"command": settings.command(), "records": [_json(one) for one in found]})
+        print_json({"command": settings.command(), "records": [_json(one) for one in found]})
     else:
         _print(found)
 
@@ -125,7 +125,7 @@ def print_table(found: ClusterTable) -> None:
     from rich import box
     from rich.table import Table
 
-    console = results()
+    console = stdout_console()
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for number, column in enumerate(found.columns):
         shown.add_column(column, justify="left" if number < found.words else "right")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.output import check_writable, examples, results, show_json, size
+from laconic.cli.output import check_writable, examples, print_json, stdout_console
+from laconic.units import show_bytes
 
 __all__ = ["EXAMPLES", "collective", "register"]
 
@@ -51,7 +52,7 @@ def collective(
     if record is not None:
         write(records, record)
     if json:
-        show_json({"command": settings.command(), "results": [each.values for each in records]})
+        print_json({"command": settings.command(), "results": [each.values for each in records]})
         return
     table = Table(title=f"{numel:,} values, {ranks} ranks")
     for column in ("mean by", "median", "best", "× fp32", "× fp32, best", "bytes a rank", "squared error"):
@@ -63,10 +64,10 @@ def collective(
             f"{1e3 * min(each.seconds):.1f} ms",
             f"{made.values['speedup_fp32']:.2f}",
             f"{made.values['speedup_fp32_best']:.2f}",
-            size(each.nbytes),
+            show_bytes(each.nbytes),
             f"{each.error:.2g}",
         )
-    results().print(table)
+    stdout_console().print(table)
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.output import check_writable, examples, progress_bar, say, show_json
+from laconic.cli.output import check_writable, examples, print_json, print_stderr, progress_bar
 from laconic_lab.cli.bench_cluster import print_table
 
 __all__ = ["EXAMPLES", "ddp", "register"]
@@ -79,9 +79,9 @@ def ddp(
         found = run_ddp(settings, tell=lambda what: bar.update(task, description=what))
     if record is not None:
         write(found, record)
-        say(f"{len(found)} records written to {record}")
+        print_stderr(f"{len(found)} records written to {record}")
     if json:
-        show_json({"command": settings.command(), "records": [{"kind": one.kind, **one.values} for one in found]})
+        print_json({"command": settings.command(), "records": [{"kind": one.kind, **one.values} for one in found]})
         return
     for table in ddp_tables(found):
         print_table(table)

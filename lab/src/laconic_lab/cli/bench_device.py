@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.output import check_writable, progress_bar, results, say, show_json
+from laconic.cli.output import check_writable, print_json, print_stderr, progress_bar, stdout_console
 
 if TYPE_CHECKING:
     from laconic.records import Record
@@ -48,10 +48,10 @@ def bench_device(
         )
     if records is not None:
         write(written, records)
-        say(f"{len(written)} records written to {records}")
+        print_stderr(f"{len(written)} records written to {records}")
     if json:
         shown = [{"kind": record.kind, **record.values} for record in written]
-        show_json({"command": settings.command(specs or SPECS), "records": shown})
+        print_json({"command": settings.command(specs or SPECS), "records": shown})
     else:
         _print(found, written[0])
 
@@ -69,12 +69,12 @@ def bench_step(
     found = run_steps(chosen, settings)
     if records is not None:
         write(found, records)
-        say(f"{len(found)} records written to {records}")
+        print_stderr(f"{len(found)} records written to {records}")
     if json:
         shown = [{"kind": record.kind, **record.values} for record in found]
-        show_json({"command": settings.command(chosen), "records": shown})
+        print_json({"command": settings.command(chosen), "records": shown})
         return
-    console = results()
+    console = stdout_console()
     for record in found:
         values = record.values
         low, high = values["added_percent_quartiles"]
@@ -90,7 +90,7 @@ def _print(found: list[DeviceResult], yardstick: Record) -> None:
     from rich import box
     from rich.table import Table
 
-    console, values = results(), yardstick.values
+    console, values = stdout_console(), yardstick.values
     console.print(
         f"{yardstick.machine.get('gpu', 'no GPU')}, torch {yardstick.versions['torch']}, {values['numel']:,} gaussian "
         f"float32, median of {values['repeat']} rounds. Copy {values['copy_payload_gb_per_s']:,.0f} GB/s of payload = "

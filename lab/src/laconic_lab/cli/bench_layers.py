@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.output import check_writable, examples, progress_bar, say, show_json
+from laconic.cli.output import check_writable, examples, print_json, print_stderr, progress_bar
 
 __all__ = ["EXAMPLES", "layers", "register"]
 
@@ -53,9 +53,9 @@ def layers(
         found = run_layers(settings, tell=lambda what: bar.update(task, description=what))
     if record is not None:
         write(found, record)
-        say(f"{len(found)} records written to {record}")
+        print_stderr(f"{len(found)} records written to {record}")
     if json:
-        show_json({"command": settings.command(), "records": [{"kind": r.kind, **r.values} for r in found]})
+        print_json({"command": settings.command(), "records": [{"kind": r.kind, **r.values} for r in found]})
         return
     from laconic_lab.cli.bench_cluster import print_table
 

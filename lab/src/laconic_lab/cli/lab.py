@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, progress_bar, results, say, show_json, size
+from laconic.cli.output import examples, print_json, print_stderr, progress_bar, stdout_console
 from laconic.errors import ConfigError, LaconicError
+from laconic.units import show_bytes
 from laconic_lab.cli import lab_faults
 
 if TYPE_CHECKING:
@@ -82,13 +83,15 @@ def up(
         raise
     if json:
         measured = [{"from": a, "to": b, **link.values()} for a, b, link in links]
-        show_json({"name": name, "hosts": _hosts(lab), "links": measured})
+        print_json({"name": name, "hosts": _hosts(lab), "links": measured})
     else:
         _print_hosts(lab)
         for a, b, link in links:
-            results().print(f"{a} to {b}: {link}", markup=False, soft_wrap=True)
+            stdout_console().print(f"{a} to {b}: {link}", markup=False, soft_wrap=True)
     if not all(link.valid for _, _, link in links):
-        say("laconic: not every link has the rate asked for: the machine may be busy, or loss and delay hold TCP back")
+        print_stderr(
+            "laconic: not every link has the rate asked for: the machine may be busy, or loss and delay hold TCP back"
+        )
 
 
 def run(
@@ -120,10 +123,10 @@ def run(
             {"host": number, "address": lab.address(number), "exit_code": code, "output": "".join(output[number])}
             for number, code in codes.items()
         ]
-        show_json({"name": lab.name, "hosts": told})
+        print_json({"name": lab.name, "hosts": told})
     for number, code in codes.items():
         if code != 0:
-            say(f"laconic: host {number}: exit code {code}")
+            print_stderr(f"laconic: host {number}: exit code {code}")
     raise typer.Exit(next((code for code in codes.values() if code != 0), 0))
 
 
@@ -151,11 +154,11 @@ def status(name: Name = None, json: Json = False) -> None:
             if found["fault"] is None:
                 _print_hosts(lab, title)
             else:
-                results().print(f"{title}: broken: {found['fault']}", markup=False, soft_wrap=True)
+                stdout_console().print(f"{title}: broken: {found['fault']}", markup=False, soft_wrap=True)
     if json:
-        show_json({"labs": shown})
+        print_json({"labs": shown})
     elif not shown:
-        results().print("no lab is up", markup=False)
+        stdout_console().print("no lab is up", markup=False)
 
 
 def down(
@@ -176,11 +179,11 @@ def down(
         if not network.remove(one):
             raise ConfigError(f"there is no lab {one!r} (up: {', '.join(network.labs()) or 'none'})")
         if not json:
-            results().print(f"{one} removed", markup=False)
+            stdout_console().print(f"{one} removed", markup=False)
     if json:
-        show_json({"removed": names})
+        print_json({"removed": names})
     elif not names:
-        results().print("no lab was left behind", markup=False)
+        stdout_console().print("no lab was left behind", markup=False)
 
 
 def _chosen(name: str | None) -> str:
@@ -273,12 +276,12 @@ def _print_hosts(lab: Lab, title: str | None = None) -> None:
             host["rate"] or "unlimited",
             host["delay"],
             f"{host['loss']:g} %",
-            size(host["rx_bytes"]),
-            size(host["tx_bytes"]),
+            show_bytes(host["rx_bytes"]),
+            show_bytes(host["tx_bytes"]),
             f"{host['rx_lost']} packets",
             str(host["processes"]),
         )
-    results().print(table, markup=False)
+    stdout_console().print(table, markup=False)
 
 
 def _root(context: typer.Context) -> None:

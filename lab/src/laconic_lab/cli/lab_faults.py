@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laconic.cli.output import progress_bar, results, show_json, size
+from laconic.cli.output import print_json, progress_bar, stdout_console
 from laconic.errors import ConfigError, LaconicError
+from laconic.units import show_bytes
 
 if TYPE_CHECKING:
     from laconic_lab.faults import Outcome
@@ -71,7 +72,7 @@ def faults(
         records.write([records.Record("faults.scene", asdict(outcome)) for outcome in outcomes], record)
     broken = [outcome for outcome in outcomes if outcome.broken is not None]
     if json:
-        show_json({"scenes": len(outcomes), "broken": len(broken), "outcomes": [asdict(one) for one in outcomes]})
+        print_json({"scenes": len(outcomes), "broken": len(broken), "outcomes": [asdict(one) for one in outcomes]})
     else:
         _print(outcomes, asked)
     if broken:
@@ -103,10 +104,10 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
     if record is not None:
         records.write([records.Record("faults.soak", asdict(found), seed=seed)], record)
     if json:
-        show_json(asdict(found))
+        print_json(asdict(found))
     else:
         print(f"{found.exchanges} exchanges of 4 workers in {found.seconds:.0f} s with {found.faults} faults; memory "
-              f"{size(found.rss[0])}, later {size(found.rss[1])}; open files {found.descriptors[0]}, later "
+              f"{show_bytes(found.rss[0])}, later {show_bytes(found.rss[1])}; open files {found.descriptors[0]}, later "
               f"{found.descriptors[1]}")  # fmt: skip
     if found.broken is not None:
         raise LaconicError(found.broken)
@@ -116,7 +117,7 @@ def _list(json: bool) -> None:
     from laconic_lab.faults import CLASSES
 
     if json:
-        show_json({"faults": {name: one.what for name, one in CLASSES.items()}})
+        print_json({"faults": {name: one.what for name, one in CLASSES.items()}})
         return
     width = max(map(len, CLASSES))
     for name, one in CLASSES.items():
@@ -138,4 +139,4 @@ def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
             kept = sum(one.broken is None for one in mine)
             row.append(f"kept, {max(one.seconds for one in mine):.1f} s" if kept == len(mine) else "BROKEN")
         table.add_row(name, CLASSES[name].what, *row)
-    results().print(table, markup=False)
+    stdout_console().print(table, markup=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli.complete import one_of
-from laconic.cli.output import examples, progress_bar, results, say, show_json
+from laconic.cli.output import examples, print_json, print_stderr, progress_bar, stdout_console
 from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,11 +129,11 @@ def study(
     all_results = study_of.Results(found)
     drawn = study_of.draw(all_results, figures) if figures is not None else []
     for path in drawn:
-        say(f"{path} written")
+        print_stderr(f"{path} written")
     tables = study_of.tables(all_results)
     if json:
         claims = [finding.values() for finding in study_of.findings(all_results)]
-        show_json(_json(found, tables, claims, this.counts(found)))
+        print_json(_json(found, tables, claims, this.counts(found)))
     else:
         for table in tables:
             _print(table)
@@ -281,7 +281,7 @@ def _print(table: Table) -> None:
         shown.add_column(column, overflow="fold")
     for row in table.rows:
         shown.add_row(*row)
-    results().print(shown, markup=False)
+    stdout_console().print(shown, markup=False)
 
 
 def register(app: typer.Typer) -> None:
