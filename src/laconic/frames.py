@@ -72,24 +72,24 @@ def max_nbytes(spec: str | Chain, like: Tensor | TensorSpec) -> int:
 def write_frame(
     x: Tensor, chain: Chain, room: Tensor, *, seed: int = 0, exact: bool = False, gradient: Tensor | None = None
 ) -> tuple[int, Packet]:
-    """Encode into a uint8 tensor; returns the bytes written and the packet, whose sections lie in ``room``."""
+    """Encode into a uint8 tensor on the host; return the bytes written and the packet, on the device of ``x``."""
     if not isinstance(x, Tensor):
         raise InputError(f"expected a tensor, got {type(x).__name__}")
     if not x.is_cpu:  # sections are made on the device; the frame is for the wire
-        return write_packet(chain.encode(x, seed=seed, exact=exact, gradient=gradient), room)
+        packet = chain.encode(x, seed=seed, exact=exact, gradient=gradient)
+        return write_packet(packet, room), packet
     arena = FrameArena(room, _plan(chain.text, x.shape, x.dtype))
     packet = chain.encode(x, seed=seed, arena=arena, exact=exact, gradient=gradient)
     return wire.seal(packet, arena), packet
 
 
-def write_packet(made: Packet, room: Tensor) -> tuple[int, Packet]:
-    """The same with a packet that was made elsewhere."""
-    arena = FrameArena(room, _plan(made.codec, made.spec.shape, made.spec.dtype))
-    sections = tuple(arena.take(section.numel()).copy_(section, non_blocking=True) for section in made.sections)
-    if any(section.is_cuda for section in made.sections):
-        torch.cuda.current_stream(made.sections[0].device).synchronize()
-    packet = Packet(made.codec, made.spec, sections)
-    return wire.seal(packet, arena), packet
+def write_packet(packet: Packet, room: Tensor) -> int:
+    """Write a packet, which may be on a GPU, as a frame into a uint8 tensor on the host; return the bytes written."""
+    arena = FrameArena(room, _plan(packet.codec, packet.spec.shape, packet.spec.dtype))
+    sections = tuple(arena.take(section.numel()).copy_(section, non_blocking=True) for section in packet.sections)
+    if any(section.is_cuda for section in packet.sections):
+        torch.cuda.current_stream(packet.sections[0].device).synchronize()
+    return wire.seal(Packet(packet.codec, packet.spec, sections), arena)
 
 
 def encode_into(

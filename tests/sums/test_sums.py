@@ -299,7 +299,7 @@ def test_a_residual_of_another_size_or_beyond_float32_is_reset(caplog):
     sender.probe("w", torch.ones(11))
     assert sender.stats.residual_resets == 1
     sender.encode("w", torch.ones(1))
-    with pytest.raises(laconic.InputError, match="probe comes first"):
+    with pytest.raises(laconic.InputError, match="call probe first"):
         sender.encode("w", torch.ones(1))
 
 
@@ -338,7 +338,7 @@ def test_what_does_not_belong_is_refused_and_changes_nothing():
     with pytest.raises(laconic.FrameError, match="too many"):
         total.add(frames[1])
     assert total.count == 3
-    with pytest.raises(laconic.FrameError, match="another seed"):
+    with pytest.raises(laconic.FrameError, match="or seed"):
         homomorphic.add(sent("randk:0.5|thc:4", xs, seed=1)[1][0], sent("randk:0.5|thc:4", xs, seed=2)[1][0])
     with pytest.raises(laconic.ConfigError, match="nothing has been added"):
         laconic.Sum().finish()

@@ -1,19 +1,101 @@
-"""Many packets -> one tensor."""
+"""Accumulate the frames of many senders into float32 sums, in a fixed order.
+
+Each packet is decoded straight into the sum: there is no tensor per sender, and a sparse packet touches only its own
+entries. The parameter server, the two-shot reduction and ``mean`` all sum here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from laconic.codecs import codec
-from laconic.errors import InputError
+from laconic.codecs import Chain, codec
+from laconic.errors import FrameError, InputError
 from laconic.frames import open_packet
 from laconic.packet import Packet, TensorSpec, allocate
 from laconic.wire import MAX_NUMEL, Buffer
 
-__all__ = ["mean", "weighted_sum"]
+__all__ = ["MeanAccumulator", "OpenedFrame", "mean", "weighted_sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFrame:
+    """A frame whose checksum, codec, shape and dtype are valid. Decoding checks its content.
+
+    Errors name the slot, if there is one.
+    """
+
+    packet: Packet
+    chain: Chain
+    slot: str = ""
+
+    @classmethod
+    def of(cls, frame: Buffer, like: Tensor, slot: str = "") -> OpenedFrame:
+        """Open a frame that must hold a tensor of the shape and dtype of ``like``."""
+        try:
+            packet, chain = open_packet(frame, max_numel=like.numel())
+            if packet.spec.shape != tuple(like.shape) or packet.spec.dtype != like.dtype:
+                raise FrameError(
+                    f"expected {list(like.shape)} of {like.dtype}, the frame holds {list(packet.spec.shape)} of "
+                    f"{packet.spec.dtype}"
+                )
+        except FrameError as error:
+            raise _about(slot, error) from None
+        return cls(packet, chain, slot)
+
+    def decode(self, device: torch.device) -> Tensor:
+        try:
+            return self.chain.decode(self.packet).to(device)
+        except FrameError as error:
+            raise _about(self.slot, error) from None
+
+    def decode_into(self, out: Tensor) -> None:
+        try:
+            self.chain.decode(self.packet.to(out.device), out=out)
+        except FrameError as error:
+            raise _about(self.slot, error) from None
+
+    def add_to(self, out: Tensor, weight: float) -> None:
+        """Add the decoded values ``weight`` times, without a tensor in between."""
+        try:
+            self.chain.accumulate(self.packet.to(out.device), out, weight)
+        except FrameError as error:
+            raise _about(self.slot, error) from None
+
+
+def _about(slot: str, error: FrameError) -> FrameError:
+    return FrameError(f"slot {slot!r}: {error}") if slot else error
+
+
+class MeanAccumulator:
+    """Running means of several slots over a known number of senders.
+
+    A float sum depends on its order: for reproducible bits the caller adds senders in the order of their numbers.
+
+    Args:
+        sums: One contiguous float32 tensor per slot, which the frames are added to.
+        senders: How many senders make up the mean.
+    """
+
+    def __init__(self, sums: Sequence[Tensor], senders: int) -> None:
+        self.sums, self.weight = sums, 1.0 / senders
+
+    def add(self, frames: Iterable[OpenedFrame | None]) -> None:
+        """Add one sender's frames, one per slot; None leaves a slot out. After an error the sums are invalid."""
+        for frame, out in zip(frames, self.sums, strict=True):
+            if frame is not None:
+                frame.add_to(out, self.weight)
+
+    def add_values(self, tensors: Sequence[Tensor]) -> None:
+        """Make tensors that are themselves among the sums the contribution of their owner."""
+        if tensors and self.weight != 1.0:
+            torch._foreach_mul_(list(tensors), self.weight)
+
+    def clear(self) -> None:
+        torch._foreach_zero_(list(self.sums))
 
 
 def weighted_sum(
@@ -23,15 +105,13 @@ def weighted_sum(
     out: Tensor | None = None,
     max_numel: int = MAX_NUMEL,
 ) -> Tensor:
-    """Sum of weight × decoded tensor, in float32, in the order given.
-
-    Each packet is decoded straight into the sum: no tensor per sender, and a sparse one touches only its entries.
+    """Return the sum of weight × decoded tensor, in float32, added in the given order.
 
     Args:
         packets: Packets or frames of one shape; their codecs may differ.
         weights: One per packet.
-        out: A contiguous float32 tensor for the sum; what it held is overwritten.
-        max_numel: Frames that declare more values are refused.
+        out: A contiguous float32 tensor for the sum; its old values are overwritten.
+        max_numel: Frames that declare more values are rejected.
     """
     if not packets or len(packets) != len(weights):
         raise InputError(f"expected as many weights as packets, at least one; got {len(packets)} and {len(weights)}")
@@ -57,7 +137,7 @@ def mean(
     out: Tensor | None = None,
     max_numel: int = MAX_NUMEL,
 ) -> Tensor:
-    """The mean of what many senders sent, in float32, weighted when weights (of any sum but zero) are given."""
+    """Return the mean of what many senders sent, in float32; weights may have any sum but zero."""
     if weights is None:
         weights = [1.0] * len(packets)
     total = sum(weights)

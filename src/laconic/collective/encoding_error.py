@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.aggregate.homomorphic import Summing
-from laconic.aggregate.homomorphic.families import method_of
+from laconic.aggregate.homomorphic.families import family_of
 from laconic.codecs import parse
 from laconic.errors import NonFiniteError
 
@@ -21,7 +21,7 @@ def encoding_error(x: Tensor, spec: str, ranks: int) -> float | None:
     if not norm > 0:
         return None
     try:
-        if chain.summable and method_of(Summing(chain, ranks, ring=True).chain) is not None:
+        if chain.summable and family_of(Summing(chain, ranks, ring=True).chain) is not None:
             summing = Summing(chain, ranks, ring=True)
             decoded = summing.chain.decode(summing.packet(values, summing.probe(values)))
         else:

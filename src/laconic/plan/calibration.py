@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from laconic import wire
 from laconic.aggregate.homomorphic import Contributor, Sum, summing
-from laconic.aggregate.homomorphic.families import method_of
+from laconic.aggregate.homomorphic.families import family_of
 from laconic.channels import Channel
 from laconic.codecs import parse
 from laconic.errors import ConfigError, LaconicError, NonFiniteError
@@ -72,7 +72,7 @@ def gradient_like(numel: int, seed: int = 0) -> Tensor:
 
 def summable(spec: str) -> bool:
     """Whether packets of a codec are added while compressed."""
-    return not _gzip(spec) and method_of(parse(spec)[1]) is not None
+    return not _gzip(spec) and family_of(parse(spec)[1]) is not None
 
 
 def _gzip(spec: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tensors added while compressed: what workers settle, what each sends, and a sum that never makes a float.
+"""Sums of compressed tensors: workers agree on scales, each encodes, and the packets are added without decoding.
 
 A round among four workers:
 
@@ -6,18 +6,18 @@ A round among four workers:
 >>> xs = [torch.randn(5000, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 >>> summing = laconic.summing("thc:4", workers=4)
 >>> probes = [summing.probe(x) for x in xs]  # each worker: one float32 per 1,024 values
->>> agreed = summing.agree(probes)  # anybody: the largest of each
->>> summing.usable(agreed)  # otherwise somebody's values are not finite, and all skip the round
+>>> agreed = summing.agree(probes)  # the largest of each
+>>> summing.usable(agreed)  # False if a worker's values are not finite: then all skip the round
 True
 >>> frames = [summing.encode(x, agreed, worker=i) for i, x in enumerate(xs)]
->>> total = laconic.Sum()  # a server: it adds integers as they arrive, and makes no float
+>>> total = laconic.Sum()  # a server adds integers as they arrive, and computes no float
 >>> for frame in frames:
 ...     total.add(frame)
 >>> mean = laconic.decode(total.finish())  # every worker, once
 >>> float((mean - sum(xs) / 4).norm() / (sum(xs) / 4).norm()) < 0.12
 True
 
-Frames are self-contained: ``laconic.decode`` gives the mean of what was added, be it one, some or all.
+Frames are self-contained: ``laconic.decode`` returns the mean of the packets that were added, whether one, some or all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Contributor: one worker's side of sums, with a memory per slot of what was not sent."""
+"""Contributor: one worker's side of sums, with error feedback per slot."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,18 +16,19 @@ from laconic.codecs import Chain, parse
 from laconic.codecs.memory import ErrorFeedback
 from laconic.codecs.powersgd import Matrix
 from laconic.counters import LogOnce
-from laconic.errors import ConfigError, InputError, NonFiniteError
+from laconic.errors import ConfigError, InputError
 from laconic.kernels.interface import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
+from laconic.residuals import ResidualMemory
 
-__all__ = ["Contributor", "ContributorStats", "Joined"]
+__all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
 
 log = logging.getLogger("laconic")
 
 
 @dataclass
 class ContributorStats:
-    """What a contributor has done so far."""
+    """Counts of a contributor."""
 
     rounds: int = 0
     skipped_nonfinite: int = 0
@@ -35,29 +36,18 @@ class ContributorStats:
 
 
 @dataclass
-class _Slot:
-    """What a slot remembers, and the values that wait for an agreement."""
+class JoinedSlots:
+    """Slots of one round in one tensor: the blocks of all, one behind the other.
 
-    residual: Tensor | None = None
-    waiting: Tensor | None = None
-    start: Tensor | None = None
-    before: Tensor | None = None
-    spec: TensorSpec | None = None
-
-
-@dataclass
-class Joined:
-    """Slots of one round whose values wait for an agreement together: blocks of all, one behind the other.
-
-    Scales, integers and residuals are of blocks, so what is done for one tensor is done for all of them at once.
+    Scales, integers and residuals belong to blocks, so one launch serves all slots.
     """
 
     slots: Sequence[str]
     sizes: list[int]
     values: Tensor
 
-    def parts(self, values: Tensor, rotated: bool) -> Iterable[Tensor]:
-        """Each slot's part of something of this length, without what fills its last block unless that is rotated."""
+    def split(self, values: Tensor, rotated: bool) -> Iterator[Tensor]:
+        """Yield each slot's part of a joined tensor, without the padding of its last block unless it is rotated."""
         at = 0
         for size in self.sizes:
             yield values[at : at + packed_int_count(size, rotated)]
@@ -65,32 +55,35 @@ class Joined:
 
 
 class Contributor:
-    """One worker's tensors for sums, round by round, with error feedback when the spec begins with ``ef``.
+    """One worker's tensors for sums, round by round, with error feedback if the spec begins with ``ef``.
 
-    A round of a slot is ``probe``, then ``encode`` with what was agreed, or ``skip``. The residual changes in
-    ``encode`` alone, so a round that all workers skip leaves no trace but a count.
+    A round of a slot is ``probe``, then ``encode`` with the agreed value, or ``skip``. Only ``encode`` changes the
+    residual, so a round that all workers skip changes nothing but a count.
 
-    With ``ef|thc`` the residual is kept as it is after the rotation, which is the same in every round: one
-    transform a round, and none back.
+    With ``ef|thc`` the residual is kept after the rotation, which is the same in every round: this takes one transform
+    a round, and none back.
 
     Args:
         spec: ``ef|thc:4``, ``shared:8,round=stochastic``, …
-        workers: The most that will be added up.
-        worker: Which one this is.
+        workers: The largest number of packets that will be added.
+        worker: This worker's number.
         ring: See ``Summing``.
     """
 
     def __init__(self, spec: str, *, workers: int, worker: int = 0, ring: bool = False) -> None:
         memories, chain = parse(spec)
         if any(not isinstance(stage, ErrorFeedback) for stage in memories):
-            raise ConfigError(f"{spec!r}: sums keep error feedback ('ef') only")
+            raise ConfigError(f"{spec!r}: sums support error feedback ('ef') only")
         self.spec = spec
         self.feedback = bool(memories)
         self.summing = Summing(chain, workers, ring)
         self.worker = worker
         self.stats = ContributorStats()
-        self._slots: dict[str, _Slot] = {}
+        self._memory = ResidualMemory("start", self.stats)
         self._warn_once = LogOnce("contributor.stats")
+        self._pending: dict[str, Tensor] = {}
+        """Values between ``probe`` and ``packet``."""
+        self._specs: dict[str, TensorSpec] = {}
         if self.feedback and not chain.contractive:
             log.warning("%s: an encoding may add more error than it removes, so the residual can grow", spec)
 
@@ -100,65 +93,117 @@ class Contributor:
 
     @property
     def _fused(self) -> PackedInts | None:
-        """The family, if the residual is kept where integers are made: nothing stands before the rotation."""
-        method = self.summing.method
-        return method if self.feedback and isinstance(method, PackedInts) and method.selector is None else None
+        """The family, if its kernel updates the residual while it encodes: no selector runs before it."""
+        family = self.summing.family
+        return family if self.feedback and isinstance(family, PackedInts) and family.selector is None else None
+
+    def _sender(self, seed: int) -> Sender:
+        return Sender(self.summing.workers, self.summing.ring, seed, self.worker)
 
     def probe(self, slot: str, x: Tensor, *, seed: int = 0) -> Tensor:
-        """Begin a round of a slot: what this worker brings to the agreement."""
-        flat = flat_values(x)
-        mine = self._slots.setdefault(slot, _Slot())
-        room, mine.before = mine.before, None
-        mine.spec, fused, method = TensorSpec.of(x), self._fused, self.summing.method
-        signs = None if fused is None else fused.stage.signs
-        if not self.feedback or not flat.numel():
-            mine.waiting = flat
-        else:
-            size = packed_int_count(flat.numel(), signs is not None)
-            memory = self._memory(slot, mine, size, flat)
-            if room is None or room.numel() != size or room.device != flat.device:
-                room = torch.empty(size, device=flat.device)  # otherwise two take turns
-            if signs is not None:
-                kernels.backend_for(flat).rotate(flat, signs, memory, room)
-            elif memory is None:
-                room.copy_(flat)
-            else:
-                torch.add(flat, memory, out=room)
-            mine.waiting = room
+        """Begin a round of a slot: return this worker's probe."""
+        flat, spec, family = flat_values(x), TensorSpec.of(x), self.summing.family
+        values = self._add_residual(slot, flat) if self.feedback and flat.numel() else flat
+        self._pending[slot], self._specs[slot] = values, spec
         if not flat.numel():
-            return self.summing.nothing(flat)
-        if isinstance(method, LowRank):
-            return method.probe(mine.waiting, mine.spec, seed, self._start(slot, mine, method.matrix(mine.spec), flat))
-        return method.probe(mine.waiting, mine.spec, seed)
+            return self.summing.empty_probe(flat)
+        if isinstance(family, LowRank):
+            return family.probe(values, spec, seed, self._start(slot, family.matrix(spec), flat))
+        return family.probe(values, spec, seed)
 
-    def _memory(self, slot: str, mine: _Slot, size: int, like: Tensor) -> Tensor | None:
-        memory = mine.residual
-        if memory is not None and memory.numel() != size:
-            self.stats.residual_resets += 1
-            log.warning("slot %r changed its size: its residual is reset", slot)
-            memory = mine.residual = None
-        if memory is not None and memory.device != like.device:
-            memory = mine.residual = memory.to(like.device)
-        return memory
+    def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
+        """Return the values plus the residual, rotated if the codec rotates, in the buffer of an earlier round."""
+        fused = self._fused
+        signs = None if fused is None else fused.stage.signs
+        size = packed_int_count(flat.numel(), signs is not None)
+        memory = self._memory.fitting(slot, (size,), flat.device)
+        buffer, memory.previous = memory.previous, None
+        if buffer is None or buffer.numel() != size or buffer.device != flat.device:
+            buffer = torch.empty(size, device=flat.device)
+        if signs is not None:
+            kernels.backend_for(flat).rotate(flat, signs, memory.residual, buffer)
+        elif memory.residual is None:
+            buffer.copy_(flat)
+        else:
+            torch.add(flat, memory.residual, out=buffer)
+        return buffer
 
-    def _start(self, slot: str, mine: _Slot, matrix: Matrix, like: Tensor) -> Tensor | None:
-        """Where power iteration goes on from."""
-        if mine.start is not None and tuple(mine.start.shape) != (matrix.r, matrix.columns):
+    def _start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
+        """Return the matrix that power iteration continues from."""
+        memory = self._memory[slot]
+        if memory.companion is not None and tuple(memory.companion.shape) != (matrix.r, matrix.columns):
             log.warning("slot %r changed its shape: its warm start is dropped", slot)
-            mine.start = None
-        if mine.start is not None and mine.start.device != like.device:
-            mine.start = mine.start.to(like.device)
-        return mine.start
+            memory.companion = None
+        if memory.companion is not None and memory.companion.device != like.device:
+            memory.companion = memory.companion.to(like.device)
+        return memory.companion
 
-    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> Joined | None:
-        """Begin a round of many slots of a GPU; None, and nothing has happened, where they cannot be joined."""
-        method, first = self.summing.method, tensors[0]
-        if (
-            not isinstance(method, PackedInts)
-            or method.selector is not None
-            or len(tensors) < 2
-            or not self.summing.ring
-        ):
+    def usable(self, agreed: Tensor) -> bool:
+        return self.summing.usable(agreed)
+
+    def packet(self, slot: str, agreed: Tensor, *, seed: int = 0, arena: Arena | None = None) -> Packet:
+        """End the round: return this worker's packet and keep what it does not send as the residual."""
+        if slot not in self._pending:
+            raise InputError(f"slot {slot!r} has no values waiting: call probe first")
+        values, spec, summing, fused = self._pending[slot], self._specs[slot], self.summing, self._fused
+        sections: tuple[Tensor, ...] = ()
+        if values.numel():
+            summing.require_usable(agreed)
+            arena, sender = arena or HeapArena(values.device), self._sender(seed)
+            if fused is not None:
+                sections = fused.sections(values, spec, agreed, arena, sender, feedback=True)
+            else:
+                sections = summing.family.sections(values, spec, agreed, arena, sender)
+        packet = Packet(self.chain.text, spec, sections)
+        if self.feedback and values.numel():
+            if fused is None:
+                self.chain.accumulate(packet, values.view(spec.shape), -1.0)
+            memory = self._memory[slot]
+            memory.previous, memory.residual = memory.residual, values
+            if not kernels.backend_for(values).all_finite(values):
+                self._memory.reset_overflowed(slot)
+        del self._pending[slot]
+        self.stats.rounds += 1
+        return packet
+
+    def encode(self, slot: str, agreed: Tensor, *, seed: int = 0) -> bytearray:
+        """End the round: return this worker's frame. See ``packet``."""
+        return wire.pack(self.packet(slot, agreed, seed=seed))
+
+    def received(self, slot: str, total: Packet) -> None:
+        """Take the workers' sum as the start of the next round's power iteration; only ``powersgd`` uses it."""
+        family = self.summing.family
+        if not isinstance(family, LowRank) or not total.sections or total.spec != self._specs.get(slot):
+            return
+        matrix = family.matrix(total.spec)
+        q = total.sections[-1].clone().view(torch.float32).view(matrix.r, matrix.columns)
+        norms = q.abs().amax(1, keepdim=True)
+        fresh = matrix.start(0, q)
+        # Of unit size, so that a start of any age is usable; a row that has become zero is drawn again.
+        self._memory[slot].companion = torch.where(norms > 0, q / torch.where(norms > 0, norms, 1.0), fresh)
+
+    def skip(self, slot: str) -> None:
+        """End the round without sending: a worker's values are not finite. The residual stays."""
+        if self._pending.pop(slot, None) is None:
+            raise InputError(f"slot {slot!r} has no values waiting: call probe first")
+        self.stats.skipped_nonfinite += 1
+        self._warn_once("nonfinite", f"slot {slot!r}: a worker's values are not finite, all workers skip the round")
+
+    def undo(self, slot: str) -> None:
+        """Restore the residual from before the round that was encoded last, because all workers drop it."""
+        if slot in self._pending or slot not in self._specs:
+            raise InputError(f"slot {slot!r} has no round to undo")
+        self._memory[slot].undo()
+        self.stats.skipped_nonfinite += 1
+
+    # ------------------------------------------------------------------------------------------------- joined slots
+
+    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> JoinedSlots | None:
+        """Begin a round of many slots on a GPU in one launch; None, with no effect, if they cannot be joined."""
+        family, first = self.summing.family, tensors[0]
+        if not isinstance(family, PackedInts) or family.selector is not None:
+            return None
+        if len(tensors) < 2 or not self.summing.ring:
             return None
         alike = all(
             x.device == first.device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors
@@ -166,30 +211,30 @@ class Contributor:
         backend = kernels.multi_tensor_backend_for(first) if alike else None
         if backend is None:
             return None
-        signs, sizes = method.stage.signs, [x.numel() for x in tensors]
+        signs, sizes = family.stage.signs, [x.numel() for x in tensors]
+        residuals: list[Tensor | None] = [None] * len(slots)
+        if self.feedback:
+            shapes = [(packed_int_count(size, signs is not None),) for size in sizes]
+            memories = [self._memory.fitting(*each, first.device) for each in zip(slots, shapes, strict=True)]
+            residuals = [memory.residual for memory in memories]
+            for memory in memories:
+                memory.previous = None
         blocks = sum(num_buckets(size, SUM_BLOCK) for size in sizes)
-        residuals: list[Tensor | None] = []
-        for slot, x in zip(slots, tensors, strict=True):
-            mine = self._slots.setdefault(slot, _Slot())
-            mine.spec, mine.waiting, mine.before = TensorSpec.of(x), None, None
-            size = packed_int_count(x.numel(), signs is not None)
-            residuals.append(self._memory(slot, mine, size, x) if self.feedback else None)
         values = torch.empty(blocks * SUM_BLOCK, device=first.device)
         backend.gather_blocks(tensors, residuals, signs, values)
-        return Joined(slots, sizes, values)
+        return JoinedSlots(slots, sizes, values)
 
-    def probe_joined(self, joined: Joined) -> Tensor:
-        """What this worker brings to the agreement: a scale for each block."""
-        method = self._packed_ints
-        return method.bounded(method.stage.scales(joined.values, kernels.backend_for(joined.values)))
+    def probe_joined(self, joined: JoinedSlots) -> Tensor:
+        """Return this worker's probe: a scale for each block."""
+        family = self._packed_ints
+        return family.clamp_scales(family.stage.scales(joined.values, kernels.backend_for(joined.values)))
 
-    def encode_joined(self, joined: Joined, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
-        """End the round: clips of all blocks, and their integers. What these fail to say is kept for the next round."""
-        method, summing, values = self._packed_ints, self.summing, joined.values
-        head = method.head(summing.workers, summing.ring)
-        rounding_seed = Sender(summing.workers, summing.ring, seed, self.worker).rounding_seed
-        clips = method.stage.clips(agreed, head)
-        integers = method.stage.encode_packed_ints(
+    def encode_joined(self, joined: JoinedSlots, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
+        """End the round: return the clips and packed integers of all blocks, and keep the residuals."""
+        family, summing, values = self._packed_ints, self.summing, joined.values
+        head, rounding_seed = family.head(summing.workers, summing.ring), self._sender(seed).rounding_seed
+        clips = family.stage.clips(agreed, head)
+        integers = family.stage.encode_packed_ints(
             values,
             head,
             clips,
@@ -200,139 +245,51 @@ class Contributor:
             feedback=self.feedback,
         )
         if self.feedback:
-            rotated = method.stage.signs is not None
-            for slot, part in zip(joined.slots, joined.parts(values, rotated), strict=True):
-                self._slots[slot].residual = part
+            rotated = family.stage.signs is not None
+            for slot, residual in zip(joined.slots, joined.split(values, rotated), strict=True):
+                self._memory[slot].residual = residual
         self.stats.rounds += len(joined.slots)
         return clips, integers
 
-    def check_joined(self, joined: Joined) -> None:
-        """Begin residuals anew that have left float32. Waits for the device, so it comes when all else is under way."""
+    def check_joined(self, joined: JoinedSlots) -> None:
+        """Reset residuals that overflowed float32. It waits for the device, so call it when all else is under way."""
         if not self.feedback or kernels.backend_for(joined.values).all_finite(joined.values):
             return
         for slot in joined.slots:
-            residual = self._slots[slot].residual
+            residual = self._memory.residual(slot)
             if residual is not None and not bool(residual.isfinite().all()):
-                self._overflowed(slot)
+                self._memory.reset_overflowed(slot)
 
     @property
     def _packed_ints(self) -> PackedInts:
-        method = self.summing.method
-        assert isinstance(method, PackedInts)
-        return method
+        family = self.summing.family
+        assert isinstance(family, PackedInts)
+        return family
 
-    def _overflowed(self, slot: str) -> None:
-        self._slots[slot].residual = None
-        self.stats.residual_resets += 1
-        log.warning("slot %r: its residual overflowed float32 and is reset", slot)
-
-    def usable(self, agreed: Tensor) -> bool:
-        return self.summing.usable(agreed)
-
-    def packet(self, slot: str, agreed: Tensor, *, seed: int = 0, arena: Arena | None = None) -> Packet:
-        """End the round: this worker's packet. What it fails to say is kept for the next round."""
-        mine = self._slots.get(slot)
-        if mine is None or mine.waiting is None or mine.spec is None:
-            raise InputError(f"slot {slot!r} has no values waiting: probe comes first")
-        values, summing, fused = mine.waiting, self.summing, self._fused
-        sections: tuple[Tensor, ...] = ()
-        if values.numel():
-            summing.refuse_unusable(agreed)
-            arena = arena or HeapArena(values.device)
-            sender = Sender(summing.workers, summing.ring, seed, self.worker)
-            if fused is not None:
-                sections = fused.sections(values, mine.spec, agreed, arena, sender, feedback=True)
-            else:
-                sections = summing.method.sections(values, mine.spec, agreed, arena, sender)
-        packet = Packet(self.chain.text, mine.spec, sections)
-        if self.feedback and values.numel():
-            if fused is None:
-                self.chain.accumulate(packet, values.view(mine.spec.shape), -1.0)
-            mine.before, mine.residual = mine.residual, values
-            if not kernels.backend_for(values).all_finite(values):
-                self._overflowed(slot)
-        mine.waiting = None
-        self.stats.rounds += 1
-        return packet
-
-    def received(self, slot: str, total: Packet) -> None:
-        """What the workers' sum was: ``powersgd`` starts from it in the next round. Others have no use for it."""
-        method, mine = self.summing.method, self._slots.get(slot)
-        if isinstance(method, LowRank) and mine is not None and total.sections and total.spec == mine.spec:
-            matrix = method.matrix(total.spec)
-            q = total.sections[-1].clone().view(torch.float32).view(matrix.r, matrix.columns)
-            norms = q.abs().amax(1, keepdim=True)
-            fresh = matrix.start(0, q)
-            # Of unit size, so that a start of any age is usable; a row that has died is drawn again.
-            mine.start = torch.where(norms > 0, q / torch.where(norms > 0, norms, 1.0), fresh)
-
-    def encode(self, slot: str, agreed: Tensor, *, seed: int = 0) -> bytearray:
-        """The same as a frame."""
-        return wire.pack(self.packet(slot, agreed, seed=seed))
-
-    def skip(self, slot: str) -> None:
-        """End the round without sending: this worker's or another's values were not finite. The residual stays."""
-        mine = self._slots.get(slot)
-        if mine is None or mine.waiting is None:
-            raise InputError(f"slot {slot!r} has no values waiting: probe comes first")
-        mine.waiting = None
-        self.stats.skipped_nonfinite += 1
-        self._warn_once("nonfinite", f"slot {slot!r}: a value of some worker is not finite, all workers skip the round")
-
-    def undo(self, slot: str) -> None:
-        """The round that was encoded last is dropped by all: the residual is again what it was before."""
-        mine = self._slots.get(slot)
-        if mine is None or mine.waiting is not None:
-            raise InputError(f"slot {slot!r} has no round to undo")
-        mine.residual, mine.before = mine.before, None
-        self.stats.skipped_nonfinite += 1
+    # ------------------------------------------------------------------------------------------------------- memory
 
     def forget(self, slots: Iterable[str], why: str) -> None:
-        """Begin these slots' memory anew, because it would mean something else from now on: counted, and said once.
+        """Drop the residuals of these slots, because they no longer describe what is exchanged.
 
         Args:
-            slots: Those that remember nothing are passed over.
-            why: Completes "what was not sent is dropped: ".
+            slots: Slots without a residual are ignored.
+            why: Completes the log message "residuals are reset: ".
         """
-        for slot in slots:
-            mine = self._slots.get(slot)
-            if mine is None or mine.residual is None:
-                continue
-            mine.residual = mine.before = None
-            self.stats.residual_resets += 1
-            self._warn_once("reset", f"residuals are reset: {why}")
+        self._memory.forget(slots, why)
 
     def residual(self, slot: str) -> Tensor | None:
-        """What a slot has yet to send, flat; for ``thc`` as it is after the rotation. None if nothing is kept."""
-        mine = self._slots.get(slot)
-        return None if mine is None else mine.residual
+        """Return a slot's residual, flat, for ``thc`` after the rotation; None if there is none."""
+        return self._memory.residual(slot)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything remembered: save it with the model.
+        """Return all memory, to be saved with the model.
 
-        ``slot/residual`` is this worker's own; ``slot/start``, from where ``powersgd`` goes on, is all workers' alike.
+        ``slot/residual`` belongs to this worker; ``slot/start``, where ``powersgd`` continues, is the same on all.
         """
-        state = {}
-        for slot, mine in self._slots.items():
-            for part, tensor in (("residual", mine.residual), ("start", mine.start)):
-                if tensor is not None:
-                    state[f"{slot}/{part}"] = tensor.clone()
-        return state
+        return self._memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the memory by a saved one. Nothing changes unless all of it makes sense."""
-        slots: dict[str, _Slot] = {}
-        for key, tensor in state.items():
-            slot, _, part = key.rpartition("/")
-            known = isinstance(tensor, Tensor) and tensor.is_floating_point() and part in ("residual", "start")
-            if not known or (part == "start" and tensor.dim() != 2):
-                raise InputError(f"expected float tensors named 'slot/residual' or 'slot/start', got {key!r}")
-            if not bool(torch.isfinite(tensor).all()):
-                raise NonFiniteError(f"{key!r} in the saved state is not finite")
-            kept = tensor.detach().to(torch.float32).clone().contiguous()
-            mine = slots.setdefault(slot, _Slot())
-            if part == "residual":
-                mine.residual = kept.view(-1)
-            else:
-                mine.start = kept
-        self._slots = slots
+        """Replace the memory by a saved one; an invalid state changes nothing."""
+        self._memory.load_state_dict(state, flat=True)
+        self._pending.clear()
+        self._specs.clear()

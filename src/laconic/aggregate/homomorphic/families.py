@@ -1,4 +1,4 @@
-"""What each family of summable codecs brings to an agreement, and how it encodes after it."""
+"""Families of summable codecs: what a worker's probe is, and how it encodes on the agreed value."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from laconic.kernels.interface import NONFINITE, SUM_BLOCK, num_buckets
 from laconic.kernels.random import M64, splitmix64
 from laconic.packet import Arena, HeapArena, TensorSpec
 
-__all__ = ["Floats", "LowRank", "Method", "PackedInts", "Reduction", "Sender", "Unions", "method_of"]
+__all__ = ["Family", "LowRank", "PackedInts", "ProbeOp", "RandomFloats", "Sender", "UnionFloats", "family_of"]
 
-Reduction = Literal["max", "sum", "or"]
-"""How probes become an agreement."""
+ProbeOp = Literal["max", "sum", "or"]
+"""How probes are reduced to the agreed value."""
 
 UNUSABLE = torch.finfo(torch.float32).max
 """The scale of a block that is not finite. (A finite number, so that probes can travel in ordinary frames.)"""
-
 
 Sections = tuple[Tensor, ...]
 
 
 class Sender(NamedTuple):
-    """Who sends, to whom, and in which round."""
+    """One worker's place in a round."""
 
     workers: int
     ring: bool
@@ -42,17 +41,17 @@ class Sender(NamedTuple):
 
     @property
     def rounding_seed(self) -> int:
-        """A seed of its own for each worker and round."""
+        """A seed that differs between workers and rounds."""
         return splitmix64((self.seed & M64) ^ splitmix64(self.worker & M64))
 
 
-class Method(Protocol):
-    """One family. Values are flat float32; ``spec`` is of the tensor they were."""
+class Family(Protocol):
+    """Probe and encoding of one family. Values are flat float32; ``spec`` describes the original tensor."""
 
-    by: ClassVar[Reduction]
+    probe_op: ClassVar[ProbeOp]
 
     def check(self, workers: int, ring: bool) -> None:
-        """``ConfigError`` when these are too many."""
+        """Raise ``ConfigError`` if so many workers cannot be added."""
         ...
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor: ...
@@ -60,23 +59,25 @@ class Method(Protocol):
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections: ...
 
 
-def _same_shape(agreed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def _check_agreed(agreed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if tuple(agreed.shape) != shape or agreed.dtype != dtype:
-        raise InputError(f"expected an agreement of {list(shape)} {dtype}, got {list(agreed.shape)} of {agreed.dtype}")
+        raise InputError(
+            f"expected an agreed value of {list(shape)} {dtype}, got {list(agreed.shape)} of {agreed.dtype}"
+        )
 
 
-def _workers(workers: int) -> None:
+def _check_workers(workers: int) -> None:
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers < 1 << 32:
         raise ConfigError(f"workers must be a whole number from 1 on, got {workers}")
 
 
 @dataclass(frozen=True)
 class PackedInts:
-    """Integers on shared scales, of all values or of those at random places."""
+    """Integers on shared scales: of all values, or of those at random positions."""
 
     stage: PackedIntStage
     selector: RandK | None
-    by: ClassVar[Reduction] = "max"
+    probe_op: ClassVar[ProbeOp] = "max"
 
     def head(self, workers: int, ring: bool) -> PackedIntHead:
         return self.stage.head(workers, ring=ring)
@@ -89,12 +90,12 @@ class PackedInts:
         if self.selector is not None:
             _, x, amax_bits = self.selector.take(x, backend, HeapArena(x.device), seed)
         scales = self.stage.scales(x, backend)
-        if amax_bits >= NONFINITE:  # among the values that are not sent
+        if amax_bits >= NONFINITE:  # a value that is not sent is not finite
             scales = torch.full_like(scales, UNUSABLE)
-        return self.bounded(scales)
+        return self.clamp_scales(scales)
 
-    def bounded(self, scales: Tensor) -> Tensor:
-        """Scales that can travel: finite ones."""
+    def clamp_scales(self, scales: Tensor) -> Tensor:
+        """Replace scales that are not finite by ``UNUSABLE``, which can travel."""
         return torch.where(scales < UNUSABLE, scales, UNUSABLE)
 
     def usable(self, agreed: Tensor) -> bool:
@@ -104,30 +105,30 @@ class PackedInts:
         self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender, feedback: bool = False
     ) -> Sections:
         backend, head = kernels.backend_for(x), self.head(sender.workers, sender.ring)
-        side: Sections = ()
+        positions: Sections = ()
         if self.selector is not None:
             section, x, _ = self.selector.take(x, backend, arena, sender.seed)
-            side = (section,)
-        _same_shape(agreed, (num_buckets(x.numel(), SUM_BLOCK),), torch.float32)
+            positions = (section,)
+        _check_agreed(agreed, (num_buckets(x.numel(), SUM_BLOCK),), torch.float32)
         if bool((agreed < 0).any()):
-            raise InputError("agreed scales cannot be negative")
+            raise InputError("agreed scales must not be negative")
         clips = self.stage.clips(agreed.to(x.device), head)
         rounding_seed = sender.rounding_seed
-        return *side, *self.stage.encode_sum(
+        return *positions, *self.stage.encode_sum(
             x, head, clips, backend, arena, rounding_seed=rounding_seed, feedback=feedback
         )
 
 
 @dataclass(frozen=True)
-class Floats:
-    """Float32 values at random places that a seed tells."""
+class RandomFloats:
+    """Float32 values at random positions that follow from a common seed."""
 
     stage: Mean
     selector: RandK
-    by: ClassVar[Reduction] = "max"
+    probe_op: ClassVar[ProbeOp] = "max"
 
     def check(self, workers: int, ring: bool) -> None:
-        _workers(workers)
+        _check_workers(workers)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         return torch.full((1,), 0.0 if kernels.backend_for(x).all_finite(x) else UNUSABLE, device=x.device)
@@ -136,21 +137,21 @@ class Floats:
         return bool((agreed < UNUSABLE).all())
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
-        _same_shape(agreed, (1,), torch.float32)
+        _check_agreed(agreed, (1,), torch.float32)
         section, values, _ = self.selector.take(x, kernels.backend_for(x), arena, sender.seed)
         return section, *self.stage.encode_sum(values, FloatHead(sender.workers, 1), kernels.backend_for(x), arena)
 
 
 @dataclass(frozen=True)
-class Unions:
-    """Float32 values wherever any worker has one."""
+class UnionFloats:
+    """Float32 values at all positions where any worker has a nonzero value."""
 
     stage: Mean
     selector: Union
-    by: ClassVar[Reduction] = "or"
+    probe_op: ClassVar[ProbeOp] = "or"
 
     def check(self, workers: int, ring: bool) -> None:
-        _workers(workers)
+        _check_workers(workers)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         return self.selector.bitmap(x, kernels.backend_for(x))
@@ -159,9 +160,9 @@ class Unions:
         return not int(agreed[-1])
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
-        _same_shape(agreed, (-(-x.numel() // 8) + 1,), torch.uint8)
+        _check_agreed(agreed, (-(-x.numel() // 8) + 1,), torch.uint8)
         taken = self.selector.take(x, agreed.to(x.device), kernels.backend_for(x), arena)
-        if taken is None:  # zero for everybody
+        if taken is None:  # zero on all workers
             return ()
         return taken.section, *self.stage.encode_sum(
             taken.values, FloatHead(sender.workers, 1), kernels.backend_for(x), arena
@@ -170,13 +171,13 @@ class Unions:
 
 @dataclass(frozen=True)
 class LowRank:
-    """A matrix times a basis of its columns that the workers settle by adding up sketches."""
+    """A matrix times an orthonormal basis of its columns, which workers agree on by adding up sketches."""
 
     stage: PowerSGD
-    by: ClassVar[Reduction] = "sum"
+    probe_op: ClassVar[ProbeOp] = "sum"
 
     def check(self, workers: int, ring: bool) -> None:
-        _workers(workers)
+        _check_workers(workers)
 
     def matrix(self, spec: TensorSpec) -> Matrix:
         return self.stage.shaped(spec.shape)
@@ -196,18 +197,18 @@ class LowRank:
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         matrix = self.matrix(spec)
-        _same_shape(agreed, (matrix.rows, matrix.r), torch.float32)
+        _check_agreed(agreed, (matrix.rows, matrix.r), torch.float32)
         p = torch.eye(matrix.rows, device=x.device) if matrix.whole else orthonormal(agreed.to(x.device))
         return matrix.encode_sum(x, p, FloatHead(sender.workers, 1), kernels.backend_for(x), arena)
 
 
-def method_of(chain: Chain) -> Method | None:
-    """How packets of a codec are added; None when they cannot be."""
+def family_of(chain: Chain) -> Family | None:
+    """Return the family of a codec, or None if its packets cannot be added."""
     selector, values = chain.selector, chain.values
     if isinstance(values, PackedIntStage) and (selector is None or isinstance(selector, RandK)):
         return PackedInts(values, selector)
     if isinstance(values, Mean) and isinstance(selector, RandK):
-        return Floats(values, selector)
+        return RandomFloats(values, selector)
     if isinstance(values, Mean) and isinstance(selector, Union):
-        return Unions(values, selector)
+        return UnionFloats(values, selector)
     return LowRank(values) if isinstance(values, PowerSGD) and selector is None and chain.coder is None else None

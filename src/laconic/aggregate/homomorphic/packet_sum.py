@@ -1,4 +1,4 @@
-"""Sum: packets added as they arrive, without decoding."""
+"""Sum: packets of summable codecs added as they arrive, without decoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels, wire
-from laconic.aggregate.homomorphic.families import method_of
+from laconic.aggregate.homomorphic.families import family_of
 from laconic.codecs import Chain, codec
 from laconic.codecs.mean import FloatHead
 from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStage
@@ -30,7 +30,7 @@ def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
         packet, chain = frame, codec(frame.codec)
     else:
         packet, chain = open_packet(frame, max_numel=max_numel)
-    if method_of(chain) is None:
+    if family_of(chain) is None:
         raise FrameError(f"packets of {chain.text!r} cannot be added")
     chain.check(packet)
     if packet.spec.numel and not packet.sections and not isinstance(chain.selector, Union):
@@ -39,72 +39,64 @@ def _open(frame: Packet | Buffer, max_numel: int) -> tuple[Packet, Chain]:
 
 
 def packet(frame: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
-    """The packet of a frame that can be added; its sections are views."""
+    """Return the packet of a frame that can be added; its sections are views."""
     return _open(frame, max_numel)[0]
 
 
 def count(frame: Packet | Buffer, *, max_numel: int = MAX_NUMEL) -> int:
-    """How many workers' tensors a frame is the sum of; 0 for one that holds nothing but zeros."""
-    found, chain = _open(frame, max_numel)
-    if not found.sections:
-        return 0
-    return _integers_head(found, chain).count if _is_integers(chain) else _float_head(found).count
+    """Return how many workers' tensors a frame is the sum of; 0 if it holds nothing but zeros."""
+    opened, chain = _open(frame, max_numel)
+    head = _head(opened, chain)
+    return 0 if head is None else head.count
 
 
-def _is_integers(chain: Chain) -> bool:
-    return isinstance(chain.values, PackedIntStage)
-
-
-def _kept(packet: Packet, chain: Chain) -> int:
+def _num_kept(packet: Packet, chain: Chain) -> int:
     n = packet.spec.numel
     return n if chain.selector is None else chain.selector.head(packet.sections[0], n).kept
 
 
-def _integers_head(packet: Packet, chain: Chain) -> PackedIntHead:
-    assert isinstance(chain.values, PackedIntStage)
-    return chain.values.read_head(packet.sections[-3:], _kept(packet, chain))
-
-
-def _float_head(packet: Packet) -> FloatHead:
+def _head(packet: Packet, chain: Chain) -> PackedIntHead | FloatHead | None:
+    if not packet.sections:
+        return None
+    if isinstance(chain.values, PackedIntStage):
+        return chain.values.read_head(packet.sections[-3:], _num_kept(packet, chain))
     return FloatHead.read(packet.sections[-2])
 
 
-def _same(mine: tuple[Tensor, ...], other: tuple[Tensor, ...], what: str) -> None:
-    if len(mine) != len(other) or not all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)):
-        raise FrameError(
-            f"the frame's {what} are not those of the sum: its sender agreed on others, or has another seed"
-        )
+def _require_equal(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], what: str) -> None:
+    if len(ours) != len(theirs) or not all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)):
+        raise FrameError(f"the frame's {what} differ from the sum's: its sender has another agreed value or seed")
 
 
-def _scales(section: Tensor) -> Tensor:
-    """A copy of what all later frames are held against; ``FrameError`` unless these are numbers, not negative."""
-    found = section.clone()
-    low, high = torch.aminmax(found.view(torch.int32))  # negative ones have the highest bit
+def _copy_of_scales(section: Tensor) -> Tensor:
+    """Copy the scales that all later frames must have; ``FrameError`` unless they are finite and not negative."""
+    scales = section.clone()
+    low, high = torch.aminmax(scales.view(torch.int32))  # negative ones have the highest bit
     if int(low) < 0 or int(high) > _LARGEST:
         raise FrameError("a scale in the frame is negative or not finite")
-    return found
+    return scales
 
 
-def _fitting(count: int, more: int, workers: int) -> int:
-    if count + more > workers:
-        raise FrameError(f"{more} senders more than {count} are too many: the sum is for {workers}")
-    return count + more
+def _new_count(count: int, added: int, workers: int) -> int:
+    if count + added > workers:
+        raise FrameError(f"{added} senders more than {count} are too many: the sum is for {workers}")
+    return count + added
 
 
-class _Integers:
-    """Packed vertically in lanes of 8, 16 or 32 bits; or in the words of lanes that a ring sends."""
+class _IntegerSum:
+    """Running sum of packed integers: 8, 16 or 32 bits a value, or the sender's own width for a ring."""
 
-    def __init__(self, packet: Packet, chain: Chain, head: PackedIntHead, room: Tensor) -> None:
+    def __init__(self, packet: Packet, chain: Chain, head: PackedIntHead, buffer: Tensor) -> None:
         assert isinstance(chain.values, PackedIntStage)
         self.head, self.count = head, 0
-        self.values = packed_int_count(_kept(packet, chain), chain.values.signs is not None)
-        *side, _, clips, lanes = packet.sections
-        self.side, self.clips = tuple(section.clone() for section in side), _scales(clips)
-        most = self.head.levels * self.head.workers
-        self.lane = 8 if most < 1 << 8 else 16 if most < 1 << 16 else 32
-        size = num_buckets(self.values, GROUP) * 32 * self.lane if self.head.packed else lanes.numel()
-        fits = room.numel() == size and room.device == lanes.device
-        self.room = room.zero_() if fits else torch.zeros(size, dtype=torch.uint8, device=lanes.device)
+        self.num_values = packed_int_count(_num_kept(packet, chain), chain.values.signs is not None)
+        *positions, _, clips, integers = packet.sections
+        self.positions, self.clips = tuple(section.clone() for section in positions), _copy_of_scales(clips)
+        largest = self.head.levels * self.head.workers
+        self.bits = 8 if largest < 1 << 8 else 16 if largest < 1 << 16 else 32
+        size = num_buckets(self.num_values, GROUP) * 32 * self.bits if self.head.packed else integers.numel()
+        reusable = buffer.numel() == size and buffer.device == integers.device
+        self.buffer = buffer.zero_() if reusable else torch.zeros(size, dtype=torch.uint8, device=integers.device)
 
     def add(self, packet: Packet, head: PackedIntHead | FloatHead | None) -> None:
         assert isinstance(head, PackedIntHead)
@@ -113,51 +105,55 @@ class _Integers:
             head.packed or head.width == ours.width
         ):
             raise FrameError(f"the sum has {ours.levels} levels for {ours.workers} workers, the frame {head}")
-        count = _fitting(self.count, head.count, ours.workers)
-        *side, _, clips, lanes = packet.sections
-        if side or self.side:
-            _same(self.side, tuple(side), "entries")
-        _same((self.clips,), (clips,), "scales")
-        backend = kernels.backend_for(lanes)
-        if head.total != (1 << head.width) - 1 and backend.packed_int_max(lanes, self.values, head.coding) > head.total:
+        count = _new_count(self.count, head.count, ours.workers)
+        *positions, _, clips, integers = packet.sections
+        if positions or self.positions:
+            _require_equal(self.positions, tuple(positions), "positions")
+        _require_equal((self.clips,), (clips,), "scales")
+        backend = kernels.backend_for(integers)
+        may_exceed = head.total != (1 << head.width) - 1
+        if may_exceed and backend.packed_int_max(integers, self.num_values, head.coding) > head.total:
             raise FrameError(f"an integer in the frame is above {head.total}, the most its senders can make")
         if head.packed:
-            backend.packed_int_accumulate(lanes, self.values, head.width, self.lane, self.room)
+            backend.packed_int_accumulate(integers, self.num_values, head.width, self.bits, self.buffer)
         else:
-            backend.packed_int_add(lanes, self.room)
+            backend.packed_int_add(integers, self.buffer)
         self.count = count
 
     @property
-    def _head_now(self) -> PackedIntHead:
+    def _sum_head(self) -> PackedIntHead:
         head = replace(self.head, count=self.count)
         return PackedIntHead.for_server(head.levels, head.workers, head.count) if head.packed else head
 
     def section_nbytes(self) -> list[int]:
-        lanes = packed_nbytes(self.values, self._head_now.width) if self.head.packed else self.room.numel()
-        return [*(section.numel() for section in self.side), HEAD_NBYTES, self.clips.numel(), lanes]
+        packed = self.head.packed
+        integers = packed_nbytes(self.num_values, self._sum_head.width) if packed else self.buffer.numel()
+        return [*(section.numel() for section in self.positions), HEAD_NBYTES, self.clips.numel(), integers]
 
     def sections(self, arena: Arena) -> tuple[Tensor, ...]:
-        head = self._head_now
-        *side, top, clips, lanes = (arena.take(nbytes) for nbytes in self.section_nbytes())
-        for section, mine in zip((*side, clips), (*self.side, self.clips), strict=True):
-            section.copy_(mine)
-        head.write(top)
+        head = self._sum_head
+        *positions, head_section, clips, integers = (arena.take(nbytes) for nbytes in self.section_nbytes())
+        for section, ours in zip((*positions, clips), (*self.positions, self.clips), strict=True):
+            section.copy_(ours)
+        head.write(head_section)
         if head.packed:
-            kernels.backend_for(lanes).packed_int_repack(self.room, self.values, self.lane, head.width, lanes)
+            kernels.backend_for(integers).packed_int_repack(
+                self.buffer, self.num_values, self.bits, head.width, integers
+            )
         else:
-            lanes.copy_(self.room)
-        return *side, top, clips, lanes
+            integers.copy_(self.buffer)
+        return *positions, head_section, clips, integers
 
 
-class _Floats:
-    """Float32 values. Additions round, so the order of packets shows in the last bits."""
+class _FloatSum:
+    """Running sum of float32 values. Additions round, so the last bits depend on the order of packets."""
 
-    def __init__(self, packet: Packet, head: FloatHead, room: Tensor) -> None:
+    def __init__(self, packet: Packet, head: FloatHead, buffer: Tensor) -> None:
         self.head = replace(head, count=0)
-        *side, _, values = packet.sections
-        self.side = tuple(section.clone() for section in side)
-        fits = room.numel() == values.numel() and room.device == values.device
-        self.room = room.zero_() if fits else torch.zeros_like(values)
+        *positions, _, values = packet.sections
+        self.positions = tuple(section.clone() for section in positions)
+        reusable = buffer.numel() == values.numel() and buffer.device == values.device
+        self.buffer = buffer.zero_() if reusable else torch.zeros_like(values)
 
     @property
     def count(self) -> int:
@@ -167,44 +163,45 @@ class _Floats:
         assert isinstance(head, FloatHead)
         if head.workers != self.head.workers:
             raise FrameError(f"the sum is for {self.head.workers} workers, the frame for {head.workers}")
-        count = _fitting(self.head.count, head.count, self.head.workers)
-        *side, _, values = packet.sections
-        _same(self.side, tuple(side), "entries")
-        total = self.room.view(torch.float32) + values.clone().view(torch.float32)
+        count = _new_count(self.head.count, head.count, self.head.workers)
+        *positions, _, values = packet.sections
+        _require_equal(self.positions, tuple(positions), "positions")
+        total = self.buffer.view(torch.float32) + values.clone().view(torch.float32)
         if not kernels.backend_for(total).all_finite(total):
-            raise FrameError("the sum would leave float32, or the frame holds a value that is not finite")
-        self.room.view(torch.float32).copy_(total)
+            raise FrameError("the sum would overflow float32, or the frame holds a value that is not finite")
+        self.buffer.view(torch.float32).copy_(total)
         self.head = replace(self.head, count=count)
 
     def section_nbytes(self) -> list[int]:
-        return [*(section.numel() for section in self.side), 8, self.room.numel()]
+        return [*(section.numel() for section in self.positions), 8, self.buffer.numel()]
 
     def sections(self, arena: Arena) -> tuple[Tensor, ...]:
-        *side, top, values = (arena.take(nbytes) for nbytes in self.section_nbytes())
-        for section, mine in zip((*side, values), (*self.side, self.room), strict=True):
-            section.copy_(mine)
-        self.head.write(top)
-        return *side, top, values
+        *positions, head_section, values = (arena.take(nbytes) for nbytes in self.section_nbytes())
+        for section, ours in zip((*positions, values), (*self.positions, self.buffer), strict=True):
+            section.copy_(ours)
+        self.head.write(head_section)
+        return *positions, head_section, values
 
 
 class Sum:
     """Adds packets of one tensor while they are compressed.
 
-    With ``shared`` and ``thc`` these are integers, and order and grouping make no difference, to the last bit. A
-    frame that does not belong to the sum (another tensor, other scales, one sender more than there may be) raises
-    ``FrameError`` and leaves the sum as it was. Memory: one, two or four bytes a value, by the largest sum possible.
+    With ``shared`` and ``thc`` the values are integers, so the result does not depend on order or grouping. A frame
+    that does not belong to the sum (another tensor, other scales, more senders than allowed) raises ``FrameError`` and
+    leaves the sum unchanged. Memory: one, two or four bytes a value, by the largest possible sum.
 
     Args:
-        workers: How many the frames must be made for, so that no sender can ask for a wider sum; any by default.
-        max_numel: Frames that declare more values are refused.
+        workers: The number of workers that frames must be encoded for, so that no sender can request a wider sum; any
+            by default.
+        max_numel: Frames that declare more values are rejected.
     """
 
     def __init__(self, *, workers: int | None = None, max_numel: int = MAX_NUMEL) -> None:
         self.workers = workers
         self.max_numel = max_numel
         self._first: Packet | None = None
-        self._total: _Integers | _Floats | None = None
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._total: _IntegerSum | _FloatSum | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     @property
     def count(self) -> int:
@@ -213,38 +210,26 @@ class Sum:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the sum holds."""
-        return self._room.numel()
+        """Memory of the running sum."""
+        return self._buffer.numel()
 
     def clear(self) -> None:
-        """Start again; memory is kept for the next round."""
+        """Start a new sum in the same memory."""
         self._first = self._total = None
 
     def add(self, frame: Packet | Buffer) -> None:
         """Add a worker's packet, or the sum of several."""
         packet, chain = _open(frame, self.max_numel)
-        head: PackedIntHead | FloatHead | None = None
-        if packet.sections:
-            head = _integers_head(packet, chain) if _is_integers(chain) else _float_head(packet)
-        self._add(packet, chain, head)
+        self._add(packet, chain, _head(packet, chain))
 
     def add_integers(self, packet: Packet, head: PackedIntHead) -> None:
-        """Add a packet of ``shared`` or ``thc`` that the caller has read and checked: its head, and all sizes."""
+        """Add a packet of ``shared`` or ``thc`` whose head and sizes the caller has checked."""
         self._add(packet, codec(packet.codec), head)
 
     def _add(self, packet: Packet, chain: Chain, head: PackedIntHead | FloatHead | None) -> None:
         if self._first is None:
             if head is not None:
-                if self.workers not in (None, head.workers):
-                    raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
-                with oom_as_frame_error(packet.spec.numel):
-                    total = (
-                        _Integers(packet, chain, head, self._room)
-                        if isinstance(head, PackedIntHead)
-                        else _Floats(packet, head, self._room)
-                    )
-                    total.add(packet, head)
-                self._total, self._room = total, total.room
+                self._begin(packet, chain, head)
             self._first = Packet(packet.codec, packet.spec, ())
             return
         if packet.codec != self._first.codec or packet.spec != self._first.spec:
@@ -253,31 +238,43 @@ class Sum:
                 f"{packet.codec!r} for {list(packet.spec.shape)}"
             )
         if (head is not None) != (self._total is not None):
-            raise FrameError("one of the frames holds nothing but zeros: their senders did not agree on the same")
+            raise FrameError("one of the frames holds nothing but zeros: their senders have different agreed values")
         if self._total is not None:
             self._total.add(packet, head)
 
-    def form(self) -> tuple[str, TensorSpec, list[int]]:
-        """What the sum's packet will be like: codec, tensor, and the sizes of its sections."""
+    def _begin(self, packet: Packet, chain: Chain, head: PackedIntHead | FloatHead) -> None:
+        if self.workers not in (None, head.workers):
+            raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
+        with oom_as_frame_error(packet.spec.numel):
+            total: _IntegerSum | _FloatSum
+            if isinstance(head, PackedIntHead):
+                total = _IntegerSum(packet, chain, head, self._buffer)
+            else:
+                total = _FloatSum(packet, head, self._buffer)
+            total.add(packet, head)
+        self._total, self._buffer = total, total.buffer
+
+    def packet_layout(self) -> tuple[str, TensorSpec, list[int]]:
+        """Return codec, tensor spec and section sizes of the packet that ``packet`` will return."""
         if self._first is None:
             raise ConfigError("nothing has been added yet")
         return self._first.codec, self._first.spec, [] if self._total is None else self._total.section_nbytes()
 
     def packet(self, arena: Arena | None = None) -> Packet:
-        """The sum so far, as a packet, its sections in the arena where there is one."""
+        """Return the sum so far as a packet, with its sections in the arena if there is one."""
         if self._first is None:
             raise ConfigError("nothing has been added yet")
         if self._total is None:
             return self._first
-        return replace(self._first, sections=self._total.sections(arena or HeapArena(self._total.room.device)))
+        return replace(self._first, sections=self._total.sections(arena or HeapArena(self._total.buffer.device)))
 
     def finish(self) -> bytearray:
-        """The sum so far, as a frame: what workers decode, and what further sums can add."""
+        """Return the sum so far as a frame, which workers decode and which further sums can add."""
         return wire.pack(self.packet())
 
 
 def add(*frames: Packet | Buffer, max_numel: int = MAX_NUMEL) -> bytearray:
-    """The sum of frames, as a frame.
+    """Return the sum of frames as a frame.
 
     >>> import laconic, torch
     >>> summing = laconic.summing("shared:8", workers=2)

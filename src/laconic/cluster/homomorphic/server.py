@@ -273,7 +273,7 @@ class Additions:
         sums, packets = self._rooms[slot], [_scales_packet(self._scales[slot])]
         parts = [(_SCALES, packets[0].codec, packets[0].spec, [packets[0].sections[0].numel()])]
         if self._any[slot]:
-            parts.append((_SUM, *sums.form()))
+            parts.append((_SUM, *sums.packet_layout()))
         room = wire.BundleRoom(parts)
         room.arenas[0].take(parts[0][3][0]).copy_(packets[0].sections[0])
         if self._any[slot]:
