@@ -1,13 +1,16 @@
-# Every target sets up .venv by itself. Needs Python 3.10+, g++ and make; nothing else is assumed.
+# Every target sets up .venv by itself. Needs Python 3.10 or later, g++ and make; nothing else is assumed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# What pip would do file by file, on all processors. Some packages carry files that are no Python of today.
+# Compiles bytecode on all processors, which pip would do one file at a time. Files of some packages do not compile on
+# this Python; the errors go to a log.
 BYTECODE := $(BIN)/python -m compileall -q -j 0
-CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml lab/csrc/pace.cpp
+CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml \
+  $(wildcard lab/csrc/*)
 
-.PHONY: demo test test-slow lint format readme bench docs asan fuzz fuzz-asan wheel clean
+.PHONY: demo test test-all test-slow lint format readme bench bench-cluster cluster-tables bench-layers docs asan fuzz \
+  fuzz-asan wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -17,18 +20,24 @@ $(VENV)/.ready: constraints.txt $(CORE)
 	-$(BYTECODE) $(VENV)/lib > $(VENV)/bytecode.log 2>&1
 	touch $@
 
-# A server and two workers, each a process of its own, train on embedded digits by one method after the other. Ends
-# with a table, and a page with the same and charts.
+# Trains on the embedded digits with each method in turn, with a server and two workers in processes of their own.
+# Prints a table and writes a page with the table and charts.
 demo: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html
 
-# Two at a time: many tests wait for processes, which spend seconds importing torch. In the order of the files: by
-# itself xdist begins with those of many tests, and one long test would be left to the end. Compiled beforehand, because
-# where Python is told not to write bytecode every process would do so anew.
+# The quick tests, in two processes because many of them wait for subprocesses that import torch. Files are run in
+# their order (xdist would start with the largest), so that no long test is left to the end. Bytecode is compiled first:
+# where Python may not write it, every subprocess would compile again.
 test: $(VENV)/.ready
 	$(BYTECODE) src lab/src
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
+# Every test that needs no GPU, with a dated summary in results/tests/. Takes about an hour.
+test-all: $(VENV)/.ready
+	$(BYTECODE) src lab/src
+	$(BIN)/python tools/test_all.py
+
+# The slow tests alone.
 test-slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600
 
@@ -41,19 +50,19 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Runs the demo quietly for the Records behind README's table of it, and writes the table.
+# Runs the demo for the Records behind README's table and rewrites the table.
 readme: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html --record results/demo/demo.jsonl
 	$(BIN)/python tools/readme_table.py
 
-# Times every codec against the same run's memcpy and against what one would use instead; writes the Records behind
-# docs/benchmarks.md and then its tables.
+# Times every codec beside memcpy and the usual alternatives; writes the Records behind docs/benchmarks.md and its
+# tables.
 bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
 	$(BIN)/python tools/readme_table.py
 
-# A server and its workers, beside gRPC alone, over slow links (as root: in network namespaces) and with 64 clients;
-# writes the Records behind docs/cluster-benchmarks.md and then its tables.
+# Times a server and its workers beside bare gRPC, over slow links (as root: in network namespaces) and with 64 clients;
+# writes the Records behind docs/cluster-benchmarks.md and its tables.
 bench-cluster: $(VENV)/.ready
 	for part in aggregation rounds load; do \
 	  $(BIN)/laconic bench cluster --part $$part --record results/cluster/$$part.jsonl || exit 1; done
@@ -67,36 +76,37 @@ cluster-tables: $(VENV)/.ready
 	  $(BIN)/python tools/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
 	  || exit 1; done
 
-# Compressed layers against dense ones: the Records behind docs/layers.md, and then its table.
+# Times compressed layers beside dense ones; writes the Records behind docs/layers.md and its table.
 bench-layers: $(VENV)/.ready
 	$(BIN)/laconic bench layers --record results/layers/cpu.jsonl
 	$(BIN)/python tools/readme_table.py --records results/layers/cpu.jsonl --readme docs/layers.md
 
-# The hostile-frame and parity tests against a core built with the address and undefined-behaviour sanitizers, once for
-# each instruction set that the machine has: LACONIC_ISAS="baseline avx2" runs some, LACONIC_MUTATIONS=1000 fewer.
+# Runs the hostile-frame and parity tests on a core built with the address and undefined-behaviour sanitizers, once for
+# each instruction set of this machine. LACONIC_ISAS="baseline avx2" selects some, LACONIC_MUTATIONS=1000 runs fewer.
 asan: $(VENV)/.ready
 	bash tools/asan.sh
 
-# Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each of TARGETS (all of them by
-# default); see fuzz/README.md. atheris has wheels for some Pythons only, so nothing else here needs it.
+# Fuzzes every reader of foreign bytes, guided by coverage, SECONDS for each of TARGETS (default: all); see
+# fuzz/README.md. atheris has wheels for few Pythons, so no other target needs it.
 SECONDS ?= 60
 TARGETS ?=
 fuzz: $(VENV)/.ready
 	$(PIP) atheris
 	$(BIN)/python fuzz/run.py --seconds $(SECONDS) $(TARGETS)
 
-# The same mutations, and what guided runs have found, against a core built with the sanitizers; LACONIC_ISAS as above.
+# Replays the same mutations, and the findings of guided runs, on a core built with the sanitizers.
 fuzz-asan: $(VENV)/.ready
 	bash tools/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
 
-# Every table and picture of README and docs/, from the Records in results/.
+# Rewrites every table and picture of README and docs/ from the Records in results/ and from the source tree.
 docs: $(VENV)/.ready
+	$(BIN)/python tools/architecture.py
 	$(BIN)/python tools/readme_table.py
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python docs/studies/refresh.py
 
 wheel: $(VENV)/.ready
-	$(BIN)/pip wheel --quiet --no-deps -w dist .
+	$(BIN)/pip wheel --quiet --no-deps -w dist . ./lab
 
 clean:
 	rm -rf build dist $(VENV)

@@ -39,7 +39,6 @@ TABLES = (
     ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
     ("gpu/codecs.jsonl", "docs/gpu.md", None),
     ("gpu/step.jsonl", "docs/gpu.md", None),
-    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
     ("layers/cpu.jsonl", "docs/layers.md", None),
 )
 """Records, the page that shows them, and the markers' name where it is not what the Records are."""

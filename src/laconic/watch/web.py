@@ -109,7 +109,7 @@ class Site:
             return HTTPStatus.OK, "application/json", text.encode()
         if self._page and path in PAGE:
             name, kind = PAGE[path]
-            return HTTPStatus.OK, kind, files("laconic.watch").joinpath("page", name).read_bytes()
+            return HTTPStatus.OK, kind, (files("laconic.watch") / "page" / name).read_bytes()
         return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"nothing is here\n"
 
     def look(self) -> View:

@@ -58,7 +58,8 @@ class Setting:
     def curve(self, name: str) -> list[float]:
         """The mean over runs, epoch by epoch."""
         weights = [unit["runs"] for unit in self.units]
-        return [fmean(some, weights) for some in zip(*(unit[name] for unit in self.units), strict=True)]
+        values = zip(*(unit[name] for unit in self.units), strict=True)
+        return [sum(w * v for w, v in zip(weights, some, strict=True)) / sum(weights) for some in values]
 
     def first(self, runs: int) -> Setting:
         """Some of the runs: only the same ones can be compared closely."""
