@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTIONS = {"laconic": ROOT / "src" / "laconic", "laconic_lab": ROOT / "lab" / "src" / "laconic_lab"}
 
-FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "tables", "units")
+FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "records", "tables", "units")
 """Modules without knowledge of tensors or codecs; every package may import them."""
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -22,8 +23,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
     "fsync": (),
     "tables": (),
-    "units": ("errors",),
-    "records": ("_version", "errors"),
+    "units": (),
+    "records": (),
     "link_probe": (),
     # codecs and bytes
     "packet": (),
@@ -49,11 +50,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),
     "watch": (),
-    "train": ("cluster", "frames", "kernels", "layers", "optim", "plan", "records", "watch", "wire"),
+    "train": ("cluster", "frames", "kernels", "layers", "optim", "plan", "watch", "wire"),
     # people
-    "report": ("codecs", "plan", "policy", "records"),
+    "report": ("codecs", "plan", "policy"),
     "cli": (
-        "catalog", "checkpoints", "cluster", "codecs", "inspect", "link_probe", "plan", "records", "report", "train",
+        "catalog", "checkpoints", "cluster", "codecs", "inspect", "link_probe", "plan", "report", "train",
         "watch",
     ),
     "__init__": (
@@ -64,15 +65,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "lab.network": ("lab.__init__", "link_probe"),
     "lab.bench": (
         "aggregate", "cluster", "codecs", "collective", "frames", "kernels", "lab.network", "layers", "optim",
-        "packet", "records", "train", "wire",
+        "packet", "train", "wire",
     ),
     "lab.faults": ("cluster", "frames", "lab.network", "optim", "packet", "wire"),
     "lab.studies": (
         "aggregate", "channels", "cluster", "codecs", "collective", "frames", "inspect", "kernels", "lab.bench",
-        "lab.network", "layers", "optim", "packet", "plan", "policy", "records", "train", "wire",
+        "lab.network", "layers", "optim", "packet", "plan", "policy", "train", "wire",
     ),
-    "lab.report": ("lab.studies", "records", "report"),
-    "lab.cli": ("cli", "lab.bench", "lab.faults", "lab.network", "lab.studies", "records"),
+    "lab.report": ("lab.studies", "report"),
+    "lab.cli": ("cli", "lab.bench", "lab.faults", "lab.network", "lab.studies"),
     "lab.__init__": (),
 }  # fmt: skip
 """What each package may import besides ``FOUNDATION``: everything that is not listed is refused."""
@@ -108,6 +109,7 @@ def imported_modules(path: Path) -> Iterator[str]:
                 yield f"{node.module}.{alias.name}" if inside or alias.name == "_core" else node.module
 
 
+@lru_cache(maxsize=1)
 def edges() -> set[tuple[str, str, str]]:
     """Return (importing package, imported package, file) for every import between two packages."""
     found = set()
@@ -117,3 +119,107 @@ def edges() -> set[tuple[str, str, str]]:
             if pair[0] != pair[1]:
                 found.add((*pair, path.relative_to(ROOT).as_posix()))
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------ picture
+
+PICTURE = ROOT / "docs" / "architecture.svg"
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- packages:begin -->", "<!-- packages:end -->"
+HIDDEN = {"__init__", "__main__", "lab.__init__", "link_probe", "sums", *FOUNDATION}
+"""Not drawn: the foundation, which everybody imports, modules that only re-export names, and a stand-alone program."""
+BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 96, 30, 16, 46, 12
+COLOURS = {"lab": "#fdf0dc", "library": "#e7eefb"}
+
+
+def drawn_packages() -> list[str]:
+    return [package for package in ALLOWED if package not in HIDDEN]
+
+
+def direct_edges() -> list[tuple[str, str]]:
+    """Return the allowed edges that do not follow from others: their transitive reduction."""
+    reach: dict[str, set[str]] = {}
+
+    def reachable(package: str) -> set[str]:
+        if package not in reach:
+            reach[package] = {name for low in ALLOWED[package] for name in (low, *reachable(low))}
+        return reach[package]
+
+    return [
+        (package, low)
+        for package in drawn_packages()
+        for low in ALLOWED[package]
+        if low not in HIDDEN
+        and not any(low in reachable(other) for other in ALLOWED[package] if other != low and other not in HIDDEN)
+    ]
+
+
+def layers() -> list[list[str]]:
+    """Return the packages in rows, each above everything it imports, ordered to keep edges short."""
+    depth: dict[str, int] = {}
+
+    def depth_of(package: str) -> int:
+        if package not in depth:
+            depth[package] = 1 + max((depth_of(low) for low in ALLOWED[package] if low not in HIDDEN), default=-1)
+        return depth[package]
+
+    rows: list[list[str]] = [[] for _ in range(1 + max(depth_of(package) for package in drawn_packages()))]
+    for package in drawn_packages():
+        rows[depth[package]].append(package)
+    for row, below in zip(rows[1:], rows, strict=False):
+        place = {package: index / max(1, len(below) - 1) for index, package in enumerate(below)}
+        row.sort(key=lambda package: _mean([place[low] for low in ALLOWED[package] if low in place]))
+    return rows[::-1]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.5
+
+
+def draw() -> str:
+    """Return the picture of packages and direct edges as SVG."""
+    rows = layers()
+    width = 2 * MARGIN + max(len(row) for row in rows) * (BOX_WIDTH + GAP_X) - GAP_X
+    height = 2 * MARGIN + len(rows) * (BOX_HEIGHT + GAP_Y) - GAP_Y
+    corner = {}
+    for level, row in enumerate(rows):
+        left = (width - len(row) * (BOX_WIDTH + GAP_X) + GAP_X) / 2
+        for index, package in enumerate(row):
+            corner[package] = (left + index * (BOX_WIDTH + GAP_X), MARGIN + level * (BOX_HEIGHT + GAP_Y))
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
+    ]
+    for high, low in direct_edges():
+        x1, y1 = corner[high][0] + BOX_WIDTH / 2, corner[high][1] + BOX_HEIGHT
+        x2, y2 = corner[low][0] + BOX_WIDTH / 2, corner[low][1]
+        middle = (y1 + y2) / 2
+        path = f"M{x1:g} {y1:g}C{x1:g} {middle:g} {x2:g} {middle:g} {x2:g} {y2:g}"
+        lines.append(f'<path d="{path}" fill="none" stroke="#8a94a6"/>')
+    for package, (x, y) in corner.items():
+        colour = COLOURS["lab" if package.startswith("lab.") else "library"]
+        lines.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="5" fill="{colour}" '
+            'stroke="#5b6b86"/>'
+        )
+        lines.append(f'<text x="{x + BOX_WIDTH / 2:g}" y="{y + 19:g}" text-anchor="middle">{package}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def table() -> str:
+    """Return the allowed imports as a Markdown table."""
+    rows = [f"| `{package}` | {', '.join(f'`{low}`' for low in ALLOWED[package]) or '–'} |" for package in ALLOWED]
+    return "\n".join(["| package | may import, beside the foundation |", "|---|---|", *rows])
+
+
+def page() -> str:
+    """Return docs/architecture.md with its generated table."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -25,7 +25,19 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "not gpu", "-n", "2", "--dist", "loadfile", "--timeout", "3600"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "not gpu",
+            "-n",
+            "2",
+            "--dist",
+            "loadfile",
+            "--timeout",
+            "3600",
+        ]
         status = subprocess.run([*command, f"--junitxml={report}", *arguments], cwd=ROOT).returncode
         if not report.exists():
             return status or 1
@@ -74,7 +86,12 @@ def summary(tree: ElementTree.ElementTree, seconds: float) -> str:
     lines += ["", "## Failures", "", *(f"- `{name}`" for name in failures)] if failures else []
     if reasons:
         lines += ["", "## Skipped", "", *(f"- {count}: {reason}" for reason, count in reasons.most_common())]
-    lines += ["", "## Slowest", "", *(f"- {took:.0f} s `{name}`" for took, name in sorted(slowest)[: -SLOWEST - 1 : -1])]
+    lines += [
+        "",
+        "## Slowest",
+        "",
+        *(f"- {took:.0f} s `{name}`" for took, name in sorted(slowest)[: -SLOWEST - 1 : -1]),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Pages of the documentation, and the blocks of code on them."""
+"""Documentation pages and their code blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def name(page: Path) -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """A line of a shell block, and what it shall print; None where the page does not say."""
+    """A line of a shell block and its expected output; None where the page shows none."""
 
     line: str
     output: str | None
@@ -36,7 +36,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and what a comment before it says: ``not run``, ``slow``, or the ``file`` that it shows."""
+    """A fenced block and the mark of the comment before it: ``not run``, ``slow``, or the ``file`` it shows."""
 
     page: Path
     line: int

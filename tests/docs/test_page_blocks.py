@@ -1,4 +1,4 @@
-"""Every block of code on every page runs as it stands, in order, in an empty folder; what does not is counted here."""
+"""Every code block of every page runs unchanged, in order, in an empty folder; exceptions are counted."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ NOT_RUN = {
     "docs/studies/oland2015.md": 1,
     "docs/watch.md": 3,
 }
-"""Blocks marked ``<!-- not run: why -->``. One more is a decision: change the number with it."""
+"""Blocks marked ``<!-- not run: why -->`` by page; a new one must be added here on purpose."""
 
 
 @pytest.fixture
 def page_module(tmp_path, monkeypatch):
-    """A namespace in an empty folder, which can be imported from."""
+    """Provide a module namespace in an empty working folder that Python can import from."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for folder in ("examples", "results"):  # as in a checkout
+    for folder in ("examples", "results"):  # pages refer to these folders of a checkout
         (tmp_path / folder).symlink_to(ROOT / folder)
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -80,7 +80,7 @@ def runs(block: Block) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_what_a_page_shows_runs(page, page_module):
+def test_page_blocks_run(page, page_module):
     for block in blocks(page):
         if block.mark in (None, "file"):
             run(block, page_module)
@@ -89,29 +89,30 @@ def test_what_a_page_shows_runs(page, page_module):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.mark == "slow" for b in blocks(p))], ids=name)
-def test_what_takes_longer_runs_too(page, page_module):
+def test_slow_page_blocks_run(page, page_module):
     for block in blocks(page):
         if block.mark != "not run":
             run(block, page_module)
 
 
-def test_what_is_not_run_is_counted_and_says_why():
+def test_blocks_that_are_not_run_are_counted_and_give_a_reason():
     marked = [block for page in PAGES for block in blocks(page) if block.mark == "not run"]
     assert [block.where for block in marked if len(block.why) < 8 or not runs(block)] == []
-    found = Counter(name(block.page) for block in marked)
-    assert {page: found[page] for page in NOT_RUN} | found == NOT_RUN
+    counts = Counter(name(block.page) for block in marked)
+    assert {page: counts[page] for page in NOT_RUN} | counts == NOT_RUN
 
 
 def test_pages_have_blocks_and_every_language_is_known():
     """Guards the tests above: a pattern that finds nothing would pass them."""
-    found = [block for page in PAGES for block in blocks(page)]
+    all_blocks = [block for page in PAGES for block in blocks(page)]
     fences = sum(line.startswith("```") for page in PAGES for line in page.read_text().splitlines())
-    assert len(found) == fences / 2 > 100
+    assert len(all_blocks) == fences / 2 > 100
     assert (
-        sum(block.language in PYTHON for block in found) > 50 and sum(block.language in SHELL for block in found) > 20
+        sum(block.language in PYTHON for block in all_blocks) > 50
+        and sum(block.language in SHELL for block in all_blocks) > 20
     )
-    known = PYTHON | SHELL | {"text", "toml", "json", "yaml", "html"}  # these show, and do nothing
-    assert [block.where for block in found if block.language not in known] == []
+    known = PYTHON | SHELL | {"text", "toml", "json", "yaml", "html"}  # shown, not executed
+    assert [block.where for block in all_blocks if block.language not in known] == []
 
 
 @pytest.mark.parametrize(
@@ -121,11 +122,11 @@ def test_pages_have_blocks_and_every_language_is_known():
         ("a", "a b", False), ("a … d", "a b c", False), ("1.5 (x)", "1.5 (x)", True), ("1.5", "1x5", False),
     ],
 )  # fmt: skip
-def test_output_is_compared_but_for_blanks_and_dots(shown, printed, same):
+def test_output_comparison_ignores_blanks_and_ellipses(shown, printed, same):
     assert matches(shown, printed) is same
 
 
-def test_a_command_that_cannot_run_here_must_be_marked(tmp_path):
+def test_unmarked_command_other_than_laconic_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```sh\nmake test\n```\n\n<!-- not run: makes all -->\n```sh\nmake all\n```\n")
     first, second = blocks(page)

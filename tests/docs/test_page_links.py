@@ -1,10 +1,11 @@
-"""Links on pages lead somewhere, and the site's map has every page."""
+"""Links resolve, the site map is complete, and generated parts of the architecture page are current."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import architecture
 import pytest
 from doc_pages import PAGES, ROOT, anchors, name, prose
 
@@ -16,12 +17,12 @@ IMAGE = re.compile(r"<img [^>]*src=\"([^\"]+)\"")
 def links(page: Path) -> list[str]:
     text = prose(page)
     return [
-        found for found in LINK.findall(text) + IMAGE.findall(text) if not found.startswith(("https://", "http://"))
+        target for target in LINK.findall(text) + IMAGE.findall(text) if not target.startswith(("https://", "http://"))
     ]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name)
-def test_links_lead_to_files_and_headings(page):
+def test_relative_links_resolve_to_files_and_headings(page):
     broken = []
     for link in links(page):
         path, _, anchor = link.partition("#")
@@ -31,21 +32,21 @@ def test_links_lead_to_files_and_headings(page):
     assert broken == []
 
 
-def test_the_walk_sees_links_and_headings():
-    """Guards the test above."""
+def test_link_pattern_finds_links_and_headings():
+    """Guards the test above: a pattern that finds nothing would pass it."""
     assert sum(len(links(page)) for page in LINKED) > 80
     assert "#" in "".join(links(ROOT / "docs" / "planner.md"))
-    assert {"rooms", "how-to-add-a-codec"} <= anchors(ROOT / "CONTRIBUTING.md")
+    assert {"packages", "how-to-add-a-codec"} <= anchors(ROOT / "CONTRIBUTING.md")
 
 
-def test_every_page_is_on_the_map_once():
+def test_site_navigation_lists_every_page_once():
     text = (ROOT / "mkdocs.yml").read_text()
     nav = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", text[text.index("\nnav:") :], re.MULTILINE)
     pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.md"))
     assert sorted(nav) == pages
 
 
-def test_the_site_shows_no_backslash_in_the_code_of_a_table():
+def test_site_hook_unescapes_pipes_in_table_code():
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("docs_site", ROOT / "docs" / "site.py")
@@ -56,7 +57,7 @@ def test_the_site_shows_no_backslash_in_the_code_of_a_table():
     assert site.on_page_markdown(before) == "| `a|b` \\| c | `d` |\n`e\\|f`\n"
 
 
-def test_every_page_can_be_found_from_the_first():
+def test_every_page_is_reachable_from_the_index():
     seen, waiting = set(), [ROOT / "docs" / "index.md"]
     while waiting:
         page = waiting.pop().resolve()
@@ -67,10 +68,22 @@ def test_every_page_can_be_found_from_the_first():
     assert sorted(page for page in (ROOT / "docs").glob("**/*.md") if page not in seen) == []
 
 
-def test_the_map_of_rooms_is_that_of_the_house():
-    house = (ROOT / "tests" / "test_rooms.py").read_text()
-    rooms = re.findall(r'^    "(\w+)",$', house[house.index("ROOMS = (") : house.index("\n)\n")], re.MULTILINE)
+def test_generated_picture_and_table_of_the_architecture_are_current():
+    assert (ROOT / "docs" / "architecture.svg").read_text() == architecture.draw(), "run python tools/architecture.py"
+    assert (ROOT / "docs" / "architecture.md").read_text() == architecture.page(), "run python tools/architecture.py"
+
+
+def test_contributing_lists_every_package():
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    plan = text[text.index("src/laconic/\n") : text.index("\ntests/ ")]
-    shown = [re.sub(r"(\.py|/)$", "", found) for found in re.findall(r"^  (\w+(?:\.py|/)) ", plan, re.MULTILINE)]
-    assert len(rooms) > 20 and shown == [room for room in rooms if not room.startswith("_")]
+    packages = {package for package in architecture.ALLOWED if "__" not in package and "." not in package}
+    assert sorted(name for name in packages if not re.search(rf"^  {name}(\.py|/) ", text, re.MULTILINE)) == []
+
+
+def test_files_named_in_the_architecture_walks_exist_in_at_most_twelve_steps():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    walks = text[text.index("## Four walks") :].split("\n### ")[1:]
+    assert len(walks) == 4
+    for walk in walks:
+        files = re.findall(r"^\d+\. `([\w/.]+)`", walk, re.MULTILINE)
+        assert 3 <= len(files) <= 12 and len(set(files)) == len(files), (walk.splitlines()[0], files)
+        assert [path for path in files if not (ROOT / path).exists()] == []

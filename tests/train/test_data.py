@@ -116,7 +116,7 @@ def test_damaged_package_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_script_takes_evenly_from_the_whole_file() -> None:
-    path = Path(__file__).resolve().parents[2] / "bench" / "make_digits.py"
+    path = Path(__file__).resolve().parents[2] / "tools" / "make_digits.py"
     spec = importlib.util.spec_from_file_location("make_digits", path)
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

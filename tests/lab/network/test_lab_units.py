@@ -81,7 +81,7 @@ def test_a_lab_has_some_hosts_and_not_too_many(count):
 def test_without_root_it_says_so(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr(tools.shutil, "which", lambda program, path=None: f"/sbin/{program}")
-    with pytest.raises(ConfigError, match=r"need root.*laconic\.lab\.paced"):
+    with pytest.raises(ConfigError, match=r"need root.*laconic_lab.network.paced_proxy"):
         Lab("a", [Host()]).up()
 
 

@@ -102,6 +102,6 @@ def test_what_cannot_be_preloaded_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         "LACONIC_PACE": "fast"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and "LACONIC_PACE must be" in done.stderr
-    monkeypatch.setattr(paced_sockets.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="slow sockets need the library"):
+    monkeypatch.setattr(paced_sockets.laconic_lab, "__path__", [str(tmp_path)])
+    with pytest.raises(ConfigError, match="slow sockets need laconic_lab"):
         PacedSockets("1mbit")
