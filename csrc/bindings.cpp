@@ -1,6 +1,5 @@
-// The only file that knows Python. Tensors arrive as addresses and sizes: laconic/kernels/cpu.py, the only caller, has
-// checked them (a DLPack hand-over per tensor would cost more than encoding a small one). The GIL is released around
-// all work.
+// The only file that knows Python. Tensors arrive as addresses and sizes: laconic/kernels/cpu/ is the only caller and has
+// checked them (a DLPack exchange per tensor would cost more than encoding a small one). All work runs without the GIL.
 
 #include "core.hpp"
 
@@ -31,42 +30,29 @@ template <class T>
 T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
-Key key_of(uint64_t key) { return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}; }
-// A weight of NaN means: store.
+HashKey hash_key(uint64_t key) { return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}; }
+// A NaN as weight means: store.
 Sink sink_of(Address out, int64_t n, float weight) { return {at<float>(out), n, !std::isnan(weight), weight}; }
 
-template <class F>
-void split(int64_t n, int threads, F body) {
-  const int64_t ranges = (n + kSplit - 1) / kSplit;
-  if (threads <= 1 || ranges == 1) return body(0, n);
-  parallel_for(ranges, threads,
-               [&](int64_t i) { body(i * kSplit, i * kSplit + kSplit < n ? i * kSplit + kSplit : n); });
-}
+// How many rows (or columns) of `each` values make a range of about kSplit values.
+int64_t rows_per_range(int64_t each) { return each < kSplit ? (kSplit + each - 1) / each : 1; }
 
-// The same for rows (or columns) of so many values each.
-template <class F>
-void parts(int64_t n, int64_t each, int threads, F body) {
-  const int64_t step = each < kSplit ? (kSplit + each - 1) / each : 1;
-  const int64_t ranges = (n + step - 1) / step;
-  if (threads <= 1 || ranges == 1) return body(0, n);
-  parallel_for(ranges, threads, [&](int64_t i) { body(i * step, i * step + step < n ? i * step + step : n); });
-}
-
-uint32_t bucket_encode(EncodeLoop loop, int64_t unit, Address x, int64_t n, int bits, int64_t bucket, bool l2,
+uint32_t bucket_encode(EncodeLoop loop, int64_t step, Address x, int64_t n, int bits, int64_t bucket, bool l2,
                        bool stochastic, uint64_t key, Address floats, Address packed, int threads) {
-  const BucketEncode args{at<const float>(x),  n,      bits, bucket, l2, stochastic, key_of(key), at<uint8_t>(floats),
+  const BucketEncode args{at<const float>(x),   n,      bits, bucket, l2, stochastic, hash_key(key), at<uint8_t>(floats),
                           at<uint8_t>(packed), nullptr};
-  return encode_buckets(loop, args, unit, threads);
+  return encode_buckets(loop, args, step, threads);
 }
-bool bucket_decode(DecodeLoop loop, int64_t unit, Address floats, Address packed, int bits, int64_t bucket, Address out,
+bool bucket_decode(DecodeLoop loop, int64_t step, Address floats, Address packed, int bits, int64_t bucket, Address out,
                    int64_t n, float weight, int threads) {
   const BucketDecode args{at<const uint8_t>(floats), at<const uint8_t>(packed), bits, bucket, sink_of(out, n, weight)};
-  return decode_buckets(loop, args, unit, threads);
+  return decode_buckets(loop, args, step, threads);
 }
 
+// Calls body with a value of the index type: int64_t if positions are wide, int32_t otherwise.
 template <class F>
 auto by_index(bool wide, F body) {
-  return wide ? body(static_cast<int64_t*>(nullptr)) : body(static_cast<int32_t*>(nullptr));
+  return wide ? body(int64_t{}) : body(int32_t{});
 }
 
 // Any contiguous buffer as a uint8 tensor over the same memory, which it keeps alive. laconic only reads through it.
@@ -80,7 +66,7 @@ nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> byte_view(
 }  // namespace
 
 NB_MODULE(_core, m) {
-  m.doc() = "laconic's C++ core. Private: laconic.kernels.cpu checks what it is given.";
+  m.doc() = "The C++ core of laconic. Private: laconic.kernels.cpu checks the arguments.";
   m.attr("isa") = simd().name;
 
   m.def("crc32c", [](Address data, size_t n) { return crc32c(at<const uint8_t>(data), n); }, Unlocked());
@@ -91,12 +77,12 @@ NB_MODULE(_core, m) {
   m.def("zero_bytes", [](Address to, size_t n) { std::memset(at<char>(to), 0, n); });
   m.def("set_bytes", [](Address to, nb::bytes from) { std::memcpy(at<char>(to), from.c_str(), from.size()); });
 
-  // Fresh memory costs more in page faults than decoding into it does; large pages make that a few hundred times fewer.
+  // The page faults of fresh memory cost more than decoding into it; large pages make them a few hundred times fewer.
   m.def("advise_large_pages", [](Address data, size_t n) {
 #if defined(__linux__)
     constexpr size_t page = 4096;
     const Address begin = (data + page - 1) / page * page, end = (data + n) / page * page;
-    if (begin < end) madvise(at<void>(begin), end - begin, MADV_HUGEPAGE);  // advice: refused is as well
+    if (begin < end) madvise(at<void>(begin), end - begin, MADV_HUGEPAGE);  // only advice: a refusal is harmless
 #else
     (void)data, (void)n;
 #endif
@@ -143,23 +129,23 @@ NB_MODULE(_core, m) {
     return bucket_decode(simd().onebit_decode, kSplit, means, packed, 1, bucket, out, n, weight, threads);
   }, Unlocked());
 
-  m.def("largest_key", [](Address x, int64_t n, int threads) {
-    return value_range(at<const float>(x), n, threads).key;
+  m.def("amax_bits", [](Address x, int64_t n, int threads) {
+    return value_range(at<const float>(x), n, threads).amax_bits;
   }, Unlocked());
   m.def("value_range", [](Address x, int64_t n, int threads) {
-    const ValueRange found = value_range(at<const float>(x), n, threads);
-    return std::tuple<double, double, uint32_t>(found.low, found.high, found.key);
+    const ValueRange range = value_range(at<const float>(x), n, threads);
+    return std::tuple<double, double, uint32_t>(range.low, range.high, range.amax_bits);
   }, Unlocked());
   m.def("uniform_encode",
         [](Address x, int64_t n, double low, double high, int levels, int bits, Address packed, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      simd().uniform_encode(at<const float>(x), {low, high, levels, bits}, at<uint8_t>(packed), begin, end, n);
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      simd().uniform_encode(at<const float>(x), {low, high, levels, bits}, at<uint8_t>(packed), begin, end);
     });
   }, Unlocked());
   m.def("uniform_decode",
         [](Address packed, double low, double high, int levels, int bits, Address out, int64_t n, float weight,
            int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       simd().uniform_decode(at<const uint8_t>(packed), {low, high, levels, bits}, sink_of(out, n, weight), begin, end);
     });
   },
@@ -169,89 +155,83 @@ NB_MODULE(_core, m) {
     return simd().copy_finite(at<const uint8_t>(from), at<uint8_t>(to), nbytes, itemsize, exponent);
   }, Unlocked());
   m.def("add_raw", [](Address from, Address out, int64_t n, float weight, int threads) {
-    std::atomic<bool> finite{true};
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      if (!simd().add_raw(at<const uint8_t>(from), sink_of(out, n, weight), begin, end)) finite = false;
+    return all_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      return simd().add_raw(at<const uint8_t>(from), sink_of(out, n, weight), begin, end);
     });
-    return finite.load();
   }, Unlocked());
   m.def("cast_encode", [](Address x, int64_t n, bool half, Address out, int threads) {
-    std::atomic<uint32_t> key{0};
     std::atomic<int64_t> saturated{0};
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    const uint32_t amax_bits = max_over_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       int64_t count;
-      const uint32_t found = simd().cast_encode(at<const float>(x), half, at<uint8_t>(out), begin, end, &count);
+      const uint32_t result = simd().cast_encode(at<const float>(x), half, at<uint8_t>(out), begin, end, &count);
       saturated += count;
-      for (uint32_t seen = key.load(); seen < found && !key.compare_exchange_weak(seen, found);) {
-      }
+      return result;
     });
-    return std::pair<uint32_t, int64_t>(key.load(), saturated.load());
+    return std::pair<uint32_t, int64_t>(amax_bits, saturated.load());
   }, Unlocked());
   m.def("cast_decode", [](Address from, bool half, Address out, int64_t n, float weight, int threads) {
-    std::atomic<bool> finite{true};
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      if (!simd().cast_decode(at<const uint8_t>(from), half, sink_of(out, n, weight), begin, end)) finite = false;
+    return all_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      return simd().cast_decode(at<const uint8_t>(from), half, sink_of(out, n, weight), begin, end);
     });
-    return finite.load();
   }, Unlocked());
 
   m.def("add_momentum", [](Address x, int64_t n, float momentum, Address velocity, Address residual, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       simd().add_momentum(at<const float>(x), momentum, at<float>(velocity), at<float>(residual), begin, end);
     });
   }, Unlocked());
 
   m.def("topk", [](Address x, int64_t n, int64_t k, bool wide, Address positions, Address values, int threads) {
-    return by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
       return topk(at<const float>(x), n, k, at<Index>(positions), at<float>(values), threads);
     });
   }, Unlocked());
   m.def("topk_double", [](Address x, int64_t n, int64_t k, bool wide, Address positions, Address values) {
-    by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
+    by_index(wide, [&](auto index) {
+      using Index = decltype(index);
       topk_double(at<const double>(x), n, k, at<Index>(positions), at<double>(values));
     });
   }, Unlocked());
   m.def("topk_sampled",
         [](Address x, int64_t n, int64_t k, uint64_t key, bool wide, Address positions, Address values, int threads) {
-    return by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
-      return topk_sampled(at<const float>(x), n, k, key_of(key), at<Index>(positions), at<float>(values), threads);
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return topk_sampled(at<const float>(x), n, k, hash_key(key), at<Index>(positions), at<float>(values), threads);
     });
   }, Unlocked());
-  m.def("count_above", [](Address x, int64_t n, uint32_t threshold, int threads) {
-    return count_above(at<const float>(x), n, threshold, threads);
+  m.def("count_threshold", [](Address x, int64_t n, uint32_t threshold, int threads) {
+    return count_threshold(at<const float>(x), n, threshold, threads);
   }, Unlocked());
-  m.def("above",
+  m.def("threshold_select",
         [](Address x, int64_t n, uint32_t threshold, bool wide, Address positions, Address values, int64_t capacity) {
-    return by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
-      return above(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values), capacity);
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return threshold_select(at<const float>(x), n, threshold, at<Index>(positions), at<float>(values), capacity);
     });
   }, Unlocked());
   m.def("random_positions", [](int64_t n, int64_t k, uint64_t key, bool wide, Address positions, int threads) {
-    by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
-      random_positions(n, k, key_of(key), at<Index>(positions), threads);
+    by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      random_positions(n, k, hash_key(key), at<Index>(positions), threads);
     });
   }, Unlocked());
   m.def("gather", [](Address x, int itemsize, Address positions, int64_t k, bool wide, Address out, int threads) {
-    by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
+    by_index(wide, [&](auto index) {
+      using Index = decltype(index);
       const Index* from = at<const Index>(positions);
       if (itemsize == 2) return gather(at<const uint16_t>(x), from, k, at<uint16_t>(out), threads);
       if (itemsize == 4) return gather(at<const uint32_t>(x), from, k, at<uint32_t>(out), threads);
       return gather(at<const uint64_t>(x), from, k, at<uint64_t>(out), threads);
     });
   }, Unlocked());
-  m.def("grow", [](Address values, int64_t k, float gain, Address out) {
-    return grow(at<const float>(values), k, gain, at<float>(out));
+  m.def("scale_saturating", [](Address values, int64_t k, float gain, Address out) {
+    return scale_saturating(at<const float>(values), k, gain, at<float>(out));
   }, Unlocked());
 
   m.def("plan_positions", [](Address positions, int64_t k, bool wide, int64_t n) {
-    const PositionPlan plan = by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
+    const PositionPlan plan = by_index(wide, [&](auto index) {
+      using Index = decltype(index);
       return plan_positions(at<const Index>(positions), k, n);
     });
     return std::tuple<int, int, int64_t>(static_cast<int>(plan.mode), plan.low_bits, plan.nbytes);
@@ -259,15 +239,15 @@ NB_MODULE(_core, m) {
   m.def("write_positions",
         [](Address positions, int64_t k, bool wide, int mode, int low_bits, int64_t nbytes, Address out) {
     const PositionPlan plan{static_cast<PositionMode>(mode), low_bits, nbytes};
-    by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
+    by_index(wide, [&](auto index) {
+      using Index = decltype(index);
       write_positions(at<const Index>(positions), k, plan, at<uint8_t>(out));
     });
   }, Unlocked());
   m.def("read_positions",
         [](Address body, int64_t nbytes, int mode, int low_bits, int64_t k, int64_t n, bool wide, Address positions) {
-    return by_index(wide, [&](auto* index) {
-      using Index = std::remove_pointer_t<decltype(index)>;
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
       return read_positions(at<const uint8_t>(body), nbytes, static_cast<PositionMode>(mode), low_bits, k, n,
                             at<Index>(positions));
     });
@@ -275,7 +255,7 @@ NB_MODULE(_core, m) {
   m.def("scatter",
         [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {
     const Sink sink = sink_of(out, n, weight);
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       if (wide) {
         simd().scatter64(at<const int64_t>(positions), at<const float>(values), k, sink, begin, end);
       } else {
@@ -287,19 +267,19 @@ NB_MODULE(_core, m) {
   m.def("linear_encode",
         [](Address x, int64_t n, float pre, float base, float inverse, int levels, int bits, Address packed,
            int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       simd().linear_encode(at<const float>(x), {pre, base, inverse, levels}, bits, at<uint8_t>(packed), begin, end);
     });
   },
         Unlocked());
   m.def("table_decode",
         [](Address packed, int bits, Address table, Address out, int64_t n, float weight, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       simd().table_decode(at<const uint8_t>(packed), bits, at<const float>(table), sink_of(out, n, weight), begin, end);
     });
   }, Unlocked());
   m.def("sample", [](Address x, int64_t n, int64_t count, uint64_t key, Address out, int threads) {
-    sample(at<const float>(x), n, count, key_of(key), at<float>(out), threads);
+    sample(at<const float>(x), n, count, hash_key(key), at<float>(out), threads);
   }, Unlocked());
   m.def("histogram",
         [](Address x, int64_t n, float pre, float base, float inverse, int levels, Address counts, int threads) {
@@ -311,33 +291,33 @@ NB_MODULE(_core, m) {
   m.def("pack_symbols", [](Address symbols, int64_t n, int alphabet, bool trits, Address out) {
     pack_symbols(at<const void>(symbols), n, alphabet, trits, at<uint8_t>(out));
   }, Unlocked());
-  m.def("coded_limit", [](int64_t n, int alphabet) { return coded_limit(n, alphabet); });
-  m.def("code_symbols", [](Address symbols, int64_t n, int alphabet, int coding, Address out, int threads) {
-    return code_symbols({at<const void>(symbols), nullptr, nullptr, nullptr}, n, alphabet,
+  m.def("coded_max_nbytes", [](int64_t n, int alphabet) { return coded_max_nbytes(n, alphabet); });
+  m.def("encode_symbols", [](Address symbols, int64_t n, int alphabet, int coding, Address out, int threads) {
+    return encode_symbols({at<const void>(symbols), nullptr, nullptr, nullptr}, n, alphabet,
                         static_cast<Coding>(coding), at<uint8_t>(out), threads);
   }, Unlocked());
-  m.def("code_linear",
+  m.def("encode_linear",
         [](Address x, int64_t n, float pre, float base, float inverse, int levels, int coding, Address out,
            int threads) {
     const LinearGrid grid{pre, base, inverse, levels};
-    return code_symbols({nullptr, at<const float>(x), &grid, nullptr}, n, levels, static_cast<Coding>(coding),
+    return encode_symbols({nullptr, at<const float>(x), &grid, nullptr}, n, levels, static_cast<Coding>(coding),
                         at<uint8_t>(out), threads);
   },
         Unlocked());
-  m.def("code_uniform",
+  m.def("encode_uniform",
         [](Address x, int64_t n, double low, double high, int levels, int coding, Address out, int threads) {
     const UniformCoding grid{low, high, levels, 0};
-    return code_symbols({nullptr, at<const float>(x), nullptr, &grid}, n, levels, static_cast<Coding>(coding),
+    return encode_symbols({nullptr, at<const float>(x), nullptr, &grid}, n, levels, static_cast<Coding>(coding),
                         at<uint8_t>(out), threads);
   }, Unlocked());
   m.def("linear_symbols",
         [](Address x, int64_t n, float pre, float base, float inverse, int levels, Address out, int threads) {
     const LinearGrid grid{pre, base, inverse, levels};
-    make_symbols({nullptr, at<const float>(x), &grid, nullptr}, n, levels, at<void>(out), threads);
+    grid_symbols({nullptr, at<const float>(x), &grid, nullptr}, n, levels, at<void>(out), threads);
   }, Unlocked());
   m.def("uniform_symbols", [](Address x, int64_t n, double low, double high, int levels, Address out, int threads) {
     const UniformCoding grid{low, high, levels, 0};
-    make_symbols({nullptr, at<const float>(x), nullptr, &grid}, n, levels, at<void>(out), threads);
+    grid_symbols({nullptr, at<const float>(x), nullptr, &grid}, n, levels, at<void>(out), threads);
   }, Unlocked());
   m.def("decode_symbols",
         [](Address section, int64_t nbytes, int64_t n, int alphabet, Address symbols, int threads) {
@@ -351,87 +331,75 @@ NB_MODULE(_core, m) {
   },
         Unlocked());
   m.def("block_scales", [](Address x, int64_t n, bool rms, Address out, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
       simd().block_scales(at<const float>(x), n, rms, at<float>(out), begin, end);
     });
   }, Unlocked());
-  m.def("rotate_blocks", [](Address x, int64_t n, uint64_t key, Address more, Address out, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      simd().rotate_blocks(at<const float>(x), n, key_of(key), at<const float>(more), at<float>(out), begin, end);
+  m.def("rotate_blocks", [](Address x, int64_t n, uint64_t key, Address addend, Address out, int threads) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      simd().rotate_blocks(at<const float>(x), n, hash_key(key), at<const float>(addend), at<float>(out), begin, end);
     });
   }, Unlocked());
-  // A factor of NaN means: clips are given.
-  m.def("lane_encode",
+  // A NaN as factor means: the clips are given.
+  m.def("packed_int_encode",
         [](Address x, int64_t n, int levels, int width, bool packed, float factor, bool rotate, uint64_t signs,
            bool stochastic, uint64_t noise, Address clips, Address out, bool feedback, int threads) {
-    const LaneEncode args{at<const float>(x), n,
+    const PackedIntEncode args{at<const float>(x), n,
                           {levels, width, packed}, !std::isnan(factor),
                           factor, rotate,
-                          key_of(signs), stochastic,
-                          key_of(noise), at<uint8_t>(clips),
+                          hash_key(signs), stochastic,
+                          hash_key(noise), at<uint8_t>(clips),
                           at<uint8_t>(out), feedback ? at<float>(x) : nullptr};
-    std::atomic<uint32_t> key{0};
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      const uint32_t found = simd().lane_encode(args, begin, end);
-      for (uint32_t seen = key.load(); seen < found && !key.compare_exchange_weak(seen, found);) {
-      }
-    });
-    return key.load();
+    return max_over_ranges(n, kSplit, threads,
+                           [&](int64_t begin, int64_t end) { return simd().packed_int_encode(args, begin, end); });
   },
         Unlocked());
-  m.def("lane_decode",
-        [](Address lanes, Address clips, int levels, int width, bool packed, int32_t total, bool rotate,
+  m.def("packed_int_decode",
+        [](Address integers, Address clips, int levels, int width, bool packed, int32_t total, bool rotate,
            uint64_t signs, Address out, int64_t n, float weight, int threads) {
-    const LaneDecode args{at<const uint8_t>(lanes), at<const uint8_t>(clips), {levels, width, packed}, total,
-                          rotate, key_of(signs), sink_of(out, n, weight)};
-    std::atomic<bool> valid{true};
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      if (!simd().lane_decode(args, begin, end)) valid = false;
-    });
-    return valid.load();
+    const PackedIntDecode args{at<const uint8_t>(integers), at<const uint8_t>(clips), {levels, width, packed}, total,
+                          rotate, hash_key(signs), sink_of(out, n, weight)};
+    return all_ranges(n, kSplit, threads,
+                      [&](int64_t begin, int64_t end) { return simd().packed_int_decode(args, begin, end); });
   },
         Unlocked());
-  m.def("lane_add", [](Address from, Address to, int64_t nbytes, int threads) {
-    split(nbytes, threads, [&](int64_t begin, int64_t end) {
-      simd().lane_add(at<const uint8_t>(from), at<uint8_t>(to), begin, end);
+  m.def("packed_int_add", [](Address from, Address to, int64_t nbytes, int threads) {
+    for_ranges(nbytes, kSplit, threads, [&](int64_t begin, int64_t end) {
+      simd().packed_int_add(at<const uint8_t>(from), at<uint8_t>(to), begin, end);
     });
   }, Unlocked());
-  m.def("lane_accumulate", [](Address packed, int64_t n, int width, int lane, Address sum, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      simd().lane_accumulate(at<const uint8_t>(packed), width, lane, at<uint8_t>(sum), begin, end);
+  m.def("packed_int_accumulate", [](Address packed, int64_t n, int width, int sum_width, Address sum, int threads) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      simd().packed_int_accumulate(at<const uint8_t>(packed), width, sum_width, at<uint8_t>(sum), begin, end);
     });
   }, Unlocked());
-  m.def("lane_pack", [](Address sum, int64_t n, int lane, int width, Address packed, int threads) {
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      simd().lane_pack(at<const uint8_t>(sum), lane, width, at<uint8_t>(packed), begin, end);
+  m.def("packed_int_repack", [](Address sum, int64_t n, int sum_width, int width, Address packed, int threads) {
+    for_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      simd().packed_int_repack(at<const uint8_t>(sum), sum_width, width, at<uint8_t>(packed), begin, end);
     });
   }, Unlocked());
-  m.def("lane_largest", [](Address lanes, int64_t n, int width, bool packed, int threads) {
-    std::atomic<uint32_t> largest{0};
-    split(n, threads, [&](int64_t begin, int64_t end) {
-      const uint32_t found = simd().lane_largest(at<const uint8_t>(lanes), {0, width, packed}, n, begin, end);
-      for (uint32_t seen = largest.load(); seen < found && !largest.compare_exchange_weak(seen, found);) {
-      }
+  m.def("packed_int_max", [](Address integers, int64_t n, int width, bool packed, int threads) {
+    return max_over_ranges(n, kSplit, threads, [&](int64_t begin, int64_t end) {
+      return simd().packed_int_max(at<const uint8_t>(integers), {0, width, packed}, n, begin, end);
     });
-    return largest.load();
   }, Unlocked());
 
   m.def("project_rows", [](Address x, int64_t rows, int64_t columns, int rank, Address q, Address out, int threads) {
-    parts(rows, columns, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(rows, rows_per_range(columns), threads, [&](int64_t begin, int64_t end) {
       simd().project_rows({at<const float>(x), rows, columns, rank}, at<const float>(q), at<float>(out), begin, end);
     });
   }, Unlocked());
   m.def("project_columns",
         [](Address x, int64_t rows, int64_t columns, int rank, Address p, Address out, int threads) {
-    parts(columns, rows, threads, [&](int64_t begin, int64_t end) {
+    for_ranges(columns, rows_per_range(rows), threads, [&](int64_t begin, int64_t end) {
       simd().project_columns({at<const float>(x), rows, columns, rank}, at<const float>(p), at<float>(out), begin, end);
     });
   }, Unlocked());
-  m.def("lowrank_fill",
+  m.def("lowrank_decode",
         [](Address p, Address q, int64_t rows, int64_t columns, int rank, Address out, float weight, int threads) {
     const Sink sink = sink_of(out, rows * columns, weight);
-    parts(rows, columns, threads, [&](int64_t begin, int64_t end) {
-      simd().lowrank_fill({nullptr, rows, columns, rank}, at<const uint8_t>(p), at<const uint8_t>(q), sink, begin, end);
+    for_ranges(rows, rows_per_range(columns), threads, [&](int64_t begin, int64_t end) {
+      simd().lowrank_decode({nullptr, rows, columns, rank}, at<const uint8_t>(p), at<const uint8_t>(q), sink, begin, end);
     });
   }, Unlocked());
 
@@ -440,7 +408,23 @@ NB_MODULE(_core, m) {
       at<int64_t>(out)[i] = huffman_nbytes(at<const uint32_t>(counts) + i * alphabet, alphabet);
     });
   }, Unlocked());
-  m.def("coded_modes", [](Address section, int64_t nbytes, int64_t n, Address modes) {
-    return coded_modes(at<const uint8_t>(section), nbytes, n, at<uint8_t>(modes));
+  m.def("chunk_modes", [](Address section, int64_t nbytes, int64_t n, Address modes) {
+    return chunk_modes(at<const uint8_t>(section), nbytes, n, at<uint8_t>(modes));
   }, Unlocked());
+
+  // Names of older versions.
+  m.def("__getattr__", [](const std::string& wanted) -> nb::object {
+    for (const auto& [old, name] :
+         {std::pair{"largest_key", "amax_bits"}, {"coded_limit", "coded_max_nbytes"},
+          {"code_symbols", "encode_symbols"}, {"code_linear", "encode_linear"},
+          {"code_uniform", "encode_uniform"}, {"coded_modes", "chunk_modes"},
+          {"above", "threshold_select"}, {"count_above", "count_threshold"},
+          {"grow", "scale_saturating"}, {"lowrank_fill", "lowrank_decode"},
+          {"lane_encode", "packed_int_encode"}, {"lane_decode", "packed_int_decode"},
+          {"lane_add", "packed_int_add"}, {"lane_accumulate", "packed_int_accumulate"},
+          {"lane_pack", "packed_int_repack"}, {"lane_largest", "packed_int_max"}}) {
+      if (wanted == old) return nb::module_::import_("laconic._core").attr(name);
+    }
+    throw nb::attribute_error(wanted.c_str());
+  });
 }

@@ -1,7 +1,7 @@
 // Copies that check for infinities and NaNs, and casts to 16 bits and back.
 #pragma once
 
-#include "storing.hpp"
+#include "sink.hpp"
 
 namespace laconic {
 namespace {
@@ -104,12 +104,12 @@ template <bool Half>
 uint32_t cast_encode_as(const float* x, uint8_t* out, int64_t begin, int64_t end, int64_t* saturated) {
   constexpr float limit = Half ? 65504.0f : 0x1.FEp127f;
   const uint32_t limit_bits = magnitude_bits(limit);
-  uint32_t key = 0;
+  uint32_t amax_bits = 0;
   int64_t beyond = 0, i = begin;
   auto plain = [&](int64_t stop) {
     for (; i < stop; ++i) {
       const uint32_t magnitude = magnitude_bits(x[i]);
-      key = most(key, magnitude);
+      amax_bits = most(amax_bits, magnitude);
       beyond += magnitude > limit_bits;
       const float v = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
       const uint16_t r = Half ? to_half(v) : to_bf16(v);
@@ -145,13 +145,13 @@ uint32_t cast_encode_as(const float* x, uint8_t* out, int64_t begin, int64_t end
       store(out + 2 * i + 32, high);
     }
   }
-  key = most(key, fold_max(largest));
+  amax_bits = most(amax_bits, fold_max(largest));
   for (int lane = 0; lane < 8; ++lane) beyond += over[lane];
   finish_stores();
 #endif
   plain(end);
   *saturated = beyond;
-  return key;
+  return amax_bits;
 }
 uint32_t cast_encode(const float* x, bool half, uint8_t* out, int64_t begin, int64_t end, int64_t* saturated) {
   return half ? cast_encode_as<true>(x, out, begin, end, saturated)

@@ -6,7 +6,7 @@
 // for the table, more do not fit the registers.
 #pragma once
 
-#include "storing.hpp"
+#include "sink.hpp"
 
 namespace laconic {
 namespace {

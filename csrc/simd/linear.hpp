@@ -2,7 +2,7 @@
 #pragma once
 
 #include "packing.hpp"
-#include "storing.hpp"
+#include "sink.hpp"
 
 namespace laconic {
 namespace {

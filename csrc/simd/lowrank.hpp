@@ -1,7 +1,7 @@
 // Products of a matrix with a few vectors, in a fixed order of additions: what low rank is made of.
 #pragma once
 
-#include "storing.hpp"
+#include "sink.hpp"
 #include "vector.hpp"
 
 namespace laconic {
@@ -57,7 +57,7 @@ void project_columns(const LowRank& a, const float* p, float* out, int64_t begin
 }
 
 // The product of both, row by row, ranks in order.
-void lowrank_fill(const LowRank& a, const uint8_t* p, const uint8_t* q, Sink sink, int64_t begin, int64_t end) {
+void lowrank_decode(const LowRank& a, const uint8_t* p, const uint8_t* q, Sink sink, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     int64_t j = 0;
     float* out = sink.out + i * a.columns;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "packing.hpp"
-#include "storing.hpp"
-#include "sums.hpp"
+#include "sink.hpp"
+#include "reductions.hpp"
 
 namespace laconic {
 namespace {
@@ -52,11 +52,11 @@ constexpr RowFactors kRowFactors;
 // One group of 256 values in fixed point, row by row: put(row, v) gets levels * x / norm + levels + noise, with
 // FractionBits bits after the point. Two halves may have different scales (buckets of 128).
 template <int FractionBits, int Levels, bool Stochastic, class Put>
-INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t group, Key key, const float* ahead,
+INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t group, HashKey key, const float* ahead,
                            int64_t line, Put put) {
   constexpr uint32_t offset = static_cast<uint32_t>(Levels) << FractionBits;
   const uint64_t counter = group << 3;
-  const u8v hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+  const u8v hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
   const bool tiny = first.up != 1.0f || second.up != 1.0f;
   alignas(32) float lifted[kGroup];
   if (__builtin_expect(tiny, 0)) {
@@ -97,12 +97,12 @@ template <int Bits>
 constexpr Places<Bits> kPlaces;
 
 template <int Bits, bool Stochastic>
-INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_t group, Key key, const float* ahead,
+INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_t group, HashKey key, const float* ahead,
                               int64_t line, uint8_t* out) {
   constexpr int F = 31 - Bits, pairs = 16 / Bits;
   constexpr uint32_t offset = ((1u << (Bits - 1)) - 1) << F;
   const uint64_t counter = group << 3;
-  const u8v narrow = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+  const u8v narrow = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
   const __m512i hash = _mm512_broadcast_i64x4((__m256i)narrow);
   const __m512i shift = _mm512_set1_epi32(static_cast<int>(Stochastic ? offset : offset + (1u << (F - 1))));
   const __m512 scales[2] = {_mm512_set1_ps(first.factor), _mm512_set1_ps(second.factor)};
@@ -127,13 +127,13 @@ INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_
 #endif
 
 // Walks a range in batches: first the norms of its buckets, then `group(values, scales of its halves, where, count)`
-// for each group, the last of which may be partial. Returns the largest key; stops at one that is not finite.
+// for each group, the last of which may be partial. Returns the largest amax_bits; stops at one that is not finite.
 template <int FractionBits, int Levels, class Group>
 INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Group group) {
   // The norms of a batch come first, then its groups: one bucket at a time would wait for each division in turn.
   const int64_t unit = a.bucket < kBatch ? kBatch : a.bucket;
   Scale scales[kBatch / 128];
-  uint32_t key = 0;
+  uint32_t amax_bits = 0;
   for (int64_t at = begin; at < end; at += unit) {
     const int64_t here = least(unit, end - at);
     const float* x = a.x + at;
@@ -147,8 +147,8 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
       const float* values = x + b * a.bucket;
       const uint32_t largest =
           largest_magnitude(values, a.bucket, a.x + (at / kBlock + 1) * kBlock, (at % kBlock + b * a.bucket) / 16);
-      key = most(key, largest);
-      if (__builtin_expect(largest >= kNonFinite, 0)) return key;
+      amax_bits = most(amax_bits, largest);
+      if (__builtin_expect(largest >= kNonFinite, 0)) return amax_bits;
       const float norm = bucket_norm(values, a.bucket, largest, a.l2);
       write_float(a.floats, at / a.bucket + b, norm);
       scales[b] = scale_of(norm, Levels, FractionBits);
@@ -158,7 +158,7 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
       group(x + g, scales[b], scales[second < buckets ? second : b], at + g, least(kGroup, here - g));
     }
   }
-  return key;
+  return amax_bits;
 }
 
 template <int Bits, bool Stochastic>

@@ -32,7 +32,7 @@ template <class Symbol>
 INLINE uint8_t* rans_write_some(const RansWrite& w, const Symbol* symbols, int64_t from, int64_t to, uint32_t* state,
                                 uint8_t* out) {
   for (int64_t i = to - 1; i >= from; --i) {
-    uint32_t& x = state[i & (w.lanes - 1)];
+    uint32_t& x = state[i & (w.num_states - 1)];
     const uint64_t entry = w.table[symbols[i]];
     const uint32_t share = static_cast<uint32_t>(entry);
     if (x >= (share & 0xFFFF) << (31 - w.scale)) {
@@ -144,24 +144,24 @@ INLINE Lanes rans_push_lanes(const RansWrite& w, Lanes x, const uint64_t* entrie
 // Writes backwards from `end`; returns where the words begin. There is room for 16 bytes before that.
 template <class Symbol>
 uint8_t* rans_write(const RansWrite& w, const Symbol* symbols, int64_t n, uint8_t* end, uint32_t* state) {
-  for (int lane = 0; lane < w.lanes; ++lane) state[lane] = kRansLow;
+  for (int lane = 0; lane < w.num_states; ++lane) state[lane] = kRansLow;
   uint8_t* out = end;
   int64_t i = n;
 #if defined(__AVX2__)
-  if (w.lanes == kRansLanes) {
-    constexpr int kVectors = kRansLanes / kWidth;
-    out = rans_write_some(w, symbols, n & -kRansLanes, n, state, out);
-    i = n & -kRansLanes;
+  if (w.num_states == kRansStates) {
+    constexpr int kVectors = kRansStates / kWidth;
+    out = rans_write_some(w, symbols, n & -kRansStates, n, state, out);
+    i = n & -kRansStates;
     Lanes x[kVectors];
     for (int v = 0; v < kVectors; ++v) x[v] = lanes_load(state + v * kWidth);
     uint64_t entries[kRansBlock];
     while (i > 0) {
       const int64_t count = least(kRansBlock, i), begin = i - count;
       for (int64_t j = 0; j < count; ++j) entries[j] = w.table[one_by_one(symbols[begin + j])];
-      for (; i > begin; i -= kRansLanes) {
+      for (; i > begin; i -= kRansStates) {
         unroll<kVectors>([&](auto k) {
           constexpr int v = kVectors - 1 - k;
-          x[v] = rans_push_lanes(w, x[v], entries + (i - begin) - kRansLanes + v * kWidth, out);
+          x[v] = rans_push_lanes(w, x[v], entries + (i - begin) - kRansStates + v * kWidth, out);
         });
       }
     }
@@ -183,7 +183,7 @@ INLINE const uint8_t* rans_read_some(const RansRead& r, const uint8_t* in, int64
                                      const To& sink) {
   const uint32_t mask = (1u << r.scale) - 1;
   for (int64_t i = from; i < to; ++i) {
-    uint32_t& x = state[i & (r.lanes - 1)];
+    uint32_t& x = state[i & (r.num_states - 1)];
     const uint32_t slot = x & mask, step = r.step[slot];
     sink.put(sink.out + i, r.value[slot]);
     x = (step & 0xFFFF) * (x >> r.scale) + (step >> 16);
@@ -252,16 +252,16 @@ INLINE Lanes rans_pop_lanes(const RansRead& r, Lanes x, const uint8_t*& in, cons
 
 template <class To>
 bool rans_read_to(const RansRead& r, int64_t n, const To& sink) {
-  uint32_t state[kRansLanes];
-  std::memcpy(state, r.states, static_cast<size_t>(r.lanes) * 4);
+  uint32_t state[kRansStates];
+  std::memcpy(state, r.states, static_cast<size_t>(r.num_states) * 4);
   const uint8_t* in = r.words;
   int64_t i = 0;
 #if defined(__AVX2__)
-  if (r.lanes == kRansLanes) {
-    constexpr int kVectors = kRansLanes / kWidth;
+  if (r.num_states == kRansStates) {
+    constexpr int kVectors = kRansStates / kWidth;
     Lanes x[kVectors];
     for (int v = 0; v < kVectors; ++v) x[v] = lanes_load(state + v * kWidth);
-    for (; i + kRansLanes <= n && r.end - in >= 2 * kRansLanes + 32; i += kRansLanes) {
+    for (; i + kRansStates <= n && r.end - in >= 2 * kRansStates + 32; i += kRansStates) {
       unroll<kVectors>([&](auto v) { x[v] = rans_pop_lanes(r, x[v], in, sink, i + v * kWidth); });
     }
     for (int v = 0; v < kVectors; ++v) lanes_store(state + v * kWidth, x[v]);
@@ -269,7 +269,7 @@ bool rans_read_to(const RansRead& r, int64_t n, const To& sink) {
 #endif
   in = rans_read_some(r, in, i, n, state, sink);
   bool back = in == r.end;
-  for (int lane = 0; lane < r.lanes; ++lane) back &= state[lane] == kRansLow;
+  for (int lane = 0; lane < r.num_states; ++lane) back &= state[lane] == kRansLow;
   return back;
 }
 bool rans_read_floats(const RansRead& r, const Sink& sink, int64_t begin, int64_t n) {

@@ -1,7 +1,7 @@
 // Selection: what reaches a threshold, gathered; and values back to their positions.
 #pragma once
 
-#include "storing.hpp"
+#include "sink.hpp"
 
 namespace laconic {
 namespace {
@@ -109,7 +109,7 @@ int64_t count_reaching(const float* x, int64_t begin, int64_t end, uint32_t thre
   return count;
 }
 
-bool compact_hashes(Key key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
+bool compact_hashes(HashKey key, int64_t begin, int64_t end, uint32_t at_most, Kept* kept) {
   // The complement turns "at most" into "at least".
   const uint32_t threshold = ~at_most;
   int64_t count = kept->count;
@@ -117,7 +117,7 @@ bool compact_hashes(Key key, int64_t begin, int64_t end, uint32_t at_most, Kept*
   for (int64_t at = begin; at < end; at += 256) {
     const int64_t n = least(256, end - at);
     if (count + n + 16 > kept->capacity) return false;
-    const u8v low = low_key(key, static_cast<uint64_t>(at)), high = splat_u(key.high);
+    const u8v low = low_key_word(key, static_cast<uint64_t>(at)), high = splat_u(key.high);
     const u8v counter = splat_u(static_cast<uint32_t>(at)) + kLanes;
     for (uint32_t i = 0; i < 256; i += 8) store(inverted + i, ~hash8(counter + i, low, high));
     int64_t i = 0;

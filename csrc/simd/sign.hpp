@@ -2,8 +2,8 @@
 #pragma once
 
 #include "packing.hpp"
-#include "storing.hpp"
-#include "sums.hpp"
+#include "sink.hpp"
+#include "reductions.hpp"
 
 namespace laconic {
 namespace {
@@ -27,10 +27,10 @@ void pack_signs(const float* x, int64_t count, uint8_t* out) {
 }
 
 // Walks a range bucket by bucket; `scale(values padded to the bucket, the block
-// ahead, where, count)` writes its floats and returns a key.
+// ahead, where, count)` writes its floats and returns a amax_bits.
 template <class ScaleFn>
 INLINE uint32_t each_sign_bucket(const BucketEncode& a, int64_t begin, int64_t end, ScaleFn scale) {
-  uint32_t key = 0;
+  uint32_t amax_bits = 0;
   for (int64_t at = begin; at < end; at += a.bucket) {
     const int64_t here = least(a.bucket, end - at);
     const float* x = a.x + at;
@@ -39,15 +39,15 @@ INLINE uint32_t each_sign_bucket(const BucketEncode& a, int64_t begin, int64_t e
       std::memset(a.scratch + here, 0, (a.bucket - here) * 4);
       x = a.scratch;
     }
-    key = most(key, scale(x, a.x + (at / kBlock + 1) * kBlock, at, here));
-    if (key >= kNonFinite) return key;
+    amax_bits = most(amax_bits, scale(x, a.x + (at / kBlock + 1) * kBlock, at, here));
+    if (amax_bits >= kNonFinite) return amax_bits;
     if (a.bucket >= kGroup) {
       pack_signs(x, here, a.packed + at / 8);
     } else if (at % kGroup == 0) {  // buckets of 128: a group holds two
       pack_signs(a.x + at, least(kGroup, a.n - at), a.packed + at / 8);
     }
   }
-  return key;
+  return amax_bits;
 }
 
 INLINE float mean_of(float scaled_sum, int64_t bucket, int64_t count) {

@@ -6,7 +6,7 @@
 namespace laconic {
 namespace {
 
-constexpr int64_t kTritGroup = 5 * kTritLanes;
+constexpr int64_t kTritGroup = 5 * kTritGroupBytes;
 
 uint32_t ternary_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   // Symbols of up to 1,280 values: five groups of 256, four groups of 320.
@@ -16,9 +16,9 @@ uint32_t ternary_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   uint8_t* out = a.packed + begin / 5;
   auto flush = [&](bool last) {
     int64_t i = 0;
-    for (; i + kTritGroup <= filled; i += kTritGroup, out += kTritLanes) {
+    for (; i + kTritGroup <= filled; i += kTritGroup, out += kTritGroupBytes) {
       const uint8_t* s = symbols + i;
-      for (int64_t lane = 0; lane < kTritLanes; ++lane) {
+      for (int64_t lane = 0; lane < kTritGroupBytes; ++lane) {
         out[lane] = static_cast<uint8_t>(s[lane] + 3 * s[64 + lane] + 9 * s[128 + lane] + 27 * s[192 + lane] +
                                          81 * s[256 + lane]);
       }
@@ -30,7 +30,7 @@ uint32_t ternary_encode(const BucketEncode& a, int64_t begin, int64_t end) {
     }
     filled = 0;
   };
-  const uint32_t key =
+  const uint32_t amax_bits =
       each_group<29, 1>(a, begin, end, [&](const float* x, Scale first, Scale second, int64_t at, int64_t count) {
     uint32_t wide[kGroup];
     quantize_group<29, 1, true>(x, first, second, at / kGroup, a.key, a.x + (at / kBlock + 1) * kBlock,
@@ -40,7 +40,7 @@ uint32_t ternary_encode(const BucketEncode& a, int64_t begin, int64_t end) {
     if (filled == window) flush(false);
   });
   flush(true);
-  return key;
+  return amax_bits;
 }
 
 bool ternary_decode(const BucketDecode& a, int64_t begin, int64_t end) {
@@ -51,17 +51,17 @@ bool ternary_decode(const BucketDecode& a, int64_t begin, int64_t end) {
     int8_t values[window + 5];
     int64_t done = 0;
     bool valid = true;
-    for (; done + kTritGroup <= count; done += kTritGroup, in += kTritLanes) {
-      uint16_t left[kTritLanes];
+    for (; done + kTritGroup <= count; done += kTritGroup, in += kTritGroupBytes) {
+      uint16_t left[kTritGroupBytes];
       uint16_t top = 0;
-      for (int64_t lane = 0; lane < kTritLanes; ++lane) {
+      for (int64_t lane = 0; lane < kTritGroupBytes; ++lane) {
         left[lane] = in[lane];
         top = left[lane] > top ? left[lane] : top;
       }
       valid &= top <= 242;
       for (int j = 0; j < 5; ++j) {
-        int8_t* row = values + done + kTritLanes * j;
-        for (int64_t lane = 0; lane < kTritLanes; ++lane) {
+        int8_t* row = values + done + kTritGroupBytes * j;
+        for (int64_t lane = 0; lane < kTritGroupBytes; ++lane) {
           const uint16_t third = static_cast<uint16_t>(static_cast<uint16_t>(left[lane] * 171) >> 9);
           row[lane] = static_cast<int8_t>(left[lane] - 3 * third - 1);
           left[lane] = third;

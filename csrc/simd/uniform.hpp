@@ -2,7 +2,7 @@
 #pragma once
 
 #include "packing.hpp"
-#include "storing.hpp"
+#include "sink.hpp"
 
 namespace laconic {
 namespace {
@@ -26,7 +26,7 @@ uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, flo
       largest = larger(largest, bits_of(v) & mask);
     });
   }
-  uint32_t key = fold_max(largest);
+  uint32_t amax_bits = fold_max(largest);
   float smallest = x[begin], greatest = x[begin];
   auto take = [&](float below, float above) {
     if (below < smallest) smallest = below;
@@ -37,11 +37,11 @@ uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, flo
   }
   for (; i < end; ++i) {
     take(x[i], x[i]);
-    key = most(key, magnitude_bits(x[i]));
+    amax_bits = most(amax_bits, magnitude_bits(x[i]));
   }
   *low = smallest;
   *high = greatest;
-  return key;
+  return amax_bits;
 }
 
 struct UniformBins {
@@ -80,7 +80,7 @@ INLINE void uniform_symbols(const float* x, int64_t n, const UniformCoding& c, S
 void uniform_symbols8(const float* x, int64_t n, UniformCoding c, uint8_t* out) { uniform_symbols(x, n, c, out); }
 void uniform_symbols16(const float* x, int64_t n, UniformCoding c, uint16_t* out) { uniform_symbols(x, n, c, out); }
 
-void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t begin, int64_t end, int64_t) {
+void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t begin, int64_t end) {
   const PackGroup group = pack_group_of(c.bits);
   const UniformBins bins(c);
   for (int64_t at = begin; at < end; at += kGroup) {

@@ -90,7 +90,7 @@ INLINE u8v hash8(u8v counter, u8v low, u8v high) {
   h *= 0x846CA68Bu;
   return h ^ (h >> 16);
 }
-INLINE u8v low_key(Key key, uint64_t counter) {
+INLINE u8v low_key_word(HashKey key, uint64_t counter) {
   return splat_u(key.low ^ (static_cast<uint32_t>(counter >> 32) * 0x9E3779B9u));
 }
 constexpr u8v kLanes = {0, 1, 2, 3, 4, 5, 6, 7};

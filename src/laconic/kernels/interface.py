@@ -134,7 +134,7 @@ def symbol_bits(alphabet: int) -> int:
 
 def coded_max_nbytes(n: int, alphabet: int) -> int:
     """The most bytes a section of coded symbols can take, and its writer touch."""
-    return _core.coded_limit(n, alphabet)
+    return _core.coded_max_nbytes(n, alphabet)
 
 
 def symbol_dtype(alphabet: int) -> torch.dtype:

@@ -23,7 +23,7 @@ _EXPONENT: Final = {
 def all_finite(x: Tensor) -> bool:
     if x.dtype != torch.float32 or not x.is_contiguous() or not x.numel():
         return reference.all_finite(x)
-    return _core.largest_key(x.data_ptr(), x.numel(), threads()) < NONFINITE
+    return _core.amax_bits(x.data_ptr(), x.numel(), threads()) < NONFINITE
 
 
 def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:

@@ -14,15 +14,15 @@ from laconic.kernels.interface import CHUNK, MAX_ALPHABET, Grid, LinearGrid, cod
 def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
     n = symbols.numel()
     room = bytes_at(out, coded_max_nbytes(n, alphabet))
-    return _core.code_symbols(symbols_at(symbols, alphabet), n, alphabet, coding, room, threads())
+    return _core.encode_symbols(symbols_at(symbols, alphabet), n, alphabet, coding, room, threads())
 
 
 def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     n = x.numel()
     room = bytes_at(out, coded_max_nbytes(n, grid.levels))
     if isinstance(grid, LinearGrid):
-        return _core.code_linear(floats_at(x), n, *grid, coding, room, threads())
-    return _core.code_uniform(floats_at(x), n, *grid, coding, room, threads())
+        return _core.encode_linear(floats_at(x), n, *grid, coding, room, threads())
+    return _core.encode_uniform(floats_at(x), n, *grid, coding, room, threads())
 
 
 def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
@@ -42,7 +42,7 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
 
 def chunk_modes(section: Tensor, n: int) -> Tensor:
     modes = torch.empty(-(-n // CHUNK), dtype=torch.uint8)
-    refuse(_core.coded_modes(section.data_ptr(), section.numel(), n, modes.data_ptr()), "chunks that do not fit")
+    refuse(_core.chunk_modes(section.data_ptr(), section.numel(), n, modes.data_ptr()), "chunks that do not fit")
     return modes
 
 

@@ -32,7 +32,7 @@ def lowrank_decode(
     assert out.numel() == rows * columns
     for factor in (p, q):
         read_floats(factor, "factor", signed=True)
-    _core.lowrank_fill(
+    _core.lowrank_decode(
         bytes_at(p, 4 * rows * rank),
         bytes_at(q, 4 * rank * columns),
         rows,

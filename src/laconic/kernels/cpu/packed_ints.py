@@ -47,7 +47,7 @@ def packed_int_encode(
 ) -> int:
     n = x.numel()
     assert not (feedback and rotation_seed is not None)
-    return _core.lane_encode(
+    return _core.packed_int_encode(
         floats_at(x),
         n,
         *coding,
@@ -74,7 +74,7 @@ def packed_int_decode(
     weight: float | None,
 ) -> None:
     n = out.numel()
-    valid = _core.lane_decode(
+    valid = _core.packed_int_decode(
         bytes_at(integers, packed_ints_nbytes(packed_int_count(n, rotation_seed is not None), coding)),
         bytes_at(clips, 4 * num_buckets(n, SUM_BLOCK)),
         *coding,
@@ -92,20 +92,20 @@ def packed_int_decode(
 def packed_int_add(other: Tensor, total: Tensor) -> None:
     nbytes = total.numel()
     assert nbytes % 4 == 0
-    _core.lane_add(bytes_at(other, nbytes), bytes_at(total, nbytes), nbytes, threads())
+    _core.packed_int_add(bytes_at(other, nbytes), bytes_at(total, nbytes), nbytes, threads())
 
 
 def packed_int_accumulate(packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None:
     room = bytes_at(total, num_buckets(n, GROUP) * 32 * sum_width)
-    _core.lane_accumulate(bytes_at(packed, packed_nbytes(n, width)), n, width, sum_width, room, threads())
+    _core.packed_int_accumulate(bytes_at(packed, packed_nbytes(n, width)), n, width, sum_width, room, threads())
 
 
 def packed_int_repack(total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None:
     room = bytes_at(total, num_buckets(n, GROUP) * 32 * sum_width)
-    _core.lane_pack(room, n, sum_width, width, bytes_at(out, packed_nbytes(n, width)), threads())
+    _core.packed_int_repack(room, n, sum_width, width, bytes_at(out, packed_nbytes(n, width)), threads())
 
 
 def packed_int_max(integers: Tensor, n: int, coding: PackedIntCoding) -> int:
-    return _core.lane_largest(
+    return _core.packed_int_max(
         bytes_at(integers, packed_ints_nbytes(n, coding)), n, coding.width, coding.packed, threads()
     )

@@ -68,7 +68,7 @@ def _grown(values: Tensor, gain: float) -> tuple[Tensor, bool]:
     if values.dtype != torch.float32 or gain == 1.0:
         return grown(values, gain), all_finite(values)
     out = torch.empty_like(values)
-    return out, _core.grow(floats_at(values), values.numel(), gain, out.data_ptr())
+    return out, _core.scale_saturating(floats_at(values), values.numel(), gain, out.data_ptr())
 
 
 def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:

@@ -19,7 +19,7 @@ def _as_float32(x: Tensor) -> Tensor:
 
 
 def _amax_bits(values: Tensor) -> int:
-    return _core.largest_key(values.data_ptr(), values.numel(), threads()) if values.numel() else 0
+    return _core.amax_bits(values.data_ptr(), values.numel(), threads()) if values.numel() else 0
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
@@ -64,10 +64,10 @@ def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
         return reference.threshold_select(x, threshold)
     n, flat = x.numel(), _as_float32(x)
     (limit,) = struct.unpack("<I", struct.pack("<f", threshold))
-    count = _core.count_above(floats_at(flat), n, limit, threads())
+    count = _core.count_threshold(floats_at(flat), n, limit, threads())
     wide, positions = index_room(n, count)
     values = torch.empty(count, dtype=torch.float32)
-    found = _core.above(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
+    found = _core.threshold_select(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
     if found < count:
         positions, values = positions[:found], values[:found]
     return positions, values if x is flat else values.to(x.dtype), _amax_bits(values)

@@ -24,13 +24,13 @@ constexpr int64_t kSlack = 64;  // what writers may touch beyond what they keep
 
 int symbol_bits(int alphabet) { return alphabet > 1 ? 32 - __builtin_clz(static_cast<uint32_t>(alphabet - 1)) : 0; }
 int streams_for(int64_t n) { return n >= 65536 ? kHuffmanStreams : n >= 2048 ? 6 : 1; }
-int lanes_for(int64_t n) { return n >= 16384 ? kRansLanes : 4; }
+int rans_states_for(int64_t n) { return n >= 16384 ? kRansStates : 4; }
 int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
 // A class of seven bits and fourteen of mantissa a symbol; then what the optimal code cannot exceed (one of equal
 // lengths), and rANS by less than two bits: a share is cut to no less than a third of what it should be.
-int64_t chunk_limit(int64_t n, int alphabet) {
+int64_t chunk_max_nbytes(int64_t n, int alphabet) {
   const int64_t book = 4 + (static_cast<int64_t>(alphabet) * 21 + 7) / 8;
-  return 2 + book + 4 * kRansLanes + n * (symbol_bits(alphabet) + 2) / 8 + kSlack;
+  return 2 + book + 4 * kRansStates + n * (symbol_bits(alphabet) + 2) / 8 + kSlack;
 }
 
 template <class T>
@@ -72,7 +72,7 @@ Plan plan_huffman(const uint32_t* counts, int alphabet, int64_t n, uint8_t* leng
   const int longest = code_lengths(counts, alphabet, lengths);
   int64_t bits = 0;
   for (int s = 0; s < alphabet; ++s) bits += static_cast<int64_t>(counts[s]) * lengths[s];
-  const int64_t book = write_book(lengths, nullptr, alphabet, nullptr);
+  const int64_t book = write_code_table(lengths, nullptr, alphabet, nullptr);
   return {kHuffman, 1 + book + 4 * (streams_for(n) - 1) + (bits + 7) / 8, longest, 0};
 }
 
@@ -85,15 +85,15 @@ Plan plan_rans(const uint32_t* counts, int alphabet, int used, int64_t n, Worksp
   for (const int scale : kScales) {
     if (used > 1 << (scale - 2) && scale < kMaxLength) continue;
     uint32_t* freqs = best.scale ? work.other : work.freqs;
-    share_out(counts, alphabet, n, scale, freqs);
+    scale_frequencies(counts, alphabet, n, scale, freqs);
     classes_of(freqs, alphabet, work.classes);
     uint64_t cost = 0;  // in units of 2^-16 bits
     for (int s = 0; s < alphabet; ++s) {
       if (counts[s]) cost += counts[s] * (static_cast<uint64_t>(scale << 16) - log2_fixed(freqs[s]));
     }
-    const int64_t book = write_book(work.classes, freqs, alphabet, nullptr);
+    const int64_t book = write_code_table(work.classes, freqs, alphabet, nullptr);
     // A state ends in four bytes, of which it began with nearly two and one is of use on average.
-    const int64_t nbytes = 2 + book + 3 * lanes_for(n) + static_cast<int64_t>((cost + (1 << 19) - 1) >> 19);
+    const int64_t nbytes = 2 + book + 3 * rans_states_for(n) + static_cast<int64_t>((cost + (1 << 19) - 1) >> 19);
     // The small scale reads faster: the larger must save one byte in 512.
     if (best.scale && nbytes + nbytes / 512 >= best.nbytes) continue;
     if (best.scale) std::memcpy(work.freqs, freqs, static_cast<size_t>(alphabet) * sizeof(uint32_t));
@@ -140,7 +140,7 @@ void for_each_code(const uint8_t* lengths, int alphabet, F body) {
 template <class Symbol>
 uint8_t* write_huffman(const Symbol* symbols, int64_t n, int alphabet, const Plan& plan, Workspace& work,
                        uint8_t* out) {
-  out += write_book(work.lengths, nullptr, alphabet, out);
+  out += write_code_table(work.lengths, nullptr, alphabet, out);
   for_each_code(work.lengths, alphabet, [&](int s, int length, uint32_t code) {
     work.codes[s] = static_cast<uint64_t>(code) << (64 - length) | static_cast<uint64_t>(length);
   });
@@ -168,7 +168,7 @@ uint8_t* write_rans(const Symbol* symbols, int64_t n, int alphabet, const Plan& 
                     uint8_t* end) {
   classes_of(work.freqs, alphabet, work.classes);
   put(out, static_cast<uint8_t>(plan.scale));
-  out += write_book(work.classes, work.freqs, alphabet, out);
+  out += write_code_table(work.classes, work.freqs, alphabet, out);
   uint32_t start = 0;
   for (int s = 0; s < alphabet; ++s) {
     const uint32_t freq = work.freqs[s];
@@ -178,23 +178,23 @@ uint8_t* write_rans(const Symbol* symbols, int64_t n, int alphabet, const Plan& 
     work.codes[s] = reciprocal << 32 | start << 16 | freq;
     start += freq;
   }
-  const int lanes = lanes_for(n);
-  const RansWrite how{work.codes, plan.scale, lanes};
-  uint32_t state[kRansLanes];
+  const int num_states = rans_states_for(n);
+  const RansWrite how{work.codes, plan.scale, num_states};
+  uint32_t state[kRansStates];
   uint8_t* words;
   if constexpr (sizeof(Symbol) == 1) {
     words = simd().rans_write8(how, symbols, n, end, state);
   } else {
     words = simd().rans_write16(how, symbols, n, end, state);
   }
-  std::memcpy(out, state, static_cast<size_t>(lanes) * 4);
-  out += 4 * lanes;
+  std::memcpy(out, state, static_cast<size_t>(num_states) * 4);
+  out += 4 * num_states;
   std::memmove(out, words, static_cast<size_t>(end - words));
   return out + (end - words);
 }
 
 template <class Symbol>
-int64_t code_chunk(const Symbol* symbols, int64_t n, int alphabet, Coding coding, Workspace& work, uint8_t* out,
+int64_t encode_chunk(const Symbol* symbols, int64_t n, int alphabet, Coding coding, Workspace& work, uint8_t* out,
                    int64_t room) {
   if constexpr (sizeof(Symbol) == 1) {
     simd().count_symbols8(symbols, n, alphabet, work.counts);
@@ -217,7 +217,7 @@ int64_t code_chunk(const Symbol* symbols, int64_t n, int alphabet, Coding coding
 }
 
 template <class Symbol>
-void make_chunk(const Symbols& source, int64_t begin, int64_t n, Symbol* out) {
+void grid_chunk(const Symbols& source, int64_t begin, int64_t n, Symbol* out) {
   const float* x = source.x + begin;
   if constexpr (sizeof(Symbol) == 1) {
     source.linear ? simd().linear_symbols8(x, n, *source.linear, out)
@@ -231,7 +231,7 @@ template <class Symbol>
 const Symbol* chunk_symbols(const Symbols& source, int64_t begin, int64_t n, Workspace& work) {
   if (source.ready) return static_cast<const Symbol*>(source.ready) + begin;
   Symbol* made = reinterpret_cast<Symbol*>(work.symbols.data());
-  make_chunk(source, begin, n, made);
+  grid_chunk(source, begin, n, made);
   return made;
 }
 
@@ -268,7 +268,7 @@ struct Target {
 
 bool read_huffman(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int alphabet, const Target& target,
                   Workspace& work) {
-  const int64_t book = read_book(in, nbytes, alphabet, false, work.lengths, nullptr);
+  const int64_t book = read_code_table(in, nbytes, alphabet, work.lengths, nullptr);
   if (book < 0) return false;
   HuffmanRead how{};
   how.longest = kLeastTable;
@@ -309,11 +309,11 @@ bool read_rans(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int 
   RansRead how{};
   how.scale = in[0];
   if (how.scale != kScales[0] && how.scale != kScales[1]) return false;
-  const int64_t book = read_book(in + 1, nbytes - 1, alphabet, true, work.classes, work.freqs);
+  const int64_t book = read_code_table(in + 1, nbytes - 1, alphabet, work.classes, work.freqs);
   if (book < 0) return false;
-  how.lanes = lanes_for(n);
+  how.num_states = rans_states_for(n);
   how.states = in + 1 + book;
-  how.words = how.states + 4 * how.lanes;
+  how.words = how.states + 4 * how.num_states;
   how.end = in + nbytes;
   if (how.end < how.words || (how.end - how.words) % 2) return false;
   uint64_t total = 0;
@@ -328,8 +328,8 @@ bool read_rans(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int 
       work.value[slot] = value;
     }
   }
-  for (int lane = 0; lane < how.lanes; ++lane) {
-    const uint32_t state = read<uint32_t>(how.states + 4 * lane);
+  for (int i = 0; i < how.num_states; ++i) {
+    const uint32_t state = read<uint32_t>(how.states + 4 * i);
     if (state < kRansLow || state >> 31) return false;
   }
   how.step = work.step.data();
@@ -405,36 +405,36 @@ bool decode_to(const uint8_t* section, int64_t nbytes, int64_t n, int alphabet, 
 
 }  // namespace
 
-int64_t coded_limit(int64_t n, int alphabet) {
+int64_t coded_max_nbytes(int64_t n, int alphabet) {
   const int64_t chunks = chunks_of(n);
   if (!chunks) return 0;
-  return 4 * chunks + (chunks - 1) * chunk_limit(kChunk, alphabet) +
-         chunk_limit(n - (chunks - 1) * kChunk, alphabet);
+  return 4 * chunks + (chunks - 1) * chunk_max_nbytes(kChunk, alphabet) +
+         chunk_max_nbytes(n - (chunks - 1) * kChunk, alphabet);
 }
 
-void make_symbols(const Symbols& source, int64_t n, int alphabet, void* out, int threads) {
+void grid_symbols(const Symbols& source, int64_t n, int alphabet, void* out, int threads) {
   parallel_for(chunks_of(n), threads, [&](int64_t i) {
     const int64_t begin = i * kChunk, count = std::min(kChunk, n - begin);
     if (alphabet <= 256) {
-      make_chunk(source, begin, count, static_cast<uint8_t*>(out) + begin);
+      grid_chunk(source, begin, count, static_cast<uint8_t*>(out) + begin);
     } else {
-      make_chunk(source, begin, count, static_cast<uint16_t*>(out) + begin);
+      grid_chunk(source, begin, count, static_cast<uint16_t*>(out) + begin);
     }
   });
 }
 
-int64_t code_symbols(const Symbols& source, int64_t n, int alphabet, Coding coding, uint8_t* out, int threads) {
-  const int64_t chunks = chunks_of(n), slot = chunk_limit(kChunk, alphabet);
+int64_t encode_symbols(const Symbols& source, int64_t n, int alphabet, Coding coding, uint8_t* out, int threads) {
+  const int64_t chunks = chunks_of(n), slot = chunk_max_nbytes(kChunk, alphabet);
   std::vector<int64_t> sizes(static_cast<size_t>(chunks));
   parallel_for(chunks, threads, [&](int64_t i) {
     Workspace& work = workspace();
     const int64_t begin = i * kChunk, count = std::min(kChunk, n - begin);
     uint8_t* to = out + 4 * chunks + i * slot;
-    const int64_t room = chunk_limit(count, alphabet);
+    const int64_t room = chunk_max_nbytes(count, alphabet);
     sizes[static_cast<size_t>(i)] =
         alphabet <= 256
-            ? code_chunk(chunk_symbols<uint8_t>(source, begin, count, work), count, alphabet, coding, work, to, room)
-            : code_chunk(chunk_symbols<uint16_t>(source, begin, count, work), count, alphabet, coding, work, to, room);
+            ? encode_chunk(chunk_symbols<uint8_t>(source, begin, count, work), count, alphabet, coding, work, to, room)
+            : encode_chunk(chunk_symbols<uint16_t>(source, begin, count, work), count, alphabet, coding, work, to, room);
   });
   uint8_t *entry = out, *to = out + 4 * chunks;
   for (int64_t i = 0; i < chunks; ++i) {
@@ -459,11 +459,11 @@ namespace {
 // Five a byte: in full groups of 320 every 64th symbol, in the tail neighbours.
 template <class F>
 void for_each_trit(int64_t n, F body) {
-  constexpr int64_t span = 5 * kTritLanes;
+  constexpr int64_t span = 5 * kTritGroupBytes;
   const int64_t full = n / span * span;
   for (int64_t i = 0; i < full; ++i) {
     const int64_t within = i % span;
-    body(i, i / span * kTritLanes + within % kTritLanes, static_cast<int>(within / kTritLanes));
+    body(i, i / span * kTritGroupBytes + within % kTritGroupBytes, static_cast<int>(within / kTritGroupBytes));
   }
   for (int64_t i = full; i < n; ++i) body(i, full / 5 + (i - full) / 5, static_cast<int>((i - full) % 5));
 }
@@ -504,7 +504,7 @@ void unpack_symbols(const uint8_t* packed, int64_t n, int alphabet, bool trits, 
 }
 void pack_symbols(const void* symbols, int64_t n, int alphabet, bool trits, uint8_t* packed) {
   if (trits) {
-    std::memset(packed, 0, static_cast<size_t>(n / (5 * kTritLanes) * kTritLanes + (n % (5 * kTritLanes) + 4) / 5));
+    std::memset(packed, 0, static_cast<size_t>(n / (5 * kTritGroupBytes) * kTritGroupBytes + (n % (5 * kTritGroupBytes) + 4) / 5));
     const auto* in = static_cast<const uint8_t*>(symbols);
     for_each_trit(n, [&](int64_t i, int64_t byte, int digit) {
       packed[byte] = static_cast<uint8_t>(packed[byte] + in[i] * kPowers[digit]);
@@ -528,7 +528,7 @@ int64_t huffman_nbytes(const uint32_t* counts, int alphabet) {
   return 4 + plan_huffman(counts, alphabet, n, lengths).nbytes;
 }
 
-bool coded_modes(const uint8_t* section, int64_t nbytes, int64_t n, uint8_t* modes) {
+bool chunk_modes(const uint8_t* section, int64_t nbytes, int64_t n, uint8_t* modes) {
   const std::vector<int64_t> bounds = chunk_bounds(section, nbytes, n);
   for (size_t i = 0; i + 1 < bounds.size(); ++i) modes[i] = section[bounds[i]];
   return !bounds.empty();

@@ -4,15 +4,15 @@
 
 #include "packing.hpp"
 #include "qsgd.hpp"
-#include "storing.hpp"
-#include "sums.hpp"
+#include "sink.hpp"
+#include "reductions.hpp"
 
 namespace laconic {
 namespace {
 
 constexpr float kClipLimit = 0x1.fffffp127f;  // what a clip is cut to, so that no level of it leaves float32
 constexpr float kLargeClip = 0x1p90f, kTinyClip = 0x1p-90f;
-constexpr int kLaneRows = kLaneBlock / 8;
+constexpr int kSumBlockRows = kSumBlock / 8;
 
 // ---------------------------------------------------------------------------------------------------- the rotation
 
@@ -59,43 +59,43 @@ INLINE void hadamard(float* scratch, Load get, Store put) {
 
 // One bit a value: bit `row` of a lane's word for each group of 256.
 struct Signs {
-  u8v word[kLaneBlock / kGroup];
+  u8v word[kSumBlock / kGroup];
   INLINE f8 flip(int row, f8 v) const {
     return (f8)(bits_of(v) ^ ((word[row / 32] << (31 - row % 32)) & (1u << 31)));
   }
 };
-INLINE Signs signs_of(Key key, int64_t at) {
+INLINE Signs signs_of(HashKey key, int64_t at) {
   Signs signs;
-  for (int64_t g = 0; g < kLaneBlock / kGroup; ++g) {
+  for (int64_t g = 0; g < kSumBlock / kGroup; ++g) {
     const uint64_t counter = static_cast<uint64_t>(at / kGroup + g) << 3;
-    signs.word[g] = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+    signs.word[g] = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
   }
   return signs;
 }
 
 // A block's values, those past the end zero.
 INLINE const float* padded_block(const float* x, int64_t at, int64_t n, float* room) {
-  if (n - at >= kLaneBlock) return x + at;
+  if (n - at >= kSumBlock) return x + at;
   std::memcpy(room, x + at, (n - at) * 4);
-  std::memset(room + (n - at), 0, (kLaneBlock - (n - at)) * 4);
+  std::memset(room + (n - at), 0, (kSumBlock - (n - at)) * 4);
   return room;
 }
 
-INLINE void rotate_block(const float* x, float factor, Key key, int64_t at, float* scratch, float* out) {
+INLINE void rotate_block(const float* x, float factor, HashKey key, int64_t at, float* scratch, float* out) {
   const Signs signs = signs_of(key, at);
   hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(x + 8 * row) * factor); },
            [&](int row, f8 v) { store(out + 8 * row, v); });
 }
 
 // out = H (s x) / 32, plus what `more` holds when there is one.
-void rotate_blocks(const float* x, int64_t n, Key key, const float* more, float* out, int64_t begin, int64_t end) {
-  alignas(64) float room[kLaneBlock], scratch[kLaneBlock];
-  for (int64_t at = begin; at < end; at += kLaneBlock) {
+void rotate_blocks(const float* x, int64_t n, HashKey key, const float* addend, float* out, int64_t begin, int64_t end) {
+  alignas(64) float room[kSumBlock], scratch[kSumBlock];
+  for (int64_t at = begin; at < end; at += kSumBlock) {
     const float* block = padded_block(x, at, n, room);
     const Signs signs = signs_of(key, at);
     hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(block + 8 * row) * 0x1p-5f); },
              [&](int row, f8 v) {
-      if (more) v = load<f8>(more + at + 8 * row) + v;
+      if (addend) v = load<f8>(addend + at + 8 * row) + v;
       store(out + at + 8 * row, v);
     });
   }
@@ -107,42 +107,42 @@ INLINE float block_scale(const float* block, uint32_t largest, bool rms) {
   float scale;
   std::memcpy(&scale, &largest, 4);
   if (largest >= kNonFinite) return __builtin_inff();
-  return rms ? static_cast<float>(__builtin_sqrt(sum_of_squares(block, kLaneBlock)) * 0x1p-5) : scale;
+  return rms ? static_cast<float>(__builtin_sqrt(sum_of_squares(block, kSumBlock)) * 0x1p-5) : scale;
 }
 
 void block_scales(const float* x, int64_t n, bool rms, float* out, int64_t begin, int64_t end) {
-  alignas(64) float room[kLaneBlock];
-  for (int64_t at = begin; at < end; at += kLaneBlock) {
+  alignas(64) float room[kSumBlock];
+  for (int64_t at = begin; at < end; at += kSumBlock) {
     const float* block = padded_block(x, at, n, room);
-    const uint32_t largest = largest_magnitude(block, kLaneBlock, x + (at / kBlock + 1) * kBlock, at % kBlock / 16);
-    out[at / kLaneBlock] = block_scale(block, largest, rms);
+    const uint32_t largest = largest_magnitude(block, kSumBlock, x + (at / kBlock + 1) * kBlock, at % kBlock / 16);
+    out[at / kSumBlock] = block_scale(block, largest, rms);
   }
 }
 
 // --------------------------------------------------------------------------------------------------------- packing
 
-INLINE int lanes_per_word(int width) { return 32 / width; }
+INLINE int integers_per_word(int width) { return 32 / width; }
 
 // Rows of eight symbols side by side in words, none across two of them.
-INLINE void put_lanes(const uint32_t* symbols, int rows, int width, uint8_t* out) {
-  const int lanes = lanes_per_word(width);
+INLINE void write_words(const uint32_t* symbols, int rows, int width, uint8_t* out) {
+  const int per_word = integers_per_word(width);
   for (int row = 0; row < rows; out += 32) {
     u8v word = load<u8v>(symbols + 8 * row++);
-    for (int lane = 1; lane < lanes && row < rows; ++lane) word |= load<u8v>(symbols + 8 * row++) << (lane * width);
+    for (int i = 1; i < per_word && row < rows; ++i) word |= load<u8v>(symbols + 8 * row++) << (i * width);
     store(out, word);
   }
 }
-INLINE void get_lanes(const uint8_t* packed, int rows, int width, uint32_t* symbols) {
-  const int lanes = lanes_per_word(width);
+INLINE void read_words(const uint8_t* packed, int rows, int width, uint32_t* symbols) {
+  const int per_word = integers_per_word(width);
   const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << width) - 1));
   for (int row = 0; row < rows; packed += 32) {
     const u8v word = load<u8v>(packed);
-    for (int lane = 0; lane < lanes && row < rows; ++lane) store(symbols + 8 * row++, (word >> (lane * width)) & mask);
+    for (int i = 0; i < per_word && row < rows; ++i) store(symbols + 8 * row++, (word >> (i * width)) & mask);
   }
 }
-INLINE int64_t lane_block_nbytes(int width) {
-  const int lanes = lanes_per_word(width);
-  return 32 * ((kLaneRows + lanes - 1) / lanes);
+INLINE int64_t words_block_nbytes(int width) {
+  const int per_word = integers_per_word(width);
+  return 32 * ((kSumBlockRows + per_word - 1) / per_word);
 }
 
 struct BlockPacking {
@@ -151,22 +151,22 @@ struct BlockPacking {
   int64_t block_nbytes;
   PackGroup pack;
   UnpackGroup unpack;
-  explicit BlockPacking(const LaneCoding& c)
-      : width(c.width), packed(c.packed), block_nbytes(c.packed ? 4 * 32 * c.width : lane_block_nbytes(c.width)),
+  explicit BlockPacking(const PackedIntCoding& c)
+      : width(c.width), packed(c.packed), block_nbytes(c.packed ? 4 * 32 * c.width : words_block_nbytes(c.width)),
         pack(c.packed ? pack_group_of(c.width) : nullptr), unpack(c.packed ? unpack_group_of(c.width) : nullptr) {}
 
   INLINE void write(uint32_t* symbols, int64_t count, uint8_t* out) const {
     if (!packed) {
       const int rows = static_cast<int>((count + 7) / 8);
       for (int64_t i = count; i < 8 * rows; ++i) symbols[i] = 0;
-      return put_lanes(symbols, rows, width, out);
+      return write_words(symbols, rows, width, out);
     }
     int64_t i = 0;
     for (; i + kGroup <= count; i += kGroup, out += 32 * width) pack(symbols + i, out);
     if (i < count) pack_tail(symbols + i, count - i, width, out);
   }
   INLINE void read(const uint8_t* in, int64_t count, uint32_t* symbols) const {
-    if (!packed) return get_lanes(in, static_cast<int>((count + 7) / 8), width, symbols);
+    if (!packed) return read_words(in, static_cast<int>((count + 7) / 8), width, symbols);
     int64_t i = 0;
     for (; i + kGroup <= count; i += kGroup, in += 32 * width) unpack(in, symbols + i);
     if (i < count) unpack_tail(in, count - i, width, symbols + i);
@@ -175,18 +175,18 @@ struct BlockPacking {
 
 // ------------------------------------------------------------------------------------------------- encode and decode
 
-INLINE float lift_of(float clip) { return clip > kLargeClip ? 0x1p-64f : clip < kTinyClip ? 0x1p64f : 1.0f; }
+INLINE float prescale_of(float clip) { return clip > kLargeClip ? 0x1p-64f : clip < kTinyClip ? 0x1p64f : 1.0f; }
 
 // Levels of a block: v * inverse + offset (+ noise), cut to a whole number from 0 to the top.
 template <bool Stochastic, bool Lifted>
-INLINE void quantize_block(const float* v, float lift, float inverse, float offset, float top, Key key, int64_t at,
+INLINE void quantize_block(const float* v, float lift, float inverse, float offset, float top, HashKey key, int64_t at,
                            const float* ahead, int64_t line, bool fetch_all, uint32_t* symbols) {
   const f8 scale = splat(inverse), shift = splat(offset), most_ = splat(top), zero = {};
-  for (int64_t g = 0; g < kLaneBlock / kGroup; ++g) {
+  for (int64_t g = 0; g < kSumBlock / kGroup; ++g) {
     u8v hash = {};
     if constexpr (Stochastic) {
       const uint64_t counter = static_cast<uint64_t>(at / kGroup + g) << 3;
-      hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key(key, counter), splat_u(key.high));
+      hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
     }
     const auto* factors = kRowFactors.at;
     asm("" : "+r"(factors));
@@ -210,28 +210,28 @@ INLINE void quantize_block(const float* v, float lift, float inverse, float offs
   }
 }
 
-uint32_t lane_encode(const LaneEncode& a, int64_t begin, int64_t end) {
-  alignas(64) float room[kLaneBlock], scratch[kLaneBlock], rotated[kLaneBlock];
-  alignas(64) uint32_t symbols[kLaneBlock];
+uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end) {
+  alignas(64) float room[kSumBlock], scratch[kSumBlock], rotated[kSumBlock];
+  alignas(64) uint32_t symbols[kSumBlock];
   const BlockPacking packing(a.coding);
   const float top = static_cast<float>(a.coding.levels), half = 0.5f * top;
-  uint32_t key = 0;
-  for (int64_t at = begin; at < end; at += kLaneBlock) {
+  uint32_t amax_bits = 0;
+  for (int64_t at = begin; at < end; at += kSumBlock) {
     const float* block = padded_block(a.x, at, a.n, room);
     const float* ahead = a.x + (at / kBlock + 1) * kBlock;
-    const int64_t line = at % kBlock / 16, here = least(kLaneBlock, a.n - at);
+    const int64_t line = at % kBlock / 16, here = least(kSumBlock, a.n - at);
     float clip;
-    if (a.own) {
-      const uint32_t largest = largest_magnitude(block, kLaneBlock, ahead, line);
-      key = most(key, largest);
-      if (__builtin_expect(largest >= kNonFinite, 0)) return key;
+    if (a.own_clips) {
+      const uint32_t largest = largest_magnitude(block, kSumBlock, ahead, line);
+      amax_bits = most(amax_bits, largest);
+      if (__builtin_expect(largest >= kNonFinite, 0)) return amax_bits;
       clip = block_scale(block, largest, a.rotate) * a.factor;
       if (!(clip < kClipLimit)) clip = kClipLimit;
-      write_float(a.clips, at / kLaneBlock, clip);
+      write_float(a.clips, at / kSumBlock, clip);
     } else {
-      clip = read_float(a.clips, at / kLaneBlock);
+      clip = read_float(a.clips, at / kSumBlock);
     }
-    float lift = lift_of(clip);
+    float lift = prescale_of(clip);
     const float inverse = clip > 0.0f ? half / (clip * lift) : 0.0f;
     const float offset = clip > 0.0f ? (a.stochastic ? half : half + 0.5f) : 0.0f;
     if (a.rotate) {
@@ -242,7 +242,7 @@ uint32_t lane_encode(const LaneEncode& a, int64_t begin, int64_t end) {
     const bool lifted = lift != 1.0f;
     auto quantize = a.stochastic ? (lifted ? quantize_block<true, true> : quantize_block<true, false>)
                                  : (lifted ? quantize_block<false, true> : quantize_block<false, false>);
-    quantize(block, lift, inverse, offset, top, a.noise, at, ahead, line, !a.own, symbols);
+    quantize(block, lift, inverse, offset, top, a.noise, at, ahead, line, !a.own_clips, symbols);
     if (a.feedback) {
       const float step = clip / top;
       float* v = a.feedback + at;
@@ -251,24 +251,24 @@ uint32_t lane_encode(const LaneEncode& a, int64_t begin, int64_t end) {
         v[i] = v[i] - sent;
       }
     }
-    packing.write(symbols, a.rotate ? kLaneBlock : here, a.out + at / kLaneBlock * packing.block_nbytes);
+    packing.write(symbols, a.rotate ? kSumBlock : here, a.out + at / kSumBlock * packing.block_nbytes);
   }
-  return key;
+  return amax_bits;
 }
 
 template <Store How>
-bool lane_decode_as(const LaneDecode& a, int64_t begin, int64_t end) {
-  alignas(64) float scratch[kLaneBlock], turned[kLaneBlock];
-  alignas(64) uint32_t symbols[kLaneBlock];
+bool packed_int_decode_as(const PackedIntDecode& a, int64_t begin, int64_t end) {
+  alignas(64) float scratch[kSumBlock], turned[kSumBlock];
+  alignas(64) uint32_t symbols[kSumBlock];
   const BlockPacking packing(a.coding);
   const f8 weight = splat(a.sink.weight);
   const float whole = static_cast<float>(a.total);
   const int32_t total = a.total;
-  for (int64_t at = begin; at < end; at += kLaneBlock) {
-    const int64_t here = least(kLaneBlock, a.sink.n - at), count = a.rotate ? kLaneBlock : here;
-    const float clip = read_float(a.clips, at / kLaneBlock);
+  for (int64_t at = begin; at < end; at += kSumBlock) {
+    const int64_t here = least(kSumBlock, a.sink.n - at), count = a.rotate ? kSumBlock : here;
+    const float clip = read_float(a.clips, at / kSumBlock);
     if (!(clip >= 0.0f && clip <= kClipLimit)) return false;
-    packing.read(a.lanes + at / kLaneBlock * packing.block_nbytes, count, symbols);
+    packing.read(a.integers + at / kSumBlock * packing.block_nbytes, count, symbols);
     u8v largest = {};
     const int64_t rows = count / 8;
     if (!a.rotate) {
@@ -307,18 +307,18 @@ bool lane_decode_as(const LaneDecode& a, int64_t begin, int64_t end) {
   finish_stores();
   return true;
 }
-bool lane_decode(const LaneDecode& a, int64_t begin, int64_t end) {
+bool packed_int_decode(const PackedIntDecode& a, int64_t begin, int64_t end) {
   switch (how_to_store(a.sink)) {
-    case Store::add: return lane_decode_as<Store::add>(a, begin, end);
-    case Store::stream: return lane_decode_as<Store::stream>(a, begin, end);
-    default: return lane_decode_as<Store::plain>(a, begin, end);
+    case Store::add: return packed_int_decode_as<Store::add>(a, begin, end);
+    case Store::stream: return packed_int_decode_as<Store::stream>(a, begin, end);
+    default: return packed_int_decode_as<Store::plain>(a, begin, end);
   }
 }
 
 // -------------------------------------------------------------------------------------------------------------- sums
 
 // Words of lanes: 32-bit additions, which carry nothing from lane to lane as long as no sum outgrows its lane.
-void lane_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
+void packed_int_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
   constexpr int64_t kBytes = kBlock * 4;  // lines of the next block are fetched interleaved over its pages
   int64_t i = begin;
   for (; i + 64 <= end; i += 64) {
@@ -337,50 +337,50 @@ void lane_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
 }
 
 // Packed symbols added to a sum in lanes of 8, 16 or 32 bits, which is packed vertically, too, its last group filled.
-template <int Lane>
-INLINE void lane_accumulate_as(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end) {
-  constexpr int rows = 32 / Lane;  // that share a word
+template <int SumWidth>
+INLINE void packed_int_accumulate_as(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end) {
+  constexpr int rows = 32 / SumWidth;  // that share a word
   const UnpackGroup unpack = unpack_group_of(width);
   alignas(64) uint32_t symbols[kGroup];
   for (int64_t at = begin; at < end; at += kGroup) {
     const uint8_t* in = packed + at / kGroup * 32 * width;
-    uint8_t* out = sum + at * (Lane / 8);
+    uint8_t* out = sum + at * (SumWidth / 8);
     if (end - at >= kGroup) {
       unpack(in, symbols);
     } else {
       std::memset(symbols, 0, sizeof symbols);
       unpack_tail(in, end - at, width, symbols);
     }
-    unroll<Lane>([&](auto word) {
+    unroll<SumWidth>([&](auto word) {
       u8v v = load<u8v>(out + 32 * word);
       unroll<rows>([&](auto row) {
-        constexpr int shift = row * Lane;
+        constexpr int shift = row * SumWidth;
         v += load<u8v>(symbols + 8 * (word * rows + row)) << shift;
       });
       store(out + 32 * word, v);
     });
   }
 }
-void lane_accumulate(const uint8_t* packed, int width, int lane, uint8_t* sum, int64_t begin, int64_t end) {
-  if (lane == 8) return lane_accumulate_as<8>(packed, width, sum, begin, end);
-  if (lane == 16) return lane_accumulate_as<16>(packed, width, sum, begin, end);
-  lane_accumulate_as<32>(packed, width, sum, begin, end);
+void packed_int_accumulate(const uint8_t* packed, int width, int sum_width, uint8_t* sum, int64_t begin, int64_t end) {
+  if (sum_width == 8) return packed_int_accumulate_as<8>(packed, width, sum, begin, end);
+  if (sum_width == 16) return packed_int_accumulate_as<16>(packed, width, sum, begin, end);
+  packed_int_accumulate_as<32>(packed, width, sum, begin, end);
 }
 
 // The way back: such a sum in as few bits as it needs.
-template <int Lane>
-INLINE void lane_pack_as(const uint8_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
-  constexpr int rows = 32 / Lane;
+template <int SumWidth>
+INLINE void packed_int_repack_as(const uint8_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
+  constexpr int rows = 32 / SumWidth;
   const PackGroup pack = pack_group_of(width);
   alignas(64) uint32_t symbols[kGroup];
-  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << Lane) - 1));
+  const u8v mask = splat_u(static_cast<uint32_t>((uint64_t{1} << SumWidth) - 1));
   for (int64_t at = begin; at < end; at += kGroup) {
     uint8_t* out = packed + at / kGroup * 32 * width;
-    const uint8_t* in = sum + at * (Lane / 8);
-    unroll<Lane>([&](auto word) {
+    const uint8_t* in = sum + at * (SumWidth / 8);
+    unroll<SumWidth>([&](auto word) {
       const u8v v = load<u8v>(in + 32 * word);
       unroll<rows>([&](auto row) {
-        constexpr int shift = row * Lane;
+        constexpr int shift = row * SumWidth;
         store(symbols + 8 * (word * rows + row), (v >> shift) & mask);
       });
     });
@@ -391,21 +391,21 @@ INLINE void lane_pack_as(const uint8_t* sum, int width, uint8_t* packed, int64_t
     }
   }
 }
-void lane_pack(const uint8_t* sum, int lane, int width, uint8_t* packed, int64_t begin, int64_t end) {
-  if (lane == 8) return lane_pack_as<8>(sum, width, packed, begin, end);
-  if (lane == 16) return lane_pack_as<16>(sum, width, packed, begin, end);
-  lane_pack_as<32>(sum, width, packed, begin, end);
+void packed_int_repack(const uint8_t* sum, int sum_width, int width, uint8_t* packed, int64_t begin, int64_t end) {
+  if (sum_width == 8) return packed_int_repack_as<8>(sum, width, packed, begin, end);
+  if (sum_width == 16) return packed_int_repack_as<16>(sum, width, packed, begin, end);
+  packed_int_repack_as<32>(sum, width, packed, begin, end);
 }
 
 // The largest symbol of a packing.
-uint32_t lane_largest(const uint8_t* lanes, const LaneCoding& coding, int64_t n, int64_t begin, int64_t end) {
+uint32_t packed_int_max(const uint8_t* integers, const PackedIntCoding& coding, int64_t n, int64_t begin, int64_t end) {
   const BlockPacking packing(coding);
-  alignas(64) uint32_t symbols[kLaneBlock];
+  alignas(64) uint32_t symbols[kSumBlock];
   u8v largest = {};
   uint32_t rest = 0;
-  for (int64_t at = begin; at < end; at += kLaneBlock) {
-    const int64_t count = least(kLaneBlock, n - at);
-    packing.read(lanes + at / kLaneBlock * packing.block_nbytes, count, symbols);
+  for (int64_t at = begin; at < end; at += kSumBlock) {
+    const int64_t count = least(kSumBlock, n - at);
+    packing.read(integers + at / kSumBlock * packing.block_nbytes, count, symbols);
     for (int64_t i = 0; i + 8 <= count; i += 8) largest = larger(largest, load<u8v>(symbols + i));
     for (int64_t i = count / 8 * 8; i < count; ++i) rest = most(rest, symbols[i]);
   }

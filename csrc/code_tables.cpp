@@ -73,16 +73,16 @@ int code_lengths(const uint32_t* counts, int alphabet, uint8_t* lengths) {
   return longest;
 }
 
-void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint32_t* freqs) {
+void scale_frequencies(const uint32_t* counts, int alphabet, int64_t n, int scale, uint32_t* frequencies) {
   const uint64_t whole = uint64_t{1} << scale;
   int64_t left = static_cast<int64_t>(whole);
   std::vector<Leaf> remainders;
   for (int s = 0; s < alphabet; ++s) {
-    freqs[s] = 0;
+    frequencies[s] = 0;
     if (!counts[s]) continue;
     const uint64_t exact = counts[s] * whole, part = exact / static_cast<uint64_t>(n);
-    freqs[s] = static_cast<uint32_t>(part ? part : 1);
-    left -= freqs[s];
+    frequencies[s] = static_cast<uint32_t>(part ? part : 1);
+    left -= frequencies[s];
     if (part) remainders.push_back({exact % static_cast<uint64_t>(n), s});
   }
   if (left > 0) {  // to those cut off most
@@ -90,13 +90,13 @@ void share_out(const uint32_t* counts, int alphabet, int64_t n, int scale, uint3
       return a.weight > b.weight || (a.weight == b.weight && a.symbol < b.symbol);
     };
     std::sort(remainders.begin(), remainders.end(), larger);
-    for (int64_t i = 0; i < left; ++i) ++freqs[remainders[static_cast<size_t>(i)].symbol];
+    for (int64_t i = 0; i < left; ++i) ++frequencies[remainders[static_cast<size_t>(i)].symbol];
   } else if (left < 0) {  // what the rare ones got too much, the others give in proportion: less than a third each
     std::vector<Leaf> leaves = leaves_of(counts, alphabet);
     int64_t givers = 0, owed = -left;
-    for (const Leaf& leaf : leaves) givers += freqs[leaf.symbol] > 1 ? freqs[leaf.symbol] : 0;
+    for (const Leaf& leaf : leaves) givers += frequencies[leaf.symbol] > 1 ? frequencies[leaf.symbol] : 0;
     for (auto leaf = leaves.rbegin(); owed > 0 && leaf != leaves.rend(); ++leaf) {
-      uint32_t& freq = freqs[leaf->symbol];
+      uint32_t& freq = frequencies[leaf->symbol];
       const int64_t part = (-left * freq + givers - 1) / givers, give = std::min({part, owed, int64_t{freq} - 1});
       freq -= static_cast<uint32_t>(give);
       owed -= give;
@@ -126,7 +126,7 @@ namespace {
 
 constexpr int kFirstClass = 8;
 
-struct BookWriter {
+struct TableWriter {
   uint8_t* out;
   int64_t bits = 0;
   uint64_t held = 0;
@@ -143,7 +143,7 @@ struct BookWriter {
   }
 };
 
-struct BookReader {
+struct TableReader {
   const uint8_t* in;
   int64_t bits, at = 0;
   bool failed = false;
@@ -163,11 +163,11 @@ struct BookReader {
 
 }  // namespace
 
-int64_t write_book(const uint8_t* classes, const uint32_t* mantissa, int alphabet, uint8_t* out) {
+int64_t write_code_table(const uint8_t* classes, const uint32_t* mantissa, int alphabet, uint8_t* out) {
   int first = 0, last = alphabet - 1;
   while (!classes[first]) ++first;
   while (!classes[last]) --last;
-  BookWriter writer{out};
+  TableWriter writer{out};
   writer.put(static_cast<uint32_t>(first), 16);
   writer.put(static_cast<uint32_t>(last - first), 16);
   int before = kFirstClass;
@@ -197,10 +197,10 @@ int64_t write_book(const uint8_t* classes, const uint32_t* mantissa, int alphabe
   return (writer.bits + 7) / 8;
 }
 
-int64_t read_book(const uint8_t* in, int64_t nbytes, int alphabet, bool shares, uint8_t* classes, uint32_t* freqs) {
+int64_t read_code_table(const uint8_t* in, int64_t nbytes, int alphabet, uint8_t* classes, uint32_t* frequencies) {
   std::memset(classes, 0, static_cast<size_t>(alphabet));
-  if (freqs) std::memset(freqs, 0, static_cast<size_t>(alphabet) * sizeof(uint32_t));
-  BookReader reader{in, 8 * nbytes};
+  if (frequencies) std::memset(frequencies, 0, static_cast<size_t>(alphabet) * sizeof(uint32_t));
+  TableReader reader{in, 8 * nbytes};
   const int first = static_cast<int>(reader.take(16)), last = first + static_cast<int>(reader.take(16));
   if (reader.failed || last >= alphabet) return -1;
   int before = kFirstClass;
@@ -223,7 +223,7 @@ int64_t read_book(const uint8_t* in, int64_t nbytes, int alphabet, bool shares, 
     }
     if (here < 1 || here > kMaxLength) return -1;
     classes[s] = static_cast<uint8_t>(here);
-    if (shares) freqs[s] = 1u << (here - 1) | reader.take(here - 1);
+    if (frequencies) frequencies[s] = 1u << (here - 1) | reader.take(here - 1);
     before = here;
     ++s;
   }

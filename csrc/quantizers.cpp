@@ -1,70 +1,53 @@
-// Whole tensors through the bucketed quantizers: ranges on several threads.
+// Quantizers of whole tensors, in ranges on several threads.
 
 #include "core.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 namespace laconic {
 
-uint32_t encode_buckets(EncodeLoop loop, BucketEncode args, int64_t unit, int threads) {
-  const int64_t ranges = (args.n + unit - 1) / unit;
-  // Only the last bucket can be partial, so only the last range touches the scratch.
+uint32_t encode_buckets(EncodeLoop loop, BucketEncode args, int64_t step, int threads) {
+  // Only the last bucket can be partial, so only the last range uses the scratch.
   const int64_t padded = args.bucket > kBatch ? args.bucket : kBatch;
   std::vector<float> scratch(args.n % padded ? padded : 0);
   args.scratch = scratch.data();
-  if (threads <= 1 || ranges == 1) return loop(args, 0, args.n);
-  std::atomic<uint32_t> key{0};
-  parallel_for(ranges, threads, [&](int64_t i) {
-    const int64_t begin = i * unit, end = begin + unit < args.n ? begin + unit : args.n;
-    const uint32_t found = loop(args, begin, end);
-    for (uint32_t seen = key.load(); seen < found && !key.compare_exchange_weak(seen, found);) {
-    }
-  });
-  return key.load();
+  return max_over_ranges(args.n, step, threads, [&](int64_t begin, int64_t end) { return loop(args, begin, end); });
 }
 
-bool decode_buckets(DecodeLoop loop, const BucketDecode& args, int64_t unit, int threads) {
-  const int64_t n = args.sink.n, ranges = (n + unit - 1) / unit;
-  if (threads <= 1 || ranges == 1) return loop(args, 0, n);
-  std::atomic<bool> valid{true};
-  parallel_for(ranges, threads, [&](int64_t i) {
-    const int64_t begin = i * unit, end = begin + unit < n ? begin + unit : n;
-    if (!loop(args, begin, end)) valid = false;
-  });
-  return valid;
+bool decode_buckets(DecodeLoop loop, const BucketDecode& args, int64_t step, int threads) {
+  return all_ranges(args.sink.n, step, threads, [&](int64_t begin, int64_t end) { return loop(args, begin, end); });
 }
 
 ValueRange value_range(const float* x, int64_t n, int threads) {
   ValueRange all{};
   const int64_t ranges = (n + kSplit - 1) / kSplit;
   if (threads <= 1 || ranges == 1) {
-    all.key = simd().value_range(x, 0, n, &all.low, &all.high);
+    all.amax_bits = simd().value_range(x, 0, n, &all.low, &all.high);
     return all;
   }
   std::vector<ValueRange> parts(static_cast<size_t>(ranges));
   parallel_for(ranges, threads, [&](int64_t i) {
     ValueRange& part = parts[static_cast<size_t>(i)];
-    part.key = simd().value_range(x, i * kSplit, std::min(n, (i + 1) * kSplit), &part.low, &part.high);
+    part.amax_bits = simd().value_range(x, i * kSplit, std::min(n, (i + 1) * kSplit), &part.low, &part.high);
   });
   all = parts[0];
   for (const ValueRange& part : parts) {
     all.low = part.low < all.low ? part.low : all.low;
     all.high = part.high > all.high ? part.high : all.high;
-    all.key = std::max(all.key, part.key);
+    all.amax_bits = std::max(all.amax_bits, part.amax_bits);
   }
   return all;
 }
 
-void sample(const float* x, int64_t n, int64_t count, Key key, float* out, int threads) {
+void sample(const float* x, int64_t n, int64_t count, HashKey key, float* out, int threads) {
   const int64_t whole = n / count, part = n % count;
   parallel_for((count + kSplit - 1) / kSplit, threads, [&](int64_t range) {
-    // The edge floor(j n / count) goes on from one part to the next without a division.
+    // The edge floor(j n / count) advances from part to part without a division.
     const int64_t first = range * kSplit, last = std::min(count, first + kSplit);
     const __int128 product = static_cast<__int128>(first) * n;
     int64_t begin = static_cast<int64_t>(product / count), rest = static_cast<int64_t>(product % count);
-    constexpr int64_t kAhead = 64;  // lines asked for before the first of them is read
+    constexpr int64_t kAhead = 64;  // cache lines prefetched before the first of them is read
     const float* places[kAhead];
     for (int64_t at = first; at < last; at += kAhead) {
       const int64_t stop = std::min(last, at + kAhead);

@@ -19,7 +19,7 @@ namespace {
 constexpr int kHighShift = 15;  // a 31-bit magnitude: 16 high bits, 15 low bits
 constexpr int64_t kRange = int64_t{1} << 30;
 
-uint32_t key_at(const float* x, int64_t i) {
+uint32_t magnitude_at(const float* x, int64_t i) {
   uint32_t b;
   std::memcpy(&b, x + i, 4);
   return b & kMagnitude;
@@ -64,26 +64,26 @@ size_t bin_holding(const std::vector<uint32_t>& bins, int64_t wanted, int64_t* a
   return 0;
 }
 
-// The k-th largest of m keys, none above `most`, and how many are larger.
-template <class KeyAt>
-uint32_t kth_key(int64_t m, int64_t k, uint32_t most, KeyAt key, int64_t* larger) {
+// The k-th largest of m values, none above `most`, and how many are larger.
+template <class ValueAt>
+uint32_t kth_largest(int64_t m, int64_t k, uint32_t most, ValueAt value_at, int64_t* larger) {
   if (m <= 4096) {
-    uint32_t keys[4096];
-    for (int64_t i = 0; i < m; ++i) keys[i] = key(i);
-    std::nth_element(keys, keys + (k - 1), keys + m, std::greater<uint32_t>());
-    const uint32_t kth = keys[k - 1];
-    *larger = std::count_if(keys, keys + m, [&](uint32_t v) { return v > kth; });
+    uint32_t values[4096];
+    for (int64_t i = 0; i < m; ++i) values[i] = value_at(i);
+    std::nth_element(values, values + (k - 1), values + m, std::greater<uint32_t>());
+    const uint32_t kth = values[k - 1];
+    *larger = std::count_if(values, values + m, [&](uint32_t v) { return v > kth; });
     return kth;
   }
   auto& high = workspace.high;
   high.assign(size_t{most >> kHighShift} + 1, 0);
-  for (int64_t i = 0; i < m; ++i) ++high[key(i) >> kHighShift];
+  for (int64_t i = 0; i < m; ++i) ++high[value_at(i) >> kHighShift];
   int64_t above_bin;
   const uint32_t bin = static_cast<uint32_t>(bin_holding(high, k, &above_bin));
   auto& low = workspace.low;
   low.assign(size_t{1} << kHighShift, 0);
   for (int64_t i = 0; i < m; ++i) {
-    const uint32_t v = key(i);
+    const uint32_t v = value_at(i);
     if (v >> kHighShift == bin) ++low[v & ((1u << kHighShift) - 1)];
   }
   int64_t above_low;
@@ -92,19 +92,19 @@ uint32_t kth_key(int64_t m, int64_t k, uint32_t most, KeyAt key, int64_t* larger
   return bin << kHighShift | rest;
 }
 
-// The same for keys that are spread evenly: those to be left out lie in a band at the bottom, known up to chance.
-template <class KeyAt>
-uint32_t kth_even_key(int64_t m, int64_t k, uint32_t most, KeyAt key, int64_t* larger) {
+// The same for values that are spread evenly: those to be left out lie in a band at the bottom, known up to chance.
+template <class ValueAt>
+uint32_t kth_largest_uniform(int64_t m, int64_t k, uint32_t most, ValueAt value_at, int64_t* larger) {
   const double left_out = static_cast<double>(m - k) + 1.0;
   const double band = (left_out + 6.0 * std::sqrt(left_out) + 16.0) / static_cast<double>(m);
-  if (band > 0.5) return kth_key(m, k, most, key, larger);
+  if (band > 0.5) return kth_largest(m, k, most, value_at, larger);
   const uint32_t limit = static_cast<uint32_t>(band * most);
   std::vector<uint32_t> low;
   for (int64_t i = 0; i < m; ++i) {
-    if (key(i) <= limit) low.push_back(key(i));
+    if (value_at(i) <= limit) low.push_back(value_at(i));
   }
   const int64_t above = m - static_cast<int64_t>(low.size());
-  if (above >= k) return kth_key(m, k, most, key, larger);
+  if (above >= k) return kth_largest(m, k, most, value_at, larger);
   const auto at = low.begin() + (k - above - 1);
   std::nth_element(low.begin(), at, low.end(), std::greater<uint32_t>());
   const uint32_t kth = *at;
@@ -121,7 +121,7 @@ uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
   const int64_t stride = (n - line) / lines;
   for (int64_t i = 0; i < lines; ++i) {
     const int64_t at = i * stride + static_cast<int64_t>(hash32(i, {0x2545F491u, 0x4F6CDD1Du}) % stride);
-    for (int64_t j = 0; j < line; ++j) ++high[key_at(x, at + j) >> kHighShift];
+    for (int64_t j = 0; j < line; ++j) ++high[magnitude_at(x, at + j) >> kHighShift];
   }
   const double share = static_cast<double>(k) / static_cast<double>(n), expected = share * samples;
   const int64_t wanted = static_cast<int64_t>(expected + 5.0 * std::sqrt(expected * (1.0 - share)) + 8.0);
@@ -130,20 +130,20 @@ uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
   return static_cast<uint32_t>(bin) << kHighShift;
 }
 
-// Keeps what is above the k-th key, and of those equal to it the first few, in place of the order given.
+// Keeps what is above the k-th amax_bits, and of those equal to it the first few, in place of the order given.
 template <class Index, class At>
 uint32_t keep_top(int64_t m, int64_t k, uint32_t kth, int64_t larger, At at, Index* positions, float* values) {
   int64_t ties = k - larger, count = 0;
-  uint32_t key = 0;
+  uint32_t amax_bits = 0;
   for (int64_t i = 0; i < m && count < k; ++i) {
     const auto [position, raw] = at(i);
     const uint32_t magnitude = raw & kMagnitude;
     if (magnitude < kth || (magnitude == kth && ties-- <= 0)) continue;
     positions[count] = static_cast<Index>(position);
     std::memcpy(values + count++, &raw, 4);
-    key = std::max(key, magnitude);
+    amax_bits = std::max(amax_bits, magnitude);
   }
-  return key;
+  return amax_bits;
 }
 
 struct Entry {
@@ -154,7 +154,7 @@ struct Entry {
 template <class Index>
 uint32_t topk_by_counting(const float* x, int64_t n, int64_t k, Index* positions, float* values) {
   int64_t larger;
-  const uint32_t kth = kth_key(n, k, kMagnitude, [&](int64_t i) { return key_at(x, i); }, &larger);
+  const uint32_t kth = kth_largest(n, k, kMagnitude, [&](int64_t i) { return magnitude_at(x, i); }, &larger);
   return keep_top(n, k, kth, larger, [&](int64_t i) {
     uint32_t raw;
     std::memcpy(&raw, x + i, 4);
@@ -165,7 +165,7 @@ uint32_t topk_by_counting(const float* x, int64_t n, int64_t k, Index* positions
 // Candidates of all ranges in order, in the caller's workspace; compact(begin, end, kept) finds those of a range. False
 // when they overflow.
 template <class Compact>
-bool gather_candidates(int64_t n, Compact compact, int64_t capacity, int threads, Kept* kept,
+bool collect_candidates(int64_t n, Compact compact, int64_t capacity, int threads, Kept* kept,
                        std::vector<int64_t>* starts, int64_t range) {
   const int64_t ranges = (n + range - 1) / range;
   starts->assign(static_cast<size_t>(ranges) + 1, 0);
@@ -224,13 +224,13 @@ uint32_t topk(const float* x, int64_t n, int64_t k, Index* positions, float* val
   Kept kept;
   std::vector<int64_t> starts;
   const int64_t capacity = k + k / 2 + 65536;
-  if (threshold == 0 || !gather_candidates(n, reaching(x, threshold), capacity, threads, &kept, &starts, range) ||
+  if (threshold == 0 || !collect_candidates(n, reaching(x, threshold), capacity, threads, &kept, &starts, range) ||
       kept.count < k) {
     return topk_by_counting(x, n, k, positions, values);
   }
   int64_t larger;
   const auto magnitude = [&](int64_t i) { return kept.bits[i] & kMagnitude; };
-  const uint32_t kth = kth_key(kept.count, k, kMagnitude, magnitude, &larger);
+  const uint32_t kth = kth_largest(kept.count, k, kMagnitude, magnitude, &larger);
   size_t r = 0;
   return keep_top(kept.count, k, kth, larger, [&](int64_t i) {
     while (i >= starts[r + 1]) ++r;
@@ -259,14 +259,14 @@ void topk_double(const double* x, int64_t n, int64_t k, Index* positions, double
 }
 
 template <class Index>
-int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* positions, float* values, int threads) {
+int64_t topk_sampled(const float* x, int64_t n, int64_t k, HashKey key, Index* positions, float* values, int threads) {
   if (n <= kSamples) return -1;
   std::vector<uint32_t> sampled(static_cast<size_t>(kSamples));
   for (int64_t i = 0; i < kSamples; ++i) {
     const int64_t start = i * n / kSamples, span = (i + 1) * n / kSamples - start;
     const uint64_t step =
         static_cast<uint64_t>(hash32(static_cast<uint64_t>(i), key)) * static_cast<uint64_t>(span) >> 32;
-    sampled[static_cast<size_t>(i)] = key_at(x, start + static_cast<int64_t>(step));
+    sampled[static_cast<size_t>(i)] = magnitude_at(x, start + static_cast<int64_t>(step));
   }
   const int64_t rank = std::max<int64_t>(1, std::min(kSamples, (k * kSamples + n / 2) / n));
   std::nth_element(sampled.begin(), sampled.begin() + (rank - 1), sampled.end(), std::greater<uint32_t>());
@@ -277,7 +277,7 @@ int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* posit
   std::vector<int64_t> starts;
   const int64_t most = 2 * k + 16;
   if (threshold == 0 ||
-      !gather_candidates(n, reaching(x, threshold), most + 2 * 65536, threads, &kept, &starts, range) ||
+      !collect_candidates(n, reaching(x, threshold), most + 2 * 65536, threads, &kept, &starts, range) ||
       kept.count > most) {
     return -1;
   }
@@ -290,7 +290,7 @@ int64_t topk_sampled(const float* x, int64_t n, int64_t k, Key key, Index* posit
   return kept.count;
 }
 
-int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads) {
+int64_t count_threshold(const float* x, int64_t n, uint32_t threshold, int threads) {
   const int64_t range = range_for(n, threads), ranges = (n + range - 1) / range;
   std::vector<int64_t> counts(static_cast<size_t>(ranges));
   parallel_for(ranges, threads, [&](int64_t r) {
@@ -300,7 +300,8 @@ int64_t count_above(const float* x, int64_t n, uint32_t threshold, int threads) 
 }
 
 template <class Index>
-int64_t above(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values, int64_t capacity) {
+int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values,
+                         int64_t capacity) {
   int64_t at = 0;
   for (int64_t begin = 0; begin < n; begin += kSplit) {  // piece by piece: the scratch stays in cache
     Kept kept = workspace.kept(kSplit + 64);
@@ -316,7 +317,7 @@ int64_t above(const float* x, int64_t n, uint32_t threshold, Index* positions, f
 }
 
 template <class Index>
-void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threads) {
+void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int threads) {
   // The k smallest hashes. Hashes are uniform, so the threshold is known up to chance: take a little more than k.
   const double share = static_cast<double>(k) / static_cast<double>(n);
   double wanted = static_cast<double>(k) + 6.0 * std::sqrt(static_cast<double>(k) * (1.0 - share)) + 16.0;
@@ -331,11 +332,11 @@ void random_positions(int64_t n, int64_t k, Key key, Index* positions, int threa
     const auto small = [&](int64_t begin, int64_t end, Kept* part) {
       return simd().compact_hashes(key, begin, end, at_most, part);
     };
-    if (!gather_candidates(n, small, capacity, threads, &kept, &starts, range) || kept.count < k) continue;
+    if (!collect_candidates(n, small, capacity, threads, &kept, &starts, range) || kept.count < k) continue;
     // What was kept is the complement of a hash: how far that lies above the least of them orders the same.
     const auto distance = [&](int64_t i) { return kept.bits[i] - ~at_most; };
     int64_t larger;
-    const uint32_t kth = kth_even_key(kept.count, k, at_most, distance, &larger);
+    const uint32_t kth = kth_largest_uniform(kept.count, k, at_most, distance, &larger);
     int64_t ties = k - larger, count = 0;
     size_t r = 0;
     for (int64_t i = 0; i < kept.count && count < k; ++i) {
@@ -357,22 +358,22 @@ void gather(const Word* x, const Index* positions, int64_t k, Word* out, int thr
   });
 }
 
-bool grow(const float* values, int64_t k, float gain, float* out) {
+bool scale_saturating(const float* values, int64_t k, float gain, float* out) {
   constexpr float most = std::numeric_limits<float>::max();
-  uint32_t key = 0;
+  uint32_t amax_bits = 0;
   for (int64_t i = 0; i < k; ++i) {
-    key = std::max(key, key_at(values, i));
+    amax_bits = std::max(amax_bits, magnitude_at(values, i));
     out[i] = std::min(std::max(values[i] * gain, -most), most);
   }
-  return key < kNonFinite;
+  return amax_bits < kNonFinite;
 }
 
 #define LACONIC_FOR_INDEX(Index)                                                                  \
   template uint32_t topk<Index>(const float*, int64_t, int64_t, Index*, float*, int);             \
   template void topk_double<Index>(const double*, int64_t, int64_t, Index*, double*);             \
-  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, Key, Index*, float*, int); \
-  template int64_t above<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t);        \
-  template void random_positions<Index>(int64_t, int64_t, Key, Index*, int);                      \
+  template int64_t topk_sampled<Index>(const float*, int64_t, int64_t, HashKey, Index*, float*, int); \
+  template int64_t threshold_select<Index>(const float*, int64_t, uint32_t, Index*, float*, int64_t); \
+  template void random_positions<Index>(int64_t, int64_t, HashKey, Index*, int);                      \
   template void gather<Index>(const uint16_t*, const Index*, int64_t, uint16_t*, int);            \
   template void gather<Index>(const uint32_t*, const Index*, int64_t, uint32_t*, int);            \
   template void gather<Index>(const uint64_t*, const Index*, int64_t, uint64_t*, int);
