@@ -17,6 +17,9 @@ settings.register_profile("same", derandomize=True, deadline=None, database=None
 settings.register_profile("wide", deadline=None, database=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+# Triton decides when it is imported whether it interprets kernels: it does where no GPU could run them.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
 
 # Started in the background of a script, or by nohup, a process ignores interrupts, and so do all that it starts: those
 # that tests interrupt would go on for ever.

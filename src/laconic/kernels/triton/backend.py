@@ -56,8 +56,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _tell(what: str, why: str) -> None:
-    counters.count("hosted_kernels", 1, f"{what} {why}: plain torch and the host serve, with the same bytes")
+def _count_fallback(kernel: str, reason: str) -> None:
+    counters.count("hosted_kernels", 1, f"{kernel} {reason}: plain torch and the host serve, with the same bytes")
 
 
 def _served(kernel: Callable[P, T]) -> Callable[P, T]:
@@ -74,7 +74,7 @@ def _served(kernel: Callable[P, T]) -> Callable[P, T]:
         except (TritonError, RuntimeError) as error:
             if not isinstance(error, TritonError) and "PassManager" not in str(error):
                 raise  # not the compiler's, which has no name for its own faults
-            _tell(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
+            _count_fallback(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
             found: T = getattr(torch_fallback, kernel.__name__)(*args, **kwargs)
             return found
 
@@ -318,7 +318,7 @@ def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) 
 @_served
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
-        _tell("topk", "has no GPU kernel for float64")
+        _count_fallback("topk", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return torch_fallback.topk(x, k)
     found = selectors.topk(x.to(torch.float32), k, torch.empty(0, dtype=torch.uint8, device=x.device))
@@ -340,7 +340,7 @@ def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     n = x.numel()
     if x.dtype == torch.float64:
-        _tell("topk_sampled", "has no GPU kernel for float64")
+        _count_fallback("topk_sampled", "has no GPU kernel for float64")
         return torch_fallback.topk_sampled(x, k, seed)
     if n <= SAMPLES:
         return topk(x, k)
@@ -356,7 +356,7 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
 @_served
 def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
     if x.dtype == torch.float64:
-        _tell("above", "has no GPU kernel for float64")
+        _count_fallback("threshold_select", "has no GPU kernel for float64")
     if x.dtype == torch.float64 or not x.numel():
         return torch_fallback.threshold_select(x, threshold)
     positions, values, amax_bits = selectors.above(x.to(torch.float32), selectors.key_of_float(threshold))

@@ -1,0 +1,102 @@
+"""Triton's kernels compile for a GPU that is not present, and round as the reference does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+import laws
+
+pytest.importorskip("triton", reason="needs Triton: no GPU kernel is compiled here")
+import triton_compile
+
+pytestmark = pytest.mark.skipif(
+    not triton_compile.SUPPORTED, reason="this version of Triton cannot compile without a GPU"
+)
+
+CODINGS = pytest.mark.parametrize("alphabet, n", [(2, 1), (92, 600_000), (300, 70_000), (4096, 3000)])
+
+Compile = Callable[..., dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def compile_kernels() -> Iterator[Compile]:
+    """Compile in a process of its own: in this one Triton may have been imported as an interpreter."""
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        patch.setenv("TRITON_INTERPRET", "0")
+        process.submit(os.getpid).result()  # starts the process with that environment
+
+        def compile_kernels(kernels: Compile, *args: object) -> dict[str, str]:
+            ptx = process.submit(kernels, *args).result()
+            for name, text in ptx.items():
+                assert ".entry" in text and not triton_compile.inexact(text), (name, triton_compile.inexact(text))
+            return ptx
+
+        yield compile_kernels
+
+
+def kernel_names(ptx: dict[str, str]) -> list[str]:
+    return [name.split()[0] for name in ptx]
+
+
+def test_qsgd_kernels_compile(compile_kernels):
+    assert len(compile_kernels(triton_compile.codec_kernels, "qsgd:4", 5000)) == 4
+
+
+LAUNCHED = [
+    spec
+    for spec in laws.QUANTIZERS + laws.PACKED_INTS + laws.CASTS + ("threshold:0.5", "randk:0.1", "union", "powersgd:2")
+    if spec != "none"
+]
+"""Codecs that launch all kernels without reading a result in between, as ``topk`` and ``adaptive`` do."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("n", [1, 8192, 5000])
+@pytest.mark.parametrize("spec", LAUNCHED)
+def test_kernels_of_every_codec_compile(spec, n, compile_kernels):
+    assert compile_kernels(triton_compile.codec_kernels, spec, n) or n == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("levels", [17, 300])
+def test_adaptive_kernels_compile(levels, compile_kernels):
+    assert len(compile_kernels(triton_compile.adaptive_kernels, levels)) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, lane", [(4, 8), (3, 16), (4, 32)])
+def test_sum_kernels_compile(width, lane, compile_kernels):
+    assert len(compile_kernels(triton_compile.sum_kernels, width, lane)) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("multiprocessors", [0, 132], ids=["launch per phase", "one launch"])
+def test_selection_kernels_compile(multiprocessors, compile_kernels):
+    names = kernel_names(compile_kernels(triton_compile.selection_kernels, multiprocessors))
+    assert {"_settle", "_write", "_phases", "_above", "_uniform_encode", "_range_histogram"} <= set(names)
+    assert names.count("_phases") == 7 if multiprocessors else names.count("_phases") > 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@CODINGS
+def test_huffman_kernels_compile(alphabet, n, compile_kernels):
+    assert len(compile_kernels(triton_compile.huffman_kernels, alphabet, n)) in (7, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@CODINGS
+def test_rans_kernels_compile(alphabet, n, compile_kernels):
+    ptx = compile_kernels(triton_compile.rans_kernels, alphabet, n)
+    names = {"plan_shares", "write_lanes", "_move", "read_shares", "deal_slots", "read_lanes", "_read_raw"}
+    assert names <= set(kernel_names(ptx))
+    assert "vote.sync.ballot" in "".join(ptx.values()) and "ld.shared" in "".join(ptx.values())

@@ -1,0 +1,159 @@
+"""Compile Triton's kernels for sm_90 on a machine without a GPU.
+
+The interpreter accepts programs that the compiler rejects; this covers the other half. Within ``compiling()`` a launch
+compiles its kernel instead of running it, so its outputs keep their old contents. Each function below returns the PTX
+of the kernels that its calls would launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime import jit
+
+import laconic
+import laws
+from laconic import kernels
+from laconic.kernels.interface import (
+    GROUP,
+    Coding,
+    LinearGrid,
+    coded_max_nbytes,
+    num_buckets,
+    packed_nbytes,
+    positions_max_nbytes,
+    symbol_bits,
+    symbol_dtype,
+)
+
+# Compiling for an absent device uses private parts of Triton, which may change with its version.
+SUPPORTED = all(hasattr(jit, name) for name in ("JITFunction", "create_function_from_signature")) and hasattr(
+    jit.JITFunction, "_pack_args"
+)
+
+H100 = GPUTarget("cuda", 90, 32)
+
+
+@contextmanager
+def compiling() -> Iterator[dict[str, str]]:
+    """Compile instead of launching; yields PTX by kernel name and specialization."""
+    backend, ptx, run, empty = make_backend(H100), {}, jit.JITFunction.run, torch.empty
+
+    def compile_only(self, *args, grid, warmup, **kwargs):
+        kwargs.setdefault("debug", False)
+        bind = jit.create_function_from_signature(self.signature, self.params, backend)
+        bound, specialization, options = bind(*args, **kwargs)
+        name = f"{self.__name__} {specialization} {options}"
+        if name not in ptx:
+            options, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
+            source = ASTSource(self, signature, constants, attributes)
+            ptx[name] = triton.compile(source, target=H100, options=options.__dict__).asm["ptx"]
+
+    jit.JITFunction.run = compile_only
+    torch.empty = torch.zeros  # memory that no kernel writes must not decide which kernel is launched next
+    try:
+        yield ptx
+    finally:
+        jit.JITFunction.run, torch.empty = run, empty
+
+
+def inexact(ptx: str) -> set[str]:
+    """Return the instructions that round otherwise than the reference: fused, approximate, or flushing subnormals."""
+    floats = re.findall(r"\b((?:add|sub|mul|div|fma|mad|sqrt|rcp|cvt|max|min)\.[a-z0-9.]*f(?:32|64)[a-z0-9.]*)", ptx)
+    inexact_parts = ("ftz", "approx", "full")
+    return {name for name in floats if name.startswith(("fma", "mad")) or any(part in name for part in inexact_parts)}
+
+
+def codec_kernels(spec: str, n: int) -> dict[str, str]:
+    """Kernels that encode, decode and accumulate a packet."""
+    x, codec = laws.normal(n), laconic.codec(spec)
+    packet = codec.encode(x)
+    with kernels.use_backend("triton"), compiling() as ptx:
+        codec.encode(x)
+        codec.decode(packet, out=torch.zeros(n))
+        codec.accumulate(packet, torch.zeros(n), 0.5)
+    return ptx
+
+
+def adaptive_kernels(levels: int) -> dict[str, str]:
+    from laconic.kernels.triton import linear
+
+    grid, x = LinearGrid(1.0, -3.0, levels / 6, levels), torch.zeros(5000)
+    packed = torch.zeros(packed_nbytes(5000, symbol_bits(levels)), dtype=torch.uint8)
+    with compiling() as ptx:
+        linear.histogram(linear.sample(x, 1024, 1), grid)
+        linear.grid_symbols(x, grid)
+        linear.pack_bins(x, grid, packed)
+        linear.table_decode(packed, torch.zeros(levels), x, 0.5)
+    return ptx
+
+
+def sum_kernels(width: int, lane: int) -> dict[str, str]:
+    from laconic.kernels.triton import backend
+
+    packed = torch.zeros(packed_nbytes(5000, width), dtype=torch.uint8)
+    total = torch.zeros(num_buckets(5000, GROUP) * 32 * lane, dtype=torch.uint8)
+    with compiling() as ptx:
+        backend.packed_int_accumulate(packed, 5000, width, lane, total)
+        backend.packed_int_repack(total, 5000, lane, width, packed)
+    return ptx
+
+
+def selection_kernels(multiprocessors: int) -> dict[str, str]:
+    """Kernels that run in phases: one launch per phase, or one launch on so many multiprocessors."""
+    from laconic.kernels.triton import grid_sync, launch_cache, linear, randk, rice, scatter, selectors
+
+    n, k, x = 50_000, 100, torch.zeros(50_000)
+    section, seed = torch.zeros(positions_max_nbytes(n, k), dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    count_multiprocessors = grid_sync._multiprocessors
+    grid_sync._multiprocessors = lambda device: multiprocessors
+    try:
+        with compiling() as ptx:
+            selectors.topk(x, k, section)
+            selectors.above(x, 5)
+            randk.randk_encode(x, k, 0, seed)
+            rice.code(torch.zeros(k, dtype=torch.int32), n, section)
+            linear.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))
+            linear.range_histogram(x, 16, False, 1024, 1)
+            for weight in (None, 0.5):
+                scatter.place(section, x[:k], x, weight)
+                randk.randk_decode(seed, x[:k], 2.0, x, weight)
+    finally:
+        grid_sync._multiprocessors = count_multiprocessors
+        launch_cache.remembered.cache_clear()
+    return ptx
+
+
+def huffman_kernels(alphabet: int, n: int) -> dict[str, str]:
+    from laconic.kernels.triton import huffman_decode, huffman_encode
+
+    symbols, section = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_max_nbytes(n, alphabet)).byte()
+    with compiling() as ptx:
+        huffman_encode.huffman_write(symbols, alphabet, section)
+        opened = huffman_decode.open_section(section, n, alphabet)
+        assert opened is not None
+        huffman_decode.read_streams(opened, symbols)
+        for weight in (None, 0.5):
+            huffman_decode.look_up(opened, symbols, 15, torch.zeros(alphabet), torch.zeros(n), weight)
+    return ptx
+
+
+def rans_kernels(alphabet: int, n: int) -> dict[str, str]:
+    from laconic.kernels.triton import coded_chunks, huffman_decode
+
+    symbols, section = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_max_nbytes(n, alphabet)).byte()
+    with compiling() as ptx:
+        for coding in (Coding.RANS, Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
+            coded_chunks.write(symbols, alphabet, coding, section)
+        opened = huffman_decode.open_section(section, n, alphabet)
+        assert opened is not None
+        coded_chunks.read(opened, 15, alphabet, None, symbols, None)
+        for modes, weight in ((15, None), (8, None), (15, 0.5)):
+            coded_chunks.read(opened, modes, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
+    return ptx
