@@ -121,8 +121,8 @@ def test_a_sum_above_its_total_is_rejected():
     reference.pack(lanes, 5, packed)
     with pytest.raises(FrameError, match="a sum above 15"):
         triton_kernels().packed_int_decode(
-            packed.to(DEVICE), clips.view(torch.uint8), PackedIntCoding(15, 5, True), total=15, rotation_seed=None, out=x,
-            weight=None,
+            packed.to(DEVICE), clips.view(torch.uint8), PackedIntCoding(15, 5, True), total=15, rotation_seed=None,
+            out=x, weight=None,
         )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def test_topk_of_many_values_is_exact(kind, few_samples, exact_passes):
     """Cases where the sample admits a few more than k values, too many (ties, zeros), or values far above its
     threshold.
     """
-    n = 3001
+    n = 6001
     x = {**test_parity.KINDS, **ORDERS}[kind](n)
     for k in (1, 23):
         selection_agrees(x, k)

@@ -1,4 +1,4 @@
-"""The GPU's bench as far as it goes without one; ``kernels/on_triton.py`` runs it in the interpreter."""
+"""The GPU benchmark as far as it goes without a GPU; ``kernels/test_triton_kernels.py`` runs it in the interpreter."""
 
 from __future__ import annotations
 
