@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "optim": ("frames", "wire"),
     "layers": ("codecs", "kernels"),
     "collective": (
-        "aggregate", "channels", "codecs", "frames", "kernels", "multi_tensor", "packet", "policy", "wire",
+        "aggregate", "channels", "codecs", "kernels", "multi_tensor", "packet", "policy", "wire",
     ),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),

@@ -25,7 +25,7 @@ def main() -> None:
         task.loss(task.batch(picked)).backward()
         local.step()
     if rank == 0:
-        sent = local.exchange.ledger.wire_bytes(world) / 200
+        sent = local.exchange.stats.wire_bytes / 200
         print(f"accuracy {task.evaluate()['accuracy']:.1f} %, {sent / 1e3:.2f} kB a step")
     dist.destroy_process_group()
 

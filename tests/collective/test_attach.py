@@ -154,7 +154,7 @@ def as_on_nccl(rank, world):
     found = {}
     for spec in ("ef|topk:0.05|qsgd:4", "qsgd:4"):
         ways = [TwoShot(spec), TwoShot(spec)]
-        ways[1].peers.grouped = True
+        ways[1].transport.grouped = True
         for step in range(5):
             x = torch.randn(9000, generator=torch.Generator().manual_seed(10 * step + rank)) * (1 + step)
             both = [x.clone(), x.clone()]
@@ -219,10 +219,10 @@ def switching(rank, world):
     found["goes on counting"] = attachment.stats()["bytes_sent"] > sent and attachment.stats()["steps"] == 6
     with Heard() as heard:
         attachment.set("ef|thc:6")
-    found["dropped"] = heard.has("is dropped") and attachment.stats()["residual_resets"] == 1
+    found["dropped"] = heard.has("are dropped") and attachment.stats()["residual_resets"] == 1
     found["other codecs"] = attachment.spec == "ef|thc:6" and refused(
         laconic.ConfigError,
-        r"do not call set alike \(codec here",
+        r"call set with different arguments \(codec here",
         partial(attachment.set, "qsgd:4" if rank else "qsgd:2"),
     )
     found["refused changes nothing"] = attachment.spec == "ef|thc:6" and attachment.stats()["residual_resets"] == 1
@@ -328,7 +328,7 @@ def not_finite(rank, world):
             found[f"not finite {spec} {how}"] = (
                 x[17].isnan().item() if how == "spread" else how == "raise" or bool(torch.isfinite(x).all())
             ) and (how == "raise" or (bool(torch.isfinite(other).all()) and bool(other.any())))
-            said = heard.has("not finite") and exchange.ledger.skipped_nonfinite == 1
+            said = heard.has("not finite") and exchange.stats.skipped_nonfinite == 1
             # Where a contribution is left out and the others' are not, it is the rank whose it is that says so.
             found[f"not finite {spec} {how} said"] = said == (how != "skip" or rank == 1 or spec == "shared:8")
             if how == "spread":
@@ -368,7 +368,7 @@ def wrong_use(rank, world):
         ("options", {"warmup_steps": rank}),
     ):
         unlike = {"spec": "qsgd:4"} | options
-        found[f"other {name}"] = refused(laconic.ConfigError, rf"do not call attach alike \({name} here",
+        found[f"other {name}"] = refused(laconic.ConfigError, rf"call attach with different arguments \({name} here",
                                          lambda unlike=unlike: laconic.attach(module, **unlike))  # fmt: skip
     found["nothing was registered"] = module._comm_hooks == []
     laconic.attach(module, "qsgd:4")

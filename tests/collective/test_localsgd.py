@@ -84,9 +84,12 @@ def work(rank, world):
         ("every", lambda: laconic.LocalSGD(network(), None, every=0)),
         ("outer must be", lambda: laconic.LocalSGD(network(), None, outer="adam")),
         ("topq", lambda: laconic.LocalSGD(network(), None, codec="topq")),
-        (r"alike \(codec here: qsgd", lambda: laconic.LocalSGD(network(), None, codec=f"qsgd:{2 + rank}")),
-        (r"alike \(options here", lambda: laconic.LocalSGD(network(), None, every=2 + rank)),
-        (r"alike \(parameters here", lambda: laconic.LocalSGD(nn.Linear(4, 2 + rank), None)),
+        (
+            r"different arguments \(codec",
+            lambda: laconic.LocalSGD(network(), None, codec=f"qsgd:{2 + rank}"),
+        ),
+        (r"different arguments \(options here", lambda: laconic.LocalSGD(network(), None, every=2 + rank)),
+        (r"different arguments \(parameters here", lambda: laconic.LocalSGD(nn.Linear(4, 2 + rank), None)),
     ):
         with pytest.raises(laconic.ConfigError, match=match):
             act()

@@ -10,7 +10,7 @@ from triton_support import DEVICE, MARKS, no_compile_fallback  # noqa: F401
 import laconic
 import laws
 from laconic import FrameError, kernels, multi_tensor, wire
-from laconic.collective import bundles
+from laconic.aggregate import BundleTemplate
 from laconic.collective.reductions.allreduce import Reducer
 from laconic.collective.reductions.two_shot import TwoShot
 from laconic.frames import open_packet
@@ -133,8 +133,13 @@ def bundle(given, spec="qsgd:4"):
     message = torch.empty(len(packed), dtype=torch.uint8)
     message[:] = torch.frombuffer(packed, dtype=torch.uint8)
     layout = multi_tensor.layout_of(spec, tuple(tuple(x.shape) for x in given.values()))
-    at = bundles.body_of(message, tuple(given), tuple(layout.sizes))
-    assert at == len(wire.bundle_header(list(given), layout.sizes)) and layout.sizes == [len(frame) for frame in frames]
+    template = BundleTemplate(tuple(given), layout.moulds)
+    at = template.offsets[0]
+    assert (
+        template.matches(message)
+        and at == len(wire.bundle_header(list(given), layout.sizes))
+        and layout.sizes == [len(frame) for frame in frames]
+    )
     return message, at, layout, frames
 
 
@@ -165,11 +170,9 @@ def test_invalid_frames_are_rejected():
         assert not layout.found_at(first), wrong
         message[at + wrong] ^= 1
     assert layout.found_at(first)
-    names, sizes = tuple(given), tuple(layout.sizes)
-    assert bundles.body_of(message, names, sizes) == at
-    assert bundles.body_of(message[:-1], names, sizes) is None
-    assert bundles.body_of(message[:8], names, sizes) is None
-    assert bundles.body_of(message, names[::-1], sizes) is None
+    template = BundleTemplate(tuple(given), layout.moulds)
+    assert template.matches(message) and not template.matches(message[:-1]) and not template.matches(message[:8])
+    assert not BundleTemplate(tuple(given)[::-1], layout.moulds).matches(message)
     norms = layout.floats[3] + at
     message[norms : norms + 4].view(torch.float32)[0] = -1.0
     with kernels.use_backend("triton"), pytest.raises(FrameError, match="scale"):

@@ -1,14 +1,15 @@
-"""Compressed means over the ranks of torch.distributed, for DDP, for local SGD, or by themselves.
+"""Compressed means over the ranks of torch.distributed: for DDP, for local SGD, or alone.
 
-Two roads to a mean. Integers in lanes that never carry make an ordinary SUM of int32 the sum of many narrow integers
-(``Reducer``): one small MAX to settle scales, one SUM, on any backend. What cannot be added goes to the owners of
-shards and back (``TwoShot``). Either way all ranks decode the same bits.
+There are two compressed reductions. ``Reducer`` packs integers with room for the sum of all ranks, so an ordinary int32
+all-reduce adds them: one small MAX to agree on scales and one SUM, on any backend. ``TwoShot`` serves codecs whose
+packets cannot be added: frames go to the owners of shards, and their means come back. With both, all ranks decode the
+same bits.
 """
 
 from __future__ import annotations
 
 from laconic.collective.attachment import Attachment, attach
-from laconic.collective.drift import differing
+from laconic.collective.consistency import differing
 from laconic.collective.exchange import Exchange
 from laconic.collective.localsgd import LocalSGD
 from laconic.collective.reductions.allreduce import Reducer, allreduce

@@ -1,4 +1,4 @@
-"""Memory that outlives a round: fresh pages cost more than what is written into them."""
+"""BufferCache: memory that is reused in every round, because fresh pages cost more than what is written into them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["BufferCache"]
 
 
 class BufferCache:
-    """Flat tensors by key, each as large as it ever had to be."""
+    """Flat tensors by key, each as large as the largest request so far."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Hashable, torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[Hashable, torch.dtype, torch.device], Tensor] = {}
 
-    def of(
+    def get(
         self,
         key: Hashable,
         numel: int,
@@ -27,13 +27,14 @@ class BufferCache:
         *,
         pinned: bool = False,
     ) -> Tensor:
-        """Room for so many values; what it held before may be in it. Pinned on the host if a GPU writes or reads it."""
-        where = torch.device("cpu") if device is None else device
-        kept = self._kept.get((key, dtype, where))
-        if kept is None or kept.numel() < numel or (pinned and where.type == "cpu" and not kept.is_pinned()):
-            if pinned and where.type == "cpu":
-                kept = torch.empty(numel, dtype=dtype, pin_memory=True)
+        """Return a buffer, which may hold old values. Pin host memory that a GPU writes or reads."""
+        device = torch.device("cpu") if device is None else device
+        pinned = pinned and device.type == "cpu"
+        buffer = self._buffers.get((key, dtype, device))
+        if buffer is None or buffer.numel() < numel or (pinned and not buffer.is_pinned()):
+            if pinned:
+                buffer = torch.empty(numel, dtype=dtype, pin_memory=True)
             else:
-                kept = allocate(TensorSpec((numel,), dtype), where)
-            self._kept[key, dtype, where] = kept
-        return kept[:numel]
+                buffer = allocate(TensorSpec((numel,), dtype), device)
+            self._buffers[key, dtype, device] = buffer
+        return buffer[:numel]

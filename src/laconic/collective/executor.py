@@ -1,4 +1,4 @@
-"""ExchangeThread: a thread that does what it is given, one after the other, and answers by futures."""
+"""ExchangeThread: a thread that runs tasks in order and returns futures."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["ExchangeThread", "Failure"]
+__all__ = ["ExchangeThread"]
 
 _Tasks = queue.SimpleQueue["tuple[Callable[[], Tensor], torch.futures.Future[object]] | None"]
 
-LAST_WAIT_S = 2.0
-"""At the end of the process, for a thread that may wait for a rank that is gone."""
+EXIT_WAIT_S = 2.0
+"""How long the end of the process waits for a thread, which may itself wait for a rank that is gone."""
 
 
-class Failure:
-    """Where the first error of a worker stays: what comes later fails at once, with the same words."""
+class _Failure:
+    """The first error of a thread. All later tasks fail with it."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -29,63 +29,63 @@ class ExchangeThread:
     """One thread, started with its first task.
 
     Encoding and waiting happen here and not in a future's callback: callbacks run on the few threads that move bytes,
-    and one that waits for bytes keeps them from moving (which is how a hook with two rounds can hang with several
-    buckets). And not in the hook itself, which would keep backward from going on.
+    and a callback that waits for bytes blocks them (a hook with two rounds can hang with several buckets). They do not
+    happen in the hook either, which would block backward.
     """
 
     def __init__(self, name: str) -> None:
-        self.failure = Failure()
+        self._failure = _Failure()
         self._name = name
         self._tasks: _Tasks = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # The thread ends with its worker, and before the interpreter does: what torch keeps for a thread cannot be
-        # taken down after that, and the process would abort.
-        weakref.finalize(self, _end, self._tasks, self._threads, LAST_WAIT_S)
+        # The thread ends with this object and before the interpreter: torch's thread-local state cannot be released
+        # later, and the process would abort.
+        weakref.finalize(self, _end, self._tasks, self._threads, EXIT_WAIT_S)
 
     def submit(
         self, task: Callable[[], Tensor], devices: list[torch.device] | None = None
     ) -> torch.futures.Future[Tensor]:
-        """A future of the task's tensor. An error in the task is raised where the future is waited for."""
+        """Return a future of the task's tensor. Waiting for it raises the task's error."""
         if not self._threads:
-            thread = threading.Thread(target=_run, args=(self._tasks, self.failure), name=self._name, daemon=True)
+            thread = threading.Thread(target=_run, args=(self._tasks, self._failure), name=self._name, daemon=True)
             self._threads.append(thread)
             thread.start()
         done: torch.futures.Future[object] = torch.futures.Future(devices=[*devices] if devices else [])
         self._tasks.put((task, done))
-        # Future.set_exception is for Python alone: DDP, which waits in C++, would take the exception for its tensor.
+        # Future.set_exception works in Python only: DDP, which waits in C++, would take the exception for its tensor.
         return done.then(_result)
 
     def close(self) -> None:
-        """End the thread after what it was given."""
+        """End the thread after the tasks that were submitted."""
         _end(self._tasks, self._threads, None)
 
 
-def _end(tasks: _Tasks, threads: list[threading.Thread], limit_s: float | None) -> None:
+def _end(tasks: _Tasks, threads: list[threading.Thread], timeout_s: float | None) -> None:
     while threads:
         thread = threads.pop()
         tasks.put(None)
-        if thread is not threading.current_thread():  # which may be the one that drops its worker
-            thread.join(limit_s)
+        if thread is not threading.current_thread():  # a task may drop the last reference to its ExchangeThread
+            thread.join(timeout_s)
 
 
 def _result(done: torch.futures.Future[object]) -> Tensor:
-    found = done.value()
-    if isinstance(found, Exception):
-        raise found
-    assert isinstance(found, Tensor)
-    return found
+    result = done.value()
+    if isinstance(result, Exception):
+        raise result
+    assert isinstance(result, Tensor)
+    return result
 
 
-def _run(tasks: _Tasks, failure: Failure) -> None:
-    while (order := tasks.get()) is not None:
-        task, done = order
+def _run(tasks: _Tasks, failure: _Failure) -> None:
+    while (entry := tasks.get()) is not None:
+        task, done = entry
         try:
             if failure.error is not None:
                 raise failure.error
             result: object = task()
-        except Exception as error:  # whatever it is: who waits must hear of it, or would wait for ever
+        except Exception as error:  # of any kind: the waiting thread must get it, or would wait for ever
             failure.error = failure.error or error
             result = error
-        del order, task  # before the answer: who waits for it may let go of what the task holds, and expects it gone
+        del entry, task  # before the result: the waiting thread may expect that the task's references are gone
         done.set_result(result)
         del done, result

@@ -1,8 +1,8 @@
-"""The hook that DistributedDataParallel calls for each bucket of gradients, and what it is switched to.
+"""The hook that DistributedDataParallel calls for each DDP bucket.
 
-DDP lets a hook be registered once and never be taken away, so what is registered is a switch: without an attachment it
-does what DDP does by itself. And it is registered when something is to be compressed, not before: DDP's own way scales
-gradients while it copies them into buckets, and a hook needs a pass of its own for that.
+DDP lets a hook be registered once and never be removed, so the registered hook asks a switch: without an attachment it
+does what DDP does itself. It is registered when something is to be compressed and not before: DDP alone scales
+gradients while it copies them into buckets, and a hook needs an extra pass for that.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes, not with their names.
@@ -20,75 +20,68 @@ from laconic.collective.reductions.exact import begin_mean
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
 
-__all__ = ["Reduces", "Switch", "plain_mean", "plug", "switch_of"]
-
-Done = Callable[[], None]
+__all__ = ["BucketReducer", "Switch", "exact_mean", "register_hook", "switch_of"]
 
 
-class Reduces(Protocol):
-    """Who takes a bucket and promises its mean."""
+class BucketReducer(Protocol):
+    """Returns a future of a DDP bucket's mean."""
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]: ...
 
 
 class Switch:
-    """What a DDP module's hook leads to."""
+    """The target of a DDP module's hook."""
 
     def __init__(self, module: DistributedDataParallel) -> None:
-        self.to: Reduces | None = None
-        self.plugged = False
+        self.target: BucketReducer | None = None
+        self.registered = False
         self.group: dist.ProcessGroup = module.process_group
-        self.ledger = ExchangeStats()
+        self.stats = ExchangeStats()
 
 
 _switches: "weakref.WeakKeyDictionary[DistributedDataParallel, Switch]" = weakref.WeakKeyDictionary()
 
 
 def switch_of(module: DistributedDataParallel) -> Switch:
-    """The switch of a module; ``ConfigError`` when the module has another's hook."""
+    """Return the switch of a module; ``ConfigError`` if the module has a foreign hook."""
     switch = _switches.get(module)
-    if switch is None or not switch.plugged:
-        _refuse_other_hooks(module)
+    if (switch is None or not switch.registered) and module._comm_hooks:
+        name = module._comm_hooks[0][0].__qualname__
+        raise ConfigError(f"the DDP module already has a hook ({name}), and DDP takes one only: make a new DDP module")
     if switch is None:
         switch = _switches[module] = Switch(module)
     return switch
 
 
-def plug(module: DistributedDataParallel) -> None:
-    """Register the hook that leads to a module's switch, unless that was done before."""
+def register_hook(module: DistributedDataParallel) -> None:
+    """Register the hook of a module's switch, unless it is registered."""
     switch = switch_of(module)
-    if switch.plugged:
+    if switch.registered:
         return
     try:
         module.register_comm_hook(switch, laconic_hook)
-    except RuntimeError as error:  # a built-in hook leaves no trace in Python
+    except RuntimeError as error:  # a built-in hook is not visible in Python
         module._comm_hooks.clear()
         raise ConfigError(f"the DDP module takes no hook: {str(error).splitlines()[0]}") from error
-    switch.plugged = True
-
-
-def _refuse_other_hooks(module: DistributedDataParallel) -> None:
-    if module._comm_hooks:
-        name = module._comm_hooks[0][0].__qualname__
-        raise ConfigError(f"the DDP module has a hook already ({name}), and DDP takes one: make a new DDP module")
+    switch.registered = True
 
 
 def laconic_hook(switch: Switch, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    if switch.to is None:
-        return plain_mean(bucket.buffer(), switch.group, switch.ledger)
-    return switch.to.reduce(bucket)
+    if switch.target is None:
+        return exact_mean(bucket.buffer(), switch.group, switch.stats)
+    return switch.target.reduce(bucket)
 
 
-def plain_mean(
-    flat: Tensor, group: dist.ProcessGroup, ledger: ExchangeStats, done: Done | None = None
+def exact_mean(
+    flat: Tensor, group: dist.ProcessGroup, stats: ExchangeStats, on_done: Callable[[], None] | None = None
 ) -> torch.futures.Future[Tensor]:
-    """What DDP does without a hook."""
+    """Do what DDP does without a hook."""
 
     def result(future: torch.futures.Future[list[Tensor]]) -> Tensor:
         mean = future.value()[0]
-        if done is not None:
-            done()
+        if on_done is not None:
+            on_done()
         return mean
 
-    found: torch.futures.Future[Tensor] = begin_mean(flat, group, ledger).get_future().then(result)
-    return found
+    mean: torch.futures.Future[Tensor] = begin_mean(flat, group, stats).get_future().then(result)
+    return mean

@@ -1,4 +1,4 @@
-"""LocalSGD: ranks train by themselves for a while, then settle on a common model by a compressed exchange."""
+"""LocalSGD: ranks train alone for some steps, then agree on a common model by a compressed exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.collective.consistency import describe, require_same_on_all_ranks
-from laconic.collective.exchange import Exchange, common
+from laconic.collective.exchange import Exchange, rank_independent
+from laconic.collective.transport import broadcast
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 
@@ -27,25 +28,26 @@ OUTER: Mapping[str, Outer] = {
     "mean": lambda anchors: torch.optim.SGD(anchors, lr=1.0),
     "nesterov": lambda anchors: torch.optim.SGD(anchors, lr=0.7, momentum=0.9, nesterov=True),
 }
-"""What is done with the mean of the ranks' changes: taken as it is, or as a gradient with momentum, as in DiLoCo."""
+"""Outer optimizers, applied to the mean of the ranks' changes: plain averaging, or DiLoCo's Nesterov momentum."""
 
 
 class LocalSGD:
-    """Around a module and its optimizer: exchanges once in ``every`` steps, and what it exchanges is compressed.
+    """Wraps a module and its optimizer: exchanges once in ``every`` steps, compressed.
 
     After ``every`` local steps each rank's change since the last exchange (a pseudo-gradient) is replaced by the mean
-    of all, which an outer optimizer applies to the model that all had then (Douillard et al. 2023, arXiv:2311.08105).
-    All ranks go on from the same bits. Float buffers, such as those of batch norm, are averaged as they are.
+    over all ranks, which an outer optimizer applies to the last common model (Douillard et al. 2023, arXiv:2311.08105).
+    All ranks continue with the same bits. Float buffers, such as those of batch norm, are averaged uncompressed.
 
     Args:
         model: The bare module: DDP would exchange in every step. Rank 0's parameters are sent to all.
-        optimizer: Of the local steps. Its state stays local.
+        optimizer: Optimizer of the local steps. Its state stays local.
         every: Local steps between exchanges.
         codec: As in ``attach``: ``ef|topk:0.01|qsgd:4``, ``ef|thc:4``, ``none``, …
-        outer: ``nesterov`` (learning rate 0.7, momentum 0.9), ``mean`` (plain averaging), or a function that makes an
+        outer: ``nesterov`` (learning rate 0.7, momentum 0.9), ``mean`` (plain averaging), or a function that returns an
             optimizer for a list of tensors.
         policy: Codecs by parameter-name pattern.
         group: The ranks; all of them by default.
+        nonfinite: As in ``attach``.
 
     >>> local = LocalSGD(model, optimizer, every=20, codec="ef|topk:0.01|qsgd:4")  # doctest: +SKIP
     >>> for batch in batches:                                                     # doctest: +SKIP
@@ -78,21 +80,20 @@ class LocalSGD:
         self.exchange = Exchange(codec, group, policy=policy, nonfinite=nonfinite)
         self.steps = self.residual_resets = 0
         options = repr((every, outer if isinstance(outer, str) else "a function", nonfinite))
-        plans = {"codec": codec, "policy": repr(self.exchange.policy), "options": options}
-        require_same_on_all_ranks(
-            "LocalSGD", plans | describe((*model.named_parameters(), *model.named_buffers())), group
-        )
+        settings = {"codec": codec, "policy": repr(self.exchange.policy), "options": options}
+        settings |= describe((*model.named_parameters(), *model.named_buffers()))
+        require_same_on_all_ranks("LocalSGD", settings, group, self.exchange.stats)
         source = dist.get_global_rank(group, 0) if group is not None else 0
         with torch.no_grad():
             for x in (*model.parameters(), *model.buffers()):
-                dist.broadcast(x, source, group=group)
+                broadcast(x, source, group, self.exchange.stats)
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._anchors = [p.detach().clone() for p in self._parameters]
         self._outer = (OUTER[outer] if isinstance(outer, str) else outer)(self._anchors)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """A local step, and the exchange when it is due. Returns what the optimizer's step does."""
+        """Take a local step, and exchange if it is due; return the result of the optimizer's step."""
         result = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
         self.steps += 1
         if self.steps % self.every == 0:
@@ -104,7 +105,7 @@ class LocalSGD:
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Exchange now: all ranks then hold the same parameters. Do so before evaluating or saving the model."""
+        """Exchange now, so that all ranks hold the same parameters. Call it before evaluating or saving the model."""
         changes = []
         for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
             if anchor.grad is None:
@@ -115,14 +116,14 @@ class LocalSGD:
         self._outer.step()
         for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
             parameter.copy_(anchor)
-        floats = [(name, b) for name, b in self.model.named_buffers() if b.is_floating_point()]
+        floats = [(name, x) for name, x in self.model.named_buffers() if x.is_floating_point()]
         if floats:
             self.exchange.mean_exactly(floats)
 
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank remembers beside model and optimizer: residuals, outer optimizer, last common model."""
+        """Return this rank's memory besides model and optimizer: residuals, outer optimizer, last common model."""
         world = torch.tensor([dist.get_rank(self.group), dist.get_world_size(self.group)])
         return {
             "steps": self.steps,
@@ -133,7 +134,7 @@ class LocalSGD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; residuals of another rank or another number of ranks are dropped, and said."""
+        """Continue from a saved state. Residuals of another rank or number of ranks are dropped and logged."""
         for name, anchor in zip(self._names, self._anchors, strict=True):
             if name not in state["anchors"] or state["anchors"][name].shape != anchor.shape:
                 raise InputError(f"the saved state has no parameter {name!r} of shape {list(anchor.shape)}")
@@ -142,11 +143,10 @@ class LocalSGD:
                 anchor.copy_(state["anchors"][name])
         self._outer.load_state_dict(state["outer"])
         self.steps = int(state["steps"])
-        mine = [dist.get_rank(self.group), dist.get_world_size(self.group)]
-        if state["world"].tolist() != mine:
+        ours, saved = [dist.get_rank(self.group), dist.get_world_size(self.group)], state["world"].tolist()
+        if saved != ours:
             self.residual_resets += 1
-            log.warning("the saved residuals are of rank %d of %d, this is rank %d of %d: they are reset",
-                        *state["world"].tolist(), *mine)  # fmt: skip
-            self.exchange.load_state_dict(common(state["exchange"]))
+            log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *saved, *ours)
+            self.exchange.load_state_dict(rank_independent(state["exchange"]))
         elif not self.exchange.load_state_dict(state["exchange"]):
             self.residual_resets += 1

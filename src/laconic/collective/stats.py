@@ -1,4 +1,4 @@
-"""ExchangeStats: what exchanges have done so far, in bytes and seconds."""
+"""ExchangeStats: counts of the exchanges of one rank, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ from typing import Literal
 
 __all__ = ["ExchangeStats"]
 
-Part = Literal["encode_s", "wire_s", "decode_s"]
+Phase = Literal["encode_s", "wire_s", "decode_s"]
 
 
 @dataclass
 class ExchangeStats:
-    """Counts of one rank. Seconds are those of the thread that exchanges, so they may overlap with computing."""
+    """Counts of one rank. Seconds are those of the exchange thread, so they may overlap with computing."""
 
     rounds: int = 0
     values: int = 0
     skipped_nonfinite: int = 0
     bytes_reduced: int = 0
-    """What this rank gave to all-reduces: a ring sends 2 (ranks - 1) / ranks times that."""
+    """Counted: bytes of all tensors handed to ``torch.distributed.all_reduce``."""
     bytes_sent: int = 0
-    """What this rank sent to others by itself, frames and their sizes."""
+    """Counted: bytes of all messages handed to ``torch.distributed.isend``, with their length prefixes."""
+    bytes_broadcast: int = 0
+    """Counted: bytes of all tensors handed to ``torch.distributed.broadcast`` by the rank that sends them."""
     encode_s: float = 0.0
     wire_s: float = 0.0
-    """Waiting for others: for bytes on their way, and for ranks that are late."""
+    """Waiting for bytes on their way and for ranks that are late."""
     decode_s: float = 0.0
 
     @contextmanager
-    def during(self, part: Part) -> Iterator[None]:
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Add the time of the block to a phase."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            setattr(self, part, getattr(self, part) + time.perf_counter() - began)
+            setattr(self, phase, getattr(self, phase) + time.perf_counter() - began)
 
-    def wire_bytes(self, ranks: int) -> float:
-        """Bytes that leave this rank, if all-reduces are rings."""
+    @property
+    def wire_bytes(self) -> int:
+        """Counted: all bytes that this rank handed to ``torch.distributed``."""
+        return self.bytes_reduced + self.bytes_sent + self.bytes_broadcast
+
+    def ring_bytes_estimate(self, ranks: int) -> float:
+        """Modelled: bytes of rounds that leave this rank if all-reduces are rings (2 (ranks - 1) / ranks of each)."""
         return self.bytes_sent + self.bytes_reduced * 2 * (ranks - 1) / ranks

@@ -1,7 +1,7 @@
-"""attach where a trainer makes the DDP module: Lightning, Hugging Face Accelerate and Trainer.
+"""attach for trainers that make the DDP module themselves: Lightning, Hugging Face Accelerate and Trainer.
 
-Each library is imported when its function is called. All of them look whether the hook was really called: Lightning
-drops hooks on the CPU without a word, and a run that believes to be compressed and is not should not go on.
+Each library is imported when its function is called. The callbacks verify in the first step that the hook was called:
+Lightning drops hooks on the CPU silently, and a run must not continue uncompressed without notice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from laconic.collective.attachment import Attachment, attach
 from laconic.errors import ConfigError, LaconicError
 
-__all__ = ["Watch", "accelerate_handler", "attach_trainer", "lightning_callback"]
+__all__ = ["TrainerAttachment", "accelerate_handler", "attach_trainer", "lightning_callback"]
 
 
-class Watch:
-    """An attachment to be, and whether it is used."""
+class TrainerAttachment:
+    """Attaches a trainer's DDP module when it exists, and verifies that the hook is used."""
 
     def __init__(self, spec: str, options: Mapping[str, Any]) -> None:
         self.spec, self.options = spec, dict(options)
@@ -27,7 +27,7 @@ class Watch:
         self._saved: dict[str, Tensor] | None = None
 
     def begin(self, module: nn.Module) -> None:
-        """The DDP module is there."""
+        """Attach the DDP module."""
         if self.attachment is None or self.attachment.module is not module:
             self.attachment = attach(module, self.spec, **self.options)
             if self._saved is not None:
@@ -35,11 +35,9 @@ class Watch:
                 self._saved = None
 
     def stepped(self) -> None:
-        """Gradients were exchanged, or should have been."""
+        """Raise ``LaconicError`` if the step's gradients were not exchanged through the hook."""
         if self.attachment is None:
-            raise LaconicError(
-                f"{self.spec!r} was never attached: the trainer made no DDP module. Use its DDP strategy"
-            )
+            raise LaconicError(f"{self.spec!r} was not attached: the trainer made no DDP module. Use its DDP strategy")
         if self.attachment.hooked and not self.attachment.stats()["steps"]:
             raise LaconicError(
                 f"{self.spec!r} is attached, but its hook was not called in the first step: gradients were exchanged "
@@ -50,7 +48,7 @@ class Watch:
         return {} if self.attachment is None else self.attachment.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Kept until there is an attachment."""
+        """Load a saved state, now or as soon as there is an attachment."""
         if self.attachment is not None:
             self.attachment.load_state_dict(state)
         elif state:
@@ -68,77 +66,77 @@ def _library(*names: str) -> Any:
 
 
 def lightning_callback(spec: str, **options: Any) -> Any:
-    """A Lightning callback that attaches the strategy's DDP module: ``Trainer(callbacks=[…], strategy="ddp")``.
+    """Return a Lightning callback that attaches the DDP module: ``Trainer(callbacks=[…], strategy="ddp")``.
 
     Args:
         spec: As in ``laconic.attach``.
-        options: The same.
+        options: Options of ``laconic.attach``.
     """
     pytorch = _library("lightning.pytorch", "pytorch_lightning")
 
     class LaconicCallback(pytorch.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
-            self.watch = Watch(spec, options)
+            self._attached = TrainerAttachment(spec, options)
 
         @property
         def attachment(self) -> Attachment | None:
-            return self.watch.attachment
+            return self._attached.attachment
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            self.watch.begin(trainer.strategy.model)
+            self._attached.begin(trainer.strategy.model)
 
         def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            self.watch.stepped()
+            self._attached.stepped()
 
         def state_dict(self) -> dict[str, Any]:
-            return self.watch.state_dict()
+            return self._attached.state_dict()
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            self.watch.load_state_dict(state_dict)
+            self._attached.load_state_dict(state_dict)
 
     return LaconicCallback()
 
 
 def accelerate_handler(spec: str, ddp: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """A handler for Accelerate: set ``accelerator.ddp_handler`` to it before ``prepare``; it attaches what is prepared.
+    """Return an Accelerate handler that attaches prepared modules: set ``accelerator.ddp_handler`` before ``prepare``.
 
     Args:
         spec: As in ``laconic.attach``.
         ddp: Arguments of ``DistributedDataParallel``, as in ``DistributedDataParallelKwargs``.
-        options: Those of ``attach``.
+        options: Options of ``laconic.attach``.
     """
     utils = _library("accelerate.utils")
 
-    made: list[Attachment] = []  # not in the handler: all that it holds becomes arguments of DDP
+    attachments: list[Attachment] = []  # not in the handler, whose attributes all become arguments of DDP
 
     class LaconicHandler(utils.DistributedDataParallelKwargs):  # type: ignore[misc, name-defined]
         @property
         def attachment(self) -> Attachment | None:
-            return made[-1] if made else None
+            return attachments[-1] if attachments else None
 
         def register_comm_hook(self, model: nn.Module) -> None:
-            made.append(attach(model, spec, **options))
+            attachments.append(attach(model, spec, **options))
 
     return LaconicHandler(**(ddp or {}))
 
 
-def attach_trainer(trainer: Any, spec: str, **options: Any) -> Watch:
-    """Attach the DDP module that a transformers ``Trainer`` makes when it begins to train.
+def attach_trainer(trainer: Any, spec: str, **options: Any) -> TrainerAttachment:
+    """Attach the DDP module that a transformers ``Trainer`` makes when training begins.
 
     Args:
         trainer: A ``transformers.Trainer``.
         spec: As in ``laconic.attach``.
-        options: The same.
+        options: Options of ``laconic.attach``.
     """
     transformers = _library("transformers")
-    watch = Watch(spec, options)
+    attached = TrainerAttachment(spec, options)
 
     class LaconicTrainerCallback(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            watch.begin(trainer.model_wrapped)
+            attached.begin(trainer.model_wrapped)
 
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            watch.stepped()
+            attached.stepped()
 
     trainer.add_callback(LaconicTrainerCallback())
-    return watch
+    return attached

@@ -1,9 +1,9 @@
-"""Transport: messages of any length between ranks, each to each.
+"""All bytes that ranks exchange leave through this module, which counts them: collectives, and messages each to each.
 
-By isend and irecv, because gloo's all_gather takes four times as long for the same bytes. gloo moves nothing before the
-receiver has made room and said so, and what it says waits behind megabytes that are on their way already. So room is
-made for all messages of a round before the first is sent, and no lengths travel ahead: both ends remember how long the
-message of the same name was in the last round, and one that has outgrown that comes in two pieces.
+Messages go by isend and irecv, because gloo's all_gather takes four times as long for the same bytes. gloo moves
+nothing before the receiver has posted its buffer, and that notice queues behind megabytes that are already on their
+way. So all receives of a round are posted before the first send, and no lengths travel ahead: both ends remember the
+length of the message with the same key in the last round, and a message that has grown beyond it comes in two pieces.
 """
 
 from __future__ import annotations
@@ -19,137 +19,151 @@ from laconic.collective.buffers import BufferCache
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import InputError
 
-__all__ = ["PREFIX", "Swap", "Transport"]
+__all__ = ["PREFIX", "AllToAll", "Transport", "all_reduce", "broadcast"]
 
 PREFIX = 16
-"""Bytes before a message, which hold its length: a multiple of what frames are aligned to."""
+"""Bytes before a message, which hold its length: a multiple of the alignment of frames."""
 
 _TAGS = 1 << 29
 
 
-class _Lengths:
-    """How long the messages of one name were, as both ends saw it."""
+def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, op: Any = dist.ReduceOp.SUM) -> Any:
+    """Start an all-reduce in place and count its bytes; return the work to wait for."""
+    stats.bytes_reduced += x.numel() * x.element_size()
+    return dist.all_reduce(x, op=op, group=group, async_op=True)
+
+
+def broadcast(x: Tensor, source: int, group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
+    """Replace a tensor by that of a global rank."""
+    if dist.get_rank() == source:
+        stats.bytes_broadcast += x.numel() * x.element_size()
+    dist.broadcast(x, source, group=group)
+
+
+class _LengthHistory:
+    """Lengths of the messages of one key and peer, which both ends see alike."""
 
     def __init__(self) -> None:
-        self._last, self._same = 0, False
+        self._last, self._constant = 0, False
 
     @property
     def expected(self) -> int:
-        """Of the first piece: all of it, if lengths stay as they were or grow a little."""
-        return self._last if self._same else self._last + self._last // 32 + PREFIX
+        """Length of the first piece: the whole message, if lengths stay constant or grow by less than 1/32."""
+        return self._last if self._constant else self._last + self._last // 32 + PREFIX
 
-    def saw(self, nbytes: int) -> None:
-        self._last, self._same = nbytes, nbytes == self._last
+    def record(self, nbytes: int) -> None:
+        self._last, self._constant = nbytes, nbytes == self._last
 
 
 class Transport:
-    """The ranks of a group, as seen from one of them."""
+    """Messages between one rank and the other ranks of its group."""
 
-    def __init__(self, group: dist.ProcessGroup | None, ledger: ExchangeStats) -> None:
-        self.group, self.ledger = group, ledger
+    def __init__(self, group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
+        self.group, self.stats = group, stats
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.rooms = BufferCache()
-        # NCCL takes what is on the GPU and nothing else, has no tags, and must be told of sends and receives together.
+        self.peers = [rank for rank in range(self.size) if rank != self.rank]
+        self.buffers = BufferCache()
+        # NCCL takes GPU memory only, has no tags, and needs sends and receives to be started in one group.
         self.grouped = dist.get_backend(group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.grouped else torch.device("cpu")
-        self.lengths: dict[Hashable, _Lengths] = {}
+        self._histories: dict[Hashable, _LengthHistory] = {}
         self._tag = 0
 
-    def swap(self, key: Hashable, limit: int, *, pinned: bool = False) -> Swap:
-        """Make room for a message from each of the others. All ranks do so in the same order.
+    def all_to_all(self, key: Hashable, limit: int, *, pinned: bool = False) -> AllToAll:
+        """Post the receives for a message from each peer. All ranks call it in the same order.
 
         Args:
-            key: What the messages are about: the same in every round, and on all ranks. They lie in memory that is kept
-                under this key until the next swap with it.
-            limit: The most bytes that a message may have.
-            pinned: They will be read by a GPU.
+            key: Names the messages: the same in every round and on all ranks. Their buffers are valid until the next
+                call with this key.
+            limit: The largest length of a message.
+            pinned: A GPU will read the messages.
         """
         self._tag = (self._tag + 1) % _TAGS
-        return Swap(self, key, limit, 2 * self._tag, pinned)
+        return AllToAll(self, key, limit, 2 * self._tag, pinned)
 
-    def length(self, *key: Hashable) -> _Lengths:
-        return self.lengths.setdefault(key, _Lengths())
+    def history(self, *key: Hashable) -> _LengthHistory:
+        return self._histories.setdefault(key, _LengthHistory())
 
     def start(self, sending: Mapping[int, Tensor], receiving: Mapping[int, Tensor], tag: int) -> list[Any]:
+        """Start sends and receives by rank, and count the bytes sent."""
         operations = []
-        for rank, words in sending.items():
-            self.ledger.bytes_sent += words.numel()
-            operations.append(dist.P2POp(dist.isend, words, group=self.group, tag=tag, group_peer=rank))
-        for rank, room in receiving.items():
-            operations.append(dist.P2POp(dist.irecv, room, group=self.group, tag=tag, group_peer=rank))
+        for rank, message in sending.items():
+            self.stats.bytes_sent += message.numel()
+            operations.append(dist.P2POp(dist.isend, message, group=self.group, tag=tag, group_peer=rank))
+        for rank, buffer in receiving.items():
+            operations.append(dist.P2POp(dist.irecv, buffer, group=self.group, tag=tag, group_peer=rank))
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def wait(self, works: list[Any]) -> None:
-        with self.ledger.during("wire_s"):
+        with self.stats.during("wire_s"):
             for work in works:
                 work.wait()
 
 
-class Swap:
-    """A message to each of the others and one from each: room is made at once, then ``send``, then ``take``."""
+class AllToAll:
+    """A message to each peer and one from each: receives are posted at once, then ``send``, then ``receive``."""
 
-    def __init__(self, peers: Transport, key: Hashable, limit: int, tag: int, pinned: bool) -> None:
-        self._peers, self._key, self.limit, self._tag = peers, key, limit, tag
-        self._rooms: dict[int, Tensor] = {}
-        self._pieces: dict[int, int] = {}
-        for rank in peers.others:
-            self._rooms[rank] = peers.rooms.of((key, rank), PREFIX + limit, device=peers.device, pinned=pinned)
-            self._pieces[rank] = min(max(PREFIX, peers.length("in", key, rank).expected), PREFIX + limit)
-        first = {rank: room[: self._pieces[rank]] for rank, room in self._rooms.items()}
-        self._receiving = {} if peers.grouped else first
-        self._later = first if peers.grouped else {}
-        self._arriving = peers.start({}, self._receiving, tag)
+    def __init__(self, transport: Transport, key: Hashable, limit: int, tag: int, pinned: bool) -> None:
+        self._transport, self._key, self.limit, self._tag = transport, key, limit, tag
+        self._buffers: dict[int, Tensor] = {}
+        self._first_nbytes: dict[int, int] = {}
+        for rank in transport.peers:
+            buffer = transport.buffers.get((key, rank), PREFIX + limit, device=transport.device, pinned=pinned)
+            self._buffers[rank] = buffer
+            self._first_nbytes[rank] = self._piece_nbytes("in", rank)
+        receives = {rank: buffer[: self._first_nbytes[rank]] for rank, buffer in self._buffers.items()}
+        self._deferred = receives if transport.grouped else {}
+        self._arriving = transport.start({}, {} if transport.grouped else receives, tag)
         self._leaving: list[Any] = []
-        self._rest: dict[int, Tensor] = {}
-        self._kept: list[Tensor] = []
+        self._second_pieces: dict[int, Tensor] = {}
+        self._in_use: list[Tensor] = []
+
+    def _piece_nbytes(self, direction: str, rank: int) -> int:
+        expected = self._transport.history(direction, self._key, rank).expected
+        return min(max(PREFIX, expected), PREFIX + self.limit)
 
     def send(self, outgoing: Mapping[int, Tensor]) -> None:
-        """Each of the others its message: a uint8 tensor that begins with ``PREFIX`` bytes for us.
+        """Send each peer its message: a uint8 tensor that begins with ``PREFIX`` free bytes.
 
-        There must be room behind the message for ``limit`` bytes in all, and all of it stays as it is until ``take``
-        returns.
+        Its storage must extend to ``limit`` bytes, and must not change before ``finish`` returns.
         """
-        peers, first = self._peers, {}
+        transport, first = self._transport, {}
         for rank, message in outgoing.items():
             message[:8].view(torch.int64)[0] = message.numel() - PREFIX
-            lengths = peers.length("out", self._key, rank)
-            piece = min(max(PREFIX, lengths.expected), PREFIX + self.limit)
-            lengths.saw(message.numel())
-            whole = _padded(message, piece).to(peers.device)
-            self._kept.append(whole)
+            piece = self._piece_nbytes("out", rank)
+            transport.history("out", self._key, rank).record(message.numel())
+            whole = _extended(message, piece).to(transport.device)
+            self._in_use.append(whole)
             first[rank] = whole[:piece]
             if message.numel() > piece:
-                self._rest[rank] = whole[piece : message.numel()]
-        self._leaving = peers.start(first, self._later, self._tag)
-        if not peers.grouped:
-            self._leaving += peers.start(self._rest, {}, self._tag + 1)
+                self._second_pieces[rank] = whole[piece : message.numel()]
+        self._leaving = transport.start(first, self._deferred, self._tag)
+        if not transport.grouped:
+            self._leaving += transport.start(self._second_pieces, {}, self._tag + 1)
 
-    def take(self) -> dict[int, Tensor]:
-        """The messages, on the host and without their prefix, by the rank they came from."""
-        peers = self._peers
-        if peers.grouped:  # both are one, and a second wait for it would not end
+    def receive(self) -> dict[int, Tensor]:
+        """Wait for the messages; return them by rank, on the host and without their prefix."""
+        transport = self._transport
+        if transport.grouped:  # sends and receives are one work, which must not be waited for twice
             self._arriving, self._leaving = self._leaving, []
-        peers.wait(self._arriving)
+        transport.wait(self._arriving)
         sizes, missing = {}, {}
-        for rank, room in self._rooms.items():
-            nbytes = int(room[:8].view(torch.int64)[0])
+        for rank, buffer in self._buffers.items():
+            nbytes = int(buffer[:8].view(torch.int64)[0])
             if not 0 <= nbytes <= self.limit:
-                raise InputError(f"rank {rank} announces {nbytes} bytes, at most {self.limit} make sense here")
+                raise InputError(f"rank {rank} announces {nbytes} bytes, expected at most {self.limit}")
             sizes[rank] = PREFIX + nbytes
-            peers.length("in", self._key, rank).saw(sizes[rank])
-            if sizes[rank] > self._pieces[rank]:
-                missing[rank] = room[self._pieces[rank] : sizes[rank]]
-        peers.wait(peers.start(self._rest if peers.grouped else {}, missing, self._tag + 1))
-        return {rank: room[PREFIX : sizes[rank]].cpu() for rank, room in self._rooms.items()}
+            transport.history("in", self._key, rank).record(sizes[rank])
+            if sizes[rank] > self._first_nbytes[rank]:
+                missing[rank] = buffer[self._first_nbytes[rank] : sizes[rank]]
+        transport.wait(transport.start(self._second_pieces if transport.grouped else {}, missing, self._tag + 1))
+        return {rank: buffer[PREFIX : sizes[rank]].cpu() for rank, buffer in self._buffers.items()}
 
-    def end(self) -> None:
-        """Wait until what was sent has left, so that its memory can be written to again."""
-        self._peers.wait(self._leaving)
+    def finish(self) -> None:
+        """Wait until all messages have left, so that their memory can be reused."""
+        self._transport.wait(self._leaving)
 
 
-def _padded(message: Tensor, nbytes: int) -> Tensor:
-    """The message, or it and what lies behind it in its room."""
-    if message.numel() >= nbytes:
-        return message
-    return message.as_strided((nbytes,), (1,))
+def _extended(message: Tensor, nbytes: int) -> Tensor:
+    """Return the message, or it and the bytes behind it in its buffer if it is shorter than ``nbytes``."""
+    return message if message.numel() >= nbytes else message.as_strided((nbytes,), (1,))

@@ -1,1 +1,1 @@
-"""Reduction strategies: how a mean over ranks is computed and moved."""
+"""Reductions: how ranks compute a mean."""

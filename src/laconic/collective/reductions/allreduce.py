@@ -1,11 +1,10 @@
-"""Reducer: tensors replaced by their mean over a group of ranks, compressed on the way, by summable codecs."""
+"""Reducer: means over a group of ranks by summable codecs and ordinary all-reduces."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,74 +13,72 @@ from torch import Tensor
 from laconic import kernels
 from laconic.aggregate.homomorphic import Contributor, Summing
 from laconic.aggregate.homomorphic.summing import flat_values
-from laconic.codecs.mean import FloatHead
-from laconic.codecs.packed_ints import PackedIntHead, PackedIntStage
+from laconic.codecs.packed_ints import PackedIntStage
+from laconic.collective.reductions.agreement import begin_agreement
 from laconic.collective.stats import ExchangeStats
+from laconic.collective.transport import all_reduce
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec, allocate
 
 __all__ = ["Reducer", "allreduce"]
 
-
 PART = 1 << 23
-"""Values that are added up at a time: while some are on their way others are encoded."""
+"""The largest number of values in one sum: one part is encoded while another is on its way."""
 
-ALONE = 1 << 20
-"""Values from which on a tensor is added up where it was encoded. Smaller ones are gathered first, to save rounds."""
+LARGE = 1 << 20
+"""From this number of values on a tensor is summed in place. Smaller ones are gathered into one sum."""
 
 IN_FLIGHT = 2
 """Sums on their way at once."""
 
-_DIGEST: Final = 1 << 24
-"""Digests below this are whole numbers in float32."""
 
-
-class _Words:
-    """Sections, the last with a word behind it: the lane that counts participants. Memory is kept for next time."""
+class _SumArena:
+    """Memory for sections, each with one more 32-bit word, in which the sum counts its ranks."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.last = torch.empty(0, dtype=torch.uint8)
-        self._kept: list[Tensor] = []
+        self.with_count = torch.empty(0, dtype=torch.uint8)
+        """The section taken last, and the word behind it."""
+        self._buffers: list[Tensor] = []
         self._taken = 0
 
-    def on(self, device: torch.device) -> _Words:
-        """Ready for other packets, whose sections take the place of the last ones'."""
+    def reset(self, device: torch.device) -> _SumArena:
+        """Reuse the memory for new packets."""
         self.device, self._taken = device, 0
         return self
 
     def take(self, nbytes: int) -> Tensor:
-        if self._taken == len(self._kept):
-            self._kept.append(torch.empty(0, dtype=torch.uint8))
-        room = self._kept[self._taken]
-        if room.numel() < nbytes + 4 or room.device != self.device:
-            room = self._kept[self._taken] = allocate(TensorSpec((nbytes + 4,), torch.uint8), self.device)
+        if self._taken == len(self._buffers):
+            self._buffers.append(torch.empty(0, dtype=torch.uint8))
+        buffer = self._buffers[self._taken]
+        if buffer.numel() < nbytes + 4 or buffer.device != self.device:
+            buffer = self._buffers[self._taken] = allocate(TensorSpec((nbytes + 4,), torch.uint8), self.device)
         self._taken += 1
-        self.last = room[: nbytes + 4]
-        return room[:nbytes]
+        self.with_count = buffer[: nbytes + 4]
+        return buffer[:nbytes]
 
     def trim(self, section: Tensor, nbytes: int) -> Tensor:
-        self.last = self._kept[self._taken - 1][: nbytes + 4]
+        self.with_count = self._buffers[self._taken - 1][: nbytes + 4]
         return section[:nbytes]
 
 
 @dataclass
 class _Piece:
-    """A tensor, or a part of a large one, on its way through a round."""
+    """A tensor, or a part of a large one, in one round."""
 
     name: str
     slot: str
     x: Tensor
     out: Tensor
     agreed: Tensor
-    """At first what this rank brings to the agreement."""
+    """This rank's probe until the agreement, then the agreed value."""
     packet: Packet | None = None
 
 
 @dataclass
-class _Sum:
-    """Pieces whose integers travel together."""
+class _PendingSum:
+    """Pieces whose values are summed by one all-reduce."""
 
     pieces: list[_Piece]
     words: Tensor
@@ -89,22 +86,21 @@ class _Sum:
 
 
 class Reducer:
-    """Means over a group of ranks by a summable codec, slot by slot, with error feedback when the spec has ``ef``.
+    """Means over a group of ranks by a summable codec, with error feedback per slot if the spec begins with ``ef``.
 
-    Tensors of more than 2^23 values go part by part, as slots ``name[0]``, ``name[1]``, …: one part is encoded while
-    another is on its way. All ranks call ``reduce`` for the same slots in the same order, as they do with any
-    collective.
+    Tensors of more than 2^23 values are cut into parts, with the slots ``name[0]``, ``name[1]``, …: one part is encoded
+    while another is on its way. All ranks call ``reduce`` for the same slots in the same order, as with any collective.
 
     Args:
-        spec: ``ef|thc:4``, ``shared:8,round=stochastic``, ``ef|powersgd:4``, … Bits are those of a lane, which
-            holds the sum of all ranks: L = floor((2^bits - 1) / ranks) levels a rank.
+        spec: ``ef|thc:4``, ``shared:8,round=stochastic``, ``ef|powersgd:4``, … The bits are those of a packed integer,
+            which holds the sum of all ranks: each rank has L = floor((2^bits - 1) / ranks) levels.
         group: The ranks; all of them by default.
-        carry: Take scales from the round before, widened by a quarter, and agree on the next ones while the sum is
+        carry: Use the scales of the round before, widened by a quarter, and agree on the next ones while the sum is
             under way: one phase instead of two. For ``shared`` and ``thc``, with ``ef``.
-        nonfinite: When a value of any rank is not finite, ``skip`` the round on all of them: the result is zeros,
-            residuals stay, and it is logged and counted. ``spread``: the same, but the result is NaN, as that of a
-            plain all-reduce would be. Or ``raise``, on all of them, too.
-        ledger: Where to count; one of its own by default.
+        nonfinite: If a value of any rank is not finite: ``skip`` the round on all ranks (the result is zeros, residuals
+            stay, the event is logged and counted), ``spread`` (the same, but the result is NaN, as in a plain
+            all-reduce) or ``raise`` on all ranks.
+        stats: Where to count; a new ``ExchangeStats`` by default.
     """
 
     def __init__(
@@ -114,7 +110,7 @@ class Reducer:
         *,
         carry: bool = False,
         nonfinite: str = "skip",
-        ledger: ExchangeStats | None = None,
+        stats: ExchangeStats | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
@@ -124,11 +120,11 @@ class Reducer:
         self.nonfinite = nonfinite
         self.carry = carry
         self.contributor = Contributor(spec, workers=dist.get_world_size(group), worker=dist.get_rank(group), ring=True)
-        if carry and not (self.contributor.feedback and isinstance(self.summing.chain.values, PackedIntStage)):
-            raise ConfigError(f"{spec!r}: carried-over scales clip, which 'ef' before 'shared' or 'thc' makes good")
-        self.stats = ExchangeStats() if ledger is None else ledger
+        if carry and not (self.contributor.feedback and self._integers):
+            raise ConfigError(f"{spec!r}: carry clips values, so it needs 'ef' before 'shared' or 'thc'")
+        self.stats = ExchangeStats() if stats is None else stats
         self._warn_once = LogOnce("stats")
-        self._arenas = tuple(_Words() for _ in range(IN_FLIGHT + 1))
+        self._arenas = tuple(_SumArena() for _ in range(IN_FLIGHT + 1))
         self._rounds: dict[str, int] = {}
         self._carried: dict[str, Tensor] = {}
 
@@ -136,24 +132,28 @@ class Reducer:
     def summing(self) -> Summing:
         return self.contributor.summing
 
+    @property
+    def _integers(self) -> bool:
+        return isinstance(self.summing.chain.values, PackedIntStage)
+
     def reduce(self, slot: str, x: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """The mean over all ranks, the same bits on each; into ``out``, which may be ``x``, when given."""
+        """Return the mean over all ranks, the same bits on each; in ``out``, which may be ``x``, if given."""
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if out.shape != x.shape:
             raise InputError(f"expected a tensor of shape {list(x.shape)} for the mean, got {list(out.shape)}")
         if slot in self._carried:
-            self._reduce_by_carried(slot, x, out)
+            self._reduce_with_carried_scales(slot, x, out)
         else:
-            self._reduce_agreeing([(slot, x, out)])
+            self._reduce_with_agreement([(slot, x, out)])
         return out
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        """Replace many tensors by their means, in as few rounds as one takes: one agreement, and sums of many."""
+        """Replace many tensors by their means: one agreement for all, and one sum for many small ones."""
         for slot, x in tensors:
             if slot in self._carried:
-                self._reduce_by_carried(slot, x, x)
-        self._reduce_agreeing([(slot, x, x) for slot, x in tensors if slot not in self._carried])
+                self._reduce_with_carried_scales(slot, x, x)
+        self._reduce_with_agreement([(slot, x, x) for slot, x in tensors if slot not in self._carried])
 
     def _next_seed(self, slot: str, x: Tensor) -> int:
         seed = self._rounds.get(slot, 0)
@@ -164,135 +164,111 @@ class Reducer:
 
     # ------------------------------------------------------------------------------------------- agree, add, decode
 
-    def _reduce_agreeing(self, tensors: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+    def _reduce_with_agreement(self, tensors: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         seeds = {slot: self._next_seed(slot, x) for slot, x, _ in tensors}
-        if not self._reduce_joined(tensors, seeds):
-            self._reduce_in_turn(tensors, seeds)
-
-    def _reduce_in_turn(self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]) -> None:
+        if self._reduce_joined(tensors, seeds):
+            return
         pieces, copies = [], []
         with self.stats.during("encode_s"):
             for slot, x, out in tensors:
                 direct = out.dtype == torch.float32 and out.is_contiguous()
-                into = out if direct else torch.empty(x.shape, device=x.device)
+                result = out if direct else torch.empty(x.shape, device=x.device)
                 pieces += [
-                    _Piece(name, slot, part, room, self.contributor.probe(name, part, seed=seeds[slot]))
-                    for name, part, room in self._parts(slot, x, into)
+                    _Piece(name, slot, part, part_out, self.contributor.probe(name, part, seed=seeds[slot]))
+                    for name, part, part_out in self._parts(slot, x, result)
                 ]
                 if not direct:
-                    copies.append((out, into))
+                    copies.append((out, result))
         self._agree(pieces, seeds)
-        usable = self._usable(pieces)
+        usable = self._drop_unusable(pieces)
         if self.carry:
             self._carried |= {piece.slot: self.summing.carry(piece.agreed) for piece in usable}
-        under_way: list[_Sum] = []
-        for i, together in enumerate(_trains(usable)):
-            under_way.append(self._add(together, seeds, self._arenas[i % len(self._arenas)]))
-            if len(under_way) > IN_FLIGHT:
-                self._finish(under_way.pop(0))
-        for each in under_way:
-            self._finish(each)
-        for out, into in copies:
-            out.copy_(into)
+        pending: list[_PendingSum] = []
+        for i, group in enumerate(_groups(usable)):
+            pending.append(self._encode_and_add(group, seeds, self._arenas[i % len(self._arenas)]))
+            if len(pending) > IN_FLIGHT:
+                self._finish(pending.pop(0))
+        for total in pending:
+            self._finish(total)
+        for out, result in copies:
+            out.copy_(result)
 
     def _parts(self, slot: str, x: Tensor, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        chain = self.summing.chain
-        if (
-            x.numel() <= PART
-            or not isinstance(chain.values, PackedIntStage)
-            or chain.selector is not None
-            or self.carry
-        ):
+        divisible = self._integers and self.summing.chain.selector is None and not self.carry
+        if x.numel() <= PART or not divisible:
             yield slot, x, out
             return
-        flat, into = flat_values(x), out.view(-1)
+        flat, flat_out = flat_values(x), out.view(-1)
         for at in range(0, flat.numel(), PART):
-            yield f"{slot}[{at // PART}]", flat[at : at + PART], into[at : at + PART]
+            yield f"{slot}[{at // PART}]", flat[at : at + PART], flat_out[at : at + PART]
 
     def _agree(self, pieces: Sequence[_Piece], seeds: Mapping[str, int]) -> None:
-        """Each piece's probe becomes what all ranks agree on: one round for all of them."""
+        """Replace each piece's probe by the agreed value, in one all-reduce for all pieces."""
         if not pieces:
             return
         probes = [piece.agreed.reshape(-1) for piece in pieces]
         texts = [f"{piece.name} {list(piece.x.shape)} {seeds[piece.slot]}" for piece in pieces]
-        agreed = self._settle(torch.cat(probes), " ".join(texts))()
+        agreed = begin_agreement(self.summing, torch.cat(probes), " ".join(texts), self.group, self.stats)()
         for piece, part in zip(pieces, torch.split(agreed, [probe.numel() for probe in probes]), strict=True):
             piece.agreed = part.view(piece.agreed.shape)
 
-    def _usable(self, pieces: Sequence[_Piece]) -> list[_Piece]:
-        """Those that can go on; the slots of the others end their round here, on all ranks."""
-        lost = {piece.slot for piece in pieces if not self.summing.usable(piece.agreed)}
+    def _drop_unusable(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+        """End the round of slots that are not finite, on all ranks; return the pieces of the others."""
+        unusable = {piece.slot for piece in pieces if not self.summing.usable(piece.agreed)}
         for piece in pieces:
-            if piece.slot in lost:
+            if piece.slot in unusable:
                 self.contributor.skip(piece.name)
-                self._leave_out(piece.out)
-        for slot in lost:
-            self._skipped(slot)
-        return [piece for piece in pieces if piece.slot not in lost]
+                self._fill_nonfinite(piece.out)
+        for slot in unusable:
+            self._note_nonfinite(slot)
+        return [piece for piece in pieces if piece.slot not in unusable]
 
-    def _add(self, pieces: list[_Piece], seeds: Mapping[str, int], arena: _Words) -> _Sum:
-        """Encode, and begin the sum of all ranks' packets."""
+    def _encode_and_add(self, pieces: list[_Piece], seeds: Mapping[str, int], arena: _SumArena) -> _PendingSum:
         with self.stats.during("encode_s"):
-            arena.on(pieces[0].x.device)
+            arena.reset(pieces[0].x.device)
             for piece in pieces:
                 seed = seeds[piece.slot]
                 piece.packet = self.contributor.packet(piece.name, piece.agreed, seed=seed, arena=arena)
-            words = arena.last
             if len(pieces) > 1:
-                words = self._gathered(pieces, arena)
-        return self._begin(pieces, words)
+                self._gather_last_sections(pieces, arena)
+        return self._add(pieces, arena.with_count)
 
-    def _gathered(self, pieces: list[_Piece], arena: _Words) -> Tensor:
-        """The last sections one behind the other, with a word for the count behind them."""
-        sizes = [piece.packet.sections[-1].numel() for piece in pieces if piece.packet and piece.packet.sections]
-        room = arena.take(sum(sizes))
-        at = 0
-        for piece in pieces:
-            if piece.packet is None or not piece.packet.sections:
-                continue
-            *side, last = piece.packet.sections
-            here = room[at : at + last.numel()]
-            here.copy_(last)
-            piece.packet = Packet(piece.packet.codec, piece.packet.spec, (*side, here))
+    def _gather_last_sections(self, pieces: list[_Piece], arena: _SumArena) -> None:
+        """Move the last sections of all pieces one behind the other, so that one all-reduce adds them."""
+        packets = [(piece, piece.packet) for piece in pieces if piece.packet is not None and piece.packet.sections]
+        joined, at = arena.take(sum(packet.sections[-1].numel() for _, packet in packets)), 0
+        for piece, packet in packets:
+            *others, last = packet.sections
+            moved = joined[at : at + last.numel()].copy_(last)
+            piece.packet = replace(packet, sections=(*others, moved))
             at += last.numel()
-        return arena.last
 
-    def _begin(self, pieces: list[_Piece], words: Tensor) -> _Sum:
+    def _add(self, pieces: list[_Piece], with_count: Tensor) -> _PendingSum:
         if not any(piece.packet and piece.packet.sections for piece in pieces):
-            return _Sum(pieces, words, None)
-        words = words.view(torch.int32 if self._integers else torch.float32)
+            return _PendingSum(pieces, with_count, None)
+        words = with_count.view(torch.int32 if self._integers else torch.float32)
         words[-1] = 1
-        return _Sum(pieces, words, self._reduce(words, dist.ReduceOp.SUM))
+        return _PendingSum(pieces, words, all_reduce(words, self.group, self.stats))
 
-    def _finish(self, total: _Sum) -> None:
+    def _finish(self, total: _PendingSum) -> None:
         if total.work is not None:
             with self.stats.during("wire_s"):
                 total.work.wait()
         with self.stats.during("decode_s"):
             for piece in total.pieces:
-                assert piece.packet is not None
-                packet = self._counted(piece.packet, total.words)
+                packet = piece.packet
+                assert packet is not None
+                if packet.sections:
+                    packet = self.summing.with_count(packet, int(total.words[-1]))
                 self.contributor.received(piece.name, packet)
                 self.summing.chain.decode(packet, out=piece.out)
 
-    def _counted(self, packet: Packet, words: Tensor) -> Packet:
-        """With the number of ranks that took part in its head."""
-        if not packet.sections:
-            return packet
-        at, count = len(packet.sections) - (3 if self._integers else 2), int(words[-1])
-        head = torch.empty_like(packet.sections[at])
-        if self._integers:
-            replace(self._head, count=count).write(head)
-        else:
-            FloatHead(self.summing.workers, count).write(head)
-        return Packet(packet.codec, packet.spec, (*packet.sections[:at], head, *packet.sections[at + 1 :]))
-
-    # ------------------------------------------------------------------------------------------------------- joined
+    # ------------------------------------------------------------------------------------------------- joined slots
 
     def _reduce_joined(self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]) -> bool:
-        """All at once on a GPU, where launches and waits are what slots cost; False where they must go in turn.
+        """Reduce all slots in a few launches on a GPU; False, with no effect on the memory, if that is not possible.
 
-        What comes out is the same, but for the dice of stochastic rounding, which are those of the first slot.
+        The result is the same, except that stochastic rounding uses the rounding seed of the first slot for all.
         """
         if self.carry or not tensors or any(out is not x or x.numel() > PART for _, x, out in tensors):
             return False
@@ -303,46 +279,46 @@ class Reducer:
                 return False
             probe = self.contributor.probe_joined(joined)
         texts = [f"{slot} {list(x.shape)} {seeds[slot]}" for slot, x in zip(slots, values, strict=True)]
-        agreed = self._settle(probe, " ".join(texts))()
-        if not self.summing.usable(agreed):  # on all ranks, which find out in turn whose values it was
+        agreed = begin_agreement(self.summing, probe, " ".join(texts), self.group, self.stats)()
+        if not self.summing.usable(agreed):  # on all ranks, which then find the slot one by one
             return False
-        arena = self._arenas[0].on(values[0].device)
+        arena = self._arenas[0].reset(values[0].device)
         with self.stats.during("encode_s"):
-            clips, lanes = self.contributor.encode_joined(joined, agreed, seed=seeds[slots[0]], arena=arena)
-            words = arena.last.view(torch.int32)
+            clips, integers = self.contributor.encode_joined(joined, agreed, seed=seeds[slots[0]], arena=arena)
+            words = arena.with_count.view(torch.int32)
             words[-1] = 1
-        work = self._reduce(words, dist.ReduceOp.SUM)
+        work = all_reduce(words, self.group, self.stats)
         with self.stats.during("wire_s"):
             work.wait()
         with self.stats.during("decode_s"):
-            head = replace(self._head, count=int(words[-1]))
             backend, stage = kernels.multi_tensor_backend_for(values[0]), self.summing.chain.values
             assert backend is not None and isinstance(stage, PackedIntStage)
-            flag = backend.packed_int_decode_all(
-                lanes, clips, head.coding, total=head.total, rotation_seed=stage.signs, outs=values
+            head = replace(stage.head(self.summing.workers, ring=True), count=int(words[-1]))
+            overflow = backend.packed_int_decode_all(
+                integers, clips, head.coding, total=head.total, rotation_seed=stage.signs, outs=values
             )
             self.contributor.check_joined(joined)
-            if int(flag):
+            if int(overflow):
                 raise FrameError(f"the sum of {head.count} ranks has a value above {head.total}")
         return True
 
     # ---------------------------------------------------------------------------------------------- carried scales
 
-    def _reduce_by_carried(self, slot: str, x: Tensor, out: Tensor) -> None:
+    def _reduce_with_carried_scales(self, slot: str, x: Tensor, out: Tensor) -> None:
         seed = self._next_seed(slot, x)
         scales, probe = self._carried.pop(slot), self.contributor.probe(slot, x, seed=seed)
         usable = self.summing.usable(probe)
-        if not usable or probe.shape != scales.shape:  # the round is lost for all, but all must go through it
+        if not usable or probe.shape != scales.shape:  # all ranks drop this round, but all must take part in it
             self.contributor.skip(slot)
             scales = torch.zeros_like(probe)
-        settle = self._settle(probe, f"{slot} {list(x.shape)} {seed}")
-        arena = self._arenas[0].on(x.device)
+        wait_for_agreed = begin_agreement(self.summing, probe, f"{slot} {list(x.shape)} {seed}", self.group, self.stats)
+        arena = self._arenas[0].reset(x.device)
         if usable:
             packet = self.contributor.packet(slot, scales, seed=seed, arena=arena)
         else:
             packet = self.summing.packet(torch.zeros_like(x), scales, seed=seed, arena=arena)
-        total = self._begin([_Piece(slot, slot, x, out, probe, packet)], arena.last)
-        agreed = settle()
+        total = self._add([_Piece(slot, slot, x, out, probe, packet)], arena.with_count)
+        agreed = wait_for_agreed()
         if self.summing.usable(agreed):
             self._finish(total)
             self._carried[slot] = self.summing.carry(agreed)
@@ -351,107 +327,56 @@ class Reducer:
             total.work.wait()
         if usable:
             self.contributor.undo(slot)
-        self._leave_out(out)
-        self._skipped(slot)
+        self._fill_nonfinite(out)
+        self._note_nonfinite(slot)
 
-    # ------------------------------------------------------------------------------------------------ collectives
-
-    def _settle(self, probe: Tensor, what: str) -> Callable[[], Tensor]:
-        """Begin the agreement; what it returns waits for its end."""
-        by = self.summing.by
-        if by == "or":
-            return lambda: self._or(probe)
-        text, both = "", probe
-        if by == "max":
-            text = f"{self.summing.chain.text} {self.summing.workers} {what}"
-            mark = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "little")
-            marks = torch.tensor([mark, _DIGEST - 1 - mark], dtype=torch.float32, device=probe.device)
-            both = torch.cat([probe, marks])
-        work = self._reduce(both, dist.ReduceOp.MAX if by == "max" else dist.ReduceOp.SUM)
-
-        def settled() -> Tensor:
-            with self.stats.during("wire_s"):
-                work.wait()
-            if by == "sum":
-                return both
-            if float(both[-2] + both[-1]) != _DIGEST - 1:
-                raise InputError(f"ranks do not reduce the same tensors: this one has {text[:200]!r}")
-            return both[:-2]
-
-        return settled
-
-    def _reduce(self, words: Tensor, op: Any) -> Any:
-        self.stats.bytes_reduced += words.numel() * words.element_size()
-        return dist.all_reduce(words, op=op, group=self.group, async_op=True)
-
-    def _or(self, bits: Tensor) -> Tensor:
-        with self.stats.during("wire_s"):
-            if dist.get_backend(self.group) != "nccl":
-                self._reduce(bits, dist.ReduceOp.BOR).wait()
-                return bits
-            backend = kernels.backend_for(bits)  # NCCL knows no OR: a byte for each bit, and their maximum
-            wide = backend.unpack_symbols(bits, 8 * bits.numel(), 2, False)
-            self._reduce(wide, dist.ReduceOp.MAX).wait()
-            backend.pack_symbols(wide, 2, False, bits)
-            return bits
-
-    @property
-    def _integers(self) -> bool:
-        return isinstance(self.summing.chain.values, PackedIntStage)
-
-    @property
-    def _head(self) -> PackedIntHead:
-        stage = self.summing.chain.values
-        assert isinstance(stage, PackedIntStage)
-        return stage.head(self.summing.workers, ring=True)
-
-    def _leave_out(self, out: Tensor) -> None:
+    def _fill_nonfinite(self, out: Tensor) -> None:
         out.fill_(float("nan") if self.nonfinite == "spread" else 0.0)
 
-    def _skipped(self, slot: str) -> None:
+    def _note_nonfinite(self, slot: str) -> None:
         self.stats.skipped_nonfinite += 1
         if self.nonfinite == "raise":
-            raise NonFiniteError(f"slot {slot!r}: a value of some rank is not finite; all ranks leave this round out")
+            raise NonFiniteError(f"slot {slot!r}: a value of some rank is not finite; all ranks skip this round")
         self._warn_once("nonfinite", f"slot {slot!r}: a value of some rank is not finite, all ranks skip the round")
 
     # -------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Residuals, scales carried over, and rounds by slot: save it with the model, on every rank its own."""
+        """Return residuals, carried scales and rounds by slot. Each rank saves its own with the model."""
         state = self.contributor.state_dict()
         state |= {f"{slot}/scales": scales.clone() for slot, scales in self._carried.items()}
         return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one."""
-        by_part: dict[str, dict[str, Tensor]] = {"scales": {}, "round": {}}
-        rest = {}
+        parts: dict[str, dict[str, Tensor]] = {"scales": {}, "round": {}}
+        memory = {}
         for key, value in state.items():
             slot, _, part = key.rpartition("/")
-            if part in by_part:
-                by_part[part][slot] = value
+            if part in parts:
+                parts[part][slot] = value
             else:
-                rest[key] = value
-        self.contributor.load_state_dict(rest)
-        self._carried = {slot: scales.clone() for slot, scales in by_part["scales"].items()}
-        self._rounds = {slot: int(count) for slot, count in by_part["round"].items()}
+                memory[key] = value
+        self.contributor.load_state_dict(memory)
+        self._carried = {slot: scales.clone() for slot, scales in parts["scales"].items()}
+        self._rounds = {slot: int(count) for slot, count in parts["round"].items()}
 
 
-def _trains(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Large pieces by themselves, small ones together."""
-    together: list[_Piece] = []
-    values = 0
+def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Yield large pieces alone and small ones in groups."""
+    group: list[_Piece] = []
+    numel = 0
     for piece in pieces:
-        if piece.x.numel() >= ALONE:
+        if piece.x.numel() >= LARGE:
             yield [piece]
             continue
-        together.append(piece)
-        values += piece.x.numel()
-        if values >= ALONE:
-            yield together
-            together, values = [], 0
-    if together:
-        yield together
+        group.append(piece)
+        numel += piece.x.numel()
+        if numel >= LARGE:
+            yield group
+            group, numel = [], 0
+    if group:
+        yield group
 
 
 def allreduce(
@@ -462,17 +387,17 @@ def allreduce(
     seed: int = 0,
     nonfinite: str = "skip",
 ) -> Tensor:
-    """Replace a tensor by its mean over the ranks of a group, compressed on the way; returns it.
+    """Replace a tensor by its mean over the ranks of a group, compressed on the way; return it.
 
-    Without memory between calls: for error feedback keep a ``Reducer``.
+    It has no memory between calls: for error feedback use a ``Reducer``.
 
     Args:
-        tensor: Any shape, stride and float dtype.
-        spec: A summable codec, such as ``shared:8`` or ``thc:4``. Bits are those of a lane, which holds the sum of all
-            ranks.
+        tensor: A float tensor of any shape and stride.
+        spec: A summable codec, such as ``shared:8`` or ``thc:4``. The bits are those of a packed integer, which holds
+            the sum of all ranks.
         group: The ranks; all of them by default.
-        seed: The same on all ranks: decides dice and random places.
-        nonfinite: ``skip`` (zeros on all ranks), ``spread`` (NaN on all ranks) or ``raise`` (on all ranks) when a value
+        seed: The same on all ranks: decides rounding seeds and random positions.
+        nonfinite: ``skip`` (zeros on all ranks), ``spread`` (NaN on all ranks) or ``raise`` (on all ranks) if a value
             of any rank is not finite.
     """
     reducer = Reducer(spec, group, nonfinite=nonfinite)

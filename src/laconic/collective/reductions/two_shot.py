@@ -1,9 +1,9 @@
 """TwoShot: means over ranks by any codec, in two rounds of messages.
 
-Every tensor is cut into as many shards as there are ranks, and each rank owns one. First all send the others' shards to
-their owners; an owner adds them up in float32, straight out of the frames, and its own values as they are. Then it
-encodes the sum once, with a memory of its own, and sends that to all. So a rank sends about twice what one encoded
-tensor takes, however many ranks there are, and all decode the same bytes.
+Every tensor is cut into as many shards as there are ranks, and each rank owns one of them. First, each rank sends the
+other shards to their owners (scatter). An owner adds the frames to its own values in float32, encodes the mean once,
+with its own error feedback, and sends it to all (gather). So a rank sends about twice the size of one encoded tensor,
+for any number of ranks, and all ranks decode the same bytes.
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic import kernels, multi_tensor
+from laconic.aggregate import BundleTemplate, MeanAccumulator, OpenedFrame
 from laconic.channels import Channel
-from laconic.codecs import Chain, parse
+from laconic.codecs import parse
 from laconic.codecs.memory import MomentumCorrection
-from laconic.collective import bundles
 from laconic.collective.buffers import BufferCache
+from laconic.collective.reductions import messages
 from laconic.collective.stats import ExchangeStats
-from laconic.collective.transport import PREFIX, Swap, Transport
+from laconic.collective.transport import PREFIX, AllToAll, Transport
 from laconic.counters import LogOnce
-from laconic.errors import InputError, NonFiniteError
-from laconic.frames import open_packet
+from laconic.errors import NonFiniteError
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.random import splitmix64
-from laconic.packet import Packet
 from laconic.policy import Policy
 
 __all__ = ["TwoShot"]
 
-
 PART = 1 << 22
-"""Values of a tensor that travel together at most: while some are on their way others are encoded."""
+"""The largest number of values of a tensor in one part: one part is encoded while another is on its way."""
 
-TOGETHER = {"cpu": PART, "cuda": 4 * PART}
-"""Values of several tensors, by the device's type: a GPU encodes many in the time of a few."""
+PART_BY_DEVICE = {"cpu": PART, "cuda": 4 * PART}
+"""The largest number of values of several tensors in one part: a GPU encodes many tensors in the time of a few."""
 
-GRAIN = 256
+SHARD_ALIGNMENT = 256
 """Shards begin at multiples of this, which suits packed bits."""
 
-KEPT_PLANS = 256
-"""Sets of slots whose cut is remembered: a module's buckets, before and after DDP has put them in order."""
+MAX_PLANS = 256
+"""Sets of slots whose plan is kept: a module's DDP buckets, before and after DDP has reordered them."""
 
-_EVERY = Policy(min_numel=0, exempt_1d=False)
-"""Who comes here has been chosen already."""
+SCATTER, GATHER = "there", "back"
+"""The two rounds. These are also the prefixes of residuals in saved states."""
+
+_COMPRESS_ALL = Policy(min_numel=0, exempt_1d=False)
+"""The exchange's policy has already chosen the codec of each slot."""
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Of a slot, and whose it is."""
+    """The part of a slot that one rank owns."""
 
     slot: int
     begin: int
@@ -65,16 +66,16 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """A range's values in a round."""
+    """The values of a range in one round."""
 
     name: str
     values: Tensor
-    seed: int
-    """Of the slot and its round: the same on all ranks, whatever else travels with it."""
+    round: int
+    """Of the slot: the same on all ranks, whatever else is in the part."""
 
     def rounding_seed(self, sender: int) -> int:
-        """A seed of its own for each sender."""
-        return splitmix64(self.seed ^ splitmix64(sender ^ _hash(self.name)))
+        """A seed that differs between senders, shards and rounds."""
+        return splitmix64(self.round ^ splitmix64(sender ^ _hash(self.name)))
 
 
 @lru_cache(maxsize=4096)
@@ -82,26 +83,32 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+@lru_cache(maxsize=1024)
+def _template(codec: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> BundleTemplate:
+    return BundleTemplate(names, multi_tensor.layout_of(codec, shapes).moulds)
+
+
 @dataclass(frozen=True)
 class _Plan:
-    """What travels together, and the most bytes of a message in each round: the same as long as slots are."""
+    """The ranges of one part, and the largest length of a message in each round."""
 
     ranges: list[_Range]
-    there: int
-    back: int
+    scatter_limit: int
+    gather_limit: int
 
 
 @dataclass
 class _Part:
-    """A plan on its way through the two rounds."""
+    """One part on its way through the two rounds."""
 
     shards: dict[int, list[_Shard]]
     """By owner."""
-    key: int
+    index: int
     pinned: bool
-    there: Swap
-    back: Swap
-    answer: Tensor = field(default_factory=lambda: torch.empty(0))
+    scatter: AllToAll
+    gather: AllToAll
+    means: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The message with the means of this rank's shards."""
 
     def of(self, owner: int) -> list[_Shard]:
         return self.shards.get(owner, [])
@@ -112,11 +119,11 @@ class TwoShot:
 
     Args:
         spec: ``qsgd:4``, ``ef|topk:0.01|qsgd:4``, ``momentum:0.9|topk:0.001``, … With memory (``ef``, ``momentum``) the
-            owner of a shard keeps error feedback for the sum as well.
+            owner of a shard keeps error feedback for the mean as well.
         group: The ranks; all of them by default.
-        nonfinite: ``spread`` (a shard becomes NaN on all ranks), ``skip`` (the contribution is left out, and
-            counted by the rank whose it is) or ``raise`` (on all ranks) when a value of some rank is not finite.
-        ledger: Where to count; one of its own by default.
+        nonfinite: If a value of some rank is not finite: ``spread`` (the shard becomes NaN on all ranks), ``skip`` (the
+            contribution is left out, and counted by its rank) or ``raise`` (on all ranks).
+        stats: Where to count; a new ``ExchangeStats`` by default.
     """
 
     def __init__(
@@ -125,22 +132,24 @@ class TwoShot:
         group: dist.ProcessGroup | None = None,
         *,
         nonfinite: str = "spread",
-        ledger: ExchangeStats | None = None,
+        stats: ExchangeStats | None = None,
     ) -> None:
         memories, chain = parse(spec)
         self.spec, self._chain = spec, chain
         self.nonfinite = nonfinite
-        self.stats = ExchangeStats() if ledger is None else ledger
+        self.stats = ExchangeStats() if stats is None else stats
         self._warn_once = LogOnce("stats")
-        self.peers = Transport(group, self.stats)
-        self.there = Channel(spec, policy=_EVERY)
-        self.back = Channel(f"ef|{chain.text}" if memories else chain.text, policy=_EVERY)
-        # Momentum is part of what a rank contributes, so its own shard must go through the channel, too. Otherwise the
-        # owner's values need no encoding: less work, and less error.
-        self._own_encoded = any(isinstance(stage, MomentumCorrection) for stage in memories)
+        self.transport = Transport(group, self.stats)
+        self._channels = {
+            SCATTER: Channel(spec, policy=_COMPRESS_ALL),
+            GATHER: Channel(f"ef|{chain.text}" if memories else chain.text, policy=_COMPRESS_ALL),
+        }
+        # With momentum a rank's own shard must go through the channel, too, because momentum is part of what a rank
+        # contributes. Otherwise the owner's values are not encoded: less work, and less error.
+        self._encodes_own = any(isinstance(stage, MomentumCorrection) for stage in memories)
         self._rounds: dict[str, int] = {}
-        self._unsaid: list[str] = []
-        self._rooms = BufferCache()
+        self._nonfinite_shards: list[str] = []
+        self._buffers = BufferCache()
         self._plans: dict[tuple[tuple[str, int], ...], list[_Plan]] = {}
 
     # ------------------------------------------------------------------------------------------------------- rounds
@@ -158,223 +167,224 @@ class TwoShot:
             self.stats.values += x.numel()
             self._rounds[slot] = self._rounds.get(slot, 0) + 1
         self.stats.rounds += 1
-        parts = [self._begin(plan, flats, i) for i, plan in enumerate(self._plans_of(flats))]
-        # While one part's shards are on their way to owners, the one before is added up and answered, and the one
-        # before that is decoded.
+        parts = [self._begin(plan, flats, i) for i, plan in enumerate(self._plans_for(flats))]
+        # Three parts overlap: while one is sent to the owners, the one before is summed and its means are sent, and
+        # the one before that is decoded.
         for i in range(len(parts) + 2):
             if i < len(parts):
-                self._send(parts[i])
+                self._send_shards(parts[i])
             if 1 <= i <= len(parts):
-                self._answer(parts[i - 1])
+                self._send_means(parts[i - 1])
             if i >= 2:
-                self._receive(parts[i - 2])
+                self._receive_means(parts[i - 2])
         for part in parts:
-            part.there.end()
-            part.back.end()
-        if self._unsaid:  # not before the round is through: others still wait for what this rank sends
-            name, self._unsaid = self._unsaid[0], []
-            raise NonFiniteError(f"{name}: a value of some rank is not finite; all ranks leave this round out")
+            part.scatter.finish()
+            part.gather.finish()
+        if self._nonfinite_shards:  # raised after the round: other ranks still wait for this rank's messages
+            name, self._nonfinite_shards = self._nonfinite_shards[0], []
+            raise NonFiniteError(f"{name}: a value of some rank is not finite; all ranks skip this round")
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
 
-    def _plans_of(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
-        most = TOGETHER.get(flats[0][1].device.type, PART)
+    def _send_shards(self, part: _Part) -> None:
+        with self.stats.during("encode_s"):
+            outgoing = {rank: self._message(part, rank, SCATTER, self.transport.rank) for rank in self.transport.peers}
+        part.scatter.send(outgoing)
+
+    def _send_means(self, part: _Part) -> None:
+        """Add up the contributions to this rank's shards and send the means to all."""
+        incoming = part.scatter.receive()
+        with self.stats.during("decode_s"):
+            unusable = self._sum(part, incoming)
+        with self.stats.during("encode_s"):
+            part.means = self._message(part, self.transport.rank, GATHER, self.transport.size, unusable)
+        part.gather.send(dict.fromkeys(self.transport.peers, part.means))
+
+    def _receive_means(self, part: _Part) -> None:
+        """Decode the means of all owners, this rank's own from the same bytes as the others."""
+        means = part.gather.receive() | {self.transport.rank: part.means[PREFIX:]}
+        with self.stats.during("decode_s"):
+            for rank, message in means.items():
+                for shard in self._decode(message, part.of(rank), rank):
+                    self._fill_nonfinite(shard)
+
+    # -------------------------------------------------------------------------------------------------------- plans
+
+    def _plans_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
+        limit = PART_BY_DEVICE.get(flats[0][1].device.type, PART)
         sizes = tuple((slot, flat.numel()) for slot, flat in flats)
         plans = self._plans.get(sizes)
         if plans is None:
-            if len(self._plans) >= KEPT_PLANS:  # slots that are never the same again
+            if len(self._plans) >= MAX_PLANS:  # the sets of slots do not recur
                 self._plans.clear()
             plans = self._plans[sizes] = [
-                _Plan(ranges, self._longest(ranges, self.there), self._longest(ranges, self.back))
-                for ranges in self._cut(sizes, most)
+                _Plan(ranges, self._message_limit(ranges, SCATTER), self._message_limit(ranges, GATHER))
+                for ranges in self._cut(sizes, limit)
             ]
         return plans
 
-    def _cut(self, sizes: Sequence[tuple[str, int]], most: int) -> Iterator[list[_Range]]:
-        """Parts of bounded size. Where a tensor is cut follows from its own size alone, so its memory stays valid."""
-        together: list[_Range] = []
-        values = 0
-        for number, (slot, numel) in enumerate(sizes):
-            for begin in range(0, numel, PART):
-                end = min(begin + PART, numel)
-                if values and values + end - begin > most:
-                    yield together
-                    together, values = [], 0
-                step = -(-(end - begin) // self.peers.size)
-                step = -(-step // GRAIN) * GRAIN
-                for owner, at in enumerate(range(begin, end, step)):
-                    last = min(at + step, end)
-                    together.append(_Range(number, at, last, owner, f"{slot}[{at}:{last}]"))
-                values += end - begin
-        if together:
-            yield together
+    def _cut(self, sizes: Sequence[tuple[str, int]], limit: int) -> Iterator[list[_Range]]:
+        """Yield parts of bounded size. A tensor's cuts depend on its size alone, so its residuals stay valid."""
+        part: list[_Range] = []
+        numel = 0
+        for index, (slot, slot_numel) in enumerate(sizes):
+            for begin in range(0, slot_numel, PART):
+                end = min(begin + PART, slot_numel)
+                if numel and numel + end - begin > limit:
+                    yield part
+                    part, numel = [], 0
+                step = -(-(end - begin) // self.transport.size)
+                step = -(-step // SHARD_ALIGNMENT) * SHARD_ALIGNMENT
+                for owner, first in enumerate(range(begin, end, step)):
+                    last = min(first + step, end)
+                    part.append(_Range(index, first, last, owner, f"{slot}[{first}:{last}]"))
+                numel += end - begin
+        if part:
+            yield part
 
-    def _longest(self, ranges: Sequence[_Range], channel: Channel) -> int:
-        """The most bytes of a message to any owner, or from it."""
-        longest = 0
-        for owner in range(self.peers.size):
-            its = [each for each in ranges if each.owner == owner]
-            frames = [channel.max_nbytes(each.name, torch.empty(each.end - each.begin, device="meta")) for each in its]
-            longest = max(longest, bundles.longest([each.name for each in its], frames))
+    def _message_limit(self, ranges: Sequence[_Range], direction: str) -> int:
+        """Return the largest length of a message to or from any owner."""
+        longest, channel = 0, self._channels[direction]
+        for owner in range(self.transport.size):
+            owned = [shard for shard in ranges if shard.owner == owner]
+            frames = [channel.max_nbytes(r.name, torch.empty(r.end - r.begin, device="meta")) for r in owned]
+            longest = max(longest, messages.max_nbytes([r.name for r in owned], frames))
         return longest
 
-    def _begin(self, plan: _Plan, flats: Sequence[tuple[str, Tensor]], key: int) -> _Part:
-        """Shards of this round, and room for what will come."""
+    def _begin(self, plan: _Plan, flats: Sequence[tuple[str, Tensor]], index: int) -> _Part:
+        """Return this round's shards of a plan, with all receives posted."""
         shards: dict[int, list[_Shard]] = {}
-        for each in plan.ranges:
-            slot, flat = flats[each.slot]
-            shard = _Shard(each.name, flat[each.begin : each.end], self._rounds[slot])
-            shards.setdefault(each.owner, []).append(shard)
-        about, pinned = plan.ranges[0].name, flats[0][1].is_cuda
-        there = self.peers.swap(("there", about), plan.there, pinned=pinned)
-        return _Part(shards, key, pinned, there, self.peers.swap(("back", about), plan.back, pinned=pinned))
+        for piece in plan.ranges:
+            slot, flat = flats[piece.slot]
+            shard = _Shard(piece.name, flat[piece.begin : piece.end], self._rounds[slot])
+            shards.setdefault(piece.owner, []).append(shard)
+        key, pinned = plan.ranges[0].name, flats[0][1].is_cuda
+        scatter = self.transport.all_to_all((SCATTER, key), plan.scatter_limit, pinned=pinned)
+        gather = self.transport.all_to_all((GATHER, key), plan.gather_limit, pinned=pinned)
+        return _Part(shards, index, pinned, scatter, gather)
 
-    def _send(self, part: _Part) -> None:
-        """Each of the others its shards."""
-        with self.stats.during("encode_s"):
-            outgoing = {rank: self._message(part, rank, self.there, self.peers.rank) for rank in self.peers.others}
-        part.there.send(outgoing)
-
-    def _answer(self, part: _Part) -> None:
-        """Add up what came for the own shards, and send the sum to all."""
-        incoming = part.there.take()
-        with self.stats.during("decode_s"):
-            lost = self._sum(part, incoming)
-        with self.stats.during("encode_s"):
-            part.answer = self._message(part, self.peers.rank, self.back, self.peers.size, lost)
-        part.back.send(dict.fromkeys(self.peers.others, part.answer))
-
-    def _receive(self, part: _Part) -> None:
-        """Everybody's sums; the own one, too, as the others read it."""
-        answers = part.back.take() | {self.peers.rank: part.answer[PREFIX:]}
-        with self.stats.during("decode_s"):
-            for rank, answer in answers.items():
-                for shard in self._take(answer, part.of(rank), rank, None):
-                    self._lost(shard)
-
-    # --------------------------------------------------------------------------------------------------------- parts
+    # ----------------------------------------------------------------------------------------------------- messages
 
     def _message(
-        self, part: _Part, owner: int, channel: Channel, sender: int, lost: frozenset[str] = frozenset()
+        self, part: _Part, owner: int, direction: str, sender: int, unusable: frozenset[str] = frozenset()
     ) -> Tensor:
-        shards = part.of(owner)
+        shards, channel = part.of(owner), self._channels[direction]
 
-        def encode(room: Tensor) -> list[tuple[int, int] | None]:
-            sent = [shard for shard in shards if shard.name not in lost]
+        def encode(buffer: Tensor) -> list[tuple[int, int] | None]:
+            sent = [shard for shard in shards if shard.name not in unusable]
             names, values = [shard.name for shard in sent], [shard.values for shard in sent]
-            found = channel.encode_all_into(names, values, room, seeds=[shard.rounding_seed(sender) for shard in sent])
-            spans = dict(zip(names, found, strict=True))
-            for name in [name for name in names if spans[name] is None]:
-                if self.nonfinite == "skip" and channel is self.there:
-                    self._say_skipped(name)
+            seeds = [shard.rounding_seed(sender) for shard in sent]
+            spans = dict(zip(names, channel.encode_all_into(names, values, buffer, seeds=seeds), strict=True))
+            if self.nonfinite == "skip" and direction == SCATTER:
+                for name in names:
+                    if spans[name] is None:
+                        self._note_nonfinite(name)
             return [spans.get(shard.name) for shard in shards]
 
-        swap = part.there if channel is self.there else part.back
-        room = self._rooms.of((channel is self.there, part.key, owner), PREFIX + swap.limit, pinned=part.pinned)
-        message = bundles.write([shard.name for shard in shards], encode, room[PREFIX:])
-        return room[: PREFIX + message.numel()]
+        limit = (part.scatter if direction == SCATTER else part.gather).limit
+        buffer = self._buffers.get((direction, part.index, owner), PREFIX + limit, pinned=part.pinned)
+        message = messages.write([shard.name for shard in shards], encode, buffer[PREFIX:])
+        return buffer[: PREFIX + message.numel()]
 
     def _sum(self, part: _Part, incoming: Mapping[int, Tensor]) -> frozenset[str]:
-        """The mean of all contributions in the place of the own shards; returns those that nothing can be said of."""
-        mine, lost = part.of(self.peers.rank), set()
-        weight = 1.0 / self.peers.size
+        """Replace this rank's shards by the mean of all contributions; return the names of unusable shards."""
+        own, unusable = part.of(self.transport.rank), set()
+        mean = MeanAccumulator([shard.values for shard in own], self.transport.size)
         exact = []
-        # Where nobody's contribution is left out, the sum tells by itself, when it is encoded.
-        check = self.nonfinite == "skip" or self._own_encoded
-        for shard, finite in zip(mine, _all_finite(mine) if check else [True] * len(mine), strict=True):
+        # Unless contributions are left out, encoding the mean detects values that are not finite.
+        check = self.nonfinite == "skip" or self._encodes_own
+        for shard, finite in zip(own, _all_finite(own) if check else [True] * len(own), strict=True):
             if not finite:
-                lost.add(shard.name)
+                unusable.add(shard.name)
                 if self.nonfinite == "skip":
-                    self._say_skipped(shard.name)
+                    self._note_nonfinite(shard.name)
                 shard.values.zero_()
-            elif self._own_encoded:
-                own = self.there.encode(shard.name, shard.values, seed=shard.rounding_seed(self.peers.rank))
-                self._add(own, shard.values.zero_(), weight)
+            elif self._encodes_own:
+                seed = shard.rounding_seed(self.transport.rank)
+                frame = self._channels[SCATTER].encode(shard.name, shard.values, seed=seed)
+                OpenedFrame.of(frame, shard.values).add_to(shard.values.zero_(), mean.weight)
             else:
                 exact.append(shard.values)
-        if exact and weight != 1.0:
-            torch._foreach_mul_(exact, weight)
+        mean.add_values(exact)
         for rank, message in sorted(incoming.items()):
-            lost |= {shard.name for shard in self._take(message, mine, rank, weight)}
-        return frozenset() if self.nonfinite == "skip" else frozenset(lost)
+            unusable |= {shard.name for shard in self._add(message, own, rank, mean)}
+        return frozenset() if self.nonfinite == "skip" else frozenset(unusable)
 
-    def _take(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> list[_Shard]:
-        """Decode a message into shards, or add it to them; returns those that it says nothing of."""
-        if self._take_together(message, shards, sender, weight):
+    def _add(self, message: Tensor, shards: Sequence[_Shard], sender: int, mean: MeanAccumulator) -> list[_Shard]:
+        """Add one rank's message to the means; return the shards it marks as not finite."""
+        if self._read_joined(message, shards, sender, mean.weight):
             return []
-        frames = bundles.read(message, [shard.name for shard in shards], sender)
-        said, void = [], []
-        for shard, frame in zip(shards, frames, strict=True):
-            if bundles.is_void(frame):
-                void.append(shard)
-            else:
-                said.append((shard.values, *self._open(frame, shard.values)))
-        for to, packet, chain in said:
-            if weight is None:
-                chain.decode(packet.to(to.device), out=to)
-            else:
-                chain.accumulate(packet.to(to.device), to, weight)
-        return void
+        frames = self._open(message, shards, sender)
+        mean.add(frames)
+        return [shard for shard, frame in zip(shards, frames, strict=True) if frame is None]
 
-    def _take_together(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> bool:
-        """The same at once, where the message is as it mostly is; otherwise nothing has happened."""
+    def _decode(self, message: Tensor, shards: Sequence[_Shard], sender: int) -> list[_Shard]:
+        """Decode an owner's means; return the shards they mark as not finite."""
+        if self._read_joined(message, shards, sender, None):
+            return []
+        frames = self._open(message, shards, sender)
+        for shard, frame in zip(shards, frames, strict=True):
+            if frame is not None:
+                frame.decode_into(shard.values)
+        return [shard for shard, frame in zip(shards, frames, strict=True) if frame is None]
+
+    def _open(self, message: Tensor, shards: Sequence[_Shard], sender: int) -> list[OpenedFrame | None]:
+        """Return the frames of a message; None for a shard that is not finite."""
+        frames = messages.read(message, [shard.name for shard in shards], sender)
+        return [
+            None if messages.is_void(frame) else OpenedFrame.of(frame, shard.values, shard.name)
+            for shard, frame in zip(shards, frames, strict=True)
+        ]
+
+    def _read_joined(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> bool:
+        """Decode or add all frames in one launch, if they have the usual layout; otherwise False, with no effect."""
         values = [shard.values for shard in shards]
         if not values or not multi_tensor.fits(self._chain, values):
             return False
-        layout = multi_tensor.layout_of(self._chain.text, tuple(tuple(x.shape) for x in values))
-        begin = bundles.body_of(message, tuple(shard.name for shard in shards), tuple(layout.sizes))
-        if begin is None or not (sender == self.peers.rank or layout.found_at(message.data_ptr() + begin)):
+        shapes, codec = tuple(tuple(x.shape) for x in values), self._chain.text
+        template = _template(codec, tuple(shard.name for shard in shards), shapes)
+        if not template.matches(message, trusted=sender == self.transport.rank):
             return False
-        multi_tensor.read_frames(message, begin, layout, values, weight)
+        multi_tensor.read_frames(message, template.offsets[0], multi_tensor.layout_of(codec, shapes), values, weight)
         return True
 
-    def _open(self, frame: bytes | Tensor, to: Tensor) -> tuple[Packet, Chain]:
-        packet, chain = open_packet(frame, max_numel=to.numel())
-        if packet.spec.shape != tuple(to.shape):
-            raise InputError(f"a frame of {list(packet.spec.shape)} values came for a shard of {list(to.shape)}")
-        return packet, chain
-
-    def _add(self, frame: bytes, to: Tensor, weight: float) -> None:
-        packet, chain = self._open(frame, to)
-        chain.accumulate(packet.to(to.device), to, weight)
-
-    def _lost(self, shard: _Shard) -> None:
-        """Nothing can be said of a shard: some rank's values, or the sum's, are not finite. All ranks come here."""
-        self._say_skipped(shard.name)
+    def _fill_nonfinite(self, shard: _Shard) -> None:
+        """Replace a shard for which some rank's values, or the mean, are not finite. All ranks do so."""
+        self._note_nonfinite(shard.name)
         if self.nonfinite == "raise":
-            self._unsaid.append(shard.name)
+            self._nonfinite_shards.append(shard.name)
         shard.values.fill_(0.0 if self.nonfinite == "skip" else float("nan"))
 
-    def _say_skipped(self, name: str) -> None:
+    def _note_nonfinite(self, name: str) -> None:
         self.stats.skipped_nonfinite += 1
         self._warn_once("nonfinite", f"{name}: a value of some rank is not finite (nonfinite={self.nonfinite!r})")
 
     # --------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What was not sent yet, by range of slot, as a sender and as an owner."""
-        state = {f"there/{key}": value for key, value in self.there.state_dict().items()}
-        state |= {f"back/{key}": value for key, value in self.back.state_dict().items()}
+        """Return residuals by range of slot, as a sender and as an owner, and rounds by slot."""
+        state = {
+            f"{direction}/{key}": value
+            for direction, channel in self._channels.items()
+            for key, value in channel.state_dict().items()
+        }
         return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
 
     def take_over(self, before: TwoShot) -> bool:
-        """Go on with another's residuals, which have one form whatever the codec; False when they must be dropped."""
+        """Continue with another's residuals, which do not depend on the codec; False if they must be dropped."""
         state = before.state_dict()
-        velocities = any(key.endswith("/velocity") for key in state)
-        residuals = any(key.endswith("/residual") for key in state)
-        remembers = bool(parse(self.spec)[0])
-        if velocities or (residuals and not remembers):
+        has_velocity = any(key.endswith("/velocity") for key in state)
+        has_residual = any(key.endswith("/residual") for key in state)
+        if has_velocity or (has_residual and not parse(self.spec)[0]):
             return False
         self.load_state_dict(state)
         return True
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        there = {key.removeprefix("there/"): value for key, value in state.items() if key.startswith("there/")}
-        back = {key.removeprefix("back/"): value for key, value in state.items() if key.startswith("back/")}
-        self.there.load_state_dict(there)
-        self.back.load_state_dict(back)
-        rounds = {key.removesuffix("/round"): int(count) for key, count in state.items() if key.endswith("/round")}
-        self._rounds = rounds
+        for direction, channel in self._channels.items():
+            prefix = f"{direction}/"
+            channel.load_state_dict({key.removeprefix(prefix): x for key, x in state.items() if key.startswith(prefix)})
+        self._rounds = {key.removesuffix("/round"): int(x) for key, x in state.items() if key.endswith("/round")}
 
 
 def _all_finite(shards: Sequence[_Shard]) -> list[bool]:

@@ -85,10 +85,10 @@ def _tested(task: Task, iteration: int, seconds: float, rank: int) -> list[float
 def _sent(way: Way | None, local: LocalSGD | None, ranks: int, iterations: int) -> float | None:
     """Bytes an iteration, where they are counted."""
     if local is not None:
-        return local.exchange.ledger.wire_bytes(ranks) / iterations
+        return local.exchange.stats.ring_bytes_estimate(ranks) / iterations
     if way is None or way.attachment is None:
         return None
-    return float(way.attachment.stats()["wire_bytes"]) / iterations
+    return float(way.attachment.stats()["ring_bytes_estimate"]) / iterations
 
 
 if __name__ == "__main__":
