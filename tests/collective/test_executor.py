@@ -1,4 +1,4 @@
-"""The thread that exchanges: it ends with whoever it works for, and its errors are heard."""
+"""ExchangeThread: it ends with its owner, and its errors reach whoever waits."""
 
 from __future__ import annotations
 
@@ -14,68 +14,70 @@ import torch
 from laconic.collective.executor import ExchangeThread
 from laconic.errors import LaconicError
 
-EXITS = """
+NAME = "exchange thread of this test"
+EXIT_WITH_A_RUNNING_TASK = """
 import torch
 from laconic.collective.executor import ExchangeThread
-worker = ExchangeThread("exchange")
-assert worker.submit(lambda: torch.ones(3)).wait().sum() == 3
-late = worker.submit(lambda: (__import__("time").sleep(0.3), print("done", flush=True), torch.ones(1))[-1])
+thread = ExchangeThread("exchange")
+assert thread.submit(lambda: torch.ones(3)).wait().sum() == 3
+late = thread.submit(lambda: (__import__("time").sleep(0.3), print("done", flush=True), torch.ones(1))[-1])
 """
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "a worker of this test"]
+def running() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def test_a_thread_ends_with_its_worker() -> None:
-    worker = ExchangeThread("a worker of this test")
-    assert not threads()
-    assert float(worker.submit(lambda: torch.ones(3)).wait().sum()) == 3 and len(threads()) == 1
-    worker.close()
-    assert not threads()
-    assert float(worker.submit(lambda: torch.ones(4)).wait().sum()) == 4 and len(threads()) == 1  # and begins anew
-    del worker
+def test_thread_starts_with_the_first_task_and_ends_with_its_owner() -> None:
+    owner = ExchangeThread(NAME)
+    assert not running()
+    assert float(owner.submit(lambda: torch.ones(3)).wait().sum()) == 3 and len(running()) == 1
+    owner.close()
+    assert not running()
+    assert float(owner.submit(lambda: torch.ones(4)).wait().sum()) == 4 and len(running()) == 1
+    del owner
     gc.collect()
-    assert not threads()
+    assert not running()
 
 
-def test_a_task_of_its_own_may_drop_it() -> None:
-    kept = [ExchangeThread("a worker of this test")]
-    found = kept[0].submit(lambda: (kept.clear(), gc.collect(), torch.ones(2))[-1])
-    assert float(found.wait().sum()) == 2
-    for thread in threads():
+def test_task_may_drop_the_last_reference_to_its_owner() -> None:
+    owners = [ExchangeThread(NAME)]
+    future = owners[0].submit(lambda: (owners.clear(), gc.collect(), torch.ones(2))[-1])
+    assert float(future.wait().sum()) == 2
+    for thread in running():
         thread.join(5)
-    assert not threads()
+    assert not running()
 
 
-def test_who_waits_for_a_task_finds_it_gone() -> None:
+def test_task_is_released_before_its_future_is_done() -> None:
     class Task:
         def __call__(self) -> torch.Tensor:
             assert begun.wait(5)
             return torch.ones(2)
 
-    worker, begun, task = ExchangeThread("a worker of this test"), threading.Event(), Task()
-    alive, found = weakref.ref(task), []
-    future = worker.submit(task)
+    owner, begun, task = ExchangeThread(NAME), threading.Event(), Task()
+    alive, seen = weakref.ref(task), []
+    future = owner.submit(task)
     del task
-    future.add_done_callback(lambda _: found.append(alive()))  # called by the worker's thread, before any wait returns
+    future.add_done_callback(lambda _: seen.append(alive()))  # called by the exchange thread before any wait returns
     begun.set()
     future.wait()
-    worker.close()
-    assert found == [None]
+    owner.close()
+    assert seen == [None]
 
 
-def test_the_first_error_is_that_of_all_later_tasks() -> None:
+def test_all_tasks_after_an_error_raise_the_same_error() -> None:
     def fails() -> torch.Tensor:
         raise LaconicError("no rank 3")
 
-    worker = ExchangeThread("a worker of this test")
+    owner = ExchangeThread(NAME)
     for task in (fails, lambda: torch.ones(1)):
         with pytest.raises(Exception, match="no rank 3"):
-            worker.submit(task).wait()
-    worker.close()
+            owner.submit(task).wait()
+    owner.close()
 
 
-def test_a_process_that_ends_waits_for_it() -> None:
-    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=60)
+def test_process_exit_waits_for_a_running_task() -> None:
+    command = [sys.executable, "-c", EXIT_WITH_A_RUNNING_TASK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

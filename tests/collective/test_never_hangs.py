@@ -1,4 +1,4 @@
-"""200 steps of VGG-11's gradients in DDP's own buckets, under a watchdog that ends the ranks after a minute."""
+"""200 steps with VGG-11's gradients and DDP's default buckets, under a watchdog that ends the ranks after a minute."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from functools import partial
 
 import pytest
-from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.collective import differing
 from laconic_lab.bench.ddp.synthetic import Drawer, Synthetic
+from ranks import run_ranks
 
 STEPS = 200
 WATCHDOG_S = 60.0
@@ -24,19 +24,19 @@ MIXED = {
 }
 
 
-def work(rank, world, *, spec, policy):
+def train(rank, world, *, spec, policy):
     module = DistributedDataParallel(Synthetic("vgg11"))
     gradients = Drawer(module.module.numel, rank)
     attachment = laconic.attach(module, spec, policy=policy)
     began = time.monotonic()
-    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)  # says where every thread is
+    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)  # prints where every thread is
     for step in range(STEPS):
         module.zero_grad()
         module(gradients.at(step)).backward()
     faulthandler.cancel_dump_traceback_later()
-    took = time.monotonic() - began
+    seconds = time.monotonic() - began
     return {
-        "took": took,
+        "seconds": seconds,
         "same": differing({name: p.grad for name, p in module.named_parameters()}) == [],
         "steps": attachment.stats()["steps"],
         "numel": gradients.numel,
@@ -57,8 +57,8 @@ def work(rank, world, *, spec, policy):
     ids=["qsgd", "thc", "topk", "powersgd", "mixed"],
 )
 def test_two_hundred_steps_end_within_a_minute(spec, policy, tmp_path):
-    found = run_ranks(partial(work, spec=spec, policy=policy), 2, tmp_path)
-    print(f"{spec}: {STEPS} steps in {max(rank['took'] for rank in found):.1f} s")
-    for rank in found:
+    ranks = run_ranks(partial(train, spec=spec, policy=policy), 2, tmp_path)
+    print(f"{spec}: {STEPS} steps in {max(rank['seconds'] for rank in ranks):.1f} s")
+    for rank in ranks:
         assert rank["same"] and rank["steps"] == STEPS and rank["numel"] > 9_000_000
-        assert policy is None or rank["specs"] == len(MIXED) + 2  # and why others are small
+        assert policy is None or rank["specs"] == len(MIXED) + 2  # the policy's codecs, and two reasons of exempt slots

@@ -1,4 +1,4 @@
-"""Scripts under torchrun: the examples, on trainers where they are installed, and a restart after a crash."""
+"""Scripts under torchrun: the examples, with trainers if they are installed, and a restart after a crash."""
 
 from __future__ import annotations
 
@@ -31,46 +31,48 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def torchrun(*words: str | Path, restarts: int = 0) -> str:
+def torchrun(*args: str | Path, restarts: int = 0) -> str:
     options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
-    # Without the variable torch 2.13 cannot restart: the new ranks meet the old ones' store.
-    quiet = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=quiet)
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, args)]
+    # Without the last variable torch 2.13 cannot restart: new ranks would connect to the store of the old ones.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp_torchrun", "local_sgd"])
-def test_an_example_trains(name):
-    said = torchrun(EXAMPLES / f"{name}.py")
-    assert float(said.split("accuracy ")[1].split(" %")[0]) > 75 and "kB a step" in said
+def test_example_trains(name):
+    output = torchrun(EXAMPLES / f"{name}.py")
+    assert float(output.split("accuracy ")[1].split(" %")[0]) > 75 and "kB a step" in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_trainer_is_attached(name):
-    pytest.importorskip(TRAINERS[name], reason=f"{TRAINERS[name]} is not installed: its entry point is not tested here")
-    said = torchrun(EXAMPLES / f"{name}.py")
-    steps, kilobytes = (float(word) for word in said.strip().splitlines()[-1].replace(" kB each", "").split(" steps, "))
+def test_trainer_is_attached(name):
+    pytest.importorskip(TRAINERS[name], reason=f"{TRAINERS[name]} is not installed: its entry point is not tested")
+    output = torchrun(EXAMPLES / f"{name}.py")
+    steps, kilobytes = (
+        float(word) for word in output.strip().splitlines()[-1].replace(" kB each", "").split(" steps, ")
+    )
     assert steps >= 10 and kilobytes < 30  # of 76 without compression
 
 
 @pytest.mark.slow
-def test_a_restart_goes_on_from_the_last_checkpoint_with_its_residuals(tmp_path):
+def test_restart_after_a_crash_ends_with_the_same_bits(tmp_path):
     script = tmp_path / "crash.py"
     script.write_text(CRASH)
-    ends = {}
+    final_states = {}
     for name in ("whole", "crashed"):
         folder = tmp_path / name
         folder.mkdir()
         if name == "whole":
             (folder / "died").touch()
         torchrun(script, folder, EXAMPLES / "ddp_torchrun.py", restarts=1)
-        ends[name] = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+        final_states[name] = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
     assert (tmp_path / "crashed" / "died").exists()
-    for whole, crashed in zip(ends["whole"], ends["crashed"], strict=True):
+    for whole, crashed in zip(final_states["whole"], final_states["crashed"], strict=True):
         assert whole["step"] == crashed["step"] == 60
         for part in ("model", "laconic"):
             assert whole[part].keys() == crashed[part].keys()

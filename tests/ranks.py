@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, and what each of them found."""
+"""Runs a function on several ranks of torch.distributed, each in its own process."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-Work = Callable[[int, int], dict[str, Any]]
+RankFunction = Callable[[int, int], dict[str, Any]]
 
 
-def run_ranks(work: Work, world: int, folder: Path) -> list[dict[str, Any]]:
-    """What ``work(rank, world)`` returned on each rank."""
-    # A server that has imported torch, and done no backward (after which autograd does not bear a fork).
+def run_ranks(function: RankFunction, world: int, folder: Path) -> list[dict[str, Any]]:
+    """Return the results of ``function(rank, world)``, by rank."""
+    # The fork server has imported torch and has not run backward, after which autograd does not survive a fork.
     multiprocessing.set_forkserver_preload(["laconic.collective", "torch._dynamo"])
     folder.mkdir(parents=True, exist_ok=True)
-    mp.start_processes(_rank, args=(work, world, str(folder)), nprocs=world, start_method="forkserver")
+    mp.start_processes(_rank, args=(function, world, str(folder)), nprocs=world, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
-def _rank(rank: int, work: Work, world: int, folder: str) -> None:
+def _rank(rank: int, function: RankFunction, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    found = work(rank, world)
-    torch.save(found, f"{folder}/{rank}.pt")
+    result = function(rank, world)
+    torch.save(result, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-class Heard(logging.Handler):
-    """What laconic's logger says while the block lasts."""
+class LogCapture(logging.Handler):
+    """Collects the messages of laconic's logger while the block runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ class Heard(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 
-    def __enter__(self) -> Heard:
+    def __enter__(self) -> LogCapture:
         logging.getLogger("laconic").addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("laconic").removeHandler(self)
 
-    def has(self, words: str) -> bool:
-        return any(words in line for line in self.lines)
+    def has(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -61,7 +61,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def batches(rank: int, count: int, size: int = 16):
-    """Inputs, and which of the first ten is the largest."""
+    """Yield inputs, with the index of the largest of the first ten values as the class."""
     generator = torch.Generator().manual_seed(1000 + rank)
     for _ in range(count):
         x = torch.randn(size, 64, generator=generator)
@@ -74,3 +74,15 @@ def parameters(module: nn.Module) -> list[torch.Tensor]:
 
 def same(xs, ys) -> bool:
     return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+def by_name(ranks: list[dict[str, Any]], prefix: str) -> dict[str, list[Any]]:
+    """Return the results whose names begin with a prefix, each as a list over ranks."""
+    return {name: [rank[name] for rank in ranks] for name in ranks[0] if name.startswith(prefix)}
+
+
+def failures(ranks: list[dict[str, Any]], prefix: str) -> dict[str, list[Any]]:
+    """Return the results with a prefix that are not true on all ranks; at least one result must have the prefix."""
+    results = by_name(ranks, prefix)
+    assert results, f"no rank returned {prefix!r}"
+    return {name: values for name, values in results.items() if not all(values)}
