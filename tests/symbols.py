@@ -7,7 +7,8 @@ import heapq
 import torch
 from torch import Tensor
 
-from laconic.kernels.interface import Coding, Kernels, coded_max_nbytes, symbol_bits, symbol_dtype
+from laconic.kernels.interface import Kernels
+from laconic.kernels.sections import Coding, coded_max_nbytes, symbol_bits, symbol_dtype
 
 CODINGS = tuple(Coding)
 PURE = (Coding.HUFFMAN, Coding.RANS)

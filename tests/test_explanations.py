@@ -11,7 +11,7 @@ import laconic
 import laws
 import mutate
 from laconic import FrameError, wire
-from laconic.kernels.interface import CHUNK
+from laconic.kernels.sections import CHUNK
 
 
 def shannon(symbols):

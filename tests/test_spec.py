@@ -16,7 +16,7 @@ from laconic import ConfigError
 from laconic.codecs import Coder, registry
 from laconic.codecs import _parse as cached_parse
 from laconic.codecs.cast import BF16
-from laconic.kernels.interface import symbol_dtype
+from laconic.kernels.sections import symbol_dtype
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from laconic.codecs.coded import Coded
 from laconic.codecs.coders import ChunkCoder
 from laconic.errors import FrameError
 from laconic.frames import open_packet
-from laconic.kernels.interface import CONSTANT, HUFFMAN, MAX_ALPHABET, RANS, RAW
+from laconic.kernels.sections import CONSTANT, HUFFMAN, MAX_ALPHABET, RANS, RAW
 from laconic.packet import Packet, oom_as_frame_error
 from laconic.wire import MAX_NUMEL, Buffer
 

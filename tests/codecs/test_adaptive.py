@@ -14,7 +14,7 @@ import laconic
 import laws
 from laconic import InputError, counters, kernels
 from laconic.kernels import cpu, reference
-from laconic.kernels.interface import read_positions_header
+from laconic.kernels.sections import read_positions_header
 
 SPECS = laws.ADAPTIVE
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])

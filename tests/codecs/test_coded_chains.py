@@ -18,7 +18,7 @@ import laws
 import mutate
 from laconic import ConfigError, FrameError, wire
 from laconic.codecs import registry
-from laconic.kernels.interface import CHUNK
+from laconic.kernels.sections import CHUNK
 
 # Chains behind a selector run the laws in the selector's file.
 SPECS = [spec for spec in laws.CODED if not spec.startswith("topk")]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic.kernels import cpu
-from laconic.kernels.interface import CHUNK, Coding
+from laconic.kernels.sections import CHUNK, Coding
 from symbols import CODINGS, KINDS, code, entropy, huffman_cost, make, noise, raw_nbytes
 
 SPREADS = {

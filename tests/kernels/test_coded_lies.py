@@ -10,8 +10,8 @@ import torch
 
 from laconic import FrameError
 from laconic.kernels import cpu, reference
-from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
 from laconic.kernels.reference import code_tables
+from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
 from symbols import PURE, code, make
 
 BACKENDS = {"cpu": cpu, "reference": reference}

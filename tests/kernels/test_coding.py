@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 import laws
 from laconic import InputError, _core
 from laconic.kernels import cpu, reference
-from laconic.kernels.interface import (
-    CHUNK,
-    CONSTANT,
-    HUFFMAN,
-    RANS,
-    RAW,
-    Coding,
-    LinearGrid,
-    UniformGrid,
-    coded_max_nbytes,
-    symbol_dtype,
-)
+from laconic.kernels.interface import LinearGrid, UniformGrid
 from laconic.kernels.reference import code_tables
 from laconic.kernels.reference import entropy_coding as coding_of
+from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, coded_max_nbytes, symbol_dtype
 from symbols import CODINGS, KINDS, PURE, code, make, normal, raw_nbytes
 
 # Streams of Huffman's code begin at 2,048 and 65,536 symbols, lanes of rANS at 16,384, another chunk behind 2^19.

@@ -7,16 +7,17 @@ import torch
 
 import laws
 from laconic.kernels import cpu, reference
-from laconic.kernels.interface import NONFINITE, num_buckets, packed_nbytes
+from laconic.kernels.interface import NONFINITE, QsgdCoding
+from laconic.kernels.sections import num_buckets, packed_nbytes
 
-HOW = {"bits": 4, "bucket": 512, "l2": False, "stochastic": True, "seed": 3}
+CODING = QsgdCoding(bits=4, bucket=512, l2=False, stochastic=True)
 
 
 def fed_back(backend, x, memory):
     n, residual = x.numel(), memory.clone()
     norms = torch.zeros(4 * num_buckets(n, 512), dtype=torch.uint8)
     packed = torch.zeros(packed_nbytes(n, 4), dtype=torch.uint8)
-    key = backend.qsgd_feedback(x, residual, **HOW, norms=norms, packed=packed)
+    key = backend.qsgd_feedback(x, residual, CODING, seed=3, norms=norms, packed=packed)
     return key, residual, norms, packed
 
 

@@ -9,7 +9,7 @@ import laws
 from laconic import FrameError
 from laconic._core import byte_view, crc32c
 from laconic.kernels import cpu, random, reference
-from laconic.kernels.interface import ALL, BITMAP, RICE, PositionPlan, packed_nbytes, read_positions_header
+from laconic.kernels.sections import ALL, BITMAP, RICE, PositionPlan, packed_nbytes, read_positions_header
 
 BACKENDS = pytest.mark.parametrize("backend", [cpu, reference], ids=["cpu", "reference"])
 LENGTHS = (0, 1, 7, 8, 31, 255, 256, 257, 511, 512, 700)

@@ -12,7 +12,8 @@ import laws
 from golden import make
 from laconic import FrameError, kernels, wire
 from laconic.kernels import reference
-from laconic.kernels.interface import PackedIntCoding, packed_nbytes
+from laconic.kernels.interface import PackedIntSum
+from laconic.kernels.sections import PackedIntCoding, packed_nbytes
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
 
@@ -119,11 +120,9 @@ def test_a_sum_above_its_total_is_rejected():
     x, clips, lanes = torch.zeros(700, device=DEVICE), torch.ones(1, device=DEVICE), torch.full((700,), 16)
     packed = torch.empty(packed_nbytes(700, 5), dtype=torch.uint8)
     reference.pack(lanes, 5, packed)
+    total = PackedIntSum(packed.to(DEVICE), clips.view(torch.uint8), PackedIntCoding(15, 5, True), 15)
     with pytest.raises(FrameError, match="a sum above 15"):
-        triton_kernels().packed_int_decode(
-            packed.to(DEVICE), clips.view(torch.uint8), PackedIntCoding(15, 5, True), total=15, rotation_seed=None,
-            out=x, weight=None,
-        )  # fmt: skip
+        triton_kernels().packed_int_decode(total, rotation_seed=None, out=x, weight=None)
 
 
 @gpu_only

@@ -32,8 +32,8 @@ from triton_support import (
 
 import laws
 import symbols as kinds
-from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RAW, Coding, coded_max_nbytes
 from laconic.kernels.reference import code_tables
+from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RAW, Coding, coded_max_nbytes
 
 pytestmark = MARKS
 

@@ -13,7 +13,8 @@ import laconic
 import laws
 from laconic import counters, kernels
 from laconic.kernels import random, reference
-from laconic.kernels.interface import GROUP, SUM_BLOCK, LinearGrid, PackedIntCoding, num_buckets, packed_nbytes
+from laconic.kernels.interface import IntRounding, LinearGrid, QsgdCoding
+from laconic.kernels.sections import GROUP, SUM_BLOCK, PackedIntCoding, num_buckets, packed_nbytes
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
 
@@ -52,17 +53,9 @@ def test_packed_integer_encoding_applies_error_feedback(coding, noise):
         results = []
         for backend, device in ((reference, "cpu"), (triton_kernels(), DEVICE)):
             residual = x.to(device, copy=True)
-            out = torch.zeros(laconic.kernels.interface.packed_ints_nbytes(n, coding), dtype=torch.uint8, device=device)
-            backend.packed_int_encode(
-                residual,
-                coding,
-                factor=None,
-                rotation_seed=None,
-                rounding_seed=noise,
-                feedback=True,
-                clips=clips.to(device),
-                out=out,
-            )
+            out = torch.zeros(laconic.kernels.sections.packed_ints_nbytes(n, coding), dtype=torch.uint8, device=device)
+            rounding = IntRounding(None, None, noise)
+            backend.packed_int_encode(residual, coding, rounding, feedback=True, clips=clips.to(device), out=out)
             results.append((residual.cpu(), out.cpu(), backend.packed_int_max(out, n, coding)))
         (*expected, largest), (*result, triton_largest) = results
         assert all(map(laws.same_bits, result, expected)) and triton_largest == largest
@@ -79,10 +72,8 @@ def test_qsgd_feedback_agrees(bits, l2, stochastic):
             residual = memory.to(device, copy=True)
             norms = torch.zeros(4 * num_buckets(n, 512), dtype=torch.uint8, device=device)
             packed = torch.zeros(packed_nbytes(n, bits), dtype=torch.uint8, device=device)
-            amax_bits = backend.qsgd_feedback(
-                x.to(device), residual, bits=bits, bucket=512, l2=l2, stochastic=stochastic, seed=3, norms=norms,
-                packed=packed,
-            )  # fmt: skip
+            coding = QsgdCoding(bits, 512, l2, stochastic)
+            amax_bits = backend.qsgd_feedback(x.to(device), residual, coding, seed=3, norms=norms, packed=packed)
             results.append((residual.cpu(), norms.cpu(), packed.cpu(), amax_bits))
         (*expected, amax_bits), (*result, triton_amax_bits) = results
         assert (
@@ -214,7 +205,7 @@ def test_an_encoding_can_be_captured_in_a_cuda_graph():
     x = laws.normal(1 << 20).cuda()
     norms = torch.empty(4 * num_buckets(x.numel(), 512), dtype=torch.uint8, device="cuda")
     packed = torch.empty(packed_nbytes(x.numel(), 4), dtype=torch.uint8, device="cuda")
-    arguments = {"bits": 4, "bucket": 512, "l2": False, "stochastic": True, "seed": 1}
+    arguments = {"coding": QsgdCoding(4, 512, False, True), "seed": 1}
     qsgd.qsgd_encode(x, **arguments, norms=norms, packed=packed)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

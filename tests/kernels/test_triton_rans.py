@@ -28,8 +28,8 @@ from triton_support import (
 import laws
 import symbols as kinds
 from laconic.kernels import cpu
-from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, packed_nbytes, symbol_bits
 from laconic.kernels.reference import code_tables
+from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, packed_nbytes, symbol_bits
 
 pytestmark = MARKS
 

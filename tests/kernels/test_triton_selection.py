@@ -12,7 +12,7 @@ import laconic
 import laws
 from laconic import FrameError, kernels
 from laconic.kernels import reference
-from laconic.kernels.interface import ALL, BITMAP, RICE, positions_max_nbytes, read_positions_header
+from laconic.kernels.sections import ALL, BITMAP, RICE, positions_max_nbytes, read_positions_header
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
 

@@ -20,10 +20,10 @@ from triton.runtime import jit
 import laconic
 import laws
 from laconic import kernels
-from laconic.kernels.interface import (
+from laconic.kernels.interface import LinearGrid
+from laconic.kernels.sections import (
     GROUP,
     Coding,
-    LinearGrid,
     coded_max_nbytes,
     num_buckets,
     packed_nbytes,

@@ -17,7 +17,7 @@ import laws
 import symbols as kinds
 from laconic import FrameError, counters, kernels, wire
 from laconic.kernels import cpu
-from laconic.kernels.interface import RANS, RAW, Coding, coded_max_nbytes
+from laconic.kernels.sections import RANS, RAW, Coding, coded_max_nbytes
 
 pytest.importorskip("triton", reason="needs Triton: no GPU kernel is tested here")
 

@@ -13,7 +13,7 @@ import laws
 from laconic import kernels, wire
 from laconic.aggregate import homomorphic
 from laconic.codecs.packed_ints import PackedIntHead
-from laconic.kernels.interface import PackedIntCoding, packed_int_count, packed_ints_nbytes
+from laconic.kernels.sections import PackedIntCoding, packed_int_count, packed_ints_nbytes
 
 INTEGERS = ("shared:8", "thc:4", "thc:1", "shared:3,round=stochastic", "thc:2,round=stochastic", "randk:0.4|thc:5")
 FLOATS = ("randk:0.3", "union", "powersgd:2")
@@ -95,7 +95,7 @@ def test_lanes_of_every_width_fill_to_the_brim_without_a_carry(width):
 def test_a_wider_sum_takes_packed_integers_of_every_width(lane):
     for width, n in itertools.product((1, 3, 4, 7, 8, 12, 16), (1, 255, 256, 1000)):
         q = torch.randint(0, 1 << width, (n,), generator=torch.Generator().manual_seed(width)) % (1 << lane - 2)
-        packed = torch.empty(laconic.kernels.interface.packed_nbytes(n, width), dtype=torch.uint8)
+        packed = torch.empty(laconic.kernels.sections.packed_nbytes(n, width), dtype=torch.uint8)
         kernels.reference.pack(q, width, packed)
         ours = torch.zeros(-(-n // 256) * 32 * lane, dtype=torch.uint8)
         truth = ours.clone()
@@ -104,7 +104,7 @@ def test_a_wider_sum_takes_packed_integers_of_every_width(lane):
             kernels.reference.packed_int_accumulate(packed, n, width, lane, truth)
         assert torch.equal(ours, truth)
         wide = min(30, width + 2)
-        a, b = (torch.empty(laconic.kernels.interface.packed_nbytes(n, wide), dtype=torch.uint8) for _ in range(2))
+        a, b = (torch.empty(laconic.kernels.sections.packed_nbytes(n, wide), dtype=torch.uint8) for _ in range(2))
         kernels.cpu.packed_int_repack(ours, n, lane, wide, a)
         kernels.reference.packed_int_repack(truth, n, lane, wide, b)
         assert torch.equal(a, b) and torch.equal(kernels.reference.unpack(a, n, wide).long(), 3 * q)

@@ -15,21 +15,17 @@ from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.codecs.positional import coded_positions
 from laconic.errors import FrameError, InputError
-from laconic.kernels.interface import (
-    FLOAT32_MAX,
+from laconic.kernels.interface import FLOAT32_MAX, Kernels, LinearGrid, nearest_float32, safe_prescale
+from laconic.kernels.reference import pairwise_sum
+from laconic.kernels.sections import (
     MAX_ALPHABET,
     POSITIONS_HEADER,
-    Kernels,
-    LinearGrid,
-    nearest_float32,
     packed_nbytes,
     read_bytes,
     read_positions_header,
-    safe_prescale,
     symbol_bits,
     write_bytes,
 )
-from laconic.kernels.reference import pairwise_sum
 from laconic.packet import Arena
 
 __all__ = ["Adaptive"]

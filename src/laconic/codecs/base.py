@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from laconic.errors import NonFiniteError
-from laconic.kernels.interface import NONFINITE, Grid, Kernels, PositionHeader, symbol_bits
+from laconic.kernels.interface import NONFINITE, Grid, Kernels
+from laconic.kernels.sections import PositionHeader, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
 __all__ = [

@@ -11,7 +11,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, MultiTensorKernels, num_buckets
+from laconic.kernels.interface import Kernels, MultiTensorKernels
+from laconic.kernels.sections import num_buckets
 from laconic.packet import Arena
 
 __all__ = ["BucketedQuantizer"]

@@ -18,7 +18,7 @@ from laconic.codecs.powersgd import PowerSGD
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.randk import RandK
 from laconic.errors import ConfigError, FrameError, InputError
-from laconic.kernels.interface import MAX_ALPHABET
+from laconic.kernels.sections import MAX_ALPHABET
 from laconic.packet import EXACT, FLOATS, Arena, HeapArena, Packet, TensorSpec, allocate, oom_as_frame_error
 
 __all__ = ["Chain", "split"]

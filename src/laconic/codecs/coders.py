@@ -14,7 +14,8 @@ from laconic import counters
 from laconic.codecs import checks
 from laconic.codecs.base import Coder, Symbols
 from laconic.errors import ConfigError, FrameError
-from laconic.kernels.interface import Coding, Kernels, coded_max_nbytes, read_bytes, symbol_dtype, write_bytes
+from laconic.kernels.interface import Kernels
+from laconic.kernels.sections import Coding, coded_max_nbytes, read_bytes, symbol_dtype, write_bytes
 from laconic.packet import Arena
 
 __all__ = ["ByteCoder", "Deflate", "Huffman", "Rans", "Zstd"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import NONFINITE, Kernels, read_bytes, write_bytes
+from laconic.kernels.interface import NONFINITE, Kernels
+from laconic.kernels.sections import read_bytes, write_bytes
 from laconic.packet import Arena
 
 __all__ = ["FLOAT_HEAD", "FloatHead", "Mean"]

@@ -16,10 +16,9 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import ValueStage, refuse_nonfinite
 from laconic.errors import ConfigError, FrameError
-from laconic.kernels.interface import (
-    CLIP_LIMIT,
+from laconic.kernels.interface import CLIP_LIMIT, IntRounding, Kernels, PackedIntSum
+from laconic.kernels.sections import (
     SUM_BLOCK,
-    Kernels,
     PackedIntCoding,
     num_buckets,
     packed_int_count,
@@ -227,15 +226,9 @@ class PackedIntStage(ValueStage):
     ) -> Tensor:
         """The last of these sections alone, of values that are rotated here, or have been, or need not be."""
         integers = arena.take(packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), head.coding))
+        rounding = IntRounding(None, rotation_seed, rounding_seed if self.stochastic else None)
         kernels.packed_int_encode(
-            x,
-            head.coding,
-            factor=None,
-            rotation_seed=rotation_seed,
-            rounding_seed=rounding_seed if self.stochastic else None,
-            feedback=feedback,
-            clips=clips.view(torch.uint8),
-            out=integers,
+            x, head.coding, rounding, feedback=feedback, clips=clips.view(torch.uint8), out=integers
         )
         return integers
 
@@ -245,16 +238,8 @@ class PackedIntStage(ValueStage):
         head = self.head(1, ring=False)
         first, clips, integers = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
         head.write(first)
-        amax_bits = kernels.packed_int_encode(
-            x,
-            head.coding,
-            factor=self.clip_factor(head.levels, 1),
-            rotation_seed=self.signs,
-            rounding_seed=seed if self.stochastic else None,
-            feedback=False,
-            clips=clips,
-            out=integers,
-        )
+        rounding = IntRounding(self.clip_factor(head.levels, 1), self.signs, seed if self.stochastic else None)
+        amax_bits = kernels.packed_int_encode(x, head.coding, rounding, feedback=False, clips=clips, out=integers)
         refuse_nonfinite(amax_bits, x.numel())
         return (first, clips, integers) if amax_bits else ()
 
@@ -275,9 +260,8 @@ class PackedIntStage(ValueStage):
             if weight is None:
                 out.zero_()
             return
-        kernels.packed_int_decode(
-            sections[2], sections[1], head.coding, total=head.total, rotation_seed=self.signs, out=out, weight=weight
-        )
+        packed = PackedIntSum(sections[2], sections[1], head.coding, head.total)
+        kernels.packed_int_decode(packed, rotation_seed=self.signs, out=out, weight=weight)
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         values = packed_int_count(n, self.signs is not None)

@@ -5,13 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from laconic.codecs.base import Head, Selected, Selector
-from laconic.kernels.interface import (
-    POSITIONS_HEADER,
-    Kernels,
-    PositionHeader,
-    positions_max_nbytes,
-    read_positions_header,
-)
+from laconic.kernels.interface import Kernels
+from laconic.kernels.sections import POSITIONS_HEADER, PositionHeader, positions_max_nbytes, read_positions_header
 from laconic.packet import Arena
 
 __all__ = ["PositionalSelector", "coded_positions"]

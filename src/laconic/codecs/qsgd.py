@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import refuse_nonfinite
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, MultiTensorKernels, packed_nbytes
+from laconic.kernels.interface import Kernels, MultiTensorKernels, QsgdCoding
+from laconic.kernels.sections import packed_nbytes
 from laconic.packet import Arena
 
 __all__ = ["QSGD"]
@@ -62,6 +64,10 @@ class QSGD(BucketedQuantizer):
     def max_alphabet(self) -> int:
         return 1 << self.bits
 
+    @cached_property
+    def coding(self) -> QsgdCoding:
+        return QsgdCoding(self.bits, self.bucket, self.norm == "l2", self.round == "stochastic")
+
     @property
     def together(self) -> bool:
         return self.bits in (2, 4, 8) and self.norm == "max"
@@ -75,11 +81,7 @@ class QSGD(BucketedQuantizer):
         floats: Sequence[int],
         packed: Sequence[int],
     ) -> Tensor:
-        stochastic = self.round == "stochastic"
-        return kernels.qsgd_encode_all(
-            tensors, residuals, bits=self.bits, bucket=self.bucket, stochastic=stochastic, seeds=seeds, norms=floats,
-            packed=packed,
-        )  # fmt: skip
+        return kernels.qsgd_encode_all(tensors, residuals, self.coding, seeds=seeds, norms=floats, packed=packed)
 
     def dequantize_all(
         self,
@@ -95,33 +97,14 @@ class QSGD(BucketedQuantizer):
         return packed_nbytes(n, self.bits)
 
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
-        return kernels.qsgd_encode(
-            x,
-            bits=self.bits,
-            bucket=self.bucket,
-            l2=self.norm == "l2",
-            stochastic=self.round == "stochastic",
-            seed=seed,
-            norms=floats,
-            packed=packed,
-        )
+        return kernels.qsgd_encode(x, self.coding, seed=seed, norms=floats, packed=packed)
 
     def encode_feedback(
         self, x: Tensor, residual: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[Tensor, ...]:
         """Sections of residual + x; the residual keeps what they lack."""
         norms, packed = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
-        amax_bits = kernels.qsgd_feedback(
-            x,
-            residual,
-            bits=self.bits,
-            bucket=self.bucket,
-            l2=self.norm == "l2",
-            stochastic=self.round == "stochastic",
-            seed=seed,
-            norms=norms,
-            packed=packed,
-        )
+        amax_bits = kernels.qsgd_feedback(x, residual, self.coding, seed=seed, norms=norms, packed=packed)
         refuse_nonfinite(amax_bits, x.numel())
         return (norms, packed) if amax_bits else ()
 

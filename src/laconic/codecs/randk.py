@@ -11,7 +11,8 @@ from laconic.codecs import checks
 from laconic.codecs.base import Head, SeedHeader, Selected, Selector, refuse_nonfinite
 from laconic.codecs.topk import kept
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, read_seed
+from laconic.kernels.interface import Kernels
+from laconic.kernels.sections import read_seed
 from laconic.packet import Arena
 
 __all__ = ["RandK"]

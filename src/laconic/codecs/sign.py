@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import GROUP, Kernels, MultiTensorKernels, packed_nbytes
+from laconic.kernels.interface import Kernels, MultiTensorKernels
+from laconic.kernels.sections import GROUP, packed_nbytes
 
 __all__ = ["OneBit", "Sign"]
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, trits_nbytes
+from laconic.kernels.interface import Kernels
+from laconic.kernels.sections import trits_nbytes
 
 __all__ = ["TernGrad"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Selected
 from laconic.codecs.positional import PositionalSelector
-from laconic.kernels.interface import Kernels, positions_max_nbytes
+from laconic.kernels.interface import Kernels
+from laconic.kernels.sections import positions_max_nbytes
 from laconic.packet import Arena
 
 __all__ = ["TopK", "kept"]

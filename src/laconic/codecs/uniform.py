@@ -13,7 +13,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, UniformGrid, packed_nbytes, read_bytes, write_bytes
+from laconic.kernels.interface import Kernels, UniformGrid
+from laconic.kernels.sections import packed_nbytes, read_bytes, write_bytes
 from laconic.packet import Arena
 
 __all__ = ["Uniform"]

@@ -1,7 +1,7 @@
-"""Rounding, packing, selection: one signature (``interface``), several backends.
+"""Rounding, packing, selection and coding: one interface, several backends.
 
-``reference`` is torch and the truth; ``cpu`` is the C++ core with the same bytes; ``triton.cuda`` serves CUDA tensors
-where Triton is; ``torch_fallback`` is torch on other devices. ``backend_for(tensor)`` picks one.
+``reference`` (torch) defines the bytes; ``cpu`` is the C++ core; ``triton.backend`` serves CUDA tensors;
+``torch_fallback`` serves other devices. ``backend_for(tensor)`` chooses one.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from laconic.kernels.interface import Kernels, MultiTensorKernels
 __all__ = ["Kernels", "MultiTensorKernels", "backend_for", "multi_tensor_backend_for", "use_backend"]
 
 _BACKENDS: dict[str, Kernels] = {"cpu": cpu, "torch_fallback": torch_fallback, "reference": reference}
-"""Those that are there without a compiler; ``triton`` joins when first asked for."""
+"""The backends that need no compiler; ``triton`` is imported on first use."""
 
 _forced: ContextVar[Kernels | None] = ContextVar("laconic_kernels", default=None)
 
 
 def backend_for(x: Tensor) -> Kernels:
-    """The backend that serves this tensor's device."""
+    """Return the backend for the device of a tensor."""
     forced = _forced.get()
     if forced is not None:
         return forced
     if x.is_cpu:
         return cpu
-    found, why = _device_backend(x.device)
-    if why:
-        counters.count("reference_kernels", 1, f"{why}: plain torch serves, with the same bytes")
-    return found
+    backend, reason = _device_backend(x.device)
+    if reason:
+        counters.say("reference_kernels", 1, f"{reason}: using plain torch, with the same bytes")
+    return backend
 
 
 @lru_cache(maxsize=64)
 def _device_backend(device: torch.device) -> tuple[Kernels, str]:
-    """The backend of a device that is not the CPU, and why it is a slow one, if so."""
+    """Return the backend for a device other than the CPU, and the reason if it is the slow one."""
     if device.type != "cuda":
-        return torch_fallback, f"{device.type} has no kernels of its own"
+        return torch_fallback, f"there are no kernels for {device.type}"
     try:
-        found = _triton()
-        found.all_finite(torch.zeros(1, device=device))  # compiles, loads and runs
-    except Exception as error:  # a compiler fails in more ways than it has names for
-        return torch_fallback, f"Triton cannot be used on {device} ({str(error).strip().splitlines()[-1:]})"
-    return found, ""
+        backend = _triton()
+        backend.all_finite(torch.zeros(1, device=device))  # compiles, loads and runs
+    except Exception as error:  # a compiler can raise anything
+        return torch_fallback, f"Triton does not work on {device} ({str(error).strip().splitlines()[-1:]})"
+    return backend, ""
 
 
 def multi_tensor_backend_for(x: Tensor) -> MultiTensorKernels | None:
-    """What takes many tensors like this one in a launch; None where nothing is won by it."""
+    """Return the kernels that take many tensors like this one in one launch, or None if there are none."""
     return None if backend_for(x) in _BACKENDS.values() else _multi_tensor_backend(x.device)
 
 
@@ -63,9 +63,9 @@ def _multi_tensor_backend(device: torch.device) -> MultiTensorKernels | None:
     assert isinstance(backend, MultiTensorKernels)
     try:
         backend.amax_bits_all([torch.zeros(1, device=device)]).tolist()
-    except Exception as error:  # as above
-        why = f"many tensors in a launch cannot be had on {device} ({str(error).strip().splitlines()[-1:]})"
-        counters.count("hosted_kernels", 1, f"{why}: one after the other, with the same bytes")
+    except Exception as error:  # a compiler can raise anything
+        reason = f"multi-tensor kernels do not work on {device} ({str(error).strip().splitlines()[-1:]})"
+        counters.say("hosted_kernels", 1, f"{reason}: tensors are processed one by one, with the same bytes")
         return None
     return backend
 
@@ -77,9 +77,9 @@ def _triton() -> Kernels:
 
 
 @contextmanager
-def use_backend(backend: str) -> Iterator[None]:
-    """Send all work to one backend (``reference``, ``torch_fallback``, ``cpu``, ``triton``): for tests."""
-    token = _forced.set(_triton() if backend == "triton" else _BACKENDS[backend])
+def use_backend(name: str) -> Iterator[None]:
+    """Use one backend for all tensors: ``reference``, ``torch_fallback``, ``cpu`` or ``triton``. For tests."""
+    token = _forced.set(_triton() if name == "triton" else _BACKENDS[name])
     try:
         yield
     finally:

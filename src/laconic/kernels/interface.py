@@ -1,89 +1,80 @@
-"""What a backend offers. ``reference`` (torch) defines the bytes; ``cpu`` (C++) must give the same ones, faster.
+"""The kernels that every backend offers, and the types of their arguments.
 
-All tensors are flat and contiguous; sections are uint8. Encoders return the largest magnitude they saw as the bit
-pattern of a float32 without its sign (a *key*), so that one number tells "all zero" (0) and "not finite"
-(``>= NONFINITE``) and neither costs a pass of its own. Decoders store into ``out`` (float32), or add ``weight`` times
-the value to it when a weight is given: that is the fused decode-accumulate of aggregation. Decoders raise
-``FrameError`` when a section holds what no encoder writes.
+``reference`` (torch) defines the bytes; the other backends must produce the same ones, faster. Conventions:
+
+- Tensors are flat and contiguous, of float32 unless stated otherwise; sections are uint8.
+- An encoder returns the *amax bits* of its input: the float32 bit pattern of the largest magnitude. 0 means that all
+  values are zero, ``>= NONFINITE`` that one is an infinity or a NaN; neither check costs a pass of its own. In both
+  cases the sections are undefined.
+- A decoder stores into ``out`` if ``weight`` is None; otherwise it adds ``weight`` times each value to ``out``, the
+  fused decode-and-accumulate of aggregation. It raises ``FrameError`` if a section holds bytes that no encoder writes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from laconic import _core
-from laconic._core import bytes_at, set_bytes
-from laconic.errors import FrameError
+from laconic.kernels.sections import PackedIntCoding, PositionHeader
 
 NONFINITE = 0x7F800000
-"""Keys from here on are infinities and NaNs."""
-
-GROUP = 256
-"""Values per group of the vertical bit packing: 32 rows of 8 lanes."""
-
-TRIT_GROUP_NBYTES = 64
-"""Bytes per group of the base-3 packing; each holds five values."""
-
-
-SUM_BLOCK = 1024
-"""Values that share a scale, and are rotated together, in summable codecs."""
-
-CLIP_LIMIT = (2.0 - 2.0**-20) * 2.0**127
-"""The largest clip: no level of it, however rounded, leaves float32."""
-
-
-class PackedIntCoding(NamedTuple):
-    """Integers from 0 to ``levels`` in ``width`` bits: in the vertical packing, or in words of lanes to be added."""
-
-    levels: int
-    width: int
-    packed: bool
-
-
-class PositionPlan(NamedTuple):
-    """How a set of positions will be written, and how many bytes that takes."""
-
-    mode: int
-    low_bits: int
-    nbytes: int
-
-
-class PositionHeader(NamedTuple):
-    """What a position section says of itself."""
-
-    mode: int
-    low_bits: int
-    kept: int
-
-
-ALL, RICE, BITMAP = 0, 1, 2
-"""Modes of a position section."""
-
-POSITIONS_HEADER = 8
-MAX_LOW_BITS = 31
-
+"""Amax bits from here on mean an infinity or a NaN."""
 
 FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
+CLIP_LIMIT = (2.0 - 2.0**-20) * 2.0**127
+"""The largest clip: none of its levels leaves float32, however it is rounded."""
+
+
+class QsgdCoding(NamedTuple):
+    """How ``qsgd`` rounds: bits per symbol, values per norm, l2 norms instead of maxima, stochastic rounding."""
+
+    bits: int
+    bucket: int
+    l2: bool
+    stochastic: bool
+
+
+class IntRounding(NamedTuple):
+    """How values become packed integers.
+
+    Args:
+        factor: A block's clip is this factor times its largest magnitude (root mean square if rotated); None: clips
+            are given.
+        rotation_seed: Seed of the signs of the rotation; None: no rotation.
+        rounding_seed: Seed of stochastic rounding; None: round to nearest.
+    """
+
+    factor: float | None
+    rotation_seed: int | None
+    rounding_seed: int | None
+
+
+class PackedIntSum(NamedTuple):
+    """Sums of packed integers. ``total``, levels times the number of workers, stands for a block's clip."""
+
+    integers: Tensor
+    clips: Tensor
+    coding: PackedIntCoding
+    total: int
+
 
 def nearest_float32(value: float) -> float:
-    """As a float32 has it; the largest, where it lies beyond."""
+    """Round to float32, saturating."""
     return float(struct.unpack("<f", struct.pack("<f", max(-FLOAT32_MAX, min(value, FLOAT32_MAX))))[0])
 
 
 def safe_prescale(spread: float) -> float:
-    """What values are multiplied by, so that no difference overflows and no quotient does."""
+    """The factor that keeps differences and quotients of values in a range of this width from overflowing."""
     return 2.0**64 if spread < 2.0**-64 else 2.0**-64 if spread > 2.0**64 else 1.0
 
 
 class LinearGrid(NamedTuple):
-    """Bins of equal width in float32: ``trunc((x * pre - base) * inverse)``, cut to 0 … levels - 1."""
+    """Bins of equal width in float32: ``trunc((x * pre - base) * inverse)``, clamped to [0, levels - 1]."""
 
     pre: float
     base: float
@@ -92,13 +83,13 @@ class LinearGrid(NamedTuple):
 
     @classmethod
     def over(cls, low: float, high: float, levels: int) -> LinearGrid:
-        """Bins over a range that is not a point."""
+        """Return bins over [low, high]; low must be less than high."""
         pre = safe_prescale(high - low)
         return cls(pre, nearest_float32(low * pre), nearest_float32(levels / ((high - low) * pre)), levels)
 
 
 class UniformGrid(NamedTuple):
-    """Bins of equal width over [low, high] in float64: what ``uniform`` uses."""
+    """Bins of equal width over [low, high] in float64, for ``uniform``."""
 
     low: float
     high: float
@@ -108,315 +99,257 @@ class UniformGrid(NamedTuple):
 Grid = LinearGrid | UniformGrid
 
 
-class Coding(IntEnum):
-    """How the chunks of a section are coded: by one method, or each by the smallest, with the one named preferred."""
-
-    HUFFMAN = 0
-    RANS = 1
-    HUFFMAN_AUTO = 2
-    RANS_AUTO = 3
-
-
-CONSTANT, RAW, HUFFMAN, RANS = 0, 1, 2, 3
-"""Modes of a coded chunk."""
-
-MAX_ALPHABET = 4096
-"""Symbols that a coder can tell apart."""
-
-CHUNK = 1 << 19
-"""Symbols that share a codebook."""
-
-
-def symbol_bits(alphabet: int) -> int:
-    """Bits of a symbol as it is packed."""
-    return (alphabet - 1).bit_length()
-
-
-def coded_max_nbytes(n: int, alphabet: int) -> int:
-    """The most bytes a section of coded symbols can take, and its writer touch."""
-    return _core.coded_max_nbytes(n, alphabet)
-
-
-def symbol_dtype(alphabet: int) -> torch.dtype:
-    """How symbols lie in memory between a quantizer and a coder. (int16: torch can do little with uint16.)"""
-    return torch.uint8 if alphabet <= 256 else torch.int16
-
-
-def read_bytes(section: Tensor, nbytes: int) -> bytes:
-    """The first few bytes of a section, on the host."""
-    return bytes_at(section.data_ptr(), nbytes) if section.is_cpu else bytes(section[:nbytes].tolist())
-
-
-def write_bytes(section: Tensor, data: bytes) -> None:
-    """A few bytes into a section, from the host."""
-    if section.is_cpu:
-        set_bytes(section.data_ptr(), data)
-    else:
-        section.copy_(torch.tensor(list(data), dtype=torch.uint8))
-
-
-def write_seed(section: Tensor, seed: int) -> None:
-    write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
-
-
-def read_seed(section: Tensor) -> int:
-    return int.from_bytes(read_bytes(section, 8), "little")
-
-
-def packed_nbytes(n: int, bits: int) -> int:
-    """Bytes of n values of the given width: full groups, then a tail without padding beyond its last byte."""
-    return n // GROUP * 32 * bits + (n % GROUP * bits + 7) // 8
-
-
-def packed_int_count(n: int, rotated: bool) -> int:
-    """Values in the lanes of n: a rotation fills its last block."""
-    return -(-n // SUM_BLOCK) * SUM_BLOCK if rotated else n
-
-
-def packed_ints_nbytes(n: int, coding: PackedIntCoding) -> int:
-    """Bytes of n integers. In words of lanes each block starts a vector of 32 bytes of its own."""
-    if coding.packed:
-        return packed_nbytes(n, coding.width)
-    integers, (blocks, rest) = 32 // coding.width, divmod(n, SUM_BLOCK)
-    return 32 * (blocks * num_buckets(SUM_BLOCK // 8, integers) + num_buckets(num_buckets(rest, 8), integers))
-
-
-def trits_nbytes(n: int) -> int:
-    return n // (5 * TRIT_GROUP_NBYTES) * TRIT_GROUP_NBYTES + (n % (5 * TRIT_GROUP_NBYTES) + 4) // 5
-
-
-def low_bits_candidates(n: int, k: int) -> list[int]:
-    """Rice parameters worth trying: around log2(0.69 n / k), where a geometric gap is coded best."""
-    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
-    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
-
-
-def positions_max_nbytes(n: int, k: int) -> int:
-    """The most bytes that k of n positions take; whole words, unless that is more than a bitmap takes."""
-    bitmap = POSITIONS_HEADER + (n + 7) // 8
-    if not 0 < k < n:
-        return POSITIONS_HEADER
-    coded = min(packed_nbytes(k, r) + (k + ((n - k) >> r) + 7) // 8 for r in low_bits_candidates(n, k))
-    return min(bitmap, (POSITIONS_HEADER + coded + 3) // 4 * 4)
-
-
-def read_positions_header(section: Tensor, n: int) -> PositionHeader:
-    """Mode, Rice parameter and count, checked against each other and against the section's size."""
-    if section.numel() < POSITIONS_HEADER:
-        raise FrameError(f"a position section needs at least {POSITIONS_HEADER} bytes, this one has {section.numel()}")
-    header = int.from_bytes(read_bytes(section, POSITIONS_HEADER), "little")
-    mode, low_bits, k = header & 0xFF, header >> 8 & 0xFF, header >> 16
-    body = section.numel() - POSITIONS_HEADER
-    if mode == RICE:
-        fits = 0 < k <= n and low_bits <= MAX_LOW_BITS and body >= packed_nbytes(k, low_bits) + (k + 7) // 8
-    elif mode == BITMAP:
-        fits = 0 < k <= n and low_bits == 0 and body == (n + 7) // 8
-    else:
-        fits = mode == ALL and k == n and low_bits == 0 and body == 0
-    if not fits:
-        raise FrameError(
-            f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions in mode {mode}, "
-            f"parameter {low_bits}"
-        )
-    return PositionHeader(mode, low_bits, k)
-
-
-def num_buckets(n: int, bucket: int) -> int:
-    return -(-n // bucket)
-
-
 class Kernels(Protocol):
-    """The signature that every backend shares."""
+    """The functions of a backend: a module that has them all."""
 
-    def pack(self, symbols: Tensor, bits: int, out: Tensor) -> None: ...
-    def unpack(self, packed: Tensor, n: int, bits: int) -> Tensor: ...
+    # --- bit packing
 
-    def copy_finite(self, x: Tensor, out: Tensor) -> bool: ...
-    def raw_decode(self, section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None: ...
+    def pack(self, symbols: Tensor, bits: int, out: Tensor) -> None:
+        """Write symbols of ``bits`` bits (0 to 31) in the vertical packing."""
+
+    def unpack(self, packed: Tensor, n: int, bits: int) -> Tensor:
+        """Return n packed symbols as int32."""
+
+    # --- plain values and casts
+
     def all_finite(self, x: Tensor) -> bool: ...
-    def add_momentum(self, x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None: ...
-    def cast_encode(self, x: Tensor, to: str, out: Tensor) -> tuple[int, int]: ...
+
+    def copy_finite(self, x: Tensor, out: Tensor) -> bool:
+        """Copy the bytes of x; return False if one of its floats is not finite (the copy is then undefined)."""
+
+    def raw_decode(self, section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None:
+        """Decode plain values: store into ``out`` of the same dtype, or accumulate into a float32 one."""
+
+    def add_momentum(self, x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
+        """In place: velocity = momentum * velocity + x; residual += velocity. Each operation rounds to float32."""
+
+    def cast_encode(self, x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
+        """Round to ``fp16`` or ``bf16``, saturating; return the amax bits and how many values saturated."""
+
     def cast_decode(self, section: Tensor, source: str, out: Tensor, weight: float | None) -> None: ...
 
-    def qsgd_encode(
-        self, x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
-    ) -> int: ...
+    # --- quantizers with one or two floats per bucket; all encoders return the amax bits
+
+    def qsgd_encode(self, x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int: ...
+
     def qsgd_feedback(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        *,
-        bits: int,
-        bucket: int,
-        l2: bool,
-        stochastic: bool,
-        seed: int,
-        norms: Tensor,
-        packed: Tensor,
-    ) -> int: ...
+        self, x: Tensor, residual: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor
+    ) -> int:
+        """Encode residual + x; the residual becomes what the decoder will not recover, and is lost if not finite."""
+
     def qsgd_decode(
         self, norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None
     ) -> None: ...
+
     def ternary_encode(self, x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int: ...
+
     def ternary_decode(
         self, norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
     ) -> None: ...
 
-    def value_range(self, x: Tensor) -> tuple[float, float, int]: ...
-    def uniform_encode(self, x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]: ...
-    def uniform_decode(
-        self, packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None
-    ) -> None: ...
+    def sign_encode(self, x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
+        """Write sign bits, and the mean magnitude of each bucket."""
 
-    def linear_encode(self, x: Tensor, grid: LinearGrid, packed: Tensor) -> None: ...
-    def table_decode(self, packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
-    def sample(self, x: Tensor, count: int, seed: int) -> Tensor: ...
-    def histogram(self, x: Tensor, grid: LinearGrid) -> Tensor: ...
-    def range_histogram(
-        self, x: Tensor, *, bins: int, zero: bool, count: int, seed: int
-    ) -> tuple[float, float, int, list[int]]: ...
-
-    def sign_encode(self, x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int: ...
     def sign_decode(
         self, scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
     ) -> None: ...
-    def onebit_encode(self, x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int: ...
+
+    def onebit_encode(self, x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
+        """Write sign bits, and per bucket the mean magnitude of its non-negative and of its negative values."""
+
     def onebit_decode(
         self, means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
     ) -> None: ...
 
-    def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, int]: ...
-    def topk_encode(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]: ...
-    def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]: ...
-    def threshold_select(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]: ...
-    def random_positions(self, n: int, k: int, seed: int, like: Tensor) -> Tensor: ...
-    def randk_encode(self, x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]: ...
+    # --- grids over a range
 
-    def positions_encode(self, positions: Tensor, n: int, out: Tensor) -> int: ...
-    def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
-    def sparse_decode(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool: ...
-    def randk_decode(self, section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None: ...
-    def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None: ...
+    def value_range(self, x: Tensor) -> tuple[float, float, int]:
+        """Return the smallest and the largest value (0, 0 if one is not finite), and the amax bits."""
 
-    def unpack_symbols(self, packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor: ...
-    def pack_symbols(self, symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> None: ...
-    def encode_symbols(self, symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int: ...
-    def grid_symbols(self, x: Tensor, grid: Grid) -> Tensor: ...
-    def encode_values(self, x: Tensor, grid: Grid, coding: int, out: Tensor) -> int: ...
-    def decode_symbols(self, section: Tensor, n: int, alphabet: int) -> Tensor: ...
-    def decode_values(self, section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None: ...
-    def chunk_modes(self, section: Tensor, n: int) -> Tensor: ...
+    def uniform_encode(self, x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
+        """Write the range (two float32, no -0) and each value's bin; return the range and the amax bits.
 
-    def block_scales(self, x: Tensor, rms: bool) -> Tensor: ...
-    def rotate(self, x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None: ...
-    def packed_int_encode(
-        self,
-        x: Tensor,
-        coding: PackedIntCoding,
-        *,
-        factor: float | None,
-        rotation_seed: int | None,
-        rounding_seed: int | None,
-        feedback: bool,
-        clips: Tensor,
-        out: Tensor,
-    ) -> int: ...
-    def packed_int_decode(
-        self,
-        integers: Tensor,
-        clips: Tensor,
-        coding: PackedIntCoding,
-        *,
-        total: int,
-        rotation_seed: int | None,
-        out: Tensor,
-        weight: float | None,
+        No bins are written if the range is a point.
+        """
+
+    def uniform_decode(
+        self, packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None
     ) -> None: ...
-    def packed_int_add(self, other: Tensor, total: Tensor) -> None: ...
-    def packed_int_accumulate(self, packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None: ...
-    def packed_int_repack(self, total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None: ...
-    def packed_int_max(self, integers: Tensor, n: int, coding: PackedIntCoding) -> int: ...
 
-    def project_rows(self, x: Tensor, q: Tensor) -> Tensor: ...
-    def project_columns(self, x: Tensor, p: Tensor) -> Tensor: ...
+    def linear_encode(self, x: Tensor, grid: LinearGrid, packed: Tensor) -> None:
+        """Write each value's bin. Values outside the grid go to its first or last bin."""
+
+    def table_decode(self, packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+        """Decode packed symbols to entries of a table; symbols beyond the table read as its last entry."""
+
+    def sample(self, x: Tensor, count: int, seed: int) -> Tensor:
+        """Return one value of each of ``count`` equal parts of x, chosen by a hash; x itself if count is its size."""
+
+    def histogram(self, x: Tensor, grid: LinearGrid) -> Tensor:
+        """Count the values of each bin, on the host."""
+
+    def range_histogram(
+        self, x: Tensor, *, bins: int, zero: bool, count: int, seed: int
+    ) -> tuple[float, float, int, list[int]]:
+        """Return the range, the amax bits, and the histogram of a sample over that range.
+
+        The range has no -0 and includes 0 if ``zero``. The histogram is empty if the range is a point or not finite.
+        """
+
+    # --- selection; positions are ascending, int32 for up to 2^31 values and int64 beyond. x has any float dtype.
+
+    def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+        """Return positions, values and amax bits of the k largest magnitudes; among equals the lowest index wins."""
+
+    def topk_encode(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
+        """``topk`` that writes the positions to ``out`` (``positions_max_nbytes``) and returns their bytes."""
+
+    def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
+        """``topk`` of about k entries: those that reach the k/n quantile of 65,536 sampled magnitudes.
+
+        Falls back to ``topk`` if the threshold is 0 or more than 2 k + 16 entries reach it.
+        """
+
+    def threshold_select(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
+        """Return positions, values and amax bits of the entries of at least this magnitude (in x's precision)."""
+
+    def random_positions(self, n: int, k: int, seed: int, like: Tensor) -> Tensor:
+        """Return the k of n positions with the smallest hash, on the device of ``like``."""
+
+    def randk_encode(self, x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
+        """Write the seed to a section of 8 bytes; return the values at ``random_positions`` and the amax bits of x."""
+
+    def randk_decode(self, section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
+        """``scatter`` the values times ``gain``, saturating, to the ``random_positions`` of the section's seed."""
+
+    def positions_encode(self, positions: Tensor, n: int, out: Tensor) -> int:
+        """Write positions to ``out`` (``positions_max_nbytes``) in as few bytes as possible; return their number."""
+
+    def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
+
+    def sparse_decode(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+        """``scatter`` unchecked values to the positions of a section.
+
+        Returns False, without any effect, if the section has positions for another number of values.
+        """
+
+    def scatter(self, positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
+        """Store values at their positions and zeros elsewhere, or accumulate the values."""
+
+    # --- symbols and entropy coding
+
+    def unpack_symbols(self, packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:
+        """Return a quantizer's packed symbols, one element each (``symbol_dtype``)."""
+
+    def pack_symbols(self, symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> None: ...
+
+    def grid_symbols(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return each value's bin as a symbol for a coder."""
+
+    def encode_symbols(self, symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
+        """Entropy-code symbols into ``out`` (``coded_max_nbytes``); return the number of bytes."""
+
+    def encode_values(self, x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
+        """``encode_symbols`` of ``grid_symbols``."""
+
+    def decode_symbols(self, section: Tensor, n: int, alphabet: int) -> Tensor: ...
+
+    def decode_values(self, section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
+        """Decode coded symbols to entries of a table (on the host)."""
+
+    def chunk_modes(self, section: Tensor, n: int) -> Tensor:
+        """Return the mode of each coded chunk, on the host."""
+
+    # --- packed integers of summable codecs
+
+    def block_scales(self, x: Tensor, rms: bool) -> Tensor:
+        """Return the largest magnitude (or root mean square) of each block; infinity if one is not finite."""
+
+    def rotate(self, x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
+        """Multiply each block by random signs and a Hadamard matrix / 32; add ``addend``, of the rotated length."""
+
+    def packed_int_encode(
+        self, x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
+    ) -> int:
+        """Return the amax bits if clips are computed, else 0. ``feedback`` subtracts the decoded values from x."""
+
+    def packed_int_decode(
+        self, packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None
+    ) -> None: ...
+
+    def packed_int_add(self, other: Tensor, total: Tensor) -> None:
+        """Add 32-bit words; no integer carries into the next as long as sums fit their width."""
+
+    def packed_int_accumulate(self, packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None:
+        """Add packed integers to a vertically packed sum of 8, 16 or 32 bits whose last group is padded."""
+
+    def packed_int_repack(self, total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None:
+        """Write such a sum with fewer bits per integer."""
+
+    def packed_int_max(self, integers: Tensor, n: int, coding: PackedIntCoding) -> int:
+        """Return the largest integer."""
+
+    # --- low rank
+
+    def project_rows(self, x: Tensor, q: Tensor) -> Tensor:
+        """Return x q^T for x (rows, columns) and q (rank, columns)."""
+
+    def project_columns(self, x: Tensor, p: Tensor) -> Tensor:
+        """Return p^T x for x (rows, columns) and p (rows, rank)."""
+
     def lowrank_decode(
         self, p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
-    ) -> None: ...
+    ) -> None:
+        """Decode p q from two sections of float32."""
+
+
+Addresses = Sequence[int]
+Tensors = Sequence[Tensor]
 
 
 @runtime_checkable
 class MultiTensorKernels(Protocol):
-    """What a backend may offer besides: many tensors in one launch, for devices where small ones cost little else.
+    """Optional kernels that take many tensors in one launch, for devices where launches dominate small tensors.
 
-    Nothing here waits: keys and flags stay on the device until all that can be launched has been.
+    None of them waits for the device: amax bits and flags stay there. A flag is not 0 if a section held bytes that no
+    encoder writes.
     """
 
-    def amax_bits_all(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The key of each of several float32 tensors."""
+    def amax_bits_all(self, tensors: Tensors) -> Tensor:
+        """Return the amax bits of each tensor."""
         ...
 
     def qsgd_encode_all(
-        self,
-        tensors: Sequence[Tensor],
-        residuals: Sequence[Tensor] | None,
-        *,
-        bits: int,
-        bucket: int,
-        stochastic: bool,
-        seeds: Sequence[int],
-        norms: Sequence[int],
-        packed: Sequence[int],
-    ) -> Tensor:
-        """``qsgd_encode`` of each, or ``qsgd_feedback``, to addresses; their keys. For 2, 4 and 8 bits, by maximum."""
+        self, tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int],
+        norms: Addresses, packed: Addresses,
+    ) -> Tensor:  # fmt: skip
+        """``qsgd_encode`` (or ``qsgd_feedback``) to addresses: maximum norms of 2, 4 or 8 bits. Returns amax bits."""
         ...
 
     def qsgd_decode_all(
-        self,
-        norms: Sequence[int],
-        packed: Sequence[int],
-        *,
-        bits: int,
-        bucket: int,
-        outs: Sequence[Tensor],
-        weight: float | None,
+        self, norms: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None
     ) -> Tensor:
-        """``qsgd_decode`` of each, from addresses; not 0 where a section held what no encoder writes."""
+        """``qsgd_decode`` from addresses; returns a flag."""
         ...
 
     def sign_encode_all(
-        self, tensors: Sequence[Tensor], *, bucket: int, sides: int, means: Sequence[int], packed: Sequence[int]
+        self, tensors: Tensors, *, bucket: int, sides: int, means: Addresses, packed: Addresses
     ) -> Tensor:
-        """``sign_encode`` of each, or with two sides ``onebit_encode``; their keys. For buckets of 256 or more."""
+        """``sign_encode``, or with two sides ``onebit_encode``, of buckets of 256 or more. Returns amax bits."""
         ...
 
     def sign_decode_all(
-        self,
-        means: Sequence[int],
-        packed: Sequence[int],
-        *,
-        bucket: int,
-        sides: int,
-        outs: Sequence[Tensor],
-        weight: float | None,
+        self, means: Addresses, packed: Addresses, *, bucket: int, sides: int, outs: Tensors, weight: float | None
     ) -> Tensor:
-        """``sign_decode`` of each, or with two sides ``onebit_decode``; not 0 as above."""
+        """``sign_decode``, or with two sides ``onebit_decode``; returns a flag."""
         ...
 
     def gather_blocks(
-        self, tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
+        self, tensors: Tensors, residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
     ) -> None:
-        """Each tensor, ``rotate``d if asked for, plus its residual, as whole blocks one behind the other in ``out``."""
+        """Write whole blocks to ``out``: each tensor, rotated if there is a seed, plus its residual."""
         ...
 
-    def packed_int_decode_all(
-        self,
-        integers: Tensor,
-        clips: Tensor,
-        coding: PackedIntCoding,
-        *,
-        total: int,
-        rotation_seed: int | None,
-        outs: Sequence[Tensor],
-    ) -> Tensor:
-        """``packed_int_decode`` of such blocks in words of lanes, each to its tensor; not 0 as above."""
+    def packed_int_decode_all(self, packed: PackedIntSum, *, rotation_seed: int | None, outs: Tensors) -> Tensor:
+        """``packed_int_decode`` of such blocks, each to its tensor; returns a flag."""
         ...

@@ -1,6 +1,6 @@
-"""Counter-based randomness: a keyed 32-bit hash of (seed, stream, counter).
+"""Counter-based random numbers: a keyed 32-bit hash of (seed, stream, counter).
 
-The same number comes out on every backend, whatever the thread count, the chunking or the order of work. Two
+Every backend gets the same numbers, whatever the number of threads, the chunks or the order of work. The hash has two
 multiply-xorshift rounds (constants of Wellons' ``lowbias32``) with a key word mixed in before each, so that streams of
 different seeds are not shifted copies of one another.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, POSITIONS, SAMPLING, ROTATION = 0, 1, 2, 3
-"""Streams: what the numbers are for. Stages of one chain share a seed; only samples (of others' values) a stream."""
+"""Streams: the purposes of random numbers. The stages of a chain share a seed but, except for samples, no stream."""
 
 M32 = 0xFFFFFFFF
 M64 = 0xFFFFFFFFFFFFFFFF
@@ -27,23 +27,23 @@ def splitmix64(x: int) -> int:
 
 
 def stream_word(stream: int) -> int:
-    """What tells the streams of a seed apart."""
+    """Return the word that distinguishes the streams of a seed."""
     return stream * 0xD1B54A32D192ED03 & M64
 
 
 @lru_cache(maxsize=256)
 def key(seed: int, stream: int) -> int:
-    """The 64-bit key of one stream of a seed: low and high word enter the two rounds."""
+    """Return the 64-bit hash key of one stream of a seed; its two words enter the two rounds."""
     return splitmix64(splitmix64(seed & M64) ^ stream_word(stream))
 
 
 def _times(a: Tensor, c: int | Tensor) -> Tensor:
-    # Both below 2^32; modulo 2^32, without leaving int64's positive range.
+    # a * c modulo 2^32 for factors below 2^32, within int64's positive range.
     return (a * (c & 0xFFFF) + (((a * (c >> 16)) & 0xFFFF) << 16)) & M32
 
 
 def hash32(counter: Tensor, key64: int) -> Tensor:
-    """The hash of each counter (int64), as int64 in [0, 2^32)."""
+    """Return the hash of each int64 counter, as int64 in [0, 2^32)."""
     low_key, high_key = key64 & M32, key64 >> 32
     h = (counter & M32) ^ low_key ^ _times((counter >> 32) & M32, 0x9E3779B9)
     h = h ^ (h >> 16)
@@ -54,16 +54,16 @@ def hash32(counter: Tensor, key64: int) -> Tensor:
 
 
 def row_factor(row: int) -> int:
-    """The odd number that a lane's hash is multiplied by in each of the 32 rows of a packing group."""
+    """Return the odd factor of a lane's hash in one of the 32 rows of a packing group."""
     return (splitmix64(row) & M32) | 1
 
 
 def dither(n: int, fraction_bits: int, key64: int, device: torch.device) -> Tensor:
-    """What stochastic rounding adds to a fixed-point value of ``fraction_bits``, for elements 0..n-1.
+    """Return the noise that stochastic rounding adds to n fixed-point values with ``fraction_bits`` fractional bits.
 
-    One hash per lane of a packing group (256 values, 32 rows of 8 lanes), times an odd factor per row: multiplication
-    by an odd number permutes the 32-bit integers, so every element's noise is uniform, and factors without a simple
-    ratio leave rows uncorrelated. A hash per element would be half the work of encoding.
+    It is one hash per lane of a packing group (32 rows of 8 lanes) times an odd factor per row. Multiplication by an
+    odd number permutes the 32-bit integers, so the noise of each element is uniform; factors without a simple ratio
+    leave rows uncorrelated. A hash per element would be half the work of encoding.
     """
     element = torch.arange(n, dtype=torch.int64, device=device)
     row, lane = (element >> 3) & 31, element & 7

@@ -1,7 +1,6 @@
-"""For tensors of a device without kernels of its own: plain torch there, entropy coding on the host.
+"""Backend for devices without kernels: torch on the device, entropy coding on the host.
 
-Coding is one symbol after the other, which vectors of torch cannot do; the C++ core can, on symbols that are a tenth
-of the tensor.
+Entropy coding goes symbol by symbol, which torch cannot do; the C++ core can, on symbols a tenth the tensor's size.
 """
 
 from __future__ import annotations
@@ -9,31 +8,39 @@ from __future__ import annotations
 from torch import Tensor
 
 from laconic.kernels import cpu
-from laconic.kernels.interface import Grid, coded_max_nbytes
-from laconic.kernels.reference import *  # noqa: F403
-from laconic.kernels.reference import grid_symbols
+from laconic.kernels.interface import Grid
+from laconic.kernels.reference.casts import *
+from laconic.kernels.reference.linear import *
+from laconic.kernels.reference.linear import grid_symbols
+from laconic.kernels.reference.lowrank import *
+from laconic.kernels.reference.packed_ints import *
+from laconic.kernels.reference.packing import *
+from laconic.kernels.reference.positions import *
+from laconic.kernels.reference.quantizers import *
 from laconic.kernels.reference.reductions import put
+from laconic.kernels.reference.selection import *
+from laconic.kernels.sections import coded_max_nbytes
 
 
-def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
+def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
     section = out.new_empty(coded_max_nbytes(symbols.numel(), alphabet), device="cpu")
     nbytes = cpu.encode_symbols(symbols.cpu(), alphabet, coding, section)
     out[:nbytes] = section[:nbytes]
     return nbytes
 
 
-def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:  # type: ignore[no-redef]
+def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return encode_symbols(grid_symbols(x, grid), grid.levels, coding, out)
 
 
-def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:  # type: ignore[no-redef]
+def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
     return cpu.decode_symbols(section.cpu(), n, alphabet).to(section.device)
 
 
-def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:  # type: ignore[no-redef]
+def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
     symbols = decode_symbols(section, out.numel(), table.numel())
     put(out, table.to(out.device)[symbols.long()], weight)
 
 
-def chunk_modes(section: Tensor, n: int) -> Tensor:  # type: ignore[no-redef]
+def chunk_modes(section: Tensor, n: int) -> Tensor:
     return cpu.chunk_modes(section.cpu(), n)

@@ -26,7 +26,7 @@ from laconic.codecs.topk import TopK, kept
 from laconic.codecs.uniform import Uniform
 from laconic.errors import WrongResultError
 from laconic.frames import decode, encode, open_packet
-from laconic.kernels.interface import MAX_ALPHABET, SUM_BLOCK
+from laconic.kernels.sections import MAX_ALPHABET, SUM_BLOCK
 from laconic_lab.bench.coders import uncoded
 
 __all__ = ["PARITY_NUMEL", "check", "relative_error"]

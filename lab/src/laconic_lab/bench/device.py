@@ -25,7 +25,8 @@ from laconic.codecs.terngrad import TernGrad
 from laconic.codecs.topk import TopK
 from laconic.errors import ConfigError, WrongResultError
 from laconic.frames import decode, encode
-from laconic.kernels.interface import SUM_BLOCK, PackedIntCoding, num_buckets, packed_int_count, packed_ints_nbytes
+from laconic.kernels.interface import IntRounding, PackedIntSum
+from laconic.kernels.sections import SUM_BLOCK, PackedIntCoding, num_buckets, packed_int_count, packed_ints_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.records import Record
 from laconic_lab.bench import peers
@@ -312,11 +313,10 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
     if isinstance(stage, QSGD):
         norms, packed = sections
         how: dict[str, Any] = {"bits": stage.bits, "bucket": stage.bucket}
-        more: dict[str, Any] = {"l2": stage.norm == "l2", "stochastic": stage.round == "stochastic", "seed": seed,
-                                "norms": norms, "packed": packed}  # fmt: skip
+        arguments: dict[str, Any] = {"coding": stage.coding, "seed": seed, "norms": norms, "packed": packed}
         return {
-            "encode_launch": lambda: qsgd.qsgd_encode(x, **how, **more),
-            "feedback": lambda: qsgd.qsgd_encode(x, **how, **more, residual=residual),
+            "encode_launch": lambda: qsgd.qsgd_encode(x, **arguments),
+            "feedback": lambda: qsgd.qsgd_encode(x, **arguments, residual=residual),
             "decode_launch": lambda: qsgd.qsgd_decode(*packet.sections, **how, out=out, weight=None),
             "accumulate_launch": lambda: qsgd.qsgd_decode(*packet.sections, **how, out=total, weight=0.5),
         }
@@ -338,6 +338,8 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
         _, clips, packed = sections
         head, rotation_seed = stage.head(1, ring=False), stage.signs
         factor, rounding_seed = stage.clip_factor(head.levels, 1), seed if stage.stochastic else None
+        rounding = IntRounding(factor, rotation_seed, rounding_seed)
+        sent = PackedIntSum(packet.sections[2], packet.sections[1], head.coding, head.total)
         words = PackedIntCoding(head.levels, max(8, head.width), False)
         nbytes = packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), words)
         ring = torch.zeros(nbytes, dtype=torch.uint8, device=x.device)
@@ -345,12 +347,10 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
         scale = torch.empty(num_buckets(x.numel(), SUM_BLOCK), device=x.device)
         return {
             "encode_launch": lambda: packed_ints.packed_int_encode(
-                x, head.coding, factor=factor, rotation_seed=rotation_seed, rounding_seed=rounding_seed,
-                feedback=False, clips=clips, out=packed
+                x, head.coding, rounding, feedback=False, clips=clips, out=packed
             ),
             "decode_launch": lambda: packed_ints.packed_int_decode(
-                packet.sections[2], packet.sections[1], head.coding, total=head.total,
-                rotation_seed=rotation_seed, out=out, weight=None,
+                sent, rotation_seed=rotation_seed, out=out, weight=None
             ),
             "scales": lambda: scale.copy_(packed_ints.block_scales(x, rotation_seed is not None)),
             "sum": lambda: packed_ints.packed_int_add(other, ring),

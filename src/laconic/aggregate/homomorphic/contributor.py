@@ -17,7 +17,7 @@ from laconic.codecs.memory import ErrorFeedback
 from laconic.codecs.powersgd import Matrix
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError
-from laconic.kernels.interface import SUM_BLOCK, num_buckets, packed_int_count
+from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
 from laconic.residuals import ResidualMemory
 

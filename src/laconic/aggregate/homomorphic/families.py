@@ -16,8 +16,9 @@ from laconic.codecs.powersgd import Matrix, PowerSGD, orthonormal
 from laconic.codecs.randk import RandK
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, InputError
-from laconic.kernels.interface import NONFINITE, SUM_BLOCK, num_buckets
+from laconic.kernels.interface import NONFINITE
 from laconic.kernels.random import M64, splitmix64
+from laconic.kernels.sections import SUM_BLOCK, num_buckets
 from laconic.packet import Arena, HeapArena, TensorSpec
 
 __all__ = ["Family", "LowRank", "PackedInts", "ProbeOp", "RandomFloats", "Sender", "UnionFloats", "family_of"]

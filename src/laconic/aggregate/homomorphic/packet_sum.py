@@ -15,7 +15,7 @@ from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStag
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import open_packet
-from laconic.kernels.interface import GROUP, num_buckets, packed_int_count, packed_nbytes
+from laconic.kernels.sections import GROUP, num_buckets, packed_int_count, packed_nbytes
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec, oom_as_frame_error
 from laconic.wire import MAX_NUMEL, Buffer
 

@@ -30,7 +30,7 @@ from laconic.codecs.memory import ErrorFeedback
 from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStage
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import max_nbytes, open_packet
-from laconic.kernels.interface import SUM_BLOCK, num_buckets, packed_int_count, packed_ints_nbytes
+from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count, packed_ints_nbytes
 from laconic.packet import Packet, TensorSpec
 from laconic.wire import Buffer
 

@@ -19,6 +19,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
+from laconic.kernels.interface import PackedIntSum
 from laconic.packet import Packet, TensorSpec, allocate
 
 __all__ = ["Reducer", "allreduce"]
@@ -294,9 +295,8 @@ class Reducer:
             backend, stage = kernels.multi_tensor_backend_for(values[0]), self.summing.chain.values
             assert backend is not None and isinstance(stage, PackedIntStage)
             head = replace(stage.head(self.summing.workers, ring=True), count=int(words[-1]))
-            overflow = backend.packed_int_decode_all(
-                integers, clips, head.coding, total=head.total, rotation_seed=stage.signs, outs=values
-            )
+            total = PackedIntSum(integers, clips, head.coding, head.total)
+            overflow = backend.packed_int_decode_all(total, rotation_seed=stage.signs, outs=values)
             self.contributor.check_joined(joined)
             if int(overflow):
                 raise FrameError(f"the sum of {head.count} ranks has a value above {head.total}")

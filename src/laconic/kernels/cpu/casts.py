@@ -1,4 +1,4 @@
-"""Values as they are, and in half as many bytes."""
+"""Plain values, and casts to 16 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import reference
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, refuse, threads, weight_of
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, require_valid, threads, weight_or_store
 from laconic.kernels.interface import NONFINITE
 
 _EXPONENT: Final = {
@@ -46,7 +46,7 @@ def raw_decode(section: Tensor, dtype: torch.dtype, out: Tensor, weight: float |
         finite = _core.copy_finite(bytes_at(section, nbytes), out.data_ptr(), nbytes, dtype.itemsize, _EXPONENT[dtype])
     else:
         finite = _core.add_raw(bytes_at(section, nbytes), floats_at(out), out.numel(), weight, threads())
-    refuse(finite, "a value that is not finite")
+    require_valid(finite, "a value that is not finite")
 
 
 def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
@@ -56,6 +56,6 @@ def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
 def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None) -> None:
     n = out.numel()
     finite = _core.cast_decode(
-        bytes_at(section, 2 * n), source == "fp16", floats_at(out), n, weight_of(weight), threads()
+        bytes_at(section, 2 * n), source == "fp16", floats_at(out), n, weight_or_store(weight), threads()
     )
-    refuse(finite, f"a {source} value that is not finite")
+    require_valid(finite, f"a {source} value that is not finite")

@@ -1,4 +1,4 @@
-"""Addresses for the core, which believes them: tensors are checked here."""
+"""Validates tensors before their addresses go to the C++ core."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.interface import symbol_dtype
-
-__all__ = ["bytes_at", "floats_at", "index_room", "is_wide", "refuse", "symbols_at", "threads", "weight_of"]
+from laconic.kernels.sections import packed_nbytes, symbol_dtype
 
 _STORE: Final = math.nan
-"""The core's word for "store, do not accumulate"."""
+"""The weight that makes the core store instead of accumulate."""
 
 
 def threads() -> int:
@@ -22,25 +20,37 @@ def threads() -> int:
 
 
 def floats_at(x: Tensor) -> int:
-    """Address of a flat float32 tensor."""
+    """Return the address of a flat float32 tensor."""
     assert x.dtype == torch.float32 and x.dim() == 1 and x.is_contiguous() and x.is_cpu, x
     return x.data_ptr()
 
 
 def bytes_at(section: Tensor, nbytes: int) -> int:
-    """Address of a section of exactly so many bytes."""
+    """Return the address of a section of exactly this size."""
+    assert section.dtype == torch.uint8 and section.is_contiguous() and section.numel() == nbytes, (section, nbytes)
+    return section.data_ptr()
+
+
+def bucket_floats_at(section: Tensor, n: int, bucket: int, per_bucket: int = 1) -> int:
+    """Return the address of a section with this many float32 for each bucket of n values."""
+    return bytes_at(section, 4 * per_bucket * -(-n // bucket))
+
+
+def packed_at(section: Tensor, n: int, bits: int) -> int:
+    """Return the address of n packed symbols."""
+    nbytes = packed_nbytes(n, bits)
     assert section.dtype == torch.uint8 and section.is_contiguous() and section.numel() == nbytes, (section, nbytes)
     return section.data_ptr()
 
 
 def symbols_at(symbols: Tensor, alphabet: int) -> int:
-    """Address of ready-made symbols: a byte each where the alphabet fits one, two bytes otherwise."""
+    """Return the address of unpacked symbols: one byte each if the alphabet fits, else two."""
     assert symbols.dtype == symbol_dtype(alphabet) and symbols.is_contiguous() and symbols.is_cpu, symbols
     return symbols.data_ptr()
 
 
-def index_room(n: int, count: int) -> tuple[bool, Tensor]:
-    """Whether positions need 64 bits, and room for so many."""
+def empty_positions(n: int, count: int) -> tuple[bool, Tensor]:
+    """Return whether positions below n need 64 bits, and an uninitialised tensor for ``count`` of them."""
     wide = n > 1 << 31
     return wide, torch.empty(count, dtype=torch.int64 if wide else torch.int32)
 
@@ -50,10 +60,11 @@ def is_wide(positions: Tensor) -> bool:
     return positions.dtype == torch.int64
 
 
-def weight_of(weight: float | None) -> float:
+def weight_or_store(weight: float | None) -> float:
     return _STORE if weight is None else weight
 
 
-def refuse(valid: bool, what: str) -> None:
+def require_valid(valid: bool, defect: str) -> None:
+    """Raise ``FrameError`` if a decoder of the core found a defect."""
     if not valid:
-        raise FrameError(f"the frame holds {what}")
+        raise FrameError(f"the frame holds {defect}")

@@ -1,4 +1,4 @@
-"""Products of a matrix and its factors."""
+"""Products of a matrix with its low-rank factors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, threads, weight_of
+from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, threads, weight_or_store
 from laconic.kernels.reference.reductions import read_floats
 
 
@@ -32,13 +32,5 @@ def lowrank_decode(
     assert out.numel() == rows * columns
     for factor in (p, q):
         read_floats(factor, "factor", signed=True)
-    _core.lowrank_decode(
-        bytes_at(p, 4 * rows * rank),
-        bytes_at(q, 4 * rank * columns),
-        rows,
-        columns,
-        rank,
-        floats_at(out),
-        weight_of(weight),
-        threads(),
-    )
+    left, right = bytes_at(p, 4 * rows * rank), bytes_at(q, 4 * rank * columns)
+    _core.lowrank_decode(left, right, rows, columns, rank, floats_at(out), weight_or_store(weight), threads())

@@ -1,4 +1,4 @@
-"""Sums of what can be added as it travels: blocks, rotations, lanes."""
+"""Packed integers that can be added without decoding, and the rotation before them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, refuse, threads, weight_of
-from laconic.kernels.interface import (
+from laconic.kernels.cpu.checked_pointers import (
+    bucket_floats_at,
+    bytes_at,
+    floats_at,
+    packed_at,
+    require_valid,
+    threads,
+    weight_or_store,
+)
+from laconic.kernels.interface import IntRounding, PackedIntSum
+from laconic.kernels.sections import (
     GROUP,
     SUM_BLOCK,
     PackedIntCoding,
     num_buckets,
     packed_int_count,
     packed_ints_nbytes,
-    packed_nbytes,
 )
 
 
@@ -27,66 +35,51 @@ def block_scales(x: Tensor, rms: bool) -> Tensor:
     return scales
 
 
-def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
+def rotate(x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
     rotated = packed_int_count(x.numel(), True)
-    assert out.numel() == rotated and (more is None or more.numel() == rotated), (x, more, out)
-    add = 0 if more is None else floats_at(more)
+    assert out.numel() == rotated and (addend is None or addend.numel() == rotated), (x, addend, out)
+    add = 0 if addend is None else floats_at(addend)
     _core.rotate_blocks(floats_at(x), x.numel(), random.key(seed, random.ROTATION), add, floats_at(out), threads())
 
 
 def packed_int_encode(
-    x: Tensor,
-    coding: PackedIntCoding,
-    *,
-    factor: float | None,
-    rotation_seed: int | None,
-    rounding_seed: int | None,
-    feedback: bool,
-    clips: Tensor,
-    out: Tensor,
+    x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
 ) -> int:
-    n = x.numel()
-    assert not (feedback and rotation_seed is not None)
+    n, (factor, rotation_seed, rounding_seed) = x.numel(), rounding
+    rotated = rotation_seed is not None
+    assert not (feedback and rotated)
     return _core.packed_int_encode(
         floats_at(x),
         n,
         *coding,
         math.nan if factor is None else factor,
-        rotation_seed is not None,
+        rotated,
         random.key(rotation_seed or 0, random.ROTATION),
         rounding_seed is not None,
         random.key(rounding_seed or 0, random.ROUNDING),
-        bytes_at(clips, 4 * num_buckets(n, SUM_BLOCK)),
-        bytes_at(out, packed_ints_nbytes(packed_int_count(n, rotation_seed is not None), coding)),
+        bucket_floats_at(clips, n, SUM_BLOCK),
+        bytes_at(out, packed_ints_nbytes(packed_int_count(n, rotated), coding)),
         feedback,
         threads(),
     )
 
 
-def packed_int_decode(
-    integers: Tensor,
-    clips: Tensor,
-    coding: PackedIntCoding,
-    *,
-    total: int,
-    rotation_seed: int | None,
-    out: Tensor,
-    weight: float | None,
-) -> None:
-    n = out.numel()
+def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None) -> None:
+    n, (integers, clips, coding, total) = out.numel(), packed
+    rotated = rotation_seed is not None
     valid = _core.packed_int_decode(
-        bytes_at(integers, packed_ints_nbytes(packed_int_count(n, rotation_seed is not None), coding)),
-        bytes_at(clips, 4 * num_buckets(n, SUM_BLOCK)),
+        bytes_at(integers, packed_ints_nbytes(packed_int_count(n, rotated), coding)),
+        bucket_floats_at(clips, n, SUM_BLOCK),
         *coding,
         total,
-        rotation_seed is not None,
+        rotated,
         random.key(rotation_seed or 0, random.ROTATION),
         floats_at(out),
         n,
-        weight_of(weight),
+        weight_or_store(weight),
         threads(),
     )
-    refuse(valid, f"a scale that is not a finite, non-negative number, or a sum above {total}")
+    require_valid(valid, f"a scale that is not a finite, non-negative number, or a sum above {total}")
 
 
 def packed_int_add(other: Tensor, total: Tensor) -> None:
@@ -95,17 +88,20 @@ def packed_int_add(other: Tensor, total: Tensor) -> None:
     _core.packed_int_add(bytes_at(other, nbytes), bytes_at(total, nbytes), nbytes, threads())
 
 
+def _sum_at(total: Tensor, n: int, sum_width: int) -> int:
+    return bytes_at(total, num_buckets(n, GROUP) * 32 * sum_width)
+
+
 def packed_int_accumulate(packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None:
-    room = bytes_at(total, num_buckets(n, GROUP) * 32 * sum_width)
-    _core.packed_int_accumulate(bytes_at(packed, packed_nbytes(n, width)), n, width, sum_width, room, threads())
+    _core.packed_int_accumulate(
+        packed_at(packed, n, width), n, width, sum_width, _sum_at(total, n, sum_width), threads()
+    )
 
 
 def packed_int_repack(total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None:
-    room = bytes_at(total, num_buckets(n, GROUP) * 32 * sum_width)
-    _core.packed_int_repack(room, n, sum_width, width, bytes_at(out, packed_nbytes(n, width)), threads())
+    _core.packed_int_repack(_sum_at(total, n, sum_width), n, sum_width, width, packed_at(out, n, width), threads())
 
 
 def packed_int_max(integers: Tensor, n: int, coding: PackedIntCoding) -> int:
-    return _core.packed_int_max(
-        bytes_at(integers, packed_ints_nbytes(n, coding)), n, coding.width, coding.packed, threads()
-    )
+    section = bytes_at(integers, packed_ints_nbytes(n, coding))
+    return _core.packed_int_max(section, n, coding.width, coding.packed, threads())

@@ -1,4 +1,4 @@
-"""Where they stand, and values back to their places."""
+"""Coded positions, and values scattered to them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from torch import Tensor
 from laconic import _core
 from laconic.kernels import reference
 from laconic.kernels.cpu.casts import all_finite
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, index_room, is_wide, refuse, threads, weight_of
+from laconic.kernels.cpu.checked_pointers import (
+    bytes_at,
+    empty_positions,
+    floats_at,
+    is_wide,
+    require_valid,
+    threads,
+    weight_or_store,
+)
 from laconic.kernels.cpu.selection import random_positions, topk
-from laconic.kernels.interface import (
+from laconic.kernels.reference.positions import scale_saturating
+from laconic.kernels.sections import (
     ALL,
     POSITIONS_HEADER,
     PositionHeader,
@@ -18,7 +27,6 @@ from laconic.kernels.interface import (
     read_positions_header,
     read_seed,
 )
-from laconic.kernels.reference.positions import grown
 
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
@@ -44,12 +52,12 @@ def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
 
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     mode, low_bits, k = header
-    wide, positions = index_room(n, k)
+    wide, positions = empty_positions(n, k)
     if mode == ALL:
         return torch.arange(n, dtype=positions.dtype)
     body, nbytes = section.data_ptr() + POSITIONS_HEADER, section.numel() - POSITIONS_HEADER
     valid = _core.read_positions(body, nbytes, mode, low_bits, k, n, wide, positions.data_ptr())
-    refuse(valid, f"positions that are not {k} ascending ones below {n}")
+    require_valid(valid, f"positions that are not {k} ascending ones below {n}")
     return positions
 
 
@@ -58,24 +66,20 @@ def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | 
     if header.kept != values.numel():
         return False
     positions = positions_decode(section, out.numel(), header)
-    refuse(all_finite(values), "a value that is not finite")
+    require_valid(all_finite(values), "a value that is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
     return True
 
 
-def _grown(values: Tensor, gain: float) -> tuple[Tensor, bool]:
-    """Values times a gain, and whether all are finite."""
-    if values.dtype != torch.float32 or gain == 1.0:
-        return grown(values, gain), all_finite(values)
-    out = torch.empty_like(values)
-    return out, _core.scale_saturating(floats_at(values), values.numel(), gain, out.data_ptr())
-
-
 def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
-    values, finite = _grown(values, gain)
-    refuse(finite, "a value that is not finite")
+    if values.dtype != torch.float32 or gain == 1.0:
+        scaled, finite = scale_saturating(values, gain), all_finite(values)
+    else:
+        scaled = torch.empty_like(values)
+        finite = _core.scale_saturating(floats_at(values), values.numel(), gain, scaled.data_ptr())
+    require_valid(finite, "a value that is not finite")
     positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
-    scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
+    scatter(positions, scaled if weight is None else scaled.to(torch.float32), out, weight)
 
 
 def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
@@ -84,13 +88,6 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
         return
     k = positions.numel()
     assert values.numel() == k
-    _core.scatter(
-        positions.data_ptr(),
-        floats_at(values),
-        k,
-        is_wide(positions),
-        floats_at(out),
-        out.numel(),
-        weight_of(weight),
-        threads(),
-    )
+    address, wide = positions.data_ptr(), is_wide(positions)
+    weight = weight_or_store(weight)
+    _core.scatter(address, floats_at(values), k, wide, floats_at(out), out.numel(), weight, threads())

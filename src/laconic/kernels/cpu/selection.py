@@ -1,4 +1,4 @@
-"""Which values are sent: the largest, those above a threshold, random ones."""
+"""Selection: the largest values, those above a threshold, random ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random, reference
-from laconic.kernels.cpu.checked_pointers import floats_at, index_room, is_wide, threads
-from laconic.kernels.interface import write_seed
+from laconic.kernels.cpu.checked_pointers import empty_positions, floats_at, is_wide, threads
+from laconic.kernels.sections import write_seed
 
 
 def _as_float32(x: Tensor) -> Tensor:
-    """float16 and bfloat16 order the same in float32, exactly."""
+    """Convert float16 and bfloat16, whose order float32 preserves exactly."""
     return x if x.dtype == torch.float32 else x.to(torch.float32)
 
 
@@ -24,7 +24,7 @@ def _amax_bits(values: Tensor) -> int:
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     n = x.numel()
-    wide, positions = index_room(n, k)
+    wide, positions = empty_positions(n, k)
     if x.dtype == torch.float64:
         values = torch.empty(k, dtype=torch.float64)
         _core.topk_double(x.data_ptr(), n, k, wide, positions.data_ptr(), values.data_ptr())
@@ -36,23 +36,12 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    n = x.numel()
     if x.dtype == torch.float64:
         return reference.topk_sampled(x, k, seed)
-    flat = _as_float32(x)
-    room = 2 * k + 16
-    wide, positions = index_room(n, room)
-    values = torch.empty(room, dtype=torch.float32)
-    count = _core.topk_sampled(
-        floats_at(flat),
-        n,
-        k,
-        random.key(seed, random.SAMPLING),
-        wide,
-        positions.data_ptr(),
-        values.data_ptr(),
-        threads(),
-    )
+    n, flat, capacity = x.numel(), _as_float32(x), 2 * k + 16
+    wide, positions = empty_positions(n, capacity)
+    values, key = torch.empty(capacity, dtype=torch.float32), random.key(seed, random.SAMPLING)
+    count = _core.topk_sampled(floats_at(flat), n, k, key, wide, positions.data_ptr(), values.data_ptr(), threads())
     if count < 0:
         return topk(x, k)
     values = values[:count]
@@ -64,17 +53,17 @@ def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
         return reference.threshold_select(x, threshold)
     n, flat = x.numel(), _as_float32(x)
     (limit,) = struct.unpack("<I", struct.pack("<f", threshold))
-    count = _core.count_threshold(floats_at(flat), n, limit, threads())
-    wide, positions = index_room(n, count)
-    values = torch.empty(count, dtype=torch.float32)
-    found = _core.threshold_select(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), count)
-    if found < count:
-        positions, values = positions[:found], values[:found]
+    capacity = _core.count_threshold(floats_at(flat), n, limit, threads())
+    wide, positions = empty_positions(n, capacity)
+    values = torch.empty(capacity, dtype=torch.float32)
+    count = _core.threshold_select(floats_at(flat), n, limit, wide, positions.data_ptr(), values.data_ptr(), capacity)
+    if count < capacity:  # another thread has changed x since the entries were counted
+        positions, values = positions[:count], values[:count]
     return positions, values if x is flat else values.to(x.dtype), _amax_bits(values)
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
-    wide, positions = index_room(n, k)
+    wide, positions = empty_positions(n, k)
     if k:
         _core.random_positions(n, k, random.key(seed, random.POSITIONS), wide, positions.data_ptr(), threads())
     return positions

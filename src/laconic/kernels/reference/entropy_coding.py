@@ -17,18 +17,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.interface import (
-    CHUNK,
-    CONSTANT,
-    HUFFMAN,
-    RANS,
-    RAW,
-    Coding,
-    Grid,
-    packed_nbytes,
-    symbol_bits,
-    symbol_dtype,
-)
+from laconic.kernels.interface import Grid
 from laconic.kernels.reference.code_tables import (
     MAX_LENGTH,
     canonical_codes,
@@ -41,6 +30,17 @@ from laconic.kernels.reference.code_tables import (
 from laconic.kernels.reference.linear import grid_symbols
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.reductions import put
+from laconic.kernels.sections import (
+    CHUNK,
+    CONSTANT,
+    HUFFMAN,
+    RANS,
+    RAW,
+    Coding,
+    packed_nbytes,
+    symbol_bits,
+    symbol_dtype,
+)
 
 SCALES = (12, 15)
 LOW = 1 << 15

@@ -1,4 +1,4 @@
-"""Products of a matrix with a few vectors, in a fixed order of additions: what low rank is made of."""
+"""Products of a matrix with its low-rank factors, in a fixed order of additions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from laconic.kernels.reference.reductions import put, read_floats
 
 
 def project_rows(x: Tensor, q: Tensor) -> Tensor:
-    """x q^T for x (rows, columns) and q (rank, columns): eight partial sums by column modulo 8, folded in half."""
+    """Keep eight partial sums, by column modulo 8, and fold them in half three times."""
     sums = torch.zeros(x.shape[0], q.shape[0], 8, dtype=torch.float32, device=x.device)
     for first in range(0, x.shape[1], 8):
-        here = min(8, x.shape[1] - first)
-        sums[:, :, :here] += x[:, None, first : first + here] * q[None, :, first : first + here]
-    for lanes in (4, 2, 1):
-        sums = sums[:, :, :lanes] + sums[:, :, lanes:]
+        columns = slice(first, min(first + 8, x.shape[1]))
+        sums[:, :, : columns.stop - first] += x[:, None, columns] * q[None, :, columns]
+    for half in (4, 2, 1):
+        sums = sums[:, :, :half] + sums[:, :, half:]
     return sums[:, :, 0].contiguous()
 
 
 def project_columns(x: Tensor, p: Tensor) -> Tensor:
-    """p^T x for x (rows, columns) and p (rows, rank), row after row."""
+    """Add row after row."""
     total = torch.zeros(p.shape[1], x.shape[1], dtype=torch.float32, device=x.device)
     for row, weights in zip(x, p, strict=True):
         total += row[None, :] * weights[:, None]
@@ -30,7 +30,6 @@ def project_columns(x: Tensor, p: Tensor) -> Tensor:
 def lowrank_decode(
     p: Tensor, q: Tensor, *, rows: int, columns: int, rank: int, out: Tensor, weight: float | None
 ) -> None:
-    """The product of two sections of floats, ranks in order."""
     left = read_floats(p, "factor", signed=True).view(rows, rank)
     right = read_floats(q, "factor", signed=True).view(rank, columns)
     values = left[:, :1] * right[:1]

@@ -1,4 +1,4 @@
-"""Integers that can be added while packed: shared scales, lanes that never carry, and the rotation before them."""
+"""Packed integers that can be added without decoding, their scales, and the rotation before them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import (
-    CLIP_LIMIT,
-    NONFINITE,
-    SUM_BLOCK,
-    PackedIntCoding,
-    packed_int_count,
-    packed_ints_nbytes,
-)
+from laconic.kernels.interface import CLIP_LIMIT, NONFINITE, IntRounding, PackedIntSum
 from laconic.kernels.reference.packing import pack, unpack
 from laconic.kernels.reference.reductions import (
     FLOAT32_MAX,
@@ -25,9 +18,10 @@ from laconic.kernels.reference.reductions import (
     read_floats,
     write_floats,
 )
+from laconic.kernels.sections import SUM_BLOCK, PackedIntCoding, packed_int_count, packed_ints_nbytes
 
 _LARGE, _TINY = 2.0**90, 2.0**-90
-"""Clips beyond these are brought back by a power of two before anything is divided by them or summed up."""
+"""Clips beyond these limits are scaled by a power of two before divisions and sums."""
 
 
 def _like(value: float, tensor: Tensor) -> Tensor:
@@ -38,7 +32,7 @@ def _like(value: float, tensor: Tensor) -> Tensor:
 
 
 def hadamard(rows: Tensor) -> Tensor:
-    """Each row times the Hadamard matrix of its length, without the 1/32: butterflies from neighbours to halves."""
+    """Multiply each row by the (unnormalised) Hadamard matrix of its length: butterflies from neighbours to halves."""
     length, distance = rows.shape[1], 1
     while distance < length:
         pairs = rows.view(rows.shape[0], -1, 2, distance)
@@ -49,43 +43,43 @@ def hadamard(rows: Tensor) -> Tensor:
 
 
 def rotation_signs(n: int, seed: int, device: torch.device) -> Tensor:
-    """±1 for each value: a bit of the hash of its lane in its group of 256, by its row there."""
+    """Return ±1 for each value: a bit, chosen by its row, of the hash of its lane in its group of 256."""
     element = torch.arange(n, dtype=torch.int64, device=device)
     word = random.hash32(((element >> 8) << 3) | (element & 7), random.key(seed, random.ROTATION))
     return (1 - 2 * (word >> ((element >> 3) & 31) & 1)).to(torch.float32)
 
 
-def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
-    """H (s x) / 32 by blocks, the last padded with zeros; plus ``more``, of the rotated length, when given."""
+def rotate(x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
     rows = in_buckets(x, SUM_BLOCK)
-    turned = hadamard(rows * _like(2.0**-5, x) * rotation_signs(rows.numel(), seed, x.device).view_as(rows)).view(-1)
-    out.copy_(turned if more is None else more + turned)
+    signs = rotation_signs(rows.numel(), seed, x.device).view_as(rows)
+    rotated = hadamard(rows * _like(2.0**-5, x) * signs).view(-1)
+    out.copy_(rotated if addend is None else addend + rotated)
 
 
-# ----------------------------------------------------------------------------------------------------- lane packing
+# --------------------------------------------------------------------------------------------------------- packing
 
 
 def write_words(symbols: Tensor, width: int, out: Tensor) -> None:
-    """32 // width symbols a word, none across two words. By blocks of 1,024: rows of 8, a word for each column."""
+    """Write 32 // width symbols per word. A block of 1,024 is rows of 8; each column fills its own words."""
     rows = in_buckets(symbols.to(torch.int64), SUM_BLOCK)
-    integers = 32 // width
-    vectors = -(-(SUM_BLOCK // 8) // integers)
-    padded = torch.zeros(rows.shape[0], vectors * integers * 8, dtype=torch.int64, device=rows.device)
+    per_word = 32 // width
+    vectors = -(-(SUM_BLOCK // 8) // per_word)
+    padded = torch.zeros(rows.shape[0], vectors * per_word * 8, dtype=torch.int64, device=rows.device)
     padded[:, :SUM_BLOCK] = rows
-    shifts = (torch.arange(integers, device=rows.device) * width).view(1, 1, integers, 1)
-    words = (padded.view(-1, vectors, integers, 8) << shifts).sum(2).view(-1)
+    shifts = (torch.arange(per_word, device=rows.device) * width).view(1, 1, per_word, 1)
+    words = (padded.view(-1, vectors, per_word, 8) << shifts).sum(2).view(-1)
     signed = ((words ^ 0x80000000) - 0x80000000).to(torch.int32)
     out.copy_(signed.view(torch.uint8)[: out.numel()])
 
 
 def read_words(packed: Tensor, n: int, width: int) -> Tensor:
-    integers = 32 // width
-    vectors = -(-(SUM_BLOCK // 8) // integers)
+    per_word = 32 // width
+    vectors = -(-(SUM_BLOCK // 8) // per_word)
     blocks = -(-n // SUM_BLOCK)
     whole = torch.zeros(blocks * vectors * 32, dtype=torch.uint8, device=packed.device)
     whole[: packed.numel()] = packed
     words = (whole.view(torch.int32).to(torch.int64) & random.M32).view(blocks, vectors, 1, 8)
-    shifts = (torch.arange(integers, device=packed.device) * width).view(1, 1, integers, 1)
+    shifts = (torch.arange(per_word, device=packed.device) * width).view(1, 1, per_word, 1)
     rows = (words >> shifts & ((1 << width) - 1)).view(blocks, -1)[:, :SUM_BLOCK]
     return rows.reshape(-1)[:n]
 
@@ -105,7 +99,6 @@ def _read(integers: Tensor, n: int, coding: PackedIntCoding) -> Tensor:
 
 
 def block_scales(x: Tensor, rms: bool) -> Tensor:
-    """The largest magnitude, or the root mean square, of each block padded with zeros; infinite if not all finite."""
     rows = in_buckets(x, SUM_BLOCK)
     largest = (rows.view(torch.int32) & 0x7FFFFFFF).amax(1)
     if rms:
@@ -116,7 +109,7 @@ def block_scales(x: Tensor, rms: bool) -> Tensor:
 
 
 def _levels_of(rows: Tensor, clips: Tensor, levels: int, noise: Tensor | None) -> Tensor:
-    """The level of each value: trunc(v * (levels / 2 / clip) + levels / 2 + u), from 0 to ``levels``; 0 if clip is."""
+    """Return trunc(v * (levels / 2 / clip) + levels / 2 + u), clamped to [0, levels]; 0 if the clip is 0."""
     half = levels / 2
     inverse = torch.where(clips > 0, _like(half, rows) / clips, 0.0).unsqueeze(1)
     offset = torch.where(clips > 0, half + (0.5 if noise is None else 0.0), 0.0).to(torch.float32).unsqueeze(1)
@@ -128,16 +121,9 @@ def _levels_of(rows: Tensor, clips: Tensor, levels: int, noise: Tensor | None) -
 
 
 def packed_int_encode(
-    x: Tensor,
-    coding: PackedIntCoding,
-    *,
-    factor: float | None,
-    rotation_seed: int | None,
-    rounding_seed: int | None,
-    feedback: bool,
-    clips: Tensor,
-    out: Tensor,
+    x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
 ) -> int:
+    factor, rotation_seed, rounding_seed = rounding
     amax_bits = amax_bits_of(x) if factor is not None else 0
     if amax_bits >= NONFINITE or x.numel() == 0:
         return amax_bits
@@ -145,17 +131,17 @@ def packed_int_encode(
         scales = block_scales(x, rotation_seed is not None) * _like(factor, x)
         write_floats(torch.where(scales < CLIP_LIMIT, scales, CLIP_LIMIT), clips)
     clip = clips.clone().view(torch.float32)
-    lift = torch.where(clip > _LARGE, 2.0**-64, torch.where(clip < _TINY, 2.0**64, 1.0)).to(torch.float32)
+    prescale = torch.where(clip > _LARGE, 2.0**-64, torch.where(clip < _TINY, 2.0**64, 1.0)).to(torch.float32)
     rows, n = in_buckets(x, SUM_BLOCK), x.numel()
     if rotation_seed is None:
-        rows = rows * lift.unsqueeze(1)
+        rows = rows * prescale.unsqueeze(1)
     else:
         signs = rotation_signs(rows.numel(), rotation_seed, x.device).view_as(rows)
-        rows, n = hadamard(rows * (lift * 2.0**-5).unsqueeze(1) * signs), rows.numel()
+        rows, n = hadamard(rows * (prescale * 2.0**-5).unsqueeze(1) * signs), rows.numel()
     dither = None
     if rounding_seed is not None:
         dither = random.dither(rows.numel(), 24, random.key(rounding_seed, random.ROUNDING), x.device)
-    symbols = _levels_of(rows, clip * lift, coding.levels, dither)
+    symbols = _levels_of(rows, clip * prescale, coding.levels, dither)
     if feedback:
         step = (clip / _like(float(coding.levels), x)).unsqueeze(1)
         x.sub_(((2 * symbols - coding.levels).to(torch.float32) * step).view(-1)[: x.numel()])
@@ -166,24 +152,15 @@ def packed_int_encode(
 def read_clips(clips: Tensor) -> Tensor:
     values = read_floats(clips, "scale")
     if bool((values > CLIP_LIMIT).any()):
-        raise FrameError("a scale in the frame is larger than any that is written")
+        raise FrameError("the frame holds a scale above the largest that is written")
     return values
 
 
-def packed_int_decode(
-    integers: Tensor,
-    clips: Tensor,
-    coding: PackedIntCoding,
-    *,
-    total: int,
-    rotation_seed: int | None,
-    out: Tensor,
-    weight: float | None,
-) -> None:
-    n, clip = packed_int_count(out.numel(), rotation_seed is not None), read_clips(clips)
-    symbols = _read(integers, n, coding)
+def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None) -> None:
+    n, clip, total = packed_int_count(out.numel(), rotation_seed is not None), read_clips(packed.clips), packed.total
+    symbols = _read(packed.integers, n, packed.coding)
     if int(symbols.max()) > total:
-        raise FrameError(f"a sum in the frame is above {total}, the most its senders can make")
+        raise FrameError(f"the frame holds a sum above {total}, the maximum of its workers")
     whole = torch.full_like(clip, float(total))
     centred = in_buckets((2 * symbols - total).to(torch.float32), SUM_BLOCK)
     if rotation_seed is None:
@@ -203,7 +180,6 @@ def packed_int_decode(
 
 
 def packed_int_add(other: Tensor, total: Tensor) -> None:
-    """Words of lanes, added as 32-bit integers: nothing carries over as long as no sum outgrows its lane."""
     total.copy_((total.clone().view(torch.int32) + other.clone().view(torch.int32)).view(torch.uint8))
 
 
@@ -213,7 +189,6 @@ def _sum_of(total: Tensor, sum_width: int) -> Tensor:
 
 
 def packed_int_accumulate(packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None:
-    """Packed integers added to a sum in lanes of 8, 16 or 32 bits: packed vertically, too, its last group filled."""
     added = _sum_of(total, sum_width)
     added[:n] += unpack(packed, n, width)
     if sum_width == 32:

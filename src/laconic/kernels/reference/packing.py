@@ -1,4 +1,4 @@
-"""Symbols to bytes: vertical bit packing, five ternary values a byte, plain bits."""
+"""Vertical bit packing, five ternary values per byte, and plain bits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import GROUP, TRIT_GROUP_NBYTES
+from laconic.kernels.sections import GROUP, TRIT_GROUP_NBYTES
 
 
 def bits_to_bytes(bits: Tensor) -> Tensor:
-    """0/1 values, least significant first, to bytes."""
+    """Pack 0/1 values into bytes, least significant bit first."""
     padded = torch.zeros(-(-bits.numel() // 8) * 8, dtype=torch.int32, device=bits.device)
     padded[: bits.numel()] = bits
     weights = 1 << torch.arange(8, dtype=torch.int32, device=bits.device)
@@ -24,10 +24,10 @@ def bytes_to_bits(section: Tensor) -> Tensor:
 
 
 def pack(symbols: Tensor, bits: int, out: Tensor) -> None:
-    """Write n symbols of ``bits`` bits (0 to 31).
+    """Pack groups of 256 symbols vertically, and the rest as one plain bit stream.
 
-    A full group of 256 is 32 rows of 8 lanes; each lane is a bit stream of its 32 values, least significant first, and
-    word m of lane i is the group's 32-bit word 8 m + i. The tail is one plain bit stream.
+    A group is 32 rows of 8 lanes. Each lane is a bit stream of its 32 symbols, least significant bit first; word m of
+    lane i is the group's 32-bit word 8 m + i.
     """
     n = symbols.numel()
     if bits == 0 or n == 0:
@@ -46,12 +46,11 @@ def pack(symbols: Tensor, bits: int, out: Tensor) -> None:
         out[: groups * 32 * bits] = signed.to(torch.int32).contiguous().view(-1).view(torch.uint8)
     tail = symbols[groups * GROUP :]
     if tail.numel():
-        each = (tail.unsqueeze(1) >> torch.arange(bits, device=tail.device)) & 1
-        out[groups * 32 * bits :] = bits_to_bytes(each.view(-1))
+        stream = (tail.unsqueeze(1) >> torch.arange(bits, device=tail.device)) & 1
+        out[groups * 32 * bits :] = bits_to_bytes(stream.view(-1))
 
 
 def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
-    """The symbols back, as int32."""
     out = torch.zeros(n, dtype=torch.int64, device=packed.device)
     if bits == 0 or n == 0:
         return out.to(torch.int32)
@@ -76,7 +75,7 @@ def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
 
 
 def pack_trits(symbols: Tensor, out: Tensor) -> None:
-    """Five values of 0, 1, 2 a byte: in full groups byte i holds i, 64 + i, … 256 + i; in the tail neighbours."""
+    """Pack five values of 0, 1, 2 per byte: i, 64 + i, … 256 + i of a full group of 320, neighbours in the tail."""
     n, span = symbols.numel(), 5 * TRIT_GROUP_NBYTES
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.int64, device=symbols.device)
     full = n // span * span

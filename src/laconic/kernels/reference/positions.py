@@ -1,4 +1,4 @@
-"""Where they stand: Rice-coded gaps or a bitmap; and values back to their places."""
+"""Coded positions (Rice-coded gaps or a bitmap), and values scattered to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.interface import (
+from laconic.kernels.reference.casts import all_finite
+from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
+from laconic.kernels.reference.selection import index_dtype, random_positions, topk
+from laconic.kernels.sections import (
     ALL,
     BITMAP,
     POSITIONS_HEADER,
@@ -19,22 +22,19 @@ from laconic.kernels.interface import (
     read_seed,
     write_bytes,
 )
-from laconic.kernels.reference.casts import all_finite
-from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
-from laconic.kernels.reference.selection import index_dtype, random_positions, topk
 
 
 def gaps_of(positions: Tensor) -> Tensor:
-    """How many positions are left out before each."""
+    """Return how many positions are skipped before each position."""
     wide = positions.to(torch.int64)
     previous = torch.cat([torch.full((1,), -1, dtype=torch.int64, device=wide.device), wide[:-1]])
     return wide - previous - 1
 
 
 def plan_of(n: int, k: int, tried: list[tuple[int, int]]) -> PositionPlan:
-    """The smaller of Rice-coded gaps and a bitmap; of several Rice parameters the first that is smallest.
+    """Return the smallest plan: Rice codes (of equal ones the first) or a bitmap.
 
-    ``tried`` are parameters, and the sum of all gaps' high parts under each.
+    ``tried`` has Rice parameters, each with the sum of the high parts of all gaps.
     """
     if k == n:
         return PositionPlan(ALL, 0, POSITIONS_HEADER)
@@ -53,7 +53,7 @@ def positions_plan(positions: Tensor, n: int) -> PositionPlan:
 
 
 def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) -> None:
-    """Header (mode, Rice parameter, count), then the low bits of the gaps, then their high parts in unary."""
+    """Write the header (mode, Rice parameter, count), the low bits of the gaps, and their high parts in unary."""
     k = positions.numel()
     header = plan.mode | plan.low_bits << 8 | k << 16
     write_bytes(out[:8], header.to_bytes(8, "little"))
@@ -72,14 +72,12 @@ def positions_write(positions: Tensor, n: int, plan: PositionPlan, out: Tensor) 
 
 
 def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
-    """Write ascending positions to ``out``, which has ``positions_max_nbytes`` bytes, and return how many it took."""
     plan = positions_plan(positions, n)
     positions_write(positions, n, plan, out[: plan.nbytes])
     return plan.nbytes
 
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
-    """``topk`` with its positions in ``out``, of ``positions_max_nbytes`` bytes: how many it takes, values, and key."""
     positions, values, amax_bits = topk(x, k)
     return positions_encode(positions, x.numel(), out), values, amax_bits
 
@@ -93,22 +91,23 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
         bits = bytes_to_bits(section[8:])
         positions = torch.nonzero(bits).view(-1)
         if positions.numel() != k or (k and int(positions[-1]) >= n):
-            raise FrameError(f"a bitmap of {n} positions promises {k} and marks {positions.numel()}")
+            raise FrameError(
+                f"the frame holds a bitmap of {positions.numel()} of {n} positions, its header announces {k}"
+            )
         return positions.to(dtype)
     low_end = 8 + packed_nbytes(k, low_bits)
     ends = torch.nonzero(bytes_to_bits(section[low_end:])).view(-1)
     if ends.numel() != k or int(ends[-1]) < (section.numel() - low_end - 1) * 8:
-        raise FrameError(f"coded positions promise {k} and hold {ends.numel()}")
+        raise FrameError(f"the frame holds {ends.numel()} coded positions, its header announces {k}")
     high = torch.cat([ends[:1], ends[1:] - ends[:-1] - 1])
     gaps = (high << low_bits) | unpack(section[8:low_end], k, low_bits).to(torch.int64)
     positions = (gaps + 1).cumsum(0) - 1
     if int(positions[-1]) >= n:
-        raise FrameError(f"a coded position is {int(positions[-1])}, past the end of {n} values")
+        raise FrameError(f"the frame holds a coded position {int(positions[-1])}, the tensor has {n} values")
     return positions.to(dtype)
 
 
 def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
-    """Values at their positions and zeros elsewhere; with a weight, added to what is there."""
     where = positions.long()
     if weight is None:
         out.zero_()
@@ -119,30 +118,24 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
 
 
 def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
-    """``scatter`` to the positions of a section; values that nobody has looked at must be finite.
-
-    False, and nothing has happened, when the section has positions for another number of values.
-    """
     header = read_positions_header(section, out.numel())
     if header.kept != values.numel():
         return False
     positions = positions_decode(section, out.numel(), header)
     if not all_finite(values):
-        raise FrameError("a value in the frame is not finite")
+        raise FrameError("the frame holds a value that is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
     return True
 
 
-def grown(values: Tensor, gain: float) -> Tensor:
-    """Values times a gain, saturating."""
+def scale_saturating(values: Tensor, gain: float) -> Tensor:
     largest = torch.finfo(values.dtype).max
     return values if gain == 1.0 else (values * gain).clamp_(-largest, largest)
 
 
 def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
-    """``scatter``, to the ``random_positions`` of a section's seed, of values times a gain."""
     if not all_finite(values):
-        raise FrameError("a value in the frame is not finite")
+        raise FrameError("the frame holds a value that is not finite")
     positions = random_positions(out.numel(), values.numel(), read_seed(section), out)
-    values = grown(values, gain)
+    values = scale_saturating(values, gain)
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)

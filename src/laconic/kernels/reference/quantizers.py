@@ -1,4 +1,4 @@
-"""qsgd, terngrad, uniform, sign, onebit."""
+"""Quantizers: qsgd, terngrad, uniform, sign, onebit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE, write_bytes
+from laconic.kernels.interface import NONFINITE, QsgdCoding
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
 from laconic.kernels.reference.reductions import (
     FLOAT32_MAX,
@@ -20,6 +20,7 @@ from laconic.kernels.reference.reductions import (
     read_floats,
     write_floats,
 )
+from laconic.kernels.sections import write_bytes
 
 
 def _bucket_norms(rows: Tensor, l2: bool) -> Tensor:
@@ -32,11 +33,11 @@ def _bucket_norms(rows: Tensor, l2: bool) -> Tensor:
 
 
 def _stochastic_symbols(rows: Tensor, norms: Tensor, levels: int, fraction_bits: int, noise: Tensor) -> Tensor:
-    """floor(levels * x / norm + noise) + levels, in fixed point with ``fraction_bits`` bits after the point."""
-    tiny = norms < 2.0**-90  # the quotient below would overflow: shift such a bucket up, exactly
+    """Return floor(levels * x / norm + noise) + levels, in fixed point with ``fraction_bits`` fractional bits."""
+    tiny = norms < 2.0**-90  # the quotient below would overflow, so such a bucket is scaled up (exactly)
     up = torch.where(tiny, 2.0**64, 1.0).to(torch.float32)
     unit = torch.tensor(float(levels << fraction_bits), dtype=torch.float32, device=rows.device)
-    # A hair less than exact, so that rounding can never lift the largest value past the top level.
+    # Slightly too small, so that rounding cannot move the largest value past the top level.
     scale = (unit / (norms * up)) * torch.tensor(1 - 2.0**-22, dtype=torch.float32, device=rows.device)
     scale = torch.where(norms > 0, scale, 0.0)
     fixed = ((rows * up.unsqueeze(1)) * scale.unsqueeze(1)).to(torch.int32).to(torch.int64)
@@ -50,15 +51,14 @@ def _noise(rows: Tensor, fraction_bits: int, stochastic: bool, seed: int) -> Ten
 
 
 def _steps(norms: Tensor, levels: int) -> Tensor:
-    """The distance between levels; a hair less where levels * step would leave float32."""
-    # By a tensor: CUDA divides by a plain number as multiplication with its reciprocal, which rounds differently.
+    """Return the distance between levels, slightly reduced where levels * step would overflow."""
+    # Divide by a tensor: CUDA multiplies by the reciprocal of a plain number, which rounds differently.
     step = norms / torch.full_like(norms, levels)
     return torch.where(torch.isinf(step * levels), step * (1 - 2.0**-22), step)
 
 
-def qsgd_encode(
-    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
-) -> int:
+def qsgd_encode(x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
+    bits, bucket, l2, stochastic = coding
     amax_bits = amax_bits_of(x)
     if amax_bits >= NONFINITE or x.numel() == 0:
         return amax_bits
@@ -83,25 +83,11 @@ def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: T
     put(out, _dequantize(symbols, read_floats(norms, "norm"), (1 << (bits - 1)) - 1, bucket), weight)
 
 
-def qsgd_feedback(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    bits: int,
-    bucket: int,
-    l2: bool,
-    stochastic: bool,
-    seed: int,
-    norms: Tensor,
-    packed: Tensor,
-) -> int:
-    """Encode residual + x; the residual becomes what the receiver will not have of it. Not finite: it is lost."""
+def qsgd_feedback(x: Tensor, residual: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
     residual.add_(x)
-    amax_bits = qsgd_encode(
-        residual, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
-    )
+    amax_bits = qsgd_encode(residual, coding, seed=seed, norms=norms, packed=packed)
     if 0 < amax_bits < NONFINITE:
-        qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=residual, weight=-1.0)
+        qsgd_decode(norms, packed, bits=coding.bits, bucket=coding.bucket, out=residual, weight=-1.0)
     return amax_bits
 
 
@@ -119,12 +105,11 @@ def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: 
 
 def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
     if packed.numel() and int(packed.max()) > 242:
-        raise FrameError("a byte of five ternary values is above 242")
+        raise FrameError("the frame holds a byte of five ternary values above 242")
     put(out, _dequantize(unpack_trits(packed, out.numel()), read_floats(norms, "norm"), 1, bucket), weight)
 
 
 def value_range(x: Tensor) -> tuple[float, float, int]:
-    """Smallest and largest value, and the key."""
     amax_bits = amax_bits_of(x)
     if amax_bits >= NONFINITE or x.numel() == 0:
         return 0.0, 0.0, amax_bits
@@ -132,18 +117,14 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
 
 
 def uniform_symbols(x: Tensor, low: float, high: float, levels: int) -> Tensor:
-    """Index of the bin of equal width over [low, high], in float64, so that no float32 range overflows or vanishes."""
+    """Return each value's bin over [low, high], in float64, so that no float32 range overflows or vanishes."""
     inverse = levels / (high - low)
     return ((x.to(torch.float64) - low) * inverse).to(torch.int64).clamp(max=levels - 1)
 
 
 def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
-    """The range (two float32, no -0) and each value's bin in it; returns the range and the key.
-
-    Nothing is written that counts when the key is 0 or not finite, and no bins when the range is a point.
-    """
     low, high, amax_bits = value_range(x)
-    low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+    low, high = low + 0.0, high + 0.0  # -0 becomes 0: which of the two is met first depends on the backend
     if 0 < amax_bits < NONFINITE:
         write_bytes(bounds, struct.pack("<2f", low, high))
         if low < high:
@@ -158,13 +139,12 @@ def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out:
 
 
 def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
-    """Sign bits, and the mean magnitude of each bucket."""
     amax_bits = amax_bits_of(x)
     if amax_bits >= NONFINITE or x.numel() == 0:
         return amax_bits
     rows = in_buckets(x, bucket)
     counts = _counts(x.numel(), bucket, x.device)
-    total = pairwise_sum(rows.abs() * (1.0 / bucket))  # scaled first: a sum of large values must not overflow
+    total = pairwise_sum(rows.abs() * (1.0 / bucket))  # scaled first, so that a sum of large values does not overflow
     write_floats((total * _quotient(bucket, counts)).clamp(max=FLOAT32_MAX), scales)
     pack((x.view(torch.int32) < 0), 1, packed)
     return amax_bits
@@ -182,12 +162,11 @@ def _counts(n: int, bucket: int, device: torch.device) -> Tensor:
 
 def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
     negative = unpack(packed, out.numel(), 1) == 1
-    each = read_floats(scales, "scale").repeat_interleave(bucket)[: out.numel()]
-    put(out, torch.where(negative, -each, each), weight)
+    scale = read_floats(scales, "scale").repeat_interleave(bucket)[: out.numel()]
+    put(out, torch.where(negative, -scale, scale), weight)
 
 
 def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
-    """Sign bits, and per bucket the mean of its non-negative and of its negative values (two numbers)."""
     amax_bits = amax_bits_of(x)
     if amax_bits >= NONFINITE or x.numel() == 0:
         return amax_bits

@@ -1,4 +1,4 @@
-"""Magnitudes, sums in a fixed order, and how decoded values reach their tensor."""
+"""Amax bits, sums in a fixed order, and float sections: helpers of the other modules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 def amax_bits_of(x: Tensor) -> int:
-    """The largest magnitude in a float32 tensor, as a key (see ``interface``)."""
+    """Return the amax bits of a float32 tensor."""
     return int((x.view(torch.int32) & 0x7FFFFFFF).max()) if x.numel() else 0
 
 
 def in_buckets(x: Tensor, bucket: int) -> Tensor:
-    """x as rows of one bucket each, the last padded with zeros."""
+    """Return x as rows of one bucket each, the last padded with zeros."""
     rows = -(-x.numel() // bucket)
     padded = torch.zeros(rows * bucket, dtype=x.dtype, device=x.device)
     padded[: x.numel()] = x
@@ -24,30 +24,32 @@ def in_buckets(x: Tensor, bucket: int) -> Tensor:
 
 
 def pairwise_sum(x: Tensor) -> Tensor:
-    """Sum each row (length a power of two, at least 16) in the order every backend keeps.
+    """Sum each row (of a power of two, at least 16, values) in the order that every backend keeps.
 
-    As rows of 16 lanes: neighbouring rows are added until one is left, then the lanes are folded in half four times.
+    A row is cut into vectors of 16. Neighbours are added until one vector is left, which is folded in half four times.
     """
     t = x.view(x.shape[0], -1, 16)
     while t.shape[1] > 1:
         t = t[:, 0::2] + t[:, 1::2]
     t = t[:, 0]
-    for lanes in (8, 4, 2, 1):
-        t = t[:, :lanes] + t[:, lanes:]
+    for half in (8, 4, 2, 1):
+        t = t[:, :half] + t[:, half:]
     return t[:, 0]
 
 
 def put(out: Tensor, values: Tensor, weight: float | None) -> None:
+    """Store decoded values, or accumulate them."""
     if weight is None:
         out.copy_(values)
     else:
         out.add_(values * torch.tensor(weight, dtype=torch.float32, device=out.device))
 
 
-def read_floats(section: Tensor, what: str, *, signed: bool = False) -> Tensor:
+def read_floats(section: Tensor, name: str, *, signed: bool = False) -> Tensor:
+    """Return a section's float32 values; raise ``FrameError`` if one is not finite or has the wrong sign."""
     values = section.clone().view(torch.float32)
     if not bool(torch.isfinite(values).all()) or (not signed and bool((values < 0).any())):
-        raise FrameError(f"a {what} in the frame is not a finite{'' if signed else ', non-negative'} number")
+        raise FrameError(f"the frame holds a {name} that is not a finite{'' if signed else ', non-negative'} number")
     return values
 
 

@@ -1,4 +1,4 @@
-"""Which entries a selector keeps."""
+"""Selection: the largest values, those above a threshold, random ones."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE, write_seed
+from laconic.kernels.interface import NONFINITE
 from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.reference.reductions import FLOAT32_MAX
+from laconic.kernels.sections import write_seed
 
 SAMPLES = 65536
-"""Values looked at by a sampled threshold."""
+"""Values that a sampled threshold looks at."""
 
 
 def _magnitudes(x: Tensor) -> Tensor:
-    """Order-preserving integers: the bits of |x|. (bf16 and fp16 take the road over float32, which is exact.)"""
+    """Return the bits of |x|, integers in the order of magnitudes (16-bit floats as float32, which is exact)."""
     if x.dtype == torch.float64:
         return x.view(torch.int64) & 0x7FFFFFFFFFFFFFFF
     return x.to(torch.float32).view(torch.int32) & 0x7FFFFFFF
 
 
 def amax_bits_any_dtype(x: Tensor) -> int:
-    """The key of a tensor of any float dtype; a float64 beyond float32 stays finite here."""
+    """Return the amax bits of a tensor of any float dtype; a finite float64 beyond float32 counts as finite."""
     if not x.numel():
         return 0
     if not all_finite(x):
@@ -44,16 +45,12 @@ def _selected(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
-    """Positions (ascending) and values of the k entries of largest magnitude; of equal ones the lowest index wins.
-
-    The returned key is that of the values: they hold the largest magnitude of all, and any value that is not finite.
-    """
+    # The amax bits of the kept values are those of x: they include its largest magnitude and anything not finite.
     order = torch.sort(_magnitudes(x), descending=True, stable=True).indices[:k]
     return _selected(x, order.sort().values)
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    """About k entries: all that reach the k/n quantile of 65,536 sampled magnitudes; exact where that goes astray."""
     n = x.numel()
     if n <= SAMPLES:
         return topk(x, k)
@@ -72,23 +69,19 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
 
 
 def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
-    """All entries of magnitude at least ``threshold`` (rounded to the tensor's precision)."""
     limit = torch.tensor([threshold], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     at_least = _magnitudes(x) >= _magnitudes(limit).to(x.device)
     return _selected(x, torch.nonzero(at_least).view(-1))
 
 
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
-    """k of n positions, ascending: those with the smallest hash, the lower index first where hashes are equal."""
+    """Of equal hashes the lower index comes first."""
     hashes = random.hash32(torch.arange(n, dtype=torch.int64, device=like.device), random.key(seed, random.POSITIONS))
     order = torch.sort(hashes, stable=True).indices[:k]
     return order.sort().values.to(index_dtype(n))
 
 
 def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
-    """The values at ``random_positions``, and the key of all of x: what is not sent must be finite, too.
-
-    The section, of 8 bytes, is told the seed.
-    """
+    # The amax bits are those of all of x: values that are not sent must be finite, too.
     write_seed(section, seed)
     return x[random_positions(x.numel(), k, seed, x).long()], amax_bits_any_dtype(x)

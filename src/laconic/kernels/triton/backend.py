@@ -20,19 +20,10 @@ from triton.errors import TritonError
 from laconic import counters
 from laconic.errors import FrameError
 from laconic.kernels import torch_fallback
-from laconic.kernels.interface import (
-    HUFFMAN,
-    NONFINITE,
-    Coding,
-    Grid,
-    LinearGrid,
-    PackedIntCoding,
-    UniformGrid,
-    symbol_bits,
-    symbol_dtype,
-)
+from laconic.kernels.interface import NONFINITE, Grid, IntRounding, LinearGrid, PackedIntSum, QsgdCoding, UniformGrid
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
+from laconic.kernels.sections import HUFFMAN, Coding, PackedIntCoding, symbol_bits, symbol_dtype
 from laconic.kernels.triton import (
     casts,
     coded_chunks,
@@ -174,39 +165,15 @@ def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None)
 
 
 @_served
-def qsgd_encode(
-    x: Tensor, *, bits: int, bucket: int, l2: bool, stochastic: bool, seed: int, norms: Tensor, packed: Tensor
-) -> int:
-    if not x.numel():
-        return 0
-    return _largest(
-        qsgd.qsgd_encode(
-            x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed
-        )
-    )
+def qsgd_encode(x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
+    return _largest(qsgd.qsgd_encode(x, coding, seed=seed, norms=norms, packed=packed)) if len(x) else 0
 
 
 @_served
-def qsgd_feedback(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    bits: int,
-    bucket: int,
-    l2: bool,
-    stochastic: bool,
-    seed: int,
-    norms: Tensor,
-    packed: Tensor,
-) -> int:
+def qsgd_feedback(x: Tensor, residual: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
     if not x.numel():
         return 0
-    return _largest(
-        qsgd.qsgd_encode(
-            x, bits=bits, bucket=bucket, l2=l2, stochastic=stochastic, seed=seed, norms=norms, packed=packed,
-            residual=residual,
-        )
-    )  # fmt: skip
+    return _largest(qsgd.qsgd_encode(x, coding, seed=seed, norms=norms, packed=packed, residual=residual))
 
 
 @_served
@@ -402,46 +369,18 @@ packed_int_repack = _served(packed_ints.packed_int_repack)
 
 @_served
 def packed_int_encode(
-    x: Tensor,
-    coding: PackedIntCoding,
-    *,
-    factor: float | None,
-    rotation_seed: int | None,
-    rounding_seed: int | None,
-    feedback: bool,
-    clips: Tensor,
-    out: Tensor,
+    x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
 ) -> int:
     if not x.numel():
         return 0
-    amax_bits = packed_ints.packed_int_encode(
-        x,
-        coding,
-        factor=factor,
-        rotation_seed=rotation_seed,
-        rounding_seed=rounding_seed,
-        feedback=feedback,
-        clips=clips,
-        out=out,
-    )
+    amax_bits = packed_ints.packed_int_encode(x, coding, rounding, feedback=feedback, clips=clips, out=out)
     return 0 if amax_bits is None else _largest(amax_bits)
 
 
 @_served
-def packed_int_decode(
-    integers: Tensor,
-    clips: Tensor,
-    coding: PackedIntCoding,
-    *,
-    total: int,
-    rotation_seed: int | None,
-    out: Tensor,
-    weight: float | None,
-) -> None:
-    flag = packed_ints.packed_int_decode(
-        integers, clips, coding, total=total, rotation_seed=rotation_seed, out=out, weight=weight
-    )
-    _refuse(flag, f"a scale that is not a finite, non-negative number, or a sum above {total}")
+def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None) -> None:
+    flag = packed_ints.packed_int_decode(packed, rotation_seed=rotation_seed, out=out, weight=weight)
+    _refuse(flag, f"a scale that is not a finite, non-negative number, or a sum above {packed.total}")
 
 
 @_served

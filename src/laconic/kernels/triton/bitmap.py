@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.interface import num_buckets
+from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.grid_sync import PARTS
 
 __all__ = ["BLOCK", "TILE", "WORDS", "in_parts", "keep_marks", "load_bits", "popcount", "take_lowest"]

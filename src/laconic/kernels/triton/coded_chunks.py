@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import (
+from laconic.kernels.sections import (
     CHUNK,
     CONSTANT,
     HUFFMAN,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import num_buckets
+from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton import launch_cache
 from laconic.kernels.triton.launch_cache import Known
 

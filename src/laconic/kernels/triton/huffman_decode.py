@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import CHUNK, num_buckets
+from laconic.kernels.sections import CHUNK, num_buckets
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.huffman_tables import (
     PREFIX,

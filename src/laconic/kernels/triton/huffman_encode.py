@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import CHUNK
+from laconic.kernels.sections import CHUNK
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.huffman_tables import book_at, codes_at, heads_at, plan_books, record_words, starts_at
 from laconic.kernels.triton.shared_memory import Room

@@ -10,16 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import (
-    GROUP,
-    Grid,
-    LinearGrid,
-    UniformGrid,
-    num_buckets,
-    packed_nbytes,
-    symbol_bits,
-    symbol_dtype,
-)
+from laconic.kernels.interface import Grid, LinearGrid, UniformGrid
+from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
 from laconic.kernels.triton import launch_cache
 from laconic.kernels.triton.grid_sync import BARRIER, PARTS, SMALL, STATE, cut, launch, wait_for_all
 from laconic.kernels.triton.launch_cache import remembered

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import num_buckets
+from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.tile import exact
 
 __all__ = ["project_columns", "project_rows"]

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import GROUP, SUM_BLOCK, PackedIntCoding, num_buckets
+from laconic.kernels.interface import Addresses, PackedIntSum, QsgdCoding, Tensors
+from laconic.kernels.sections import GROUP, SUM_BLOCK, num_buckets
 from laconic.kernels.triton.buckets import magnitudes, tile
 from laconic.kernels.triton.packed_ints import SHRINK, WARPS, hadamard, lane_tile, load_clips
 from laconic.kernels.triton.packing import BYTES, pack_tail
@@ -180,17 +181,11 @@ def _finish(tensors: Sequence[Tensor], many: _Many, bits: int) -> None:
 
 
 def qsgd_encode_all(
-    tensors: Sequence[Tensor],
-    residuals: Sequence[Tensor] | None,
-    *,
-    bits: int,
-    bucket: int,
-    stochastic: bool,
-    seeds: Sequence[int],
-    norms: Sequence[int],
-    packed: Sequence[int],
-) -> Tensor:
+    tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int], norms: Addresses,
+    packed: Addresses,
+) -> Tensor:  # fmt: skip
     """``qsgd_encode`` of each by the largest magnitude, at 2, 4 or 8 bits, to addresses (multiples of 16); the keys."""
+    bits, bucket, _, stochastic = coding
     buckets, warps = tile(bucket, QSGD_TILE if residuals is None else FEEDBACK_TILE)
     many = _Many.of(
         tensors, buckets * bucket, residuals=tensors if residuals is None else residuals, floats=norms, packed=packed,
@@ -395,16 +390,9 @@ def _scatter(
         )  # fmt: skip
 
 
-def packed_int_decode_all(
-    lanes: Tensor,
-    clips: Tensor,
-    coding: PackedIntCoding,
-    *,
-    total: int,
-    rotation_seed: int | None,
-    outs: Sequence[Tensor],
-) -> Tensor:
+def packed_int_decode_all(packed: PackedIntSum, *, rotation_seed: int | None, outs: Tensors) -> Tensor:
     """What words of lanes of all blocks stand for, to where they belong; the flag."""
+    lanes, clips, coding, total = packed
     many = _Many.of(outs, SUM_BLOCK)
     flag = torch.zeros(1, dtype=torch.int32, device=lanes.device)
     assert not coding.packed and clips.numel() == many.grid[0] and lanes.data_ptr() % 4 == 0

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import (
-    CLIP_LIMIT,
+from laconic.kernels.interface import CLIP_LIMIT, IntRounding, PackedIntSum
+from laconic.kernels.sections import (
     GROUP,
     SUM_BLOCK,
     PackedIntCoding,
@@ -139,13 +139,13 @@ def _rotate(x, more, out, n, total, low_key, high_key, ADD: tl.constexpr, BLOCKS
     tl.store(out + begin + at, v, mask=there)
 
 
-def rotate(x: Tensor, seed: int, more: Tensor | None, out: Tensor) -> None:
+def rotate(x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
     n, total = x.numel(), packed_int_count(x.numel(), True)
-    assert out.numel() == total and (more is None or more.numel() == total), (x, more, out)
+    assert out.numel() == total and (addend is None or addend.numel() == total), (x, addend, out)
     if n:
         _rotate[(num_buckets(total, BLOCKS * SUM_BLOCK),)](
-            x, out if more is None else more, out, n, total, *halves(random.key(seed, random.ROTATION)),
-            ADD=more is not None, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
+            x, out if addend is None else addend, out, n, total, *halves(random.key(seed, random.ROTATION)),
+            ADD=addend is not None, BLOCKS=BLOCKS, **exact(num_warps=WARPS),
         )  # fmt: skip
 
 
@@ -240,17 +240,10 @@ def _write_lanes(symbols, out, n, words, WIDTH: tl.constexpr, LANES: tl.constexp
 
 
 def packed_int_encode(
-    x: Tensor,
-    coding: PackedIntCoding,
-    *,
-    factor: float | None,
-    rotation_seed: int | None,
-    rounding_seed: int | None,
-    feedback: bool,
-    clips: Tensor,
-    out: Tensor,
+    x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
 ) -> Tensor | None:
     """The keys of x by program, where its scales were asked for."""
+    factor, rotation_seed, rounding_seed = rounding
     assert not (feedback and rotation_seed is not None)
     n, count = x.numel(), num_buckets(x.numel(), SUM_BLOCK)
     coded, width = packed_int_count(n, rotation_seed is not None), coding.width
@@ -391,16 +384,8 @@ def _lane_decode(
         )  # fmt: skip
 
 
-def packed_int_decode(
-    lanes: Tensor,
-    clips: Tensor,
-    coding: PackedIntCoding,
-    *,
-    total: int,
-    rotation_seed: int | None,
-    out: Tensor,
-    weight: float | None,
-) -> Tensor:
+def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None) -> Tensor:
+    lanes, clips, coding, total = packed
     n, count = out.numel(), num_buckets(out.numel(), SUM_BLOCK)
     coded = packed_int_count(n, rotation_seed is not None)
     assert clips.numel() == 4 * count and lanes.numel() == packed_ints_nbytes(coded, coding)

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import RICE, PositionHeader, num_buckets
 from laconic.kernels.reference import positions as plain
+from laconic.kernels.sections import RICE, PositionHeader, num_buckets
 from laconic.kernels.triton import rice
 from laconic.kernels.triton import scatter as scattering
 from laconic.kernels.triton.tile import exact

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
+from laconic.kernels.interface import QsgdCoding
+from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
 from laconic.kernels.triton.buckets import FLOAT32_MAX, load_floats, magnitudes, scale_to, step_of, store_floats, tile
 from laconic.kernels.triton.packing import Packed
 from laconic.kernels.triton.tile import (
@@ -261,18 +262,10 @@ def _qsgd_encode_rows(
 
 
 def qsgd_encode(
-    x: Tensor,
-    *,
-    bits: int,
-    bucket: int,
-    l2: bool,
-    stochastic: bool,
-    seed: int,
-    norms: Tensor,
-    packed: Tensor,
-    residual: Tensor | None = None,
+    x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor, residual: Tensor | None = None
 ) -> Tensor:
     """With a residual its sum with x is encoded, and what the receiver will not have stays there."""
+    bits, bucket, l2, stochastic = coding
     n, into = x.numel(), Packed(packed, x.numel(), bits)
     buckets, warps = tile(bucket, QSGD_TILE if residual is None else FEEDBACK_TILE)
     count = num_buckets(n, bucket)

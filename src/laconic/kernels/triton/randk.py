@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import num_buckets
+from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.grid_sync import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, wait_for_all
 from laconic.kernels.triton.launch_cache import remembered

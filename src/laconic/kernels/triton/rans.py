@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.interface import CHUNK, RANS
+from laconic.kernels.sections import CHUNK, RANS
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.rans_tables import chunk_lanes
 from laconic.kernels.triton.shared_memory import come, load_byte, load_four, load_half, load_pair, store_pair, sync_warp

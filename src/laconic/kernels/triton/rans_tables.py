@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.interface import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
+from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
 from laconic.kernels.triton.huffman_tables import heads_at, modes_at
 from laconic.kernels.triton.streams import STREAMS
 

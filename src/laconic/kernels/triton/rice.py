@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import RICE, PositionPlan, low_bits_candidates, num_buckets
 from laconic.kernels.reference.positions import plan_of
+from laconic.kernels.sections import RICE, PositionPlan, low_bits_candidates, num_buckets
 from laconic.kernels.triton.grid_sync import BARRIER, MOST, PARTS, SMALL, STATE, cut, launch, wait_for_all
 from laconic.kernels.triton.launch_cache import remembered
 from laconic.kernels.triton.tile import low_part_place

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.interface import POSITIONS_HEADER, num_buckets
+from laconic.kernels.sections import POSITIONS_HEADER, num_buckets
 from laconic.kernels.triton.bitmap import popcount
 from laconic.kernels.triton.grid_sync import (
     BARRIER,

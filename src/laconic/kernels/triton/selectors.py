@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import num_buckets
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
+from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, in_parts, keep_marks, load_bits
 from laconic.kernels.triton.grid_sync import BARRIER, MOST, PARTS, SMALL, STATE, launch, wait_for_all
 from laconic.kernels.triton.launch_cache import remembered

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import GROUP, num_buckets, packed_nbytes
+from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
 from laconic.kernels.triton.buckets import FLOAT32_MAX, load_floats, magnitudes, store_floats, tile
 from laconic.kernels.triton.packing import Packed
 from laconic.kernels.triton.tile import exact, keep, load_tile, pairwise, read_symbols, store_symbols, words_of

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from laconic.kernels.interface import CHUNK, num_buckets
+from laconic.kernels.sections import CHUNK, num_buckets
 
 __all__ = ["LANES", "STREAMS", "STREAM_LENGTH", "Cut", "share"]
 

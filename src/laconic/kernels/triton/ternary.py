@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import TRIT_GROUP_NBYTES, num_buckets, trits_nbytes
+from laconic.kernels.sections import TRIT_GROUP_NBYTES, num_buckets, trits_nbytes
 from laconic.kernels.triton.buckets import load_floats, magnitudes, scale_to, store_floats, tile
 from laconic.kernels.triton.packing import trit_of, trit_place
 from laconic.kernels.triton.tile import exact, factors, halves, keep, load_tile, noise_of, words_of

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.interface import RICE, low_bits_candidates, num_buckets
 from laconic.kernels.reference.positions import plan_of
+from laconic.kernels.sections import RICE, low_bits_candidates, num_buckets
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
 from laconic.kernels.triton.grid_sync import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
 from laconic.kernels.triton.launch_cache import Known

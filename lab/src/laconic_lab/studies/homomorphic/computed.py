@@ -17,9 +17,10 @@ from laconic.aggregate.homomorphic.summing import CARRY
 from laconic.codecs import parse
 from laconic.codecs.packed_ints import PackedIntStage
 from laconic.errors import ConfigError, WrongResultError
-from laconic.kernels.interface import CLIP_LIMIT, SUM_BLOCK, num_buckets
+from laconic.kernels.interface import CLIP_LIMIT
 from laconic.kernels.reference.packed_ints import hadamard, rotation_signs
 from laconic.kernels.reference.reductions import pairwise_sum
+from laconic.kernels.sections import SUM_BLOCK, num_buckets
 
 __all__ = ["Round"]
 

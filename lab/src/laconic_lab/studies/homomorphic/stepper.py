@@ -13,7 +13,7 @@ from laconic.cluster.homomorphic.server import pack_part
 from laconic.cluster.homomorphic.worker import scale_frame
 from laconic.errors import ConfigError
 from laconic.frames import decode, encode
-from laconic.kernels.interface import packed_int_count
+from laconic.kernels.sections import packed_int_count
 from laconic.layers import SubspaceLayer, dense_numel, subspaces
 from laconic.packet import TensorSpec
 from laconic.policy import Policy

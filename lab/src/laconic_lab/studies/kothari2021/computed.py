@@ -27,15 +27,9 @@ from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
-from laconic.kernels.interface import (
-    POSITIONS_HEADER,
-    coded_max_nbytes,
-    low_bits_candidates,
-    num_buckets,
-    packed_nbytes,
-)
 from laconic.kernels.reference.quantizers import _bucket_norms, _steps
 from laconic.kernels.reference.reductions import pairwise_sum
+from laconic.kernels.sections import POSITIONS_HEADER, coded_max_nbytes, low_bits_candidates, num_buckets, packed_nbytes
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 from laconic.wire import ALIGN, FramePlan

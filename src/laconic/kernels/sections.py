@@ -1,0 +1,188 @@
+"""Layout of the sections that kernels write: sizes, headers, and the constants that all backends share."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from laconic import _core
+from laconic._core import bytes_at, set_bytes
+from laconic.errors import FrameError
+
+GROUP = 256
+"""Values per group of the vertical bit packing: 32 rows of 8 lanes."""
+
+TRIT_GROUP_NBYTES = 64
+"""Bytes per group of the base-3 packing; each byte holds five values."""
+
+SUM_BLOCK = 1024
+"""Values that share a scale, and are rotated together, in summable codecs."""
+
+
+# ------------------------------------------------------------------------------------------------- bytes on the host
+
+
+def read_bytes(section: Tensor, nbytes: int) -> bytes:
+    """Return the first bytes of a section, from any device."""
+    return bytes_at(section.data_ptr(), nbytes) if section.is_cpu else bytes(section[:nbytes].tolist())
+
+
+def write_bytes(section: Tensor, data: bytes) -> None:
+    """Write a few bytes of the host to a section on any device."""
+    if section.is_cpu:
+        set_bytes(section.data_ptr(), data)
+    else:
+        section.copy_(torch.tensor(list(data), dtype=torch.uint8))
+
+
+def write_seed(section: Tensor, seed: int) -> None:
+    write_bytes(section, (seed & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"))
+
+
+def read_seed(section: Tensor) -> int:
+    return int.from_bytes(read_bytes(section, 8), "little")
+
+
+# --------------------------------------------------------------------------------------------- quantizers and packing
+
+
+def num_buckets(n: int, bucket: int) -> int:
+    return -(-n // bucket)
+
+
+def packed_nbytes(n: int, bits: int) -> int:
+    """Bytes of n packed values: whole groups, then a tail that is padded to a byte only."""
+    return n // GROUP * 32 * bits + (n % GROUP * bits + 7) // 8
+
+
+def trits_nbytes(n: int) -> int:
+    """Bytes of n ternary values."""
+    group = 5 * TRIT_GROUP_NBYTES
+    return n // group * TRIT_GROUP_NBYTES + (n % group + 4) // 5
+
+
+# ------------------------------------------------------------------------------------------------------ packed integers
+
+
+class PackedIntCoding(NamedTuple):
+    """Integers from 0 to ``levels`` of ``width`` bits.
+
+    With ``packed`` in the vertical packing; otherwise in 32-bit words that no integer straddles, which can be added.
+    """
+
+    levels: int
+    width: int
+    packed: bool
+
+
+def packed_int_count(n: int, rotated: bool) -> int:
+    """Number of integers that n values become: a rotation fills the last block."""
+    return num_buckets(n, SUM_BLOCK) * SUM_BLOCK if rotated else n
+
+
+def packed_ints_nbytes(n: int, coding: PackedIntCoding) -> int:
+    """Bytes of n integers. In words, each block starts at a vector of 32 bytes."""
+    if coding.packed:
+        return packed_nbytes(n, coding.width)
+    per_word, (blocks, rest) = 32 // coding.width, divmod(n, SUM_BLOCK)
+    return 32 * (blocks * num_buckets(SUM_BLOCK // 8, per_word) + num_buckets(num_buckets(rest, 8), per_word))
+
+
+# --------------------------------------------------------------------------------------------------------- positions
+
+ALL, RICE, BITMAP = 0, 1, 2
+"""Modes of a position section."""
+
+POSITIONS_HEADER = 8
+MAX_LOW_BITS = 31
+
+
+class PositionPlan(NamedTuple):
+    """How to write a set of positions, and how many bytes that takes."""
+
+    mode: int
+    low_bits: int
+    nbytes: int
+
+
+class PositionHeader(NamedTuple):
+    """The header of a position section."""
+
+    mode: int
+    low_bits: int
+    kept: int
+
+
+def low_bits_candidates(n: int, k: int) -> list[int]:
+    """Rice parameters to try: around log2(0.69 n / k), the best one for geometric gaps."""
+    middle = min(MAX_LOW_BITS, max(1, 69 * n // (100 * k)).bit_length() - 1)
+    return [r for r in (middle - 1, middle, middle + 1) if 0 <= r <= MAX_LOW_BITS]
+
+
+def positions_max_nbytes(n: int, k: int) -> int:
+    """The most bytes of k out of n positions, rounded up to words unless a bitmap is smaller."""
+    bitmap = POSITIONS_HEADER + (n + 7) // 8
+    if not 0 < k < n:
+        return POSITIONS_HEADER
+    coded = min(packed_nbytes(k, r) + (k + ((n - k) >> r) + 7) // 8 for r in low_bits_candidates(n, k))
+    return min(bitmap, (POSITIONS_HEADER + coded + 3) // 4 * 4)
+
+
+def read_positions_header(section: Tensor, n: int) -> PositionHeader:
+    """Read the header; raise ``FrameError`` if it contradicts itself, n or the section's size."""
+    if section.numel() < POSITIONS_HEADER:
+        raise FrameError(f"a position section must have at least {POSITIONS_HEADER} bytes, got {section.numel()}")
+    header = int.from_bytes(read_bytes(section, POSITIONS_HEADER), "little")
+    mode, low_bits, k = header & 0xFF, header >> 8 & 0xFF, header >> 16
+    body = section.numel() - POSITIONS_HEADER
+    if mode == RICE:
+        valid = 0 < k <= n and low_bits <= MAX_LOW_BITS and body >= packed_nbytes(k, low_bits) + (k + 7) // 8
+    elif mode == BITMAP:
+        valid = 0 < k <= n and low_bits == 0 and body == (n + 7) // 8
+    else:
+        valid = mode == ALL and k == n and low_bits == 0 and body == 0
+    if not valid:
+        raise FrameError(
+            f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions in mode {mode}, "
+            f"parameter {low_bits}"
+        )
+    return PositionHeader(mode, low_bits, k)
+
+
+# ----------------------------------------------------------------------------------------------------- entropy coding
+
+CONSTANT, RAW, HUFFMAN, RANS = 0, 1, 2, 3
+"""Modes of a coded chunk."""
+
+MAX_ALPHABET = 4096
+"""The largest alphabet of a coder."""
+
+CHUNK = 1 << 19
+"""Symbols that share a code table."""
+
+
+class Coding(IntEnum):
+    """How to code the chunks of a section: by one method, or each by its smallest, with a preferred method."""
+
+    HUFFMAN = 0
+    RANS = 1
+    HUFFMAN_AUTO = 2
+    RANS_AUTO = 3
+
+
+def symbol_bits(alphabet: int) -> int:
+    """Bits of a packed symbol."""
+    return (alphabet - 1).bit_length()
+
+
+def symbol_dtype(alphabet: int) -> torch.dtype:
+    """The dtype of symbols between a quantizer and a coder (int16 because torch supports uint16 poorly)."""
+    return torch.uint8 if alphabet <= 256 else torch.int16
+
+
+def coded_max_nbytes(n: int, alphabet: int) -> int:
+    """The most bytes of a section of coded symbols; its writer may use all of them as scratch."""
+    return _core.coded_max_nbytes(n, alphabet)
