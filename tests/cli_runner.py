@@ -18,6 +18,14 @@ def file_names() -> list[str]:
     return sorted(path.name for path in Path().iterdir())
 
 
+def assert_error(result: Result, code: int, *words: str) -> None:
+    """Assert that a command failed with one line on stderr that contains these words, and printed no result."""
+    assert result.exit_code == code, result.output
+    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout, result.output
+    for word in words:
+        assert word in result.stderr, result.stderr
+
+
 def laconic(*args: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a process of its own."""
     command = [sys.executable, "-m", "laconic", *map(str, args)]

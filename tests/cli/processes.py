@@ -1,4 +1,4 @@
-"""Who is still running, by /proc: for tests that nothing outlives its launcher."""
+"""Running processes, from /proc: for tests that no process outlives its launcher."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def running(folder: Path) -> list[list[str]]:
-    """Command lines of living processes that name this folder, or one in it."""
-    found = []
+    """Return the command lines of running processes that name this folder or a path in it."""
+    commands = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -18,12 +18,12 @@ def running(folder: Path) -> list[list[str]]:
             except OSError:
                 continue  # it has ended in the meantime
             if not dead and any(word.startswith(str(folder)) for word in words):
-                found.append(words)
-    return found
+                commands.append(words)
+    return commands
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> bool:
-    """Whether it came true in time."""
+    """Poll a condition; return whether it became true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runner import Run, file_names
+from cli_runner import Run, assert_error, file_names
 from laconic.cli import certs
 from laconic.cluster import security
 
@@ -17,18 +17,11 @@ pytest.importorskip("cryptography")
 NEW = ("certs", "new", "job", "--job", "digits", "--host", "ps.example.org", "--host", "10.0.0.5", "--workers", "2")
 
 
-def one_line(result, code: int, *words: str) -> None:  # type: ignore[no-untyped-def]
-    assert result.exit_code == code, result.output
-    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout, result.output
-    for word in words:
-        assert word in result.stderr, result.stderr
-
-
 @pytest.mark.parametrize("command", [("certs",), ("certs", "new"), ("certs", "show")], ids=" ".join)
 def test_help_shows_the_examples(run: Run, command: tuple[str, ...]) -> None:
     shown = " ".join(run(*command, "--help").stdout.split())
-    mine = [example for example in certs.EXAMPLES if example.startswith(" ".join(("laconic", *command)))]
-    assert len(mine) >= 2 and all(f"$ {example}" in shown for example in mine)
+    expected = [example for example in certs.EXAMPLES if example.startswith(" ".join(("laconic", *command)))]
+    assert len(expected) >= 2 and all(f"$ {example}" in shown for example in expected)
     assert run("certs").stdout == run("certs", "--help").stdout
 
 
@@ -41,7 +34,7 @@ def test_examples_run_in_their_order(run: Run, work_dir: Path) -> None:
     assert file_names() == ["certs", "lab"]
 
 
-def test_new_says_what_goes_where(run: Run, work_dir: Path) -> None:
+def test_new_lists_the_files_for_each_host(run: Run, work_dir: Path) -> None:
     result = run(*NEW)
     assert result.exit_code == 0 and file_names() == ["job"]
     for word in ("wrote job", "ca.pem, server.pem, server.key", "worker-1", "ps.example.org", "10.0.0.5", "good"):
@@ -49,11 +42,11 @@ def test_new_says_what_goes_where(run: Run, work_dir: Path) -> None:
     assert security.load_worker("job", 1).identity.job == "digits"
 
 
-def test_show_says_who_until_when_and_for_which_hosts(run: Run, work_dir: Path) -> None:
-    made = json.loads(run(*NEW, "--days", "7", "--json").stdout)
-    found = json.loads(run("certs", "show", "job", "--json").stdout)
-    assert found == made and found["folder"] == "job"
-    server, first, second = found["certificates"]
+def test_show_lists_owner_expiry_and_hosts(run: Run, work_dir: Path) -> None:
+    created = json.loads(run(*NEW, "--days", "7", "--json").stdout)
+    shown = json.loads(run("certs", "show", "job", "--json").stdout)
+    assert shown == created and shown["folder"] == "job"
+    server, first, second = shown["certificates"]
     assert (server["job"], server["role"], server["worker"]) == ("digits", "server", None)
     assert [(worker["role"], worker["worker"], worker["hosts"]) for worker in (first, second)] == [
         ("worker", 0, []),
@@ -66,7 +59,7 @@ def test_show_says_who_until_when_and_for_which_hosts(run: Run, work_dir: Path) 
     assert f"{until:%Y-%m-%d}" in text and "worker-1" in text and "ps.example.org" in text
 
 
-def test_show_says_what_is_wrong(run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_explains_unusable_certificates(run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(*NEW)
     Path("job/worker-0.key").unlink()
     shutil.copy("job/server.pem", "job/worker-1.pem")
@@ -83,23 +76,23 @@ def test_show_says_what_is_wrong(run: Run, work_dir: Path, monkeypatch: pytest.M
     assert result.exit_code == 1 and "expired on" in result.stdout
 
 
-def test_bad_input_is_one_line(run: Run, work_dir: Path) -> None:
-    one_line(run("certs", "show", "job"), 1, "no such folder: job", "laconic certs new")
-    one_line(run(*NEW, "--host", "ps:50051"), 2, "without port", "'ps:50051'")
-    one_line(run(*NEW[:-1], "0"), 2, "workers must be a whole number from 1 to 4096, got 0")
-    one_line(run(*NEW[:-1], "many"), 2, "--workers")
-    one_line(run(*NEW, "--days", "0"), 2, "days must be")
-    one_line(run("certs", "new", "job", "--job", "a b", "--host", "h", "--workers", "1"), 2, "job's name", "'a b'")
-    one_line(run("certs", "new", "job", "--job", "a", "--workers", "1"), 2, "--host")
-    one_line(run("certs", "new", "no/job", *NEW[3:]), 1, "cannot make certificates in no/job")
-    one_line(run("certs", "nothing"), 2, "nothing")
+def test_invalid_input_is_one_line(run: Run, work_dir: Path) -> None:
+    assert_error(run("certs", "show", "job"), 1, "no such folder: job", "laconic certs new")
+    assert_error(run(*NEW, "--host", "ps:50051"), 2, "without port", "'ps:50051'")
+    assert_error(run(*NEW[:-1], "0"), 2, "workers must be a whole number from 1 to 4096, got 0")
+    assert_error(run(*NEW[:-1], "many"), 2, "--workers")
+    assert_error(run(*NEW, "--days", "0"), 2, "days must be")
+    assert_error(run("certs", "new", "job", "--job", "a b", "--host", "h", "--workers", "1"), 2, "job's name", "'a b'")
+    assert_error(run("certs", "new", "job", "--job", "a", "--workers", "1"), 2, "--host")
+    assert_error(run("certs", "new", "no/job", *NEW[3:]), 1, "cannot make certificates in no/job")
+    assert_error(run("certs", "nothing"), 2, "nothing")
     assert file_names() == []
     Path("job").mkdir()
-    one_line(run("certs", "show", "job"), 1, "no such file: job/ca.pem")
+    assert_error(run("certs", "show", "job"), 1, "no such file: job/ca.pem")
     assert run(*NEW).exit_code == 0
     before = {path.name: path.read_bytes() for path in Path("job").iterdir()}
-    one_line(run(*NEW), 1, "job exists and is not an empty folder")
+    assert_error(run(*NEW), 1, "job exists and is not an empty folder")
     assert {path.name: path.read_bytes() for path in Path("job").iterdir()} == before and file_names() == ["job"]
     for path in Path("job").glob("[sw]*"):
         path.unlink()
-    one_line(run("certs", "show", "job"), 1, "contains a CA's certificate only")
+    assert_error(run("certs", "show", "job"), 1, "contains a CA's certificate only")

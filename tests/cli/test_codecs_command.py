@@ -14,7 +14,7 @@ def test_table_names_every_stage(run: Run) -> None:
     assert "momentum:0.9|topk:0.001|qsgd:4" in result.stdout
 
 
-def test_json_says_what_each_stage_is(run: Run) -> None:
+def test_json_describes_every_stage(run: Run) -> None:
     stages = {stage["name"]: stage for stage in json.loads(run("codecs", "--json").stdout)["stages"]}
     assert sorted(stages) == registry.names()
     assert stages["qsgd"]["arguments"] == {"bits": 4, "bucket": 512, "norm": "max", "round": "stochastic"}

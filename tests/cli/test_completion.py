@@ -1,4 +1,4 @@
-"""What a shell offers after Tab; it asks by starting the command each time."""
+"""Shell completion. A shell starts the command for every Tab, so completion must not import torch."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from cli_runner import Run
 from laconic.cli import complete
+from laconic.cli.app import app
 from laconic.codecs import registry
 from laconic.train.methods import METHODS
 from laconic.train.models import MODELS
 
 
-def offered(line: str, shell: str = "bash") -> tuple[list[str], str]:
-    """Words after a line, and what was imported to find them."""
-    words = line.split(" ")
-    environment = {
-        **os.environ,
+def completion_environment(line: str, shell: str = "bash") -> dict[str, str]:
+    return {
         "_LACONIC_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
         "_TYPER_COMPLETE_ARGS": line,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    command = [sys.executable, "-X", "importtime", "-m", "laconic"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    return done.stdout.split(), done.stderr
+
+
+def completions(line: str, shell: str = "bash") -> list[str]:
+    result = CliRunner().invoke(app, [], prog_name="laconic", env=completion_environment(line, shell))
+    return result.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -39,35 +40,44 @@ def offered(line: str, shell: str = "bash") -> tuple[list[str], str]:
         ("laconic train --model le", ["lenet5"]),
         ("laconic pack --codec topk:0.01|qs", ["topk:0.01|qsgd"]),
         ("laconic lab st", ["status"]),
-        ("laconic study ja", ["jang2017"]),
     ],
 )
-def test_words_are_offered_without_loading_torch(line: str, words: list[str]) -> None:
-    found, imported = offered(line)
-    assert found == words and " typer" in imported
-    assert " torch" not in imported and " numpy" not in imported and " grpc" not in imported
+def test_words_are_completed(line: str, words: list[str]) -> None:
+    assert completions(line) == words
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells(shell: str) -> None:
-    assert "terngrad" in offered("laconic train --push te", shell)[0][-1]
+    assert "terngrad" in completions("laconic train --push te", shell)[-1]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_can_be_taught(shell: str) -> None:
-    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [sys.executable, "-m", "laconic", "--show-completion", shell]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "_LACONIC_COMPLETE" in done.stdout
+@pytest.mark.parametrize(
+    "args, environment, output",
+    [
+        ([], completion_environment("laconic study ja"), "jang2017"),
+        (["--version"], {}, "laconic "),
+        (["--show-completion", "zsh"], {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}, "_LACONIC_COMPLETE"),
+    ],
+    ids=["completion", "version", "completion script"],
+)
+def test_start_does_not_import_torch_or_the_lab(args: list[str], environment: dict[str, str], output: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "laconic", *args]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert output in done.stdout and "typer" in modules
+    assert not modules & {"torch", "numpy", "grpc", "matplotlib", "laconic.cluster", "laconic.codecs"}
+    assert not any(
+        name.startswith(("laconic_lab.bench", "laconic_lab.studies", "laconic_lab.faults")) for name in modules
+    )
 
 
-def test_names_are_those_that_there_are(run: Run) -> None:
+def test_names_are_those_of_the_packages(run: Run) -> None:
+    from laconic.layers import parse_scheme
+
     assert sorted(complete.STAGES) == registry.names()
     assert tuple(METHODS) == complete.METHODS and tuple(MODELS) == complete.MODELS
     for mode in complete.MODES:
-        whole = mode + "2" if mode.endswith(":") else mode
-        assert run("train", "--mode", whole, "--explain").exit_code == 0
+        name = mode + "2" if mode.endswith(":") else mode
+        assert run("train", "--mode", name, "--explain").exit_code == 0
     for scheme in complete.SCHEMES:
-        from laconic.layers import parse_scheme
-
         parse_scheme(f"{scheme}0.1")

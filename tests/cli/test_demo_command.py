@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from processes import running
 
-from cli_runner import Run, file_names
-from laconic.cli import demo
+from cli_runner import Run, assert_error, file_names
+from laconic.cli import demo, output
 from laconic.records import read
+from laconic.train.demo import DEMO_METHODS, demo_config
 from laconic.train.run import Config
 
 pytest.importorskip("grpc")
 
 
-def test_a_short_demo_ends_with_table_page_and_records(run: Run, work_dir: Path) -> None:
-    whole, example = demo.EXAMPLES
-    assert whole == "laconic demo"
+def test_short_demo_writes_table_page_and_records(run: Run, work_dir: Path) -> None:
+    default, example = demo.EXAMPLES
+    assert default == "laconic demo"
     result = run(*shlex.split(example)[1:], "--run-dir", work_dir / "kept")
     assert result.exit_code == 0, result.output
     for text in ("push and pull gradients by Top-k", "of method", "5,247.2", "1/14", "wrote quick.html"):
@@ -44,22 +45,22 @@ def test_a_short_demo_ends_with_table_page_and_records(run: Run, work_dir: Path)
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """What would have been trained."""
-    seen: list[Config] = []
+    """Replace the launcher; return the configurations that it gets."""
+    configs: list[Config] = []
 
     def launch(runs: dict[Path, Config], **_: Any) -> list[dict[str, Any]]:
-        seen.extend(runs.values())
+        configs.extend(runs.values())
         common = {"accuracy": 90.0, "wire_bytes_per_iteration": 100.0, "workers": 2, "model": "mlp", "data": "digits"}
         return [common | {"method": config.method, "iterations": config.iterations} for config in runs.values()]
 
     monkeypatch.setattr("laconic.train.launch.launch", launch)
-    return seen
+    return configs
 
 
-def test_by_default_all_methods_and_a_page_here(run: Run, work_dir: Path, launched: list[Config]) -> None:
+def test_default_trains_all_methods_and_writes_a_page(run: Run, work_dir: Path, launched: list[Config]) -> None:
     result = run("demo", "--iterations", "50", "--json")
-    found = json.loads(result.stdout)
-    assert [one["method"] for one in found["runs"]] == list(demo.METHODS) and found["html"] == "demo.html"
+    values = json.loads(result.stdout)
+    assert [summary["method"] for summary in values["runs"]] == list(DEMO_METHODS) and values["html"] == "demo.html"
     assert {config.method: config.iterations for config in launched if config.job.every > 1} == {
         "6": 60,
         "adaptive": 60,
@@ -68,19 +69,20 @@ def test_by_default_all_methods_and_a_page_here(run: Run, work_dir: Path, launch
     assert {config.job.workers for config in launched} == {2} and file_names() == ["demo.html"]
 
 
-def test_page_lies_with_the_runs_that_are_kept(run: Run, work_dir: Path, launched: list[Config]) -> None:
+def test_page_is_written_to_the_run_dir(run: Run, work_dir: Path, launched: list[Config]) -> None:
     result = run("demo", "--methods", " 2w, laconic,2w", "--run-dir", "kept")
     assert result.exit_code == 0 and "wrote kept/demo.html" in result.stdout and file_names() == ["kept"]
     assert [config.method for config in launched] == ["2w", "laconic"]
     assert "The baseline of bytes and speed-up is 2w." in Path("kept/demo.html").read_text()
 
 
-def test_a_narrow_terminal_gets_the_words_below(
+def test_narrow_terminal_shows_descriptions_below_the_table(
     run: Run, work_dir: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.console import Console
 
-    monkeypatch.setattr(demo, "results", lambda: Console(width=80, highlight=False))
+    for module in (demo, output):
+        monkeypatch.setattr(module, "stdout_console", lambda: Console(width=80, highlight=False))
     result = run("demo", "--methods", "1,6")
     assert "\n6: method 5's codecs every 20 iterations" in result.stdout and "…" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -91,36 +93,35 @@ def test_a_narrow_terminal_gets_the_words_below(
     [
         (["--methods", "1,9"], 2, "unknown method '9'"),
         (["--methods", " , "], 2, "got none"),
-        (["--iterations", "0"], 2, "at least one iteration, got 0"),
+        (["--iterations", "0"], 2, "--iterations must be at least 1, got 0"),
         (["--html", "folder"], 1, "folder is a folder"),
         (["--record", "folder"], 1, "folder is a folder"),
-        (["--html", "file/demo.html"], 1, "is no folder that can be written to"),
+        (["--html", "file/demo.html"], 1, "is not a writable folder"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_is_one_line(
     run: Run, work_dir: Path, launched: list[Config], args: list[str], code: int, words: str
 ) -> None:
     Path("folder").mkdir()
     Path("file").touch()
     result = run("demo", *args)
-    assert result.exit_code == code and words in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout
+    assert_error(result, code, words)
     assert not launched and file_names() == ["file", "folder"]
 
 
-def test_progress_says_what_each_method_saved() -> None:
-    runs = {Path("runs") / name: demo._config(name, 20) for name in ("1", "5")}
-    progress = demo._Progress(runs)
+def test_progress_describes_finished_and_current_methods() -> None:
+    progress = demo._Progress({Path("runs") / name: demo_config(name, 20) for name in ("1", "5")})
 
-    def line(method: str, iteration: int, sent: int) -> dict[str, Any]:
-        told = {"loss": 1.0, "bytes_sent": sent, "bytes_received": sent, "total_s": 1.0}
-        return {"run_dir": f"runs/{method}", "iteration": iteration} | told
+    def report(method: str, iteration: int, sent: int) -> dict[str, Any]:
+        counts = {"bytes_sent": sent, "bytes_received": sent, "bytes_raw": 2000 * iteration, "total_s": 1.0}
+        return {"run_dir": f"runs/{method}", "iteration": iteration, "loss": 1.0} | counts
 
-    assert progress.finished([line("1", 4, 4000)]) == []
-    assert (progress.done, progress.total) == (2, 40)
-    assert progress.line == "method 1: iteration 4, loss 1.000, 0.01 MB/s"
-    first = [line("1", 20, 20_000), line("1", 20, 20_000)]
-    assert progress.finished([*first, line("5", 10, 500)]) == ["method 1: iteration 20, loss 1.000, 0.08 MB/s"]
-    progress.finished([*first, line("5", 11, 500)])
-    assert progress.line == "method 5: iteration 11, loss 1.000, 0.00 MB/s, 21 kB saved"
-    assert progress.finished([*first, line("5", 12, 500)]) == []
+    assert progress.finished([report("1", 4, 4000)]) == []
+    assert (progress.done, progress.total) == (4, 40)
+    assert progress.line == "method 1: iteration 4, loss 1.000, 0.01 MB/s, 0 B saved"
+    first = [report("1", 20, 20_000), report("1", 20, 20_000)]
+    lines = progress.finished([*first, report("5", 10, 500)])
+    assert lines == ["method 1: iteration 20, loss 1.000, 0.08 MB/s, 0 B saved"]
+    progress.finished([*first, report("5", 11, 500)])
+    assert (progress.done, progress.line) == (31, "method 5: iteration 11, loss 1.000, 0.00 MB/s, 21 kB saved")
+    assert progress.finished([*first, report("5", 12, 500)]) == []

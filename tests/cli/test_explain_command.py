@@ -18,7 +18,7 @@ def packed(run: Run, model: Path) -> Path:
     return Path("m.lac")
 
 
-def test_every_tensor_has_its_line(run: Run, packed: Path) -> None:
+def test_table_has_a_row_for_every_tensor(run: Run, packed: Path) -> None:
     shown = run("unpack", "--explain", packed)
     assert shown.exit_code == 0, shown.stderr
     for name in tensors():
@@ -27,20 +27,20 @@ def test_every_tensor_has_its_line(run: Run, packed: Path) -> None:
         assert column in shown.stdout
 
 
-def test_json_holds_what_the_library_says(run: Run, packed: Path) -> None:
-    found = json.loads(run("unpack", "--explain", "--json", packed).stdout)
-    told = {packet["name"]: packet for packet in found["packets"]}
-    assert "__metadata__" not in told and set(told) == set(tensors())
-    body = told["body.w"]
+def test_json_equals_the_librarys_explanation(run: Run, packed: Path) -> None:
+    result = json.loads(run("unpack", "--explain", "--json", packed).stdout)
+    packets = {packet["name"]: packet for packet in result["packets"]}
+    assert "__metadata__" not in packets and set(packets) == set(tensors())
+    body = packets["body.w"]
     assert body["details"]["levels"] == math.floor(2 ** (body["details"]["entropy_estimate"] + 5) + 0.5)
     assert body["entropy"] <= body["bits_after"] < body["details"]["bits_wanted"] <= body["bits_before"]
     assert body["modes"] == {"huffman": 1}
-    mine = {packet.name: packet for packet in laconic.explain(packed.read_bytes())}["body.w"]
-    assert (mine.entropy, mine.nbytes) == (body["entropy"], body["nbytes"])
-    assert told["steps"]["codec"] == "none" and told["steps"]["entropy"] is None
+    explained = {packet.name: packet for packet in laconic.explain(packed.read_bytes())}["body.w"]
+    assert (explained.entropy, explained.nbytes) == (body["entropy"], body["nbytes"])
+    assert packets["steps"]["codec"] == "none" and packets["steps"]["entropy"] is None
 
 
-def test_kept_values_and_positions_are_told_apart() -> None:
+def test_bits_of_values_and_positions_are_separate() -> None:
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     frame = laconic.encode(x, "topk:0.01|qsgd:4|rans")
     (packet,) = laconic.explain(frame)
@@ -58,12 +58,12 @@ def test_kept_values_and_positions_are_told_apart() -> None:
         (("m.lac",), "--explain"),
     ],
 )
-def test_views_exclude_each_other(run: Run, packed: Path, args: tuple[str, ...], line: str) -> None:
+def test_list_explain_and_output_exclude_each_other(run: Run, packed: Path, args: tuple[str, ...], line: str) -> None:
     shown = run("unpack", *args)
     assert shown.exit_code == 2 and line in shown.stderr and shown.stderr.count("\n") == 1
 
 
-def test_a_damaged_file_is_one_line(run: Run, packed: Path) -> None:
+def test_damaged_file_is_one_line(run: Run, packed: Path) -> None:
     data = bytearray(packed.read_bytes())
     data[-9] ^= 1
     packed.write_bytes(data)

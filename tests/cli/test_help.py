@@ -17,7 +17,6 @@ import laconic as package
 from cli_runner import Run, laconic
 from laconic.cli import certs, codecs, demo, pack, report, roles, train, unpack
 from laconic.cli.app import app
-from laconic.watch.view import Watcher
 
 EXAMPLES = {
     "demo": demo.EXAMPLES,
@@ -89,32 +88,6 @@ def test_example_runs(run: Run, model: Path, example: str) -> None:
     assert result.exit_code == 0 and result.stdout, result.output
     if "--json" in words:
         assert isinstance(json.loads(result.stdout), dict)
-
-
-def test_examples_of_server_and_worker_train_together(run: Run, work_dir: Path) -> None:
-    pytest.importorskip("grpc")
-    assert run("train", "--workers", "1", "--iterations", "5", "--run-dir", "run", "--prepare").exit_code == 0
-    examples = ["laconic server run --json", "laconic worker run --worker 0 --json"]
-    assert all(f"$ {example}" in help_text(run, example.split()[1]) for example in examples)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(example)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for example in examples
-    ]
-    try:
-        outputs = [process.communicate(timeout=60) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    server, worker = (json.loads(out) for out, _ in outputs)
-    assert server["runs"][0]["phase"] == "ended" and server["runs"][0]["version"] == 5
-    assert server["runs"][0]["summary"]["accuracy"] > 0 and server["runs"][0]["received"] > 0
-    assert worker["worker"] == 0 and worker["runs"][0]["iteration"] == 5
-    (status,) = Watcher(Path("run")).look().workers
-    assert status.loss == worker["runs"][0]["loss"] and status.bytes_sent == worker["runs"][0]["bytes_sent"] > 0
-    assert (status.state, status.iteration, status.applied) == ("done", 5, 5)
 
 
 def test_bare_command_and_version(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""An interrupt ends a command as one, whatever became of the exception on its way up."""
+"""An interrupt ends a command with exit code 130, even if a library turned it into another exception."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from laconic.cli import app as module
 
 
-def raising() -> typer.Typer:
+def failing_app() -> typer.Typer:
     app = typer.Typer(cls=module._Group)
 
     @app.command()
@@ -22,12 +22,12 @@ def raising() -> typer.Typer:
     return app
 
 
-def test_an_error_after_an_interrupt_is_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_after_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_interrupts", [2])
-    done = CliRunner().invoke(raising(), ["read"])
+    done = CliRunner().invoke(failing_app(), ["read"])
     assert done.exit_code == 130 and "interrupted" in done.output
 
 
-def test_an_error_of_its_own_is_not() -> None:
-    done = CliRunner().invoke(raising(), ["read"])
+def test_error_without_an_interrupt_is_raised() -> None:
+    done = CliRunner().invoke(failing_app(), ["read"])
     assert isinstance(done.exception, ValueError)

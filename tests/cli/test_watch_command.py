@@ -7,26 +7,19 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
-from cli_runner import Run, file_names
+from cli_runner import Run, assert_error, file_names
 from laconic.cli import watch
 from laconic.watch.status import Status, WorkerStatus
 
 
-def one_line(result: Result, code: int, *words: str) -> None:
-    assert result.exit_code == code, result.output
-    assert len(result.stderr.strip().splitlines()) == 1 and not result.stdout, result.output
-    for word in words:
-        assert word in result.stderr, result.stderr
-
-
-def write(folder: Path, phase: str = "ended", at: float | None = None, mode: str = "async", **values: Any) -> None:
-    """A run as its server leaves it."""
+def write_run(folder: Path, phase: str = "ended", at: float | None = None, mode: str = "async", **values: Any) -> None:
+    """Write the files of a run as its server does."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {"workers": 1, "mode": mode, "push": "qsgd:4", "pull": "none"}
     config = {"model": "mlp", "data": "digits", "method": "2", "iterations": 50, "servers": 1, "job": job}
@@ -47,7 +40,8 @@ def write(folder: Path, phase: str = "ended", at: float | None = None, mode: str
 
 
 def test_examples(run: Run, work_dir: Path) -> None:
-    write(work_dir / "run")
+    write_run(work_dir / "run")
+    pytest.importorskip("tensorboardX")
     for example in watch.EXAMPLES[:4]:
         result = run(*shlex.split(example)[1:])
         assert result.exit_code == 0 and result.stdout, result.output
@@ -56,84 +50,112 @@ def test_examples(run: Run, work_dir: Path) -> None:
     assert file_names() == ["boards", "run"] and len(list(Path("boards/run").iterdir())) == 1
 
 
-def test_one_frame_says_it_all(run: Run, work_dir: Path) -> None:
-    write(work_dir / "run", phase="serving")
+def test_once_prints_the_whole_status(run: Run, work_dir: Path) -> None:
+    write_run(work_dir / "run", phase="serving")
     shown = run("watch", "run", "--once").stdout
     for words in ("run  running", "method 2, mlp, digits, async, push qsgd:4", "40 of 50", "1:05", "0.125", "█▄▃",
                   "in 1 kB, out 2 kB, 87 kB saved", "at most 3", "computing 12.5", "lost 1",
                   "the connection of worker 0 broke"):  # fmt: skip
         assert words in shown, (words, shown)
-    write(work_dir / "run", phase="serving", at=time.time() - 100)
-    assert "its server is not heard of for 100 s" in run("watch", "run", "--once").stdout
-    write(work_dir / "run", phase="failed", failure="the weights overflowed")
+    write_run(work_dir / "run", phase="serving", at=time.time() - 100)
+    assert "no sign of its server for 100 s" in run("watch", "run", "--once").stdout
+    write_run(work_dir / "run", phase="failed", failure="the weights overflowed")
     assert "the weights overflowed" in run("watch", "run", "--once").stdout
 
 
-def test_a_folder_cannot_give_the_terminal_commands(run: Run, work_dir: Path) -> None:
-    write(work_dir / "run", phase="failed", failure="\x1b]0;mine\x07 [bold]x[/bold] \x9b31m")
+def test_control_characters_of_the_folder_are_replaced(run: Run, work_dir: Path) -> None:
+    write_run(work_dir / "run", phase="failed", failure="\x1b]0;mine\x07 [bold]x[/bold] \x9b31m")
     shown = run("watch", "run", "--once").stdout
     assert not any(letter in shown for letter in "\x1b\x07\x9b") and "[bold]x[/bold]" in shown
 
 
-def test_it_ends_with_the_run(run: Run, work_dir: Path) -> None:
-    write(work_dir / "run", phase="serving")
-    timer = threading.Timer(0.5, write, (work_dir / "run",))
+def test_watch_ends_with_the_run(run: Run, work_dir: Path) -> None:
+    write_run(work_dir / "run", phase="serving")
+    timer = threading.Timer(0.5, write_run, (work_dir / "run",))
     timer.start()
     began = time.monotonic()
     result = run("watch", "run", "--every", "0.05")
     assert result.exit_code == 0 and time.monotonic() - began > 0.4
-    assert "run  ended" in result.stdout and "running" not in result.stdout, "no terminal: only the end"
+    assert "run  ended" in result.stdout and "running" not in result.stdout, (
+        "stdout is not a terminal: only the end is printed"
+    )
     timer.join()
 
 
-def test_it_waits_for_a_run_only_if_told_to(run: Run, work_dir: Path) -> None:
-    one_line(run("watch", "run"), 1, "run is no run folder", "--wait")
-    timer = threading.Timer(0.3, write, (work_dir / "run",))
+def test_watch_waits_for_a_missing_run_with_wait_only(run: Run, work_dir: Path) -> None:
+    assert_error(run("watch", "run"), 1, "run is not a run folder", "--wait")
+    timer = threading.Timer(0.3, write_run, (work_dir / "run",))
     timer.start()
     result = run("watch", "run", "--wait", "--json", "--every", "0.05")
     assert json.loads(result.stdout)["iteration"] == 40
     timer.join()
 
 
-def test_by_default_the_newest_run(run: Run, work_dir: Path) -> None:
-    one_line(run("watch", "--once"), 2, "which run?")
+def test_default_is_the_newest_run(run: Run, work_dir: Path) -> None:
+    assert_error(run("watch", "--once"), 2, "which run?")
     for name in ("old", "new"):
-        write(work_dir / "runs" / name)
+        write_run(work_dir / "runs" / name)
         time.sleep(0.02)
     assert json.loads(run("watch", "--json").stdout)["run"] == "runs/new"
 
 
 @pytest.mark.parametrize(
-    "words, code, said",
+    "words, code, message",
     [
-        (("--web", "--host", "0.0.0.0"), 2, "--host takes an address of this host's own loopback"),
+        (("--web", "--host", "0.0.0.0"), 2, "--host must be a loopback address"),
         (("--web", "--once"), 2, "give one of them"),
-        (("--once", "--tensorboard", "run/config.json"), 1, "cannot write for TensorBoard"),
+        pytest.param(
+            ("--once", "--tensorboard", "run/config.json"),
+            1,
+            "cannot write TensorBoard's event files",
+            marks=pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX"),
+        ),
         (("--every", "0"), 2, "--every"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(
-    run: Run, work_dir: Path, words: tuple[str, ...], code: int, said: str
+def test_invalid_arguments_are_one_line(
+    run: Run, work_dir: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    write(work_dir / "run")
-    one_line(run("watch", "run", *words), code, said)
+    write_run(work_dir / "run")
+    assert_error(run("watch", "run", *words), code, message)
 
 
 @pytest.mark.parametrize("words", [("train", "--iterations", "1"), ("server", "run")])
-def test_metrics_are_for_this_host_only(run: Run, work_dir: Path, words: tuple[str, ...]) -> None:
+def test_metrics_are_served_on_loopback_only(run: Run, work_dir: Path, words: tuple[str, ...]) -> None:
     pytest.importorskip("grpc")
-    one_line(run(*words, "--metrics", "0.0.0.0:9464"), 2, "--metrics takes an address of this host's own loopback")
-    one_line(run(*words, "--metrics", "9464"), 2, "--metrics must be HOST:PORT")
+    assert_error(run(*words, "--metrics", "0.0.0.0:9464"), 2, "--metrics must be a loopback address")
+    assert_error(run(*words, "--metrics", "9464"), 2, "--metrics must be HOST:PORT")
     assert file_names() == []
 
 
-def test_it_starts_without_torch_and_serves_until_it_is_interrupted(work_dir: Path) -> None:
-    write(work_dir / "run")
+@pytest.mark.parametrize(
+    "words, module, extra",
+    [
+        (("watch", "run", "--once", "--tensorboard", "boards"), "tensorboard", "tensorboard"),
+        (("train", "--iterations", "1", "--tensorboard", "boards"), "tensorboard", "tensorboard"),
+        (("train", "--iterations", "1", "--metrics", "127.0.0.1:0"), "metrics", "watch"),
+        (("server", "run", "--metrics", "127.0.0.1:0"), "metrics", "watch"),
+    ],
+    ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else value,
+)
+def test_missing_package_is_one_line_and_starts_nothing(
+    run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: str, extra: str
+) -> None:
+    pytest.importorskip("grpc")
+    write_run(work_dir / "run")
+    monkeypatch.setattr(f"laconic.watch.{module}.find_spec", lambda name: None)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    assert_error(run(*words), 2, f"pip install 'laconic[{extra}]'")
+    assert file_names() == ["run"]
+
+
+def test_web_starts_without_torch_and_serves_until_interrupted(work_dir: Path) -> None:
+    write_run(work_dir / "run")
     command = [sys.executable, "-X", "importtime", "-m", "laconic", "watch", "run", "--web"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
+        line = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, imported = process.communicate(timeout=20)
-    assert said.startswith("run is shown at http://127.0.0.1:") and process.returncode == 0
+    assert line.startswith("run is shown at http://127.0.0.1:") and process.returncode == 0
     assert " laconic.watch.web" in imported and " torch" not in imported

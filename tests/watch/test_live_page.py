@@ -1,4 +1,4 @@
-"""The page while a run goes on, in a real browser; and what else is said of that run meanwhile."""
+"""The page of a training run in a real browser, with its metrics and event files."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_files import read_events
-from runs import Folder, server, worker
+from run_folders import Folder, server, worker
 from test_metrics import parse
+from test_tensorboard import read_scalars
 
 from laconic.watch.view import Watcher
-from laconic.watch.web import Site
+from laconic.watch.web import WatchServer
 
 PATIENCE = 60.0
 
 
-def until(what: str, true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+def wait_until(what: str, condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := true():
-            return found
+        if result := condition():
+            return result
         time.sleep(0.05)
     return pytest.fail(f"waited {seconds:.0f} s for {what}")
 
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page that forgives nothing: an error in its console, or anything its policy refuses, fails the test."""
+    """A page on which any console error or policy violation fails the test."""
     context = browser.new_context()
-    made = context.new_page()
+    page = context.new_page()
     errors: list[str] = []
-    made.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    made.on("pageerror", lambda error: errors.append(str(error)))
-    yield made
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
     context.close()
-    assert [error for error in errors if "net::ERR_CONNECTION" not in error] == []  # when nobody answers any more
+    assert [error for error in errors if "net::ERR_CONNECTION" not in error] == []  # after the server has ended
 
 
 def start(*words: object, **options: Any) -> subprocess.Popen[str]:
@@ -53,8 +53,8 @@ def start(*words: object, **options: Any) -> subprocess.Popen[str]:
 
 
 def worker_pids(run: Path, number: int) -> list[int]:
-    """Of the processes that are this worker of this run now."""
-    found = []
+    """Return the process ids of a worker of a run."""
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -62,11 +62,13 @@ def worker_pids(run: Path, number: int) -> list[int]:
             except OSError:
                 continue
             if "worker" in words and str(run) in words and words[words.index("--worker") + 1] == str(number):
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
-def test_a_page_keeps_up_with_a_run_and_survives_a_worker_that_is_killed(page: Any, tmp_path: Path) -> None:
+def test_page_follows_a_run_in_which_a_worker_is_killed(page: Any, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("tensorboardX")
     run, boards = tmp_path / "run", tmp_path / "boards"
     watching = start("watch", run, "--wait", "--web", "--json")
     training = None
@@ -74,7 +76,7 @@ def test_a_page_keeps_up_with_a_run_and_survives_a_worker_that_is_killed(page: A
         assert watching.stdout is not None
         url = json.loads("".join(watching.stdout.readline() for _ in range(4)))["url"]
         page.goto(url)
-        page.wait_for_selector("text=no run here yet")
+        page.wait_for_selector("text=no run in this folder yet")
         flags = ("--workers", 2, "--iterations", 1_000_000, "--method", "5", "--metrics", "127.0.0.1:0")
         training = start("train", *flags, "--run-dir", run, "--tensorboard", boards)
         assert training.stderr is not None
@@ -87,59 +89,59 @@ def test_a_page_keeps_up_with_a_run_and_survives_a_worker_that_is_killed(page: A
         def starts(number: int) -> str:
             return str(page.locator("#workers tr").nth(number).locator("td").nth(7).inner_text())
 
-        until("iterations", lambda: iteration() > 3)
-        until("a curve", lambda: page.locator("#loss-chart path").count())
+        wait_until("iterations", lambda: iteration() > 3)
+        wait_until("a curve", lambda: page.locator("#loss-chart path").count())
         curve, before = page.get_attribute("#loss-chart path", "d"), iteration()
-        until("more iterations", lambda: iteration() > before)
-        until("a longer curve", lambda: page.get_attribute("#loss-chart path", "d") != curve)
+        wait_until("more iterations", lambda: iteration() > before)
+        wait_until("a longer curve", lambda: page.get_attribute("#loss-chart path", "d") != curve)
         assert re.fullmatch(r"[0-9.]+", page.inner_text("#loss")) and "/s" in page.inner_text("#bytes")
         assert page.locator("#workers tr").count() == 2 and starts(0) == starts(1) == "1"
         assert page.inner_text("#faults") == "0"
 
         (pid,) = worker_pids(run, 1)
         os.kill(pid, signal.SIGKILL)
-        until("the worker's next life", lambda: starts(1) == "2")
+        wait_until("the worker's restart", lambda: starts(1) == "2")
         assert int(page.inner_text("#faults")) > 0 and "restarted 1" in page.inner_text("#kinds")
-        assert "worker 1 was started again" in page.inner_text("#recent") and starts(0) == "1"
+        assert "worker 1 was restarted" in page.inner_text("#recent") and starts(0) == "1"
         after = iteration()
-        until("iterations after that", lambda: iteration() > after)
+        wait_until("iterations after that", lambda: iteration() > after)
         assert page.get_attribute("body", "data-connected") == "yes"
 
         for where in (own_metrics, f"{url}metrics"):
-            with urllib.request.urlopen(where) as answer:
-                told = parse(answer.read().decode())
-            assert set(told["laconic_worker_starts_total"].values()) == {1, 2}
-            assert set(told["laconic_up"].values()) == {1}
-            assert sum(told["laconic_worker_seconds_total"].values()) > 0
+            with urllib.request.urlopen(where) as response:
+                values = parse(response.read().decode())
+            assert set(values["laconic_worker_starts_total"].values()) == {1, 2}
+            assert set(values["laconic_up"].values()) == {1}
+            assert sum(values["laconic_worker_seconds_total"].values()) > 0
 
         training.send_signal(signal.SIGTERM)
         page.wait_for_selector("#phase.stopped", timeout=20_000)
         training.communicate(timeout=20)
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(20) == 0, "Ctrl-C is how one leaves"
-        until("word that nobody answers", lambda: "does not answer" in page.inner_text("#alert"), 10)
+        assert watching.wait(20) == 0, "Ctrl-C ends the server"
+        wait_until("the alert that the server is gone", lambda: "does not answer" in page.inner_text("#alert"), 10)
     finally:
         for process in (training, watching):
             if process is not None:
                 process.kill()
                 process.communicate()
-    (board,) = boards.iterdir()
-    losses = [scalars["loss"] for _, _, scalars in read_events(board) if "loss" in scalars]
+    (event_file,) = boards.iterdir()
+    losses = [scalars["loss"] for _, _, scalars in read_scalars(event_file) if "loss" in scalars]
     assert len(losses) > 3 and losses[-1] < losses[0]
-    seen = Watcher(run).look()
-    assert seen.phase == "stopped" and seen.workers[1].lives == 2 and seen.saved > 0
+    view = Watcher(run).view()
+    assert view.phase == "stopped" and view.workers[1].lives == 2 and view.saved > 0
 
 
-ODD = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&"
+MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_a_folder_says_is_never_markup(browser: Any, tmp_path: Path, scheme: str) -> None:
+def test_texts_of_the_folder_are_never_markup(browser: Any, tmp_path: Path, scheme: str) -> None:
     folder = Folder(tmp_path / "<b>run")
-    folder.config(model=ODD, method=ODD, data=ODD)
-    fault = {"at": 1.0, "what": ODD}
+    folder.config(model=MARKUP, method=MARKUP, data=MARKUP)
+    fault = {"at": 1.0, "what": MARKUP}
     workers = [worker(7, 0.25, state="lost"), worker(9, None)]
-    folder.status(server(at=1.0, phase="failed", failure=ODD, workers=workers, faults={ODD: 3}, recent=[fault]))
+    folder.status(server(at=1.0, phase="failed", failure=MARKUP, workers=workers, faults={MARKUP: 3}, recent=[fault]))
     (folder.path / "progress.jsonl").write_text(
         "".join(json.dumps(folder.point(at=float(i), iteration=i)) + "\n" for i in range(5))
     )
@@ -147,11 +149,11 @@ def test_what_a_folder_says_is_never_markup(browser: Any, tmp_path: Path, scheme
     page = context.new_page()
     alerts: list[str] = []
     page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
-    with Site(folder.watcher().look) as site:
+    with WatchServer(folder.watcher().view) as site:
         page.goto(site.url)
         page.wait_for_selector("#phase.failed")
         for where in ("#about", "#alert", "#kinds", "#recent"):
-            assert ODD in page.inner_text(where)
+            assert MARKUP in page.inner_text(where)
         assert page.locator("img").count() == 0 and page.locator("script").count() == 1 and alerts == []
         assert page.inner_text("#run").endswith("<b>run") and page.inner_text("#faults") == "3"
         assert page.locator("#workers td.lost").count() == 1

@@ -1,41 +1,28 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from runs import Folder, server, worker
+import pytest
+from run_folders import Folder, server, worker
 
+from laconic.errors import ConfigError
 from laconic.watch.metrics import metrics
 
-# https://prometheus.io/docs/instrumenting/exposition_formats/, text format 0.0.4
-NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'
-SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} ([0-9eE+.-]+)")
+
+def parse(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return values by name and label values, in the order of the labels' names and without the run."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(value for name, value in sorted(sample.labels.items()) if name != "run")
+            values.setdefault(sample.name, {})[labels] = sample.value
+    return values
 
 
-def parse(text: str) -> dict[str, dict[str, float]]:
-    """Values by labels by name; every line is a sample, or the help or type of the family that follows."""
-    found: dict[str, dict[str, float]] = {}
-    family = kind = ""
-    assert text.endswith("\n")
-    for line in text[:-1].split("\n"):
-        if line.startswith("# HELP "):
-            family = line.split(" ")[2]
-            assert family not in found, "a family comes once"
-            found[family] = {}
-        elif line.startswith("# TYPE "):
-            assert line.split(" ")[2] == family
-            kind = line.split(" ")[3]
-            assert kind in ("counter", "gauge") and (kind == "counter") == family.endswith(("_total", "_sum"))
-        else:
-            match = SAMPLE.fullmatch(line)
-            assert match and match[1] == family, line
-            assert match[2] not in found[family], "a sample comes once"
-            found[family][match[2]] = float(match[3])
-    return found
-
-
-def test_every_line_is_as_prometheus_reads_it(tmp_path: Path) -> None:
+def test_metrics_of_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
     folder = Folder(tmp_path / 'a "run"\\of\nmine')
     folder.config()
     workers = [
@@ -43,19 +30,27 @@ def test_every_line_is_as_prometheus_reads_it(tmp_path: Path) -> None:
         worker(6, None, state="lost", lives=2),
     ]
     folder.status(server(at=1.0, version=7, received=100, sent=50, workers=workers, faults={"lost": 2}))
-    found = parse(metrics(folder.look()))
-    run = 'run="' + str(folder.path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-    assert found["laconic_up"] == {run: 1} and found["laconic_rounds_total"] == {run: 7}
-    assert found["laconic_received_bytes_total"] == {run: 100} and found["laconic_sent_bytes_total"] == {run: 50}
-    assert found["laconic_loss"] == {f'{run},worker="0"': 0.25}
-    assert found["laconic_workers"][f'{run},state="computing"'] == found["laconic_workers"][f'{run},state="lost"'] == 1
-    assert found["laconic_staleness_updates"][f'{run},worker="0"'] == 2
-    assert found["laconic_staleness_updates_max"][f'{run},worker="0"'] == 3
-    assert found["laconic_worker_seconds_total"][f'{run},worker="1",part="encode"'] == 1
-    assert found["laconic_worker_starts_total"][f'{run},worker="1"'] == 2
-    assert found["laconic_faults_total"] == {f'{run},kind="lost"': 2}
+    text = metrics(folder.view()).decode()
+    values = parse(text)
+    assert 'run="' + str(folder.path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"' in text
+    assert values["laconic_up"] == {(): 1} and values["laconic_rounds_total"] == {(): 7}
+    assert values["laconic_received_bytes_total"] == {(): 100} and values["laconic_sent_bytes_total"] == {(): 50}
+    assert values["laconic_loss"] == {("0",): 0.25}
+    assert values["laconic_workers"]["computing",] == values["laconic_workers"]["lost",] == 1
+    assert values["laconic_staleness_updates"]["0",] == 2 and values["laconic_staleness_updates_max"]["0",] == 3
+    assert values["laconic_staleness_updates_sum"]["0",] == 9 and values["laconic_pushes_total"]["0",] == 4
+    assert values["laconic_worker_seconds_total"]["encode", "1"] == 1
+    assert values["laconic_worker_starts_total"]["1",] == 2
+    assert values["laconic_faults_total"] == {("lost",): 2}
 
 
-def test_a_run_that_is_not_there_is_down(tmp_path: Path) -> None:
-    found = parse(metrics(Folder(tmp_path / "run").look()))
-    assert list(found["laconic_up"].values()) == [0] and found["laconic_loss"] == {}
+def test_missing_run_is_down(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    values = parse(metrics(Folder(tmp_path / "run").view()).decode())
+    assert values["laconic_up"] == {(): 0} and "laconic_loss" not in values
+
+
+def test_missing_package_raises_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laconic.watch.metrics.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'laconic\[watch\]'"):
+        metrics(Folder(tmp_path / "run").view())

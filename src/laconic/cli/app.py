@@ -1,6 +1,6 @@
-"""The command group, and the one place where errors become a line and an exit code.
+"""The command group, and the conversion of errors into one line and an exit code.
 
-Exit codes: 0 done; 1 something is wrong with data or files; 2 the command line or a codec spec is; 130 Ctrl-C.
+Exit codes: 0 success; 1 wrong data or files; 2 wrong command line, codec spec or missing package; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from laconic.errors import ConfigError, LaconicError
 
 __all__ = ["app", "main"]
 
-# typer.BadParameter -> UsageError -> ClickException: newer typers carry their own click, so it has no fixed address.
+# typer.BadParameter -> UsageError -> ClickException. Newer versions of typer contain click, so it has no fixed module.
 _ClickError: type[Any] = typer.BadParameter.__mro__[2]
 
 
 class _Group(TyperGroup):
-    """Says errors in one line on stderr, whoever raised them."""
+    """Prints errors as one line on stderr."""
 
     def main(
         self,
@@ -56,7 +56,7 @@ class _Group(TyperGroup):
             print_stderr(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
             code = 2
         except Exception:
-            if not _interrupts:  # torch makes a ValueError of a KeyboardInterrupt that meets it reading a sequence
+            if not _interrupts:  # torch turns a KeyboardInterrupt while it reads a sequence into a ValueError
                 raise
             code = 130
         code = code if isinstance(code, int) else 0
@@ -79,8 +79,8 @@ for _module in (demo, codecs, pack, unpack, train, watch, roles, certs, calibrat
     _module.register(app)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"laconic {__version__}")
         raise typer.Exit
 
@@ -97,7 +97,7 @@ def _root(
 
 
 _interrupts: list[int] = []
-"""Signals that have come; more than one while a first is dealt with."""
+"""SIGINTs received so far."""
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -110,9 +110,9 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    """The console script."""
-    # By default SIGTERM ends a process without its finally blocks, and half-written files would stay.
+    """Run the console script."""
+    # By default SIGTERM ends a process without its finally blocks, and partial files would remain.
     signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise it is ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupt)
     app(prog_name="laconic")

@@ -1,7 +1,7 @@
-"""What a shell offers after Tab.
+"""Shell completion of names.
 
-A shell asks each time by starting the command, so nothing here loads torch: names are written down, and a test compares
-them with the rooms that they belong to.
+A shell starts the command for every Tab, so nothing here imports torch: the names are constants, and a test compares
+them with the packages that define them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Complete = Callable[[str], list[str]]
 
 
 def one_of(*names: str) -> Complete:
-    """Names that begin so."""
+    """Return a completion function for a list of names."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
@@ -33,7 +33,7 @@ def one_of(*names: str) -> Complete:
 
 
 def specs(incomplete: str) -> list[str]:
-    """The stage that a spec is at.
+    """Complete the last stage of a spec.
 
     >>> specs("topk:0.01|qs"), specs("te")
     (['topk:0.01|qsgd'], ['terngrad'])

@@ -47,28 +47,29 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2))
 
 
-def print_text(*lines: str) -> None:
-    """Print lines on stdout. The terminal folds long lines; brackets are not markup."""
+def print_text(*lines: str, wrap: bool = False) -> None:
+    """Print lines on stdout; brackets are not markup. ``wrap`` breaks long lines between words."""
     for line in lines:
-        stdout_console().print(line, markup=False, soft_wrap=True)
+        stdout_console().print(line, markup=False, soft_wrap=not wrap)
 
 
 def print_table(table: Table, *, markup: bool = False) -> None:
     """Print a table on stdout. Cells that do not fit are folded, not cut off.
 
     Args:
-        table: The table; a row with a single cell begins a section.
+        table: The table. A row with a single cell begins a section; empty headings are not shown.
         markup: Whether cells contain rich's markup, such as ``[green]met[/green]``.
     """
     from rich import box
     from rich import table as rich_table
 
     shown = rich_table.Table(
+        show_header=any(table.columns),
         title=table.title or None,
         caption=table.caption or None,
         title_justify="left",
         caption_justify="left",
-        box=box.SIMPLE_HEAD,
+        box=box.SIMPLE_HEAD if any(table.columns) else None,
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
@@ -113,11 +114,11 @@ def examples(*lines: str) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ``FileError`` if a file of Records cannot be written, before minutes of work."""
+    """Raise ``FileError`` if a file cannot be written, before minutes of work."""
     if path.is_dir():
-        raise FileError(f"expected a file for records, {path} is a folder: name a file in it")
+        raise FileError(f"expected a file, {path} is a folder: name a file in it")
     folder = path.resolve().parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise FileError(f"cannot write records to {path}: {folder} is not a writable folder")
+        raise FileError(f"cannot write {path}: {folder} is not a writable folder")

@@ -21,21 +21,21 @@ LAB_COMMANDS = {
 
 def register(app: typer.Typer) -> None:
     """Add the installed commands of the group, and a line of advice in place of each missing lab command."""
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    for entry in found.values():
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for entry in installed.values():
         entry.load()(app)
-    for name, what in LAB_COMMANDS.items():
-        if name not in found:
-            _register_missing(app, name, what)
+    for name, description in LAB_COMMANDS.items():
+        if name not in installed:
+            _register_missing(app, name, description)
 
 
-def _register_missing(app: typer.Typer, name: str, what: str) -> None:
+def _register_missing(app: typer.Typer, name: str, description: str) -> None:
     def missing() -> None:
         raise ConfigError(f"`laconic {name}` is part of laconic-lab: pip install laconic-lab")
 
     app.command(
         name,
-        help=f"{what} Needs laconic-lab: pip install laconic-lab.",
+        help=f"{description} Needs laconic-lab: pip install laconic-lab.",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         add_help_option=False,
     )(missing)

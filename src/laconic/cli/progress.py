@@ -1,4 +1,4 @@
-"""How far a run is, in a line: from what its workers report."""
+"""Progress lines of training runs."""
 
 from __future__ import annotations
 
@@ -10,40 +10,28 @@ from typing import Any
 from laconic.cli.output import print_stderr
 from laconic.units import show_bytes
 
-__all__ = ["Log", "status"]
+__all__ = ["ProgressLog", "progress_line"]
 
 
-def status(lines: Sequence[Mapping[str, Any]], *, raw_nbytes: float | None = None) -> str:
-    """Iteration, loss, speed and what was not sent, of the newest line of each worker.
+def progress_line(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Return iteration, loss, speed and saved bytes from the newest report of each worker of one run."""
+    from laconic.train.reports import summarize
 
-    Args:
-        lines: The lines, all of one run.
-        raw_nbytes: What an iteration of a worker would have sent and received as float32; for lines that do not say it
-            (``bytes_raw``). None leaves out what was saved.
-    """
-    done = min(line["iteration"] for line in lines)
-    loss = sum(line["loss"] for line in lines) / len(lines)
-    sent = sum(line["bytes_sent"] + line["bytes_received"] for line in lines)
-    seconds = max(line["total_s"] for line in lines)
-    words = [f"iteration {done}", f"loss {loss:.3f}", f"{sent / max(seconds, 1e-9) / 1e6:.2f} MB/s"]
-    raw: float | None = None
-    if all("bytes_raw" in line for line in lines):
-        raw = sum(line["bytes_raw"] for line in lines)
-    elif raw_nbytes is not None:
-        raw = raw_nbytes * sum(line["iteration"] for line in lines)
-    if raw is not None:
-        words.append(f"{show_bytes(max(raw - sent, 0))} saved")
-    return ", ".join(words)
+    progress = summarize(reports)
+    return (
+        f"iteration {progress.iteration}, loss {progress.loss:.3f}, {progress.bytes_per_s / 1e6:.2f} MB/s, "
+        f"{show_bytes(progress.bytes_saved)} saved"
+    )
 
 
-class Log:
-    """Now and then a line on stderr where that is no terminal, which would show a bar."""
+class ProgressLog:
+    """Prints a line on stderr every few seconds if stderr is not a terminal, which would show a progress bar."""
 
     def __init__(self, every: float = 10.0) -> None:
         self._every, self._next = every, time.monotonic() + every
-        self._wanted = not sys.stderr.isatty()
+        self._enabled = not sys.stderr.isatty()
 
     def __call__(self, line: str) -> None:
-        if self._wanted and time.monotonic() >= self._next:
+        if self._enabled and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
             print_stderr(line)

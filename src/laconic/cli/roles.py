@@ -14,7 +14,7 @@ import typer
 from laconic.cli.output import examples, print_json, print_stderr
 from laconic.errors import ConfigError, LaconicError
 
-__all__ = ["EXAMPLES", "SERVER", "WORKER", "Metrics", "check_grpc", "expose", "register", "server", "worker"]
+__all__ = ["EXAMPLES", "SERVER", "WORKER", "Metrics", "check_grpc", "register", "serve_metrics", "server", "worker"]
 
 SERVER = (
     "laconic server run --host 10.0.0.5 --port 50051 --certs certs",
@@ -30,76 +30,79 @@ WORKER = (
 EXAMPLES = SERVER + WORKER
 
 RunDirs = Annotated[
-    list[Path], typer.Argument(metavar="RUN_DIR", help="Folders of runs, each with its config.json; in turn.")
+    list[Path], typer.Argument(metavar="RUN_DIR", help="Folders of runs, each with its config.json; one after another.")
 ]
 
 Metrics = Annotated[
     str | None,
-    typer.Option("--metrics", metavar="HOST:PORT", help="Tell Prometheus at /metrics there: on loopback only."),
+    typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics; loopback only."),
 ]
 
 
 def server(
     run_dirs: RunDirs,
-    index: Annotated[
-        int, typer.Option("--index", metavar="I", help="Which of several servers this is, from 0 on.", min=0)
-    ] = 0,
+    index: Annotated[int, typer.Option("--index", metavar="I", help="Index of this server, from 0.", min=0)] = 0,
     host: Annotated[
-        str, typer.Option("--host", metavar="H", help="The address to listen on; any but loopback needs --certs.")
+        str, typer.Option("--host", metavar="H", help="Address to listen on; all but loopback need --certs.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option("--port", help="0 takes a free port.", min=0, max=65535)] = 0,
     certs: Annotated[
         Path | None,
-        typer.Option("--certs", metavar="DIR", help="The server's part of what laconic certs new made."),
+        typer.Option("--certs", metavar="DIR", help="The server's files of laconic certs new."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     metrics: Metrics = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Serve a run: hold its parameters, answer its workers, keep checkpoints.
+    """Serve a run: hold its parameters, answer its workers, save checkpoints.
 
     laconic train starts a server and its workers on one host. On several:
 
     1. Write the run's folder:
     laconic train … --workers 2 --run-dir run --prepare
 
-    2. Make certificates, --host being the server's address:
+    2. Make certificates; --host is the server's address:
     laconic certs new certs --job digits --host 10.0.0.5 --workers 2
 
-    3. Copy run/config.json to every host, and of certs what that command says.
+    3. Copy run/config.json to every host, and the certificates that this
+    command names.
 
-    4. Start the server there with --host, --port and --certs, and on the others
-    a worker each with --server and --certs; it waits a minute for the server.
+    4. Start the server with --host, --port and --certs, and a worker on each
+    other host with --server and --certs; it waits a minute for the server.
 
-    Ends when all iterations are done and the workers have left, or on SIGTERM.
-    Either way a checkpoint stays in RUN_DIR/checkpoints, from which --resume
-    goes on. What happened is in RUN_DIR/events.jsonl.
+    The server ends when all iterations are done and the workers have left, or
+    on SIGTERM. In both cases it saves a checkpoint in RUN_DIR/checkpoints, and
+    --resume continues from it. RUN_DIR/events.jsonl is the event log.
     """
     from laconic.train.roles import serve
 
     check_grpc()
     _check_free(host, port)
-    begun: list[Path] = []
+    started: list[Path] = []
     try:
-        with expose(begun, metrics):
+        with serve_metrics(started, metrics):
             for run_dir in run_dirs:
-                begun.append(run_dir)
+                started.append(run_dir)
                 serve(run_dir, index=index, host=host, port=port, certs=certs, resume=resume)
     except KeyboardInterrupt:
         if json:
-            _sum_up(begun)
+            _print_views(started)
         raise
     if json:
-        _sum_up(begun)
+        _print_views(started)
 
 
 def worker(
     run_dirs: RunDirs,
-    number: Annotated[int, typer.Option("--worker", metavar="N", help="This worker's number, from 0 on.")],
+    number: Annotated[int, typer.Option("--worker", metavar="N", help="Number of this worker, from 0.")],
     incarnation: Annotated[
         int | None,
         typer.Option(
-            "--incarnation", metavar="N", help="Grows with each start of this worker.", min=0, show_default="the time"
+            "--incarnation",
+            metavar="N",
+            help="Must grow with each start of this worker.",
+            min=0,
+            show_default="the time",
         ),
     ] = None,
     addresses: Annotated[
@@ -107,31 +110,32 @@ def worker(
         typer.Option(
             "--server",
             metavar="HOST:PORT",
-            help="Where the server listens; of several, each in turn.",
-            show_default="told by the folder",
+            help="The server's address; repeat it for several servers.",
+            show_default="read from the folder",
         ),
     ] = None,
     patience: Annotated[
-        float, typer.Option("--patience", metavar="S", help="Seconds to try a server that does not answer.", min=0)
+        float,
+        typer.Option("--patience", metavar="S", help="Seconds to retry a server that does not answer.", min=0),
     ] = 60.0,
     certs: Annotated[
         Path | None,
-        typer.Option("--certs", metavar="DIR", help="This worker's part of what laconic certs new made."),
+        typer.Option("--certs", metavar="DIR", help="This worker's files of laconic certs new."),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", help="Where this worker trains and encodes: cpu, cuda, or auto.")
+        str, typer.Option("--device", help="Where this worker trains and encodes: cpu, cuda or auto.")
     ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and no lines.")] = False,
 ) -> None:
     """Train as one worker of a run, and print a JSON line after each exchange.
 
     On the server's host --server may be left out: the server writes its address
-    to the folder. On another host the folder needs nothing but config.json, a
-    copy of the server's, and data sets lie where --data-dir of laconic train
-    or $LACONIC_DATA says. laconic server --help tells how to set all up.
+    to the folder. On another host the folder needs only config.json, a copy of
+    the server's; data sets are read from --data-dir of laconic train or from
+    $LACONIC_DATA. laconic server --help explains the setup.
 
-    A worker that has died is started again by the same command: the server
-    then refuses what is still under way from before, and says where to go on.
+    To restart a worker that has died, run the same command: the server rejects
+    what its previous process still sends, and tells it where to continue.
     """
     from laconic.train.roles import work
     from laconic.train.run import Config
@@ -142,54 +146,57 @@ def worker(
     for run_dir in run_dirs:
         workers = Config.load(run_dir).job.workers
         if not 0 <= number < workers:
-            raise ConfigError(f"{run_dir} has the workers 0 to {workers - 1}, there is no --worker {number}")
+            raise ConfigError(f"--worker must be from 0 to {workers - 1} in {run_dir}, got {number}")
     last: dict[str, dict[str, Any]] = {}
-    how: dict[str, Any] = {"report": lambda line: last.update({line["run_dir"]: line})} if json else {}
+    options: dict[str, Any] = {"report": lambda line: last.update({line["run_dir"]: line})} if json else {}
     for run_dir in run_dirs:
         work(
             run_dir, number, incarnation=incarnation, addresses=addresses or None, certs=certs, patience=patience,
-            device=device, **how,
+            device=device, **options,
         )  # fmt: skip
     if json:
         print_json({"worker": number, "runs": list(last.values())})
 
 
 @contextmanager
-def expose(runs: Sequence[Path], address: str | None) -> Iterator[None]:
-    """Metrics of the last of these runs for Prometheus, as long as it takes; nothing without an address."""
+def serve_metrics(runs: Sequence[Path], address: str | None) -> Iterator[None]:
+    """Serve Prometheus metrics of the last of these runs inside the block; do nothing without an address."""
     if address is None:
         yield
         return
+    from laconic.watch.metrics import check_prometheus
     from laconic.watch.view import View, Watcher
-    from laconic.watch.web import Site, split_address
+    from laconic.watch.web import WatchServer, split_address
 
+    host, port = split_address(address, option="--metrics")
+    check_prometheus("--metrics")
     watchers: dict[Path, Watcher] = {}
 
-    def look() -> View:
-        return watchers.setdefault(runs[-1], Watcher(runs[-1])).look()
+    def read_view() -> View:
+        return watchers.setdefault(runs[-1], Watcher(runs[-1])).view()
 
-    with Site(look, *split_address(address, option="--metrics"), page=False) as site:
-        print_stderr(f"metrics at {site.url}metrics")
+    with WatchServer(read_view, host, port, page=False) as server:
+        print_stderr(f"metrics at {server.url}metrics")
         yield
 
 
-def _sum_up(run_dirs: Sequence[Path]) -> None:
-    """What servers leave in the folders of their runs."""
+def _print_views(run_dirs: Sequence[Path]) -> None:
+    """Print what servers left in the folders of their runs."""
     from laconic.watch.view import Watcher
 
     keys = ("run", "phase", "version", "received", "sent", "faults", "summary")
-    views = [Watcher(one).look() for one in run_dirs]
+    views = [Watcher(run_dir).view() for run_dir in run_dirs]
     print_json({"runs": [{key: getattr(view, key) for key in keys} for view in views]})
 
 
 def check_grpc() -> None:
-    """Without it neither role can begin: said once, before anything starts."""
+    """Raise an error if gRPC is missing, before anything starts."""
     if find_spec("grpc") is None:
-        raise LaconicError("servers and workers talk by gRPC, which is not installed: pip install 'laconic[cluster]'")
+        raise LaconicError("servers and workers need gRPC: pip install 'laconic[cluster]'")
 
 
 def _check_free(host: str, port: int) -> None:
-    """Says in a line what gRPC says in several."""
+    """Raise a one-line error if the address cannot be listened on; gRPC's own message has several lines."""
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as trial:

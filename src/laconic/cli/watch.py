@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,9 @@ from laconic.cli.output import examples, print_json, stdout_console
 from laconic.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
-    from laconic.watch.tensorboard import TensorBoard
     from laconic.watch.view import View, Watcher
 
-__all__ = ["EXAMPLES", "register", "watch"]
+__all__ = ["EXAMPLES", "event_files", "register", "watch"]
 
 EXAMPLES = (
     "laconic watch run --once",
@@ -27,117 +27,122 @@ EXAMPLES = (
 )
 
 RUNS = Path("runs")
-"""Where laconic train puts runs that were given no folder."""
+"""Folder of the runs that ``laconic train`` starts without --run-dir."""
 
 
 def watch(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="The run's folder.", show_default="the newest in runs/")
     ] = None,
-    web: Annotated[bool, typer.Option("--web", help="As a page on this host, until Ctrl-C.")] = False,
-    host: Annotated[str, typer.Option("--host", metavar="H", help="Of --web: an address of loopback.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Of --web: 0 takes a free one.", min=0, max=65535)] = 0,
-    wait: Annotated[bool, typer.Option("--wait", help="For a run that is not there yet.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print how it is now, and end.")] = False,
-    every: Annotated[float, typer.Option("--every", metavar="S", help="Seconds between two looks.", min=0.05)] = 0.5,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page on this host until Ctrl-C.")] = False,
+    host: Annotated[str, typer.Option("--host", metavar="H", help="With --web: a loopback address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="With --web: 0 takes a free port.", min=0, max=65535)] = 0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a run that does not exist yet.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current status and exit.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="S", help="Seconds between two updates.", min=0.05)] = 0.5,
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard's event files here.")
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object of how it is now; of --web: where it is.")
+        bool, typer.Option("--json", help="Print the current status as one JSON object; with --web: the address.")
     ] = False,
 ) -> None:
-    """Show a run while it goes on: loss, bytes, workers, staleness, faults.
+    """Show a run while it trains: loss, bytes, workers, staleness, faults.
 
-    Reads what the run's server writes to its folder, so it may be started and
-    stopped at any time and disturbs nobody; of workers on other hosts it knows
-    what they tell their server. Ends with the run. A run that has ended is
-    shown as it ended. --web has Prometheus metrics, too, at /metrics.
+    The command reads the files that the run's server writes to its folder, so
+    it can be started and stopped at any time. Workers on other hosts report to
+    their server. The command ends with the run; of a run that has ended it
+    shows the last status. --web also serves Prometheus metrics at /metrics.
     """
-    from laconic.watch.tensorboard import TensorBoard
     from laconic.watch.view import Watcher
     from laconic.watch.web import check_loopback
 
     check_loopback(host, option="--host")
     if web and once:
-        raise ConfigError("--web stays and --once ends: give one of them")
-    watcher = Watcher(run or _newest())
-    if not wait and watcher.look().phase == "absent":
-        raise FileError(f"{watcher.run_dir} is no run folder: it has no config.json (--wait waits for it)")
-    board = TensorBoard(tensorboard) if tensorboard is not None else None
-    try:
+        raise ConfigError("--web serves until Ctrl-C and --once exits: give one of them")
+    watcher = Watcher(run or _newest_run())
+    if not wait and watcher.view().phase == "absent":
+        raise FileError(f"{watcher.run_dir} is not a run folder: it has no config.json (--wait waits for it)")
+    with event_files(tensorboard) as write_events:
         if web:
-            _serve(watcher, host, port, every, board, json)
+            _serve(watcher, host, port, every, write_events, json)
         elif json or once:
-            view = _begun(watcher, every)
-            _tell(board, view)
+            view = _wait_for_run(watcher, every)
+            write_events(view)
             _print(view, json)
         else:
-            _follow(watcher, every, board)
+            _follow(watcher, every, write_events)
+
+
+WriteEvents = Callable[["View"], None]
+
+
+@contextmanager
+def event_files(folder: Path | None) -> Iterator[WriteEvents]:
+    """Return a function that writes what is new in a view to TensorBoard's event files; without a folder, a no-op."""
+    if folder is None:
+        yield lambda view: None
+        return
+    from laconic.watch.tensorboard import EventWriter
+
+    writer = EventWriter(folder)
+    try:
+        yield writer.update
     finally:
-        if board is not None:
-            board.close()
+        writer.close()
 
 
-def _newest() -> Path:
-    """The run that was begun last, where nobody says which."""
-    found = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+def _newest_run() -> Path:
+    configs = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not configs:
         raise ConfigError("which run? Name its folder: there is none in runs/")
-    return found[-1].parent
+    return configs[-1].parent
 
 
-def _begun(watcher: Watcher, every: float) -> View:
-    """How it is, once it is there."""
-    while (view := watcher.look()).phase == "absent":
+def _wait_for_run(watcher: Watcher, every: float) -> View:
+    while (view := watcher.view()).phase == "absent":
         time.sleep(every)
     return view
-
-
-def _tell(board: TensorBoard | None, view: View) -> None:
-    if board is not None:
-        board.show(view)
 
 
 def _print(view: View, json: bool) -> None:
     if json:
         print_json(view.to_json())
     else:
-        from laconic.watch.terminal import frame
+        from laconic.watch.terminal import render
 
         console = stdout_console()
-        console.print(frame(view, width=console.width))
+        console.print(render(view, width=console.width))
 
 
-def _follow(watcher: Watcher, every: float, board: TensorBoard | None) -> None:
-    """Until it is over; where stdout is no terminal only its end is printed."""
+def _follow(watcher: Watcher, every: float, write_events: WriteEvents) -> None:
+    """Show the run until it is over; if stdout is not a terminal, print only the last status."""
     from rich.live import Live
 
-    from laconic.watch.terminal import frame
+    from laconic.watch.terminal import render
 
     console = stdout_console()
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
-            view = watcher.look()
-            _tell(board, view)
-            live.update(frame(view, width=console.width), refresh=console.is_terminal)
+            view = watcher.view()
+            write_events(view)
+            live.update(render(view, width=console.width), refresh=console.is_terminal)
             if view.over:
                 return
             time.sleep(every)
 
 
-def _serve(watcher: Watcher, host: str, port: int, every: float, board: TensorBoard | None, json: bool) -> None:
-    from laconic.watch.web import Site
+def _serve(watcher: Watcher, host: str, port: int, every: float, write_events: WriteEvents, json: bool) -> None:
+    from laconic.watch.web import WatchServer
 
-    with Site(watcher.look, host, port) as site, suppress(KeyboardInterrupt):  # which is how one leaves
+    with WatchServer(watcher.view, host, port) as server, suppress(KeyboardInterrupt):
         if json:
-            print_json({"run": str(watcher.run_dir), "url": site.url})
+            print_json({"run": str(watcher.run_dir), "url": server.url})
         else:
-            print(f"{watcher.run_dir} is shown at {site.url} until Ctrl-C", flush=True)
+            print(f"{watcher.run_dir} is shown at {server.url} until Ctrl-C", flush=True)
         while True:
             time.sleep(every)
-            if board is not None:
-                board.show(site.look())
+            write_events(server.view())
 
 
 def register(app: typer.Typer) -> None:

@@ -1,9 +1,11 @@
-"""What compressing a run's layers was worth, by the planner's bound on what was measured."""
+"""The gain of a run's compressed layers: the planner's bound, computed from what the run measured."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,31 +13,31 @@ import torch
 from laconic.layers import layout
 from laconic.layers.measurement import MAX_VARIATION, timings
 from laconic.plan import Bound
-from laconic.train.run import Config
+from laconic.train.run import SUMMARY, Config, write_atomically
 
-__all__ = ["judge", "sentence"]
+__all__ = ["describe", "measure", "measure_run"]
 
 TURNS, BUDGET_S = 9, 10.0
 
 
-def judge(config: Config, summary: Mapping[str, Any], *, bandwidth: float, threads: int = 1) -> dict[str, Any]:
-    """Rho and h of a run's layers, and the bound for its workers at a server's link of so many bits per second.
+def measure(config: Config, summary: Mapping[str, Any], *, bandwidth: float, threads: int = 1) -> dict[str, Any]:
+    """Return rho and h of a run's layers, and the planner's bound for its workers.
 
-    Rho is what went over the wire over what the dense model's 32 bits would have taken; h is the layers' and what
-    encoding adds to it. One step of the dense model is timed on this machine, with as many threads as a worker has.
+    Rho is the bytes on the wire relative to the dense model's in 32 bits; h is the layers' relative step time, with the
+    time of encoding. One step of the dense model is timed on this machine, with as many threads as a worker has.
 
     Args:
-        config: Of the run, with layers.
-        summary: What the run measured.
-        bandwidth: Of the server's link, in bits per second.
-        threads: That torch computes with meanwhile.
+        config: Configuration of the run, with layers.
+        summary: The run's summary.
+        bandwidth: Rate of the server's link, in bits per second.
+        threads: Number of torch's threads during the measurement.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         task = config.task()
         dense = replace(config, layers=None).task()
-        found = timings(
+        times = timings(
             dense.model, task.model, tuple(task.batch(torch.arange(config.batch))), loss=dense.loss_function,
             repeat=TURNS, budget_s=BUDGET_S,
         )  # fmt: skip
@@ -43,26 +45,26 @@ def judge(config: Config, summary: Mapping[str, Any], *, bandwidth: float, threa
         torch.set_num_threads(before)
     raw = 8 * task.dense_numel * config.job.workers * config.exchanges
     rho = summary["wire_bytes_per_iteration"] * config.iterations / raw
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "rho_layers": layout(task.model).rho,
         "rho": rho,
-        "h": found.h if found.variation <= MAX_VARIATION else None,
-        "h_variation": found.variation,
+        "h": times.h if times.variation <= MAX_VARIATION else None,
+        "h_variation": times.variation,
         "exempt": layout(task.model).exempt,
         "bandwidth_bit_s": bandwidth,
     }
-    if told["h"] is None:
-        return told
-    # A minibatch of the paper's is that of all workers together, on one node.
+    if result["h"] is None:
+        return result
+    # The paper's minibatch is that of all workers together, on one node.
     bound = Bound(
         workers=config.job.workers,
         nbytes=4 * task.dense_numel,
-        step_s=config.job.workers * min(found.dense),
+        step_s=config.job.workers * min(times.dense),
         bandwidth=bandwidth / 8,
         every=config.job.every,
     )
-    h = bound.with_encoding(found.h, summary["encode_s"] / config.exchanges)
-    return told | {
+    h = bound.with_encoding(times.h, summary["encode_s"] / config.exchanges)
+    return result | {
         "h_with_encoding": h,
         "slope": bound.slope,
         "r_min": bound.r_min(rho, h),
@@ -72,18 +74,25 @@ def judge(config: Config, summary: Mapping[str, Any], *, bandwidth: float, threa
     }
 
 
-def sentence(told: Mapping[str, Any]) -> str:
-    """The same for people."""
+def measure_run(run_dir: Path, config: Config, summary: Mapping[str, Any], *, bandwidth: float) -> dict[str, Any]:
+    """Add the result of ``measure`` to the summary of a run, also in its folder."""
+    completed = {**summary, **measure(config, summary, bandwidth=bandwidth)}
+    write_atomically(run_dir / SUMMARY, json.dumps(completed, indent=2))
+    return completed
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """Return the result of ``measure`` as a sentence."""
     from laconic.units import show_rate
 
-    sizes = f"rho {told['rho_layers']:.3g} by layers, {told['rho']:.3g} on the wire"
-    if told["h"] is None:
-        return f"{sizes}; step times vary by {100 * told['h_variation']:.0f} %, too much for an h to rely on"
-    gain = told["speedup_over_dense"]
+    sizes = f"rho {result['rho_layers']:.3g} by layers, {result['rho']:.3g} on the wire"
+    if result["h"] is None:
+        return f"{sizes}; step times vary by {100 * result['h_variation']:.0f} %, too much to compute h"
+    gain = result["speedup_over_dense"]
     worth = f"{gain:.2f} times as fast as dense" if gain >= 1 else f"slower than dense ({gain:.2f} times as fast)"
-    link = show_rate(told["bandwidth_bit_s"])
+    link = show_rate(result["bandwidth_bit_s"])
     return (
-        f"{sizes}, h {told['h']:.2f} ({told['h_with_encoding']:.2f} with encoding): at {link} an exchange takes "
-        f"{told['r_min']:.3g} times the ideal (dense {told['r_min_dense']:.3g}), {worth}, "
-        f"{told['speedup_over_one_node']:.2f} times as fast as one node"
+        f"{sizes}, h {result['h']:.2f} ({result['h_with_encoding']:.2f} with encoding): at {link} an exchange takes "
+        f"{result['r_min']:.3g} times the ideal (dense {result['r_min_dense']:.3g}), {worth}, "
+        f"{result['speedup_over_one_node']:.2f} times as fast as one node"
     )

@@ -22,7 +22,17 @@ from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
 from laconic.train.metrics import keep_records
 from laconic.train.roles import SUPERVISED
-from laconic.train.run import CHECKPOINTS, CONFIG, REPORTS, SERVER, SUMMARY, Config, of_server, trainable, write_whole
+from laconic.train.run import (
+    CHECKPOINTS,
+    CONFIG,
+    REPORTS,
+    SERVER,
+    SUMMARY,
+    Config,
+    server_file,
+    trainable,
+    write_atomically,
+)
 from laconic.train.task import Task
 
 __all__ = ["launch"]
@@ -41,7 +51,7 @@ def launch(
     resume: bool = False,
     restarts: int = 3,
     device: str = "cpu",
-    tell: Callable[[list[Report]], None] | None = None,
+    on_reports: Callable[[list[Report]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Server and workers on this host, one run after the other in the same processes; a summary of each.
 
@@ -50,7 +60,7 @@ def launch(
         resume: Go on with what is in the folders.
         restarts: How often a process that dies is started again.
         device: Where workers train and encode: ``cpu``, ``cuda``, or ``auto``.
-        tell: Told the newest line of each worker about each run, again and again.
+        on_reports: Called repeatedly with the newest report of each worker in each run.
     """
     device_of(device)
     tasks = {}
@@ -66,14 +76,14 @@ def launch(
                 raise FileError(f"{run_dir} holds a run already: choose another --run-dir, or --resume it")
             config.save(run_dir)
         for server in range(config.servers):
-            (run_dir / of_server(SERVER, server)).unlink(missing_ok=True)
+            (run_dir / server_file(SERVER, server)).unlink(missing_ok=True)
     first = next(iter(runs.values()))
     with _roles(list(runs), device) as roles:
         for index in range(first.servers):
             roles.start(f"server {index}", resume=resume)
         for number in range(first.job.workers):
             roles.start(f"worker {number}")
-        roles.watch(restarts, tell)
+        roles.watch(restarts, on_reports)
     found = []
     for run_dir, config in runs.items():
         summary = _summary(config, tasks[run_dir], run_dir) | {"restarts": roles.started_again}
@@ -127,13 +137,13 @@ class _Roles:
                 except (ValueError, KeyError, TypeError):
                     log.info("%s: %s", name, line.rstrip())
 
-    def watch(self, restarts: int, tell: Callable[[list[Report]], None] | None) -> None:
+    def watch(self, restarts: int, on_reports: Callable[[list[Report]], None] | None) -> None:
         """Until all servers have ended; who died is started again, each time after a longer wait."""
         due: dict[str, float] = {}
         while any(process.poll() != 0 for process in self._servers()):
             time.sleep(0.05)
-            if tell is not None and self._lines:
-                tell(self._newest())
+            if on_reports is not None and self._lines:
+                on_reports(self._newest())
             for name, process in list(self._processes.items()):
                 if process.poll() not in (None, 0):
                     self._start_again(name, process, restarts, due)
@@ -141,8 +151,8 @@ class _Roles:
             with suppress(subprocess.TimeoutExpired):  # what it had to do is done
                 process.wait(10)
         self._finish_reading()
-        if tell is not None and self._lines:
-            tell(self._newest())
+        if on_reports is not None and self._lines:
+            on_reports(self._newest())
 
     def _servers(self) -> list[subprocess.Popen[str]]:
         return [process for name, process in self._processes.items() if name.startswith("server")]
@@ -180,7 +190,7 @@ class _Roles:
         if role == "server":
             for run_dir in reversed(self._run_dirs):
                 try:
-                    told = json.loads((run_dir / of_server(SERVER, int(number))).read_text(encoding="utf-8"))
+                    told = json.loads((run_dir / server_file(SERVER, int(number))).read_text(encoding="utf-8"))
                     return int(told["address"].rpartition(":")[2])
                 except (OSError, ValueError, KeyError):
                     continue
@@ -268,7 +278,7 @@ def _summary(config: Config, task: Task, run_dir: Path) -> dict[str, Any]:
         "apply_s": worst("apply"),
         "total_s": worst("total_s"),
     }
-    write_whole(run_dir / SUMMARY, json.dumps(summary, indent=2))
+    write_atomically(run_dir / SUMMARY, json.dumps(summary, indent=2))
     return summary
 
 
@@ -276,7 +286,7 @@ def _trained(config: Config, run_dir: Path) -> dict[str, dict[str, Tensor]]:
     """The slots of all servers at the end, and what belongs to them."""
     slots: dict[str, dict[str, Tensor]] = {"parameter": {}, "resident": {}}
     for server in range(config.servers):
-        found = checkpoint.load_latest(run_dir / of_server(CHECKPOINTS, server))
+        found = checkpoint.load_latest(run_dir / server_file(CHECKPOINTS, server))
         if found is None:
             raise FileError(f"{run_dir} has no checkpoint: the run did not end well")
         for key, x in found.tensors.items():

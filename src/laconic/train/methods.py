@@ -1,23 +1,26 @@
-"""Methods: presets of a job's options, nothing more. Each can be spelled out by flags."""
+"""Methods: named presets of a job's options. The flags of ``laconic train`` can set the same options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laconic.errors import ConfigError
 
-__all__ = ["METHODS", "method_flags", "method_options"]
+if TYPE_CHECKING:
+    from laconic.cluster.job import Job
+
+__all__ = ["CUSTOM", "METHODS", "method_flags", "method_name", "method_options"]
 
 _QSGD = "qsgd:4,norm=l2"
 _SPARSE = f"topk:0.01|{_QSGD}"
 
 
 def _signs_of_changes(every: int, keep: float) -> dict[str, Any]:
-    """Of what several iterations changed, the mean of all workers.
+    """Exchange the signs of the largest changes of several local iterations; the mean of all workers is applied.
 
-    Both directions remember what they left out. Steps are taken where the gradients are, with all of the momentum: an
-    exchange after each iteration that sends as little moves most weights once in hundreds of iterations.
+    Both directions use error feedback. The workers take local steps with full momentum: an exchange after each
+    iteration that sends as little would change most weights once in hundreds of iterations.
     """
     channel = f"ef|topk:{keep:g}|sign"
     return {
@@ -66,36 +69,52 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
-"""Name, what it does, and the options it sets: 1 to 6 are those of Kothari et al. 2021, the others ours."""
+"""Description and options of each method: 1 to 6 are those of Kothari et al. 2021."""
+
+CUSTOM = "custom"
+"""Method name of a run whose options are those of no method."""
 
 
 def method_options(name: str, mode: str = "sync") -> dict[str, Any]:
-    """The options that a method sets.
+    """Return the options that a method sets.
 
-    Without rounds there is no step that all take together: what would be its gradient is then the change of the
-    weights since the worker last asked, rounded to nearest.
+    In modes async and bounded, workers cannot repeat the server's steps, so a method that returns gradients returns the
+    change of the weights since the worker's last pull, rounded to nearest.
     """
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: expected one of {', '.join(METHODS)}")
     options = dict(METHODS[name][1])
     if mode != "sync" and options.get("returns") == "gradients":
-        options |= {"returns": "delta", "pull": _nearest(options.get("pull", "none"))}
+        options |= {"returns": "delta", "pull": _round_to_nearest(options.get("pull", "none"))}
     return options
 
 
-def _nearest(spec: str) -> str:
-    """The codec, rounding to the nearest level of the largest value.
+def _round_to_nearest(spec: str) -> str:
+    """Replace stochastic rounding and l2 norms of qsgd by rounding to nearest and max norms.
 
-    What a change leaves out is in the next one. That comes to an end only if the codec's error is smaller than what it
-    is given; QSGD's, unbiased and with l2 norms over 512 values, is larger, and grows from change to change.
+    The error of a change is part of the next change. These errors vanish only if the codec's error is smaller than its
+    input. The error of stochastic qsgd with l2 norms over 512 values is larger, and would grow from change to change.
     """
     stages = spec.split("|")
-    return "|".join(f"{one.partition(',')[0]},round=nearest" if one.startswith("qsgd:") else one for one in stages)
+    return "|".join(
+        f"{stage.partition(',')[0]},round=nearest" if stage.startswith("qsgd:") else stage for stage in stages
+    )
 
 
 def method_flags(name: str) -> list[str]:
-    """The same as flags of ``laconic train``."""
+    """Return a method's options as flags of ``laconic train``."""
     flags = []
     for option, value in method_options(name).items():
         flags += [f"--{option.replace('_', '-')}", str(value)]
     return flags
+
+
+def method_name(job: Job, base: Mapping[str, Any]) -> str:
+    """Return the method whose options give this job together with ``base``, or ``custom``."""
+    for name in METHODS:
+        try:
+            if type(job)(**{**base, **method_options(name, job.mode)}) == job:
+                return name
+        except ConfigError:  # not every method is possible in every mode
+            continue
+    return CUSTOM

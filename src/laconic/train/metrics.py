@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from laconic.records import Record, write
-from laconic.train.run import EVENTS, RECORDS, Config, of_server, write_whole
+from laconic.train.run import EVENTS, RECORDS, Config, server_file, write_atomically
 from laconic.watch.events import read_events
+from laconic.watch.series import ThinnedSeries
 
 __all__ = ["SlotCount", "Track", "keep_records", "lost_share", "missed_updates"]
 
@@ -55,22 +56,17 @@ class Track:
     """A worker's points, every n-th of them."""
 
     def __init__(self) -> None:
-        self._points: list[tuple[float, ...]] = []
+        self._series = ThinnedSeries[tuple[float, ...]](POINTS)
         self._last: tuple[float, ...] | None = None
-        self._stride, self._seen = 1, 0
 
     def add(self, *point: float) -> None:
-        """One of ``COLUMNS``."""
+        """Add the values of ``COLUMNS``."""
         self._last = point
-        if self._seen % self._stride == 0:
-            self._points.append(point)
-            if len(self._points) > POINTS:
-                self._points, self._stride = self._points[::2], 2 * self._stride
-        self._seen += 1
+        self._series.add(point)
 
     @property
     def columns(self) -> dict[str, list[float]]:
-        points = self._points
+        points = self._series.points
         if self._last is not None and points[-1] != self._last:
             points = [*points, self._last]
         return {name: [point[i] for point in points] for i, name in enumerate(COLUMNS)}
@@ -86,7 +82,7 @@ class Track:
         told = {"worker": worker, **self.columns, "slots": {name: asdict(one) for name, one in slots.items()}}
         told |= {"judged": judged} if judged else {}
         try:
-            write_whole(_path(run_dir, worker), json.dumps(told))
+            write_atomically(_path(run_dir, worker), json.dumps(told))
         except OSError as error:  # a disk that is full: the run itself has ended well
             log.warning("worker %d: its report will have no curves: %s", worker, error.strerror)
 
@@ -111,7 +107,7 @@ def keep_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **mo
     if slots:
         records.append(Record("train.slots", {"run": run, "exchanges": config.exchanges, "slots": slots}, seed))
     if config.job.mode != "sync":
-        missed = missed_updates(read_events(run_dir / of_server(EVENTS, 0)))
+        missed = missed_updates(read_events(run_dir / server_file(EVENTS, 0)))
         records.append(Record("train.staleness", {"run": run, "missed": {str(n): missed[n] for n in sorted(missed)}}))
     write(records, run_dir / RECORDS)
 

@@ -24,13 +24,24 @@ from laconic.optim import SGD
 from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
 from laconic.train.metrics import Track
-from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, SUMMARY, WORKERS, Config, of_server, trainable, write_whole
+from laconic.train.run import (
+    CHECKPOINTS,
+    EVENTS,
+    SERVER,
+    SUMMARY,
+    WORKERS,
+    Config,
+    server_file,
+    trainable,
+    write_atomically,
+)
 from laconic.train.snapshots import Snapshots
 from laconic.train.task import Task
 from laconic.train.worker import Progress, Worker
-from laconic.watch.board import Board
+from laconic.watch.events import EventLog
 from laconic.watch.folder import STATUS
-from laconic.watch.journal import Journal, load_status
+from laconic.watch.status_files import StatusWriter, load_status
+from laconic.watch.tracker import StatusTracker
 
 if TYPE_CHECKING:
     from laconic.cluster.client import Client
@@ -60,29 +71,6 @@ def _obey_launcher() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- server
-
-
-class History:
-    """Events of a server as JSON lines: what happened, in order, for people and for the checkers of promises."""
-
-    def __init__(self, path: Path) -> None:
-        cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        if cut_off:  # by a full disk: what comes now begins a line of its own
-            self._file.write("\n")
-        self._lock = threading.Lock()
-        self._broken = False
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        line = json.dumps({"at": round(time.time(), 6), **event})
-        with self._lock:
-            try:
-                self._file.write(line + "\n")
-                self._file.flush()
-            except OSError as error:
-                if not self._broken:
-                    log.warning("cannot write the history any more: %s", error.strerror)
-                self._broken = True
 
 
 def serve(
@@ -115,11 +103,12 @@ def serve(
     config = Config.load(run_dir)
     credentials = security.load_server(certs) if certs is not None else None
     security.require_tls(host, credentials)
-    write, board = History(run_dir / of_server(EVENTS, index)), _board(config, run_dir, index, resume=resume)
+    event_log = EventLog(run_dir / server_file(EVENTS, index))
+    tracker = _tracker(config, run_dir, index, resume=resume)
 
     def history(event: dict[str, Any]) -> None:
-        write(event)
-        board(event)
+        event_log(event)
+        tracker.record_event(event)
 
     core, checkpoint_store = _core(config, run_dir, index, history, resume=resume)
 
@@ -131,7 +120,7 @@ def serve(
     core.on_update(keep)
     address = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
     if credentials is None:
-        server = Server(core, address, hear=board.heard)
+        server = Server(core, address, hear=tracker.record_report)
     else:
         job = credentials.identity.job
         server = Server(
@@ -139,19 +128,19 @@ def serve(
             address,
             credentials=security.server_credentials(credentials),
             identify=lambda context: security.require_worker(context.auth_context(), job),
-            hear=board.heard,
+            hear=tracker.record_report,
         )
     told = {"address": address.rpartition(":")[0] + f":{server.port}", "pid": os.getpid()}
-    write_whole(run_dir / of_server(SERVER, index), json.dumps(told))
+    write_atomically(run_dir / server_file(SERVER, index), json.dumps(told))
     log.info("server %d listens on %s", index, told["address"])
-    journal = Journal(run_dir, index)
+    status_writer = StatusWriter(run_dir, index)
 
     def show(*, last: bool = False) -> None:
-        if last or journal.due(time.time()):
+        if last or status_writer.due(time.time()):
             phase = "failed" if core.failure else "ended" if core.finished(config.exchanges) else "stopped"
             traffic = {"received": server.traffic.received, "sent": server.traffic.sent}
-            now = board.status(**traffic, phase=phase if last else "serving", failure=core.failure)
-            journal.show(now, last=last)
+            status = tracker.status(**traffic, phase=phase if last else "serving", failure=core.failure)
+            status_writer.write(status, last=last)
 
     try:
         _until_over(core, config.exchanges, stopped, show)
@@ -163,29 +152,29 @@ def serve(
         if core.failure is None and core.whole:  # else the last deposit is saved already
             checkpoint_store.save(core.version, *core.state())
         show(last=True)
-        journal.close()
+        status_writer.close()
     if core.failure is not None:
         raise ConfigError(core.failure)
     if core.finished(config.exchanges):
         if SUPERVISED not in os.environ:
             _sum_up(config, run_dir, core, server.traffic.sent + server.traffic.received)
-        write_whole(run_dir / of_server(SERVER, index), json.dumps({"done": True}))
+        write_atomically(run_dir / server_file(SERVER, index), json.dumps({"done": True}))
     else:
         log.warning("stopped at exchange %d of %d: go on with --resume", core.version, config.exchanges)
         if SUPERVISED not in os.environ:
             raise KeyboardInterrupt
 
 
-def _board(config: Config, run_dir: Path, index: int, *, resume: bool) -> Board:
-    """Where whoever watches sees how the run is; a server that resumes goes on with what was there."""
-    before = None
+def _tracker(config: Config, run_dir: Path, index: int, *, resume: bool) -> StatusTracker:
+    """Return the tracker of the server's status; with ``resume`` it continues the counts of the last one."""
+    previous = None
     if resume:
         try:
-            before = load_status(run_dir / of_server(STATUS, index))
+            previous = load_status(run_dir / server_file(STATUS, index))
         except FileError as error:
-            log.warning("%s: counts begin anew", error)
+            log.warning("%s: counts begin at zero", error)
     updates = config.exchanges * (1 if config.job.mode == "sync" else config.job.workers)
-    return Board(config.job.workers, updates, config.iterations, before)
+    return StatusTracker(config.job.workers, updates, config.iterations, previous)
 
 
 def _core(
@@ -199,7 +188,7 @@ def _core(
     parameters = {name: x.clone() for name, x in config.parts(trainable(task.model))[index].items()}
     residents = config.residents(task)
     optimizer = SGD(momentum=config.job.momentum, weight_decay=config.job.weight_decay)
-    checkpoint_store = checkpoint.Folder(run_dir / of_server(CHECKPOINTS, index))
+    checkpoint_store = checkpoint.Folder(run_dir / server_file(CHECKPOINTS, index))
     core = Core(
         config.job, parameters, optimizer, config.rates(), history, exchanges=config.exchanges,
         checkpoint_store=checkpoint_store, resident=residents and residents.only(parameters),
@@ -236,7 +225,7 @@ def _sum_up(config: Config, run_dir: Path, core: Core, wire_bytes: int) -> None:
         task = config.task()
         config.restore(task, core.parameters, core.resident, core.version)
         told |= task.evaluate()
-    write_whole(run_dir / SUMMARY, json.dumps(told, indent=2))
+    write_atomically(run_dir / SUMMARY, json.dumps(told, indent=2))
     log.info("wrote %s", run_dir / SUMMARY)
 
 
@@ -401,7 +390,7 @@ def _address(run_dir: Path, server: int, patience: float = 600.0) -> str | None:
             log.warning("waiting for a server of %s on this host: is it running? Else name it with --server", run_dir)
             told_so = True
         try:
-            told = json.loads((run_dir / of_server(SERVER, server)).read_text(encoding="utf-8"))
+            told = json.loads((run_dir / server_file(SERVER, server)).read_text(encoding="utf-8"))
             return None if told.get("done") else str(told["address"])
         except (OSError, ValueError, KeyError):
             time.sleep(0.02)

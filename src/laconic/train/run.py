@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from laconic.errors import ConfigError, FileError
 from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
 from laconic.train.bundling import Layout
+from laconic.train.data_shards import Shards
 from laconic.train.subspace_state import Residents
 from laconic.train.task import Task, build_task
 from laconic.watch.folder import (
@@ -28,8 +29,8 @@ from laconic.watch.folder import (
     SERVER,
     SUMMARY,
     WORKERS,
-    of_server,
-    write_whole,
+    server_file,
+    write_atomically,
 )
 
 __all__ = [
@@ -42,14 +43,20 @@ __all__ = [
     "SUMMARY",
     "WORKERS",
     "Config",
-    "of_server",
+    "server_file",
     "trainable",
-    "write_whole",
+    "whole_exchanges",
+    "write_atomically",
 ]
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole_exchanges(iterations: int, job: Job) -> int:
+    """Round a number of iterations up to whole exchanges."""
+    return -(-iterations // job.every) * job.every
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,21 @@ class Config:
             layers_init=self.layers_init,
         )
 
+    def resolved(self, task: Task, *, epochs: int | None = None, iterations: int | None = None) -> Config:
+        """Return the configuration with as many iterations as requested (default: three epochs), in whole exchanges.
+
+        The data shards and the subspace state are built once, so that a wrong configuration raises an error here and
+        not in every process.
+        """
+        shards = Shards(task.num_train, self.job.workers, self.batch, self.job.seed)
+        if iterations is None:
+            iterations = (3 if epochs is None else epochs) * shards.iterations_per_epoch
+        if iterations < 1:
+            raise ConfigError(f"expected at least one iteration, got {iterations}")
+        resolved = replace(self, iterations=whole_exchanges(iterations, self.job))
+        resolved.residents(task)
+        return resolved
+
     def residents(self, task: Task) -> Residents | None:
         """What of the task's model changes and is not exchanged."""
         return Residents.of(task.model, self.job, self.rates(), bundled=self.bundled)
@@ -157,7 +179,7 @@ class Config:
 
     def save(self, run_dir: Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(run_dir / CONFIG, json.dumps(self.to_json(), indent=2))
+        write_atomically(run_dir / CONFIG, json.dumps(self.to_json(), indent=2))
 
     @classmethod
     def load(cls, run_dir: Path) -> Config:

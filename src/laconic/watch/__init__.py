@@ -1,5 +1,5 @@
-"""A run as it is seen from outside: what its folder says, in a terminal, on a page, and for other programs.
+"""Status of a run: written to its folder by the servers, shown in a terminal, on a page, to Prometheus and TensorBoard.
 
-Servers keep ``status.json`` and ``progress.jsonl`` up to date while they run; everything else here only reads. Nothing
-needs torch, so a view starts at once.
+Servers update ``status.json`` and ``progress.jsonl`` while they run; everything that shows a run only reads these
+files. Nothing here imports torch, so ``laconic watch`` starts at once.
 """

@@ -1,14 +1,42 @@
-"""The event log of a server: one JSON object a line in ``events.jsonl``."""
+"""The event log of a server: one JSON object per line in ``events.jsonl``."""
 
 from __future__ import annotations
 
 import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_events"]
+from laconic.watch.folder import open_to_append
+
+__all__ = ["EventLog", "read_events"]
+
+log = logging.getLogger("laconic")
 
 _LINE_START = '{"at": '
+
+
+class EventLog:
+    """Appends events to a file, from any thread. If the disk is full, one warning is logged and training continues."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_to_append(path)
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        line = json.dumps({"at": round(time.time(), 6), **event})
+        with self._lock:
+            try:
+                self._file.write(line + "\n")
+                self._file.flush()
+            except OSError as error:
+                if not self._failed:
+                    log.warning("cannot write the event log any more: %s", error.strerror)
+                self._failed = True
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

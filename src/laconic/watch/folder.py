@@ -1,25 +1,27 @@
-"""A run's folder: the names of its files, for those who write them and those who only look.
+"""Names of the files in a run's folder.
 
 ::
 
-    config.json         all that decides the run
-    server.json         where the server of a run on this host listens
-    events.jsonl        what happened, in order
-    status.json         how the server sees its run now
-    progress.jsonl      how it went so far, at moments that get rarer the longer it takes
+    config.json         configuration of the run
+    server.json         address of a server on this host
+    events.jsonl        event log of the server
+    status.json         current status of the server
+    progress.jsonl      status over time; points get rarer the longer the run takes
     checkpoints/        of the server
-    workers/0/          what only worker 0 remembers
-    reports.jsonl       what each life of a worker told last
-    track-0.json        worker 0's way through the run, and what slots took and lost
-    summary.json        at the end
-    records.jsonl       the same and all tracks, for `laconic report`
+    workers/0/          state that only worker 0 has
+    reports.jsonl       last report of each start of a worker
+    track-0.json        worker 0's progress over time, and bytes and errors of its slots
+    summary.json        written at the end
+    records.jsonl       summary and tracks as Records, for `laconic report`
 
-Of several servers the others' files bear their number: ``server-1.json``, ``events-1.jsonl``, ``checkpoints-1``.
+With several servers, the files of servers 1, 2, … carry the index: ``server-1.json``, ``events-1.jsonl``,
+``checkpoints-1``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
 __all__ = [
     "CHECKPOINTS",
@@ -32,8 +34,9 @@ __all__ = [
     "STATUS",
     "SUMMARY",
     "WORKERS",
-    "of_server",
-    "write_whole",
+    "open_to_append",
+    "server_file",
+    "write_atomically",
 ]
 
 CONFIG, SERVER, EVENTS, SUMMARY = "config.json", "server.json", "events.jsonl", "summary.json"
@@ -42,10 +45,10 @@ REPORTS, RECORDS = "reports.jsonl", "records.jsonl"
 CHECKPOINTS, WORKERS = "checkpoints", "workers"
 
 
-def of_server(name: str, server: int) -> str:
-    """The name of a server's file.
+def server_file(name: str, server: int) -> str:
+    """Return the name of a file or folder of one of several servers.
 
-    >>> of_server("events.jsonl", 0), of_server("events.jsonl", 2), of_server("checkpoints", 1)
+    >>> server_file("events.jsonl", 0), server_file("events.jsonl", 2), server_file("checkpoints", 1)
     ('events.jsonl', 'events-2.jsonl', 'checkpoints-1')
     """
     if not server:
@@ -54,8 +57,23 @@ def of_server(name: str, server: int) -> str:
     return f"{stem}-{server}{dot}{suffix}"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """All of it or nothing: readers poll for these files."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that readers, who poll for it, see all of it or the previous version."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a file of lines; a last line that a kill or a full disk cut off is ended first."""
+    file = path.open("a+b")
+    if file.tell() and not _ends_with_newline(path):
+        file.write(b"\n")
+    file.close()
+    return path.open("a", encoding="utf-8")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

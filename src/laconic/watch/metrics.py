@@ -1,76 +1,90 @@
-"""A run for Prometheus: its text format, version 0.0.4."""
+"""Metrics of a run for Prometheus, written with the package ``prometheus_client``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
+from laconic.errors import ConfigError
 from laconic.watch.status import PARTS, STATES
 from laconic.watch.view import View
 
-__all__ = ["CONTENT_TYPE", "metrics"]
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ["CONTENT_TYPE", "check_prometheus", "metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Sample = tuple[Mapping[str, object], float | int]
+
+def check_prometheus(option: str = "/metrics") -> None:
+    """Raise ``ConfigError`` if ``prometheus_client`` is not installed."""
+    if find_spec("prometheus_client") is None:
+        raise ConfigError(f"{option} needs prometheus-client: pip install 'laconic[watch]'")
 
 
-def metrics(view: View) -> str:
-    """All metrics of a run, one family after the other.
+def metrics(view: View) -> bytes:
+    """Return all metrics of a run in Prometheus' text format."""
+    check_prometheus()
+    from prometheus_client import CollectorRegistry, generate_latest
 
-    >>> text = metrics(View("runs/one", "running", 0.0, iteration=7, faults={"lost": 2}))
-    >>> [line for line in text.splitlines() if line.startswith(("laconic_iteration{", "laconic_faults"))]
-    ['laconic_iteration{run="runs/one"} 7', 'laconic_faults_total{run="runs/one",kind="lost"} 2']
-    """
-    run = {"run": view.run}
-    workers = [(run | {"worker": number}, worker) for number, worker in enumerate(view.workers)]
+    registry = CollectorRegistry()
+    registry.register(_Collector(view))
+    text: bytes = generate_latest(registry)
+    return text
+
+
+class _Collector:
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, text, labels, samples in _families(self._view):
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            metric = family(f"laconic_{name}", text, labels=("run", *labels))
+            for values, value in samples:
+                metric.add_metric([self._view.run, *map(str, values)], value)
+            yield metric
+
+
+Family = tuple[str, str, tuple[str, ...], Iterable[tuple[tuple[Any, ...], float]]]
+
+
+def _families(view: View) -> Iterator[Family]:
+    """Yield name, help text, labels besides ``run``, and samples. Names that end in ``_total`` are counters."""
     states = [worker.state for worker in view.workers]
-    families: list[tuple[str, str, str, Iterable[Sample]]] = [
-        ("up", "gauge", "Whether the run's server is heard of.", [(run, int(view.phase == "running"))]),
-        ("iteration", "gauge", "Iterations that are done.", [(run, view.iteration)]),
-        ("iterations", "gauge", "Iterations that the run has.", [(run, view.iterations)]),
-        ("rounds_total", "counter", "Updates of the weights.", [(run, view.version)]),
-        ("received_bytes_total", "counter", "Bytes of frames that servers received.", [(run, view.received)]),
-        ("sent_bytes_total", "counter", "Bytes of frames that servers sent.", [(run, view.sent)]),
-        ("saved_bytes_total", "counter", "Bytes that float32 both ways would have taken beyond that.",
-         [(run, view.saved)]),
-        ("loss", "gauge", "Loss of a worker's last batch.",
-         [(labels, worker.loss) for labels, worker in workers if worker.loss is not None]),
-        ("workers", "gauge", "Workers by what they do.",
-         [(run | {"state": state}, states.count(state)) for state in STATES]),
-        ("worker_iteration", "gauge", "Iteration that a worker has reached.",
-         [(labels, worker.iteration) for labels, worker in workers]),
-        ("worker_sent_bytes_total", "counter", "Bytes of frames that a worker made.",
-         [(labels, worker.bytes_sent) for labels, worker in workers]),
-        ("worker_received_bytes_total", "counter", "Bytes of frames that a worker was sent.",
-         [(labels, worker.bytes_received) for labels, worker in workers]),
-        ("worker_seconds_total", "counter", "Seconds of a worker by what they were spent on.",
-         [(labels | {"part": part}, worker.seconds[part]) for labels, worker in workers for part in PARTS]),
-        ("worker_retries_total", "counter", "Times that a worker had to ask again.",
-         [(labels, worker.retries) for labels, worker in workers]),
-        ("worker_starts_total", "counter", "Times that a worker was started.",
-         [(labels, worker.lives) for labels, worker in workers]),
-        ("staleness_updates", "gauge", "Updates that a worker's last push had missed.",
-         [(labels, worker.missed) for labels, worker in workers]),
-        ("staleness_updates_max", "gauge", "The most updates that any push of a worker had missed.",
-         [(labels, worker.missed_most) for labels, worker in workers]),
-        ("staleness_updates_sum", "counter", "Updates that all pushes of a worker had missed.",
-         [(labels, worker.missed_sum) for labels, worker in workers]),
-        ("pushes_total", "counter", "Pushes of a worker that were applied.",
-         [(labels, worker.applied) for labels, worker in workers]),
-        ("faults_total", "counter", "Things that went wrong, by kind.",
-         [(run | {"kind": kind}, count) for kind, count in sorted(view.faults.items())]),
-        ("server_starts_total", "counter", "Times that the server was started.", [(run, view.server_lives)]),
-    ]  # fmt: skip
-    lines = []
-    for name, kind, what, samples in families:
-        lines += [f"# HELP laconic_{name} {what}", f"# TYPE laconic_{name} {kind}"]
-        lines += [f"laconic_{name}{{{_labels(labels)}}} {value!r}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
+    workers = list(enumerate(view.workers))
 
+    def of_run(name: str, text: str, value: float) -> Family:
+        return name, text, (), [((), value)]
 
-def _labels(labels: Mapping[str, object]) -> str:
-    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+    def of_workers(name: str, text: str, attribute: str) -> Family:
+        values = [((number,), getattr(worker, attribute)) for number, worker in workers]
+        return name, text, ("worker",), [(labels, value) for labels, value in values if value is not None]
 
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    yield of_run("up", "1 if the run's server has reported lately, else 0.", int(view.phase == "running"))
+    yield of_run("iteration", "Iterations done.", view.iteration)
+    yield of_run("iterations", "Iterations of the whole run.", view.iterations)
+    yield of_run("rounds_total", "Updates of the weights.", view.version)
+    yield of_run("received_bytes_total", "Bytes of frames received by the servers.", view.received)
+    yield of_run("sent_bytes_total", "Bytes of frames sent by the servers.", view.sent)
+    yield of_run("saved_bytes_total", "Bytes saved compared with float32 in both directions.", view.saved)
+    yield of_workers("loss", "Loss of a worker's last batch.", "loss")
+    counts = [((state,), states.count(state)) for state in STATES]
+    yield "workers", "Number of workers in each state.", ("state",), counts
+    yield of_workers("worker_iteration", "Last iteration of a worker.", "iteration")
+    yield of_workers("worker_sent_bytes_total", "Bytes of frames sent by a worker.", "bytes_sent")
+    yield of_workers("worker_received_bytes_total", "Bytes of frames received by a worker.", "bytes_received")
+    seconds = [((number, part), worker.seconds[part]) for number, worker in workers for part in PARTS]
+    yield "worker_seconds_total", "Seconds of a worker by activity.", ("worker", "part"), seconds
+    yield of_workers("worker_retries_total", "Requests that a worker repeated.", "retries")
+    yield of_workers("worker_starts_total", "Starts of a worker.", "lives")
+    yield of_workers("staleness_updates", "Staleness of a worker's last push, in updates.", "missed")
+    yield of_workers("staleness_updates_max", "Largest staleness of a worker's pushes.", "missed_most")
+    yield of_workers("staleness_updates_sum", "Sum of the staleness of a worker's pushes.", "missed_sum")
+    yield of_workers("pushes_total", "Pushes of a worker that were applied.", "applied")
+    yield "faults_total", "Faults by kind.", ("kind",), [((kind,), n) for kind, n in sorted(view.faults.items())]
+    yield of_run("server_starts_total", "Starts of the server.", view.server_lives)

@@ -1,4 +1,4 @@
-"""How a server sees its run at a moment: what is written while it runs, and read by whoever watches."""
+"""Status of a server and its workers, as written to and read from ``status.json``."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ __all__ = ["PARTS", "STATES", "Status", "WorkerStatus"]
 T = TypeVar("T")
 
 STATES = ("expected", "joining", "computing", "waiting", "lost", "gone", "done")
-"""Of a worker: it has never come; agrees where to go on; computes; has pushed and waits for the others; its connection
-broke; it has left; it has left when all was done."""
+"""States of a worker: has never connected; agrees with the others where to continue; computes; has pushed and waits for
+the others; its connection broke; has left early; has left at the end."""
 PHASES = ("serving", "stopped", "failed", "ended")
 LARGEST = 1 << 63
 PARTS = ("compute", "encode", "communication", "overlapped", "apply")
-"""What a worker's seconds are spent on."""
+"""Activities by which a worker's seconds are counted."""
 
 
 @dataclass
 class WorkerStatus:
-    """One worker. Counts go on over its lives; times are those of its server's clock.
+    """Status of one worker. Counts include its earlier processes; times are those of the server's clock.
 
     Args:
         state: One of ``STATES``.
-        lives: How often it was started.
-        iteration: How far it is, as it told last.
-        loss: Of its last batch, as it told last; None before, and when it was not finite.
-        bytes_sent: Of frames that it made.
-        bytes_received: Of frames that it was sent.
-        bytes_raw: What 32 bits a value, both ways, every iteration would have taken.
-        retries: How often it had to ask again.
-        seconds: By part.
+        lives: Number of starts.
+        iteration: Last iteration that it reported.
+        loss: Loss of its last batch; None before its first report and if it was not finite.
+        bytes_sent: Bytes of the frames that it sent.
+        bytes_received: Bytes of the frames that it received.
+        bytes_raw: Bytes of float32 in both directions in every iteration.
+        retries: Number of repeated requests.
+        seconds: Seconds by activity.
         applied: Pushes that were applied.
-        missed: Updates that others made while it computed the last of them: its staleness.
-        missed_most: The most of any push.
-        missed_sum: Of all pushes.
-        heard_at: When it was heard of last.
+        missed: Staleness of its last push: updates by others while it computed.
+        missed_most: Largest staleness of its pushes.
+        missed_sum: Sum of the staleness of its pushes.
+        heard_at: Time of its last message.
     """
 
     state: str = "expected"
@@ -60,23 +60,23 @@ class WorkerStatus:
 
 @dataclass
 class Status:
-    """One server and its workers.
+    """Status of one server and its workers.
 
     Args:
-        at: When this was so.
-        began_at: When the run's first server started.
+        at: Time of this status.
+        began_at: Time of the first start of the run's server.
         phase: One of ``PHASES``.
-        version: Updates so far.
-        updates: How many there will be.
-        iterations: The same in iterations of a worker; without rounds those of all workers taken together.
-        received: Bytes of frames that came in.
-        sent: Bytes of frames that went out.
-        lives: How often the server was started.
-        checkpoint: The version that was saved last.
-        failure: Why it cannot go on.
-        workers: By number.
-        faults: How often each kind of thing went wrong.
-        recent: The last of these: ``{"at": …, "what": …}``.
+        version: Number of updates so far.
+        updates: Number of updates of the whole run.
+        iterations: The same in iterations of a worker; in async mode of all workers together.
+        received: Bytes of received frames.
+        sent: Bytes of sent frames.
+        lives: Number of starts of the server.
+        checkpoint: Version of the last checkpoint.
+        failure: Reason why the server cannot continue.
+        workers: Status of each worker.
+        faults: Number of faults by kind.
+        recent: Last faults: ``{"at": …, "what": …}``.
     """
 
     at: float = 0.0
@@ -96,7 +96,7 @@ class Status:
 
     @property
     def iteration(self) -> int:
-        """How far it is."""
+        """Iterations done."""
         return self.iterations * self.version // self.updates if self.updates else 0
 
     def copy(self) -> Status:
@@ -108,22 +108,22 @@ class Status:
 
     @classmethod
     def from_json(cls, values: object) -> Status:
-        """``FileError`` when it is something else: the folder may be anybody's."""
+        """Validate a status read from a folder; raise ``FileError`` if it is not one."""
         try:
-            found = _read(cls, values)
-            found.workers = [_read(WorkerStatus, one) for one in found.workers]
-            if found.phase not in PHASES:
-                raise ValueError(f"unknown phase {found.phase!r}")
-            for worker in found.workers:
+            status = _read(cls, values)
+            status.workers = [_read(WorkerStatus, worker) for worker in status.workers]
+            if status.phase not in PHASES:
+                raise ValueError(f"unknown phase {status.phase!r}")
+            for worker in status.workers:
                 if worker.state not in STATES:
                     raise ValueError(f"unknown state {worker.state!r}")
                 worker.seconds = {part: _seconds(worker.seconds.get(part, 0.0)) for part in PARTS}
-            if not all(isinstance(count, int) and 0 <= count < LARGEST for count in found.faults.values()):
-                raise ValueError("faults are counts")
-            found.recent = [{"at": _seconds(one["at"]), "what": str(one["what"])} for one in found.recent]
+            if not all(isinstance(count, int) and 0 <= count < LARGEST for count in status.faults.values()):
+                raise ValueError("'faults' must be counts")
+            status.recent = [{"at": _seconds(fault["at"]), "what": str(fault["what"])} for fault in status.recent]
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise FileError(f"that is no status of a server: {error}") from None
-        return found
+            raise FileError(f"not a server's status: {error}") from None
+        return status
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -137,24 +137,24 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _read(kind: type[T], values: object) -> T:
-    """A dataclass from an object with the same fields; those of newer versions are passed over."""
+    """Make a dataclass from a JSON object; fields of newer versions are ignored."""
     if not isinstance(values, Mapping):
         raise ValueError(f"expected an object, got {type(values).__name__}")
-    known = {}
-    for one in fields(kind):  # type: ignore[arg-type]
-        if one.name not in values:
-            raise ValueError(f"{one.name!r} is missing")
-        value = known[one.name] = values[one.name]
-        text = str(one.type)
+    arguments = {}
+    for field_ in fields(kind):  # type: ignore[arg-type]
+        if field_.name not in values:
+            raise ValueError(f"{field_.name!r} is missing")
+        value = arguments[field_.name] = values[field_.name]
+        text = str(field_.type)
         allowed = _KINDS.get(text, (list,) if text.startswith("list") else (dict,))
         if not isinstance(value, allowed) or isinstance(value, bool):
-            raise ValueError(f"{one.name!r} must be {text}, got {type(value).__name__}")
+            raise ValueError(f"{field_.name!r} must be {text}, got {type(value).__name__}")
         if isinstance(value, int | float) and not abs(value) < LARGEST:
-            raise ValueError(f"{one.name!r} is too large")
-    return kind(**known)
+            raise ValueError(f"{field_.name!r} is too large")
+    return kind(**arguments)
 
 
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        raise ValueError("times are finite numbers")
+        raise ValueError("times must be finite numbers")
     return float(value)

@@ -1,4 +1,4 @@
-"""A run in a terminal."""
+"""A run's status in a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.units import show_bytes
 from laconic.watch.status import WorkerStatus
 from laconic.watch.view import View
 
-__all__ = ["frame", "sparkline"]
+__all__ = ["render", "sparkline"]
 
 BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {
@@ -23,24 +23,24 @@ COLOURS = {
     "expected": "dim", "running": "green", "silent": "bold red", "stopped": "yellow", "failed": "bold red",
     "ended": "bold", "prepared": "yellow", "absent": "yellow",
 }  # fmt: skip
-SAID = {
-    "absent": "no run here yet",
+PHASE_TEXTS = {
+    "absent": "no run in this folder yet",
     "prepared": "prepared: its server has not started",
     "running": "running",
-    "silent": "its server is not heard of",
-    "stopped": "stopped: go on with --resume",
+    "silent": "no sign of its server",
+    "stopped": "stopped: continue with --resume",
     "failed": "failed",
     "ended": "ended",
 }
-PART_WORDS = {
-    "compute": "computing", "encode": "encoding", "communication": "waiting", "overlapped": "sending meanwhile",
+PART_TEXTS = {
+    "compute": "computing", "encode": "encoding", "communication": "waiting", "overlapped": "overlapped",
     "apply": "applying",
 }  # fmt: skip
-RECENT = 6
+RECENT_FAULTS = 6
 
 
-def frame(view: View, *, width: int = 100) -> RenderableType:
-    """Everything at a glance. What comes from the folder is plain text, whatever it looks like."""
+def render(view: View, *, width: int = 100) -> RenderableType:
+    """Return all of a view for rich. Texts of the folder are shown as plain text, without markup or control codes."""
     parts: list[RenderableType] = [_title(view)]
     if view.phase not in ("absent", "prepared"):
         parts += [_progress(view, width), _figures(view, width)]
@@ -57,10 +57,10 @@ def frame(view: View, *, width: int = 100) -> RenderableType:
 
 def _title(view: View) -> Text:
     config = view.config
-    said = SAID[view.phase]
+    phase = PHASE_TEXTS[view.phase]
     if view.phase == "silent" and view.silent_s is not None:
-        said += f" for {view.silent_s:.0f} s"
-    text = Text.assemble((_printable(view.run), "bold"), "  ", (said, COLOURS[view.phase]))
+        phase += f" for {view.silent_s:.0f} s"
+    text = Text.assemble((_printable(view.run), "bold"), "  ", (phase, COLOURS[view.phase]))
     words = [f"{config[key]}" for key in ("model", "data", "mode") if config.get(key)]
     if config.get("method"):
         words.insert(0, f"method {config['method']}")
@@ -81,27 +81,27 @@ def _progress(view: View, width: int) -> Table:
 def _figures(view: View, width: int) -> Padding:
     table = Table.grid(padding=(0, 2, 0, 0))
     losses = [point["loss"] for point in view.points if point["loss"] is not None]
-    shown = max(10, min(60, width - 40))
-    table.add_row("loss", _number(view.loss), Text(sparkline(losses, shown), style="green"))
+    curve = sparkline(losses, max(10, min(60, width - 40)))
+    table.add_row("loss", _number(view.loss), Text(curve, style="green"))
     speed = f"{show_bytes(view.bytes_per_s)}/s" if view.bytes_per_s is not None else ""
     traffic = f"in {show_bytes(view.received)}, out {show_bytes(view.sent)}, {show_bytes(view.saved)} saved"
     table.add_row("bytes", speed, traffic)
     if view.config.get("mode") != "sync":
-        age = f"mean {view.missed_mean:.2f}, at most {view.missed_most}"
-        table.add_row("staleness", str(view.missed), f"updates missed: {age}")
+        text = f"updates: mean {view.missed_mean:.2f}, at most {view.missed_most}"
+        table.add_row("staleness", str(view.missed), text)
     if any(view.seconds.values()):
-        spent = ", ".join(f"{PART_WORDS[part]} {seconds:.1f}" for part, seconds in view.seconds.items())
-        table.add_row("seconds", "", f"{spent}, of all workers")
+        seconds = ", ".join(f"{PART_TEXTS[part]} {seconds:.1f}" for part, seconds in view.seconds.items())
+        table.add_row("seconds", "", f"{seconds}, of all workers")
     return Padding(table, (1, 0, 0, 0))
 
 
 def _workers(view: View) -> Padding:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     stale = view.config.get("mode") != "sync"
-    for name in ("worker", "state", "iteration", "loss", "sent", "received", "starts", "heard of"):
+    for name in ("worker", "state", "iteration", "loss", "sent", "received", "starts", "last message"):
         table.add_column(name, justify="left" if name in ("worker", "state") else "right")
     if stale:
-        table.add_column("missed", justify="right")
+        table.add_column("staleness", justify="right")
     for number, worker in enumerate(view.workers):
         cells: list[RenderableType] = [
             str(number),
@@ -111,13 +111,13 @@ def _workers(view: View) -> Padding:
             show_bytes(worker.bytes_sent),
             show_bytes(worker.bytes_received),
             str(worker.lives),
-            _ago(view, worker),
+            _last_message(view, worker),
         ]
         table.add_row(*cells, *([f"{worker.missed} (≤ {worker.missed_most})"] if stale else []))
     return Padding(table, (1, 0, 0, 0))
 
 
-def _ago(view: View, worker: WorkerStatus) -> str:
+def _last_message(view: View, worker: WorkerStatus) -> str:
     if worker.heard_at is None:
         return "never"
     return "" if view.over else f"{max(0.0, view.at - worker.heard_at):.0f} s ago"
@@ -128,9 +128,9 @@ def _faults(view: View) -> list[RenderableType]:
         return []
     counts = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in sorted(view.faults.items()))
     lines = [Text.assemble("\n", ("faults ", "red"), _printable(counts))]
-    for one in view.recent[-RECENT:]:
-        ago = f"{max(0.0, view.at - one['at']):.0f} s ago  " if not view.over else ""
-        lines.append(Text(f"  {ago}{_printable(one['what'])}", style="dim"))
+    for fault in view.recent[-RECENT_FAULTS:]:
+        age = f"{max(0.0, view.at - fault['at']):.0f} s ago  " if not view.over else ""
+        lines.append(Text(f"  {age}{_printable(fault['what'])}", style="dim"))
     return list(lines)
 
 
@@ -145,7 +145,7 @@ def _summary(view: View) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last of each of ``width`` equal parts, from the least to the most.
+    """Draw values in ``width`` characters; each shows the last value of its part.
 
     >>> sparkline([4, 3, 2, 1], 4), sparkline([], 4), sparkline([1, 1], 4)
     ('█▆▃▁', '', '▁▁')
@@ -153,14 +153,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not values:
         return ""
     step = max(1.0, len(values) / width)
-    taken = [values[min(len(values) - 1, math.ceil((i + 1) * step) - 1)] for i in range(min(width, len(values)))]
-    low, high = min(taken), max(taken)
+    sampled = [values[min(len(values) - 1, math.ceil((i + 1) * step) - 1)] for i in range(min(width, len(values)))]
+    low, high = min(sampled), max(sampled)
     span = (high - low) or 1.0
-    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in taken)
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in sampled)
 
 
 def _printable(text: str) -> str:
-    """Escape sequences of a folder that somebody else has written would be a terminal's commands."""
+    """Replace control characters: the folder may be written by others, and a terminal executes escape sequences."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

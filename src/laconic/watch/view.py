@@ -1,4 +1,4 @@
-"""What a run's folder says to somebody who looks: while it runs, after it, and before it has begun."""
+"""The status of a run as read from its folder: before it has started, while it runs and after its end."""
 
 from __future__ import annotations
 
@@ -11,58 +11,59 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import FileError
-from laconic.watch.folder import CONFIG, PROGRESS, STATUS, SUMMARY, of_server
-from laconic.watch.journal import load_status
+from laconic.watch.folder import CONFIG, PROGRESS, STATUS, SUMMARY, server_file
+from laconic.watch.series import ThinnedSeries
 from laconic.watch.status import PARTS, Status, WorkerStatus
+from laconic.watch.status_files import load_status
 
 __all__ = ["OVER", "PHASES", "View", "Watcher"]
 
 PHASES = ("absent", "prepared", "running", "silent", "stopped", "failed", "ended")
-"""There is no run yet; its server has not started; it runs; its server has not been heard of for seconds; it was
-stopped and can be resumed; it cannot go on; it has ended."""
+"""Phases of a run: no folder yet; folder without a server's status; running; the server has not written for seconds;
+stopped, can be resumed; failed; ended."""
 OVER = ("stopped", "failed", "ended")
-SILENT = 5.0
-"""Seconds after which a server that writes nothing is taken to be dead or cut off."""
-MOST_POINTS = 2000
-SHOWN = ("method", "model", "data", "script", "layers", "batch", "iterations", "servers")
-SHOWN_OF_JOB = ("workers", "mode", "push", "pull", "returns", "every", "lr", "seed")
-RATE_OVER = 10.0
-"""Seconds over which a speed is taken."""
+SILENT_AFTER = 5.0
+"""Seconds after which a server that writes nothing counts as dead or disconnected."""
+MAX_POINTS = 2000
+CONFIG_KEYS = ("method", "model", "data", "script", "layers", "batch", "iterations", "servers")
+JOB_KEYS = ("workers", "mode", "push", "pull", "returns", "every", "lr", "seed")
+RATE_WINDOW = 10.0
+"""Seconds over which the current speed is measured."""
 
 
 @dataclass
 class View:
-    """A run at a moment, all servers taken together.
+    """Status of a run, all servers together.
 
     Args:
-        run: The folder.
+        run: The run's folder.
         phase: One of ``PHASES``.
-        at: When it was looked at.
-        config: What matters of the configuration.
-        iteration: That is done; without rounds, of all workers taken together.
-        iterations: That there are.
-        loss: Mean of the workers' last batches.
-        elapsed_s: Since the run's first server started.
-        silent_s: Since its servers were heard of.
-        left_s: Until it ends, at its present speed.
-        received: Bytes of frames that servers received.
-        sent: That they sent.
-        bytes_per_s: Of both, lately.
-        saved: Bytes that were not sent.
-        version: Updates so far.
-        missed: The most updates that a worker's last push had missed: how stale it was.
-        missed_most: The most of any push.
-        missed_mean: Of all pushes.
-        server_lives: How often servers were started.
-        checkpoint: The version that was saved last.
-        failure: Why it cannot go on.
-        workers: By number.
-        seconds: Of all workers, by part.
-        faults: How often each kind of thing went wrong.
-        recent: The last of these.
-        notes: What is odd about the folder.
-        summary: At the end.
-        points: How it went.
+        at: Time of this view.
+        config: The options shown to people.
+        iteration: Iterations done; in async mode of all workers together.
+        iterations: Iterations of the whole run.
+        loss: Mean loss of the workers' last batches.
+        elapsed_s: Seconds since the first start of the run's servers.
+        silent_s: Seconds since the last write of its servers.
+        left_s: Estimated seconds until the end.
+        received: Bytes of frames that the servers received.
+        sent: Bytes of frames that the servers sent.
+        bytes_per_s: Current traffic in both directions.
+        saved: Bytes saved compared with float32 in both directions.
+        version: Number of updates so far.
+        missed: Largest staleness of the workers' last pushes, in updates.
+        missed_most: Largest staleness of all pushes.
+        missed_mean: Mean staleness of all pushes.
+        server_lives: Number of starts of the servers.
+        checkpoint: Version of the last checkpoint.
+        failure: Reason why the run cannot continue.
+        workers: Status of each worker.
+        seconds: Seconds of all workers by activity.
+        faults: Number of faults by kind.
+        recent: Last faults.
+        notes: Problems with the files of the folder.
+        summary: The run's summary, at the end.
+        points: Points of ``progress.jsonl``.
     """
 
     run: str
@@ -103,19 +104,20 @@ class View:
 
 
 class Watcher:
-    """Looks at a folder again and again, and reads only what is new.
+    """Reads a run's folder repeatedly; of ``progress.jsonl`` only the new lines.
 
     Args:
-        run_dir: The run's folder; it may not be there yet.
-        clock: Tells the time.
+        run_dir: The run's folder; it need not exist yet.
+        clock: Returns the time.
     """
 
     def __init__(self, run_dir: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.run_dir = run_dir
         self._clock = clock
-        self._progress = _Points(run_dir / PROGRESS)
+        self._progress = _ProgressReader(run_dir / PROGRESS)
 
-    def look(self) -> View:
+    def view(self) -> View:
+        """Return the status of the run now."""
         notes: list[str] = []
         config = _load_object(self.run_dir / CONFIG, notes)
         view = View(str(self.run_dir), "absent", self._clock(), notes=notes)
@@ -124,133 +126,126 @@ class Watcher:
         job = config.get("job")
         job = job if isinstance(job, Mapping) else {}
         view.phase = "prepared"
-        view.config = {key: config.get(key) for key in SHOWN} | {key: job.get(key) for key in SHOWN_OF_JOB}
-        view.iterations = _whole(config.get("iterations"))
+        view.config = {key: config.get(key) for key in CONFIG_KEYS} | {key: job.get(key) for key in JOB_KEYS}
+        view.iterations = _count(config.get("iterations"))
         view.summary = _load_object(self.run_dir / SUMMARY, notes)
-        found = []
-        for number in range(max(1, _whole(config.get("servers")))):
+        servers = []
+        for number in range(max(1, _count(config.get("servers")))):
             try:
-                status = load_status(self.run_dir / of_server(STATUS, number))
-                found += [] if status is None else [status]
+                status = load_status(self.run_dir / server_file(STATUS, number))
+                servers += [] if status is None else [status]
             except FileError as error:
                 notes.append(str(error))
-        if found:
-            self._fill(view, found)
+        if servers:
+            self._add_servers(view, servers)
         return view
 
-    def _fill(self, view: View, servers: list[Status]) -> None:
+    def _add_servers(self, view: View, servers: list[Status]) -> None:
         first = servers[0]
         view.phase, view.silent_s = _phase(servers, view.at)
         view.workers = first.workers
-        here = [worker for worker in first.workers if worker.lives]
-        view.iteration = min(one.iteration for one in servers)
-        losses = [worker.loss for worker in here if worker.loss is not None]
+        started = [worker for worker in first.workers if worker.lives]
+        view.iteration = min(server.iteration for server in servers)
+        losses = [worker.loss for worker in started if worker.loss is not None]
         view.loss = sum(losses) / len(losses) if losses else None
-        heard = max(one.at for one in servers)
-        view.elapsed_s = max(0.0, heard - min(one.began_at for one in servers))
-        view.received, view.sent = sum(one.received for one in servers), sum(one.sent for one in servers)
-        exchanged = sum(worker.bytes_sent + worker.bytes_received for worker in here)
-        view.saved = max(0, sum(worker.bytes_raw for worker in here) - exchanged)
+        view.elapsed_s = max(0.0, max(server.at for server in servers) - min(server.began_at for server in servers))
+        view.received, view.sent = sum(server.received for server in servers), sum(server.sent for server in servers)
+        exchanged = sum(worker.bytes_sent + worker.bytes_received for worker in started)
+        view.saved = max(0, sum(worker.bytes_raw for worker in started) - exchanged)
         view.version, view.checkpoint = first.version, first.checkpoint
-        view.missed = max((worker.missed for worker in here), default=0)
-        view.missed_most = max((worker.missed_most for worker in here), default=0)
-        applied = sum(worker.applied for worker in here)
-        view.missed_mean = sum(worker.missed_sum for worker in here) / applied if applied else 0.0
-        view.server_lives = max(one.lives for one in servers)
-        view.failure = next((one.failure for one in servers if one.failure), None)
-        view.seconds = {part: sum(worker.seconds[part] for worker in here) for part in PARTS}
-        for one in servers:
-            for kind, count in one.faults.items():
+        view.missed = max((worker.missed for worker in started), default=0)
+        view.missed_most = max((worker.missed_most for worker in started), default=0)
+        applied = sum(worker.applied for worker in started)
+        view.missed_mean = sum(worker.missed_sum for worker in started) / applied if applied else 0.0
+        view.server_lives = max(server.lives for server in servers)
+        view.failure = next((server.failure for server in servers if server.failure), None)
+        view.seconds = {part: sum(worker.seconds[part] for worker in started) for part in PARTS}
+        for server in servers:
+            for kind, count in server.faults.items():
                 view.faults[kind] = view.faults.get(kind, 0) + count
-        view.recent = sorted((fault for one in servers for fault in one.recent), key=lambda fault: fault["at"])[-50:]
+        recent = [fault for server in servers for fault in server.recent]
+        view.recent = sorted(recent, key=lambda fault: fault["at"])[-50:]
         view.points = self._progress.read()
         if view.phase == "running":
             view.bytes_per_s, view.left_s = _speed(view)
 
 
 def _phase(servers: list[Status], now: float) -> tuple[str, float]:
-    """What all servers together are, and for how long none of those that serve was heard of."""
-    silent = max(0.0, now - min(one.at for one in servers))
-    phases = {one.phase for one in servers}
+    """Return the phase of all servers together, and the seconds since the last write of those that serve."""
+    silent = max(0.0, now - min(server.at for server in servers))
+    phases = {server.phase for server in servers}
     if "failed" in phases:
         return "failed", silent
     if phases == {"ended"}:
         return "ended", silent
     if "serving" in phases:
-        quiet = max(0.0, now - min(one.at for one in servers if one.phase == "serving"))
-        return ("silent" if quiet > SILENT else "running"), quiet
+        silent = max(0.0, now - min(server.at for server in servers if server.phase == "serving"))
+        return ("silent" if silent > SILENT_AFTER else "running"), silent
     return "stopped", silent
 
 
 def _speed(view: View) -> tuple[float | None, float | None]:
-    """Bytes a second lately, and seconds until all is done."""
+    """Return the current bytes per second, and the estimated seconds until the end."""
     if not view.points:
         return None, None
     last = view.points[-1]
-    then = next((one for one in reversed(view.points) if one["at"] <= last["at"] - RATE_OVER), view.points[0])
-    seconds = last["at"] - then["at"]
+    first = next((point for point in reversed(view.points) if point["at"] <= last["at"] - RATE_WINDOW), view.points[0])
+    seconds = last["at"] - first["at"]
     if seconds <= 0:
         return None, None
-    rate = max(0.0, (last["received"] + last["sent"] - then["received"] - then["sent"]) / seconds)
-    pace = (last["iteration"] - then["iteration"]) / seconds
-    left = (view.iterations - view.iteration) / pace if pace > 0 else None
-    return rate, left
+    bytes_per_s = max(0.0, (last["received"] + last["sent"] - first["received"] - first["sent"]) / seconds)
+    iterations_per_s = (last["iteration"] - first["iteration"]) / seconds
+    left_s = (view.iterations - view.iteration) / iterations_per_s if iterations_per_s > 0 else None
+    return bytes_per_s, left_s
 
 
 _POINT = {"at": float, "version": int, "iteration": int, "received": int, "sent": int, "missed": int, "faults": int}
 
 
-class _Points:
-    """The moments of a file of lines that grows; every other one is dropped when there are too many."""
+class _ProgressReader:
+    """Reads the points of a file of lines that grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = 0
-        self._points: list[dict[str, Any]] = []
-        self._every, self._seen = 1, 0
+        self._offset = 0
+        self._series = ThinnedSeries[dict[str, Any]](MAX_POINTS)
 
     def read(self) -> list[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
-                if self._path.stat().st_size < self._at:  # another file: the run was begun anew
-                    self._at, self._points, self._every, self._seen = 0, [], 1, 0
-                file.seek(self._at)
-                fresh = file.read()
+                if self._path.stat().st_size < self._offset:  # another file: a new run in the same folder
+                    self._offset, self._series = 0, ThinnedSeries(MAX_POINTS)
+                file.seek(self._offset)
+                new = file.read()
         except OSError:
-            return self._points
-        whole = fresh.rfind(b"\n") + 1  # what is being written now is read next time
-        self._at += whole
-        for line in fresh[:whole].splitlines():
-            found = _point(line)
-            if found is not None:
-                if self._seen % self._every == 0:
-                    self._points.append(found)
-                self._seen += 1
-                if len(self._points) > MOST_POINTS:
-                    self._points, self._every = self._points[::2], 2 * self._every
-        return self._points
+            return self._series.points
+        complete = new.rfind(b"\n") + 1  # a line that is being written is read next time
+        self._offset += complete
+        for line in new[:complete].splitlines():
+            point = _parse_point(line)
+            if point is not None:
+                self._series.add(point)
+        return self._series.points
 
 
-def _point(line: bytes) -> dict[str, Any] | None:
-    """A line; None when it is torn or something else."""
+def _parse_point(line: bytes) -> dict[str, Any] | None:
+    """Return a point, or None if the line is damaged or something else."""
     try:
         values = json.loads(line)
-        found: dict[str, Any] = {key: kind(values[key]) for key, kind in _POINT.items()}
+        point: dict[str, Any] = {key: kind(values[key]) for key, kind in _POINT.items()}
         loss = values["loss"]
-        found["loss"] = None if loss is None else float(loss)
+        point["loss"] = None if loss is None else float(loss)
     except (ValueError, TypeError, KeyError, OverflowError):
         return None
-    numbers = [value for value in found.values() if value is not None]
-    return found if all(map(math.isfinite, numbers)) else None
+    numbers = [value for value in point.values() if value is not None]
+    return point if all(map(math.isfinite, numbers)) else None
 
 
 def _load_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """A JSON object of a file that others write whole; None when there is none."""
+    """Read a JSON object; None and a note if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None, parse_float=_finite)
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None, parse_float=_finite)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         notes.append(f"cannot read {path}: {error.strerror}")
@@ -258,13 +253,13 @@ def _load_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         notes.append(f"{path} is not JSON")
         return None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         notes.append(f"{path} does not hold an object")
         return None
-    return found
+    return values
 
 
-def _whole(value: object) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else 0
 
 

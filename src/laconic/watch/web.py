@@ -1,7 +1,7 @@
-"""A run as a page on this host that keeps itself up to date, and its metrics.
+"""A run's status as a page on this host, and its Prometheus metrics.
 
-Nobody else is served: it listens on loopback only, and answers only to its own names, so that no other page can read it
-through a name that it has pointed here (DNS rebinding). What a run's folder says is data to the page, never markup.
+The server listens on loopback only and answers only to its own host names, so that no other site can read it through a
+name that points here (DNS rebinding). The page shows the folder's texts as text, never as markup.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from importlib.resources import files
 from typing import Any
 
 from laconic.errors import ConfigError
-from laconic.watch.metrics import CONTENT_TYPE, metrics
 from laconic.watch.view import View
 
-__all__ = ["Site", "check_loopback", "split_address"]
+__all__ = ["WatchServer", "check_loopback", "split_address"]
 
 log = logging.getLogger("laconic")
 
+TEXT = "text/plain; charset=utf-8"
 PAGE = {
     "/": ("watch.html", "text/html; charset=utf-8"),
     "/watch.css": ("watch.css", "text/css; charset=utf-8"),
@@ -42,7 +42,7 @@ HEADERS = {
 
 
 def split_address(text: str, *, option: str) -> tuple[str, int]:
-    """``HOST:PORT``, where port 0 takes a free one; only loopback is allowed."""
+    """Parse ``HOST:PORT``. The host must be a loopback address; port 0 takes a free port."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{option} must be HOST:PORT, such as 127.0.0.1:9090, got {text!r}")
@@ -53,39 +53,41 @@ def split_address(text: str, *, option: str) -> tuple[str, int]:
 
 def check_loopback(host: str, *, option: str) -> None:
     try:
-        fine = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        fine = False
-    if not fine:
+        loopback = False
+    if not loopback:
         raise ConfigError(
-            f"{option} takes an address of this host's own loopback, such as 127.0.0.1, got {host!r}: from elsewhere "
-            "come by ssh -L"
+            f"{option} must be a loopback address such as 127.0.0.1, got {host!r}: use ssh -L from other hosts"
         )
 
 
-class Site:
-    """Serves until it is closed.
+class WatchServer:
+    """Serves a run's page until it is closed.
 
     Args:
-        look: How the run is now.
-        host: An address of loopback.
-        port: 0 takes a free one (see ``port``).
-        page: Whether there is a page, or only ``/metrics``.
+        read_view: Returns the status of the run.
+        host: A loopback address.
+        port: 0 takes a free port (see ``port``).
+        page: Whether to serve the page, or only ``/metrics``.
     """
 
-    def __init__(self, look: Callable[[], View], host: str = "127.0.0.1", port: int = 0, *, page: bool = True) -> None:
+    def __init__(
+        self, read_view: Callable[[], View], host: str = "127.0.0.1", port: int = 0, *, page: bool = True
+    ) -> None:
         check_loopback(host, option="the page")
-        self._look, self._page = look, page
+        self._read_view, self._page = read_view, page
         self._lock = threading.Lock()
-        server = type("_Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server_class = type("_Server", (_Server,), {"address_family": family})
         try:
-            self._server: ThreadingHTTPServer = server((host, port), self._handler())
+            self._server: ThreadingHTTPServer = server_class((host, port), self._handler())
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}): choose another port") from None
         self.port = int(self._server.server_address[1])
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.port}/"
-        self.names = frozenset(f"{name}:{self.port}" for name in (shown, "localhost", "127.0.0.1", "[::1]"))
+        url_host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{url_host}:{self.port}/"
+        self.host_names = frozenset(f"{name}:{self.port}" for name in (url_host, "localhost", "127.0.0.1", "[::1]"))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="laconic-web", daemon=True)
         self._thread.start()
 
@@ -94,46 +96,51 @@ class Site:
         self._server.server_close()
         self._thread.join(5)
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> WatchServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
-        """Status, content type and body."""
+    def response(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        """Return status, content type and body."""
         if path == "/metrics":
-            return HTTPStatus.OK, CONTENT_TYPE, metrics(self.look()).encode()
+            from laconic.watch.metrics import CONTENT_TYPE, metrics
+
+            try:
+                return HTTPStatus.OK, CONTENT_TYPE, metrics(self.view())
+            except ConfigError as error:  # prometheus_client is not installed
+                return HTTPStatus.NOT_IMPLEMENTED, TEXT, f"{error}\n".encode()
         if self._page and path == "/status":
-            text = json.dumps(self.look().to_json(), allow_nan=False)
+            text = json.dumps(self.view().to_json(), allow_nan=False)
             return HTTPStatus.OK, "application/json", text.encode()
         if self._page and path in PAGE:
             name, kind = PAGE[path]
             return HTTPStatus.OK, kind, (files("laconic.watch") / "page" / name).read_bytes()
-        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"nothing is here\n"
+        return HTTPStatus.NOT_FOUND, TEXT, b"not found\n"
 
-    def look(self) -> View:
-        with self._lock:  # it reads on from where it was
-            return self._look()
+    def view(self) -> View:
+        with self._lock:  # a watcher reads on from its last position
+            return self._read_view()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        site = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             server_version, sys_version = "laconic", ""
-            timeout = 10  # who says nothing holds a thread for nobody
+            timeout = 10  # a silent client must not hold a thread
 
             def do_GET(self) -> None:
-                if (self.headers.get("Host") or "").lower() not in site.names:
-                    self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain; charset=utf-8", b"not under this name\n")
+                if (self.headers.get("Host") or "").lower() not in server.host_names:
+                    self._send(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"unknown host name\n")
                     return
                 try:
-                    self._send(*site.answer(self.path.partition("?")[0]))
+                    self._send(*server.response(self.path.partition("?")[0]))
                 except (BrokenPipeError, ConnectionResetError):
                     return
                 except Exception as error:
-                    log.exception("the page failed")
-                    self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", f"{error}\n".encode())
+                    log.exception("cannot serve %s", self.path)
+                    self._send(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{error}\n".encode())
 
             do_HEAD = do_GET  # noqa: N815 - http.server's name
 
@@ -156,4 +163,4 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a visitor of the page broke off")
+        log.debug("a client of the page disconnected")

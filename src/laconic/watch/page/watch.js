@@ -1,17 +1,17 @@
-// Asks for /status again and again and shows it. All that comes from the run's folder is set as text, never as markup.
+// Polls /status and shows it. Texts of the run's folder are set as text, never as markup.
 "use strict";
 
 const EVERY_MS = 500;
 const SVG = "http://www.w3.org/2000/svg";
-const SAID = {
-  absent: "no run here yet", prepared: "prepared: its server has not started", running: "running",
-  silent: "its server is not heard of", stopped: "stopped: go on with --resume", failed: "failed", ended: "ended",
+const PHASE_TEXTS = {
+  absent: "no run in this folder yet", prepared: "prepared: its server has not started", running: "running",
+  silent: "no sign of its server", stopped: "stopped: continue with --resume", failed: "failed", ended: "ended",
 };
 
-const of = (id) => document.getElementById(id);
-const say = (id, text) => { const at = of(id); if (at.textContent !== text) at.textContent = text; };
+const byId = (id) => document.getElementById(id);
+const setText = (id, text) => { const node = byId(id); if (node.textContent !== text) node.textContent = text; };
 
-function size(bytes) {
+function formatBytes(bytes) {
   for (const unit of ["B", "kB", "MB", "GB"]) {
     if (bytes < 999.5 || unit === "GB") return `${unit === "B" ? Math.round(bytes) : Number(bytes.toPrecision(3))} ${unit}`;
     bytes /= 1000;
@@ -24,15 +24,15 @@ function clock(seconds) {
 }
 
 function element(kind, attributes, text) {
-  const made = document.createElementNS(SVG, kind);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
+  const node = document.createElementNS(SVG, kind);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
 }
 
 // Curves over time. Each is [class, values]; gaps where there is no value.
 function chart(id, times, curves, label) {
-  const svg = of(id), left = 52, right = 592, top = 12, bottom = 160;
+  const svg = byId(id), left = 52, right = 592, top = 12, bottom = 160;
   svg.replaceChildren();
   const all = curves.flatMap(([, values]) => values).filter((y) => y !== null);
   if (all.length < 2 || times.length < 2) return;
@@ -71,58 +71,58 @@ function row(cells) {
 function show(view) {
   const over = ["stopped", "failed", "ended"].includes(view.phase), config = view.config;
   document.title = `${view.iteration}/${view.iterations} ${view.run}`;
-  say("run", view.run);
-  of("phase").className = `phase ${view.phase}`;
-  say("phase", SAID[view.phase] + (view.phase === "silent" ? ` for ${Math.round(view.silent_s)} s` : ""));
+  setText("run", view.run);
+  byId("phase").className = `phase ${view.phase}`;
+  setText("phase", PHASE_TEXTS[view.phase] + (view.phase === "silent" ? ` for ${Math.round(view.silent_s)} s` : ""));
   const about = [config.method && `method ${config.method}`, config.model, config.data, config.mode];
   for (const way of ["push", "pull"]) if (config[way] && config[way] !== "none") about.push(`${way} ${config[way]}`);
-  say("about", about.filter(Boolean).join(", "));
+  setText("about", about.filter(Boolean).join(", "));
   const notes = [...view.notes, ...(view.failure ? [view.failure] : [])];
-  of("alert").hidden = notes.length === 0;
-  say("alert", notes.join("; "));
-  say("iteration", `${view.iteration} of ${view.iterations}`);
-  of("bar").max = Math.max(1, view.iterations);
-  of("bar").value = view.iteration;
-  say("left", view.left_s !== null && !over ? `${clock(view.left_s)} left` : clock(view.elapsed_s));
-  say("loss", number(view.loss));
+  byId("alert").hidden = notes.length === 0;
+  setText("alert", notes.join("; "));
+  setText("iteration", `${view.iteration} of ${view.iterations}`);
+  byId("bar").max = Math.max(1, view.iterations);
+  byId("bar").value = view.iteration;
+  setText("left", view.left_s !== null && !over ? `${clock(view.left_s)} left` : clock(view.elapsed_s));
+  setText("loss", number(view.loss));
   const accuracy = view.summary && view.summary.accuracy;
-  say("accuracy", typeof accuracy === "number" ? `accuracy ${accuracy.toFixed(2)} %` : "");
-  say("bytes", view.bytes_per_s !== null && !over ? `${size(view.bytes_per_s)}/s` : size(view.received + view.sent));
-  say("saved", `in ${size(view.received)}, out ${size(view.sent)}, ${size(view.saved)} saved`);
-  say("staleness", String(view.missed));
-  say("stalest", `updates missed; mean ${view.missed_mean.toFixed(2)}, at most ${view.missed_most}`);
+  setText("accuracy", typeof accuracy === "number" ? `accuracy ${accuracy.toFixed(2)} %` : "");
+  setText("bytes", view.bytes_per_s !== null && !over ? `${formatBytes(view.bytes_per_s)}/s` : formatBytes(view.received + view.sent));
+  setText("saved", `in ${formatBytes(view.received)}, out ${formatBytes(view.sent)}, ${formatBytes(view.saved)} saved`);
+  setText("staleness", String(view.missed));
+  setText("stalest", `updates; mean ${view.missed_mean.toFixed(2)}, at most ${view.missed_most}`);
   const kinds = Object.entries(view.faults);
-  say("faults", String(kinds.reduce((sum, [, count]) => sum + count, 0)));
-  say("kinds", kinds.map(([kind, count]) => `${kind.replaceAll("_", " ")} ${count}`).join(", "));
+  setText("faults", String(kinds.reduce((sum, [, count]) => sum + count, 0)));
+  setText("kinds", kinds.map(([kind, count]) => `${kind.replaceAll("_", " ")} ${count}`).join(", "));
   const times = view.points.map((point) => point.at);
   chart("loss-chart", times, [["", view.points.map((point) => point.loss)]], number);
-  chart("bytes-chart", times, [["", view.points.map((point) => point.received)], ["second", view.points.map((point) => point.sent)]], size);
-  of("workers").replaceChildren(...view.workers.map((worker, i) => row([
+  chart("bytes-chart", times, [["", view.points.map((point) => point.received)], ["second", view.points.map((point) => point.sent)]], formatBytes);
+  byId("workers").replaceChildren(...view.workers.map((worker, i) => row([
     [String(i)], [worker.state, worker.state], [String(worker.iteration)], [number(worker.loss)],
-    [size(worker.bytes_sent)], [size(worker.bytes_received)], [`${worker.missed} (at most ${worker.missed_most})`],
+    [formatBytes(worker.bytes_sent)], [formatBytes(worker.bytes_received)], [`${worker.missed} (at most ${worker.missed_most})`],
     [String(worker.lives)], [`${worker.seconds.compute.toFixed(1)} s`], [`${worker.seconds.encode.toFixed(1)} s`],
     [`${worker.seconds.communication.toFixed(1)} s`],
     [worker.heard_at === null ? "never" : over ? "" : `${Math.max(0, Math.round(view.at - worker.heard_at))} s ago`],
   ])));
-  of("recent").replaceChildren(...[...view.recent].reverse().map((fault) => {
+  byId("recent").replaceChildren(...[...view.recent].reverse().map((fault) => {
     const item = document.createElement("li");
     item.textContent = `${new Date(fault.at * 1000).toLocaleTimeString()}  ${fault.what}`;
     return item;
   }));
-  if (view.recent.length === 0) say("recent", "nothing so far");
+  if (view.recent.length === 0) setText("recent", "no faults so far");
 }
 
-async function keepUp() {
+async function poll() {
   try {
-    const answer = await fetch("/status");
-    if (!answer.ok) throw new Error(`status ${answer.status}`);
-    show(await answer.json());
+    const response = await fetch("/status");
+    if (!response.ok) throw new Error(`status ${response.status}`);
+    show(await response.json());
     document.body.dataset.connected = "yes";
   } catch (error) {
     document.body.dataset.connected = "no";
-    of("alert").hidden = false;
-    say("alert", `laconic watch does not answer (${error.message}): what is shown may be old`);
+    byId("alert").hidden = false;
+    setText("alert", `laconic watch does not answer (${error.message}): the status shown may be old`);
   }
-  setTimeout(keepUp, document.hidden ? 4 * EVERY_MS : EVERY_MS);
+  setTimeout(poll, document.hidden ? 4 * EVERY_MS : EVERY_MS);
 }
-keepUp();
+poll();

@@ -1,4 +1,4 @@
-"""Run folders as servers leave them, made by hand."""
+"""Run folders as servers write them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from laconic.watch.folder import CONFIG, STATUS, of_server
+from laconic.watch.folder import CONFIG, STATUS, server_file
 from laconic.watch.status import PARTS, Status, WorkerStatus
 from laconic.watch.view import View, Watcher
 
 
 def worker(iteration: int, loss: float | None, **values: Any) -> WorkerStatus:
     seconds = dict.fromkeys(PARTS, 1.0)
-    given = {"state": "computing", "lives": 1, "seconds": seconds, "heard_at": 9.0} | values
-    return WorkerStatus(iteration=iteration, loss=loss, **given)
+    options = {"state": "computing", "lives": 1, "seconds": seconds, "heard_at": 9.0} | values
+    return WorkerStatus(iteration=iteration, loss=loss, **options)
 
 
 def server(at: float, **values: Any) -> Status:
@@ -22,7 +22,7 @@ def server(at: float, **values: Any) -> Status:
 
 
 class Folder:
-    """A run's folder and whoever watches it."""
+    """A run's folder and its watcher."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Folder:
         self.write(CONFIG, {"model": "mlp", "iterations": iterations, "servers": servers, "job": job} | values)
 
     def status(self, status: Status, server: int = 0) -> None:
-        self.write(of_server(STATUS, server), status.to_json())
+        self.write(server_file(STATUS, server), status.to_json())
 
     def point(self, at: float, iteration: int, **values: Any) -> dict[str, Any]:
         base = {"version": iteration, "loss": 1 / (1 + iteration), "received": 0, "sent": 0, "missed": 0, "faults": 0}
@@ -45,5 +45,5 @@ class Folder:
     def watcher(self, at: float = 1.0) -> Watcher:
         return Watcher(self.path, clock=lambda: at)
 
-    def look(self, at: float = 1.0) -> View:
-        return self.watcher(at).look()
+    def view(self, at: float = 1.0) -> View:
+        return self.watcher(at).view()

@@ -1,4 +1,4 @@
-"""What workers tell of themselves on the way: checked as all that comes from outside, and of no consequence."""
+"""Reports of workers are validated like all data from outside."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from laconic.cluster.server import _told
 from laconic.errors import FrameError
 
 
-def test_numbers_by_name() -> None:
+def test_report_keeps_known_numbers() -> None:
     assert _told({}) == {} and _told({"told": {}}) == {}
-    told = {"iteration": 3, "loss": 0.5, "of a newer version": "x"}
-    assert _told({"told": told}) == {"iteration": 3.0, "loss": 0.5}
+    report = {"iteration": 3, "loss": 0.5, "of a newer version": "x"}
+    assert _told({"told": report}) == {"iteration": 3.0, "loss": 0.5}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "report",
     [None, [], "x", 1, {"loss": "low"}, {"loss": None}, {"loss": True}, {"loss": 1e301}, {"loss": float("nan")},
      {"iteration": [1]}],
 )  # fmt: skip
-def test_anything_else_is_refused(told: Any) -> None:
+def test_invalid_report_raises_frame_error(report: Any) -> None:
     with pytest.raises(FrameError):
-        _told({"told": told})
+        _told({"told": report})
