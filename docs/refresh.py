@@ -16,7 +16,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from laconic.records import read
-from laconic_lab.studies import homomorphic, kothari2021
+from laconic_lab.studies import load_study
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -70,7 +70,7 @@ class Server:
     """The parameter server's runs: accuracy and bytes by the study's training, seconds by real servers and workers."""
 
     def __init__(self) -> None:
-        self.study = kothari2021.Results(kothari2021.load(RESULTS / "kothari2021"))
+        self.study = load_study("kothari2021").load(RESULTS / "kothari2021")
 
     def row(self, model: str, method: str) -> Any:
         found = self.study.row(model, method)
@@ -186,7 +186,7 @@ def _trained(way: str) -> str:
             if training.way == way:
                 model = MODELS[training.runs[0]["model"]]
                 found.append(f"{training.top1[:-1]}, {model}, {training.runs[0]['ranks']} ranks)")
-    study = homomorphic.Results(homomorphic.load(RESULTS / "homomorphic"))
+    study = load_study("homomorphic").load(RESULTS / "homomorphic")
     for model in ("vgg11", "mlp"):
         row = study.find("sums", model, None, spec, workers=2)
         if row is not None and spec != "none":
@@ -269,7 +269,7 @@ def byte_rows(server: Server) -> Iterator[Sequence[str]]:
             found.append(
                 (row.bytes_per_iteration, fmean(row.final) - base, name, len(row.seeds), f"kothari2021/{part}")
             )
-    study = homomorphic.Results(homomorphic.load(RESULTS / "homomorphic"))
+    study = load_study("homomorphic").load(RESULTS / "homomorphic")
     for part in ("sums", "products"):
         for row in study.rows.get((part, "vgg11"), []):
             nbytes = (sum(row.values["push_bytes"]) + sum(row.values["pull_bytes"])) / row.values["iterations"]
@@ -328,7 +328,7 @@ def even_rows() -> Iterator[Sequence[str]]:
 
 def layer_rows() -> Iterator[Sequence[str]]:
     """Layers in fewer numbers: what they lose, and what a step takes. Models of one seed do not count."""
-    study = homomorphic.Results(homomorphic.load(RESULTS / "homomorphic"))
+    study = load_study("homomorphic").load(RESULTS / "homomorphic")
     counts = {"fewest numbers": lambda row: row.rho, "fastest step": lambda row: _h(study, row)}
     for most in (0.1, 0.5, 1.0):
         some = [

@@ -70,7 +70,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "lab.faults": ("cluster", "frames", "lab.network", "optim", "packet", "wire"),
     "lab.studies": (
         "aggregate", "channels", "cluster", "codecs", "collective", "frames", "inspect", "kernels", "lab.bench",
-        "lab.network", "layers", "optim", "packet", "plan", "policy", "train", "wire",
+        "lab.network", "layers", "optim", "packet", "plan", "policy", "report", "train", "wire",
     ),
     "lab.report": ("lab.studies", "report"),
     "lab.cli": ("cli", "lab.bench", "lab.faults", "lab.network", "lab.studies"),

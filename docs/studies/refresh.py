@@ -1,35 +1,32 @@
-"""Put the tables and figures of the committed Records into the studies' pages: python docs/studies/refresh.py"""
+"""Write the tables and figures of the committed Records into the studies' pages: python docs/studies/refresh.py."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from laconic_lab.studies import homomorphic, jang2017, kothari2021, oland2015
+from laconic_lab.studies import load_study, study_names
+from laconic_lab.studies.study import Study
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parents[1] / "results"
 
 
-def refresh(study: ModuleType, name: str) -> None:
-    results = study.Results(study.load(RECORDS / name))
-    path = HERE / f"{name}.md"
+def refresh(study: Study[Any]) -> None:
+    results = study.load(RECORDS / study.name)
+    path = HERE / f"{study.name}.md"
     page = path.read_text(encoding="utf-8")
-    for table in study.tables(results):
+    for table in study.all_tables(results):
         place = re.compile(rf"(<!-- {re.escape(table.title)} -->\n).*?(<!-- end -->)", re.DOTALL)
-        page, found = place.subn(lambda match, table=table: f"{match[1]}{table.markdown()}\n{match[2]}", page)
-        if found != 1:
-            raise SystemExit(f"{path.name} has no place for the table {table.title!r}")
+        page, count = place.subn(lambda match, table=table: f"{match[1]}{table.to_markdown()}\n{match[2]}", page)
+        if count != 1:
+            raise SystemExit(f"{path.name} must have one place for the table {table.title!r}, has {count}")
     path.write_text(page, encoding="utf-8")
-    for drawn in study.draw(results, HERE / name):
-        print(drawn.relative_to(HERE))
-
-
-def main() -> None:
-    for study in (oland2015, kothari2021, jang2017, homomorphic):
-        refresh(study, study.__name__.rpartition(".")[2])
+    for figure in study.draw(results, HERE / study.name):
+        print(figure.relative_to(HERE))
 
 
 if __name__ == "__main__":
-    main()
+    for name in study_names():
+        refresh(load_study(name))

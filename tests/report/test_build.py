@@ -16,7 +16,7 @@ from laconic.report import Prices, Report, build, write_page
 from laconic.report.plots import Data, Plot, Section
 from laconic.report.plugins import ByKind
 from laconic.report.runs import overview, runs_of
-from laconic_lab.studies.verdicts import verdicts
+from laconic_lab.studies.study import claim_records
 
 RESULTS = Path(__file__).parents[2] / "results"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -201,10 +201,10 @@ def test_track_with_columns_of_different_lengths_is_named() -> None:
 @pytest.mark.parametrize(
     "study, plots, marks",
     [
-        ("kothari2021", ["kothari-vgg11-bytes", "kothari-vgg11-time", "kothari-frontier", "kothari-staleness"],
-         {("kothari-vgg11-bytes", 86.0), ("kothari-vgg11-bytes", 79.0), ("kothari-frontier", 137e3)}),
-        ("oland2015", ["oland-accuracy", "oland-bits", "oland-layers", "oland-map"],
-         {("oland-bits", 3.55), ("oland-map", 3.78)}),
+        ("kothari2021", ["kothari-vgg11-bytes", "kothari-vgg11-time", "kothari-vgg11-frontier", "kothari-staleness"],
+         {("kothari-vgg11-bytes", 86.0), ("kothari-vgg11-bytes", 79.0), ("kothari-vgg11-frontier", 137e3)}),
+        ("oland2015", ["oland-accuracy", "oland-bits", "oland-layers", "oland-settings", "oland-map"],
+         {("oland-bits", 3.55), ("oland-settings", 3.78)}),
         ("jang2017", ["predicted-measured", "jang-table1", "jang-kernels"], {("jang-table1", 1.079)}),
         ("homomorphic", ["homomorphic-rho", "homomorphic-h"], {("homomorphic-h", 1.0)}),
     ],
@@ -213,7 +213,7 @@ def test_studies_have_their_figures_with_claims_drawn_in(
     study: str, plots: list[str], marks: set[tuple[str, float]]
 ) -> None:
     records = [one for path in sorted((RESULTS / study).glob("*.jsonl")) for one in read(path)]
-    claims, unjudged = verdicts(records)
+    claims, unjudged = claim_records(records)
     made = build(records)
     assert unjudged == [] and set(plots) <= set(made.plots) and made.runs == 0
     drawn = {(plot["id"], mark["value"]) for plot in embedded(made.html)["plots"] for mark in plot["marks"]}

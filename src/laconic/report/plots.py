@@ -78,6 +78,8 @@ class Plot:
         log: Axes that begin logarithmic: ``x``, ``y`` or ``xy``.
         stacked: Of bars: series follow each other instead of lying below each other.
         marks: Lines at claimed values.
+        low: Column with the lower ends of error bars along y.
+        high: Column with their upper ends.
         diagonals: Slopes of lines through the origin, such as 1 for "as predicted".
     """
 
@@ -97,9 +99,12 @@ class Plot:
     stacked: bool = False
     marks: tuple[Mark, ...] = ()
     diagonals: tuple[float, ...] = ()
+    low: str | None = None
+    high: str | None = None
 
     def values(self, data: str) -> dict[str, Any]:
-        named = {name: column for name in ("x", "y", "series", "group", "pick") if (column := getattr(self, name))}
+        names = ("x", "y", "series", "group", "pick", "low", "high")
+        named = {name: column for name in names if (column := getattr(self, name))}
         for column in (*named.values(), *self.detail):
             assert column in self.data.columns, (self.ident, column)
         return {

@@ -12,10 +12,10 @@ from laconic.records import read
 SMALL = ("study", "oland2015", "--runs", "1", "--epochs", "1", "--workers", "2")
 
 
-def test_table_says_claimed_measured_and_verdict(run: Run) -> None:
+def test_table_shows_claim_how_and_verdict(run: Run) -> None:
     result = run(*SMALL)
     assert result.exit_code == 0, result.output
-    for text in ("What the paper claims", "3.55 bits", "adaptive:5|huffman", "one run", "digits"):
+    for text in ("Claims", "3.55", "measured", "adaptive:5|huffman", "one run", "digits"):
         assert text in result.stdout
 
 
@@ -25,6 +25,7 @@ def test_json_records_and_figures(run: Run, work_dir: Path) -> None:
     found = json.loads(result.stdout)
     assert (found["records"], found["runs"], found["packets_that_differ"]) == (3, 3, 0)
     assert found["claims"][0]["claimed"] == 6.8 and found["claims"][0]["runs"] == 1
+    assert found["claims"][0]["how"] == "measured"
     assert len(read(work_dir / "kept" / "headline.jsonl")) == 3
     assert (work_dir / "drawn" / "figure5.svg").exists() and "figure5.svg written" in result.stderr
     again = run("study", "oland2015", "--part", "report", "--records", "kept", "--json")
@@ -32,7 +33,7 @@ def test_json_records_and_figures(run: Run, work_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("_threads_as_before")
-def test_methods_of_the_parameter_server_beside_each_other(run: Run, work_dir: Path) -> None:
+def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     torch.set_num_threads(1)
     flags = ("--models", "lenet5", "--methods", "1,5", "--seeds", "0", "--data", "digits", "--epochs", "1")
     result = run("study", "kothari2021", *flags, "--records", "kept", "--device", "cpu", "--json")
@@ -51,7 +52,7 @@ def test_methods_of_the_parameter_server_beside_each_other(run: Run, work_dir: P
         (["oland2015", "--part", "figure9"], 2, "unknown part 'figure9'"),
         (["oland2015", "--part", "report"], 2, "--records"),
         (["oland2015", "--part", "report", "--part", "map"], 2, "give it alone"),
-        (["oland2015", "--part", "report", "--records", "."], 1, "no records of the study"),
+        (["oland2015", "--part", "report", "--records", "."], 1, "no records of oland2015"),
         (["oland2015", "--lr", "0"], 2, "expected lr > 0"),
         (["oland2015", "--device", "tpu"], 2, "device must be auto, cpu or cuda"),
         (["oland2015", "--data", "mnist", "--data-dir", "."], 1, "mnist is read from"),
@@ -59,13 +60,23 @@ def test_methods_of_the_parameter_server_beside_each_other(run: Run, work_dir: P
         (["kothari2021", "--part", "map"], 2, "unknown part 'map'"),
         (["kothari2021", "--models", "resnet18"], 2, "unknown model 'resnet18'"),
         (["kothari2021", "--methods", "1,7"], 2, "unknown method '7'"),
-        (["kothari2021", "--seeds", "one"], 2, "seeds are whole numbers"),
+        (["kothari2021", "--seeds", "one"], 2, "--seeds must be whole numbers"),
         (["kothari2021", "--part", "times", "--links", "10gbit"], 2, "unknown link '10gbit'"),
         (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
         (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
+        (["jang2017", "--methods", "1"], 2, "--methods is no option of the study jang2017"),
+        (["homomorphic", "--cell-seconds", "9"], 2, "--cell-seconds is no option of the study homomorphic"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(run: Run, work_dir: Path, args: list[str], code: int, words: str) -> None:
+def test_invalid_argument_is_one_line_on_stderr(
+    run: Run, work_dir: Path, args: list[str], code: int, words: str
+) -> None:
     result = run("study", *args)
     assert result.exit_code == code
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1 and not result.stdout
+
+
+def test_help_groups_options_by_study(run: Run) -> None:
+    shown = " ".join(run("study", "--help").stdout.split())
+    assert "Options of oland2015" in shown and "Options of homomorphic, kothari2021" in shown
+    assert "ingredients, frontier" in shown.replace("│ │ ", "")

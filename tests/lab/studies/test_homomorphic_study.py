@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import epochs_of
+from steppers import train_epochs
 
 from laconic.errors import ConfigError
 from laconic.records import Record, read
-from laconic_lab.studies import homomorphic, trainer
-from laconic_lab.studies.homomorphic import Results, Setting, report, setting_of, speed, study
+from laconic_lab.studies import trainer
+from laconic_lab.studies.homomorphic import STUDY, runner, speed, tables
 from laconic_lab.studies.homomorphic.computed import Round
-from laconic_lab.studies.homomorphic.experiments import PARTS, RHOS, SCHEMES, TRAINED, seeds_of, settings_of
+from laconic_lab.studies.homomorphic.experiments import EXPERIMENTS, RHOS, SCHEMES, TRAINED, seeds_of, settings_of
 from laconic_lab.studies.homomorphic.framed import FramedRound
-from laconic_lab.studies.homomorphic.stepper import SummedLane
+from laconic_lab.studies.homomorphic.results import KIND, Results
+from laconic_lab.studies.homomorphic.settings import HYPER, Setting, setting_of
+from laconic_lab.studies.homomorphic.stepper import SummedStepper
 from laconic_lab.studies.stepper import Source
 
-ROOT = Path(__file__).resolve().parents[3]
-COMMITTED = ROOT / "results" / "homomorphic"
-PAGE = ROOT / "docs" / "studies" / "homomorphic.md"
+COMMITTED = Path(__file__).resolve().parents[3] / "results" / "homomorphic"
 
 
 def small(layers: str | None = None, codec: str = "none", **changes: Any) -> Setting:
@@ -42,37 +42,37 @@ WAYS = [
 
 @pytest.mark.parametrize("setting", WAYS, ids=lambda one: f"{one.name}, {one.at_renewal}")
 def test_computed_sums_are_those_of_frames(source: Source, setting: Setting) -> None:
-    computed = SummedLane(setting, 1, 2, source, computed=True)
-    framed = SummedLane(setting, 1, 2, source, computed=False)
-    for lane in (computed, framed):
-        epochs_of(lane, 2)
+    computed = SummedStepper(setting, 1, 2, source, computed=True)
+    framed = SummedStepper(setting, 1, 2, source, computed=False)
+    for stepper in (computed, framed):
+        train_epochs(stepper, 2)
     assert computed.weights.equal(framed.weights)
     assert computed.curve.train_loss == framed.curve.train_loss
     assert computed.curve.frames_compared > 0 and computed.curve.frames_other == 0
-    assert computed.told() == framed.told()
+    assert computed.summary() == framed.summary()
 
 
 @pytest.mark.parametrize("computed", [True, False], ids=["computed", "framed"])
 def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, computed: bool) -> None:
     setting = small("subspace:0.1,T=4", "ef|thc:1", decay=1e-3)
     unit = trainer.Unit("products", setting, 3, 0)
-    whole, first, second = (SummedLane(setting, 0, 3, source, computed=computed) for _ in range(3))
-    epochs_of(whole, 3)
-    epochs_of(first, 2)
+    whole, first, second = (SummedStepper(setting, 0, 3, source, computed=computed) for _ in range(3))
+    train_epochs(whole, 3)
+    train_epochs(first, 2)
     trainer.save(unit, first, tmp_path)
     trainer.resume(unit, second, tmp_path)
-    epochs_of(second, 1)
+    train_epochs(second, 1)
     again, wanted = second.state(), whole.state()
     assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
     assert second.curve.accuracy == whole.curve.accuracy
 
 
 def test_a_wrong_frame_would_be_seen(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = SummedLane(small(None, "ef|thc:2"), 0, 1, source, computed=True)
+    stepper = SummedStepper(small(None, "ef|thc:2"), 0, 1, source, computed=True)
     right = Round.mean
     monkeypatch.setattr(Round, "mean", lambda self, values: right(self, values) * 1.0001)
-    epochs_of(lane, 1)
-    assert lane.curve.frames_other > 0
+    train_epochs(stepper, 1)
+    assert stepper.curve.frames_other > 0
 
 
 def test_rounds_compute_the_same_with_carried_scales() -> None:
@@ -94,18 +94,16 @@ def test_what_cannot_be_computed_or_shared_is_refused() -> None:
         setting_of("mlp", workers=3)
     with pytest.raises(ConfigError, match="unknown model"):
         list(settings_of("sums", ["resnet"]))
-    with pytest.raises(ConfigError, match="unknown part"):
-        study.run("everything")
 
 
 def test_records_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [small("hashed:0.1"), small(None, "ef|thc:4")]
 
     def go() -> list[Record]:
-        return study.run("sums", epochs=1, seeds=[0], settings=settings, device="cpu", records=tmp_path)
+        return runner.run("sums", epochs=1, seeds=[0], settings=settings, device="cpu", records=tmp_path)
 
     first = go()
-    monkeypatch.setattr(study, "train", None)
+    monkeypatch.setattr(runner, "train", None)
     assert [one.values for one in go()] == [one.values for one in first]
     values = first[1].values
     assert values["rho"] == values["push_nbytes"] / (4 * values["numel_dense"]) and 0.125 < values["rho"] < 0.14
@@ -129,15 +127,16 @@ def run_of(layers: str | None, codec: str, top1: float, *, part: str = "sums", *
     known = {"part": part, "epochs": 20, "seed": 0, "accuracy": [50.0, top1], "held_loss": [1.0, 0.5], "rho": rho,
              "rho_layers": 1.0, "numel": 9_231_114, "numel_dense": 9_231_114, "frames_compared": 4,
              "frames_other": 0}  # fmt: skip
-    return Record(study.KIND, setting | known | values)
+    return Record(KIND, setting | known | values)
 
 
 def test_goals_compare_means_with_dense_ones() -> None:
     records = [run_of(None, "none", 86.0), run_of(None, "none", 86.4, seed=1)]
     records += [run_of(None, "ef|thc:2", 86.05), run_of(None, "ef|thc:1", 85.8, seed=1)]
-    found = {one.goal.what: one for one in homomorphic.findings(Results(records))}
-    assert found["two bits"].lost == pytest.approx(0.15) and found["two bits"].met
-    assert found["one bit"].lost == pytest.approx(0.4) and not found["one bit"].met
+    findings = {one.claim.key: one for one in STUDY.findings(Results(records))}
+    assert findings["vgg_2"].evidence.interval.mean == pytest.approx(0.15)
+    assert findings["vgg_1"].evidence.interval.mean == pytest.approx(0.4)
+    assert (findings["vgg_2"].verdict, findings["vgg_1"].verdict) == ("yes, one run", "no, one run")
 
 
 def test_the_bound_is_that_of_the_planner() -> None:
@@ -145,8 +144,8 @@ def test_the_bound_is_that_of_the_planner() -> None:
             "compressed_s": 0.5, "h": 0.5, "rho": 0.1, "numel": 9_231_114, "numel_compressed": 923_111}  # fmt: skip
     codec = {"part": "speed", "device": "cpu", "codec": "ef|thc:1", "values": 9_231_114, "encode_s": 0.03,
              "decode_s": 0.02, "error": 0.6}  # fmt: skip
-    records = [run_of(None, "none", 86.0), run_of(None, "ef|thc:1", 86.0), Record(speed.SCHEME_KIND, step)]
-    table = report._bounds(Results([*records, Record(speed.KIND, codec)]))
+    records = [run_of(None, "none", 86.0), run_of(None, "ef|thc:1", 86.0), Record(speed.STEP_KIND, step)]
+    table = tables._bounds(Results([*records, Record(speed.CODEC_KIND, codec)]))
     rows = {row[1]: row for row in table.rows}
     # 16 * 36.92 MB / (1 s * 125 MB/s) = 4.727 of the ideal time for the exchange, and 1 for computing: four workers
     # are not faster than one.
@@ -158,8 +157,8 @@ def test_the_bound_is_that_of_the_planner() -> None:
 def test_committed_records_are_those_of_the_parts() -> None:
     for part in TRAINED:
         wanted = {
-            setting.key(part, homomorphic.HYPER[setting.model].epochs, seed)
-            for setting in settings_of(part, tuple(homomorphic.HYPER))
+            setting.key(part, HYPER[setting.model].epochs, seed)
+            for setting in settings_of(part, tuple(HYPER))
             for seed in seeds_of(part, setting, None)
         }
         kept = read(COMMITTED / f"{part}.jsonl")
@@ -167,20 +166,7 @@ def test_committed_records_are_those_of_the_parts() -> None:
         assert all(record.values["frames_other"] == 0 for record in kept)
 
 
-def test_the_page_says_what_the_records_say() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for table in homomorphic.tables(Results(homomorphic.load(COMMITTED))):
-        assert f"<!-- {table.title} -->\n{table.markdown()}\n<!-- end -->" in page, table.title
-
-
-def test_figures_come_out_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    results = Results(homomorphic.load(COMMITTED))
-    (drawn,) = homomorphic.draw(results, tmp_path)
-    assert drawn.read_bytes() == (PAGE.parent / "homomorphic" / drawn.name).read_bytes()
-
-
 def test_keys_tell_everything_about_a_run() -> None:
     part, epochs, seed, values = json.loads(small(None, "ef|thc:2").key("sums", 3, 7))
     assert (part, epochs, seed) == ("sums", 3, 7) and values["codec"] == "ef|thc:2" and values["rules"] == []
-    assert set(PARTS) - set(TRAINED) == {"speed"}
+    assert set(EXPERIMENTS) - set(TRAINED) == {"speed"}

@@ -1,12 +1,10 @@
-"""jang2017: its parts measure what they say, and tables say what the Records say."""
+"""Experiments of jang2017, predictions of its runs, and the tables made of them."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,15 +13,9 @@ from laconic.errors import ConfigError
 from laconic.plan.costs import Step
 from laconic.plan.profile import ModelTimes
 from laconic.records import Record
-from laconic_lab.studies import jang2017
-from laconic_lab.studies.jang2017 import cells, compression, ddp, figures, operations, reader, runs, tasks
+from laconic_lab.studies.jang2017 import STUDY, cells, compression, ddp, operations, reader, runs, tasks
 from laconic_lab.studies.jang2017.background_load import Others
-from laconic_lab.studies.jang2017.figures import FIGURES
-from laconic_lab.studies.jang2017.report import Results
-
-ROOT = Path(__file__).resolve().parents[3]
-COMMITTED = ROOT / "results" / "jang2017"
-PAGE = ROOT / "docs" / "studies" / "jang2017.md"
+from laconic_lab.studies.jang2017.results import LAYERS, Results
 
 
 def a_run(
@@ -82,10 +74,8 @@ def test_shares_of_operations_add_up() -> None:
 def test_parts_are_kept_and_not_measured_again(tmp_path: Path) -> None:
     kept = Record("jang2017.kernels", {"key": '["kernels", "cpu"]', "device": "cpu", "groups": {}})
     (tmp_path / "kernels.jsonl").write_text(kept.to_json() + "\n")
-    (found,) = jang2017.run("kernels", device="cpu", records=tmp_path)
+    (found,) = STUDY.run("kernels", device="cpu", records=tmp_path)
     assert found.values == kept.values
-    with pytest.raises(ConfigError, match="unknown part 'nix': expected one of table1, steps, kernels, runs"):
-        jang2017.run("nix")
 
 
 # -------------------------------------------------------------------------------------------- predicted and measured
@@ -162,7 +152,7 @@ def test_the_report_counts_errors_and_choices() -> None:
         a_run("none", 1.0, 1.25, workers=4), a_run("qsgd:4", 0.5, 0.4, workers=4),
         a_run("none", 1.0, 3.0, workers=4, rate="1gbit", others=0.5),
     ])  # fmt: skip
-    tables = {table.title: table for table in jang2017.tables(results)}
+    tables = {table.title: table for table in STUDY.all_tables(results)}
     summary = {row[0]: row[2] for row in tables["Predicted and measured: summary"].rows}
     assert summary["calm cells: median error of an iteration's time"] == "20.0 %"
     assert summary["calm cells: worst error"] == "25.0 %" and summary["all cells: worst error"] == "66.7 %"
@@ -171,48 +161,12 @@ def test_the_report_counts_errors_and_choices() -> None:
     assert tables["Recommended and best"].rows[0][3:6] == ["qsgd:4", "thc:4", "10.0 %"]
 
 
-def test_findings_need_their_records() -> None:
-    keys = {one.claim.key: one for one in jang2017.findings(Results([]))}
-    assert set(keys) == {"crossover", "gzip_loses", "h_16"}
-    assert keys["gzip_loses"].measured == 25 and keys["gzip_loses"].verdict == "yes"
-    assert keys["crossover"].measured == pytest.approx(8.02357, rel=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------- what is committed
-
-
-@pytest.fixture(scope="module")
-def committed() -> Results:
-    return Results(jang2017.load(COMMITTED))
-
-
-def test_page_shows_the_tables_of_the_committed_records(committed: Results) -> None:
-    page = PAGE.read_text()
-    for table in jang2017.tables(committed):
-        assert table.markdown() in page, f"docs/studies/jang2017.md is older than the Records: {table.title}"
-
-
-def test_page_shows_the_figures_of_the_committed_records(committed: Results) -> None:
-    page = PAGE.read_text()
-    drawn = [name for name in FIGURES if name != "runs" or committed.runs]
-    for name in drawn:
-        assert f"(jang2017/{name}.svg)" in page and (PAGE.parent / "jang2017" / f"{name}.svg").exists()
-
-
-def test_the_measured_curve_replaces_the_papers(committed: Results) -> None:
+def test_curves_use_the_measured_layers() -> None:
     """H and rho come from the Records of laconic's layers."""
-    assert committed.layers and all(0 < one.rho < 1 for one in committed.layers)
-    (table,) = [one for one in jang2017.tables(committed) if one.title == "Figure 6a"]
-    for one in committed.layers:
-        assert any(one.scheme in column for column in table.columns)
-
-
-def test_figures_are_the_same_for_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    some = {name: FIGURES[name] for name in ("figure5", "kernels", "runs")}
-    monkeypatch.setattr(figures, "FIGURES", some)
-    results: Any = Results([a_run("none", 2.0, 2.0), a_run("qsgd:4", 0.5, 0.55)])
-    first, again = (jang2017.draw(results, tmp_path / name) for name in ("a", "b"))
-    assert {path.stem for path in first} == {"figure5", "runs"}  # of operations there are no Records
-    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
-    assert all(re.search(r"<svg", path.read_text()) for path in first)
+    layer = {"case": "alexnet", "device": "cpu", "scheme": "lowrank:0.1", "rho": 0.1, "h": 0.5}
+    results = Results([Record(LAYERS, layer), Record(LAYERS, layer | {"device": "cuda"})])
+    (table,) = [one for one in STUDY.all_tables(results) if one.title == "Figure 6a"]
+    assert table.columns[-1] == "lowrank:0.1: rho 0.100, h 0.50" and len(table.columns) == 6
+    figures = {plot.ident: plot for plot in STUDY.plots(results)}
+    for ident in ("jang-figure6a", "jang-figure6bc", "jang-figure7"):
+        assert any(row[0] == "lowrank:0.1 (measured)" for row in figures[ident].data.rows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lanes import epochs_of
+from steppers import train_epochs
 
-from laconic_lab.studies.kothari2021 import experiments, setting_of
-from laconic_lab.studies.kothari2021.settings import HYPER, Setting
-from laconic_lab.studies.kothari2021.stepper import ComputedLane, FrameLane, LocalLane, Source, can_compute
+from laconic_lab.studies.kothari2021 import experiments
+from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
+from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, LocalStepper, Source, can_compute
 
 
 def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:
@@ -34,9 +34,9 @@ WARM = {"warm": [[1, "ef|topk:0.5|sign", "ef|topk:0.5|sign"]]}
 )
 def test_local_lane_trains_as_frames_do(source: Source, setting: Setting) -> None:
     assert can_compute(setting)
-    computed, framed = LocalLane(setting, 1, 4, source), FrameLane(setting, 1, 4, source)
-    for lane in (computed, framed):
-        epochs_of(lane, 4)
+    computed, framed = LocalStepper(setting, 1, 4, source), FrameStepper(setting, 1, 4, source)
+    for stepper in (computed, framed):
+        train_epochs(stepper, 4)
     assert computed.curve.accuracy == framed.curve.accuracy
     assert computed.curve.push_bytes == framed.curve.push_bytes
     assert computed.curve.pull_bytes == framed.curve.pull_bytes
@@ -46,12 +46,12 @@ def test_local_lane_trains_as_frames_do(source: Source, setting: Setting) -> Non
 
 def test_a_local_run_goes_on_in_the_middle_of_an_exchange(source: Source) -> None:
     setting = local("ef|topk:0.1|sign")
-    whole, first, second = (LocalLane(setting, 0, 4, source) for _ in range(3))
-    epochs_of(whole, 4)
-    epochs_of(first, 1)  # three iterations: the third is in no exchange yet
+    whole, first, second = (LocalStepper(setting, 0, 4, source) for _ in range(3))
+    train_epochs(whole, 4)
+    train_epochs(first, 1)  # three iterations: the third is in no exchange yet
     second.done = 1
     second.load({name: x.clone() for name, x in first.state().items()})
-    epochs_of(second, 3)
+    train_epochs(second, 3)
     again, wanted = second.state(), whole.state()
     assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
 
@@ -63,7 +63,7 @@ def test_what_is_computed_and_what_makes_frames(method: str, computed: bool) -> 
 
 
 def test_kinds_of_lane_are_chosen_by_the_exchange() -> None:
-    assert issubclass(LocalLane, ComputedLane)
+    assert issubclass(LocalStepper, ComputedStepper)
     assert setting_of("vgg11", "laconic").job(0).every > 1 and setting_of("vgg11", "1").job(0).every == 1
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import epochs_of
+from steppers import train_epochs
 
 from laconic.errors import ConfigError
 from laconic.records import read
 from laconic.train.methods import METHODS
-from laconic_lab.studies import kothari2021, trainer
-from laconic_lab.studies.kothari2021 import experiments, scaling, setting_of, sizes, study
-from laconic_lab.studies.kothari2021.settings import HYPER, Setting
-from laconic_lab.studies.kothari2021.stepper import ComputedLane, FrameLane, Lane, Source, can_compute
+from laconic_lab.studies import trainer
+from laconic_lab.studies.kothari2021 import STUDY, experiments, runner, scaling, sizes
+from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
+from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, Source, Stepper, can_compute
 
 CPU = torch.device("cpu")
 
@@ -37,9 +37,9 @@ WARM = {"warm": [[1, "momentum:0.9|topk:0.1|sign", "ef|topk:0.1|sign"]]}
 @pytest.mark.parametrize("method, changes", [("2w", {}), ("4", {}), ("4", MOMENTUM | WARM)])
 def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes: dict[str, Any]) -> None:
     setting = small(method, **changes)
-    computed, framed = ComputedLane(setting, 1, 2, source), FrameLane(setting, 1, 2, source)
-    for lane in (computed, framed):
-        epochs_of(lane, 2)
+    computed, framed = ComputedStepper(setting, 1, 2, source), FrameStepper(setting, 1, 2, source)
+    for stepper in (computed, framed):
+        train_epochs(stepper, 2)
     assert computed.curve.train_loss == pytest.approx(framed.curve.train_loss, rel=2e-3)
     for name in ("push_bytes", "pull_bytes"):  # rounding of the descent differs, and positions with it
         assert getattr(computed.curve, name) == pytest.approx(getattr(framed.curve, name), rel=2e-3)
@@ -47,17 +47,19 @@ def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes:
     assert (compared, computed.curve.frames_other) == (4 * 3 * 10, 0)
 
 
-@pytest.mark.parametrize("kind", [ComputedLane, FrameLane])
+@pytest.mark.parametrize("kind", [ComputedStepper, FrameStepper])
 @pytest.mark.parametrize("setting", [small("2w"), small("4", **MOMENTUM)], ids=["2w", "momentum"])
-def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, kind: type[Lane], setting: Setting) -> None:
+def test_a_run_goes_on_where_it_was_saved(
+    tmp_path: Path, source: Source, kind: type[Stepper], setting: Setting
+) -> None:
     unit = trainer.Unit("accuracy", setting, 3, 0)
     whole, first, second = (kind(unit.setting, 0, 3, source) for _ in range(3))
-    epochs_of(whole, 3)
-    epochs_of(first, 2)
+    train_epochs(whole, 3)
+    train_epochs(first, 2)
     trainer.save(unit, first, tmp_path)
     trainer.resume(unit, second, tmp_path)
     assert second.done == 2
-    epochs_of(second, 1)
+    train_epochs(second, 1)
     assert second.curve.accuracy == whole.curve.accuracy and second.curve.push_bytes == whole.curve.push_bytes
     again, wanted = second.state(), whole.state()
     assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
@@ -68,7 +70,7 @@ def test_what_is_in_the_records_is_not_trained_again(tmp_path: Path, monkeypatch
     settings = [small("5"), small("6")]
 
     def go() -> list[Any]:
-        return kothari2021.run(
+        return STUDY.run(
             settings=settings,
             seeds=[0],
             epochs=1,
@@ -81,15 +83,15 @@ def test_what_is_in_the_records_is_not_trained_again(tmp_path: Path, monkeypatch
     assert [record.values["name"] for record in found] == ["5", "6"]
     assert found[0].values["iterations"] == 30 and found[1].values["iterations"] == 20
     assert len(read(tmp_path / "accuracy.jsonl")) == 2 and told[-1] == ("accuracy", 2, 2)
-    monkeypatch.setattr(study, "train", None)
+    monkeypatch.setattr(runner, "train", None)
     assert [record.to_json() for record in go()] == [record.to_json() for record in found]
     assert not list((tmp_path).glob("partial/*"))
 
 
-def test_frames_can_be_asked_for(source: Source) -> None:
+def test_stepper_with_frames_is_made_on_request(source: Source) -> None:
     unit = trainer.Unit("accuracy", small("1"), 1, 0)
-    assert isinstance(study._lane(unit, source, False), ComputedLane)
-    assert isinstance(study._lane(unit, source, True), FrameLane)
+    assert isinstance(runner.make_stepper(unit, source), ComputedStepper)
+    assert isinstance(runner.make_stepper(unit, source, frames=True), FrameStepper)
     assert not can_compute(small("6"))
 
 
@@ -113,7 +115,7 @@ def test_without_rounds_changes_are_rounded_to_the_nearest() -> None:
 
 
 def test_every_part_has_settings_that_jobs_accept() -> None:
-    for part in experiments.PARTS:
+    for part in experiments.EXPERIMENTS:
         for setting in experiments.settings_of(part, list(HYPER), None, None):
             setting.job(0)
             json.loads(setting.key(part, 1, 0))
@@ -135,7 +137,7 @@ def test_decay_is_felt_alike_with_momentum_in_the_channel() -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"part": "figure9"}, "unknown part"),
+        ({"experiment": "figure9"}, "unknown experiment"),
         ({"models": ["resnet50"]}, "unknown model 'resnet50'"),
         ({"methods": ["7"]}, "unknown method '7'"),
         ({"epochs": 0}, "epochs must be at least 1"),
@@ -144,7 +146,7 @@ def test_decay_is_felt_alike_with_momentum_in_the_channel() -> None:
 )
 def test_mistakes_are_told(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        kothari2021.run(**arguments)
+        STUDY.run(**arguments)
 
 
 def test_sizes_of_a_round() -> None:

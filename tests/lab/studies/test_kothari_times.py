@@ -16,8 +16,10 @@ from laconic.errors import ConfigError, LaconicError
 from laconic.records import read
 from laconic_lab.bench.cluster import processes
 from laconic_lab.network import Link
-from laconic_lab.studies import kothari2021
-from laconic_lab.studies.kothari2021 import Plan, setting_of, times
+from laconic_lab.studies.kothari2021 import STUDY, times
+from laconic_lab.studies.kothari2021.settings import setting_of
+from laconic_lab.studies.kothari2021.times import Plan
+from laconic_lab.studies.record_log import RecordLog
 
 
 def report(done: int, **values: Any) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def test_server_and_workers_are_timed(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     path = tmp_path / "times.jsonl"
     (record,) = times.measure_all(
-        settings, plan, records=path, made_of=processes.PACED, progress=lambda *one: told.append(one)
+        settings, plan, records=RecordLog(path), made_of=processes.PACED, progress=lambda *one: told.append(one)
     )
     values = record.values
     assert (values["iterations"], values["epochs"], values["iterations_per_epoch"], values["every"]) == (4, 20, 30, 1)
@@ -102,9 +104,7 @@ def test_what_is_in_doubt_is_measured_again(tmp_path: Path, monkeypatch: pytest.
 
     def go() -> list[Any]:
         plan = Plan(links=["1gbit"], cell_seconds=10)
-        return kothari2021.run(
-            "times", models=["lenet5"], methods=["1", "6"], data="digits", timing=plan, records=tmp_path
-        )
+        return STUDY.run("times", models=["lenet5"], methods=["1", "6"], data="digits", timing=plan, records=tmp_path)
 
     assert [one.values["valid"] for one in go()] == [False] * 4
     assert trained[0] == (100, 10, 5.0) and trained[1] == (5, 1, 5.0)
@@ -116,7 +116,7 @@ def test_what_is_in_doubt_is_measured_again(tmp_path: Path, monkeypatch: pytest.
     go()
     go()
     assert len(trained) == 12
-    found = kothari2021.Results(kothari2021.load(tmp_path)).times
+    found = STUDY.load(tmp_path).times
     assert list(found) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and found["lenet5", "1gbit", "1"].valid
 
 

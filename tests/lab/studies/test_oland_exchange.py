@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import cpu
-from laconic_lab.studies.oland2015 import Quantizer, Setting, quantizers
+from laconic_lab.studies.oland2015 import quantizers
 from laconic_lab.studies.oland2015.exchange import Comparison, Watch, exchange_batched, exchange_packets
 from laconic_lab.studies.oland2015.network import Networks
-from laconic_lab.studies.oland2015.settings import BASELINE, LAYERS
+from laconic_lab.studies.oland2015.settings import BASELINE, LAYERS, Quantizer, Setting
 
 
 def adaptive(c: float, **fields: object) -> Quantizer:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic_lab.studies.oland2015 import Setting, fused
+from laconic_lab.studies.oland2015 import fused
 from laconic_lab.studies.oland2015.network import HIDDEN, PIXELS, Batches, Networks, initial
+from laconic_lab.studies.oland2015.settings import Setting
 
 CPU = torch.device("cpu")
 

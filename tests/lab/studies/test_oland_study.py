@@ -1,4 +1,4 @@
-"""Parts are planned, trained, written, found again."""
+"""Experiments of oland2015: planned, trained, recorded and resumed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from laconic.errors import ConfigError, FileError
+from laconic.records import Record
 from laconic.train.data import Images, load
-from laconic_lab.studies import oland2015
-from laconic_lab.studies.oland2015 import PARTS, Setting, error_decomposition, experiments
-from laconic_lab.studies.oland2015.settings import BASELINE
-from laconic_lab.studies.oland2015.study import batched
+from laconic_lab.studies.oland2015 import STUDY, error_decomposition, experiments
+from laconic_lab.studies.oland2015.experiments import EXPERIMENTS
+from laconic_lab.studies.oland2015.runner import batched
+from laconic_lab.studies.oland2015.settings import BASELINE, Setting
 
 SMALL = Setting(batch=40, lr=0.4)
 
@@ -28,14 +29,14 @@ def images() -> Images:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_part_runs_the_same_with_real_frames(images: Images, part: str) -> None:
-    last = list(experiments.settings_of(part, SMALL))[-1]
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiment_computes_what_real_frames_give(images: Images, experiment: str) -> None:
+    last = list(experiments.settings_of(experiment, SMALL))[-1]
     one, other = (
-        oland2015.run(part, runs=1, epochs=1, workers=2, data=images, settings=[last], real_packets=real)[0]
+        STUDY.run(experiment, runs=1, epochs=1, workers=2, data=images, settings=[last], real_packets=real)[0]
         for real in (False, True)
     )
-    assert (one.values["part"], one.values["runs"], one.kind) == (part, 1, "study.oland2015")
+    assert (one.values["part"], one.values["runs"], one.kind) == (experiment, 1, "study.oland2015")
     for name in ("peak", "final", "peak_epoch", "raw_bits", "whole_bits"):
         assert one.values[name] == other.values[name], name
     assert one.values["packets_compared"] == 3 and other.values["packets_compared"] == 0
@@ -45,24 +46,24 @@ def test_every_part_runs_the_same_with_real_frames(images: Images, part: str) ->
     assert json.loads(one.to_json())["values"]["codec"] == last.quantizer.spec
 
 
-def test_settings_of_the_parts() -> None:
-    assert {part: len(list(experiments.settings_of(part, Setting()))) for part in PARTS} == {
+def test_settings_of_an_experiment_are_distinct() -> None:
+    assert {one: len(list(experiments.settings_of(one, Setting()))) for one in EXPERIMENTS} == {
         "headline": 3, "fixed": 30, "grid": 16, "entropy": 1, "map": 108, "collapse": 1, "beyond": 64, "gradients": 7,
     }  # fmt: skip
-    for part in PARTS:
-        settings = list(experiments.settings_of(part, Setting()))
+    for experiment in EXPERIMENTS:
+        settings = list(experiments.settings_of(experiment, Setting()))
         assert len(set(settings)) == len(settings)
 
 
-def test_it_goes_on_where_it_stopped(images: Images, tmp_path: Path) -> None:
-    def go(runs: int, seen: list[int]) -> list[oland2015.run]:  # type: ignore[valid-type]
-        def progress(part: str, done: int, total: int) -> None:
+def test_interrupted_experiment_continues_from_its_records(images: Images, tmp_path: Path) -> None:
+    def go(runs: int, seen: list[int]) -> list[Record]:
+        def progress(name: str, done: int, total: int) -> None:
             seen.append(done)
             if runs == 3 and done == 4:
                 raise KeyboardInterrupt
 
         settings = [replace(SMALL, quantizer=q) for q in experiments.HEADLINE]
-        return oland2015.run(
+        return STUDY.run(
             "headline", runs=2, epochs=1, workers=2, data=images, settings=settings, records=tmp_path, batch_runs=2,
             progress=progress,
         )  # fmt: skip
@@ -82,15 +83,15 @@ def test_it_goes_on_where_it_stopped(images: Images, tmp_path: Path) -> None:
         go(2, [])
 
 
-def test_batches_of_units_fit() -> None:
+def test_batches_of_units_have_at_most_so_many_runs() -> None:
     units = experiments.units_of("headline", list(experiments.settings_of("headline", Setting())), 600)
     assert [unit.runs for unit in units[:3]] == [250, 250, 100]
     assert [sum(unit.runs for unit in batch) for batch in batched(units, 700)] == [600, 600, 600]
     assert [len(batch) for batch in batched(units, 1)] == [1] * 9
 
 
-def test_gradients_of_all_workers_make_a_step_of_one(images: Images) -> None:
-    """Sent as they are, mini-batches of two workers are one of twice the size."""
+def test_step_by_exchanged_gradients_equals_a_step_of_one_worker(images: Images) -> None:
+    """Two workers that send exact gradients act like one worker with twice the mini-batch."""
     from laconic_lab.studies.oland2015.network import Batches, Networks
     from laconic_lab.studies.oland2015.trials import _Exchange, _train_by_step
 
@@ -108,7 +109,7 @@ def test_gradients_of_all_workers_make_a_step_of_one(images: Images) -> None:
     assert traffic.raw_bits.eq(32).all()
 
 
-def test_anatomy_leaves_networks_alone_and_finds_the_shift() -> None:
+def test_error_decomposition_restores_the_networks_and_finds_the_shift() -> None:
     from laconic_lab.studies.oland2015.network import Networks
 
     networks = Networks([SMALL], [0], 2, 0, torch.device("cpu"))
@@ -118,26 +119,25 @@ def test_anatomy_leaves_networks_alone_and_finds_the_shift() -> None:
     before = [networks.state(k) for k in range(2)]
     found = error_decomposition.dissect(networks, 0, lambda: torch.tensor([7]))
     assert all(torch.equal(x, y) for k in range(2) for x, y in zip(networks.state(k), before[k], strict=True))
-    assert set(error_decomposition.WAYS) < set(found)
+    assert set(error_decomposition.VARIANTS) < set(found)
     assert found["share"] > 0.99 and found["offset"] > 10 * found["spread"]
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"part": "figure9"}, "unknown part 'figure9'"),
         ({"runs": 0}, "at least 1"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"device": "tpu"}, "device must be"),
         ({"batch_runs": 0}, "at least 1"),
     ],
 )
-def test_bad_arguments(images: Images, arguments: dict[str, object], words: str) -> None:
+def test_invalid_arguments_raise_config_error(images: Images, arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        oland2015.run(**{"part": "headline", "data": images} | arguments)  # type: ignore[arg-type]
+        STUDY.run(**{"experiment": "headline", "data": images} | arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fields", [{"lr": 0.0}, {"decay": 1.1}, {"l1": -1.0}, {"pixels": "red"}, {"sends": "mail"}])
-def test_bad_settings(fields: dict[str, object]) -> None:
+def test_invalid_settings_raise_config_error(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         Setting(**fields)  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laconic.report.plots import Cell, Data, Mark, Plot
+from laconic_lab.studies.homomorphic.plots import step_times
 
-__all__ = ["cluster", "codecs", "ddp", "faults"]
+__all__ = ["cluster", "codecs", "ddp", "faults", "layers"]
 
 Values = Mapping[str, Any]
 Records = Mapping[str, Sequence[Values]]
@@ -103,6 +104,11 @@ def codecs(records: Records) -> list[Plot]:
         Plot("codec-decode", "Codecs: decoding", "Likewise.", "points", data, "bits a value", "decode, × memcpy",
              series="codec", detail=("relative squared error",), log="x", marks=(Mark("y", 1.0, "memcpy"),)),
     ]  # fmt: skip
+
+
+def layers(records: Records) -> list[Plot]:
+    """Return the time of a step with compressed layers."""
+    return [step_times("layers-h", records.get("bench.layers", []))]
 
 
 def faults(records: Records) -> list[Plot]:

@@ -1,18 +1,13 @@
-"""The fields that the lab's sections of a report need, by kind of Record.
+"""The fields that the sections about benchmarks need, by kind of Record; studies declare their own.
 
 A Record that lacks one of them is named on the page instead of drawn.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
-
-from laconic.records import NOT_EMPTY, POSITIVE
+from typing import Any, TypedDict
 
 __all__ = ["SCHEMAS"]
-
-Count = Annotated[int, POSITIVE]
-Series = Annotated[list[float], NOT_EMPTY]
 
 
 class StudyClaim(TypedDict):
@@ -23,93 +18,8 @@ class StudyClaim(TypedDict):
     relation: str
     claimed: float
     measured: float | None
+    how: str
     verdict: str
-
-
-class KothariRun(TypedDict):
-    accuracy: Series
-    iterations: Count
-    mode: str
-    model: str
-    name: str
-    part: str
-    pull_bytes: list[float]
-    push_bytes: list[float]
-    seed: int
-    workers: int
-
-
-class KothariTime(TypedDict):
-    apply_s: float
-    communication_s: float
-    compute_s: float
-    iterations: Count
-    link: str
-    method: str
-    model: str
-    total_s: float
-    valid: bool
-
-
-class _OlandCurves(TypedDict, total=False):
-    accuracy_by_epoch: list[float]
-    coded_bits_by_epoch: list[float]
-    raw_bits_by_epoch: list[float]
-
-
-class OlandRun(_OlandCurves):
-    codec: str
-    coded_bits: Series
-    coded_bits_by_layer: list[float]
-    data: str
-    l1: float
-    lr: float
-    part: str
-    peak: Series
-    raw_bits: Series
-    runs: Count
-
-
-class JangRun(TypedDict):
-    codec: str
-    engine: str
-    measured_s: Annotated[float, POSITIVE]
-    predicted_s: float
-    rate: str
-    workers: int
-
-
-class JangTable1(TypedDict):
-    compress_s: float
-    compressed_nbytes: Count
-    decompress_s: float
-    nbytes: int
-    way: str
-    what: str
-
-
-class JangKernels(TypedDict):
-    device: str
-    groups: dict[str, float]
-
-
-class HomomorphicRun(TypedDict):
-    accuracy: Series
-    codec: str
-    layers: str | None
-    model: str
-    part: str
-    rho: float
-    seed: int
-    workers: int
-
-
-class LayerStep(TypedDict):
-    case: str
-    device: str
-    h: float | None
-    rho: float
-    scheme: str
 
 
 class FailedBenchmark(TypedDict):
@@ -169,15 +79,6 @@ class FaultScene(TypedDict):
 
 SCHEMAS: dict[str, Any] = {
     "study.claim": StudyClaim,
-    "kothari2021.run": KothariRun,
-    "kothari2021.time": KothariTime,
-    "study.oland2015": OlandRun,
-    "jang2017.run": JangRun,
-    "jang2017.table1": JangTable1,
-    "jang2017.kernels": JangKernels,
-    "homomorphic.run": HomomorphicRun,
-    "homomorphic.step": LayerStep,
-    "bench.layers": LayerStep,
     "bench.ddp": DdpStep | FailedBenchmark,
     "bench.ddp.train": DdpTraining | FailedBenchmark,
     "cluster.round": ClusterRound,

@@ -1,45 +1,134 @@
-"""A paper's statement as a number."""
+"""Claims of papers, what was found here, and the one rule that compares the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["Claim", "measured"]
+from laconic.tables import Table
+from laconic_lab.studies.intervals import Interval
 
-R = TypeVar("R")
-M = TypeVar("M")
+__all__ = ["Claim", "Evidence", "Finding", "How", "claims_table", "findings_of", "verdict"]
+
+How = Literal["measured", "formula", "simulated", "fitted"]
+"""How a value was obtained. ``formula``: computed by the paper's own formula, which shows no more than consistency."""
+
+
+class Evidence(NamedTuple):
+    """What the Records of a study say about a claim.
+
+    Args:
+        interval: The value and its 95 % confidence interval.
+        basis: Data, runs and other conditions, in words.
+        how: How the value was obtained.
+    """
+
+    interval: Interval
+    basis: str
+    how: How = "measured"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One of a paper's numbers, and how to tell whether ours agrees.
+    """A statement of a paper as a number.
 
     Args:
-        key: What a study's ``report`` measures it by.
-        what: In words.
-        section: Where the paper says so.
-        value: What it says.
-        relation: ``=`` (the value), ``>`` (more than it), ``<`` (less than it) or ``best`` (it and no other).
-        unit: Of the value.
-        close: For ``=``: how far off still counts as close.
+        key: Unique within the study.
+        statement: The claim in words.
+        section: Where the paper makes it.
+        value: The claimed value or bound.
+        relation: ``=`` (equal within the tolerance), ``>``, ``<`` or ``best`` (this value is the best of a series).
+        unit: Unit of the value.
+        tolerance: Largest difference that still counts as equal; set by us.
+        evidence: Function from the study's results to evidence; None when the Records do not cover the claim.
     """
 
     key: str
-    what: str
+    statement: str
     section: str
     value: float
-    relation: str = "="
+    relation: Literal["=", "<", ">", "best"] = "="
     unit: str = ""
-    close: float = 0.0
+    tolerance: float = 0.0
+    evidence: Callable[[Any], Evidence | None] = lambda results: None
+
+    @property
+    def claimed(self) -> str:
+        """The claimed value as text, with relation, tolerance and unit."""
+        sign = f"{self.relation} " if self.relation in "<>" else ""
+        tolerance = f" ± {self.tolerance:g}" if self.tolerance else ""
+        return f"{sign}{self.value:g}{tolerance}{f' {self.unit}' if self.unit else ''}"
 
 
-def measured(
-    claims: Iterable[Claim], measures: Mapping[str, Callable[[R], M | None]], results: R
-) -> Iterator[tuple[Claim, M]]:
-    """Every claim that the Records speak of, and what they say."""
-    for claim in claims:
-        found = measures[claim.key](results)
-        if found is not None:
-            yield claim, found
+def verdict(claim: Claim, interval: Interval, how: How = "measured") -> str:
+    """Return ``yes``, ``no`` or ``undecided``: whether all, none or a part of the interval agrees with the claim.
+
+    For ``best`` the interval spans all values of the series that are as good as the best one. A verdict from a single
+    measurement ends with ``, one run``.
+    """
+    low, high, value = interval.low, interval.high, claim.value
+    if claim.relation == "=":
+        least, most = value - claim.tolerance, value + claim.tolerance
+        holds, fails = least <= low and high <= most, high < least or low > most
+    elif claim.relation == "best":
+        holds, fails = low == high == value, not low <= value <= high
+    elif claim.relation == "<":
+        holds, fails = high < value, low >= value
+    else:
+        holds, fails = low > value, high <= value
+    answer = "yes" if holds else "no" if fails else "undecided"
+    return f"{answer}, one run" if interval.runs == 1 and how == "measured" else answer
+
+
+class Finding(NamedTuple):
+    """A claim and the evidence for or against it."""
+
+    claim: Claim
+    evidence: Evidence
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.claim, self.evidence.interval, self.evidence.how)
+
+    @property
+    def difference(self) -> float:
+        return self.evidence.interval.mean - self.claim.value
+
+    @property
+    def found(self) -> str:
+        """The value found here as text, with its interval."""
+        mean, low, high, _ = self.evidence.interval
+        if self.claim.relation == "best":
+            return f"{mean:.0f}, tied with {low:.0f} to {high:.0f}"
+        if low == high:
+            return f"{mean:.4g}"
+        digits = 4 if abs(mean) < 0.1 else 3 if abs(mean) < 10 else 2
+        return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+    def values(self) -> dict[str, Any]:
+        """The fields of a Record of kind ``study.claim``."""
+        claim, ((mean, low, high, runs), basis, how) = self
+        return {
+            "key": claim.key, "claim": claim.statement, "section": claim.section, "relation": claim.relation,
+            "claimed": claim.value, "tolerance": claim.tolerance, "unit": claim.unit, "measured": mean, "low": low,
+            "high": high, "runs": runs, "difference": self.difference, "how": how, "verdict": self.verdict,
+            "on": basis,
+        }  # fmt: skip
+
+
+def findings_of(claims: Iterable[Claim], results: Any) -> list[Finding]:
+    """Return a finding for every claim that the results cover."""
+    covered = ((claim, claim.evidence(results)) for claim in claims)
+    return [Finding(claim, evidence) for claim, evidence in covered if evidence is not None]
+
+
+def claims_table(findings: Iterable[Finding]) -> Table:
+    """Return the table of claims that every study shows."""
+    rows = [
+        (one.claim.statement, one.claim.section, one.claim.claimed, one.found, f"{one.difference:+.3g}",
+         one.evidence.how, one.verdict, one.evidence.basis)
+        for one in findings
+    ]  # fmt: skip
+    columns = ("claim", "section", "claimed", "here (95 %)", "difference", "how", "verdict", "basis")
+    return Table(columns, rows, text_columns=len(columns), title="Claims")

@@ -25,7 +25,7 @@ from laconic.train.examples import Batch, ImageExamples
 from laconic.train.models import build_model
 from laconic.train.task import Task, cross_entropy
 
-__all__ = ["Curve", "GraphLane", "Lane", "Settled", "Source", "Trained", "flattened"]
+__all__ = ["Curve", "GraphStepper", "Settled", "Source", "Stepper", "StepperSetting", "flattened"]
 
 
 class Source:
@@ -55,7 +55,7 @@ class Source:
         return Task(f"{model}/{self.name}", network, train, test, cross_entropy, holdout=holdout, seed=seed)
 
 
-class Trained(Protocol):
+class StepperSetting(Protocol):
     """What a setting tells a lane."""
 
     @property
@@ -74,7 +74,7 @@ class Trained(Protocol):
     def name(self) -> str: ...
     def job(self, seed: int) -> Job: ...
     def schedule(self, iterations: int, per_epoch: int) -> Schedule: ...
-    def key(self, part: str, epochs: int, seed: int) -> str: ...
+    def key(self, experiment: str, epochs: int, seed: int) -> str: ...
     def values(self) -> dict[str, Any]: ...
 
 
@@ -99,7 +99,7 @@ Settled = tuple[Task, float, int, int]
 """A task with the weights to judge, the mean loss of the epoch, bytes pushed in it, bytes pulled."""
 
 
-class Lane(ABC):
+class Stepper(ABC):
     """One run.
 
     Args:
@@ -109,7 +109,7 @@ class Lane(ABC):
         source: The examples.
     """
 
-    def __init__(self, setting: Trained, seed: int, epochs: int, source: Source) -> None:
+    def __init__(self, setting: StepperSetting, seed: int, epochs: int, source: Source) -> None:
         self.setting, self.seed, self.epochs, self.source = setting, seed, epochs, source
         self.job: Job = setting.job(seed)
         self.task = source.task(setting.model, seed, setting.holdout, setting.layers, dict(setting.rules))
@@ -144,7 +144,7 @@ class Lane(ABC):
         curve.pull_bytes.append(pulled)
         self.done += 1
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What else a Record shall say of the run."""
         return {}
 
@@ -156,7 +156,7 @@ class Lane(ABC):
     def load(self, state: dict[str, Tensor]) -> None: ...
 
 
-class GraphLane(Lane):
+class GraphStepper(Stepper):
     """An iteration of all workers as work of the device alone; one model, where all workers hold the same weights.
 
     Args:
@@ -166,7 +166,7 @@ class GraphLane(Lane):
 
     def __init__(
         self,
-        setting: Trained,
+        setting: StepperSetting,
         seed: int,
         epochs: int,
         source: Source,

@@ -1,34 +1,30 @@
-"""Records of a study in, tables out."""
+"""Tables of the studies, built on ``laconic.tables.Table``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from statistics import fmean
 
-from laconic.errors import FileError
-from laconic.records import Record, read
+from laconic.tables import Table
 
-__all__ = ["Table", "read_all"]
+__all__ = ["Table", "make_table", "mean_and_values"]
 
 
-def read_all(folder: Path, parts: Iterable[str]) -> list[Record]:
-    """All Records of a study's parts that a folder keeps."""
-    paths = [folder / f"{part}.jsonl" for part in parts]
-    found = [record for path in paths if path.exists() for record in read(path)]
-    if not found:
-        raise FileError(f"no records of the study in {folder}: expected {', '.join(path.name for path in paths)}")
-    return found
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table; columns from the left up to the first one that holds only numbers are text."""
+    columns_of_text = 0
+    for cells in zip(*rows, strict=True):
+        if all(cell[:1] in "0123456789+-–." for cell in cells):
+            break
+        columns_of_text += 1
+    return Table(columns, rows, columns_of_text, title)
 
 
-@dataclass(frozen=True)
-class Table:
-    """Text in columns."""
+def mean_and_values(values: Sequence[float]) -> str:
+    """Format a mean, followed by the values themselves where there are several.
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    >>> mean_and_values([86.0, 87.0]), mean_and_values([86.0])
+    ('86.50 (86.00, 87.00)', '86.00')
+    """
+    mean = f"{fmean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ({', '.join(f'{value:.2f}' for value in values)})"

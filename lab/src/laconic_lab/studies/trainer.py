@@ -1,4 +1,4 @@
-"""Training of several runs side by side, which goes on after an interruption where it was."""
+"""Training of several runs side by side; after an interruption it continues where it stopped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,145 +15,180 @@ from typing import Any, Generic, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 
-from laconic_lab.studies.stepper import Curve, Lane, Source, Trained
+from laconic.records import Record
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.stepper import Curve, Source, Stepper, StepperSetting
 
-__all__ = ["Counter", "Progress", "Unit", "batched", "partial_folder", "resume", "save", "train"]
+__all__ = ["Counter", "Progress", "Unit", "batched", "resume", "run_units", "save", "train"]
 
 log = logging.getLogger("laconic")
 
-S = TypeVar("S", bound=Trained)
+S = TypeVar("S", bound=StepperSetting)
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being trained, the run-epochs done and those in all."""
+"""Called with the name of the work, the run-epochs done and their total."""
 
-KEEP_EVERY = 60.0
+SAVE_EVERY_S = 60.0
 """Seconds after which unfinished runs are saved at the end of an epoch."""
 
 
 @dataclass(frozen=True)
 class Unit(Generic[S]):
-    """One run of a part."""
+    """One run of an experiment."""
 
-    part: str
+    experiment: str
     setting: S
     epochs: int
     seed: int
 
     @property
     def key(self) -> str:
-        return self.setting.key(self.part, self.epochs, self.seed)
+        return self.setting.key(self.experiment, self.epochs, self.seed)
 
     @property
     def file(self) -> str:
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
+    def record(self, kind: str, device: torch.device, values: dict[str, Any]) -> Record:
+        """Return the Record of the finished run."""
+        known = {"key": self.key, "part": self.experiment, "device": device.type, "epochs": self.epochs,
+                 "seed": self.seed}  # fmt: skip
+        return Record(kind, known | self.setting.values() | values, seed=self.seed)
+
 
 class Counter:
-    """Run-epochs done."""
+    """Counts run-epochs and reports progress."""
 
-    def __init__(self, what: str, total: int, progress: Progress | None) -> None:
-        self.what, self.total, self.progress, self.done = what, total, progress, 0
+    def __init__(self, name: str, total: int, progress: Progress | None) -> None:
+        self.name, self.total, self.progress, self.done = name, total, progress, 0
 
     def add(self, epochs: int) -> None:
         self.done += epochs
         if self.progress is not None:
-            self.progress(self.what, self.done, self.total)
+            self.progress(self.name, self.done, self.total)
 
 
-def partial_folder(records: Path | None) -> Path | None:
-    """Where unfinished runs are kept beside a study's Records."""
-    return None if records is None else records / "partial"
+Values = dict[str, Any]
 
 
-def batched(units: Sequence[Unit[S]], most: int) -> Iterator[list[Unit[S]]]:
-    """Units that can run side by side: of one data set, model and length, and as many."""
-    kinds: dict[tuple[object, ...], list[Unit[S]]] = {}
+def run_units(
+    units: Sequence[Unit[S]],
+    records: RecordLog,
+    kind: str,
+    device: torch.device,
+    progress: Progress | None,
+    work: Callable[[list[Unit[S]], Counter], Iterator[tuple[Unit[S], Values]]],
+) -> list[Record]:
+    """Do the units that have no Record yet, and return the Records of all.
+
+    Args:
+        units: Runs of one experiment.
+        records: The experiment's Records; a Record is added as each run ends.
+        kind: Kind of the Records.
+        device: Where the work is done.
+        progress: Called as epochs end.
+        work: Yields each of the given units with the values of its Record.
+    """
+    missing = [unit for unit in units if unit.key not in records]
+    total = sum(unit.epochs for unit in units)
+    counter = Counter(units[0].experiment if units else "", total, progress)
+    counter.add(total - sum(unit.epochs for unit in missing))
+    for unit, values in work(missing, counter):
+        records.add(unit.record(kind, device, values))
+    return [records.records[unit.key] for unit in units]
+
+
+def batched(units: Sequence[Unit[S]], size: int) -> Iterator[list[Unit[S]]]:
+    """Yield groups of units that can run side by side: they share data set, model, batch and length."""
+    groups: dict[tuple[object, ...], list[Unit[S]]] = {}
     for unit in units:
         setting = unit.setting
-        kinds.setdefault((setting.data, setting.model, setting.batch, unit.epochs), []).append(unit)
-    for some in kinds.values():
-        yield from (some[at : at + most] for at in range(0, len(some), most))
+        groups.setdefault((setting.data, setting.model, setting.batch, unit.epochs), []).append(unit)
+    for group in groups.values():
+        yield from (group[start : start + size] for start in range(0, len(group), size))
 
 
 def train(
     units: Sequence[Unit[S]],
     device: torch.device,
     data_dir: Path | None,
-    lane_of: Callable[[Unit[S], Source], Lane],
-    partial: Path | None,
+    make_stepper: Callable[[Unit[S], Source], Stepper],
+    records: Path | None,
     tick: Callable[[int], None],
-) -> Iterator[tuple[Unit[S], Lane, float]]:
-    """All of them, an iteration of each in turn."""
+) -> Iterator[tuple[Unit[S], Values]]:
+    """Train the units together, an iteration of each in turn, and yield what their Records shall hold.
+
+    Unfinished runs are saved in the folder ``partial`` beside the Records.
+    """
+    partial = None if records is None else records / "partial"
     source = Source(units[0].setting.data, data_dir, device)
-    began, saved = time.perf_counter(), time.perf_counter()
-    with _fast(device):
-        lanes = [lane_of(unit, source) for unit in units]
-        for unit, lane in zip(units, lanes, strict=True):
-            resume(unit, lane, partial)
-            tick(lane.done)
-        while any(lane.done < lane.epochs for lane in lanes):
-            active = [lane for lane in lanes if lane.done < lane.epochs]
-            for lane in active:
-                lane.begin_epoch()
+    began = saved = time.perf_counter()
+    with _fast_products(device):
+        steppers = [make_stepper(unit, source) for unit in units]
+        for unit, stepper in zip(units, steppers, strict=True):
+            resume(unit, stepper, partial)
+            tick(stepper.done)
+        while any(stepper.done < stepper.epochs for stepper in steppers):
+            active = [stepper for stepper in steppers if stepper.done < stepper.epochs]
+            for stepper in active:
+                stepper.begin_epoch()
             for _ in range(active[0].per_epoch):
-                for lane in active:
-                    lane.step()
-            for lane in active:
-                lane.end_epoch()
+                for stepper in active:
+                    stepper.step()
+            for stepper in active:
+                stepper.end_epoch()
                 tick(1)
-            if partial is not None and time.perf_counter() - saved > KEEP_EVERY:
-                for unit, lane in zip(units, lanes, strict=True):
-                    save(unit, lane, partial)
+            if partial is not None and time.perf_counter() - saved > SAVE_EVERY_S:
+                for unit, stepper in zip(units, steppers, strict=True):
+                    save(unit, stepper, partial)
                 saved = time.perf_counter()
-    seconds = (time.perf_counter() - began) / len(units)
-    for unit, lane in zip(units, lanes, strict=True):
-        yield unit, lane, seconds
+    seconds = round((time.perf_counter() - began) / len(units), 3)
+    for unit, stepper in zip(units, steppers, strict=True):
+        known = {"iterations": stepper.iterations, "seconds": seconds}
+        yield unit, known | asdict(stepper.curve) | stepper.summary()
         if partial is not None:
             for path in partial.glob(f"{unit.file}.*"):
                 path.unlink()
 
 
-class _fast:  # noqa: N801 - read as a word
-    """TF32 products on a GPU (ten bits of mantissa, float32 sums) and the fastest convolutions; then as before."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on = device.type == "cuda"
-
-    def __enter__(self) -> None:
-        backends = torch.backends
-        self.before = (backends.cudnn.benchmark, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32)
-        if self.on:
-            backends.cudnn.benchmark = backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = True
-
-    def __exit__(self, *_: object) -> None:
-        backends = torch.backends
-        backends.cudnn.benchmark, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = self.before
+@contextmanager
+def _fast_products(device: torch.device) -> Iterator[None]:
+    """Use TF32 products (ten bits of mantissa, float32 sums) and the fastest convolutions on a GPU within the block."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)
+    if device.type == "cuda":
+        cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
-def save(unit: Unit[Any], lane: Lane, folder: Path) -> None:
-    """What an interruption would cost, as two files; the second one says that the first is whole."""
+def save(unit: Unit[Any], stepper: Stepper, folder: Path) -> None:
+    """Write an unfinished run as two files; the second one marks the first as complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = folder / f"{unit.file}.{lane.done}.safetensors"
-    save_file({name: x.detach().cpu().contiguous().clone() for name, x in lane.state().items()}, str(tensors))
-    told = folder / f"{unit.file}.json"
-    fresh = told.with_suffix(".json.new")
-    fresh.write_text(json.dumps({"key": unit.key, "done": lane.done, "curve": asdict(lane.curve)}), encoding="utf-8")
-    fresh.replace(told)
+    tensors = folder / f"{unit.file}.{stepper.done}.safetensors"
+    save_file({name: x.detach().cpu().contiguous().clone() for name, x in stepper.state().items()}, str(tensors))
+    summary = folder / f"{unit.file}.json"
+    fresh = summary.with_suffix(".json.new")
+    values = {"key": unit.key, "done": stepper.done, "curve": asdict(stepper.curve)}
+    fresh.write_text(json.dumps(values), encoding="utf-8")
+    fresh.replace(summary)
     for old in folder.glob(f"{unit.file}.*.safetensors"):
         if old != tensors:
             old.unlink()
 
 
-def resume(unit: Unit[Any], lane: Lane, folder: Path | None) -> None:
-    told = None if folder is None else folder / f"{unit.file}.json"
-    if told is None or not told.exists():
+def resume(unit: Unit[Any], stepper: Stepper, folder: Path | None) -> None:
+    """Continue a run that was saved, if there is one."""
+    summary = None if folder is None else folder / f"{unit.file}.json"
+    if folder is None or summary is None or not summary.exists():
         return
-    assert folder is not None
-    found = json.loads(told.read_text(encoding="utf-8"))
-    tensors = folder / f"{unit.file}.{found['done']}.safetensors"
-    if found["key"] != unit.key or not tensors.exists():
+    values = json.loads(summary.read_text(encoding="utf-8"))
+    tensors = folder / f"{unit.file}.{values['done']}.safetensors"
+    if values["key"] != unit.key or not tensors.exists():
         return
-    lane.done = int(found["done"])
-    lane.curve = Curve(**found["curve"])
-    lane.load(load_file(str(tensors)))
-    log.info("%s goes on after %d epochs", unit.setting.name, lane.done)
+    stepper.done = int(values["done"])
+    stepper.curve = Curve(**values["curve"])
+    stepper.load(load_file(str(tensors)))
+    log.info("%s continues after %d epochs", unit.setting.name, stepper.done)

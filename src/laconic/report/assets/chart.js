@@ -284,7 +284,9 @@ const laconic = { charts: new Map() };
       const points = this.shown.flatMap((one) => one.points);
       const marksOf = (axis) => plot.marks.filter((m) => m.axis === axis && (!this.log[axis] || m.value > 0)).map((m) => m.value);
       const bottom = this.height - 42, top = 8;
-      const ys = scale([...points.map((p) => p.y), ...marksOf("y")], this.log.y, bottom, top);
+      const errorBars = plot.low ? [this.table.column(plot.low), this.table.column(plot.high)] : null;
+      const ends = errorBars ? points.flatMap((p) => errorBars.map((column) => column[p.row])) : [];
+      const ys = scale([...points.map((p) => p.y), ...ends, ...marksOf("y")], this.log.y, bottom, top);
       const yTicks = ys.ticks(6);
       const left = 14 + 7 * Math.max(...yTicks.map((t) => short(t).length), 2) + 12;
       const xs = scale([...points.map((p) => p.x), ...marksOf("x")], this.log.x, left, width - 12);
@@ -307,6 +309,7 @@ const laconic = { charts: new Map() };
           }
         for (const point of one.points) {
           point.px = xs.at(point.x); point.py = ys.at(point.y);
+          if (errorBars) this.errorBar(one, point, ...errorBars.map((column) => ys.at(column[point.row])));
           if (plot.kind === "line" && (many || one.points.length > 40)) continue;
           const dot = svg("path", { d: this.shape(one)(point.px, point.py), "data-series": one.name });
           if (plot.kind === "line") dot.setAttribute("transform", `translate(${point.px},${point.py}) scale(.6) translate(${-point.px},${-point.py})`);
@@ -315,6 +318,11 @@ const laconic = { charts: new Map() };
       }
       if (plot.kind === "points" && plot.series && points.length <= 14) this.name(points);
       this.drawMarks(xs, ys, left, top, bottom);
+    }
+
+    errorBar(one, point, low, high) {
+      const d = `M${point.px},${low}V${high}M${point.px - 3},${low}h6M${point.px - 3},${high}h6`;
+      this.canvas.append(colour(svg("path", { d, fill: "none", "stroke-width": 1 }), one.index));
     }
 
     /* Names beside points, where there is room for them. */

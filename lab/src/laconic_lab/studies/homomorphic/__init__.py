@@ -1,29 +1,33 @@
-"""Homomorphic compression, measured: what Jang, Na and Yoon 2017 ("Homomorphic Parameter Compression") posit.
+"""Homomorphic compression, as Jang, Na and Yoon 2017 assume it ("Homomorphic Parameter Compression"), measured.
 
-Messages that are summed while compressed, models whose layers live in fewer numbers, and both: what they lose, what
-they send, what they cost to compute, and where the paper's bound is met.
+Messages that are summed while compressed, layers of fewer parameters, and both together: what they lose, what they
+send, what they cost to compute, and where the paper's bound is met.
 """
 
 from __future__ import annotations
 
-from laconic_lab.studies.homomorphic.experiments import PARTS
-from laconic_lab.studies.homomorphic.figures import draw
-from laconic_lab.studies.homomorphic.report import GOALS, Finding, Goal, Results, findings, load, tables
-from laconic_lab.studies.homomorphic.settings import HYPER, Setting, setting_of
-from laconic_lab.studies.homomorphic.study import run
+from laconic_lab.studies.homomorphic.claims import CLAIMS
+from laconic_lab.studies.homomorphic.experiments import EXPERIMENTS
+from laconic_lab.studies.homomorphic.plots import FIGURES, make_plots
+from laconic_lab.studies.homomorphic.results import Results
+from laconic_lab.studies.homomorphic.runner import run
+from laconic_lab.studies.homomorphic.settings import HYPER
+from laconic_lab.studies.homomorphic.tables import make_tables
+from laconic_lab.studies.study import Study, compared_frames, training_options
 
-__all__ = [
-    "GOALS",
-    "HYPER",
-    "PARTS",
-    "Finding",
-    "Goal",
-    "Results",
-    "Setting",
-    "draw",
-    "findings",
-    "load",
-    "run",
-    "setting_of",
-    "tables",
-]
+__all__ = ["STUDY"]
+
+STUDY = Study(
+    name="homomorphic",
+    title="Homomorphic compression",
+    experiments=EXPERIMENTS,
+    claims=CLAIMS,
+    results=Results,
+    run=run,
+    tables=make_tables,
+    plots=make_plots,
+    figures=FIGURES,
+    flags=("models", "seeds", "lanes", "epochs", "data"),
+    options=lambda given: training_options(given, HYPER),
+    counts=compared_frames,
+)

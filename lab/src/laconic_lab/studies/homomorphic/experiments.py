@@ -8,10 +8,10 @@ from typing import Any
 from laconic.errors import ConfigError
 from laconic_lab.studies.homomorphic.settings import HYPER, Setting, setting_of
 
-__all__ = ["BITS", "PARTS", "RHOS", "SCHEMES", "SEEDS", "TRAINED", "WORKERS", "seeds_of", "settings_of"]
+__all__ = ["BITS", "EXPERIMENTS", "RHOS", "SCHEMES", "SEEDS", "TRAINED", "WORKERS", "seeds_of", "settings_of"]
 
 TRAINED = ("sums", "layers", "products", "search")
-PARTS = (*TRAINED, "speed")
+EXPERIMENTS = (*TRAINED, "speed")
 
 BITS = (1, 2, 3, 4, 8)
 WORKERS = (2, 4, 8, 16)
@@ -29,24 +29,24 @@ EARLY_DENSE = (("conv[23]", "dense"), ("conv4", "subspace:0.25"))
 """Of VGG-11's numbers 10 % are in its second to fourth convolution: there it costs little to keep more of them."""
 
 
-def seeds_of(part: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
+def seeds_of(experiment: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
     if seeds is not None:
         return seeds
     if setting.model == "mlp":
         return SEEDS
-    judged = part == "products" or (part == "sums" and setting.codec in ("none", ONE_BIT, TWO_BITS))
+    judged = experiment == "products" or (experiment == "sums" and setting.codec in ("none", ONE_BIT, TWO_BITS))
     return SEEDS if setting.model == "vgg11" and setting.workers == 2 and judged else SEEDS[:1]
 
 
-def settings_of(part: str, models: Sequence[str], data: str | None = None) -> Iterator[Setting]:
+def settings_of(experiment: str, models: Sequence[str], data: str | None = None) -> Iterator[Setting]:
     """The settings of a part, model by model."""
     of = {"sums": sums, "layers": layers, "products": products, "search": search}
-    if part not in of:
-        raise ConfigError(f"part {part!r} trains nothing: expected one of {', '.join(TRAINED)}")
+    if experiment not in of:
+        raise ConfigError(f"experiment {experiment!r} trains nothing: expected one of {', '.join(TRAINED)}")
     for model in models:
         if model not in HYPER:
             raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
-        yield from of[part](model, data)
+        yield from of[experiment](model, data)
 
 
 def sums(model: str, data: str | None) -> Iterator[Setting]:

@@ -11,7 +11,7 @@ from laconic.cluster.job import Job
 from laconic.errors import ConfigError
 from laconic.optim import Schedule
 
-__all__ = ["HYPER", "Hyper", "Setting", "said", "setting_of"]
+__all__ = ["HYPER", "Hyper", "Setting", "scheme_text", "setting_of"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Setting:
     @property
     def name(self) -> str:
         """For people."""
-        return " × ".join([said(self.layers, self.rules), *([self.codec] if self.codec != "none" else [])])
+        return " × ".join([scheme_text(self.layers, self.rules), *([self.codec] if self.codec != "none" else [])])
 
     def job(self, seed: int) -> Job:
         job = Job(workers=self.workers, lr=self.lr, weight_decay=self.decay, seed=seed)
@@ -98,15 +98,15 @@ class Setting:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return values | {"rules": [list(rule) for rule in self.rules]}
 
-    def key(self, part: str, epochs: int, seed: int) -> str:
+    def key(self, experiment: str, epochs: int, seed: int) -> str:
         """Equal for equal work."""
-        return json.dumps([part, epochs, seed, self.values()], sort_keys=True)
+        return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
 
 
-def said(layers: str | None, rules: Sequence[Sequence[str]]) -> str:
+def scheme_text(layers: str | None, rules: Sequence[Sequence[str]]) -> str:
     """A scheme in words, with what is excepted.
 
-    >>> said("subspace:0.1", [("conv2", "dense")])
+    >>> scheme_text("subspace:0.1", [("conv2", "dense")])
     'subspace:0.1, conv2 dense'
     """
     return (layers or "dense") + "".join(f", {pattern} {scheme}" for pattern, scheme in rules)

@@ -18,13 +18,13 @@ from laconic.records import Record
 from laconic.train.models import build_model
 from laconic_lab.bench.layers import ALL, FC, SHAPES
 from laconic_lab.studies.homomorphic.experiments import BITS, RHOS, SCHEMES, settings_of
-from laconic_lab.studies.homomorphic.settings import said
-from laconic_lab.studies.oland2015.record_log import Ledger
+from laconic_lab.studies.homomorphic.settings import scheme_text
+from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.trainer import Counter, Progress
 
-__all__ = ["KIND", "SCHEME_KIND", "measure_all"]
+__all__ = ["CODEC_KIND", "STEP_KIND", "measure_all"]
 
-SCHEME_KIND, KIND = "homomorphic.step", "homomorphic.codec"
+STEP_KIND, CODEC_KIND = "homomorphic.step", "homomorphic.codec"
 
 WIDE = "linear 4096-4096"
 BATCHES = {WIDE: 64, "mlp": 128, "lenet5": 128, "vgg11": 128, "alexnet": 16}
@@ -64,7 +64,7 @@ def cases() -> Iterator[Case]:
     yield from (Case(one.model, one.layers, one.rules) for one in settings_of("products", ["vgg11"]) if one.layers)
 
 
-def measure_all(device: torch.device, ledger: Ledger, progress: Progress | None) -> list[Record]:
+def measure_all(device: torch.device, finished: RecordLog, progress: Progress | None) -> list[Record]:
     """Steps of all cases, and rounds of all codecs, on one device; on a CPU with one thread."""
     wanted: list[Case | str] = [*cases(), *(f"ef|{codec}:{bits}" for codec in ("thc", "shared") for bits in BITS)]
     keys = {json.dumps(["speed", device.type, one]): one for one in wanted}
@@ -73,15 +73,15 @@ def measure_all(device: torch.device, ledger: Ledger, progress: Progress | None)
     torch.set_num_threads(1)
     try:
         for key, one in keys.items():
-            if key not in ledger:
+            if key not in finished:
                 measured = _step(one, device) if isinstance(one, Case) else _codec(one, device)
                 known = {"key": key, "part": "speed", "device": device.type}
-                kind = SCHEME_KIND if isinstance(one, Case) else KIND
-                ledger.add(Record(kind, known | measured, seed=0))
+                kind = STEP_KIND if isinstance(one, Case) else CODEC_KIND
+                finished.add(Record(kind, known | measured, seed=0))
             counter.add(1)
     finally:
         torch.set_num_threads(before)
-    return [ledger.records[key] for key in keys]
+    return [finished.records[key] for key in keys]
 
 
 def _step(case: Case, device: torch.device) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _step(case: Case, device: torch.device) -> dict[str, Any]:
     taken = timings(model.to(device), small.to(device), inputs, repeat=TURNS, budget_s=BUDGET_S)
     values = {
         "case": case.name,
-        "scheme": said(case.scheme, case.rules),
+        "scheme": scheme_text(case.scheme, case.rules),
         "batch": batch,
         **layout(small).values(),
         **taken.values(),

@@ -20,9 +20,9 @@ from laconic.policy import Policy
 from laconic_lab.studies.homomorphic.computed import Round
 from laconic_lab.studies.homomorphic.framed import FramedRound
 from laconic_lab.studies.homomorphic.settings import Setting
-from laconic_lab.studies.stepper import GraphLane, Settled, Source
+from laconic_lab.studies.stepper import GraphStepper, Settled, Source
 
-__all__ = ["SummedLane"]
+__all__ = ["SummedStepper"]
 
 
 def _is_small(name: str, shape: tuple[int, ...]) -> bool:
@@ -30,7 +30,7 @@ def _is_small(name: str, shape: tuple[int, ...]) -> bool:
     return bool(Policy().choose(name, TensorSpec(shape, torch.float32), "none").reason)
 
 
-class SummedLane(GraphLane):
+class SummedStepper(GraphStepper):
     """Exchanges after every iteration: integers of all workers are added, and all take the same step.
 
     Args:
@@ -90,7 +90,7 @@ class SummedLane(GraphLane):
             return Round(slots, spec, self.job.workers, self.device, carry=self.setting.carry)
         return FramedRound(slots, spec, self.job.workers, carry=self.setting.carry)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         dense = 4 * self.dense_numel
         return {
             "numel_dense": self.dense_numel,

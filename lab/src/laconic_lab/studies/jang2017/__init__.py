@@ -1,28 +1,33 @@
 """Jang, Na and Yoon 2017, "Homomorphic parameter compression for distributed deep learning training".
 
-A model of time, a table of what gzip costs, and curves of what a compression would bring that computes with what it has
-compressed; no such method. Here: the table and the curves again, the curves with what laconic's layers were measured
-to be, where AlexNet's time goes, and the planner that grew out of the model against real runs.
+The paper has a model of time, a table of what gzip costs, and curves of the gain from a compression that computes on
+compressed values, but no such method. The study repeats the table and the curves, also with the measured cost of
+laconic's layers, profiles AlexNet, and compares the planner, which grew out of the model, with real runs.
 """
 
 from __future__ import annotations
 
-from laconic_lab.studies.claims import Claim
 from laconic_lab.studies.jang2017.claims import CLAIMS
-from laconic_lab.studies.jang2017.figures import FIGURES, draw
-from laconic_lab.studies.jang2017.report import Finding, Results, findings, load, tables
-from laconic_lab.studies.jang2017.study import PARTS, run
+from laconic_lab.studies.jang2017.plots import FIGURES, make_plots
+from laconic_lab.studies.jang2017.results import LAYERS, Results
+from laconic_lab.studies.jang2017.runner import EXPERIMENTS, run
+from laconic_lab.studies.jang2017.tables import make_tables
+from laconic_lab.studies.study import Study
 
-__all__ = [
-    "CLAIMS",
-    "FIGURES",
-    "PARTS",
-    "Claim",
-    "Finding",
-    "Results",
-    "draw",
-    "findings",
-    "load",
-    "run",
-    "tables",
-]
+__all__ = ["STUDY"]
+
+STUDY = Study(
+    name="jang2017",
+    title="Jang, Na and Yoon 2017: a model of time, and real runs",
+    experiments=EXPERIMENTS,
+    claims=CLAIMS,
+    results=Results,
+    run=run,
+    tables=make_tables,
+    plots=make_plots,
+    figures=FIGURES,
+    flags=("data",),
+    options=lambda given: {"data": given["data"] or "digits"},
+    counts=lambda records: {"runs": len(records)},
+    related={LAYERS: "layers/cpu.jsonl"},
+)

@@ -18,11 +18,26 @@ from laconic.plan.profile import ModelTimes, Profile
 from laconic_lab.studies.jang2017 import tasks
 
 __all__ = [
-    "CALM", "CODECS", "ENOUGH_S", "LEAST", "MOST", "PART", "RATES", "SUMMED", "WARM_UP", "WORKERS",
-    "Calibrated", "Cell", "generic", "rate_of", "step_together", "times_of", "wait_until_calm",
+    "CALM",
+    "CODECS",
+    "ENOUGH_S",
+    "EXPERIMENT",
+    "LEAST",
+    "MOST",
+    "RATES",
+    "SUMMED",
+    "WARM_UP",
+    "WORKERS",
+    "Calibrated",
+    "Cell",
+    "generic",
+    "rate_of",
+    "step_together",
+    "times_of",
+    "wait_until_calm",
 ]  # fmt: skip
 
-PART = "runs"
+EXPERIMENT = "runs"
 
 WORKERS = (2, 4)
 RATES = ("100mbit", "1gbit")
@@ -44,7 +59,7 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        return json.dumps([PART, *self])
+        return json.dumps([EXPERIMENT, *self])
 
     @property
     def model(self) -> str:

@@ -35,9 +35,9 @@ from laconic_lab.studies.jang2017.cells import (
     CALM,
     CODECS,
     ENOUGH_S,
+    EXPERIMENT,
     LEAST,
     MOST,
-    PART,
     RATES,
     SUMMED,
     WARM_UP,
@@ -48,14 +48,15 @@ from laconic_lab.studies.jang2017.cells import (
     times_of,
     wait_until_calm,
 )
-from laconic_lab.studies.oland2015.record_log import Ledger
-from laconic_lab.studies.roles import Lines, listen, started
+from laconic_lab.studies.processes import Lines, listen, started
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.trainer import Progress
 
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster.processes import Network as Hosts
     from laconic_lab.network import Link
 
-__all__ = ["CALIBRATION", "CODECS", "ENGINES", "PART", "RATES", "RUN", "WORKERS", "Cell", "measure_all"]
+__all__ = ["CALIBRATION", "CODECS", "ENGINES", "EXPERIMENT", "RATES", "RUN", "WORKERS", "Cell", "measure_all"]
 
 log = logging.getLogger("laconic")
 
@@ -68,7 +69,6 @@ BUSY = 0.15
 MOST_LOAD = 3.0
 """The load average before a calibration above which it is made again for cells that still are to be run."""
 
-Tell = Callable[[str, int, int], None]
 Report = dict[str, Any]
 
 
@@ -84,7 +84,7 @@ class Engine(NamedTuple):
 
 
 def measure_all(
-    wanted: Sequence[Cell], *, records: Path | None = None, progress: Tell | None = None, calm: float = CALM
+    wanted: Sequence[Cell], *, records: RecordLog | None = None, progress: Progress | None = None, calm: float = CALM
 ) -> list[Record]:
     """Run the cells that are not in the Records yet, one at a time; all Records of them.
 
@@ -101,27 +101,27 @@ def measure_all(
 
     if os.geteuid() != 0:
         raise ConfigError("runs that check the planner need the lab's links, and these need root")
-    ledger, done = Ledger(records), 0
+    finished, done = records or RecordLog(None), 0
 
     def kept(cell: Cell) -> bool:
-        values = ledger.records[cell.key].values if cell.key in ledger else None
+        values = finished.records[cell.key].values if cell.key in finished else None
         return values is not None and bool(values["valid"]) and calm_cell(values)
 
     missing = [cell for cell in wanted if not kept(cell)]
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
         group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
-        here = _calibrated(ledger, engine, workers, group[0].model, progress)
+        here = _calibrated(finished, engine, workers, group[0].model, progress)
         with network(LAB, rate, workers) as net:
             links = _links(net)
             modelled = {cell: ENGINES[engine].predict(cell, here) for cell in group}
             wait_until_calm(calm)
             counts = [(cell, _exchanges(modelled[cell][1].exchange_s)) for cell in group]
             for cell, measured in zip(group, ENGINES[engine].run(counts, net), strict=True):
-                ledger.add(_record(cell, here, *modelled[cell], measured, links))
+                finished.add(_record(cell, here, *modelled[cell], measured, links))
                 done += 1
                 if progress is not None:
                     progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
-    return [ledger.records[cell.key] for cell in wanted]
+    return [finished.records[cell.key] for cell in wanted]
 
 
 def calm_cell(values: Mapping[str, Any]) -> bool:
@@ -139,7 +139,7 @@ def _record(
     cell: Cell, here: Calibrated, message: Message, modelled: Step, measured: dict[str, Any], links: Sequence[Link]
 ) -> Record:
     return Record(RUN, {
-        "key": cell.key, "part": PART, **cell._asdict(), "model": cell.model, "numel": here.times.numel,
+        "key": cell.key, "part": EXPERIMENT, **cell._asdict(), "model": cell.model, "numel": here.times.numel,
         "predicted_s": modelled.total_s, "predicted": asdict(modelled), "predicted_push": message.push,
         "predicted_pull": message.pull, **measured,
         "link_goodput": [link.goodput for link in links], "link_round_trip_s": [link.round_trip for link in links],
@@ -160,16 +160,16 @@ def _links(net: Hosts) -> Sequence[Link]:
 # ------------------------------------------------------------------------------------------------------- calibration
 
 
-def _calibrated(ledger: Ledger, engine: str, workers: int, model: str, progress: Tell | None) -> Calibrated:
+def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, progress: Progress | None) -> Calibrated:
     key = json.dumps([CALIBRATION, engine, workers, model])
-    if key not in ledger or ledger.records[key].values["load"] > MOST_LOAD:
+    if key not in finished or finished.records[key].values["load"] > MOST_LOAD:
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
         wait_until_calm()
         found = ENGINES[engine].calibrate(model, workers, CODECS)
-        ledger.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
+        finished.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
                                         **asdict(found)}))  # fmt: skip
-    values = ledger.records[key].values
+    values = finished.records[key].values
     times = values["times"]
     times = ModelTimes(**{
         **times, "numels": tuple(times["numels"]), "dims": tuple(times["dims"]),

@@ -1,33 +1,50 @@
 """Kothari, Kaushik and Faisal 2021, "Communication cost in distributed deep learning: a comprehensive survey".
 
-Six ways to exchange gradients or weights through a parameter server, on LeNet-5 and VGG-11. Here: the same six, ours
-beside them, what each ingredient of ours is worth, and how few bytes suffice.
+Six ways to exchange gradients or weights through a parameter server, on LeNet-5 and VGG-11. The study repeats them,
+compares ours with them, removes one ingredient of ours at a time, and searches for the fewest bytes that suffice.
 """
 
 from __future__ import annotations
 
-from laconic_lab.studies.claims import Claim
-from laconic_lab.studies.kothari2021.claims import CLAIMS
-from laconic_lab.studies.kothari2021.experiments import PARTS
-from laconic_lab.studies.kothari2021.figures import draw
-from laconic_lab.studies.kothari2021.report import Finding, Results, findings, load, tables
-from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
-from laconic_lab.studies.kothari2021.study import run
-from laconic_lab.studies.kothari2021.times import Plan
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = [
-    "CLAIMS",
-    "HYPER",
-    "PARTS",
-    "Claim",
-    "Finding",
-    "Plan",
-    "Results",
-    "Setting",
-    "draw",
-    "findings",
-    "load",
-    "run",
-    "setting_of",
-    "tables",
-]
+from laconic_lab.studies.kothari2021.claims import CLAIMS
+from laconic_lab.studies.kothari2021.experiments import EXPERIMENTS
+from laconic_lab.studies.kothari2021.plots import FIGURES, make_plots
+from laconic_lab.studies.kothari2021.results import Results
+from laconic_lab.studies.kothari2021.runner import run
+from laconic_lab.studies.kothari2021.settings import HYPER
+from laconic_lab.studies.kothari2021.tables import make_tables
+from laconic_lab.studies.kothari2021.times import Plan
+from laconic_lab.studies.study import Study, compared_frames, training_options
+
+__all__ = ["STUDY"]
+
+TIMING = ("iterations", "cell_seconds", "turns")
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    links, methods = given["links"], given["methods"]
+    timing = {"links": links and links.split(","), **{name: given[name] for name in TIMING}}
+    return {
+        **training_options(given, HYPER),
+        "methods": methods.split(",") if methods else None,
+        "timing": Plan(**{name: value for name, value in timing.items() if value is not None}),
+    }
+
+
+STUDY = Study(
+    name="kothari2021",
+    title="Kothari, Kaushik and Faisal 2021: six methods and ours",
+    experiments=EXPERIMENTS,
+    claims=CLAIMS,
+    results=Results,
+    run=run,
+    tables=make_tables,
+    plots=make_plots,
+    figures=FIGURES,
+    flags=("models", "methods", "seeds", "lanes", "epochs", "data", "links", *TIMING),
+    options=_options,
+    counts=compared_frames,
+)

@@ -10,9 +10,9 @@ from laconic.errors import ConfigError
 from laconic.train.methods import METHODS, method_options
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
 
-__all__ = ["METHOD_NAMES", "MODES", "OURS", "PAPER", "PARTS", "SEEDS", "seeds_of", "settings_of"]
+__all__ = ["EXPERIMENTS", "METHOD_NAMES", "MODES", "OURS", "PAPER", "SEEDS", "seeds_of", "settings_of"]
 
-PARTS = ("accuracy", "ingredients", "frontier", "workers", "resnet50", "times")
+EXPERIMENTS = ("accuracy", "ingredients", "frontier", "workers", "resnet50", "times")
 
 PAPER = ("1", "2", "2w", "3", "4", "5", "6")
 OURS = ("laconic", "laconic-min", "adaptive")
@@ -26,13 +26,15 @@ WORKER_COUNTS = (4, 8)
 MODES = ("sync", "async", "bounded:4")
 
 
-def seeds_of(part: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
+def seeds_of(experiment: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
     if seeds is not None:
         return seeds
-    return SEEDS if part == "accuracy" and setting.name in THREE else SEEDS[:1]
+    return SEEDS if experiment == "accuracy" and setting.name in THREE else SEEDS[:1]
 
 
-def settings_of(part: str, models: Sequence[str], methods: Sequence[str] | None, data: str | None) -> Iterator[Setting]:
+def settings_of(
+    experiment: str, models: Sequence[str], methods: Sequence[str] | None, data: str | None
+) -> Iterator[Setting]:
     """The settings of a part."""
     for model in models:
         if model not in HYPER:
@@ -42,23 +44,23 @@ def settings_of(part: str, models: Sequence[str], methods: Sequence[str] | None,
             raise ConfigError(f"unknown method {method!r}: expected one of {', '.join(METHODS)}")
         if METHODS[method][1].get("returns") == "sum":
             raise ConfigError(f"this study decodes what workers push, and nobody does so in method {method!r}")
-    if part == "resnet50":
+    if experiment == "resnet50":
         yield from (
             replace(setting_of("vgg11", method), model="resnet50", data="random") for method in methods or METHOD_NAMES
         )
         return
     for model in models:
-        if part in ("accuracy", "times"):
+        if experiment in ("accuracy", "times"):
             yield from (setting_of(model, method, data=data) for method in methods or METHOD_NAMES)
-        elif part == "ingredients":
+        elif experiment == "ingredients":
             yield from ingredients(model, data)
-        elif part == "frontier":
+        elif experiment == "frontier":
             yield from frontier(model, data)
-        elif part == "workers":
+        elif experiment == "workers":
             yield from workers(methods, data)
             return
         else:
-            raise ConfigError(f"unknown part {part!r}: expected one of {', '.join(PARTS)}")
+            raise ConfigError(f"unknown experiment {experiment!r}: expected one of {', '.join(EXPERIMENTS)}")
 
 
 FOUR_BITS = "qsgd:4,round=nearest"

@@ -111,9 +111,9 @@ class Setting:
         values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         return values | {"options": dict(self.options)}
 
-    def key(self, part: str, epochs: int, seed: int) -> str:
+    def key(self, experiment: str, epochs: int, seed: int) -> str:
         """Equal for equal work."""
-        return json.dumps([part, epochs, seed, self.values()], sort_keys=True)
+        return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
 
 
 def setting_of(model: str, method: str, *, name: str | None = None, data: str | None = None, **changes: Any) -> Setting:

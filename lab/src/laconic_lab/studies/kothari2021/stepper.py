@@ -1,7 +1,7 @@
-"""The study's lanes.
+"""Steppers of the study.
 
-``ComputedLane`` trains with what frames would decode to (see ``computed``), ``LocalLane`` likewise where workers take
-steps of their own. ``FrameLane`` makes every frame.
+``ComputedStepper`` computes what frames would decode to (see ``computed``); ``LocalStepper`` does so for workers that
+take several local steps between exchanges; ``FrameStepper`` makes every frame.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from laconic.frames import decode
 from laconic_lab.studies.kothari2021.computed import Computed, Part, in_order, rounding_keys
 from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
 from laconic_lab.studies.kothari2021.settings import Setting
-from laconic_lab.studies.stepper import GraphLane, Lane, Settled, Source, flattened
+from laconic_lab.studies.stepper import GraphStepper, Settled, Source, Stepper, flattened
 
-__all__ = ["ComputedLane", "FrameLane", "Lane", "LocalLane", "Source", "can_compute"]
+__all__ = ["ComputedStepper", "FrameStepper", "LocalStepper", "Source", "Stepper", "can_compute"]
 
 RING = 32
 """Iterations whose sizes stay on the device until they are read."""
@@ -33,7 +33,7 @@ def can_compute(setting: Setting) -> bool:
     return setting.mode == "sync" and (after_each or means)
 
 
-class ComputedLane(GraphLane):
+class ComputedStepper(GraphStepper):
     """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model."""
 
     setting: Setting
@@ -224,7 +224,7 @@ class ComputedLane(GraphLane):
         self._iteration.fill_(self.done * self.per_epoch)
 
 
-class LocalLane(ComputedLane):
+class LocalStepper(ComputedStepper):
     """Workers take steps of their own; every few iterations the mean of what these changed is exchanged, computed."""
 
     def _prepare(self) -> None:
@@ -301,7 +301,7 @@ class LocalLane(ComputedLane):
             self.velocities[worker].copy_(state[f"velocity/{worker}"])
 
 
-class FrameLane(Lane):
+class FrameStepper(Stepper):
     """Any synchronous job, with real frames; what it exchanges every few iterations is judged at the server."""
 
     setting: Setting

@@ -14,7 +14,7 @@ import queue
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,18 +26,19 @@ from laconic.records import Record
 from laconic.train.data_shards import Shards
 from laconic.train.run import SERVER, Config
 from laconic_lab.studies.kothari2021.settings import HYPER, Setting
-from laconic_lab.studies.oland2015.record_log import Ledger
-from laconic_lab.studies.roles import Lines, listen, started
+from laconic_lab.studies.processes import Lines, listen, started
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.trainer import Progress
 
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster.processes import Network
     from laconic_lab.network import Link
 
-__all__ = ["LINKS", "PART", "TIME", "Plan", "busy", "measure_all"]
+__all__ = ["EXPERIMENT", "LINKS", "TIME", "Plan", "busy", "measure_all"]
 
 log = logging.getLogger("laconic")
 
-PART, TIME = "times", "kothari2021.time"
+EXPERIMENT, TIME = "times", "kothari2021.time"
 
 LINKS = ("unshaped", "1gbit", "100mbit")
 WORKERS = 2
@@ -91,7 +92,7 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        return json.dumps([PART, self.setting.values(), self.link, self.turn], sort_keys=True)
+        return json.dumps([EXPERIMENT, self.setting.values(), self.link, self.turn], sort_keys=True)
 
     def __str__(self) -> str:
         return f"{self.setting.model}, {self.link}, method {self.setting.name}, turn {self.turn + 1}"
@@ -103,10 +104,10 @@ def measure_all(
     *,
     epochs: int | None = None,
     data_dir: Path | None = None,
-    records: Path | None = None,
+    records: RecordLog | None = None,
     seed: int = 0,
     made_of: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Record]:
     """Measure what is not in the Records yet, or was behind a link that was not what it should be; all Records.
 
@@ -124,7 +125,7 @@ def measure_all(
     """
     from laconic_lab.bench.cluster.processes import best_network, network
 
-    ledger = Ledger(records)
+    finished = records or RecordLog(None)
     models = list(dict.fromkeys(setting.model for setting in settings))
     groups = [
         [Cell(setting, link, turn) for setting in settings if setting.model == model]
@@ -136,7 +137,7 @@ def measure_all(
     calm = os.getloadavg()[0] <= CALM
 
     def kept(cell: Cell) -> bool:
-        values = ledger.records[cell.key].values if cell.key in ledger else None
+        values = finished.records[cell.key].values if cell.key in finished else None
         return values is not None and bool(values["valid"]) and not (calm and busy(values))
 
     missing_of = [[cell for cell in group if not kept(cell)] for group in groups]
@@ -149,11 +150,11 @@ def measure_all(
             for cell in missing:
                 if progress is not None:
                     progress(str(cell), done, len(wanted))
-                ledger.add(Record(TIME, bench.measure(cell, net) | _of_links(net, links), seed=seed))
+                finished.add(Record(TIME, bench.measure(cell, net) | _of_links(net, links), seed=seed))
                 done += 1
     if progress is not None:
-        progress(PART, done, len(wanted))
-    return [ledger.records[cell.key] for cell in wanted]
+        progress(EXPERIMENT, done, len(wanted))
+    return [finished.records[cell.key] for cell in wanted]
 
 
 def busy(values: Mapping[str, Any]) -> bool:
@@ -209,7 +210,7 @@ class _Bench:
             config.save(run_dir)
             told = _train(net, run_dir, warm_up, enough)
         return {
-            "key": cell.key, "part": PART, "method": setting.name, "link": cell.link, "turn": cell.turn,
+            "key": cell.key, "part": EXPERIMENT, "method": setting.name, "link": cell.link, "turn": cell.turn,
             **{name: value for name, value in setting.values().items() if name != "name"},
             "epochs": epochs, "iterations_per_epoch": per_epoch, "every": every, "warm_up": warm_up * every,
             **_sums(told, warm_up, every), "load_average": [load_before, os.getloadavg()[0]],

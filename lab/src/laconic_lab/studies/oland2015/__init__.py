@@ -1,32 +1,52 @@
 """Øland and Raj 2015, "Reducing communication overhead in distributed learning by an order of magnitude (almost)".
 
 Five workers train one small network on exclusive shares of MNIST and average their weights after every epoch, quantized
-to as many levels as their entropy asks for, and coded. Here: all of the paper's experiments, with the hyper-parameters
-that it leaves open as dimensions of their own, and what it takes to keep the method from failing.
+to a number of levels that follows their entropy, and Huffman-coded. The study repeats all experiments, varies the
+hyper-parameters that the paper leaves open, and shows how to keep the method from failing.
 """
 
 from __future__ import annotations
 
-from laconic_lab.studies.claims import Claim
-from laconic_lab.studies.oland2015.claims import CLAIMS
-from laconic_lab.studies.oland2015.experiments import PARTS
-from laconic_lab.studies.oland2015.figures import draw
-from laconic_lab.studies.oland2015.report import Finding, Results, findings, load, tables
-from laconic_lab.studies.oland2015.settings import Quantizer, Setting, Study
-from laconic_lab.studies.oland2015.study import run
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = [
-    "CLAIMS",
-    "PARTS",
-    "Claim",
-    "Finding",
-    "Quantizer",
-    "Results",
-    "Setting",
-    "Study",
-    "draw",
-    "findings",
-    "load",
-    "run",
-    "tables",
-]
+from laconic.records import Record
+from laconic_lab.studies.oland2015.claims import CLAIMS
+from laconic_lab.studies.oland2015.experiments import EXPERIMENTS
+from laconic_lab.studies.oland2015.plots import FIGURES, make_plots
+from laconic_lab.studies.oland2015.results import Results
+from laconic_lab.studies.oland2015.runner import run
+from laconic_lab.studies.oland2015.settings import Setting
+from laconic_lab.studies.oland2015.tables import make_tables
+from laconic_lab.studies.study import Study
+
+__all__ = ["STUDY"]
+
+HYPER = ("lr", "decay", "l1", "batch")
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    default = Setting(**{name: given[name] for name in HYPER if given[name] is not None})
+    arguments = {name: given[name] for name in ("runs", "epochs", "workers", "seed", "data") if given[name] is not None}
+    return {**arguments, "default": default}
+
+
+def _counts(records: Sequence[Record]) -> dict[str, Any]:
+    differing = sum(r.values["packets_other_values"] + r.values["packets_other_sizes"] for r in records)
+    return {"runs": sum(r.values["runs"] for r in records), "packets_that_differ": differing}
+
+
+STUDY = Study(
+    name="oland2015",
+    title="Øland and Raj 2015: as many bits as the entropy asks for",
+    experiments=EXPERIMENTS,
+    claims=CLAIMS,
+    results=Results,
+    run=run,
+    tables=make_tables,
+    plots=make_plots,
+    figures=FIGURES,
+    flags=("runs", "epochs", "workers", "seed", "data", *HYPER),
+    options=_options,
+    counts=_counts,
+)

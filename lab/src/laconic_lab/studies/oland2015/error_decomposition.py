@@ -14,7 +14,7 @@ from laconic_lab.studies.oland2015.network import Networks
 from laconic_lab.studies.oland2015.quantizers import Linear
 from laconic_lab.studies.oland2015.settings import LAYERS, Quantizer
 
-__all__ = ["EPOCHS", "PAPER", "WAYS", "dissect"]
+__all__ = ["EPOCHS", "PAPER", "VARIANTS", "dissect"]
 
 EPOCHS = (1, 2, 5, 10, 20, 30, 50, 70, 100)
 PAPER, ZERO, FIX = (
@@ -22,7 +22,7 @@ PAPER, ZERO, FIX = (
     Quantizer("adaptive", c=5, zero=True),
     Quantizer("adaptive", c=4, zero=True, tail=0.001),
 )
-WAYS = {
+VARIANTS = {
     "exact": "not quantized",
     "paper": "c = 5",
     "shifted": "exact, but the fullest bin is moved as c = 5 moves it on average",
@@ -47,29 +47,29 @@ def dissect(networks: Networks, seed: int, num_right: Callable[[], Tensor]) -> d
     """
     saved = [networks.state(k) for k in range(networks.workers)]
     found: dict[str, Any] = {}
-    for way in WAYS:
+    for variant in VARIANTS:
         for i in range(len(LAYERS)):
-            decoded = [_decode(way, networks.layer(k, i), seed) for k in range(networks.workers)]
+            decoded = [_decode(variant, networks.layer(k, i), seed) for k in range(networks.workers)]
             networks.layer(0, i).copy_(sum(decoded[1:], decoded[0]) / networks.workers)
         average_biases(networks)
-        found[way] = num_right().cpu()
+        found[variant] = num_right().cpu()
         for k, state in enumerate(saved):
             networks.restore(k, state)
     return found | _fullest_bin(networks.layer(0, 0), seed)
 
 
-def _decode(way: str, x: Tensor, seed: int) -> Tensor:
-    if way == "exact":
+def _decode(variant: str, x: Tensor, seed: int) -> Tensor:
+    if variant == "exact":
         return x.clone()
-    quantizer = {"zero": ZERO, "fix": FIX}.get(way, PAPER)
+    quantizer = {"zero": ZERO, "fix": FIX}.get(variant, PAPER)
     fitted = quantizers.fit([quantizer] * len(x), x, seed)
     values, symbols = fitted.decode(x)
-    if way in ("paper", "zero", "fix"):
+    if variant in ("paper", "zero", "fix"):
         return values
     assert isinstance(fitted, Linear) and symbols is not None
     inside, centre, mean = _look(fitted, x, symbols)
-    kept = {"shifted": x + (centre - mean), "centred": mean.expand(x.shape), "others": x}[way]
-    return torch.where(inside, kept, x if way == "shifted" else values)
+    kept = {"shifted": x + (centre - mean), "centred": mean.expand(x.shape), "others": x}[variant]
+    return torch.where(inside, kept, x if variant == "shifted" else values)
 
 
 def _look(fitted: Linear, x: Tensor, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from laconic_lab.studies.oland2015.settings import BASELINE, Quantizer, Setting
 from laconic_lab.studies.oland2015.trials import Unit
 
-__all__ = ["PARTS", "settings_of", "units_of"]
+__all__ = ["EXPERIMENTS", "settings_of", "units_of"]
 
-PARTS = ("headline", "fixed", "grid", "entropy", "map", "collapse", "beyond", "gradients")
+EXPERIMENTS = ("headline", "fixed", "grid", "entropy", "map", "collapse", "beyond", "gradients")
 
 UNIT_RUNS = 250
 """Runs of a Record: independent of any machine's memory, so that a study can go on on another."""
@@ -43,14 +43,14 @@ GRADIENT_CODECS = (
 )  # fmt: skip
 
 
-def settings_of(part: str, default: Setting) -> Iterator[Setting]:
+def settings_of(experiment: str, default: Setting) -> Iterator[Setting]:
     """The settings of a part around the default hyper-parameters."""
-    if part == "headline":
+    if experiment == "headline":
         yield from (replace(default, quantizer=q) for q in HEADLINE)
-    elif part == "fixed":
+    elif experiment == "fixed":
         yield replace(default, quantizer=BASELINE)
         yield from (replace(default, quantizer=Quantizer("uniform", bits=bits)) for bits in FIXED_BITS)
-    elif part == "grid":
+    elif experiment == "grid":
         yield replace(default, quantizer=BASELINE)
         for floor in FLOORS_UNDER_CEILING:
             m = CEILING - floor
@@ -58,21 +58,21 @@ def settings_of(part: str, default: Setting) -> Iterator[Setting]:
             yield replace(default, quantizer=c(floor, m=m) if m else Quantizer("uniform", bits=CEILING))
         # c = 6 lies on both lines.
         yield from (replace(default, quantizer=c(floor)) for floor in FLOORS_AT_FOUR if floor != CEILING - 4)
-    elif part == "entropy":
+    elif experiment == "entropy":
         yield replace(default, quantizer=BASELINE)
-    elif part == "map":
+    elif experiment == "map":
         yield from (replace(point, quantizer=q) for point in (*plane(default), *lines(default)) for q in HEADLINE)
-    elif part == "collapse":
+    elif experiment == "collapse":
         yield replace(default, l1=STRONG_L1, quantizer=BASELINE)
-    elif part == "beyond":
+    elif experiment == "beyond":
         yield from (replace(point, quantizer=q) for point in plane(default) for q in (ZERO, FIX))
         yield from (replace(default, quantizer=c(floor, by="grad")) for floor in GRADIENT_FLOORS)
-    elif part == "gradients":
+    elif experiment == "gradients":
         # Half the rate: with all of it some runs saturate at the start, whatever the codec.
         sender = replace(default, lr=default.lr / 2, l1=0.0, sends="gradients")
         yield from (replace(sender, quantizer=q) for q in GRADIENT_CODECS)
     else:
-        raise AssertionError(part)
+        raise AssertionError(experiment)
 
 
 def plane(default: Setting) -> Iterator[Setting]:
@@ -89,9 +89,9 @@ def lines(default: Setting) -> Iterator[Setting]:
     yield replace(default, pixels="centred" if default.pixels == "unit" else "unit")
 
 
-def units_of(part: str, settings: Sequence[Setting], runs: int) -> list[Unit]:
+def units_of(experiment: str, settings: Sequence[Setting], runs: int) -> list[Unit]:
     return [
-        Unit(part, setting, first, min(UNIT_RUNS, runs - first))
+        Unit(experiment, setting, first, min(UNIT_RUNS, runs - first))
         for setting in settings
         for first in range(0, runs, UNIT_RUNS)
     ]

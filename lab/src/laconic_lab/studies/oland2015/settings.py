@@ -7,7 +7,7 @@ from typing import Any
 
 from laconic.errors import ConfigError
 
-__all__ = ["BASELINE", "LAYERS", "NUM_WEIGHTS", "Quantizer", "Setting", "Study"]
+__all__ = ["BASELINE", "LAYERS", "NUM_WEIGHTS", "CommonSettings", "Quantizer", "Setting"]
 
 LAYERS = ((392, 784), (50, 392), (10, 50))
 """Outputs and inputs of each."""
@@ -91,7 +91,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Study:
+class CommonSettings:
     """What all runs share.
 
     Args:

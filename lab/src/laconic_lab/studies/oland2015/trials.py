@@ -17,7 +17,7 @@ from laconic.train.data import Images
 from laconic_lab.studies.oland2015 import error_decomposition, quantizers
 from laconic_lab.studies.oland2015.exchange import Comparison, Traffic, Watch, exchange_batched, exchange_packets
 from laconic_lab.studies.oland2015.network import Batches, Networks, scaled
-from laconic_lab.studies.oland2015.settings import LAYERS, NUM_WEIGHTS, Quantizer, Setting, Study
+from laconic_lab.studies.oland2015.settings import LAYERS, NUM_WEIGHTS, CommonSettings, Quantizer, Setting
 
 __all__ = ["ENTROPY_BITS", "ENTROPY_RATES", "Series", "Unit", "train"]
 
@@ -35,13 +35,13 @@ class Unit:
     """Some runs of one setting: what is trained together, written together and skipped together.
 
     Args:
-        part: The experiment it belongs to.
+        experiment: Name of the experiment.
         setting: What is trained.
         first: Number of the first run; runs of one number start from the same weights in every setting.
         runs: How many.
     """
 
-    part: str
+    experiment: str
     setting: Setting
     first: int
     runs: int
@@ -49,20 +49,20 @@ class Unit:
     @property
     def by_epoch(self) -> bool:
         """Whether curves are kept: maps are many settings, and their curves would be megabytes that nobody reads."""
-        return self.part not in ("map", "beyond", "gradients")
+        return self.experiment not in ("map", "beyond", "gradients")
 
     @property
-    def company(self) -> tuple[object, ...]:
+    def group(self) -> tuple[object, ...]:
         """Units of the same company can be trained as one batch."""
         setting = self.setting
-        return setting.batch, setting.pixels, setting.sends, setting.quantizer.by, self.part
+        return setting.batch, setting.pixels, setting.sends, setting.quantizer.by, self.experiment
 
     def values(self) -> dict[str, Any]:
-        return {"part": self.part, "first_run": self.first, "runs": self.runs} | self.setting.values()
+        return {"part": self.experiment, "first_run": self.first, "runs": self.runs} | self.setting.values()
 
-    def key(self, study: Study) -> str:
+    def key(self, common: CommonSettings) -> str:
         """Names the unit's Record: a changed configuration is another key."""
-        text = json.dumps(study.values() | self.values(), sort_keys=True)
+        text = json.dumps(common.values() | self.values(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -144,7 +144,7 @@ def rounded(x: Tensor, digits: int) -> list[Any]:
 
 
 def train(
-    study: Study,
+    common: CommonSettings,
     units: Sequence[Unit],
     images: Images,
     device: torch.device,
@@ -152,41 +152,41 @@ def train(
     real_packets: bool,
     tick: Callable[[int], None],
 ) -> list[Series]:
-    """All runs of some units of one company, as one batch.
+    """Train all runs of some units of one group as one batch.
 
     Args:
-        study: What they share.
+        common: What all runs share.
         units: What to train.
-        images: What to learn.
-        device: Where.
-        real_packets: Exchange frames, a run at a time, instead of computing what they would hold.
+        images: Training and test images.
+        device: Where to train.
+        real_packets: Exchange frames, a run at a time, instead of computing what they would decode to.
         tick: Called after each epoch with the number of runs.
     """
     # Families side by side: neighbours are quantized together.
     units = sorted(units, key=lambda unit: str(unit.setting.quantizer.family))
     settings = [unit.setting for unit in units for _ in range(unit.runs)]
     run_ids = [unit.first + r for unit in units for r in range(unit.runs)]
-    first, part = settings[0], units[0].part
+    first, experiment = settings[0], units[0].experiment
     batches = Batches(
         images.train_images, images.train_labels,
-        workers=study.workers, batch=first.batch, seed=study.seed, pixels=first.pixels, device=device,
+        workers=common.workers, batch=first.batch, seed=common.seed, pixels=first.pixels, device=device,
     )  # fmt: skip
     test_images, test_labels = scaled(images.test_images, first.pixels, device), images.test_labels.to(device)
-    seen = _Seen(study.epochs, len(settings), looks=part == "entropy")
+    seen = _Seen(common.epochs, len(settings), looks=experiment == "entropy")
     with _fast_products():
-        networks = Networks(settings, run_ids, study.workers, study.seed, device)
+        networks = Networks(settings, run_ids, common.workers, common.seed, device)
         num_right = partial(networks.num_right, test_images, test_labels)
         exchange = _Exchange(networks, [setting.quantizer for setting in settings], batches, real_packets)
-        for epoch in range(study.epochs):
-            seed, measured = study.seed + epoch, epoch % study.workers
-            watched = _watched(units) if epoch in (0, study.epochs // 2, study.epochs - 1) else []
+        for epoch in range(common.epochs):
+            seed, measured = common.seed + epoch, epoch % common.workers
+            watched = _watched(units) if epoch in (0, common.epochs // 2, common.epochs - 1) else []
             if first.sends == "gradients":
                 traffic = _train_by_step(networks, epoch, batches, exchange, seed, measured, watched)
             else:
                 networks.train_epoch(epoch, batches)
-                if part == "entropy":
+                if experiment == "entropy":
                     seen.look(epoch, networks, measured, batches, seed)
-                elif part == "collapse" and epoch + 1 in error_decomposition.EPOCHS:
+                elif experiment == "collapse" and epoch + 1 in error_decomposition.EPOCHS:
                     seen.dissect(epoch, error_decomposition.dissect(networks, seed, num_right), len(test_labels))
                 traffic = exchange(seed, measured, watched)
             seen.right[epoch] = num_right().cpu()

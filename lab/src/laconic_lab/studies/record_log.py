@@ -1,4 +1,4 @@
-"""Records of finished work, a line each: what is there is not done again."""
+"""Records of finished work, one line each: work whose Record is present is not done again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from laconic.errors import FileError
 from laconic.records import Record
 
-__all__ = ["Ledger"]
+__all__ = ["RecordLog"]
 
 log = logging.getLogger("laconic")
 
 
-class Ledger:
-    """Records by key, in a file that only ever grows; in memory alone without one."""
+class RecordLog:
+    """Records by key, in a file that is only appended to, or in memory without one."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -23,16 +23,21 @@ class Ledger:
         if path is not None and path.exists():
             self._read(path)
 
+    @classmethod
+    def of_experiment(cls, folder: Path | None, experiment: str) -> RecordLog:
+        """Return the log of an experiment in a folder of Records."""
+        return cls(None if folder is None else folder / f"{experiment}.jsonl")
+
     def _read(self, path: Path) -> None:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"cannot read records: {error}") from error
-        whole, _, torn = text.rpartition("\n")
+        complete, _, torn = text.rpartition("\n")
         if torn:
             log.warning("%s ends in half a record, as after a power cut: it is dropped", path)
-            path.write_text(whole + "\n" if whole else "", encoding="utf-8")
-        for number, line in enumerate(whole.splitlines(), 1):
+            path.write_text(complete + "\n" if complete else "", encoding="utf-8")
+        for number, line in enumerate(complete.splitlines(), 1):
             try:
                 record = Record.from_json(line)
                 self.records[record.values["key"]] = record
@@ -43,7 +48,7 @@ class Ledger:
         return key in self.records
 
     def add(self, record: Record) -> None:
-        """Kept, and on disk before this returns."""
+        """Add a Record; it is on disk when this returns."""
         self.records[record.values["key"]] = record
         if self.path is None:
             return

@@ -1,0 +1,80 @@
+"""Runs the experiments: what has no Record yet is trained or timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import ConfigError
+from laconic.records import Record
+from laconic.train.devices import device_of
+from laconic_lab.studies.homomorphic import speed
+from laconic_lab.studies.homomorphic.experiments import EXPERIMENTS, seeds_of, settings_of
+from laconic_lab.studies.homomorphic.results import KIND
+from laconic_lab.studies.homomorphic.settings import HYPER, Setting
+from laconic_lab.studies.homomorphic.stepper import SummedStepper
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.study import check_experiment
+from laconic_lab.studies.trainer import Counter, Progress, Unit, batched, run_units, train
+
+__all__ = ["run"]
+
+RUNS_AT_ONCE = 6
+"""Runs that share a GPU by default."""
+
+
+def run(
+    experiment: str = "sums",
+    *,
+    models: Sequence[str] = tuple(HYPER),
+    epochs: int | None = None,
+    seeds: Sequence[int] | None = None,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    lanes: int | None = None,
+    settings: Sequence[Setting] | None = None,
+    records: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Run an experiment and return its Records; what is in the Records already is not run again.
+
+    Args:
+        experiment: One of ``EXPERIMENTS``.
+        models: Some of ``mlp``, ``lenet5`` and ``vgg11``. The experiment ``speed`` has its own models and layers.
+        epochs: Passes over the images; by default 10, and 20 for VGG-11.
+        seeds: By default 0 to 2 for the MLP and for the goals of VGG-11, 0 for the others.
+        data: Another data set than the model's own, such as ``digits``.
+        data_dir: Folder of the data sets.
+        device: ``auto``, ``cpu`` or ``cuda``. On a CPU sums are made of real frames.
+        lanes: Runs side by side; by default 6 on a GPU and 1 on a CPU.
+        settings: Replaces the settings of the experiment.
+        records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
+        progress: Called as epochs end.
+    """
+    check_experiment(experiment, EXPERIMENTS)
+    if epochs is not None and epochs < 1:
+        raise ConfigError(f"epochs must be at least 1, got {epochs}")
+    where, finished = device_of(device), RecordLog.of_experiment(records, experiment)
+    if experiment == "speed":
+        return speed.measure_all(where, finished, progress)
+    chosen = list(settings) if settings is not None else settings_of(experiment, models, data)
+    units = [
+        Unit(experiment, setting, epochs or HYPER[setting.model].epochs, seed)
+        for setting in chosen
+        for seed in seeds_of(experiment, setting, seeds)
+    ]
+
+    def work(missing: list[Unit[Setting]], counter: Counter) -> Iterator[tuple[Unit[Setting], dict[str, Any]]]:
+        for batch in batched(missing, lanes or (RUNS_AT_ONCE if where.type == "cuda" else 1)):
+            yield from train(
+                batch,
+                where,
+                data_dir,
+                lambda unit, source: SummedStepper(unit.setting, unit.seed, unit.epochs, source),
+                records,
+                counter.add,
+            )
+
+    return run_units(units, finished, KIND, where, progress, work)

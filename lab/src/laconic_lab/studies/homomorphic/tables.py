@@ -1,0 +1,190 @@
+"""Accuracy of sums, of layers in fewer numbers and of both; what they cost; and where the bound is met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from laconic.plan import Bound
+from laconic_lab.studies.homomorphic.experiments import BITS, WORKERS
+from laconic_lab.studies.homomorphic.results import DEVICES, MODEL_NAMES, Results, Row
+from laconic_lab.studies.tables import Table, make_table, mean_and_values
+
+__all__ = ["make_tables"]
+
+RATES = ((1e9, "1 Gbit/s"), (10e9, "10 Gbit/s"))
+WORKER_COUNTS = (4, 16, 25)
+
+
+def make_tables(results: Results) -> list[Table]:
+    """Return all tables but the one of claims."""
+    return [
+        _sums(results), _layers(results), _products(results), _search(results), _steps(results), _codecs(results),
+        _bounds(results), _compared(results),
+    ]  # fmt: skip
+
+
+def _sums(results: Results) -> Table:
+    """Return top-1 of dense layers by bits and workers."""
+    rows = []
+    for model in results.models("sums"):
+        for codec in ("none", *(f"ef|thc:{bits}" for bits in BITS)):
+            shown = [results.find("sums", model, None, codec, workers=count) for count in WORKERS]
+            first = next((row for row in shown if row is not None), None)
+            if first is not None:
+                top1 = (_top1(results, row) for row in shown)
+                rows.append((MODEL_NAMES[model], first.codec, _small(first.rho), *top1))
+    columns = ("model", "codec", "rho up", *(f"{count} workers" for count in WORKERS))
+    return make_table("Sums of integers, top-1 %", columns, rows)
+
+
+def _layers(results: Results) -> Table:
+    rows = []
+    for model in results.models("layers"):
+        for row in sorted(results.rows["layers", model], key=_by_scheme):
+            h = [_number(results.h(model, row.layers, device)) for device in DEVICES]
+            rows.append((MODEL_NAMES[model], row.layers, f"{row.values['rho_layers']:.3f}", mean_and_values(row.final),
+                         _signed(results.lost(row)), *h))  # fmt: skip
+    columns = ("model", "scheme", "rho", "top-1 %", "points lost", *(f"h, {name}" for name in DEVICES.values()))
+    return make_table("Layers in fewer numbers", columns, rows)
+
+
+def _products(results: Results) -> Table:
+    rows = []
+    for model in results.models("products"):
+        for row in sorted(results.rows["products", model], key=lambda row: -row.rho):
+            h = [_number(results.h(model, row.layers, device)) for device in DEVICES]
+            rows.append((
+                MODEL_NAMES[model], row.layers, row.codec, str(row.values["workers"]),
+                _small(row.values["rho_layers"]), _small(_nominal(row)), _small(row.rho), mean_and_values(row.final),
+                _signed(results.lost(row)), *h,
+            ))  # fmt: skip
+    columns = ("model", "layers", "codec", "workers", "rho of the layers", "rho of the values", "rho of the bytes",
+               "top-1 %", "points lost", *(f"h, {name}" for name in DEVICES.values()))  # fmt: skip
+    return make_table("Both", columns, rows)
+
+
+def _nominal(row: Row) -> float:
+    """Return rho without headers: the share of parameters times their bits over 32."""
+    bits = row.codec.partition(":")[2].partition(",")[0]
+    return float(row.values["rho_layers"]) * (float(bits) / 32 if bits else 1.0)
+
+
+def _search(results: Results) -> Table:
+    rows = []
+    for model in results.models("search"):
+        for row in sorted(results.rows["search", model], key=lambda row: -row.top1):
+            held = f"{row.values['held_loss'][-1]:.3f}"
+            rows.append((row.layers, row.codec, _changes(row), _small(row.rho), f"{row.top1:.2f}", held))
+    return make_table(
+        "How the products were found", ("layers", "codec", "else", "rho", "top-1 %", "loss, held out"), rows
+    )
+
+
+def _changes(row: Row) -> str:
+    """Describe how a setting differs from the usual one."""
+    usual = {"lr": 0.05, "decay": 5e-4, "carry": True, "at_renewal": "spend"}
+    names = {"lr": "rate", "decay": "decay", "carry": "scales", "at_renewal": "momentum"}
+    words = {False: "agreed first", "forget": "forgotten at renewals"}
+    changed = {name: row.values[name] for name, value in usual.items() if row.values[name] != value}
+    return ", ".join(f"{names[name]} {words.get(value, value)}" for name, value in changed.items())
+
+
+def _steps(results: Results) -> Table:
+    """Return h of models and layers that were timed but not trained."""
+    rows = []
+    cases = {(case, scheme): None for _, case, scheme in results.steps if case not in results.models("layers")}
+    for case, scheme in cases:
+        steps = [results.steps.get((device, case, scheme)) for device in DEVICES]
+        rho = next(step["rho"] for step in steps if step is not None)
+        h = [_number(None if step is None else step["h"]) for step in steps]
+        rows.append((MODEL_NAMES.get(case, case), scheme, f"{rho:.3f}", *h))
+    columns = ("model or layer", "scheme", "rho", *(f"h, {name}" for name in DEVICES.values()))
+    return make_table("What a step costs", columns, rows)
+
+
+def _codecs(results: Results) -> Table:
+    rows = []
+    for (device, codec), timed in results.codecs.items():
+        ns_per_value = [1e9 * timed[name] / timed["values"] for name in ("encode_s", "decode_s")]
+        rows.append((DEVICES[device], codec, *(f"{ns:.2f}" for ns in ns_per_value), f"{timed['error']:.3f}"))
+    columns = ("on", "codec", "encode, ns a value", "decode, ns a value", "error of one sender")
+    return make_table("What a codec costs", columns, rows)
+
+
+def _bounds(results: Results) -> Table:
+    """Return the smallest feasible multiple of the ideal time, for every way to train a model."""
+    rows = []
+    for device, name in DEVICES.items():
+        for model, layers, codec, rho, numel, dense in _trainings(results):
+            h, step = results.h(model, layers, device), results.dense_step_s(model, device)
+            if h is None or step is None:
+                continue
+            cells = []
+            for rate, _ in RATES:
+                for workers in WORKER_COUNTS:
+                    bound = Bound(workers=workers, nbytes=4 * dense, step_s=step, bandwidth=rate / 8)
+                    total = bound.with_encoding(h, results.coding_s(codec, numel, device))
+                    cells.append(_multiple(bound.r_min(rho, total), workers))
+            how = f"{layers} × {'float32' if codec == 'none' else codec}"
+            rows.append((f"{MODEL_NAMES.get(model, model)}, {name}", how, _small(rho), f"{h:.2f}", *cells))
+    columns = ("model", "how", "rho", "h", *(f"{rate}, {workers}" for _, rate in RATES for workers in WORKER_COUNTS))
+    return make_table("Where the bound is met", columns, rows)
+
+
+def _trainings(results: Results) -> Iterator[tuple[str, str, str, float, int, int]]:
+    """Yield model, layers, codec, rho, values sent and parameters of the dense model; AlexNet was not trained."""
+    for model in results.models("sums", "layers", "products"):
+        experiments = ("sums", "layers", "products")
+        rows = [row for experiment in experiments for row in results.rows.get((experiment, model), [])]
+        seen = set()
+        for row in sorted(rows, key=lambda row: -row.rho):
+            key = (row.layers, row.codec)
+            if key not in seen:
+                seen.add(key)
+                values = row.values
+                yield model, row.layers, values["codec"], row.rho, values["numel"], values["numel_dense"]
+    for (device, case, scheme), values in results.steps.items():
+        if case == "alexnet" and device == "cpu":
+            yield case, scheme, "none", values["rho"], values["numel_compressed"], values["numel"]
+            for codec in ("ef|thc:4", "ef|thc:1"):
+                bits = int(codec[-1])
+                rho = values["rho"] * (bits / 32 + 1 / 1024)
+                yield case, scheme, codec, rho, values["numel_compressed"], values["numel"]
+
+
+def _multiple(r: float, workers: int) -> str:
+    """Format a multiple of the ideal time, in brackets where one node alone is faster."""
+    return f"{r:.3g}" if r < workers else f"({r:.3g})"
+
+
+def _compared(results: Results) -> Table:
+    runs = [run for rows in results.rows.values() for row in rows for run in row.runs]
+    compared, differing = (sum(run[name] for run in runs) for name in ("frames_compared", "frames_other"))
+    shown = [(str(len(runs)), f"{compared:,}", str(differing))] if compared else []
+    return make_table("Frames made and compared", ("runs", "frames compared", "that differ"), shown)
+
+
+# ----------------------------------------------------------------------------------------------------------- format
+
+
+def _by_scheme(row: Row) -> tuple[str, float]:
+    return str(row.values["layers"]).partition(":")[0], -float(row.values["rho_layers"])
+
+
+def _top1(results: Results, row: Row | None) -> str:
+    if row is None:
+        return "–"
+    lost = results.lost(row)
+    return f"{row.top1:.2f}" + ("" if lost is None or row.codec == "float32" else f" ({-lost:+.2f})")
+
+
+def _small(rho: float) -> str:
+    return f"{rho:.3g}"
+
+
+def _signed(points: float | None) -> str:
+    return "–" if points is None else f"{points:+.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

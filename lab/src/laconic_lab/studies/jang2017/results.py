@@ -1,0 +1,112 @@
+"""Records of the study by kind, and what the planner's model of time needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
+
+from laconic.plan import Naive, Training
+from laconic.plan.jang2017 import GIGABIT
+from laconic.records import Record
+from laconic_lab.studies import study
+from laconic_lab.studies.jang2017.runs import RUN
+
+__all__ = ["KERNELS", "LAYERS", "STEP", "TABLE", "CompressedModel", "Results"]
+
+TABLE, STEP, KERNELS = "jang2017.table1", "jang2017.step", "jang2017.kernels"
+LAYERS = "bench.layers"
+"""Kind of the Records with h and rho of laconic's layers."""
+
+
+class _OptionalTableFields(TypedDict, total=False):
+    relative_squared_error: float
+
+
+class _TableFields(_OptionalTableFields):
+    what: str
+    way: str
+    nbytes: int
+    compressed_nbytes: int
+    compress_s: float
+    decompress_s: float
+    lossless: bool
+
+
+class _StepFields(TypedDict):
+    model: str
+    device: str
+    numel: int
+    step_s: float
+
+
+class _KernelFields(TypedDict):
+    device: str
+    batch: int
+    groups: dict[str, float]
+
+
+class _RunFields(TypedDict):
+    engine: str
+    workers: int
+    rate: str
+    codec: str
+    predicted_s: float
+    measured_s: float
+    measured_quartiles_s: list[float]
+    measured_push: float | None
+    predicted_push: float
+    others: float | None
+    valid: bool
+
+
+class _LayerFields(TypedDict):
+    case: str
+    device: str
+    scheme: str
+    rho: float
+    h: float | None
+
+
+@dataclass(frozen=True)
+class CompressedModel:
+    """An AlexNet with compressed layers, as measured."""
+
+    scheme: str
+    rho: float
+    h: float
+
+
+class Results(study.Results):
+    """Records by kind."""
+
+    schemas: ClassVar[Mapping[str, Any]] = {
+        TABLE: _TableFields, STEP: _StepFields, KERNELS: _KernelFields, RUN: _RunFields, LAYERS: _LayerFields,
+    }  # fmt: skip
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__(records)
+        self.rows, self.runs = self.of_kind(TABLE), self.of_kind(RUN)
+        self.steps = {(step["model"], step["device"]): step for step in self.of_kind(STEP)}
+        self.kernels = {kernels["device"]: kernels for kernels in self.of_kind(KERNELS)}
+        self.layers = [
+            CompressedModel(layer["scheme"], layer["rho"], layer["h"])
+            for layer in self.of_kind(LAYERS)
+            if layer["case"] == "alexnet" and layer["device"] == "cpu" and layer["h"] is not None
+        ]
+
+    def row(self, what: str, way: str) -> Mapping[str, Any] | None:
+        return next((row for row in self.rows if (row["what"], row["way"]) == (what, way)), None)
+
+    @property
+    def gzip_here(self) -> Naive | None:
+        """Gzip with the ratio and times measured on this machine."""
+        row = self.row("alexnet", "gzip")
+        return None if row is None else Naive(
+            row["compressed_nbytes"] / row["nbytes"], row["compress_s"], row["decompress_s"]
+        )  # fmt: skip
+
+    def reader(self) -> Training | None:
+        """Return the line reader with updates of 20 iterations, by its measured step."""
+        step = self.steps.get(("reader", "cpu"))
+        return None if step is None else Training(4 * step["numel"], step["step_s"], GIGABIT, every=20)

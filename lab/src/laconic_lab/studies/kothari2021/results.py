@@ -1,0 +1,242 @@
+"""Records of the study, grouped by experiment, model and method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean, median
+from typing import Any, ClassVar, TypedDict
+
+from laconic.records import Record
+from laconic_lab.studies import study
+from laconic_lab.studies.kothari2021.experiments import METHOD_NAMES
+from laconic_lab.studies.kothari2021.times import LINKS, TIME, busy
+
+__all__ = ["LINK_NAMES", "MODEL_NAMES", "ROUND", "RUN", "Results", "Row", "TimedMethod", "method_order"]
+
+RUN, ROUND = "kothari2021.run", "kothari2021.round"
+MODEL_NAMES = {"lenet5": "LeNet-5", "vgg11": "VGG-11"}
+LINK_NAMES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
+
+
+def method_order(name: str) -> int:
+    """Return the sort key of a method: the paper's methods, then ours, then other settings."""
+    return METHOD_NAMES.index(name) if name in METHOD_NAMES else len(METHOD_NAMES)
+
+
+class _OptionalRunFields(TypedDict, total=False):
+    frames_compared: int
+    frames_other: int
+    diverged: bool
+    staleness_mean: float
+    staleness_most: int
+
+
+class _RunFields(_OptionalRunFields):
+    part: str
+    model: str
+    name: str
+    data: str
+    epochs: int
+    iterations: int
+    seed: int
+    workers: int
+    mode: str
+    options: dict[str, Any]
+    accuracy: list[float]
+    push_bytes: list[float]
+    pull_bytes: list[float]
+
+
+class _RoundFields(TypedDict):
+    name: str
+    bytes_per_iteration: float
+    encode_s: float
+    aggregate_s: float
+    answer_s: float
+    decode_s: float
+
+
+class _TimeFields(TypedDict):
+    model: str
+    link: str
+    method: str
+    data: str
+    options: dict[str, Any]
+    turn: int
+    iterations: int
+    iterations_per_epoch: int
+    epochs: int
+    every: int
+    exchange_s: list[float]
+    compute_s: float
+    encode_s: float
+    overlapped_s: float
+    communication_s: float
+    apply_s: float
+    total_s: float
+    valid: bool
+    load_average: list[float]
+    link_measured: list[float]
+    link_made_of: str
+    retries: int
+
+
+@dataclass
+class Row:
+    """All runs of one setting, sorted by seed."""
+
+    runs: list[Mapping[str, Any]]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.runs[0]
+
+    @property
+    def name(self) -> str:
+        return str(self.values["name"])
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.runs]
+
+    @property
+    def final(self) -> list[float]:
+        """Top-1 after the last epoch, by seed."""
+        return [run["accuracy"][-1] for run in self.runs]
+
+    @property
+    def best(self) -> list[float]:
+        return [max(run["accuracy"]) for run in self.runs]
+
+    @property
+    def bytes_per_iteration(self) -> float:
+        """Bytes in both directions of all workers; iterations without an exchange count."""
+        return fmean(sum(run["push_bytes"]) + sum(run["pull_bytes"]) for run in self.runs) / self.iterations
+
+    @property
+    def iterations(self) -> int:
+        return int(self.values["iterations"])
+
+    @staticmethod
+    def bytes_by_epoch(run: Mapping[str, Any]) -> list[float]:
+        """Return the bytes that a run has sent and received until the end of each epoch."""
+        return list(accumulate(a + b for a, b in zip(run["push_bytes"], run["pull_bytes"], strict=True)))
+
+
+@dataclass
+class TimedMethod:
+    """All turns in which a method was timed on one model over one link."""
+
+    turns: list[Mapping[str, Any]]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.turns[0]
+
+    @property
+    def iterations(self) -> int:
+        return sum(int(turn["iterations"]) for turn in self.turns)
+
+    @property
+    def valid(self) -> bool:
+        return all(turn["valid"] for turn in self.turns)
+
+    @property
+    def calm(self) -> bool:
+        """Whether no other process loaded the machine."""
+        return not any(busy(turn) for turn in self.turns)
+
+    def seconds(self, name: str = "total_s") -> float:
+        """Return the mean seconds of an iteration."""
+        return float(sum(turn[name] for turn in self.turns)) / self.iterations
+
+    @property
+    def median(self) -> float:
+        """Median seconds of an iteration; iterations between two exchanges count as one value, their mean."""
+        return float(median(one / turn["every"] for turn in self.turns for one in turn["exchange_s"]))
+
+    def minutes(self, name: str = "total_s") -> float:
+        """Return the minutes of all of the paper's epochs, extrapolated from the timed iterations."""
+        iterations = int(self.values["epochs"]) * int(self.values["iterations_per_epoch"])
+        return self.seconds(name) * iterations / 60
+
+
+class Results(study.Results):
+    """Runs by experiment, model and setting; times by model, link and method.
+
+    Of an experiment that was run with several lengths or data sets the one with most runs counts, of a setting whose
+    options changed the newest.
+    """
+
+    schemas: ClassVar[Mapping[str, Any]] = {RUN: _RunFields, ROUND: _RoundFields, TIME: _TimeFields}
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__(records)
+        self.times = _timed_methods(self.of_kind(TIME))
+        self.rounds = self.of_kind(ROUND)
+        self.experiments: dict[tuple[str, str], dict[str, Row]] = {}
+        groups: dict[tuple[str, str], dict[tuple[Any, ...], list[Mapping[str, Any]]]] = {}
+        for run in self.of_kind(RUN):
+            group = groups.setdefault((run["part"], run["model"]), {})
+            group.setdefault((run["data"], run["epochs"]), []).append(run)
+        for key, by_length in groups.items():
+            rows = self.experiments.setdefault(key, {})
+            for run in max(by_length.values(), key=len):
+                row = rows.setdefault(_label(run), Row([]))
+                if row.runs and row.values.get("options") != run.get("options"):
+                    row.runs.clear()
+                row.runs.append(run)
+            for row in rows.values():
+                row.runs.sort(key=lambda run: run["seed"])
+
+    def row(self, model: str, method: str, experiment: str = "accuracy") -> Row | None:
+        return self.experiments.get((experiment, model), {}).get(method)
+
+    def rows(self, experiment: str, model: str) -> list[Row]:
+        return sorted(self.experiments.get((experiment, model), {}).values(), key=lambda row: method_order(row.name))
+
+    def models(self, experiment: str) -> list[str]:
+        return [model for model in MODEL_NAMES if (experiment, model) in self.experiments]
+
+    def loss(self, row: Row) -> list[float]:
+        """Return the points of top-1 below method 1 of the same seed, or below its mean where that seed is missing."""
+        baseline = self.row(row.values["model"], "1")
+        if baseline is None:
+            return []
+        by_seed = dict(zip(baseline.seeds, baseline.final, strict=True))
+        mean = fmean(baseline.final)
+        return [by_seed.get(seed, mean) - final for seed, final in zip(row.seeds, row.final, strict=True)]
+
+    def less(self, row: Row) -> float | None:
+        """Return the bytes of method 1 over those of this row."""
+        baseline = self.row(row.values["model"], "1")
+        return None if baseline is None else baseline.bytes_per_iteration / row.bytes_per_iteration
+
+
+def _label(run: Mapping[str, Any]) -> str:
+    if run["part"] == "workers":
+        return f"{run['name']}/{run['workers']}/{run['mode']}"
+    return str(run["name"])
+
+
+def _timed_methods(turns: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], TimedMethod]:
+    """Group turns by model, link and method, in the order of the tables.
+
+    Of a method whose options changed the newest counts, and of a turn that was measured again the last. Turns over an
+    invalid link, or on a busy machine, count only where there are no others.
+    """
+    newest: dict[tuple[str, str, str], tuple[object, dict[int, Mapping[str, Any]]]] = {}
+    for values in turns:
+        key, setting = (values["model"], values["link"], values["method"]), (values["data"], values["options"])
+        if key not in newest or newest[key][0] != setting:
+            newest[key] = (setting, {})
+        newest[key][1][values["turn"]] = values
+    models = list(MODEL_NAMES)
+    timed = {}
+    for key in sorted(newest, key=lambda one: (models.index(one[0]), LINKS.index(one[1]), method_order(one[2]))):
+        all_turns = [turn for _, turn in sorted(newest[key][1].items())]
+        valid = [turn for turn in all_turns if turn["valid"]] or all_turns
+        timed[key] = TimedMethod([turn for turn in valid if not busy(turn)] or valid)
+    return timed

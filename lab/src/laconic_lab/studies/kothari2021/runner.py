@@ -1,0 +1,103 @@
+"""Runs the experiments: what has no Record yet is trained or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import ConfigError
+from laconic.records import Record
+from laconic.train.devices import device_of
+from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times
+from laconic_lab.studies.kothari2021.results import ROUND, RUN
+from laconic_lab.studies.kothari2021.settings import Setting
+from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, LocalStepper, can_compute
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.stepper import Source, Stepper
+from laconic_lab.studies.study import check_experiment
+from laconic_lab.studies.trainer import Counter, Progress, Unit, batched, run_units, train
+
+__all__ = ["run"]
+
+EPOCHS = {"vgg11": 30, "lenet5": 20}
+RUNS_AT_ONCE = 4
+"""Runs that share a GPU by default."""
+
+
+def run(
+    experiment: str = "accuracy",
+    *,
+    models: Sequence[str] = ("lenet5", "vgg11"),
+    methods: Sequence[str] | None = None,
+    epochs: int | None = None,
+    seeds: Sequence[int] | None = None,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    lanes: int | None = None,
+    frames: bool = False,
+    settings: Sequence[Setting] | None = None,
+    timing: times.Plan | None = None,
+    records: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Run an experiment and return its Records; what is in the Records already is not run again.
+
+    Args:
+        experiment: One of ``EXPERIMENTS``.
+        models: Some of ``lenet5`` and ``vgg11``; the experiment ``workers`` has LeNet-5 alone.
+        methods: By default all, or those of the experiment.
+        epochs: Passes over the images; by default 20 for LeNet-5 and 30 for VGG-11. The experiment ``times`` only
+            extrapolates to them, by default to the paper's 20 and 50.
+        seeds: By default 0 to 2 for methods 1, 5 and ours, 0 for the others.
+        data: Another data set than the paper's, such as ``digits`` for LeNet-5.
+        data_dir: Folder of the data sets.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
+        frames: Whether to make every frame even where its decoded values can be computed.
+        settings: Replaces the settings of the experiment.
+        timing: How long the experiment ``times`` measures.
+        records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
+        progress: Called as epochs end.
+    """
+    check_experiment(experiment, experiments.EXPERIMENTS)
+    if epochs is not None and epochs < 1:
+        raise ConfigError(f"epochs must be at least 1, got {epochs}")
+    where = device_of(device)
+    chosen = list(settings) if settings is not None else experiments.settings_of(experiment, models, methods, data)
+    if experiment == times.EXPERIMENT:
+        return times.measure_all(
+            list(chosen), timing or times.Plan(), epochs=epochs, data_dir=data_dir, progress=progress,
+            records=RecordLog.of_experiment(records, experiment),
+        )  # fmt: skip
+    units = [
+        Unit(experiment, setting, epochs or EPOCHS.get(setting.model, 10), seed)
+        for setting in chosen
+        for seed in experiments.seeds_of(experiment, setting, seeds)
+    ]
+
+    def work(missing: list[Unit[Setting]], counter: Counter) -> Iterator[tuple[Unit[Setting], dict[str, Any]]]:
+        if experiment == "resnet50":
+            gradients = [sizes.gradients_of("resnet50", 0, worker) for worker in range(2)] if missing else []
+            for unit in missing:
+                yield unit, sizes.measure(unit.setting, gradients)
+                counter.add(unit.epochs)
+        elif experiment == "workers":
+            for unit in missing:
+                yield unit, scaling.train(unit.setting, unit.seed, unit.epochs, data_dir, counter.add)
+        else:
+            for batch in batched(missing, lanes or (RUNS_AT_ONCE if where.type == "cuda" else 1)):
+                yield from train(batch, where, data_dir, partial(make_stepper, frames=frames), records, counter.add)
+
+    kind = ROUND if experiment == "resnet50" else RUN
+    return run_units(units, RecordLog.of_experiment(records, experiment), kind, where, progress, work)
+
+
+def make_stepper(unit: Unit[Setting], source: Source, *, frames: bool = False) -> Stepper:
+    """Return the fastest stepper that can train a unit, or the one that makes every frame."""
+    kind: type[Stepper] = FrameStepper
+    if can_compute(unit.setting) and not frames:
+        kind = ComputedStepper if unit.setting.job(unit.seed).every == 1 else LocalStepper
+    return kind(unit.setting, unit.seed, unit.epochs, source)

@@ -1,0 +1,276 @@
+"""The paper's four tables, and those of our additions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from laconic_lab.studies.claims import Claim, verdict
+from laconic_lab.studies.intervals import Interval, mean_interval
+from laconic_lab.studies.kothari2021.claims import (
+    PAPER_ACCURACY,
+    PAPER_COMMUNICATION_MIN,
+    PAPER_MB,
+    PAPER_TOTAL_MIN,
+)
+from laconic_lab.studies.kothari2021.experiments import MODES
+from laconic_lab.studies.kothari2021.results import LINK_NAMES, MODEL_NAMES, Results, Row, TimedMethod, method_order
+from laconic_lab.studies.kothari2021.times import LINKS
+from laconic_lab.studies.tables import Table, make_table, mean_and_values
+
+__all__ = ["make_tables"]
+
+
+def make_tables(results: Results) -> list[Table]:
+    """Return all tables but the one of claims."""
+    return [
+        _top1(results), _links(results), _compute_and_communication(results), _cost(results), _end_to_end(results),
+        _goals(results), _ingredients(results), _frontier(results), _workers(results), _resnet50(results),
+        _compared(results),
+    ]  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- accuracy and bytes
+
+
+def _top1(results: Results) -> Table:
+    rows = []
+    for model in results.models("accuracy"):
+        for row in results.rows("accuracy", model):
+            loss, less = results.loss(row), results.less(row)
+            rows.append((
+                MODEL_NAMES[model], row.name, PAPER_ACCURACY.get((model, row.name), ""), mean_and_values(row.final),
+                "" if row.name == "1" or not loss else f"{-fmean(loss):+.2f}", f"{fmean(row.best):.2f}",
+                f"{row.bytes_per_iteration / 1e6:.4g}", "" if less is None else f"{less:,.4g}",
+            ))  # fmt: skip
+    columns = (
+        "model", "method", "paper, %", "top-1 % (by seed)", "points over method 1", "best epoch's %", "MB an iteration",
+        "method 1's bytes over its",
+    )  # fmt: skip
+    return make_table("Top-1 accuracy", columns, rows)
+
+
+def _cost(results: Results) -> Table:
+    """Return the paper's "average communication cost" in megabytes, and in seconds, as its formula gives it."""
+    rows = []
+    for model in results.models("accuracy"):
+        for row in results.rows("accuracy", model):
+            paper = PAPER_MB.get((model, row.name))
+            timed = [results.times.get((model, link, row.name)) for link in LINKS]
+            seconds = ["" if one is None else f"{one.seconds():.3g}" for one in timed]
+            megabytes = f"{row.bytes_per_iteration / 1e6:.4g}"
+            rows.append((MODEL_NAMES[model], row.name, "" if paper is None else f"{paper:g}", megabytes, *seconds))
+    columns = ["model", "method", "paper, MB", "MB an iteration", "s an iteration", "at 1 Gbit/s", "at 100 Mbit/s"]
+    while columns[-1] != "MB an iteration" and not any(row[len(columns) - 1] for row in rows):
+        columns.pop()
+    return make_table("Average cost of an iteration", columns, [row[: len(columns)] for row in rows])
+
+
+GOALS = (
+    ("vgg11", "laconic", 285, 0.2),
+    ("vgg11", "laconic-min", 1000, 0.5),
+    ("lenet5", "laconic", 1, 0.2),
+    ("lenet5", "laconic-min", 1, 0.2),
+)
+"""Model, method, how many times fewer bytes than method 1, and the most points that may be lost."""
+
+
+def _goals(results: Results) -> Table:
+    rows = []
+    for model, method, factor, points in GOALS:
+        row = results.row(model, method)
+        if row is None or not results.loss(row):
+            continue
+        less, lost = results.less(row), mean_interval(results.loss(row))
+        assert less is not None
+        met = verdict(Claim("", "", "goal", points, "<"), lost) if less >= factor else "no"
+        bytes_goal = f"at most 1/{factor:,}" if factor > 1 else "any"
+        runs = f"{lost.runs} run{'s' if lost.runs != 1 else ''}"
+        rows.append((
+            MODEL_NAMES[model], method, bytes_goal, f"1/{less:,.0f}", f"less than {points:g}", _interval(lost), runs,
+            met,
+        ))  # fmt: skip
+    columns = (
+        "model", "method", "goal: bytes", "of method 1's", "goal: points lost", "lost (95 %)", "over", "met",
+    )  # fmt: skip
+    return make_table("Fewer bytes without losing accuracy", columns, rows)
+
+
+def _interval(interval: Interval) -> str:
+    mean, low, high, _ = interval
+    return f"{mean:.3f}" + (f" ({low:.3f} to {high:.3f})" if low < high else "")
+
+
+SETTING_COLUMNS = (
+    "model", "setting", "top-1 %", "points over method 1", "kB an iteration", "method 1's bytes over its",
+)  # fmt: skip
+
+
+def _settings(results: Results, experiment: str, base: str) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for model in results.models(experiment):
+        reference = results.row(model, base)
+        shown = ([reference] if reference is not None else []) + results.rows(experiment, model)
+        for row in shown:
+            less, loss = results.less(row), results.loss(row)
+            rows.append((
+                MODEL_NAMES[model], row.name, mean_and_values(row.final), "" if not loss else f"{-fmean(loss):+.2f}",
+                _kilobytes(row.bytes_per_iteration), "" if less is None else f"{less:,.0f}",
+            ))  # fmt: skip
+    return rows
+
+
+def _kilobytes(nbytes: float) -> str:
+    """Format bytes as kilobytes with four digits and without an exponent.
+
+    >>> _kilobytes(147_704_896), _kilobytes(477_350)
+    ('147,705', '477.4')
+    """
+    return f"{nbytes / 1e3:,.0f}" if nbytes >= 1e7 else f"{nbytes / 1e3:,.4g}"
+
+
+def _ingredients(results: Results) -> Table:
+    return make_table(
+        "What each ingredient is worth", SETTING_COLUMNS, _settings(results, "ingredients", "laconic-min")
+    )
+
+
+def _frontier(results: Results) -> Table:
+    rows = _settings(results, "frontier", "laconic")
+    rows.sort(key=lambda row: (row[0], -float(row[4].replace(",", ""))))
+    return make_table("Fewer and fewer bytes", SETTING_COLUMNS, rows)
+
+
+def _workers(results: Results) -> Table:
+    """Return a row for each method and number of workers, with the modes side by side."""
+    by_count: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in results.rows("workers", "lenet5"):
+        by_count.setdefault((row.name, row.values["workers"]), {})[row.values["mode"]] = row
+    rows = []
+    for (name, count), modes in by_count.items():
+        shown = [modes.get(mode) for mode in MODES]
+        kilobytes = fmean(row.bytes_per_iteration / 1e3 for row in modes.values())
+        rows.append((
+            name, str(count), f"{kilobytes:,.4g}", *("" if row is None else _top1_or_diverged(row) for row in shown),
+            *("" if row is None else _staleness(row) for row in shown[1:]),
+        ))  # fmt: skip
+    columns = (
+        "method", "workers", "kB an iteration", *(f"{mode}, top-1 %" for mode in MODES),
+        *(f"{mode}: staleness, mean and most" for mode in MODES[1:]),
+    )  # fmt: skip
+    return make_table("Four and eight workers", columns, rows)
+
+
+def _top1_or_diverged(row: Row) -> str:
+    return "diverged" if row.values["diverged"] else mean_and_values(row.final)
+
+
+def _staleness(row: Row) -> str:
+    return f"{row.values['staleness_mean']:.2f}, {row.values['staleness_most']}"
+
+
+def _resnet50(results: Results) -> Table:
+    rounds = sorted(results.rounds, key=lambda values: method_order(values["name"]))
+    first = next((values["bytes_per_iteration"] for values in rounds if values["name"] == "1"), None)
+    rows = [
+        (
+            values["name"],
+            f"{values['bytes_per_iteration'] / 1e6:.4g}",
+            "" if first is None else f"{first / values['bytes_per_iteration']:,.4g}",
+            *(f"{1e3 * values[name]:.1f}" for name in ("encode_s", "aggregate_s", "answer_s", "decode_s")),
+        )
+        for values in rounds
+    ]
+    columns = (
+        "method", "MB an iteration", "method 1's bytes over its", "encode, ms an exchange", "server: mean",
+        "server: encode", "decode",
+    )  # fmt: skip
+    return make_table("ResNet-50's gradients", columns, rows)
+
+
+def _compared(results: Results) -> Table:
+    runs = [run for rows in results.experiments.values() for row in rows.values() for run in row.runs]
+    runs = [run for run in runs if run.get("frames_compared")]
+    compared, differing = (sum(run[name] for run in runs) for name in ("frames_compared", "frames_other"))
+    rows = [(f"{len(runs):,}", f"{compared:,}", f"{differing:,}")] if runs else []
+    return make_table("Frames made and compared", ("runs", "frames compared", "that differ in value or size"), rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ times
+
+
+def _links(results: Results) -> Table:
+    rows = []
+    for model in MODEL_NAMES:
+        for link in LINKS:
+            turns = [turn for key, timed in results.times.items() if key[:2] == (model, link) for turn in timed.turns]
+            if not turns:
+                continue
+            goodput = [bits / 1e6 for turn in turns for bits in turn["link_measured"]]
+            load = [one for turn in turns for one in turn["load_average"]]
+            rows.append((
+                MODEL_NAMES[model], LINK_NAMES[link], " and ".join(sorted({turn["link_made_of"] for turn in turns})),
+                _range(goodput), "yes" if all(turn["valid"] for turn in turns) else "no", str(len(turns)),
+                _range(load, 1), str(sum(turn["retries"] for turn in turns)),
+            ))  # fmt: skip
+    columns = ("model", "link", "made of", "payload, Mbit/s", "valid", "turns", "load average", "retried calls")
+    return make_table("Links", columns, rows)
+
+
+def _range(values: Sequence[float], digits: int = 0) -> str:
+    low, high = (f"{one:,.{digits}f}" for one in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _time_rows(results: Results, cells: Callable[[TimedMethod], Sequence[str]]) -> list[tuple[str, ...]]:
+    return [
+        (MODEL_NAMES[model], LINK_NAMES[link] + _caveats(timed), method, *cells(timed))
+        for (model, link, method), timed in results.times.items()
+    ]
+
+
+def _caveats(timed: TimedMethod) -> str:
+    caveats = [] if timed.valid else ["not valid"]
+    caveats += [] if timed.calm else ["busy"]
+    return f" ({', '.join(caveats)})" if caveats else ""
+
+
+def _compute_and_communication(results: Results) -> Table:
+    def cells(timed: TimedMethod) -> Sequence[str]:
+        names = ("compute_s", "encode_s", "overlapped_s", "communication_s", "apply_s", "total_s")
+        seconds = [*(timed.seconds(name) for name in names), timed.median]
+        paper = PAPER_COMMUNICATION_MIN.get((timed.values["model"], timed.values["method"]))
+        minutes = f"{timed.minutes('communication_s'):.1f}"
+        return (
+            *(_milliseconds(one) for one in seconds), str(timed.iterations), minutes,
+            "" if paper is None else f"{paper:g}",
+        )  # fmt: skip
+
+    columns = (
+        "model", "link", "method", "compute, ms an iteration", "encode", "overlapped", "communication", "apply", "all",
+        "all, median", "iterations", "communication, all epochs, min", "paper, min",
+    )  # fmt: skip
+    return make_table("Compute and communication time", columns, _time_rows(results, cells))
+
+
+def _milliseconds(seconds: float) -> str:
+    """Format seconds as milliseconds with three significant digits and without an exponent."""
+    ms = 1e3 * seconds
+    return f"{ms:.{0 if ms >= 100 else 1 if ms >= 10 else 2}f}"
+
+
+def _end_to_end(results: Results) -> Table:
+    def cells(timed: TimedMethod) -> Sequence[str]:
+        model, link, method = (timed.values[name] for name in ("model", "link", "method"))
+        first = results.times.get((model, link, "1"))
+        faster = "" if first is None else f"{first.seconds() / timed.seconds():.2f}"
+        minutes = timed.minutes()
+        return (
+            f"{timed.seconds():.3g}", str(timed.values["epochs"]), f"{minutes:,.{0 if minutes >= 100 else 1}f}",
+            PAPER_TOTAL_MIN.get((model, method), ""), faster,
+        )  # fmt: skip
+
+    columns = (
+        "model", "link", "method", "s an iteration", "epochs", "minutes for all", "paper, min", "times as fast as 1",
+    )  # fmt: skip
+    return make_table("End-to-end time", columns, _time_rows(results, cells))

@@ -1,0 +1,131 @@
+"""Records of the study, grouped by experiment and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar, TypedDict
+
+from laconic.records import Record
+from laconic_lab.studies import study
+
+__all__ = ["KIND", "POINT", "Results", "SettingRuns"]
+
+KIND = "study.oland2015"
+POINT = ("lr", "l1", "decay", "batch", "pixels", "sends")
+"""Fields that identify a setting together with the codec."""
+PER_RUN = ("raw_bits", "whole_bits", "coded_bits", "peak", "final", "peak_epoch", "near_peak_epoch")
+
+
+class _OptionalFields(TypedDict, total=False):
+    """Fields of some experiments."""
+
+    accuracy_by_epoch: list[float]
+    raw_bits_by_epoch: list[float]
+    coded_bits_by_epoch: list[float]
+    anatomy_epochs: list[int]
+    correlation: list[list[float | None]]
+    derivative_by_epoch: list[list[float]]
+    entropy_bits: list[int]
+    entropy_by_epoch: list[list[list[list[float]]]]
+    entropy_rates: list[float]
+    largest_sampling_error: list[list[float]]
+
+
+class _Fields(_OptionalFields):
+    part: str
+    codec: str
+    data: str
+    device: str
+    workers: int
+    epochs: int
+    seed: int
+    lr: float
+    l1: float
+    decay: float
+    batch: int
+    pixels: str
+    sends: str
+    runs: int
+    first_run: int
+    raw_bits: list[float]
+    whole_bits: list[float]
+    coded_bits: list[float]
+    coded_bits_by_layer: list[float]
+    peak: list[float]
+    final: list[float]
+    peak_epoch: list[float]
+    near_peak_epoch: list[float]
+
+
+@dataclass
+class SettingRuns:
+    """All runs of one setting: the values of its Records, in the order of the runs' numbers."""
+
+    units: list[Mapping[str, Any]]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.units[0]
+
+    @property
+    def num_runs(self) -> int:
+        return sum(unit["runs"] for unit in self.units)
+
+    def runs(self, name: str) -> list[float]:
+        """Return a value for each run."""
+        return [value for unit in self.units for value in unit[name]]
+
+    def mean(self, name: str) -> float:
+        return fmean(self.runs(name))
+
+    def curve(self, name: str) -> list[float]:
+        """Return the mean over runs for each epoch or layer."""
+        weights = [unit["runs"] for unit in self.units]
+        columns = zip(*(unit[name] for unit in self.units), strict=True)
+        return [sum(w * x for w, x in zip(weights, values, strict=True)) / sum(weights) for values in columns]
+
+    def first(self, runs: int) -> SettingRuns:
+        """Return the first runs: only runs of the same number start from the same weights."""
+        kept: list[Mapping[str, Any]] = []
+        for unit in self.units:
+            left = runs - sum(one["runs"] for one in kept)
+            if left > 0:
+                kept.append({**unit, "runs": min(left, unit["runs"]), **{k: unit[k][:left] for k in PER_RUN}})
+        return SettingRuns(kept)
+
+
+class Results(study.Results):
+    """Settings by experiment; of an experiment that was run with several data sets or lengths the one of most runs."""
+
+    schemas: ClassVar[Mapping[str, Any]] = {KIND: _Fields}
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__(records)
+        self.experiments: dict[str, dict[tuple[Any, ...], SettingRuns]] = {}
+        variants: dict[str, dict[tuple[Any, ...], list[Mapping[str, Any]]]] = {}
+        for values in self.of_kind(KIND):
+            variant = tuple(values[name] for name in ("data", "workers", "epochs", "seed", "device"))
+            variants.setdefault(values["part"], {}).setdefault(variant, []).append(values)
+        for experiment, by_variant in variants.items():
+            largest = max(by_variant.values(), key=lambda units: sum(unit["runs"] for unit in units))
+            settings = self.experiments.setdefault(experiment, {})
+            for unit in sorted(largest, key=lambda unit: int(unit["first_run"])):
+                key = (unit["codec"], *(unit[name] for name in POINT))
+                settings.setdefault(key, SettingRuns([])).units.append(unit)
+
+    def find(self, experiment: str, codec: str, **point: Any) -> SettingRuns | None:
+        """Return the first setting of a codec whose fields have the given values."""
+        for key, setting in self.experiments.get(experiment, {}).items():
+            fields = dict(zip(POINT, key[1:], strict=True))
+            if key[0] == codec and all(fields[name] == value for name, value in point.items()):
+                return setting
+        return None
+
+    def in_grid(self, codec: str) -> SettingRuns | None:
+        """Return a setting of the grid; the headline's first runs are the same and are not trained again."""
+        setting = self.find("grid", codec)
+        if setting is None and "grid" in self.experiments and (setting := self.find("headline", codec)) is not None:
+            return setting.first(min(one.num_runs for one in self.experiments["grid"].values()))
+        return setting

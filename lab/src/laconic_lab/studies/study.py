@@ -1,0 +1,166 @@
+"""A study as one object: experiments, claims, tables and plots.
+
+The command line, the HTML report and the documentation pages find studies by their folders (``study_names``); no other
+file names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from laconic.errors import ConfigError, FileError
+from laconic.records import Record, RecordError, checked_values, read
+from laconic.report.plots import Plot
+from laconic_lab.studies import load_study, study_names
+from laconic_lab.studies.claims import Claim, Finding, claims_table, findings_of
+from laconic_lab.studies.figures import Panel, draw_all
+from laconic_lab.studies.tables import Table
+
+__all__ = [
+    "CLAIM_KIND", "Results", "Study", "check_experiment", "claim_records", "compared_frames", "training_options",
+    "with_records",
+]  # fmt: skip
+
+CLAIM_KIND = "study.claim"
+
+
+class Results:
+    """Records of a study, checked and grouped by kind.
+
+    A study derives a class that arranges them for its tables, and names the fields that it needs of each kind.
+    """
+
+    schemas: ClassVar[Mapping[str, Any]] = {}
+    """A TypedDict for each kind of Record that is read."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._values: dict[str, list[Any]] = {kind: [] for kind in self.schemas}
+        for record in records:
+            if record.kind in self.schemas:
+                self._values[record.kind].append(checked_values(record, self.schemas[record.kind]))
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the values of all Records of a kind."""
+        return self._values[kind]
+
+
+R = TypeVar("R", bound=Results)
+
+
+@dataclass(frozen=True)
+class Study(Generic[R]):
+    """A paper's experiments run again.
+
+    Args:
+        name: Name on the command line and of the folder of Records.
+        title: Heading in a report.
+        experiments: Names of the experiments, the default one first; Records of each are kept in a file of its name.
+        claims: Claims of the paper, in its order.
+        results: Class that arranges the study's Records.
+        run: Runs one experiment and returns its Records.
+        tables: Returns all tables but the one of claims; tables without rows are not shown.
+        plots: Returns all plots that the results allow.
+        figures: Panels of the SVG files on the study's page, by file name.
+        flags: Options of ``laconic study`` that apply to this study alone.
+        options: Translates the given options into arguments of ``run``.
+        counts: Returns totals over the Records for ``--json``.
+        related: Kinds of Records of other commands that the results also use, and their files below ``results``.
+    """
+
+    name: str
+    title: str
+    experiments: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    results: type[R]
+    run: Callable[..., list[Record]]
+    tables: Callable[[R], Sequence[Table]]
+    plots: Callable[[R], list[Plot]]
+    figures: Mapping[str, Sequence[Panel]]
+    flags: tuple[str, ...]
+    options: Callable[[Mapping[str, Any]], dict[str, Any]]
+    counts: Callable[[Sequence[Record]], dict[str, Any]]
+    related: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of Records that the study itself writes."""
+        return frozenset(self.results.schemas) - frozenset(self.related)
+
+    def records_in(self, folder: Path) -> list[Record]:
+        """Return all Records of the study in a folder, and related ones in the folders beside it."""
+        paths = [folder / f"{experiment}.jsonl" for experiment in self.experiments]
+        records = [record for path in paths if path.exists() for record in read(path)]
+        if not records:
+            names = ", ".join(path.name for path in paths)
+            raise FileError(f"no records of {self.name} in {folder}: expected {names}")
+        related = [folder.parent / file for file in self.related.values()]
+        return records + [record for path in related if path.exists() for record in read(path)]
+
+    def load(self, folder: Path) -> R:
+        """Return the results of the Records in a folder."""
+        return self.results(self.records_in(folder))
+
+    def findings(self, results: R) -> list[Finding]:
+        return findings_of(self.claims, results)
+
+    def all_tables(self, results: R) -> list[Table]:
+        """Return every table that the results fill, the one of claims first."""
+        tables = [claims_table(self.findings(results)), *self.tables(results)]
+        return [table for table in tables if table.rows]
+
+    def draw(self, results: R, folder: Path) -> list[Path]:
+        """Write every figure that the results allow as an SVG file."""
+        return draw_all(self.figures, self.plots(results), folder)
+
+
+def check_experiment(name: str, experiments: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for an unknown experiment."""
+    if name not in experiments:
+        raise ConfigError(f"unknown experiment {name!r}: expected one of {', '.join(experiments)}")
+
+
+def training_options(given: Mapping[str, Any], models: Iterable[str]) -> dict[str, Any]:
+    """Return the options that studies which train several models share."""
+    try:
+        seeds = None if given["seeds"] is None else [int(seed) for seed in given["seeds"].split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds must be whole numbers such as 0,1,2, got {given['seeds']!r}") from None
+    chosen = given["models"].split(",") if given["models"] else tuple(models)
+    return {"models": chosen, "seeds": seeds, **{name: given[name] for name in ("epochs", "data", "lanes")}}
+
+
+def compared_frames(records: Sequence[Record]) -> dict[str, Any]:
+    """Return how many sampled frames were compared with computed values, and how many differ."""
+    compared, differing = (
+        sum(record.values.get(name, 0) for record in records) for name in ("frames_compared", "frames_other")
+    )
+    return {"runs": len(records), "frames_compared": compared, "frames_that_differ": differing}
+
+
+def with_records(records: Sequence[Record]) -> Iterator[tuple[Study[Any], list[Record]]]:
+    """Yield each study that has Records among the given ones, and those that it uses."""
+    kinds = {record.kind for record in records}
+    for study in map(load_study, study_names()):
+        if kinds & study.kinds:
+            yield study, [record for record in records if record.kind in study.results.schemas]
+
+
+def claim_records(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Return a Record for each claim that the Records cover, and a line for each study whose Records lack fields."""
+    judged, skipped = [], []
+    for study, used in with_records(records):
+        try:
+            findings = study.findings(study.results(used))
+        except RecordError as error:
+            skipped.append(f"claims of {study.name}: {error}")
+            continue
+        first = used[0]
+        judged += [
+            Record(CLAIM_KIND, {"study": study.name, **finding.values()}, first.seed, first.machine, first.versions,
+                   first.commit, first.at)
+            for finding in findings
+        ]  # fmt: skip
+    return judged, skipped

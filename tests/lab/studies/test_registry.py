@@ -1,0 +1,70 @@
+"""Every study is found by its folder and shows its committed Records on its page."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.errors import ConfigError, FileError
+from laconic.records import Record, write
+from laconic_lab.studies import load_study, study_names
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ROOT / "docs" / "studies"
+
+each_study = pytest.mark.parametrize("name", study_names())
+
+
+@cache
+def committed(name: str) -> Any:
+    return load_study(name).load(ROOT / "results" / name)
+
+
+def test_unknown_study_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="unknown study 'nobody1999': expected one of homomorphic, jang2017, "):
+        load_study("nobody1999")
+
+
+@each_study
+def test_study_is_complete(name: str) -> None:
+    study = load_study(name)
+    assert study.name == name and study.title and study.experiments and study.kinds
+    assert len({claim.key for claim in study.claims}) == len(study.claims)
+    with pytest.raises(ConfigError, match="unknown experiment 'figure9': expected one of"):
+        study.run("figure9")
+
+
+@each_study
+def test_page_shows_the_tables_of_the_committed_records(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    for table in load_study(name).all_tables(committed(name)):
+        shown = f"<!-- {table.title} -->\n{table.to_markdown()}\n<!-- end -->"
+        assert shown in page, f"run python docs/studies/refresh.py: {table.title} of {name} is out of date"
+
+
+@each_study
+def test_page_shows_every_figure_of_the_committed_records(name: str) -> None:
+    study, page = load_study(name), (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    idents = {plot.ident for plot in study.plots(committed(name))}
+    for figure, panels in study.figures.items():
+        assert {panel.plot for panel in panels} <= idents
+        assert f"({name}/{figure}.svg)" in page and (PAGES / name / f"{figure}.svg").exists()
+
+
+@each_study
+def test_every_verdict_says_how(name: str) -> None:
+    study = load_study(name)
+    findings = study.findings(committed(name))
+    assert [finding.claim for finding in findings] == list(study.claims)
+    assert all(finding.values()["how"] in ("measured", "formula", "simulated", "fitted") for finding in findings)
+
+
+def test_folder_without_records_is_rejected(tmp_path: Path) -> None:
+    study = load_study("oland2015")
+    with pytest.raises(FileError, match=r"no records of oland2015 in .*: expected headline\.jsonl, "):
+        study.load(tmp_path)
+    write([Record("study.oland2015", {"part": "headline"})], tmp_path / "headline.jsonl")
+    assert len(study.records_in(tmp_path)) == 1
