@@ -35,7 +35,7 @@ def backend_for(x: Tensor) -> Kernels:
         return cpu
     backend, reason = _device_backend(x.device)
     if reason:
-        counters.say("reference_kernels", 1, f"{reason}: using plain torch, with the same bytes")
+        counters.count("reference_kernels", 1, f"{reason}: using plain torch, with the same bytes")
     return backend
 
 
@@ -65,7 +65,7 @@ def _multi_tensor_backend(device: torch.device) -> MultiTensorKernels | None:
         backend.amax_bits_all([torch.zeros(1, device=device)]).tolist()
     except Exception as error:  # a compiler can raise anything
         reason = f"multi-tensor kernels do not work on {device} ({str(error).strip().splitlines()[-1:]})"
-        counters.say("hosted_kernels", 1, f"{reason}: tensors are processed one by one, with the same bytes")
+        counters.count("hosted_kernels", 1, f"{reason}: tensors are processed one by one, with the same bytes")
         return None
     return backend
 
