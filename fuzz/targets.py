@@ -345,9 +345,9 @@ def check_messages(data: bytes) -> bool:
     with mock.patch.object(protocol, "CHUNK", CHUNK):
         assembler, taken, fed = protocol.Assembler([64, 300, 1 << 30]), False, []
         for message in bend.split_messages(data):
-            if protocol.is_note(message):
+            if protocol.is_json(message):
                 with contextlib.suppress(FrameError):
-                    taken |= isinstance(protocol.read_note(message), dict)
+                    taken |= isinstance(protocol.read_json(message), dict)
                 continue
             try:
                 done = assembler.feed(message)

@@ -27,7 +27,7 @@ from test_faults import events_of, pids
 from laconic.cluster import checkpoint
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import note, read_note
+from laconic.cluster.protocol import json_message, read_json
 from laconic.cluster.server import Server
 from laconic.errors import LaconicError
 from laconic.optim import Schedule
@@ -98,7 +98,7 @@ class Older(Server):
     """Hears every worker speak another protocol."""
 
     def hello(self, request: bytes, context: Any) -> bytes:
-        return super().hello(note(read_note(request) | {"protocol": 99}), context)
+        return super().hello(json_message(read_json(request) | {"protocol": 99}), context)
 
 
 @contextlib.contextmanager

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import core_of, seat
+from helpers import core_of, open_session
 
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
+from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.cluster.replies import RefusedError
-from laconic.cluster.round import Contribution
-from laconic.cluster.work_queue import NOTHING_LEFT
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import encode
 from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
@@ -32,7 +31,7 @@ def plain(**options: Any) -> Job:
 def small(job: Job, events: list[dict[str, Any]] | None = None, **options: Any) -> Core:
     core = core_of(job, {"w": torch.zeros(4, 4), "b": torch.zeros(4)}, events, **options)
     for worker in range(job.workers):
-        seat(core, worker)
+        open_session(core, worker)
     return core
 
 
@@ -41,14 +40,14 @@ def mark(worker: int, sequence: int) -> float:
     return float(4 ** (worker + 2 * sequence))
 
 
-def push(worker: int, sequence: int, *, incarnation: int = 0, value: float | None = None) -> Contribution:
+def push(worker: int, sequence: int, *, incarnation: int = 0, value: float | None = None) -> tuple[Any, ...]:
     value = mark(worker, sequence) if value is None else value
     frames = [encode(torch.full((4, 4), value), "none"), encode(torch.full((4,), value), "none")]
-    return Contribution(worker, incarnation, sequence, frames)
+    return worker, incarnation, sequence, frames
 
 
-def exchange(core: Core, one: Contribution) -> Any:
-    return core.exchange(one, deadline=time.monotonic() + SOON)
+def exchange(core: Core, one: tuple[Any, ...]) -> Any:
+    return core.exchange(*one, deadline=time.monotonic() + SOON)
 
 
 def both(core: Core, sequence: int) -> None:
@@ -110,7 +109,7 @@ def test_a_push_broken_off_and_repeated_within_its_round_counts_once() -> None:
     ],
 )
 def test_what_is_out_of_turn_is_refused_and_told_where_to_go_on(
-    one: Contribution, reason: str, resume_at: int | None
+    one: tuple[Any, ...], reason: str, resume_at: int | None
 ) -> None:
     core = small(plain())
     both(core, 0)
@@ -157,7 +156,7 @@ def bad_pushes() -> dict[str, list[bytes]]:
 def test_nothing_malformed_changes_anything(kind: str) -> None:
     core = small(plain())
     with pytest.raises(FrameError):
-        exchange(core, Contribution(0, 0, 0, bad_pushes()[kind]))
+        exchange(core, (0, 0, 0, bad_pushes()[kind]))
     both(core, 0)  # the round is as if it had never come
     assert torch.equal(core.parameters["w"], torch.full((4, 4), -(mark(0, 0) + mark(1, 0)) / 2))
 
@@ -176,7 +175,7 @@ def test_waiting_ends_at_the_deadline() -> None:
     core = small(plain())
     began = time.monotonic()
     with pytest.raises(RefusedError, match="worker 1 to push exchange 0"):
-        core.exchange(push(0, 0), deadline=time.monotonic() + 0.2)
+        core.exchange(*push(0, 0), deadline=time.monotonic() + 0.2)
     assert time.monotonic() - began < 2
 
 
@@ -216,7 +215,7 @@ def test_work_of_a_lost_worker_is_done_by_its_next_life_or_by_others(mode: str) 
     core = small(plain(mode=mode), events, exchanges=4)
     soon = time.monotonic() + SOON
     lost = core.snapshot(0, 0, deadline=soon).ticket
-    seat(core, 0, incarnation=1)
+    open_session(core, 0, incarnation=1)
     again = core.snapshot(0, 1, deadline=soon)
     assert again.ticket == lost
     with pytest.raises(RefusedError, match="replaced"):
@@ -248,7 +247,7 @@ def test_a_saved_state_without_rounds_gives_out_again_what_was_out() -> None:
     assert exchange(there, push(1, 0)).ticket == 2
     back = small(job, exchanges=3)
     back.load(*there.state())
-    seat(back, 1, incarnation=1)
+    open_session(back, 1, incarnation=1)
     assert back.snapshot(1, 1, deadline=soon).ticket == 0
 
 

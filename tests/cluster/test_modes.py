@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.cluster.replies import Reply
 from laconic.cluster.server import Server
@@ -74,7 +74,7 @@ def run(
     exchanges: int,
     *,
     pace: Callable[[int], float] = lambda worker: 0.0,
-    link: Callable[[Core, int], Any] = LocalLink,
+    link: Callable[[Core, int], Any] = InProcessConnection,
     bundled: bool = False,
     before_each: Callable[[Worker, int], None] | None = None,
 ) -> Outcome:
@@ -196,7 +196,7 @@ def test_who_does_not_wait_for_a_slow_worker_is_done_earlier(mode: str, in_step:
     applied_once(free.events)
     assert free.core.finished(EPOCH) and free.core.version == 2 * EPOCH
     assert free.count("applied", 1) < free.count("applied", 0)  # the slow one did less
-    assert 0 < staleness(free.events) <= (job.bound or 2 * SLOW)
+    assert 0 < staleness(free.events) <= (job.update_mode.staleness_bound or 2 * SLOW)
     assert min(free.accuracy(), in_step.accuracy()) > 70
 
 
@@ -298,7 +298,7 @@ def test_a_server_knows_exactly_what_its_workers_hold() -> None:
     for mode in ("sync", "async"):
         outcome = run(quick(mode=mode, returns="delta", pull="ef|topk:0.02|qsgd:4"), 12)
         for number, worker in enumerate(outcome.workers):
-            held = outcome.core._weights._held if mode == "sync" else outcome.core._sessions[number].held
+            held = outcome.core._weights.held if mode == "sync" else outcome.core._members.sessions[number].held
             for name, x in held.items():
                 assert torch.equal(worker.parameters[name].detach(), x), (mode, number, name)
 
@@ -406,6 +406,6 @@ def test_a_worker_that_comes_again_takes_up_its_work(mode: str, returns: str, de
     assert [e["incarnation"] for e in events if e["event"] == "welcome" and e["worker"] == 1] == [0, 1]
     all_work_once(events, 2 * exchanges)
     applied_once(events)
-    if job.bound:
-        assert staleness(events) <= job.bound
+    if job.update_mode.staleness_bound:
+        assert staleness(events) <= job.update_mode.staleness_bound
     assert core.finished(exchanges) and core.all_gone()

@@ -18,12 +18,12 @@ from helpers import BATCH
 from torch import Tensor
 
 from laconic.cluster.checkpoint import Folder
+from laconic.cluster.connection import ShardedConnection, partition
 from laconic.cluster.core import Core
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.cluster.rejoin import Offer, agree
 from laconic.cluster.replies import RefusedError, Reply
-from laconic.cluster.sharded import ShardedLink, partition
 from laconic.optim import SGD, Schedule
 from laconic.train import Shards, Task, build_task
 from laconic.train.methods import METHODS, method_options
@@ -35,7 +35,7 @@ class Crash(BaseException):
     """The end of a worker's life."""
 
 
-class Fragile(LocalLink):
+class Fragile(InProcessConnection):
     """A link that dies before or after it has pushed an exchange."""
 
     def __init__(self, core: Core, worker: int, *, incarnation: int, die_at: int | None, delivered: bool) -> None:
@@ -102,7 +102,9 @@ class Run:
             Fragile(core, number, incarnation=self._lives, die_at=die_at, delivered=delivered) for core in self.cores
         ]
         numbers = {name: i for i, (name, _) in enumerate(task.model.named_parameters())}
-        link = links[0] if self.servers == 1 else ShardedLink(links, [[*map(numbers.get, p)] for p in self.parts()])
+        link = (
+            links[0] if self.servers == 1 else ShardedConnection(links, [[*map(numbers.get, p)] for p in self.parts()])
+        )
         shards = Shards(task.num_train, self.job.workers, BATCH, self.job.seed)
         memory = Folder(self.folder / f"worker-{number}")
         return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, memory=memory)

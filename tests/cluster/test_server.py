@@ -1,179 +1,210 @@
-"""The server behind gRPC: the same answers as its core, bytes counted as they are, and a line for whatever is wrong."""
+"""The server behind gRPC: the same results as its core, counted bytes, and one line of text for every bad request."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import pytest
 import torch
-from helpers import core_of, train
+from helpers import (
+    Events,
+    Peer,
+    begin,
+    client_of,
+    core_of,
+    exchange,
+    head_of,
+    job_of,
+    open_session,
+    serving,
+    small_core,
+    train,
+)
 
 from laconic._version import __version__
 from laconic.cluster import protocol
 from laconic.cluster.client import Client, Patience, UnreachableError
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import CHUNK, Assembler, frame_messages, note, read_note
-from laconic.cluster.rejoin import Offer
+from laconic.cluster.protocol import CHUNK, Assembler, frame_messages, json_message, read_json
 from laconic.cluster.replies import RefusedError
-from laconic.cluster.server import CALLS, OPTIONS, Server
+from laconic.cluster.server import Server
 from laconic.errors import ConfigError, FrameError
-from laconic.frames import encode, max_nbytes
+from laconic.frames import encode
 from laconic.train.methods import method_options
-
-LOOPBACK = "127.0.0.1:0"
 
 
 @pytest.fixture
-def served() -> Iterator[Server]:
+def server() -> Iterator[Server]:
     core = core_of(Job(workers=1, momentum=0.0), {"w": torch.zeros(8, 8), "b": torch.zeros(3)})
-    server = Server(core, LOOPBACK)
-    yield server
-    server.stop(0)
-
-
-def client_of(core: Core, port: int, worker: int = 0, **options: Any) -> Client:
-    limits = [max_nbytes("none", x) + 1024 for x in core.parameters.values()]
-    return Client(
-        f"127.0.0.1:{port}",
-        worker=worker,
-        incarnation=options.pop("incarnation", 0),
-        slots=options.pop("slots", core.slots),
-        limits=limits,
-        patience=Patience(total=0.5),
-        **options,
-    )
-
-
-def joined(client: Client) -> int:
-    return client.join(0, Offer(client.hello().versions))[0]
+    with serving(core) as running:
+        yield running
 
 
 @pytest.mark.parametrize("method", ["1", "4", "5", "laconic"])
-def test_a_job_over_sockets_is_the_job_in_one_process(method: str) -> None:
+def test_job_over_sockets_equals_the_job_in_one_process(method: str) -> None:
     job = Job(**{"workers": 2, "lr": 0.05} | method_options(method))
-    alone, _ = train(job, 8)
+    in_process, _ = train(job, 6)
     servers: list[Server] = []
-    lock = threading.Lock()
 
     def link(core: Core, worker: int) -> Client:
-        with lock:
-            if not servers:
-                servers.append(Server(core, LOOPBACK))
-        return client_of(core, servers[0].port, worker)
+        if not servers:
+            servers.append(Server(core, "127.0.0.1:0"))
+        client: Client = client_of(servers[0], worker)
+        return client
 
-    core, workers = train(job, 8, link=link)
-    for name, x in alone.parameters.items():
+    core, workers = train(job, 6, link=link)
+    for name, x in in_process.parameters.items():
         assert torch.equal(core.parameters[name], x)
-    # Counted at both ends, and what the workers know they have sent.
-    parts = 2 if job.returns == "gradients" else 1  # the optimizer's memory
-    snapshots = 2 * parts * sum(len(encode(x, "none")) for x in core.parameters.values())
+    kinds = 2 if job.reply_kind.workers_step else 1  # weights, optimizer state
+    snapshots = 2 * kinds * sum(len(encode(x, "none")) for x in core.parameters.values())
     assert servers[0].traffic.received == sum(worker.bytes_sent for worker in workers)
     assert servers[0].traffic.sent == sum(worker.bytes_received for worker in workers) + snapshots
     servers[0].stop(0)
 
 
-def test_a_large_frame_travels_in_pieces() -> None:
-    big = torch.randn(1300, 1000)
-    core = core_of(Job(workers=1, momentum=0.0, lr=1.0), {"w": torch.zeros_like(big)})
-    server = Server(core, LOOPBACK)
-    client = client_of(core, server.port)
-    sequence = joined(client)
-    frame = encode(big, "none")
-    assert len(frame) > 2 * CHUNK
-    client.exchange(sequence, [(0, frame)], lambda: 0.0)
-    assert torch.equal(core.parameters["w"], -big)
-    server.stop(0)
+def test_large_frame_is_sent_in_pieces() -> None:
+    x = torch.randn(1300, 1000)
+    core = core_of(job_of(workers=1), {"w": torch.zeros_like(x)})
+    with serving(core) as server:
+        client = client_of(server)
+        frame = encode(x, "none")
+        assert len(frame) > 2 * CHUNK
+        exchange(client, begin(client), frame)
+    assert torch.equal(core.parameters["w"], -x)
 
 
-def test_hello_of_another_version_names_both(served: Server) -> None:
-    channel = grpc.insecure_channel(f"127.0.0.1:{served.port}", options=OPTIONS)
-    asked = {"protocol": 99, "laconic": "9.9", "worker": 0, "incarnation": 0, "fingerprint": ""}
-    with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(CALLS["Hello"])(note(asked), timeout=5)
-    assert "9.9" in caught.value.details() and __version__ in caught.value.details()
-    channel.close()
+def test_hello_with_another_protocol_names_both_versions(server: Server, peers: Callable[..., Peer]) -> None:
+    request = head_of() | {"protocol": 99, "laconic": "9.9", "fingerprint": ""}
+    refusal = peers(server.port).call("Hello", json_message(request))
+    assert refusal is not None and "9.9" in refusal.details() and __version__ in refusal.details()
 
 
-def test_another_model_is_told_so(served: Server) -> None:
-    client = client_of(served.core, served.port, slots=Slots(("other",), ((2,),)))
+def test_hello_with_another_model_is_refused(server: Server) -> None:
+    client = client_of(server)
+    client.slots = Slots(("other",), ((2,),))
     with pytest.raises(RefusedError, match="another model"):
         client.hello()
     client.close()
 
 
-HOSTILE: dict[str, list[bytes]] = {
-    "nothing": [],
-    "garbage": [b"\x00\xff garbage"],
-    "no note": [protocol.FRAME + b"\x00" * 20],
-    "not json": [b"N{"],
-    "deep json": [b"N" + b"[" * 60_000],
-    "not an object": [b"N[1, 2]"],
-    "no worker": [note({"incarnation": 0, "sequence": 0})],
-    "worker as text": [note({"worker": "0", "incarnation": 0, "sequence": 0})],
-    "negative": [note({"worker": 0, "incarnation": 0, "sequence": -1})],
-}
-ONES = encode(torch.ones(8, 8), "none")
-HEAD = note({"worker": 0, "incarnation": 0, "sequence": 0})
-BODY: dict[str, list[bytes]] = {
-    "no frames": [],
-    "slot beyond": [protocol.FRAME + protocol._HEAD.pack(9, 4) + b"abcd"],
-    "too large": [protocol.FRAME + protocol._HEAD.pack(0, 1 << 40) + b"abcd"],
-    "more than said": [protocol.FRAME + protocol._HEAD.pack(0, 2) + b"abcd"],
-    "less than said": [protocol.FRAME + protocol._HEAD.pack(0, 300) + b"abcd"],
-    "empty pieces": [protocol.FRAME + protocol._HEAD.pack(0, 300), protocol.MORE, protocol.MORE],
-    "a piece of nothing": [protocol.MORE + b"abcd"],
-    "no frame inside": [protocol.FRAME + protocol._HEAD.pack(0, 4) + b"abcd", *frame_messages(1, b"efgh")],
-    "twice": [*frame_messages(0, ONES), *frame_messages(0, ONES)],
-    "one missing": [*frame_messages(0, ONES)],
-    "another shape": [
-        *frame_messages(0, encode(torch.ones(4, 16), "none")), *frame_messages(1, encode(torch.ones(3), "none")),
-    ],
-}  # fmt: skip
+def test_port_in_use_is_a_config_error(server: Server) -> None:
+    with pytest.raises(ConfigError, match="is the port taken"):
+        Server(server.core, f"127.0.0.1:{server.port}")
 
 
-@pytest.mark.parametrize("sent", [*HOSTILE.values(), *([HEAD, *body] for body in BODY.values())], ids=[*HOSTILE, *BODY])
-def test_what_makes_no_sense_is_refused_and_changes_nothing(served: Server, sent: list[bytes]) -> None:
-    client = client_of(served.core, served.port)
-    sequence = joined(client)
-    channel = grpc.insecure_channel(f"127.0.0.1:{served.port}", options=OPTIONS)
-    with pytest.raises(grpc.RpcError) as caught:
-        list(channel.stream_stream(CALLS["Exchange"])(iter(sent), timeout=5))
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, caught.value
-    assert "\n" not in caught.value.details()
-    assert served.core.version == 0 and not served.core.parameters["w"].any()
-    good = [(0, encode(torch.ones(8, 8), "none")), (1, encode(torch.ones(3), "none"))]
-    assert client.exchange(sequence, good, lambda: 0.0).sequence == 1
-    channel.close()
-    client.close()
-
-
-def test_a_busy_port_is_one_line(served: Server) -> None:
-    with pytest.raises(ConfigError, match="port"):
-        Server(served.core, f"127.0.0.1:{served.port}")
-
-
-def test_no_server_is_one_line_after_some_patience() -> None:
-    core = core_of(Job(workers=1), {"w": torch.zeros(2)})
-    client = client_of(core, 1)
+def test_missing_server_is_reported_after_the_patience(server: Server) -> None:
+    client = client_of(server, patience=Patience(total=0.5))
+    server.stop(0)
     with pytest.raises(UnreachableError, match="is it running"):
         client.hello()
     client.close()
 
 
-def test_pieces_come_together_again() -> None:
+# ------------------------------------------------------------------------------------------------------- bad messages
+
+
+def first_piece(slot: int, nbytes: int, data: bytes = b"abcd") -> bytes:
+    return protocol.FRAME + protocol._HEAD.pack(slot, nbytes) + data
+
+
+ONES = encode(torch.ones(8, 8), "none")
+BAD_HEADS: dict[str, list[bytes]] = {
+    "no message": [],
+    "garbage": [b"\x00\xff garbage"],
+    "no JSON message": [protocol.FRAME + b"\x00" * 20],
+    "not JSON": [b"N{"],
+    "deep JSON": [b"N" + b"[" * 60_000],
+    "not an object": [b"N[1, 2]"],
+}
+BAD_BODIES: dict[str, list[bytes]] = {
+    "no frames": [],
+    "slot out of range": [first_piece(9, 4)],
+    "too large": [first_piece(0, 1 << 40)],
+    "longer than declared": [first_piece(0, 2)],
+    "shorter than declared": [first_piece(0, 300)],
+    "empty pieces": [first_piece(0, 300, b""), protocol.MORE, protocol.MORE],
+    "piece without a frame": [protocol.MORE + b"abcd"],
+    "not a frame": [first_piece(0, 4), *frame_messages(1, b"efgh")],
+    "slot twice": [*frame_messages(0, ONES), *frame_messages(0, ONES)],
+    "slot missing": [*frame_messages(0, ONES)],
+    "another shape": [*frame_messages(0, encode(torch.ones(4, 16), "none")), *frame_messages(1, ONES)],
+}
+
+
+def test_malformed_pushes_are_refused_and_change_nothing(server: Server, peers: Callable[..., Peer]) -> None:
+    client, peer = client_of(server), peers(server.port)
+    sequence = begin(client)
+    head = json_message(head_of())
+    for name, messages in {**BAD_HEADS, **{k: [head, *body] for k, body in BAD_BODIES.items()}}.items():
+        refusal = peer.call("Exchange", *messages)
+        assert refusal is not None and refusal.code() == grpc.StatusCode.INVALID_ARGUMENT, name
+        assert "\n" not in refusal.details()
+        assert server.core.version == 0 and not server.core.parameters["w"].any()
+    assert exchange(client, sequence, ONES, encode(torch.ones(3), "none")).sequence == 1
+    client.close()
+
+
+WORKER: dict[str, Any] = {"worker": 0, "incarnation": 0}
+LONG = "x" * 60_000
+WRONG_VALUES: list[Any] = [None, True, -1, 1.5, 1 << 62, "0", "two\nlines", LONG, [], {}, [[0]]]
+REQUESTS: dict[str, dict[str, Any]] = {
+    "Hello": WORKER | {"protocol": 1, "laconic": "x", "fingerprint": "f"},
+    "Join": WORKER | {"attempt": 5, "versions": [0], "lost": False},
+    "Snapshot": WORKER,
+    "Exchange": WORKER | {"sequence": 0},
+    "Leave": WORKER,
+}
+
+
+def bad_requests() -> Iterator[tuple[str, dict[str, Any]]]:
+    for call, good in REQUESTS.items():
+        for name in good.keys() - {"lost", "laconic"}:  # these may have any value
+            for value in WRONG_VALUES:
+                if not (name == "versions" and value == []):
+                    yield call, good | {name: value}
+            yield call, {other: value for other, value in good.items() if other != name}
+        yield call, good | {"worker": 7}
+        yield call, good | {"worker": 1 << 61}
+    yield "Hello", REQUESTS["Hello"] | {"protocol": 2, "laconic": LONG}
+    yield "Hello", REQUESTS["Hello"] | {"protocol": {"a": LONG[:50_000]}}
+    yield "Join", REQUESTS["Join"] | {"versions": list(range(2000))}
+    yield "Join", REQUESTS["Join"] | {"versions": [0, -1]}
+
+
+def test_bad_request_values_are_refused_in_one_line(
+    peers: Callable[..., Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    events: Events = []
+    core = small_core(events)
+    with serving(core) as server:
+        for worker in range(2):
+            open_session(core, worker)
+        before, peer = list(events), peers(server.port)
+        for call, values in bad_requests():
+            refusal = peer.call(call, json_message(values))
+            assert refusal is not None, (call, str(values)[:100])
+            assert refusal.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION), refusal
+            assert "\n" not in refusal.details() and len(refusal.details()) < 400, refusal
+        assert events == before and core.version == 0 and not core.parameters["w"].any()
+    assert not caplog.records, caplog.text
+
+
+def test_assembler_joins_the_pieces_of_frames() -> None:
     frames = {0: b"a" * (3 * CHUNK + 5), 1: b"b", 2: b"c" * CHUNK}
     assembler = Assembler([4 * CHUNK] * 3)
-    found = {}
+    result = {}
     for slot, frame in frames.items():
         for message in frame_messages(slot, frame):
             assert len(message) <= protocol.MAX_MESSAGE
-            done = assembler.feed(message)
-            if done is not None:
-                found[done[0]] = done[1]
-    assert found == frames and assembler.total == sum(map(len, frames.values()))
-    with pytest.raises(FrameError):
-        read_note(b"N" + b" " * protocol.MAX_NOTE)
+            complete = assembler.feed(message)
+            if complete is not None:
+                result[complete[0]] = complete[1]
+    assert result == frames and assembler.total == sum(map(len, frames.values()))
+
+
+def test_too_long_json_message_is_a_frame_error() -> None:
+    with pytest.raises(FrameError, match="at most 65536 bytes"):
+        read_json(b"N" + b" " * protocol.MAX_JSON)

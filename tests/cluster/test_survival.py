@@ -31,12 +31,12 @@ from laconic.cluster import checkpoint, security
 from laconic.cluster import server as server_module
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import frame_messages, note
+from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError
-from laconic.cluster.server import CALLS, OPTIONS, Server
+from laconic.cluster.server import Server
 from laconic.frames import encode
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
 from laconic.watch.events import read_events
@@ -142,10 +142,10 @@ def test_calls_that_say_nothing_do_not_keep_others_waiting(monkeypatch: pytest.M
         address = f"127.0.0.1:{server.port}"
         calls = []
         for name in ("Hello", "Exchange"):
-            options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+            options = (*GRPC_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
             channel = channels.enter_context(grpc.insecure_channel(address, options=options))
-            calls += [channel.stream_stream(CALLS[name])(silent(), timeout=10 * SOON) for _ in range(11)]
-        assert eventually(lambda: len(server._threads) == 11)  # as many as there are threads; the others come later
+            calls += [channel.stream_stream(RPC_PATHS[name])(silent(), timeout=10 * SOON) for _ in range(11)]
+        assert eventually(lambda: len(server._calls) == 11)  # as many as there are threads; the others come later
         monkeypatch.setattr(server_module, "FIRST_WORDS", 0.5)
         client = client_of(core, address, timeout=SOON)
         at = begin(client)
@@ -155,7 +155,7 @@ def test_calls_that_say_nothing_do_not_keep_others_waiting(monkeypatch: pytest.M
             with pytest.raises(grpc.RpcError):
                 list(one)
             assert one.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN), one
-        assert eventually(lambda: not server._threads)
+        assert eventually(lambda: not server._calls)
     assert core.version == 1
 
 
@@ -165,7 +165,7 @@ def test_pushes_that_were_replaced_do_not_keep_others_waiting(monkeypatch: pytes
     core = core_of(Job(workers=1, lr=1.0, momentum=0.0), {"w": torch.zeros(64), "b": torch.zeros(64)})
 
     def half() -> Iterator[bytes]:
-        yield note({"worker": 0, "incarnation": 0, "sequence": 0})
+        yield json_message({"worker": 0, "incarnation": 0, "sequence": 0})
         yield from frame_messages(0, ONES)
         yield from silent()
 
@@ -173,14 +173,14 @@ def test_pushes_that_were_replaced_do_not_keep_others_waiting(monkeypatch: pytes
         address = f"127.0.0.1:{server.port}"
         client, calls = client_of(core, address, timeout=SOON), []
         at = begin(client)
-        channel = channels.enter_context(grpc.insecure_channel(address, options=OPTIONS))
+        channel = channels.enter_context(grpc.insecure_channel(address, options=GRPC_OPTIONS))
         for _ in range(11):  # one for each thread
-            before = server._threads._pushes.get(0)
-            calls.append(channel.stream_stream(CALLS["Exchange"])(half(), timeout=10 * SOON))
-            assert eventually(lambda before=before: server._threads._pushes.get(0) not in (None, before))
+            before = server._calls._pushes.get(0)
+            calls.append(channel.stream_stream(RPC_PATHS["Exchange"])(half(), timeout=10 * SOON))
+            assert eventually(lambda before=before: server._calls._pushes.get(0) not in (None, before))
         monkeypatch.setattr(server_module, "FIRST_WORDS", 0.5)
         assert client.exchange(at, [(0, ONES), (1, ONES)], lambda: 0.0).sequence == at + 1
-        assert eventually(lambda: not server._threads and not core.in_memory)
+        assert eventually(lambda: not server._calls and not core.queued_nbytes)
         client.close()
     assert core.version == 1
 
@@ -340,7 +340,7 @@ def killed_under_load(tmp_path: Path, kill_at: list[int], *, tls: bool) -> None:
     parameters = {name: p.detach().clone() for name, p in config.task().model.named_parameters()}
     slots, limits = Slots.of(parameters), job.pull_limits(parameters.values())
     clean = core_of(job, parameters, exchanges=ROUNDS)
-    all_live(lambda worker: LocalLink(clean, worker))
+    all_live(lambda worker: InProcessConnection(clean, worker))
     if tls:
         security.new_job(certs, name="ours", hosts=["localhost"], workers=CROWD)
     forks = Forks(tmp_path / "said")
@@ -416,17 +416,17 @@ def test_eight_workers_outlive_their_server_whenever_it_dies(tmp_path: Path, see
 def pester(core: Core, address: str, pushes: int, seed: int, outcomes: dict[str, int], lock: threading.Lock) -> None:
     """Copies of a job's pushes, in any order: of now, of before and after, of other lives and other workers."""
     rng = random.Random(seed)
-    with grpc.insecure_channel(address, options=(*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
-        call = channel.stream_stream(CALLS["Exchange"])
+    with grpc.insecure_channel(address, options=(*GRPC_OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
+        call = channel.stream_stream(RPC_PATHS["Exchange"])
         for _ in range(pushes):
             worker = rng.randrange(core.job.workers)
-            at = core._sessions[worker].clock  # what it pushes now is its own; all else is not
+            at = core._members.sessions[worker].clock  # what it pushes now is its own; all else is not
             sequence = at - min(at, rng.choice([1, 1, 1, 2, 3, rng.randrange(1, 40), -1_000_000]))
             incarnation = rng.choice([1, 1, 1, 1, 0, 2])
-            head = note({"worker": worker, "incarnation": incarnation, "sequence": sequence})
+            head = json_message({"worker": worker, "incarnation": incarnation, "sequence": sequence})
             frame = encode(torch.full((64,), float(rng.randrange(1, 100))), "none")  # forged: it would show
             try:
-                list(call(iter([head, *frame_messages(0, frame), note({"score": 0.0})]), timeout=SOON))
+                list(call(iter([head, *frame_messages(0, frame), json_message({"score": 0.0})]), timeout=SOON))
                 outcome = "answered"
             except grpc.RpcError as error:
                 refused = error.code() == grpc.StatusCode.FAILED_PRECONDITION
@@ -475,7 +475,7 @@ def test_fifty_thousand_pushes_too_many_change_nothing(mode: str) -> None:
         ]
         for thread in workers_:
             thread.start()
-        assert eventually(lambda: all(seat.clock for seat in core._sessions))
+        assert eventually(lambda: all(seat.clock for seat in core._members.sessions))
         for thread in pests_:
             thread.start()
         for thread in pests_:
@@ -548,7 +548,7 @@ def build():
 """
 REMEMBERS = "ef|topk:0.1"
 """A channel with a memory of its own, which workers keep on the same disk."""
-TOLD = {"full": "No space left on device", "read-only": "Read-only file system", "broken": "Input/output error"}
+WORKER_STATS = {"full": "No space left on device", "read-only": "Read-only file system", "broken": "Input/output error"}
 
 
 @pytest.fixture
@@ -584,7 +584,7 @@ def train_until_it_fails(kind: str, push: str, disk: Path, tmp_path: Path) -> li
     lines = failed.stderr.strip().splitlines()
     assert failed.returncode == 1 and "Traceback" not in failed.stderr, failed.stderr
     told = [line for line in lines if line.startswith("laconic: ")]
-    assert len(told) == 2 and TOLD[kind] in told[0] and "checkpoint of step 12" in told[0], failed.stderr
+    assert len(told) == 2 and WORKER_STATS[kind] in told[0] and "checkpoint of step 12" in told[0], failed.stderr
     assert told[1] == lines[-1] and "server 0 has died with exit code 1: what it said is above" in told[1]
     assert not [*pids("server", run_dir), *pids("worker", run_dir)]
     kept = checkpoint.load_latest(run_dir / CHECKPOINTS)
@@ -599,7 +599,7 @@ def test_a_disk_that_is_full_ends_training_in_a_line(disk: Path, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("push", ["none", REMEMBERS])
-@pytest.mark.parametrize("kind", list(TOLD))
+@pytest.mark.parametrize("kind", list(WORKER_STATS))
 def test_a_run_whose_disk_failed_goes_on_when_it_is_well_again(
     kind: str, push: str, disk: Path, tmp_path: Path
 ) -> None:

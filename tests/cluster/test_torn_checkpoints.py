@@ -24,13 +24,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import core_of, seat
+from helpers import core_of, open_session
 from torch import Tensor
 
 from laconic.cluster import checkpoint
 from laconic.cluster.checkpoint import Folder, load_latest, save
 from laconic.cluster.job import Job
-from laconic.cluster.round import Contribution
 from laconic.errors import FileError
 from laconic.frames import encode
 
@@ -160,11 +159,11 @@ def run(folder: Path, size: int, *, to: int = EXCHANGES, disk: Disk | None = Non
 
     core.on_update(keep)
     incarnation = 1 + core.version  # any that is new
-    seat(core, 0, incarnation)
+    open_session(core, 0, incarnation)
     g = torch.Generator()
     for sequence in range(core.version, to):
         frame = encode(torch.randn(size, generator=g.manual_seed(sequence)), "none")
-        core.exchange(Contribution(0, incarnation, sequence, [frame]), deadline=time.monotonic() + 30)
+        core.exchange(0, incarnation, sequence, [frame], deadline=time.monotonic() + 30)
     core.settle()
     assert core.version == to and core.failure is None, core.failure
     return hashlib.sha256(core.parameters["w"].numpy().tobytes()).hexdigest()

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from laconic.cluster.checkpoint import Folder
+from laconic.cluster.connection import ShardedConnection
 from laconic.cluster.core import Core
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
-from laconic.cluster.sharded import ShardedLink
 from laconic.errors import ConfigError
 from laconic.layers import subspaces
 from laconic.optim import SGD
@@ -71,10 +71,10 @@ def workers_of(config: Config, cores: list[Core], folder: Path | None = None, *,
     for number in range(config.job.workers):
         task = config.task()
         parameters = trainable(task.model)
-        links = [LocalLink(core, number, incarnation=incarnation) for core in cores]
+        links = [InProcessConnection(core, number, incarnation=incarnation) for core in cores]
         numbers = {name: i for i, name in enumerate(parameters)}
         parts = [[numbers[name] for name in part] for part in config.parts(parameters)]
-        link: Any = ShardedLink(links, parts) if len(links) > 1 else links[0]
+        link: Any = ShardedConnection(links, parts) if len(links) > 1 else links[0]
         shards = Shards(task.num_train, config.job.workers, BATCH, config.job.seed)
         memory = None if folder is None else Folder(folder / f"worker-{number}")
         found.append(Worker(number, task, shards, config.job, config.rates(), link, memory=memory))
@@ -220,7 +220,7 @@ def test_what_was_not_sent_ends_with_its_subspace_and_is_counted(caplog: pytest.
     assert worker.summands is not None and worker.summands.residual_resets == 1  # fc2 has few
     options = method_options("laconic") | {"every": 1, "sends": "gradients"}
     (core,), (worker, _) = run(config(exchanges=4, **options))
-    assert worker.channel.stats.residual_resets == 2 == core._weights._channel.stats.residual_resets
+    assert worker.channel.stats.residual_resets == 2 == core._weights.channel.stats.residual_resets
     assert worker.channel.residual("fc1.z") is None and worker.channel.residual("head.weight") is not None
     said = [record.message for record in caplog.records if "along the new ones" in record.message]
     assert len(said) == 5 and len(set(said)) == 1  # two workers each, and a server: once

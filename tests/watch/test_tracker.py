@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from laconic.cluster.protocol import TOLD
+from laconic.cluster.protocol import WORKER_STATS
 from laconic.errors import FileError
 from laconic.watch.status import PARTS, Status
 from laconic.watch.tracker import FAULTS, RECENT_FAULTS, StatusTracker
@@ -132,7 +132,7 @@ def test_every_fault_has_a_complete_text() -> None:
 
 def test_reported_names_are_those_of_the_protocol() -> None:
     """Packages watch and cluster do not import each other."""
-    assert set(TOLD) == {"iteration", "loss", "bytes_sent", "bytes_received", "bytes_raw", "retries", *PARTS}
+    assert set(WORKER_STATS) == {"iteration", "loss", "bytes_sent", "bytes_received", "bytes_raw", "retries", *PARTS}
 
 
 def valid_status() -> dict[str, Any]:

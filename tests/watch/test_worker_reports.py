@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from laconic.cluster.server import _told
+from laconic.cluster.protocol import read_worker_stats
 from laconic.errors import FrameError
 
 
 def test_report_keeps_known_numbers() -> None:
-    assert _told({}) == {} and _told({"told": {}}) == {}
+    assert read_worker_stats({}) == {} and read_worker_stats({"told": {}}) == {}
     report = {"iteration": 3, "loss": 0.5, "of a newer version": "x"}
-    assert _told({"told": report}) == {"iteration": 3.0, "loss": 0.5}
+    assert read_worker_stats({"told": report}) == {"iteration": 3.0, "loss": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_report_keeps_known_numbers() -> None:
 )  # fmt: skip
 def test_invalid_report_raises_frame_error(report: Any) -> None:
     with pytest.raises(FrameError):
-        _told({"told": report})
+        read_worker_stats({"told": report})

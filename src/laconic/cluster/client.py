@@ -1,4 +1,4 @@
-"""A worker's end of the line: connect, push, pull, and come again after a fault."""
+"""A worker's gRPC connection to one server: calls, retries and checks of what arrives."""
 
 from __future__ import annotations
 
@@ -13,30 +13,40 @@ from typing import Any, TypeVar
 import grpc
 
 from laconic._version import __version__
-from laconic.cluster.connection import Standing
+from laconic.cluster.connection import ServerStatus
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import PROTOCOL, Assembler, Frame, frame_messages, note, read_note
+from laconic.cluster.protocol import (
+    GRPC_OPTIONS,
+    PROTOCOL,
+    RPC_PATHS,
+    SERVER_FAILED,
+    Assembler,
+    ByteCounter,
+    Frame,
+    frame_messages,
+    json_message,
+    read_json,
+)
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
-from laconic.cluster.server import CALLS, OPTIONS, SERVER_FAILED, Traffic
 from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import open_packet
 from laconic.wire import is_bundle, unpack_bundle
 
-__all__ = ["Client", "UnreachableError"]
+__all__ = ["Client", "Patience", "UnreachableError"]
 
 log = logging.getLogger("laconic")
 T = TypeVar("T")
 
-DAMAGED_AT_MOST = 3
-"""How often in a row something may arrive damaged."""
+MAX_DAMAGED = 3
+"""How many damaged messages in a row are retried."""
 FATAL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-SLOWEST = 125_000
-"""Bytes a second of the slowest line that a call must not be cut off on."""
+SLOWEST_LINK = 125_000
+"""Bytes per second of the slowest link on which a call must not time out."""
 
 
 class UnreachableError(FileError):
-    """No server answers at that address, or none has for too long."""
+    """No server answers at the address, or none has for too long."""
 
 
 @dataclass
@@ -45,9 +55,9 @@ class Patience:
 
     Args:
         total: With a server that does not answer.
-        first: Before the second try; each is twice as far from the last.
-        longest: But no farther than this.
-        others: For other workers, as long as the server answers.
+        first: Before the second attempt; the wait doubles with each attempt.
+        longest: The longest wait between two attempts.
+        others: For other workers, while the server answers.
     """
 
     total: float = 60.0
@@ -56,19 +66,27 @@ class Patience:
     others: float = 600.0
 
 
+def stats_interval(elapsed: float) -> float:
+    """Return the seconds between two reports of a worker's statistics: 1/1000 of the run so far, 0.05 to 1 s.
+
+    Reports are spaced out because one is as large as the frames of a small model.
+    """
+    return min(1.0, max(0.05, elapsed / 1000))
+
+
 class Client:
-    """One worker's connection. Calls are made from one thread.
+    """One worker's connection to one server. All calls come from one thread.
 
     Args:
         address: ``host:port`` of the server.
         worker: This worker's number.
-        incarnation: Grows with each start of this worker: the server refuses an older one.
-        slots: What is exchanged.
-        limits: The most bytes that a frame of each slot can have.
-        resident: The same of what belongs to slots and is not exchanged, which a snapshot has.
+        incarnation: Grows with each start of this worker: the server rejects older ones.
+        slots: The slots that are exchanged.
+        limits: The largest possible frame of each slot, in bytes.
+        resident: The same for tensors that a snapshot holds and exchanges do not.
         credentials: gRPC channel credentials; None for plaintext.
-        timeout: Seconds that one call may take beside its transfer; a slow line gets more by the size of the model.
-        patience: How long to try again when the server is not there.
+        timeout: Seconds that one call may take, plus the time that its frames need on the slowest link.
+        patience: How long to keep trying.
     """
 
     def __init__(
@@ -89,131 +107,132 @@ class Client:
         self.slots = slots
         self.limits = limits
         self.resident = list(resident)
-        self.timeout = timeout + (sum(limits) + sum(resident)) / SLOWEST
+        self.timeout = timeout + (sum(limits) + sum(resident)) / SLOWEST_LINK
         self.patience = patience or Patience()
-        self.traffic = Traffic()
+        self.traffic = ByteCounter()
         self.retries = 0
-        self.about: dict[str, float] = {}
-        """What to tell of this worker, now and then with a push, and on leaving; see ``TOLD``."""
-        self._began = self._next_told = time.monotonic()
+        self.stats: dict[str, float] = {}
+        """The ``WORKER_STATS`` to report with a push now and then, and when this worker leaves."""
+        self._began = self._next_report = time.monotonic()
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=OPTIONS)
+            self._channel = grpc.insecure_channel(address, options=GRPC_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=OPTIONS)
-        self._join = self._channel.unary_unary(CALLS["Join"])
-        self._hello = self._channel.unary_unary(CALLS["Hello"])
-        self._leave = self._channel.unary_unary(CALLS["Leave"])
-        self._snapshot = self._channel.unary_stream(CALLS["Snapshot"])
-        self._exchange = self._channel.stream_stream(CALLS["Exchange"])
-        self._agree = self._channel.stream_stream(CALLS["Agree"])
-        self._deposit = self._channel.stream_unary(CALLS["Deposit"])
+            self._channel = grpc.secure_channel(address, credentials, options=GRPC_OPTIONS)
+        self._join = self._channel.unary_unary(RPC_PATHS["Join"])
+        self._hello = self._channel.unary_unary(RPC_PATHS["Hello"])
+        self._leave = self._channel.unary_unary(RPC_PATHS["Leave"])
+        self._snapshot = self._channel.unary_stream(RPC_PATHS["Snapshot"])
+        self._exchange = self._channel.stream_stream(RPC_PATHS["Exchange"])
+        self._agree = self._channel.stream_stream(RPC_PATHS["Agree"])
+        self._deposit = self._channel.stream_unary(RPC_PATHS["Deposit"])
 
-    def hello(self) -> Standing:
-        """Say hello. Only when this is answered is there a connection."""
-        asked = note(
+    def hello(self) -> ServerStatus:
+        """Introduce this worker. The connection is established only when the server has answered."""
+        request = json_message(
             self.identity | {"protocol": PROTOCOL, "laconic": __version__, "fingerprint": self.slots.fingerprint}
         )
-        answer = self._again(lambda: read_note(self._hello(asked, timeout=min(10.0, self.timeout))), "say hello")
+        answer = self._retry(lambda: read_json(self._hello(request, timeout=min(10.0, self.timeout))), "say hello")
         try:
-            return Standing(
+            return ServerStatus(
                 Job.from_json(answer["job"]),
                 frozenset(answer["versions"]),
                 bool(answer["over"]),
                 str(answer.get("weights", "here")),
             )
         except (KeyError, TypeError, ConfigError) as error:
-            raise FrameError(f"the server's welcome makes no sense: {error}") from None
+            raise FrameError(f"the server's answer to hello is invalid: {error}") from None
 
     def join(self, attempt: int, offer: Offer) -> tuple[int, bool]:
-        asked = note(self.identity | {"attempt": attempt, "versions": sorted(offer.versions), "lost": offer.lost})
-        answer = self._again(lambda: read_note(self._join(asked, timeout=self.timeout)), "agree where to go on")
+        request = json_message(
+            self.identity | {"attempt": attempt, "versions": sorted(offer.versions), "lost": offer.lost}
+        )
+        answer = self._retry(lambda: read_json(self._join(request, timeout=self.timeout)), "join")
         return int(answer["sequence"]), bool(answer["lost"])
 
     def snapshot(self) -> Reply:
-        """All weights; the optimizer's memory where workers take the steps; and what else belongs to slots: the weights
-        that subspaces move, and the scales of sums.
-        """
+        """Download the weights; then optimizer state, resident tensors and scales, where the job has them."""
         limits = 2 * self.limits + self.resident + self.limits
-        return self._again(
-            lambda: self._receive(self._snapshot(note(self.identity), timeout=self.timeout), limits),
-            "fetch the weights",
+        return self._retry(
+            lambda: self._receive(self._snapshot(json_message(self.identity), timeout=self.timeout), limits),
+            "download the weights",
         )
 
     def exchange(self, sequence: int, frames: Iterable[tuple[int, Frame]], score: Callable[[], float]) -> Reply:
-        """See ``Link``. A push that broke off is sent again; the server knows whether it had arrived."""
-        told = self._told()
+        """See ``Connection``. An interrupted push is sent again; the server recognises one that it has applied."""
+        stats = self._stats_due()
 
-        def outgoing() -> Iterator[bytes]:
-            yield note(self.identity | {"sequence": sequence})
+        def request() -> Iterator[bytes]:
+            yield json_message(self.identity | {"sequence": sequence})
             for slot, frame in frames:
-                self.traffic.count(sent=len(frame))
-                yield from frame_messages(slot, frame)
-            yield note({"score": score()} | ({"told": told} if told else {}))
+                yield from self._send(slot, frame)
+            yield json_message({"score": score()} | ({"told": stats} if stats else {}))
 
-        return self._again(
-            lambda: self._receive(self._exchange(outgoing(), timeout=self.timeout), self.limits),
-            f"exchange {sequence}",
+        return self._retry(
+            lambda: self._receive(self._exchange(request(), timeout=self.timeout), self.limits), f"exchange {sequence}"
         )
 
-    def _told(self) -> dict[str, float]:
-        """What to tell beside a push: not with each one, a note is no smaller than the frames of a small model."""
+    def _stats_due(self) -> dict[str, float]:
         now = time.monotonic()
-        if now < self._next_told:
+        if now < self._next_report:
             return {}
-        self._next_told = now + min(1.0, max(0.05, (now - self._began) / 1000))
-        return self.about
+        self._next_report = now + stats_interval(now - self._began)
+        return self.stats
 
-    def agree(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
-        return self._again(
+    def agree_scales(self, sequence: int, scales: Sequence[Frame]) -> Sequence[Frame]:
+        return self._retry(
             lambda: self._receive(
-                self._agree(self._outgoing({"sequence": sequence}, scales), timeout=self.timeout), self.limits
+                self._agree(self._request({"sequence": sequence}, scales), timeout=self.timeout), self.limits
             ),
             f"agree on the scales of exchange {sequence}",
         ).frames
 
-    def deposit(self, version: int, frames: Sequence[Frame]) -> None:
-        self._again(
-            lambda: self._deposit(self._outgoing({"version": version}, frames), timeout=2 * self.timeout),
-            f"deposit the weights of exchange {version}",
+    def upload_weights(self, version: int, frames: Sequence[Frame]) -> None:
+        self._retry(
+            lambda: self._deposit(self._request({"version": version}, frames), timeout=2 * self.timeout),
+            f"upload the weights of version {version}",
         )
 
-    def _outgoing(self, head: dict[str, int], frames: Sequence[Frame]) -> Iterator[bytes]:
-        yield note(self.identity | head)
+    def _request(self, head: dict[str, int], frames: Sequence[Frame]) -> Iterator[bytes]:
+        yield json_message(self.identity | head)
         for slot, frame in enumerate(frames):
-            self.traffic.count(sent=len(frame))
-            yield from frame_messages(slot, frame)
-        yield note({})
+            yield from self._send(slot, frame)
+        yield json_message({})
+
+    def _send(self, slot: int, frame: Frame) -> Iterator[bytes]:
+        self.traffic.count(sent=len(frame))
+        yield from frame_messages(slot, frame)
 
     def leave(self) -> None:
-        """Tell the server that nobody need wait for this worker."""
+        """Tell the server that it need not wait for this worker."""
         try:
-            self._leave(note(self.identity | {"told": self.about}), timeout=2.0)
+            self._leave(json_message(self.identity | {"told": self.stats}), timeout=2.0)
         except grpc.RpcError:
-            log.info("the server did not hear this worker leave")
+            log.info("the server did not confirm that this worker leaves")
 
     def close(self) -> None:
         self._channel.close()
 
     def _receive(self, messages: Iterator[bytes], limits: Sequence[int]) -> Reply:
-        """A frame per slot, or several of each, up to as many as there are limits."""
-        head = read_note(next(messages, b""))
+        """Read one or more frames per slot, at most ``len(limits)``, and check them while they can be sent again."""
+        head = read_json(next(messages, b""))
         assembler, frames = Assembler(limits), {}
         for message in messages:
-            done = assembler.feed(message)
-            if done is not None:
-                frames[done[0]] = done[1]
-        if not frames or len(frames) % len(self.slots) or assembler.in_pieces:
+            complete = assembler.feed(message)
+            if complete is not None:
+                slot, frame = complete
+                frames[slot] = frame
+        if not frames or len(frames) % len(self.slots) or assembler.incomplete:
             raise FrameError(f"the server sent {len(frames)} frames for {len(self.slots)} slots")
         self.traffic.count(received=assembler.total)
         for frame in frames.values():
-            _check(frame)  # checksums here, where it can be asked for again
+            _check(frame)
         ticket = head.get("ticket")
         if not isinstance(head.get("sequence"), int) or not isinstance(ticket, int | None):
-            raise FrameError(f"the server's answer needs whole numbers, got {head}")
+            raise FrameError(f"'sequence' and 'ticket' of the server's reply must be integers, got {head}")
         return Reply(head["sequence"], tuple(frames[slot] for slot in range(len(frames))), ticket)
 
-    def _again(self, attempt: Callable[[], T], what: str) -> T:
-        """Try until it works, the server refuses, or patience ends."""
+    def _retry(self, attempt: Callable[[], T], action: str) -> T:
+        """Repeat a call until it succeeds, the server refuses it, or patience ends."""
         wait, damaged = self.patience.first, 0
         lost_since: float | None = None
         waiting_since: float | None = None
@@ -226,23 +245,23 @@ class Client:
                 code, details = error.code(), error.details() or ""
             now = time.monotonic()
             if code == grpc.StatusCode.FAILED_PRECONDITION:
-                refused = _refused(details)
+                refusal = _parse_refusal(details)
                 waiting_since = waiting_since or now
-                if refused.reason != "waiting" or now - waiting_since > self.patience.others:
-                    raise refused
-                log.warning("the server %s", refused)
+                if refusal.reason != "waiting" or now - waiting_since > self.patience.others:
+                    raise refusal
+                log.warning("the server %s", refusal)
                 wait, lost_since = self.patience.first, None  # it answers
                 continue
             if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS):
-                # A checksum that is wrong may have been right at the other end; what is wrong again was never right.
+                # A frame may have been damaged on the way; one that stays damaged was sent so.
                 damaged += 1
-                if damaged > DAMAGED_AT_MOST:
+                if damaged > MAX_DAMAGED:
                     raise FrameError(details)
-                log.warning("something was damaged on the way (%s): trying to %s again", details, what)
+                log.warning("damaged data (%s): trying again to %s", details, action)
                 self.retries += 1
                 continue
             if code in FATAL or details.startswith(SERVER_FAILED):
-                raise UnreachableError(f"server {self.address} failed to {what}: {code.name}: {details}")
+                raise UnreachableError(f"server {self.address} failed to {action}: {code.name}: {details}")
             lost_since = lost_since or now
             if now + wait > lost_since + self.patience.total:
                 raise UnreachableError(
@@ -250,22 +269,19 @@ class Client:
                     "is the address right?"
                 )
             self.retries += 1
-            log.warning("server %s is not there (%s): trying again in %.1f s", self.address, code.name, wait)
-            time.sleep(wait * random.uniform(0.8, 1.2))  # many workers must not come at once
+            log.warning("server %s does not answer (%s): trying again in %.1f s", self.address, code.name, wait)
+            time.sleep(wait * random.uniform(0.8, 1.2))  # jitter: many workers must not reconnect at once
             wait = min(2 * wait, self.patience.longest)
 
 
 def _check(frame: Frame) -> None:
-    if not is_bundle(frame):
-        open_packet(frame)
-        return
-    for _, one in unpack_bundle(frame):
-        open_packet(one)
+    for part in [part for _, part in unpack_bundle(frame)] if is_bundle(frame) else [frame]:
+        open_packet(part)
 
 
-def _refused(details: str) -> RefusedError:
+def _parse_refusal(details: str) -> RefusedError:
     try:
-        told: dict[str, Any] = json.loads(details)
-        return RefusedError(str(told["reason"]), str(told["message"]), resume_at=told["resume_at"])
+        refusal: dict[str, Any] = json.loads(details)
+        return RefusedError(str(refusal["reason"]), str(refusal["message"]), resume_at=refusal["resume_at"])
     except (ValueError, KeyError, TypeError):
         return RefusedError("refused", details)

@@ -1,73 +1,175 @@
-"""What travels on a stream between a worker and a server: small JSON notes, and frames cut into pieces.
+"""What a worker and a server share: RPC names, gRPC options, and the messages of a stream.
 
-A message is a byte that says what it is, and the rest. Sizes are checked against what the receiver expects before
-anything is allocated; whatever does not fit is a ``FrameError``.
+A message is one byte for its kind, then its content: a JSON object, or a piece of a frame. The receiver checks sizes
+against the limits of the job before it allocates anything; a message that does not fit raises ``FrameError``.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from laconic.errors import FrameError
 
-__all__ = ["CHUNK", "MAX_MESSAGE", "PROTOCOL", "TOLD", "Assembler", "frame_messages", "note", "read_note"]
+__all__ = [
+    "CHUNK",
+    "GRPC_OPTIONS",
+    "MAX_MESSAGE",
+    "NOTHING_LEFT",
+    "PROTOCOL",
+    "RPC_PATHS",
+    "WORKER_STATS",
+    "Assembler",
+    "ByteCounter",
+    "Frame",
+    "frame_messages",
+    "is_json",
+    "json_message",
+    "read_finite",
+    "read_integer",
+    "read_json",
+    "read_worker_stats",
+    "shorten",
+]
 
 PROTOCOL = 1
+RPC_PATHS = {
+    name: f"/laconic.ParameterServer/{name}"
+    for name in ("Hello", "Join", "Snapshot", "Exchange", "Agree", "Deposit", "Leave")
+}
+SERVER_FAILED = "the server failed"
+"""Prefix of the status text of an internal error: a client does not try again."""
+
 CHUNK = 2 << 20
-"""Bytes of a frame in one message: large enough for the wire, small enough to interleave."""
+"""Bytes of a frame in one message: large enough for the network, small enough to interleave."""
 
 Frame = bytes | memoryview
-"""What came in one piece is not copied again."""
+"""The bytes of a frame; one that arrived in a single message is not copied."""
 
-MAX_NOTE = 1 << 16
-TOLD = (
+MAX_JSON = 1 << 16
+MAX_INTEGER = 1 << 62
+NOTHING_LEFT = -1
+"""The ticket in a reply to a worker for which there is no work left."""
+WORKER_STATS = (
     "iteration", "loss", "bytes_sent", "bytes_received", "bytes_raw", "retries",
     "compute", "encode", "communication", "overlapped", "apply",
 )  # fmt: skip
-"""What a worker may tell of itself beside a push: finite numbers, for whoever watches."""
-NOTE, FRAME, MORE = b"N", b"F", b"M"
+"""Finite numbers that a worker may report about itself with a push, for ``laconic watch``."""
+JSON, FRAME, MORE = b"N", b"F", b"M"
 _HEAD = struct.Struct("<IQ")
 MAX_MESSAGE = 1 + _HEAD.size + CHUNK
-"""The largest message that a peer may send: gRPC refuses larger ones before they are read."""
+"""The largest message that a peer may send: gRPC rejects larger ones before it reads them."""
+
+GRPC_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    # A peer that is stopped or disconnected is detected within seconds; by default it never is.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),  # the option that newer gRPC uses; its default is a minute
+    ("grpc.http2.max_pings_without_data", 0),  # a worker sends nothing while it computes
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.enable_http_proxy", 0),  # connections to this host must not go through a proxy
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server
+)
 
 
-def note(values: dict[str, Any]) -> bytes:
-    """A JSON object as a message."""
-    return NOTE + json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+@dataclass
+class ByteCounter:
+    """Bytes of frames received and sent, counted where they enter and leave."""
+
+    received: int = 0
+    sent: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def count(self, *, received: int = 0, sent: int = 0) -> None:
+        with self._lock:
+            self.received += received
+            self.sent += sent
 
 
-def is_note(message: bytes) -> bool:
-    return message[:1] == NOTE
+# ------------------------------------------------------------------------------------------------------------- JSON
 
 
-def read_note(message: bytes) -> dict[str, Any]:
-    if not is_note(message) or len(message) > MAX_NOTE:
-        raise FrameError(f"expected a note of at most {MAX_NOTE} bytes, got {len(message)} bytes of {message[:1]!r}")
+def json_message(values: dict[str, Any]) -> bytes:
+    """Return a JSON object as a message."""
+    return JSON + json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def is_json(message: bytes) -> bool:
+    return message[:1] == JSON
+
+
+def read_json(message: bytes) -> dict[str, Any]:
+    if not is_json(message) or len(message) > MAX_JSON:
+        raise FrameError(
+            f"expected a JSON message of at most {MAX_JSON} bytes, got {len(message)} bytes of {message[:1]!r}"
+        )
     try:
         values = json.loads(message[1:])
     except (ValueError, RecursionError):
-        raise FrameError("a note is not JSON") from None
+        raise FrameError("a JSON message cannot be parsed") from None
     if not isinstance(values, dict):
-        raise FrameError("a note is not a JSON object")
+        raise FrameError("a JSON message is not an object")
     return values
 
 
-def frame_messages(slot: int, frame: bytes | memoryview) -> Iterator[bytes]:
-    """A frame in pieces, for the slot of that number."""
+def is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_INTEGER
+
+
+def read_integer(values: dict[str, Any], name: str) -> int:
+    """Return a field that must be an integer from 0."""
+    value = values.get(name)
+    if not is_integer(value):
+        raise FrameError(f"{name!r} must be an integer from 0, got {shorten(value)}")
+    return int(value)  # type: ignore[arg-type]
+
+
+def read_finite(values: dict[str, Any], name: str) -> float:
+    """Return a field that must be a finite number; 0 if it is missing."""
+    value = values.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        raise FrameError(f"{name!r} must be a finite number, got {shorten(value)}")
+    return float(value)
+
+
+def read_worker_stats(values: dict[str, Any]) -> dict[str, float]:
+    """Return the ``WORKER_STATS`` that a message carries under ``told``; other names are ignored."""
+    stats = values.get("told", {})
+    if not isinstance(stats, dict):
+        raise FrameError(f"'told' must be an object of numbers, got {shorten(stats)}")
+    return {name: read_finite(stats, name) for name in WORKER_STATS if name in stats}
+
+
+def shorten(value: object) -> str:
+    """Return a peer's value as printable text of at most 40 characters, for an error message."""
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text[:40]
+
+
+# ----------------------------------------------------------------------------------------------------------- frames
+
+
+def frame_messages(slot: int, frame: Frame) -> Iterator[bytes]:
+    """Yield the messages that carry one slot's frame."""
     view = memoryview(frame)
     yield b"".join((FRAME, _HEAD.pack(slot, len(view)), view[:CHUNK]))
-    for at in range(CHUNK, len(view), CHUNK):
-        yield b"".join((MORE, view[at : at + CHUNK]))
+    for offset in range(CHUNK, len(view), CHUNK):
+        yield b"".join((MORE, view[offset : offset + CHUNK]))
 
 
 class Assembler:
-    """Puts pieces together again, one frame at a time.
+    """Joins the messages of a stream into frames, one frame at a time.
 
     Args:
-        limits: The most bytes that a frame of each slot can have.
+        limits: The largest possible frame of each slot, in bytes.
     """
 
     def __init__(self, limits: Sequence[int]) -> None:
@@ -75,39 +177,39 @@ class Assembler:
         self._slot = -1
         self._nbytes = 0
         self._pieces: list[memoryview] = []
-        self._have = 0
+        self._received = 0
         self.total = 0
-        """Bytes of all frames so far."""
+        """Bytes of all complete frames."""
 
     @property
-    def in_pieces(self) -> bool:
+    def incomplete(self) -> bool:
         """Whether a frame has begun and not ended."""
         return self._slot >= 0
 
     def feed(self, message: bytes) -> tuple[int, Frame] | None:
-        """A slot and its frame once it is complete, None before."""
+        """Take one message; return a slot and its frame when this message completes it."""
         kind = message[:1]
-        if kind == FRAME and not self.in_pieces and len(message) >= 1 + _HEAD.size:
+        if kind == FRAME and not self.incomplete and len(message) >= 1 + _HEAD.size:
             slot, nbytes = _HEAD.unpack_from(message, 1)
             if slot >= len(self._limits):
-                raise FrameError(f"a frame for slot {slot}, but there are {len(self._limits)}")
+                raise FrameError(f"expected a slot below {len(self._limits)}, got a frame for slot {slot}")
             if not 0 < nbytes <= self._limits[slot]:
                 raise FrameError(
-                    f"a frame of {nbytes} bytes for slot {slot}, at most {self._limits[slot]} are possible"
+                    f"a frame for slot {slot} must have 1 to {self._limits[slot]} bytes, its header says {nbytes}"
                 )
-            self._slot, self._nbytes, self._have = slot, nbytes, 0
+            self._slot, self._nbytes, self._received = slot, nbytes, 0
             piece = memoryview(message)[1 + _HEAD.size :]
-        elif kind == MORE and self.in_pieces:
+        elif kind == MORE and self.incomplete:
             piece = memoryview(message)[1:]
         else:
-            raise FrameError(f"a message of kind {kind!r} is out of place")
-        # As ``frame_messages`` cuts them: a frame in crumbs would take a hundred times the memory that it says.
-        wanted = min(CHUNK, self._nbytes - self._have)
-        if len(piece) != wanted:
-            raise FrameError(f"a piece of {len(piece)} bytes for a frame of {self._nbytes}, expected {wanted}")
+            raise FrameError(f"a message of kind {kind!r} is not allowed at this point of the stream")
+        # Pieces must have the sizes that frame_messages makes: tiny ones would take a hundred times the frame's memory.
+        expected = min(CHUNK, self._nbytes - self._received)
+        if len(piece) != expected:
+            raise FrameError(f"expected a piece of {expected} bytes of a frame of {self._nbytes}, got {len(piece)}")
         self._pieces.append(piece)
-        self._have += wanted
-        if self._have < self._nbytes:
+        self._received += expected
+        if self._received < self._nbytes:
             return None
         slot = self._slot
         frame: Frame = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -1,9 +1,9 @@
-"""Frames of one exchange on their way out: sent as they become ready, kept to be sent again."""
+"""Frames of one push on the worker's side: sent while later ones are encoded, kept in case they must be sent again."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from laconic.cluster.protocol import Frame
 
@@ -11,12 +11,12 @@ __all__ = ["PushBuffer"]
 
 
 class PushBuffer:
-    """What is put in comes out of every iterator, from the first frame on; iterators wait for what is not there yet.
+    """A growing list of frames; every iterator starts at the first frame and blocks for those still to come.
 
-    >>> outbox = PushBuffer()
-    >>> outbox.put(0, b"abc")
-    >>> outbox.end(score=0.5)
-    >>> list(outbox), list(outbox), outbox.score()
+    >>> push = PushBuffer()
+    >>> push.put(0, b"abc")
+    >>> push.end(score=0.5)
+    >>> list(push), list(push), push.score()
     ([(0, b'abc')], [(0, b'abc')], 0.5)
     """
 
@@ -27,50 +27,59 @@ class PushBuffer:
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
+    @classmethod
+    def of(cls, frames: Iterable[tuple[int, Frame]]) -> PushBuffer:
+        """Return a complete push."""
+        push = cls()
+        for slot, frame in frames:
+            push.put(slot, frame)
+        push.end()
+        return push
+
     def put(self, slot: int, frame: Frame) -> None:
         with self._changed:
             self._frames.append((slot, frame))
             self._changed.notify_all()
 
     def end(self, score: float = 0.0) -> None:
-        """There is nothing more to come."""
+        """Mark the push as complete."""
         with self._changed:
             self._score, self._ended = score, True
             self._changed.notify_all()
 
     def fail(self, failure: BaseException) -> None:
-        """There will be nothing more: whoever waits is told why."""
+        """End the push early; iterators raise ``failure``."""
         with self._changed:
             self._failure, self._ended = failure, True
             self._changed.notify_all()
 
     def score(self) -> float:
-        """The worker's score, once all is there."""
+        """Return the score given to ``end``."""
         return self._score
 
     def __iter__(self) -> Iterator[tuple[int, Frame]]:
-        at = 0
+        index = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: at < len(self._frames) or self._ended)  # noqa: B023 - waits right here
+                self._changed.wait_for(lambda: index < len(self._frames) or self._ended)  # noqa: B023 - used at once
                 if self._failure is not None:
                     raise self._failure
-                if at == len(self._frames):
+                if index == len(self._frames):
                     return
-                one = self._frames[at]
-            yield one
-            at += 1
+                item = self._frames[index]
+            yield item
+            index += 1
 
-    def only(self, numbers: Mapping[int, int]) -> OutboxPart:
-        """The frames of some slots, under other numbers."""
-        return OutboxPart(self, numbers)
+    def shard(self, local_numbers: Mapping[int, int]) -> PushShard:
+        """Return the frames of some slots, under the numbers that one server gives to them."""
+        return PushShard(self, local_numbers)
 
 
-class OutboxPart:
-    """The part of an outbox that one of several servers gets."""
+class PushShard:
+    """The part of a push that goes to one of several servers."""
 
-    def __init__(self, whole: PushBuffer, numbers: Mapping[int, int]) -> None:
-        self._whole, self._numbers = whole, numbers
+    def __init__(self, push: PushBuffer, local_numbers: Mapping[int, int]) -> None:
+        self._push, self._local_numbers = push, local_numbers
 
     def __iter__(self) -> Iterator[tuple[int, Frame]]:
-        return ((self._numbers[slot], frame) for slot, frame in self._whole if slot in self._numbers)
+        return ((self._local_numbers[slot], frame) for slot, frame in self._push if slot in self._local_numbers)

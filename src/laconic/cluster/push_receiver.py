@@ -1,128 +1,102 @@
-"""A push on its way in, frame by frame."""
+"""The server's side of one push: takes frames as they arrive and hands the complete push to the job's mode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from laconic.cluster.homomorphic.server import Part
-from laconic.cluster.job import Job, Slots
+from laconic.aggregate import OpenedFrame
+from laconic.cluster.homomorphic.server import Contribution
+from laconic.cluster.membership import WorkerSession
 from laconic.cluster.protocol import Frame
-from laconic.cluster.replies import RefusedError, Reply, regather
-from laconic.cluster.reply_stream import ReplyStream
-from laconic.cluster.round import OpenFrame, Push, Round
+from laconic.cluster.replies import RefusedError, Reply, ReplyStream, regather
+from laconic.cluster.round import Push, Round
+from laconic.cluster.shared_state import Reservation
 from laconic.errors import FrameError
 
-__all__ = ["PushReceiver", "Receiver"]
+if TYPE_CHECKING:
+    from laconic.cluster.modes.base import ServerMode
 
-
-class Receiver(Protocol):
-    """Whom a push is for: the server's core."""
-
-    job: Job
-
-    @property
-    def slots(self) -> Slots: ...
-    @property
-    def current_round(self) -> Round: ...
-    def open(self, slot: int, frame: Frame) -> OpenFrame | Part:
-        """A slot's frame, checked as far as it can be by itself."""
-        ...
-
-    def add_part(self, receiver: PushReceiver, slot: int, frame: Frame) -> None:
-        """A slot's frame that is added right away."""
-        ...
-
-    def reserve(self, receiver: PushReceiver, nbytes: int, deadline: float) -> None:
-        """Wait for room, unless it is this worker that the others wait for."""
-        ...
-
-    def release(self, receiver: PushReceiver, nbytes: int) -> None: ...
-    def finish(self, receiver: PushReceiver, push: Push, deadline: float) -> Reply:
-        """What a complete push leads to."""
-        ...
-
-    def answer_again(self, receiver: PushReceiver, deadline: float) -> Reply:
-        """The answer to a push that was applied before."""
-        ...
+__all__ = ["PushReceiver"]
 
 
 class PushReceiver:
-    """A push on its way in. Nothing of it counts before ``finish``."""
+    """A push that is arriving. It has no effect before ``finish``. Close it with ``with``.
+
+    Args:
+        mode: The job's mode, which takes the frames.
+        session: The worker's session.
+        sequence: The number of the exchange.
+        alive: Whether the worker still waits.
+        applied: The push was applied before: its frames are dropped and its reply is sent again.
+    """
 
     def __init__(
-        self,
-        core: Receiver,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        alive: Callable[[], bool],
-        this_round: Round,
-        *,
-        applied: bool,
+        self, mode: ServerMode, session: WorkerSession, sequence: int, alive: Callable[[], bool], *, applied: bool
     ) -> None:
-        self.worker, self.incarnation, self.sequence, self.alive, self.of_round = (
-            worker, incarnation, sequence, alive, this_round,
-        )  # fmt: skip
+        self.session, self.sequence, self.alive = session, sequence, alive
+        self.worker, self.incarnation = session.worker, session.incarnation
+        self.round: Round | None = mode.current_round
+        """The round it arrives in; None without rounds."""
         self.replaced = False
-        self._core, self._frames, self._nbytes = core, dict[int, OpenFrame | Part | None](), 0
-        self._applied = applied or worker in this_round.pushed
-        """The rest of the stream is read and dropped."""
-        self._again = applied
+        """Whether the worker has started this push again."""
+        self.reservation = Reservation()
+        self._mode, self._applied = mode, applied
+        self._drops_frames = applied or (self.round is not None and self.worker in self.round.pushed)
+        self._frames: dict[int, OpenedFrame | Contribution | None] = {}
+        self._encoded: dict[int, Frame] = {}
 
     @property
-    def answer(self) -> ReplyStream | None:
-        """Where the answer to this push is made while it comes in; None if it is made afterwards."""
-        return None if self._again else self.of_round.answer
+    def reply(self) -> ReplyStream | None:
+        """The reply to this push, if it is made while pushes arrive."""
+        return None if self._applied or self.round is None else self.round.reply
 
     @property
-    def gone(self) -> bool:
+    def cancelled(self) -> bool:
         """Whether this push has become pointless."""
-        core = self._core
-        return self.replaced or (core.job.exact and self.of_round is not core.current_round)
+        return self.replaced or self._mode.is_superseded(self)
 
     def check(self) -> None:
+        """Raise if this push has become pointless."""
         if self.replaced:
-            raise RefusedError("replaced", f"worker {self.worker} has begun exchange {self.sequence} again")
-        if self.gone:
+            raise RefusedError("replaced", f"worker {self.worker} has started exchange {self.sequence} again")
+        if self.cancelled:
             raise regather()
 
     def add(self, slot: int, frame: Frame, *, deadline: float) -> None:
-        """One slot's frame. Waits while the server has its hands full."""
+        """Take one slot's frame. Blocks while the byte budget is exhausted."""
         if slot in self._frames:
-            raise FrameError(f"slot {slot} came twice")
-        core = self._core
-        if self._applied:
-            self._frames[slot] = None
-            return
-        if self.of_round.answer is not None:
-            core.add_part(self, slot, frame)  # it takes no room of its own
-            self._frames[slot] = None
-            return
-        core.reserve(self, len(frame), deadline)
-        self._nbytes += len(frame)
-        self._frames[slot] = core.open(slot, frame)
+            raise FrameError(f"slot {slot} was sent twice")
+        self._frames[slot] = None if self._drops_frames else self._mode.add_frame(self, slot, frame, deadline)
+        if isinstance(self._frames[slot], OpenedFrame):
+            self._encoded[slot] = frame
 
     def finish(self, score: float = 0.0, *, deadline: float) -> Reply:
-        """All frames have come: apply them, and wait until the answer may be given."""
-        core, slots = self._core, self._core.slots
-        if len(self._frames) != len(slots):
-            raise FrameError(f"expected {len(slots)} frames, one per slot, the push ended after {len(self._frames)}")
-        if self._again:
-            return core.answer_again(self, deadline)
-        came = [self._frames[slot] for slot in range(len(slots))]
-        frames = [one for one in came if isinstance(one, OpenFrame)]
-        parts = [one for one in came if isinstance(one, Part)]
-        return core.finish(self, Push(self.worker, self.incarnation, self.sequence, frames, score, parts), deadline)
+        """Apply the complete push and wait for its reply."""
+        num_slots = self._mode.num_slots
+        if len(self._frames) != num_slots:
+            raise FrameError(f"expected {num_slots} frames, one per slot, the push ended after {len(self._frames)}")
+        if self._applied:
+            return self._mode.reply_again(self, deadline)
+        content = [self._frames[slot] for slot in range(num_slots)]
+        push = Push(
+            self.worker,
+            self.incarnation,
+            self.sequence,
+            score,
+            encoded=[self._encoded[slot] for slot in sorted(self._encoded)],
+            frames=[item for item in content if isinstance(item, OpenedFrame)],
+            contributions=[item for item in content if isinstance(item, Contribution)],
+        )
+        return self._mode.apply(self, push, deadline)
 
-    def hand_over(self) -> None:
-        """The round has the frames now, and accounts for them."""
-        self._nbytes = 0
+    def hand_over(self, push: Push) -> None:
+        """Pass the reserved bytes to the complete push, which a round holds from now on."""
+        push.reservation, self.reservation = self.reservation, Reservation()
 
     def close(self) -> None:
-        """Give back the room of what did not become part of a round."""
-        nbytes, self._nbytes = self._nbytes, 0
-        self._core.release(self, nbytes)
+        """Release what a round has not taken over."""
+        self._mode.end_push(self)
 
     def __enter__(self) -> PushReceiver:
         return self

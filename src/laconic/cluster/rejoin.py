@@ -1,4 +1,4 @@
-"""From which version a synchronous job goes on after somebody was lost: the newest that all can go back to exactly."""
+"""Which version a synchronous job resumes from after a failure: the newest one that all workers can restore exactly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Agreement", "Offer", "agree"]
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker can go on from.
+    """The versions from which a worker can resume.
 
     Args:
-        versions: Those it remembers exactly, of those that all servers have.
-        lost: It remembers none of them: it begins with an empty memory wherever the others go.
+        versions: Those it can restore exactly, among the versions that all servers have.
+        lost: It can restore none: it resumes wherever the others do, without residuals.
     """
 
     versions: frozenset[int]
@@ -23,33 +23,33 @@ class Offer:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Where all go on, and who does so with an empty memory."""
+    """The version from which all workers resume, and the workers that resume without residuals."""
 
     version: int
     lost: frozenset[int]
 
 
-def agree(offers: Mapping[int, Offer], held: Iterable[int]) -> Agreement:
-    """The newest version that everybody offers and the server holds.
+def agree(offers: Mapping[int, Offer], available: Iterable[int]) -> Agreement:
+    """Return the newest version that all workers offer and the server has.
 
-    Several servers decide each on its own: the answer depends on what workers offer, which is the same for all, and on
-    what a server holds only where workers offer something else.
+    Several servers decide independently: the result depends on the offers, which are the same for all of them, and on
+    a server's own versions only where workers offer others.
 
     >>> offers = {0: Offer(frozenset({47, 40, 20})), 1: Offer(frozenset({40, 20}))}
     >>> agree(offers, [47, 40, 20])
     Agreement(version=40, lost=frozenset())
 
-    Somebody may have lost its memory. It follows the others, and says so:
+    A worker without a usable version follows the others:
 
     >>> agree({0: Offer(frozenset({47, 40})), 1: Offer(frozenset(), lost=True)}, [47, 40])
     Agreement(version=47, lost=frozenset({1}))
     """
-    holds = set(held)
-    forgetful = {worker for worker, offer in offers.items() if offer.lost or not offer.versions & holds}
-    firm = [offer.versions & holds for worker, offer in offers.items() if worker not in forgetful]
-    common = set.intersection(*map(set, firm)) if firm else holds
+    on_server = set(available)
+    lost = {worker for worker, offer in offers.items() if offer.lost or not offer.versions & on_server}
+    usable = [offer.versions & on_server for worker, offer in offers.items() if worker not in lost]
+    common = set.intersection(*map(set, usable)) if usable else on_server
     if common:
-        return Agreement(max(common), frozenset(forgetful))
-    version = max(set.union(*map(set, firm)))
-    behind = {worker for worker, offer in offers.items() if version not in offer.versions}
-    return Agreement(version, frozenset(forgetful | behind))
+        return Agreement(max(common), frozenset(lost))
+    version = max(set.union(*map(set, usable)))
+    without_version = {worker for worker, offer in offers.items() if version not in offer.versions}
+    return Agreement(version, frozenset(lost | without_version))

@@ -1,22 +1,24 @@
-"""What a server says to a push: an answer, or why there is none."""
+"""The server's response to a push: a reply whose frames may still be in the making, or the reason for a refusal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import overload
 
 from laconic.cluster.protocol import Frame
 from laconic.errors import LaconicError
 
-__all__ = ["RefusedError", "Reply", "regather"]
+__all__ = ["RefusedError", "Reply", "ReplyStream", "regather"]
 
 
 class RefusedError(LaconicError):
-    """A worker's request that cannot be served; ``reason`` is a word, the message a line for people.
+    """A request that the server refuses; ``reason`` is for programs, the message for people.
 
-    ``regather`` means that all workers must agree anew from where to go on; ``stale`` and ``ahead``, that this one
-    must fetch the parameters and go on from ``resume_at``; ``waiting``, that it may ask again; ``deposit``, that it
-    must send its weights first, because somebody needs them.
+    ``regather``: all workers must join again. ``stale`` and ``ahead``: this worker must fetch the weights and continue
+    at ``resume_at``. ``waiting``: it may ask again. ``deposit``: it must upload its weights first.
     """
 
     def __init__(self, reason: str, message: str, *, resume_at: int | None = None) -> None:
@@ -26,14 +28,14 @@ class RefusedError(LaconicError):
 
 
 def regather() -> RefusedError:
-    return RefusedError("regather", "somebody was lost: all workers must agree from where to go on")
+    return RefusedError("regather", "a worker disconnected; all workers must rejoin")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What comes back: the number of the next exchange, a frame per slot, and what to do next.
+    """The number of the next exchange, one frame per slot, and the next ticket.
 
-    ``ticket`` is a piece of work where whoever is free takes the next; None where each worker has its own.
+    ``ticket`` numbers a piece of work where free workers take the next one; it is None where each worker has its own.
     """
 
     sequence: int
@@ -43,3 +45,78 @@ class Reply:
     @property
     def nbytes(self) -> int:
         return sum(map(len, self.frames))
+
+
+class ReplyStream(Sequence[Frame]):
+    """A sequence of known length whose frames become available one after the other; readers block until they do.
+
+    Frames arrive in order, or each with its index. The last one to arrive is released only by ``end``, so that no
+    worker continues before the update is complete.
+
+    >>> frames = ReplyStream(2)
+    >>> frames.put(b"a"); frames.put(b"b"); frames.end()
+    >>> list(frames), len(frames), frames[:1]
+    ([b'a', b'b'], 2, (b'a',))
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._frames: dict[int, Frame] = {}
+        """By index, in order of arrival."""
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def put(self, frame: Frame, index: int | None = None) -> None:
+        with self._changed:
+            self._frames[len(self._frames) if index is None else index] = frame
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Wake all waiters."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def by_arrival(self, stop: Callable[[], bool] = lambda: False) -> Iterator[tuple[int, Frame]]:
+        """Yield indices and frames in order of arrival; end early when ``stop()`` is true."""
+        for arrival in range(self._count):
+            with self._changed:
+                self._changed.wait_for(lambda: self._released(arrival) or stop())  # noqa: B023 - used at once
+                if self._failure is not None:
+                    raise self._failure
+                if not self._released(arrival):
+                    return
+                item = next(islice(self._frames.items(), arrival, None))
+            yield item
+
+    def _released(self, arrival: int) -> bool:
+        return self._ended or (arrival < len(self._frames) and arrival < self._count - 1)
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """Release the last frame, or raise ``failure`` in all readers."""
+        with self._changed:
+            self._failure, self._ended = failure, True
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Frame: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Frame, ...]: ...
+    def __getitem__(self, index: int | slice) -> Frame | tuple[Frame, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        position = range(self._count)[index]  # negative and excessive indices as in any sequence
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or (position in self._frames and not self._is_last(position)))
+            if self._failure is not None:
+                raise self._failure
+            return self._frames[position]
+
+    def _is_last(self, index: int) -> bool:
+        return len(self._frames) == self._count and next(reversed(self._frames)) == index
+
+    def __iter__(self) -> Iterator[Frame]:
+        return (self[index] for index in range(self._count))

@@ -1,4 +1,4 @@
-"""Where the handlers of all workers meet: one lock, one history, one reason to give up."""
+"""State that all RPC handlers share: lock, event log, failure flag, and the byte budget of pushes."""
 
 from __future__ import annotations
 
@@ -6,74 +6,158 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from laconic.cluster.replies import RefusedError
 from laconic.errors import NonFiniteError
 
-__all__ = ["History", "SharedState"]
+__all__ = ["ByteBudget", "EventLog", "Reservation", "SharedState"]
 
-History = Callable[[dict[str, Any]], None]
+EventLog = Callable[[dict[str, Any]], None]
 
 
 class SharedState:
-    """Of one job's server.
+    """Lock, event log and failure flag of one job's server.
 
     Args:
-        history: Told every event as a dict; None keeps none.
+        event_log: Receives every event as a dict; None drops them.
     """
 
-    def __init__(self, history: History | None = None) -> None:
+    def __init__(self, event_log: EventLog | None = None) -> None:
         self.changed = threading.Condition(threading.RLock())
-        """Guards all that is agreed."""
+        """The lock of the server's state; notified when the state changes."""
         self.failure: str | None = None
-        """Why the job cannot go on."""
-        self._tell = history or (lambda event: None)
+        """Why the job cannot continue."""
+        self._event_log = event_log or (lambda event: None)
         self._listeners: list[Callable[[int], None]] = []
 
     def event(self, kind: str, **values: Any) -> None:
-        self._tell({"event": kind, **values})
+        self._event_log({"event": kind, **values})
 
-    def on_update(self, call: Callable[[int], None]) -> None:
-        self._listeners.append(call)
+    def on_update(self, listener: Callable[[int], None]) -> None:
+        self._listeners.append(listener)
 
     def updated(self, version: int) -> None:
-        """The weights of a version are there."""
-        for call in self._listeners:
-            call(version)
+        """Notify the listeners that the weights of a version are there."""
+        for listener in self._listeners:
+            listener(version)
 
     def wake(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake all waiters."""
         with self.changed:
             self.changed.notify_all()
 
+    def fail(self, failure: str) -> None:
+        """End the job: all waiters and all later calls that wait are refused with this message."""
+        with self.changed:
+            self.failure = failure
+            self.changed.notify_all()
+
     def wait(
-        self, ready: Callable[[], bool], deadline: float, alive: Callable[[], bool], what: Callable[[], str]
+        self,
+        ready: Callable[[], bool],
+        deadline: float,
+        alive: Callable[[], bool],
+        description: Callable[[], str],
     ) -> None:
-        """With the lock, which others have meanwhile.
+        """Wait for a condition, holding the lock (which is released meanwhile).
 
         Args:
-            ready: What for.
+            ready: The condition.
             deadline: On ``time.monotonic``'s clock.
-            alive: Whether anybody still waits for the answer.
-            what: Says what was waited for in vain.
+            alive: Whether the caller still waits for the answer.
+            description: Called after a timeout: what did not happen.
         """
-        left = max(0.0, deadline - time.monotonic())
-        if not self.changed.wait_for(lambda: ready() or not alive() or self.failure is not None, left):
-            raise RefusedError("waiting", f"waited for {what()}")
+        timeout = max(0.0, deadline - time.monotonic())
+        if not self.changed.wait_for(lambda: ready() or not alive() or self.failure is not None, timeout):
+            raise RefusedError("waiting", f"waited for {description()}")
         if self.failure is not None:
             raise RefusedError("diverged", self.failure)
         if not ready():
-            raise RefusedError("gone", "the worker has hung up")
+            raise RefusedError("gone", "the worker has disconnected")
 
     @contextmanager
-    def watching(self, version: int) -> Iterator[None]:
-        """Weights that have overflowed are the end of a job: everybody is told, and they are not kept."""
+    def overflow_ends_job(self, version: int) -> Iterator[None]:
+        """End the job if weights overflow: all workers are told, and the weights are not saved."""
         try:
             yield
         except NonFiniteError as error:
             with self.changed:
-                self.failure = f"the weights overflowed at exchange {version}: take a smaller --lr ({error})"
                 self.event("diverged", version=version)
-                self.changed.notify_all()
-            raise RefusedError("diverged", self.failure) from None
+                self.fail(f"the weights overflowed at exchange {version}: use a smaller --lr ({error})")
+            raise RefusedError("diverged", self.failure or "") from None
+
+
+class ByteBudget:
+    """Limits the bytes of pushes that wait in memory.
+
+    A push that exceeds the limit blocks its handler, which stops the worker by gRPC's flow control. The push that the
+    others wait for never blocks: in an ordered round it is the next worker's; otherwise the first one that found no
+    space, until it is complete.
+
+    Args:
+        shared: The lock to wait on.
+        limit: Bytes.
+    """
+
+    def __init__(self, shared: SharedState, limit: int) -> None:
+        self._shared, self._limit = shared, limit
+        self.used = 0
+        self._exempt: Reservation | None = None
+
+    def acquire(
+        self,
+        reservation: Reservation,
+        nbytes: int,
+        *,
+        deadline: float,
+        alive: Callable[[], bool],
+        cancelled: Callable[[], bool],
+        has_turn: Callable[[], bool | None],
+    ) -> None:
+        """Wait until the bytes fit and add them to a reservation. The caller holds the lock.
+
+        Args:
+            reservation: The push that needs them.
+            nbytes: How many.
+            deadline: On ``time.monotonic``'s clock.
+            alive: Whether the worker still waits.
+            cancelled: Whether the push has become pointless; ends the wait without a reservation.
+            has_turn: Whether the others wait for this push; None where pushes have no order.
+        """
+        self._shared.wait(
+            lambda: self.used + nbytes <= self._limit or cancelled() or self._is_exempt(reservation, has_turn()),
+            deadline,
+            alive,
+            lambda: f"{self.used} bytes of other pushes",
+        )
+        if not cancelled():
+            self.used += nbytes
+            reservation.nbytes += nbytes
+
+    def _is_exempt(self, reservation: Reservation, has_turn: bool | None) -> bool:
+        if has_turn is not None:
+            return has_turn
+        self._exempt = self._exempt or reservation
+        return self._exempt is reservation
+
+    def end_exemption(self, reservation: Reservation) -> None:
+        """The push is complete: another one may exceed the limit. The caller holds the lock."""
+        if self._exempt is reservation:
+            self._exempt = None
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back all bytes of a reservation; a second call does nothing."""
+        with self._shared.changed:
+            self.end_exemption(reservation)
+            self.used -= reservation.nbytes
+            reservation.nbytes = 0
+            self._shared.changed.notify_all()
+
+
+@dataclass(eq=False)
+class Reservation:
+    """The bytes of a budget that one push holds."""
+
+    nbytes: int = 0

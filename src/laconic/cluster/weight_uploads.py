@@ -1,4 +1,4 @@
-"""With returns=sum workers hold the weights: who needs them, who is asked to send them, and what is then kept."""
+"""Weight uploads of jobs with ``returns=sum``: who needs the weights, which worker uploads them, and what is kept."""
 
 from __future__ import annotations
 
@@ -19,100 +19,93 @@ __all__ = ["WeightUploads"]
 
 
 class WeightUploads:
-    """What workers deposit of their weights, of any job: where the server holds them itself, nobody ever asks.
+    """Uploads of the weights that workers hold. Callers hold the lock unless a method says otherwise.
 
     Args:
-        shared: Whose lock callers have, unless it says otherwise.
-        weights: Where a deposit goes.
+        shared: Lock and event log.
+        weights: Where an upload goes.
     """
 
     def __init__(self, shared: SharedState, weights: Weights) -> None:
         self._shared, self._weights, self._job = shared, weights, weights.job
-        self._wanted = 0
-        """How many wait for weights that are new enough."""
-        self._coming = 0
-        """How many deposits are on their way in."""
-        self._asked: int | None = None
-        """The worker that is to deposit its own."""
+        self._waiting = 0
+        """Workers that wait for weights that are new enough."""
+        self._incoming = 0
+        """Uploads that are arriving."""
+        self._uploader: int | None = None
+        """The worker that was asked to upload."""
 
     @property
-    def whole(self) -> bool:
-        """Whether the server's parameters are those of the current version. Otherwise workers hold these."""
-        return self._job.returns != "sum" or self._weights.deposited == self._weights.version
-
-    @property
-    def standing(self) -> str:
-        """What a server tells of its weights."""
-        return "here" if self.whole else "coming" if self._coming else "missing"
-
-    # ------------------------------------------------------------------------------------------------- who is asked
+    def status(self) -> str:
+        """Whether the server has the weights of its version: ``here``, ``coming`` or ``missing``."""
+        if self._weights.uploaded_version == self._weights.version:
+            return "here"
+        return "coming" if self._incoming else "missing"
 
     def asks(self, worker: int) -> bool:
-        """Whether it is this worker, which can, that shall deposit: the first one that comes by."""
-        if self._wanted and self._asked is None:
-            self._asked = worker
-        return self._asked == worker
+        """Whether this worker must upload: the first one that could when weights are needed."""
+        if self._waiting and self._uploader is None:
+            self._uploader = worker
+        return self._uploader == worker
 
-    def give_up(self, worker: int) -> None:
-        """It has done so, or it is gone."""
-        if self._asked == worker:
-            self._asked = None
-
-    # ------------------------------------------------------------------------------------------------------- taking
+    def stop_asking(self, worker: int) -> None:
+        """The worker has uploaded, or it is gone."""
+        if self._uploader == worker:
+            self._uploader = None
 
     @contextmanager
-    def on_its_way(self) -> Iterator[None]:
-        """While a deposit comes in. Takes the lock itself."""
+    def incoming(self) -> Iterator[None]:
+        """Count an upload that is arriving. Takes the lock itself."""
         with self._shared.changed:
-            self._coming += 1
+            self._incoming += 1
         try:
             yield
         finally:
             with self._shared.changed:
-                self._coming -= 1
+                self._incoming -= 1
 
     def read(self, worker: int, frames: Sequence[Frame]) -> list[Tensor]:
-        """What a worker holds, as in ``Weights.deposits``: one, two or three frames per slot. Needs no lock."""
-        like = next((one for one in self._weights.deposits if len(one) == len(frames)), None)
-        if self._job.returns != "sum" or like is None:
-            raise FrameError(f"{len(frames)} frames are no deposit of {len(self._weights.slots)} slots")
-        tensors = [decode(frame, like=x) for frame, x in zip(frames, like, strict=True)]
+        """Decode an upload: one, two or three frames per slot, as in ``Weights.upload_layouts``. Needs no lock."""
+        layout = next((layout for layout in self._weights.upload_layouts if len(layout) == len(frames)), None)
+        if layout is None:
+            raise FrameError(
+                f"expected an upload of one to three frames for each of {len(self._weights.slots)} slots, got "
+                f"{len(frames)} frames"
+            )
+        tensors = [decode(frame, like=x) for frame, x in zip(frames, layout, strict=True)]
         if not all(bool(torch.isfinite(x).all()) for x in tensors):
-            raise FrameError(f"worker {worker} deposits weights that are not finite")
+            raise FrameError(f"worker {worker} uploads weights that are not finite")
         return tensors
 
-    def take(self, worker: int, version: int, tensors: Sequence[Tensor]) -> None:
-        """What a worker holds of a version, unless it is too old, or here already."""
-        self.give_up(worker)
-        if self._needed <= version <= self._weights.version and version != self._weights.deposited:
-            self._weights.deposit(version, tensors)
+    def store(self, worker: int, version: int, tensors: Sequence[Tensor]) -> None:
+        """Keep the weights of a version, unless they are too old or already here."""
+        self.stop_asking(worker)
+        if self._oldest_useful <= version <= self._weights.version and version != self._weights.uploaded_version:
+            self._weights.load_upload(version, tensors)
             self._shared.event("deposit", worker=worker, version=version)
             self._shared.updated(version)
         self._shared.changed.notify_all()
 
     @property
-    def _needed(self) -> int:
-        """The oldest version that is of use: with backup workers the last answer is there to catch up with."""
+    def _oldest_useful(self) -> int:
+        """With backup workers a worker can catch up from the version before by the last reply."""
         return self._weights.version if self._job.exact else self._weights.version - 1
 
-    # ------------------------------------------------------------------------------------------------------- giving
-
     def fetch(self, deadline: float, alive: Callable[[], bool]) -> Reply:
-        """What a worker goes on with that has lost its weights, or has missed too many sums."""
-        if self._job.exact and self._weights.deposited < self._needed:
-            raise RefusedError(
-                "memory", f"no server and no memory holds the weights of exchange {self._weights.version}"
-            )
-        self._wanted += 1
+        """Return the weights for a worker that has lost its own or has missed too many sums."""
+        weights = self._weights
+        if self._job.exact and weights.uploaded_version < self._oldest_useful:
+            raise RefusedError("memory", f"no server and no worker's checkpoint has the weights of {weights.version}")
+        self._waiting += 1
         try:
             self._shared.changed.notify_all()
             self._shared.wait(
-                lambda: self._weights.deposited >= self._needed,
+                lambda: weights.uploaded_version >= self._oldest_useful,
                 deadline,
                 alive,
-                lambda: "a worker to deposit its weights",
+                lambda: "a worker to upload its weights",
             )
         finally:
-            self._wanted -= 1
-        frames = [*(encode(x, "none") for x in self._weights.snapshot()), *self._weights.scale_frames()]
-        return Reply(self._weights.deposited, tuple(frames))
+            self._waiting -= 1
+        frames = [*(encode(x, "none") for x in weights.snapshot()), *weights.scale_frames()]
+        return Reply(weights.uploaded_version, tuple(frames))

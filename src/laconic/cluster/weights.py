@@ -1,8 +1,8 @@
-"""What the server holds, and what an update does to it: parameters, optimizer, and what workers are told."""
+"""The server's weights: parameters, optimizer, pull channel, and what an update does to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +14,10 @@ from laconic.cluster.job import Job, Slots
 from laconic.frames import decode
 from laconic.wire import Buffer
 
-__all__ = ["RENEWED", "Optimizer", "Resident", "Weights"]
+__all__ = ["SUBSPACE_RENEWED", "Optimizer", "Resident", "Weights"]
 
-RENEWED = "its directions were drawn anew, and along the new ones it would mean something else"
-"""Why memories of slots end with what belongs to these."""
+SUBSPACE_RENEWED = "its subspace was drawn anew, and the residual belongs to the old one"
+"""Why a channel drops residuals when a slot's subspace is renewed."""
 
 
 class Optimizer(Protocol):
@@ -32,38 +32,38 @@ class Optimizer(Protocol):
 
 
 class Resident(Protocol):
-    """What belongs to slots and is not exchanged: all who hold it change it alike, by what they were told."""
+    """Tensors of slots that are not exchanged: server and workers change them alike after each update."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> None:
-        """Have these tensors for the slots' values."""
+        """Use these tensors as the slots' values."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """By slot; not all slots have one."""
+        """Return the tensors by slot; not all slots have one."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Be where the exchange of that number begins."""
+        """Restore the state before the exchange of that number."""
         ...
 
     def spending(self) -> list[str]:
-        """Slots that this update renews, and whose momentum is that of all."""
+        """Return the slots that this update renews and whose momentum all workers share."""
         ...
 
     def after(self, version: int) -> list[str]:
-        """Follow an update, by which the version became this; slots whose momentum means nothing any more."""
+        """Follow an update to this version; return the slots whose momentum must be dropped."""
         ...
 
 
 class Weights:
-    """The parameters of a job and all that changes with them. Whoever calls has the lock.
+    """The parameters of a job and all that changes with them. Callers hold the lock.
 
     Args:
-        job: What was agreed.
+        job: The job.
         parameters: Float32 tensors by name; changed in place.
         optimizer: Takes the steps.
-        rate: The learning rate of an update, by its number.
-        resident: What belongs to slots and is not exchanged.
+        learning_rate: The learning rate of an update, by its number.
+        resident: Tensors of slots that are not exchanged.
     """
 
     def __init__(
@@ -71,24 +71,24 @@ class Weights:
         job: Job,
         parameters: Mapping[str, Tensor],
         optimizer: Optimizer,
-        rate: Callable[[int], float],
+        learning_rate: Callable[[int], float],
         resident: Resident | None = None,
     ) -> None:
         self.job = job
         self.slots = Slots.of(parameters)
         self.parameters = {name: x.detach().to(torch.float32).contiguous() for name, x in parameters.items()}
         self.version = 0
-        """Updates applied so far; in a synchronous job also the number of the round."""
-        self._optimizer, self._rate, self._resident = optimizer, rate, resident
+        """Updates applied; in a synchronous job also the number of the current exchange."""
+        self._optimizer, self._learning_rate, self._resident = optimizer, learning_rate, resident
         if resident is not None:
             resident.bind(self.parameters)
-        self._channel = job.pull_channel()
-        self._held = self.copy() if job.holds_other_weights else {}
-        """What all workers of a synchronous job hold, where it is not the parameters."""
-        self.deposited = 0
-        """With returns=sum: the version that the parameters are of, which is not always the newest."""
+        self.channel = job.pull_channel()
+        self.held = self.copy() if job.holds_other_weights else {}
+        """The weights that all workers of a synchronous job hold, where they are not the server's."""
+        self.uploaded_version = 0
+        """With returns=sum: the version of the parameters, which may be older than ``version``."""
         self._scales: dict[str, Tensor] = {}
-        """The same: what the integers of the next round are on, as bits."""
+        """With returns=sum: the bits of the scales for the next round."""
 
     def copy(self) -> dict[str, Tensor]:
         return {name: x.clone() for name, x in self.parameters.items()}
@@ -103,107 +103,80 @@ class Weights:
 
     # ------------------------------------------------------------------------------------------------------- updates
 
-    def update(self, combined: Mapping[str, Tensor]) -> Iterator[bytes]:
-        """One synchronous update: the frames that tell all workers of it, slot by slot, to be sent as they come."""
-        if self.job.returns == "gradients":
-            # Server and workers take the same step, so it is what was decoded that counts, not what was meant.
-            frames = []
-            for i, (name, x) in enumerate(combined.items()):
-                frames.append(self._encode(i, name, x))
-                yield frames[-1]
-            self.follow(frames)
+    def step(self, update: Mapping[str, Tensor], *, staleness: int = 0) -> None:
+        """Apply pushed values: gradients by the optimizer, changes by addition, weights by replacement."""
+        if self.job.sends_gradients:
+            rate = self._learning_rate(self.version // self.job.updates_per_exchange)
+            self._optimizer.step(self.parameters, update, lr=rate / (1 + staleness) if self.job.discount else rate)
+            self._spend_momentum(update)
             return
-        self.step(combined)
-        for i, (name, weights) in enumerate(self.parameters.items()):
-            if self.job.returns == "delta":
-                yield self._change(i, name, self._held, self._channel)
-                continue
-            frame = self._encode(i, name, weights)
-            if self._held:
-                self._held[name].copy_(decode(frame, device=weights.device))
-            yield frame
-
-    def follow(self, frames: Sequence[bytes]) -> None:
-        """Take the step that these frames tell workers to take."""
-        told = dict(zip(self.parameters, frames, strict=True))
-        if self.job.sends == "gradients":
-            self._optimizer.step_frames(self.parameters, told, lr=self._rate(self.version))
-            self._spend(told)
-            return
-        self.step({name: decode(frame, device=self.parameters[name].device) for name, frame in told.items()})
-
-    def step(self, update: Mapping[str, Tensor], *, missed: int = 0) -> None:
-        """A gradient goes through the optimizer; changes of weights are added, weights take the place of weights."""
-        if self.job.sends == "gradients":
-            iteration = self.version if self.job.mode == "sync" else self.version // self.job.workers
-            rate = self._rate(iteration)
-            self._optimizer.step(self.parameters, update, lr=rate / (1 + missed) if self.job.discount else rate)
-            self._spend(update)
-            return
-        # Without rounds there is no mean of all workers' changes: each counts for its part of one.
-        part = 1 if self.job.mode == "sync" else self.job.workers
+        # Without rounds there is no mean of all workers' changes: each counts for its share of one.
+        share = 1 / self.job.updates_per_exchange
         for name, x in update.items():
             if self.job.sends == "changes":
-                self.parameters[name].add_(x, alpha=1 / part)
+                self.parameters[name].add_(x, alpha=share)
             else:
                 self.parameters[name].copy_(x)
 
-    def _spend(self, updated: Iterable[str]) -> None:
-        """What momentum still means of slots that this update renews; before anybody is told of the update."""
-        if self._resident is not None:
-            spending = set(updated).intersection(self._resident.spending())
-            self._optimizer.spend(self.parameters, spending, lr=self._rate(self.version + 1))
+    def step_frames(self, frames: Mapping[str, bytes]) -> None:
+        """Take the step that these frames make workers take."""
+        if self.job.sends_gradients:
+            self._optimizer.step_frames(self.parameters, frames, lr=self._learning_rate(self.version))
+            self._spend_momentum(frames)
+            return
+        self.step({name: decode(frame, device=self.parameters[name].device) for name, frame in frames.items()})
 
-    def settle(self) -> None:
-        """After an update, once the version says so: what is not exchanged follows it."""
-        if self._resident is None or self.job.returns == "sum":  # workers hold all of it, and deposit it
+    def _spend_momentum(self, updated: Iterable[str]) -> None:
+        """Apply the remaining momentum of slots that this update renews, before the reply is made."""
+        if self._resident is not None:
+            renewed = set(updated).intersection(self._resident.spending())
+            self._optimizer.spend(self.parameters, renewed, lr=self._learning_rate(self.version + 1))
+
+    def follow_update(self) -> None:
+        """Let the resident tensors follow an update, after the version has changed."""
+        if self._resident is None or not self.job.reply_kind.server_has_weights:  # workers upload theirs
             return
         renewed = self._resident.after(self.version)
         self._optimizer.forget(renewed)
-        self._channel.forget(renewed, RENEWED)
+        self.channel.forget(renewed, SUBSPACE_RENEWED)
 
-    def tell(self, held: dict[str, Tensor], channel: Channel) -> tuple[bytes, ...]:
-        """The weights, or how they differ from what one worker holds, which then holds more of them."""
-        if self.job.returns == "delta":
-            return tuple(self._change(i, name, held, channel) for i, name in enumerate(self.parameters))
-        return tuple(self._encode(i, name, x) for i, (name, x) in enumerate(self.parameters.items()))
-
-    def _change(self, slot: int, name: str, held: dict[str, Tensor], channel: Channel) -> bytes:
+    def encode_difference(self, slot: int, name: str, held: dict[str, Tensor], channel: Channel) -> bytes:
+        """Encode how a slot differs from the weights that a worker holds, and add it to these."""
         x = self.parameters[name]
-        frame = channel.encode(name, x - held[name], seed=self._seed(slot))
+        frame = channel.encode(name, x - held[name], seed=self._rounding_seed(slot))
         held[name].add_(decode(frame, device=x.device))
         return frame
 
-    def _encode(self, slot: int, name: str, x: Tensor) -> bytes:
-        return self._channel.encode(name, x, seed=self._seed(slot))
+    def encode_slot(self, slot: int, name: str, x: Tensor) -> bytes:
+        return self.channel.encode(name, x, seed=self._rounding_seed(slot))
 
-    def _seed(self, slot: int) -> int:
+    def _rounding_seed(self, slot: int) -> int:
         return (self.job.seed * 0x9E3779B1 + self.version) * len(self.slots) + slot
 
-    # ------------------------------------------------------------------------------------- where workers hold them
+    # ------------------------------------------------------------------------------------------- only with returns=sum
 
-    def agree(self, scales: Iterable[Tensor | None]) -> None:
-        """What a round has agreed on; None leaves a slot's as they were."""
+    def set_scales(self, scales: Iterable[Tensor | None]) -> None:
+        """Keep the scales of a round; None leaves a slot's scales unchanged."""
         for name, bits in zip(self.parameters, scales, strict=True):
             if bits is not None:
                 self._scales[name] = bits
 
     @property
-    def deposits(self) -> list[list[Tensor]]:
-        """What a deposit may be like: the weights; the optimizer's memory; what else belongs to slots, with both."""
+    def upload_layouts(self) -> list[list[Tensor]]:
+        """Return what an upload may hold: the weights; the optimizer's state, too; with residents all three."""
         like = self.like
         if self._resident is None:
             return [like, [*like, *like]]
-        return [[*like, *like, *self.resident_or_nothing]]
+        return [[*like, *like, *self._resident_or_placeholder]]
 
     @property
-    def resident_or_nothing(self) -> list[Tensor]:
-        """One tensor for each slot."""
-        held = self.resident
-        return [held.get(name, torch.zeros(1)) for name in self.parameters]
+    def _resident_or_placeholder(self) -> list[Tensor]:
+        """Return one tensor for each slot."""
+        resident = self.resident
+        return [resident.get(name, torch.zeros(1)) for name in self.parameters]
 
-    def deposit(self, version: int, tensors: Sequence[Tensor]) -> None:
-        """Take over what a worker holds, as in ``deposits``."""
+    def load_upload(self, version: int, tensors: Sequence[Tensor]) -> None:
+        """Take over a worker's weights, laid out as in ``upload_layouts``."""
         count = len(self.slots)
         for mine, x in zip(self.parameters.values(), tensors, strict=False):
             mine.copy_(x)
@@ -211,10 +184,10 @@ class Weights:
             self._optimizer.load_state_dict(dict(zip(self.parameters, tensors[count : 2 * count], strict=True)))
         if self._resident is not None:
             self._resident.load(dict(zip(self.parameters, tensors[2 * count :], strict=True)), version)
-        self.deposited = version
+        self.uploaded_version = version
 
     def scale_frames(self) -> list[bytes]:
-        """Scales for a worker that must go on where the others do; unusable ones where there are none yet."""
+        """Return a frame of scales per slot for a worker that joins; ``UNUSABLE`` where there are none yet."""
         return [
             bytes(pack_scales(self._scales.get(how.name, torch.full((how.num_scales,), UNUSABLE, dtype=torch.int32))))
             for how in self.job.slot_sums(self.parameters)
@@ -223,39 +196,41 @@ class Weights:
     # --------------------------------------------------------------------------------------------------------- state
 
     def snapshot(self) -> list[Tensor]:
-        """What a worker must hold to be where the others are; where workers take the steps, the optimizer's memory,
-        too: a second tensor for every slot. Where there is more that belongs to slots, that is a third.
+        """Return the tensors that a worker needs to continue: one per slot, or several, kind after kind.
+
+        First the weights; then the optimizer's state, where workers run the optimizer; then the resident tensors.
         """
-        tensors = list((self._held or self.parameters).values())
-        if self.job.returns in ("gradients", "sum") or self._resident is not None:
-            memory = self._optimizer.state_dict()
-            tensors += [memory.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
+        tensors = list((self.held or self.parameters).values())
+        if self.job.reply_kind.workers_step or self._resident is not None:
+            state = self._optimizer.state_dict()
+            tensors += [state.get(name, torch.zeros_like(x)) for name, x in self.parameters.items()]
         if self._resident is not None:
-            tensors += self.resident_or_nothing
+            tensors += self._resident_or_placeholder
         return tensors
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that must survive."""
+        """Return all tensors of a checkpoint."""
         tensors = {f"parameter/{name}": x for name, x in self.copy().items()}
         tensors |= {f"optimizer/{name}": x for name, x in self._optimizer.state_dict().items()}
-        tensors |= {f"channel/{name}": x for name, x in self._channel.state_dict().items()}
+        tensors |= {f"channel/{name}": x for name, x in self.channel.state_dict().items()}
         tensors |= {f"resident/{name}": x.clone() for name, x in self.resident.items()}
         tensors |= {f"scales/{name}": x.clone() for name, x in self._scales.items()}
-        return tensors | {f"held/{name}": x.clone() for name, x in self._held.items()}
+        return tensors | {f"held/{name}": x.clone() for name, x in self.held.items()}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
         parts: dict[str, dict[str, Tensor]] = {
             part: {} for part in ("parameter", "optimizer", "channel", "held", "resident", "scales")
         }
         for key, x in tensors.items():
             part, _, name = key.partition("/")
             parts[part][name] = x
-        for mine, part in ((self.parameters, "parameter"), (self._held, "held")):
+        for mine, part in ((self.parameters, "parameter"), (self.held, "held")):
             for name, x in parts[part].items():
                 mine[name].copy_(x)
         self._optimizer.load_state_dict(parts["optimizer"])
-        self._channel.load_state_dict(parts["channel"])
+        self.channel.load_state_dict(parts["channel"])
         self._scales = {name: x.clone() for name, x in parts["scales"].items()}
-        self.version = self.deposited = int(meta["version"])
+        self.version = self.uploaded_version = int(meta["version"])
         if self._resident is not None:
             self._resident.load(parts["resident"], self.version)

@@ -106,7 +106,7 @@ def keep_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **mo
     slots = _slots(one["slots"] for one in told)
     if slots:
         records.append(Record("train.slots", {"run": run, "exchanges": config.exchanges, "slots": slots}, seed))
-    if config.job.mode != "sync":
+    if not config.job.update_mode.in_rounds:
         missed = missed_updates(read_events(run_dir / server_file(EVENTS, 0)))
         records.append(Record("train.staleness", {"run": run, "missed": {str(n): missed[n] for n in sorted(missed)}}))
     write(records, run_dir / RECORDS)

@@ -45,7 +45,7 @@ from laconic.watch.tracker import StatusTracker
 
 if TYPE_CHECKING:
     from laconic.cluster.client import Client
-    from laconic.cluster.connection import Link
+    from laconic.cluster.connection import Connection
     from laconic.cluster.core import Core
 
 __all__ = ["SUPERVISED", "serve", "trainable", "work"]
@@ -96,7 +96,7 @@ def serve(
     from laconic.cluster.server import Server
 
     _obey_launcher()
-    malloc.keep_freed()
+    malloc.keep_freed_memory()
     stopped = threading.Event()
     for each in (signal.SIGTERM, *(() if SUPERVISED in os.environ else (signal.SIGINT,))):
         signal.signal(each, lambda *_: stopped.set())
@@ -113,14 +113,14 @@ def serve(
     core, checkpoint_store = _core(config, run_dir, index, history, resume=resume)
 
     def keep(version: int) -> None:
-        every = config.job.exchanges_per_checkpoint * (1 if config.job.mode == "sync" else config.job.workers)
+        every = config.job.exchanges_per_checkpoint * config.job.updates_per_exchange
         if version % every == 0 or core.finished(config.exchanges):
             _save(checkpoint_store, core, history)
 
     core.on_update(keep)
     address = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
     if credentials is None:
-        server = Server(core, address, hear=tracker.record_report)
+        server = Server(core, address, on_stats=tracker.record_report)
     else:
         job = credentials.identity.job
         server = Server(
@@ -128,7 +128,7 @@ def serve(
             address,
             credentials=security.server_credentials(credentials),
             identify=lambda context: security.require_worker(context.auth_context(), job),
-            hear=tracker.record_report,
+            on_stats=tracker.record_report,
         )
     told = {"address": address.rpartition(":")[0] + f":{server.port}", "pid": os.getpid()}
     write_atomically(run_dir / server_file(SERVER, index), json.dumps(told))
@@ -149,7 +149,7 @@ def serve(
         core.settle()
         history({"event": "stopped", "version": core.version, "received": server.traffic.received,
                  "sent": server.traffic.sent})  # fmt: skip
-        if core.failure is None and core.whole:  # else the last deposit is saved already
+        if core.failure is None and core.holds_current_weights:  # else the last deposit is saved already
             checkpoint_store.save(core.version, *core.state())
         show(last=True)
         status_writer.close()
@@ -173,7 +173,7 @@ def _tracker(config: Config, run_dir: Path, index: int, *, resume: bool) -> Stat
             previous = load_status(run_dir / server_file(STATUS, index))
         except FileError as error:
             log.warning("%s: counts begin at zero", error)
-    updates = config.exchanges * (1 if config.job.mode == "sync" else config.job.workers)
+    updates = config.exchanges * config.job.updates_per_exchange
     return StatusTracker(config.job.workers, updates, config.iterations, previous)
 
 
@@ -270,10 +270,10 @@ def work(
         report: Given a line after each exchange; by default it is printed as JSON.
     """
     from laconic.cluster import security
-    from laconic.cluster.sharded import ShardedLink
+    from laconic.cluster.connection import ShardedConnection
 
     _obey_launcher()
-    malloc.keep_freed()
+    malloc.keep_freed_memory()
     config = Config.load(run_dir)
     if addresses is not None and len(addresses) != config.servers:
         raise ConfigError(f"the run has {config.servers} servers, got {len(addresses)} addresses")
@@ -298,10 +298,10 @@ def work(
         _client(address, identity, config, part, dense, channel, patience)
         for address, part in zip(there, config.parts(parameters), strict=True)
     ]
-    link: Link = clients[0]
+    link: Connection = clients[0]
     if config.servers > 1:
         numbers = {name: i for i, name in enumerate(config.layout(parameters).pack(parameters))}
-        link = ShardedLink(clients, [[numbers[name] for name in part] for part in config.parts(parameters)])
+        link = ShardedConnection(clients, [[numbers[name] for name in part] for part in config.parts(parameters)])
     worker = Worker(
         number,
         task,
@@ -353,10 +353,10 @@ def _snapshots(config: Config, task: Task, number: int) -> Snapshots | None:
 
 def _tell_servers(clients: Sequence[Client], line: Mapping[str, Any]) -> None:
     """Whoever watches hears of workers on all hosts from their server."""
-    from laconic.cluster.protocol import TOLD
+    from laconic.cluster.protocol import WORKER_STATS
 
     for client in clients:
-        client.about = {name: line[name] for name in TOLD if name in line and math.isfinite(line[name])}
+        client.stats = {name: line[name] for name in WORKER_STATS if name in line and math.isfinite(line[name])}
 
 
 def _client(

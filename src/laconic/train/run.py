@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.cluster.connection import partition
 from laconic.cluster.job import Job
-from laconic.cluster.sharded import partition
 from laconic.errors import ConfigError, FileError
 from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
@@ -104,7 +104,7 @@ class Config:
             )
         if self.servers < 1:
             raise ConfigError(f"servers must be a whole number, at least 1, got {self.servers}")
-        if self.servers > 1 and self.job.bound:
+        if self.servers > 1 and self.job.update_mode.staleness_bound:
             raise ConfigError("mode bounded needs one server: several cannot agree on who is too old")
         if self.layers is not None:
             parse_scheme(self.layers)

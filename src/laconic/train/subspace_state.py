@@ -39,7 +39,7 @@ class Residents:
         if not layers or not (job.weight_decay or any(layer.every for layer in layers.values())):
             return None
         why = ""
-        if job.mode != "sync":
+        if not job.update_mode.in_rounds:
             why = f"mode {job.mode}: give mode sync"
         elif job.holds_other_weights:
             why = "what comes back as weights or changes of them with a loss: give returns=gradients, or pull=none"
@@ -71,7 +71,7 @@ class Residents:
 
     def spending(self) -> list[str]:
         """Slots that the next version renews, and whose momentum is that of all: not one of a worker's own steps."""
-        common = self.job.sends == "gradients" and self.job.every == 1
+        common = self.job.sends_gradients and self.job.every == 1
         return [name for name, layer in self.layers.items() if common and layer.due()]
 
     def after(self, version: int) -> list[str]:

@@ -21,15 +21,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from laconic.cluster.connection import Link
-from laconic.cluster.homomorphic.worker import Summands, scale_frame
+from laconic.cluster.connection import Connection
+from laconic.cluster.homomorphic.worker import SummingWorker, scale_frame
 from laconic.cluster.job import Job
-from laconic.cluster.protocol import Frame
+from laconic.cluster.protocol import NOTHING_LEFT, Frame
 from laconic.cluster.push_buffer import PushBuffer
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
-from laconic.cluster.weights import RENEWED
-from laconic.cluster.work_queue import NOTHING_LEFT
+from laconic.cluster.weights import SUBSPACE_RENEWED
 from laconic.errors import FileError
 from laconic.frames import decode, encode
 from laconic.kernels import random
@@ -120,7 +119,7 @@ class Worker:
     shards: Shards
     job: Job
     schedule: Schedule
-    link: Link
+    link: Connection
     layout: Layout | None = None
     memory: Memory | None = None
     times: Times = field(default_factory=Times)
@@ -135,9 +134,9 @@ class Worker:
         self.counts = {name: SlotCount(x.numel()) for name, x in packed.items()}
         self._errors_every = ERRORS
         self.channel = self.job.push_channel()
-        self.summands: Summands | None = None
-        if self.job.returns == "sum":
-            self.summands = Summands(self.job, self.number, packed)
+        self.summands: SummingWorker | None = None
+        if not self.job.reply_kind.server_has_weights:
+            self.summands = SummingWorker(self.job, self.number, packed)
         self._unsettled: dict[str, Tensor] = {}
         """Scales of a round whose workers settle them before they push."""
         self._deposited = 0
@@ -226,7 +225,7 @@ class Worker:
         elif anew:
             self.optimizer.load_state_dict({})
         if self.summands is not None:
-            self.summands.begin_again(rest, empty=anew)
+            self.summands.restart(rest, empty=anew)
             if anew and sequence:
                 self._say_forgotten(sequence)
         elif anew and self.job.remembers:
@@ -262,13 +261,13 @@ class Worker:
 
     def _renew(self, residents: Residents, sequence: int) -> None:
         """Momentum and what was not sent pointed along directions that some slots no longer have."""
-        if self.job.returns in ("gradients", "sum"):  # otherwise the server did, before it told of its weights
+        if self.job.reply_kind.workers_step:  # otherwise the server did, before it told of its weights
             self.optimizer.spend(self._tensors(), residents.spending(), lr=self.schedule(sequence))
         slots = residents.after(sequence)
         self.optimizer.forget(slots)
-        self.channel.forget(slots, RENEWED)
+        self.channel.forget(slots, SUBSPACE_RENEWED)
         if self.summands is not None:
-            self.summands.forget(slots, RENEWED)
+            self.summands.forget(slots, SUBSPACE_RENEWED)
 
     def _say_forgotten(self, sequence: int) -> None:
         log.warning(
@@ -334,12 +333,14 @@ class Worker:
         """Agree on scales, then encode."""
         assert self.summands is not None
         scales = [scale_frame(self._unsettled[name]) for name in self.slots]
-        agreed = self.link.agree(sequence, scales)
+        agreed = self.link.agree_scales(sequence, scales)
         self.bytes_sent += sum(map(len, scales))
         self.bytes_received += sum(map(len, agreed))
         for (name, slot), frame in zip(self.slots.items(), agreed, strict=True):
-            settled = self.summands.agreed(name, frame)
-            message = self.summands.settled(name, self._unsettled[name], settled, seed=self._round_seed(name, sequence))
+            settled = self.summands.read_scales(name, frame)
+            message = self.summands.encode_on(
+                name, self._unsettled[name], settled, seed=self._round_seed(name, sequence)
+            )
             self.bytes_sent += len(message)
             self.counts[name].sent += len(message)
             outbox.put(slot, message)
@@ -359,7 +360,7 @@ class Worker:
             held = self._residents.tensors()
             tensors += [held.get(name, torch.zeros(1)) for name in self.slots]
         frames = [encode(x.cpu(), "none") for x in tensors]
-        self.link.deposit(sequence, frames)
+        self.link.upload_weights(sequence, frames)
         self.bytes_sent += sum(map(len, frames))
         self._deposited = sequence
 
@@ -499,7 +500,7 @@ class Worker:
         began = time.perf_counter()
         frame: Frame
         if self.summands is not None:
-            frame = self.summands.message(name, x.detach(), seed=self._round_seed(name, sequence))
+            frame = self.summands.encode(name, x.detach(), seed=self._round_seed(name, sequence))
         else:
             frame = self.channel.encode(name, x.detach(), seed=self._round_seed(name, sequence, worker=self.number))
         self.bytes_sent += len(frame)
@@ -514,17 +515,17 @@ class Worker:
 
     @torch.no_grad()
     def _receive(self, reply: Reply) -> None:
-        if self.job.returns == "weights":
+        if self.job.reply_kind.is_weights:
             self._load(reply.frames)
             return
         told: Mapping[str, Buffer] | None = dict(zip(self.slots, reply.frames, strict=True))
         if self.summands is not None:
-            told = self.summands.take(dict(zip(self.slots, reply.frames, strict=True)))
+            told = self.summands.read_reply(dict(zip(self.slots, reply.frames, strict=True)))
             if told is None:
                 self._drop()
                 return
         assert told is not None
-        if self.job.returns in ("gradients", "sum") and self.job.every == 1:
+        if self.job.reply_kind.workers_step and self.job.every == 1:
             self._follow(told, self.schedule(reply.sequence - 1))
             return
         decoded = self._layout.unpack({name: decode(frame, device=self.task.device) for name, frame in told.items()})

@@ -134,14 +134,14 @@ def test_a_trend_is_that_of_the_line() -> None:
 
 
 def test_marks_leave_nothing_behind() -> None:
-    from laconic.cluster.round import OpenFrame
+    from laconic.aggregate import OpenedFrame
 
-    before = OpenFrame.add_to
+    before = OpenedFrame.add_to
     marks = Marks()
     marks.install()
-    assert OpenFrame.add_to is not before
+    assert OpenedFrame.add_to is not before
     assert set(marks.remove()) == set(STEPS)
-    assert OpenFrame.add_to is before
+    assert OpenedFrame.add_to is before
 
 
 def test_settings_say_what_is_wrong_and_how_to_run_again() -> None:

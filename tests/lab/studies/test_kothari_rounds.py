@@ -8,7 +8,7 @@ import torch
 
 from laconic.channels import Channel
 from laconic.cluster.core import Core
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError
 from laconic.frames import decode
@@ -35,7 +35,7 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
     for number in range(job.workers):
         task = build_task("lenet5", "digits", seed=job.seed)
         shards = Shards(task.num_train, job.workers, BATCH, job.seed)
-        workers.append(Worker(number, task, shards, job, RATE, LocalLink(core, number)))
+        workers.append(Worker(number, task, shards, job, RATE, InProcessConnection(core, number)))
     assert not run_together(workers, exchanges)
     return core, workers
 

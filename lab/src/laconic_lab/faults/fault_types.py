@@ -14,8 +14,7 @@ import torch
 
 from laconic import wire
 from laconic.cluster import security
-from laconic.cluster.protocol import frame_messages, note
-from laconic.cluster.server import CALLS, OPTIONS
+from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.frames import encode
 from laconic.packet import Packet, TensorSpec
 from laconic_lab.faults.flood_process import Besiegers
@@ -123,9 +122,9 @@ def _flip(life: Life) -> None:
 
 def _refusal(life: Life, messages: Iterator[bytes] | list[bytes], *, timeout: float = 10.0) -> str:
     """How the server refuses a stream of messages from this worker."""
-    channel = grpc.insecure_channel(life.scene.address(0), options=OPTIONS)
+    channel = grpc.insecure_channel(life.scene.address(0), options=GRPC_OPTIONS)
     try:
-        list(channel.stream_stream(CALLS["Exchange"])(iter(messages), timeout=timeout))
+        list(channel.stream_stream(RPC_PATHS["Exchange"])(iter(messages), timeout=timeout))
     except grpc.RpcError as error:
         details = error.details() or ""
         if error.code() not in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
@@ -139,10 +138,10 @@ def _refusal(life: Life, messages: Iterator[bytes] | list[bytes], *, timeout: fl
 
 
 def _push_of(life: Life, frames: list[bytes], **head: Any) -> list[bytes]:
-    messages = [note(life.identity | head)]
+    messages = [json_message(life.identity | head)]
     for slot, frame in enumerate(frames):
         messages += frame_messages(slot, frame)
-    return [*messages, note({"score": 0.0})]
+    return [*messages, json_message({"score": 0.0})]
 
 
 def _bad_frames(make: Callable[[Life], list[bytes]]) -> Callable[[Life], None]:
@@ -198,10 +197,10 @@ def _cut_off(life: Life) -> None:
 
 def _other_version(life: Life) -> None:
     """A worker of another protocol says hello."""
-    channel = grpc.insecure_channel(life.scene.address(0), options=OPTIONS)
+    channel = grpc.insecure_channel(life.scene.address(0), options=GRPC_OPTIONS)
     asked = life.identity | {"protocol": 99, "laconic": "99.0", "fingerprint": life.scene.core.slots.fingerprint}
     try:
-        channel.unary_unary(CALLS["Hello"])(note(asked), timeout=10)
+        channel.unary_unary(RPC_PATHS["Hello"])(json_message(asked), timeout=10)
     except grpc.RpcError as error:
         if "99" not in (error.details() or ""):
             raise InvariantError(f"a refusal should name both versions, got {error.details()!r}") from None
@@ -215,11 +214,11 @@ def _sent_again(life: Life) -> None:
     """What was pushed before, over and over; none of it may count."""
     for sequence in range(max(0, life.sequence - 8), life.sequence + 1):
         frames = life.scene.frames(0)  # forged: it would show in the ledger
-        channel = grpc.insecure_channel(life.scene.address(0), options=OPTIONS)
+        channel = grpc.insecure_channel(life.scene.address(0), options=GRPC_OPTIONS)
         try:
             if sequence < life.sequence:
                 list(
-                    channel.stream_stream(CALLS["Exchange"])(
+                    channel.stream_stream(RPC_PATHS["Exchange"])(
                         iter(_push_of(life, frames, sequence=sequence)), timeout=10
                     )
                 )
@@ -266,16 +265,16 @@ def _stranger(life: Life) -> None:
         "of another worker": security.channel_credentials(security.load_worker(scene.folder / "certs", 0)),
         "plaintext": None,
     }
-    asked = note(life.identity | {"protocol": 1, "laconic": "0", "fingerprint": scene.core.slots.fingerprint})
+    asked = json_message(life.identity | {"protocol": 1, "laconic": "0", "fingerprint": scene.core.slots.fingerprint})
     for kind, credentials in peers.items():
         address = f"localhost:{scene.server.port}"
         channel = (
-            grpc.insecure_channel(address, options=OPTIONS)
+            grpc.insecure_channel(address, options=GRPC_OPTIONS)
             if credentials is None
-            else grpc.secure_channel(address, credentials, options=OPTIONS)
+            else grpc.secure_channel(address, credentials, options=GRPC_OPTIONS)
         )
         try:
-            channel.unary_unary(CALLS["Hello"])(asked, timeout=3)
+            channel.unary_unary(RPC_PATHS["Hello"])(asked, timeout=3)
         except grpc.RpcError as error:
             scene.told.append(f"{kind}: {error.code().name}")
         else:

@@ -21,10 +21,10 @@ from laconic.cluster import checkpoint, security
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
+from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.server import Server
-from laconic.cluster.work_queue import NOTHING_LEFT
 from laconic.errors import FileError, LaconicError
 from laconic.frames import encode
 from laconic.optim import SGD
@@ -157,7 +157,7 @@ class Scene:
     def _keep(self, version: int, life: int) -> None:
         if life != self._server_lives:
             raise RefusedError("waiting", "the server is gone")
-        every = self.job.exchanges_per_checkpoint * (1 if self.job.mode == "sync" else self.job.workers)
+        every = self.job.exchanges_per_checkpoint * self.job.updates_per_exchange
         if version % every:
             return
         try:
@@ -284,7 +284,7 @@ class Scene:
                 self._cable.__exit__(None, None, None)
 
     def check(self) -> None:
-        share = 1.0 / self.job.workers if self.job.mode == "sync" else 1.0
+        share = 1.0 / self.job.workers if self.job.update_mode.in_rounds else 1.0
         ledger = self.core.parameters["ledger"][0]
         wrong = torch.nonzero(ledger != -share).flatten().tolist()
         if wrong:
@@ -293,12 +293,12 @@ class Scene:
             )
         if not self.core.finished(self.exchanges):
             raise InvariantError(f"the job ended at exchange {self.core.version}")
-        if self.job.mode == "sync":
+        if self.job.update_mode.in_rounds:
             applied_once(self.events)
             lost_at_most(self.events, 2 * self.job.exchanges_per_checkpoint)
         else:
             all_work_once(self.events, self.job.workers * self.exchanges)
-            bound = self.job.bound
+            bound = self.job.update_mode.staleness_bound
             if bound is not None and (found := self._staleness()) > bound:
                 raise InvariantError(f"P3: a gradient missed {found} updates, {bound} are allowed")
         found_latest = checkpoint.load_latest(self.checkpoint_store.path)

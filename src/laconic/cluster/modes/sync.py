@@ -1,7 +1,6 @@
-"""Rounds one after the other: what workers push is summed as it comes, and a round that is complete becomes an update.
+"""Mode ``sync``: rounds. Pushes are combined as they arrive, and a complete round becomes one update.
 
-How pushes come in, who may push and who is told stays with the core. Whoever calls has the shared's lock only where it
-says so: sums are made beside it.
+The lock is held only where a method says so: pushes are added beside it.
 """
 
 from __future__ import annotations
@@ -10,266 +9,215 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 
-from laconic.aggregate.homomorphic import Sum
-from laconic.cluster.backpressure import ByteBudget
-from laconic.cluster.homomorphic.server import Additions, Part, SlotSum, pack_scales, read_scales
-from laconic.cluster.job import Job
-from laconic.cluster.membership import WorkerSession
+from laconic.cluster.membership import Membership, WorkerSession, listed
+from laconic.cluster.modes.base import ServerMode
 from laconic.cluster.protocol import Frame
 from laconic.cluster.push_receiver import PushReceiver
-from laconic.cluster.replies import RefusedError, Reply, regather
-from laconic.cluster.reply_stream import ReplyStream
+from laconic.cluster.replies import RefusedError, Reply, ReplyStream, regather
 from laconic.cluster.round import Best, Mean, Push, Round
-from laconic.cluster.shared_state import SharedState
+from laconic.cluster.shared_state import ByteBudget, SharedState
 from laconic.cluster.weights import Weights
 from laconic.errors import FrameError
+from laconic.frames import encode
 
-__all__ = ["Rounds"]
+__all__ = ["BackupRounds", "Rounds"]
 
 log = logging.getLogger("laconic")
 
 
-class Rounds:
-    """The rounds of a job; one that never ends where a job has none.
+class Rounds(ServerMode):
+    """Rounds with all workers; see ``ServerMode`` for the arguments."""
 
-    Args:
-        shared: Where handlers meet.
-        weights: What an update changes.
-        sessions: Who is answered.
-        room: What pushes that wait are counted in.
-        spoilt: Told why, with the lock, when a round must be made anew.
-    """
-
-    def __init__(
-        self,
-        shared: SharedState,
-        weights: Weights,
-        sessions: Sequence[WorkerSession],
-        room: ByteBudget,
-        spoilt: Callable[[str], None],
-    ) -> None:
-        self._shared, self._weights, self._sessions, self._room, self._spoilt = shared, weights, sessions, room, spoilt
-        self._job: Job = weights.job
-        self.how: list[SlotSum] = weights.job.slot_sums(weights.parameters) if weights.job.returns == "sum" else []
-        """With returns=sum: how each slot is summed."""
+    def __init__(self, shared: SharedState, weights: Weights, members: Membership, budget: ByteBudget) -> None:
+        super().__init__(shared, weights, members, budget)
+        self._quorum = self._job.workers - self._job.backup
+        """Number of pushes in a round."""
         self._updating = False
         self._updater = ThreadPoolExecutor(1, thread_name_prefix="laconic-update")
-        self._means: list[Tensor] = []
-        self._sums: list[Sum] = []
-        self.this = self._new()
+        self._sums: list[Tensor] = []
+        """Tensors for the next round's sums."""
+        self._round = self._new_round()
 
     @property
-    def quorum(self) -> int:
-        """How many pushes make a round."""
-        return self._job.workers - self._job.backup
+    def current_round(self) -> Round:
+        return self._round
 
-    def _new(self) -> Round:
-        if self._job.mode != "sync":
-            return Round(None)
-        if self._job.returns == "sum":
-            sums = Additions(self.how, self.quorum, self._sums)
-            self._sums = sums.rooms()
-            return Round(sums, answer=ReplyStream(len(self.how)) if self._job.exact else None)
-        like = self._weights.like
+    def _new_round(self) -> Round:
         if self._job.after == "best":
-            return Round(Best(like))
-        mean = Mean(self._weights.slots, like, self.quorum, self._means)
-        self._means = mean.tensors()
-        return Round(mean)
+            return Round(Best(self._weights.like))
+        self._sums = self._sums or [torch.zeros_like(x) for x in self._weights.like]
+        return Round(Mean(self._weights.slots, self._sums, self._quorum))
 
-    def void(self, *, keep_sums: bool = False) -> None:
-        """Begin a round anew, with the lock."""
-        if not keep_sums:
-            self._means, self._sums = [], []  # there may be something in them, and somebody still adding to them
-            if self.this.answer is not None:
-                self.this.answer.end(regather())
-        self._room.used -= sum(push.nbytes for push in self.this.waiting.values())
-        self.this = self._new()
-        for session in self._sessions:
+    def _discard_sums(self) -> None:
+        """Use new sums in the next round: the old ones hold values, and a thread may still be adding to them."""
+        self._sums = []
+
+    def _begin_round(self) -> None:
+        """Replace the current round. The caller holds the lock."""
+        for push in self._round.waiting.values():
+            self._release(push)
+        self._round = self._new_round()
+        for session in self._members.sessions:
             session.receiver = None
 
-    # -------------------------------------------------------------------------------------------------- what comes in
+    def _abandon_round(self) -> None:
+        """Start the current round again. The caller holds the lock."""
+        self._discard_sums()
+        if self._round.reply is not None:
+            self._round.reply.end(regather())
+        self._begin_round()
 
-    def take(self, receiver: PushReceiver, push: Push) -> None:
-        """A push that is all there."""
-        if self._job.returns == "sum":
-            self._take_summands(receiver, push)
-        elif self._job.backup:
-            self._take_some(receiver, push)
-        else:
-            self._take_all(receiver, push)
+    def regather(self, why: str) -> None:
+        if self._members.gather(why, self._weights.version):
+            self._abandon_round()
 
-    def missing(self) -> str:
-        """Who has not pushed."""
-        there = self.this.pushed
-        missing = ", ".join(str(worker) for worker in range(self._job.workers) if worker not in there)
-        return f"worker {missing or 'nobody'} to push exchange {self._weights.version}"
+    # ------------------------------------------------------------------------------------------------------ a push
 
-    def _take_all(self, receiver: PushReceiver, push: Push) -> None:
+    def is_superseded(self, receiver: PushReceiver) -> bool:
+        return receiver.round is not self._round
+
+    def has_turn(self, receiver: PushReceiver) -> bool | None:
+        assert receiver.round is not None
+        return receiver.worker == receiver.round.added if receiver.round.total.in_order else None
+
+    def apply(self, receiver: PushReceiver, push: Push, deadline: float) -> Reply:
+        round_ = receiver.round
+        assert round_ is not None
+        self._add_push(receiver, push, round_)
+        with self._shared.changed:
+            session = receiver.session.require(push.incarnation)
+            self._shared.wait(
+                lambda: (
+                    session.clock > push.sequence
+                    or round_ is not self._round
+                    or push.worker in round_.faults
+                    or self._needs_upload(push.worker)
+                ),
+                deadline,
+                receiver.alive,
+                self._missing_pushes,
+            )
+            if session.clock <= push.sequence and round_ is self._round and self._needs_upload(push.worker):
+                raise RefusedError("deposit", "a worker needs the weights of this exchange")
+            if push.worker in round_.faults:
+                raise RefusedError("spoilt", str(round_.faults[push.worker]))  # it would fail again
+            if session.clock <= push.sequence:
+                raise regather()
+            return self._kept_reply(session, push.sequence)
+
+    def _needs_upload(self, worker: int) -> bool:
+        """Whether this worker must upload its weights."""
+        return False
+
+    def _missing_pushes(self) -> str:
+        missing = (worker for worker in range(self._job.workers) if worker not in self._round.pushed)
+        return f"worker {listed(missing)} to push exchange {self._weights.version}"
+
+    def _kept_reply(self, session: WorkerSession, sequence: int) -> Reply:
+        """Return the last reply, if the worker can continue with it: a change needs the replies before it, too."""
+        reply = session.reply
+        if reply is None or (reply.sequence != sequence + 1 and not self._job.reply_kind.is_weights):
+            raise RefusedError("stale", f"the other workers are at {session.clock}", resume_at=session.clock)
+        return reply
+
+    def reply_again(self, receiver: PushReceiver, deadline: float) -> Reply:
+        with self._shared.changed:
+            session = receiver.session.require(receiver.incarnation)
+            self._shared.event("duplicate", worker=receiver.worker, sequence=receiver.sequence)
+            return self._kept_reply(session, receiver.sequence)
+
+    def snapshot(self, session: WorkerSession, deadline: float, alive: Callable[[], bool]) -> Reply:
+        return Reply(session.clock, tuple(encode(x, "none") for x in self._weights.snapshot()))
+
+    # ------------------------------------------------------------------------------------------------------ adding
+
+    def _add_push(self, receiver: PushReceiver, push: Push, round_: Round) -> None:
         with self._shared.changed:
             receiver.check()
-            self._put(receiver, push)
-        self._sum(receiver.of_round)
+            self._accept(receiver, push, round_)
+        self._add_waiting(round_)
 
-    def _take_some(self, receiver: PushReceiver, push: Push) -> None:
-        """Rounds that do not wait for backup workers. Who is late is a matter of time, so are the bits."""
-        if not push.frames:
-            return  # it is in the round already
-        push.decode(self._weights.like)  # the round cannot fail on it later
-        this = receiver.of_round
-        assert isinstance(this.total, Mean)
-        with self._shared.changed:
-            self.settle()
-            receiver.check()
-            if this is not self.this:  # too late: what it is answered takes it on to the next round
-                self._shared.event("late", worker=push.worker, sequence=push.sequence)
-                return
-            self._put(receiver, push)
-            this.total.add(this.waiting.pop(push.worker))
-            self._room.used -= push.nbytes
-            if len(this.pushed) == self.quorum:
-                self._close(this)
-            self._shared.changed.notify_all()
-
-    def _put(self, receiver: PushReceiver, push: Push) -> None:
-        """Into the round, once."""
-        if push.worker not in receiver.of_round.pushed:
-            receiver.of_round.pushed.add(push.worker)
-            receiver.of_round.waiting[push.worker] = push
-            receiver.hand_over()
-            self._sessions[receiver.worker].let_go(receiver)
-            self._room.let_go(receiver)
+    def _accept(self, receiver: PushReceiver, push: Push, round_: Round) -> None:
+        """Make a push part of the round, once. The caller holds the lock."""
+        if push.worker not in round_.pushed:
+            round_.pushed.add(push.worker)
+            round_.waiting[push.worker] = push
+            receiver.hand_over(push)
+            receiver.session.end_push(receiver)
+            if push.reservation is not None:
+                self._budget.end_exemption(push.reservation)
             self._shared.event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
 
-    # -------------------------------------------------------------------------------------------------- of integers
+    def _release(self, push: Push) -> None:
+        if push.reservation is not None:
+            self._budget.release(push.reservation)
 
-    def agree(self, worker: int, scales: Sequence[Tensor], deadline: float, alive: Callable[[], bool]) -> list[bytes]:
-        """Before the pushes of a round that has no scales: the largest of all workers' scales. With the lock."""
-        this = self.this
-        this.settle(worker, scales, self.quorum)
-        self._shared.changed.notify_all()
-        self._shared.wait(
-            lambda: this.settled or this is not self.this,
-            deadline,
-            alive,
-            lambda: f"{self.quorum - len(this.settling)} workers to tell their scales",
-        )
-        if not this.settled:
-            raise regather()
-        return [bytes(pack_scales(one)) for one in this.scales]
-
-    def read_scales(self, frames: Sequence[Frame]) -> list[Tensor]:
-        """One worker's, as bits."""
-        if len(frames) != len(self.how):
-            raise FrameError(f"expected the scales of {len(self.how)} slots, got {len(frames)}")
-        return [read_scales(frame, how.num_scales) for frame, how in zip(frames, self.how, strict=True)]
-
-    def add_part(self, receiver: PushReceiver, slot: int, frame: Frame) -> None:
-        """One slot's integers, into the sum. Nothing is known of a round before all of it is there."""
-        part = Part.of(self.how[slot], frame)
-        with self._shared.changed:
-            receiver.check()
-        total, answer = receiver.of_round.total, receiver.of_round.answer
-        assert isinstance(total, Additions) and answer is not None
-        message = total.add(slot, receiver.worker, part)
-        if message is not None:
-            answer.put(message, slot)
-
-    def _take_summands(self, receiver: PushReceiver, push: Push) -> None:
-        """Integers are added in any order; with all workers they have been, as they came."""
-        this = receiver.of_round
-        with self._shared.changed:
-            receiver.check()
-            if this is not self.this:  # too late, as a backup worker may be
-                self._shared.event("late", worker=push.worker, sequence=push.sequence)
-                return
-            if this.answer is None and not push.parts:
-                return  # it is in the round already
-            self._put(receiver, push)
-            if this.answer is not None:
-                this.waiting.clear()
-                if len(this.pushed) == self._job.workers:
-                    self._close(this)
-                self._shared.changed.notify_all()
-                return
-        self._sum(this)
-
-    # ------------------------------------------------------------------------------------------------------- summing
-
-    def _sum(self, this: Round) -> None:
-        """Sum what waits, as far as it is in turn; whoever completes the round closes it."""
-        assert this.total is not None
+    def _add_waiting(self, round_: Round) -> None:
+        """Add complete pushes as far as it is their turn; the thread that adds the last one closes the round."""
         self.settle()
         while True:
             with self._shared.changed:
-                worker = this.next()
-                if this is not self.this or this.busy or worker is None:
+                worker = round_.next_worker()
+                if round_ is not self._round or round_.busy or worker is None:
                     return
-                push = this.waiting.pop(worker)
-                this.busy = True
+                push = round_.waiting.pop(worker)
+                round_.busy = True
             try:
-                if isinstance(this.total, Additions):
-                    for slot, part in enumerate(push.parts):
-                        message = this.total.add(slot, push.worker, part)
-                        if message is not None:
-                            this.made[slot] = message
-                else:
-                    this.total.add(push)
+                round_.total.add(push)
             except FrameError as error:
-                with self._shared.changed:  # the sum is spoilt: the others must push again
-                    self._room.used -= push.nbytes
-                    this.faults[push.worker] = error
-                    self._shared.event("spoilt", worker=push.worker, sequence=push.sequence)
-                    if this is self.this:
-                        self._spoilt(f"worker {push.worker} pushed what cannot be read")
-                    self._shared.changed.notify_all()
+                with self._shared.changed:
+                    self._release(push)
+                    self._give_up(round_, push, error)
                 return
             with self._shared.changed:
-                this.busy = False
-                this.turn += 1
-                self._room.used -= push.nbytes
-                if this is self.this and this.turn == self.quorum:
-                    self._close(this)
+                round_.busy = False
+                round_.added += 1
+                self._release(push)
+                if round_ is self._round and round_.added == self._quorum:
+                    self._close(round_)
                 self._shared.changed.notify_all()
 
-    def _close(self, this: Round) -> None:
-        """Make the update, in a thread of its own: the answer goes out slot by slot while it is made."""
-        assert this.total is not None
-        frames = this.answer or ReplyStream(len(self._weights.slots))
+    def _give_up(self, round_: Round, push: Push, error: FrameError) -> None:
+        """A push could not be decoded and the sum is invalid: the others must push again. The caller holds the lock."""
+        round_.faults[push.worker] = error
+        self._shared.event("spoilt", worker=push.worker, sequence=push.sequence)
+        if round_ is self._round:
+            if self._job.exact:
+                self.regather(f"worker {push.worker} pushed frames that cannot be decoded")
+            else:
+                self._abandon_round()
+        self._shared.changed.notify_all()
+
+    # ----------------------------------------------------------------------------------------------------- updating
+
+    def _close(self, round_: Round) -> None:
+        """Make the update in a thread of its own, so that the reply leaves slot by slot. The caller holds the lock."""
+        frames = round_.reply or ReplyStream(self.num_slots)
         reply = Reply(self._weights.version + 1, frames)
-        for session in self._sessions:  # those not waited for are answered with the same when they ask
+        for session in self._members.sessions:  # backup workers that are late get the same reply
             session.clock, session.reply = self._weights.version + 1, reply
         self._updating = True
-        summed = sorted(this.pushed - this.waiting.keys())
-        self.void(keep_sums=True)  # the update clears them
+        added = sorted(round_.pushed - round_.waiting.keys())
+        self._begin_round()
         self._shared.changed.notify_all()
-        self._updater.submit(self._update, this, summed, frames)
+        self._updater.submit(self._update, round_, added, frames)
 
-    def _update(self, this: Round, pushed: Sequence[int], frames: ReplyStream) -> None:
+    def _update(self, round_: Round, workers: Sequence[int], frames: ReplyStream) -> None:
         failure: BaseException | None = None
-        shared, weights, total = self._shared, self._weights, this.total
-        assert total is not None
+        shared, weights = self._shared, self._weights
         try:
-            with shared.watching(weights.version):
-                if isinstance(total, Additions):
-                    made: Iterator[Frame] = iter([this.made[slot] for slot in sorted(this.made)])
-                elif isinstance(total, Best) and self._job.returns == "gradients":
-                    made = iter(total.frames())  # as they came: nothing more is lost
-                    weights.step(total.result())
-                else:
-                    made = weights.update(total.result())
-                for frame in made:
+            with shared.overflow_ends_job(weights.version):
+                for frame in self._make_reply(round_):
                     frames.put(frame)
             with shared.changed:
-                if isinstance(total, Additions):
-                    weights.agree(total.scales())
                 weights.version += 1
-                weights.settle()
-                for worker in pushed:
+                weights.follow_update()
+                for worker in workers:
                     shared.event("applied", worker=worker, sequence=weights.version - 1, version=weights.version)
-                if self._job.returns != "sum":  # else when somebody deposits them
+                if self._job.reply_kind.server_has_weights:  # otherwise when a worker uploads them
                     shared.updated(weights.version)
         except BaseException as error:
             failure = error
@@ -278,13 +226,45 @@ class Rounds:
                 shared.failure = shared.failure or f"the server failed to update its weights: {error}"
         finally:
             frames.end(failure)
-            if isinstance(total, Mean):
-                total.clear()  # for the next round, while workers are busy with this one
+            round_.total.clear()  # for the next round, while workers compute
             with shared.changed:
                 self._updating = False
                 shared.changed.notify_all()
 
+    def _make_reply(self, round_: Round) -> Iterator[Frame]:
+        """Update the weights by a complete round; yield the frames that are not in its reply yet."""
+        total = round_.total
+        assert isinstance(total, Mean | Best)
+        return self._job.reply_kind.update(self._weights, total)
+
     def settle(self) -> None:
-        """Wait until no update is being made. Not for ``on_update``, which is part of one."""
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: not self._updating)
+
+
+class BackupRounds(Rounds):
+    """Rounds that do not wait for backup workers. Which workers are late depends on timing, and so do the bits."""
+
+    def is_superseded(self, receiver: PushReceiver) -> bool:
+        return False  # a late push is answered with the reply of its round
+
+    def has_turn(self, receiver: PushReceiver) -> bool | None:
+        return None
+
+    def _add_push(self, receiver: PushReceiver, push: Push, round_: Round) -> None:
+        if not push.frames:
+            return  # it is in the round already
+        push.decode(self._weights.like)  # so that adding it cannot fail
+        with self._shared.changed:
+            self.settle()
+            receiver.check()
+            if round_ is not self._round:
+                self._shared.event("late", worker=push.worker, sequence=push.sequence)
+                return
+            self._accept(receiver, push, round_)
+            push = round_.waiting.pop(push.worker)
+            round_.total.add(push)
+            self._release(push)
+            if len(round_.pushed) == self._quorum:
+                self._close(round_)
+            self._shared.changed.notify_all()

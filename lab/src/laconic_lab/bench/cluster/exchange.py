@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.cluster.connection import Link
+from laconic.cluster.connection import Connection
 from laconic.cluster.core import Core
-from laconic.cluster.homomorphic.worker import Summands, scale_frame
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.homomorphic.worker import SummingWorker, scale_frame
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.cluster.protocol import Frame
 from laconic.cluster.push_buffer import PushBuffer
@@ -107,12 +107,12 @@ class Exchange:
         self.parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
         self._slots = {name: slot for slot, name in enumerate(shapes)}
         self._channel = job.push_channel()
-        self._summands = Summands(job, number, self.parameters) if job.returns == "sum" else None
+        self._summands = SummingWorker(job, number, self.parameters) if not job.reply_kind.server_has_weights else None
         self._settled: dict[str, tuple[Tensor, Tensor]] = {}
         """Of a round that must settle its scales: a slot's own, and what was agreed on."""
         self._optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
         # Decoding and stepping are one then, as in a worker, and both count.
-        descends = job.sends == "gradients" and job.returns in ("gradients", "sum")
+        descends = job.sends_gradients and job.reply_kind.workers_step
         self._steps_by_frames = descends and not (job.momentum or job.weight_decay)
         self._gradients: dict[str, Tensor] = {}
         self._decoded: list[Tensor] = []
@@ -126,7 +126,7 @@ class Exchange:
         """The prepared gradients, encoded."""
         return [self._encode(name, x) for name, x in self._gradients.items()]
 
-    def run(self, link: Link) -> tuple[Took, Reply]:
+    def run(self, link: Connection) -> tuple[Took, Reply]:
         """Encode, send, wait, decode."""
         began, outbox = time.monotonic(), PushBuffer()
         if self._summands is not None and self._summands.must_agree:
@@ -147,7 +147,7 @@ class Exchange:
         came = time.monotonic()
         told: Mapping[str, Buffer] | None = dict(zip(self.shapes, reply.frames, strict=True))
         if self._summands is not None:
-            told = self._summands.take(dict(zip(self.shapes, reply.frames, strict=True)))
+            told = self._summands.read_reply(dict(zip(self.shapes, reply.frames, strict=True)))
         assert told is not None, "gradients that are made up are finite"
         if self._steps_by_frames:
             self._optimizer.step_frames(self.parameters, told, lr=self.job.lr)
@@ -170,19 +170,19 @@ class Exchange:
         self.sequence = reply.sequence
         self._decoded = []
 
-    def _settle(self, link: Link, summands: Summands) -> None:
+    def _settle(self, link: Connection, summands: SummingWorker) -> None:
         probes = {name: summands.probe(name, x, seed=self.sequence) for name, x in self._gradients.items()}
-        agreed = link.agree(self.sequence, [scale_frame(probe) for probe in probes.values()])
+        agreed = link.agree_scales(self.sequence, [scale_frame(probe) for probe in probes.values()])
         self._settled = {
-            name: (probe, summands.agreed(name, frame))
+            name: (probe, summands.read_scales(name, frame))
             for (name, probe), frame in zip(probes.items(), agreed, strict=True)
         }
 
     def _encode(self, name: str, x: Tensor) -> Frame:
         if self._summands is not None:
             if name in self._settled:
-                return self._summands.settled(name, *self._settled.pop(name), seed=self.sequence)
-            return self._summands.message(name, x, seed=self.sequence)
+                return self._summands.encode_on(name, *self._settled.pop(name), seed=self.sequence)
+            return self._summands.encode(name, x, seed=self.sequence)
         seed = (self.sequence * self.job.workers + self.number) * len(self._slots) + self._slots[name]
         return self._channel.encode(name, x, seed=seed)
 
@@ -194,7 +194,7 @@ def expected(job: Job, shapes: Shapes, seed: int = 0, rounds: int = 1) -> list[s
     """What the answers of the first rounds must be: the same job in one process, without a network."""
     core, answers = core_of(job, shapes), list[str]()
     workers = [Exchange(number, job, shapes, seed) for number in range(job.workers)]
-    links = [LocalLink(core, number) for number in range(job.workers)]
+    links = [InProcessConnection(core, number) for number in range(job.workers)]
     seat(core)
     for _ in range(rounds):
         for worker in workers:

@@ -21,18 +21,18 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "assemble": (("laconic.cluster.server", "Assembler.feed"),),
     "checksum": (
         ("laconic.wire", "unpack"),
-        ("laconic.cluster.homomorphic.server", "PartMould.read"),
-        ("laconic.cluster.homomorphic.server", "_read"),
+        ("laconic.cluster.homomorphic.server", "ContributionTemplate.read"),
+        ("laconic.cluster.homomorphic.server", "_parse"),
     ),
     "accumulate": (
-        ("laconic.cluster.round", "OpenFrame.add_to"),
-        ("laconic.cluster.round", "OpenFrame.decode"),
-        ("laconic.cluster.homomorphic.server", "Additions.add"),
+        ("laconic.aggregate.decode_sum", "OpenedFrame.add_to"),
+        ("laconic.aggregate.decode_sum", "OpenedFrame.decode"),
+        ("laconic.cluster.homomorphic.server", "RoundSums.add_slot"),
     ),
     "optimizer step": (("laconic.cluster.weights", "Weights.step"), ("laconic.optim", "SGD.step_frames")),
     "encode": (
-        ("laconic.cluster.weights", "Weights._encode"),
-        ("laconic.cluster.weights", "Weights._change"),
+        ("laconic.cluster.weights", "Weights.encode_slot"),
+        ("laconic.cluster.weights", "Weights.encode_difference"),
     ),
     "cut into messages": (("laconic.cluster.server", "frame_messages"),),
 }

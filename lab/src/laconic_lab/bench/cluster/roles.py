@@ -22,10 +22,10 @@ import torch
 from laconic.cluster import malloc, security
 from laconic.cluster.client import Client
 from laconic.cluster.job import Job, Slots
-from laconic.cluster.protocol import Frame, frame_messages
+from laconic.cluster.protocol import GRPC_OPTIONS, Frame, frame_messages
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import Reply
-from laconic.cluster.server import OPTIONS, Server
+from laconic.cluster.server import Server
 from laconic.errors import LaconicError
 from laconic_lab.bench.cluster.exchange import Exchange, Shapes, core_of, digest
 from laconic_lab.bench.cluster.profiling import Marks
@@ -45,7 +45,7 @@ class BareServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, address: str, workers: int, messages: list[bytes]) -> None:
         self._messages = messages
-        self.server = grpc.server(futures.ThreadPoolExecutor(workers + 2), handlers=(self,), options=OPTIONS)
+        self.server = grpc.server(futures.ThreadPoolExecutor(workers + 2), handlers=(self,), options=GRPC_OPTIONS)
         self.port = self.server.add_insecure_port(address)
         self.server.start()
 
@@ -207,7 +207,7 @@ class WorkerRole:
 
     def bare(self, address: str) -> dict[str, Any]:
         """Connect to the bare server."""
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=GRPC_OPTIONS)
         grpc.channel_ready_future(self._channel).result(30)
         self._call = self._channel.stream_stream(BARE)
         self._messages = _messages(self._frames)
@@ -263,6 +263,6 @@ def obey(role: Any) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
-    malloc.keep_freed()
+    malloc.keep_freed_memory()
     obey(ServerRole() if sys.argv[1] == "server" else WorkerRole())
     os._exit(0)  # gRPC's threads have nothing to say any more

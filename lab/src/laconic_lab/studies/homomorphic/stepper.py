@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.aggregate.homomorphic import Contributor, Sum
-from laconic.cluster.homomorphic.server import pack_part
+from laconic.cluster.homomorphic.server import pack_contribution
 from laconic.cluster.homomorphic.worker import scale_frame
 from laconic.errors import ConfigError
 from laconic.frames import decode, encode
@@ -170,8 +170,8 @@ class SummedStepper(GraphStepper):
                 total = Sum()
                 for member in members:
                     total.add(frame := member.encode(name, agreed))
-                pushed += len(pack_part(scale_frame(agreed), frame))
-                pulled += len(pack_part(scale_frame(agreed), total.finish()))
+                pushed += len(pack_contribution(scale_frame(agreed), frame))
+                pulled += len(pack_contribution(scale_frame(agreed), total.finish()))
         return pushed, pulled
 
     def _contributors(self, one: Round | FramedRound) -> list[Contributor]:

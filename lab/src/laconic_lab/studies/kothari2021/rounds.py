@@ -87,7 +87,7 @@ class FrameRounds:
                     self.memories[worker].step(self._tensors(worker), gradients, lr=self.schedule(iteration))
             losses.append(loss)
             scores.append(task.judge() if job.after == "best" else 0.0)
-            if job.sends == "gradients":
+            if job.sends_gradients:
                 leaving = gradients
             else:
                 weights = {name: p.detach() for name, p in self.workers[worker].items()}
@@ -124,9 +124,9 @@ class FrameRounds:
             self._step(self._decoded(frames))
             return frames
         combined = {name: aggregate.mean([frames[i] for frames in pushed]) for i, name in enumerate(self.names)}
-        if self.job.returns == "gradients":
+        if self.job.reply_kind.workers_step:
             frames = self._encoded(combined)
-            if self.job.sends == "gradients":
+            if self.job.sends_gradients:
                 told = dict(zip(self.names, frames, strict=True))
                 self.memory.step_frames(self.server, told, lr=self.schedule(self.sequence))
             else:
@@ -145,7 +145,7 @@ class FrameRounds:
         return {name: decode(frame) for name, frame in zip(self.names, frames, strict=True)}
 
     def _step(self, update: Mapping[str, Tensor]) -> None:
-        if self.job.sends == "gradients":
+        if self.job.sends_gradients:
             self.memory.step(self.server, update, lr=self.schedule(self.sequence))
             return
         for name, x in update.items():
@@ -154,12 +154,12 @@ class FrameRounds:
     @torch.no_grad()
     def _receive(self, worker: int, frames: Sequence[bytes], base: Mapping[str, Tensor]) -> None:
         parameters = self.workers[worker]
-        if self.job.returns == "gradients" and self.job.every == 1:
+        if self.job.reply_kind.workers_step and self.job.every == 1:
             told = dict(zip(self.names, frames, strict=True))
             self.memories[worker].step_frames(self._tensors(worker), told, lr=self.schedule(self.sequence))
             return
         for name, x in self._decoded(frames).items():
-            if self.job.returns == "weights":
+            if self.job.reply_kind.is_weights:
                 parameters[name].copy_(x)
             else:
                 parameters[name].copy_(base[name]).add_(x.to(base[name].device))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from laconic.cluster.core import Core
-from laconic.cluster.in_process import LocalLink
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.replies import RefusedError
 from laconic.errors import NonFiniteError
 from laconic.optim import SGD
@@ -41,7 +41,7 @@ def train(
     schedule = setting.schedule(iterations, shards.iterations_per_epoch)
     # An asynchronous server steps for every worker's gradient, a synchronous one for their mean. Changes that workers
     # have made by steps of their own, of full length, count for their part of a mean at the server.
-    part = 1 if job.mode == "sync" else job.workers
+    part = job.updates_per_exchange
     missed: list[int] = []
 
     def tell(event: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def train(
     optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
     exchanges = iterations // job.every
     core = Core(job, parameters, optimizer, lambda i: schedule(i) / part, tell, exchanges=exchanges)
-    links = [LocalLink(core, number, timeout=PATIENCE) for number in range(job.workers)]
+    links = [InProcessConnection(core, number, timeout=PATIENCE) for number in range(job.workers)]
     workers = [
         Worker(number, task, shards, job, schedule, link)
         for number, (task, link) in enumerate(zip(tasks, links, strict=True))

@@ -43,7 +43,7 @@ class ComputedStepper(GraphStepper):
 
     def _prepare(self) -> None:
         # What workers hold is what they decoded; the server keeps its own where weights travel with a loss.
-        lossy = self.job.returns == "weights" and self.job.pull != "none"
+        lossy = self.job.reply_kind.is_weights and self.job.pull != "none"
         self.server = self.weights.clone() if lossy else self.weights
         self._at = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._specs: tuple[str, str] | None = None
@@ -114,7 +114,7 @@ class ComputedStepper(GraphStepper):
             lambda worker, flat: self.push[worker].send(flat, self._key(f"push{worker}"), self._at)
         )
         self._mean = self._mean_of(self._sent)
-        if self.job.returns == "gradients":
+        if self.job.reply_kind.workers_step:
             self._source, self._answer = self._mean, self.pull.send(self._mean, self._key("pull"), self._at)
             update = self._mean
             if not (len(self._answer) == 1 and self._answer[0].values.data_ptr() == self._mean.data_ptr()):
