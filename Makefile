@@ -9,7 +9,7 @@ BYTECODE := $(BIN)/python -m compileall -q -j 0
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml \
   $(wildcard lab/csrc/*)
 
-.PHONY: demo test test-all test-slow lint format readme bench bench-cluster cluster-tables bench-layers docs asan fuzz \
+.PHONY: demo test test-all test-slow lint format readme bench bench-cluster bench-layers docs asan fuzz \
   fuzz-asan wheel clean
 .DEFAULT_GOAL := test
 
@@ -30,7 +30,7 @@ demo: $(VENV)/.ready
 # where Python may not write it, every subprocess would compile again.
 test: $(VENV)/.ready
 	$(BYTECODE) src lab/src
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every test that needs no GPU, with a dated summary in results/tests/. Takes about an hour.
 test-all: $(VENV)/.ready
@@ -53,13 +53,13 @@ format: $(VENV)/.ready
 # Runs the demo for the Records behind README's table and rewrites the table.
 readme: $(VENV)/.ready
 	$(BIN)/laconic demo --html runs/demo.html --record results/demo/demo.jsonl
-	$(BIN)/python tools/readme_table.py
+	$(BIN)/python tools/refresh_pages.py
 
 # Times every codec beside memcpy and the usual alternatives; writes the Records behind docs/benchmarks.md and its
 # tables.
 bench: $(VENV)/.ready
 	$(BIN)/laconic bench --records results/bench/codecs.jsonl
-	$(BIN)/python tools/readme_table.py
+	$(BIN)/python tools/refresh_pages.py
 
 # Times a server and its workers beside bare gRPC, over slow links (as root: in network namespaces) and with 64 clients;
 # writes the Records behind docs/cluster-benchmarks.md and its tables.
@@ -69,17 +69,12 @@ bench-cluster: $(VENV)/.ready
 	$(BIN)/laconic bench cluster --part rounds --workers 4 --methods 3,4,homomorphic --record results/cluster/sums.jsonl
 	$(BIN)/laconic bench cluster --part rounds --workers 4 --methods 3,4,homomorphic --rates unshaped --bundled \
 	  --record results/cluster/sums-bundled.jsonl
-	$(MAKE) cluster-tables
-
-cluster-tables: $(VENV)/.ready
-	for part in aggregation rounds sums sums-bundled load; do \
-	  $(BIN)/python tools/readme_table.py --records results/cluster/$$part.jsonl --readme docs/cluster-benchmarks.md \
-	  || exit 1; done
+	$(BIN)/python tools/refresh_pages.py
 
 # Times compressed layers beside dense ones; writes the Records behind docs/layers.md and its table.
 bench-layers: $(VENV)/.ready
 	$(BIN)/laconic bench layers --record results/layers/cpu.jsonl
-	$(BIN)/python tools/readme_table.py --records results/layers/cpu.jsonl --readme docs/layers.md
+	$(BIN)/python tools/refresh_pages.py
 
 # Runs the hostile-frame and parity tests on a core built with the address and undefined-behaviour sanitizers, once for
 # each instruction set of this machine. LACONIC_ISAS="baseline avx2" selects some, LACONIC_MUTATIONS=1000 runs fewer.
@@ -100,9 +95,7 @@ fuzz-asan: $(VENV)/.ready
 
 # Rewrites every table and picture of README and docs/ from the Records in results/ and from the source tree.
 docs: $(VENV)/.ready
-	$(BIN)/python tools/architecture.py
-	$(BIN)/python tools/readme_table.py
-	$(BIN)/python docs/refresh.py
+	$(BIN)/python tools/refresh_pages.py
 	$(BIN)/python docs/studies/refresh.py
 
 wheel: $(VENV)/.ready

@@ -1,7 +1,7 @@
 """The packages of both distributions and the imports that are allowed between them.
 
 ``ALLOWED`` is the architecture. ``tests/test_architecture.py`` compares it with the imports in the source files, and
-``python tools/architecture.py`` draws it into docs/architecture.svg and docs/architecture.md.
+``make docs`` draws it into docs/architecture.svg and docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from page_blocks import ROOT, fill
+
 DISTRIBUTIONS = {"laconic": ROOT / "src" / "laconic", "laconic_lab": ROOT / "lab" / "src" / "laconic_lab"}
 
 FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "records", "tables", "units")
@@ -125,7 +126,6 @@ def edges() -> set[tuple[str, str, str]]:
 
 PICTURE = ROOT / "docs" / "architecture.svg"
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- packages:begin -->", "<!-- packages:end -->"
 HIDDEN = {"__init__", "__main__", "lab.__init__", "link_probe", "sums", *FOUNDATION}
 """Not drawn: the foundation, which everybody imports, modules that only re-export names, and a stand-alone program."""
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 96, 30, 16, 46, 12
@@ -215,11 +215,4 @@ def table() -> str:
 
 def page() -> str:
     """Return docs/architecture.md with its generated table."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(draw(), encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    return fill(PAGE.read_text(encoding="utf-8"), "packages", table())

@@ -69,8 +69,8 @@ def test_every_page_is_reachable_from_the_index():
 
 
 def test_generated_picture_and_table_of_the_architecture_are_current():
-    assert (ROOT / "docs" / "architecture.svg").read_text() == architecture.draw(), "run python tools/architecture.py"
-    assert (ROOT / "docs" / "architecture.md").read_text() == architecture.page(), "run python tools/architecture.py"
+    assert (ROOT / "docs" / "architecture.svg").read_text() == architecture.draw(), "run make docs"
+    assert (ROOT / "docs" / "architecture.md").read_text() == architecture.page(), "run make docs"
 
 
 def test_contributing_lists_every_package():

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 pytest.importorskip("grpc")
+
+from refresh_pages import wanted_pages
 
 from laconic.errors import ConfigError, WrongResultError
 from laconic.frames import encode
@@ -171,16 +171,7 @@ def test_load_as_json() -> None:
     assert one["kind"] == "cluster.load" and one["errors"] == [] and one["pushes"] > 2
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "tools" / "readme_table.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_filled_from_records(script: ModuleType, aggregation: Path, tmp_path: Path) -> None:
+def test_cluster_page_is_filled_from_records(aggregation: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     shutil.copy(ROOT / "docs" / "cluster-benchmarks.md", page)
     result = RoundResult("5", "100mbit", (0.1, 0.2), {"encode_s": 0.1, "wait_s": 0.1, "decode_s": 0.1}, 10, 20, 11, 20)
@@ -189,10 +180,7 @@ def test_the_page_is_filled_from_records(script: ModuleType, aggregation: Path, 
     link = {"rate": "100mbit", "links": [{"goodput": 95e6}]}
     rounds = [Record("cluster.round", one.values(base) | common) for one in (base, result)]
     write([Record("cluster.link", link), *rounds], tmp_path / "rounds.jsonl")
-    for records in (aggregation, tmp_path / "rounds.jsonl"):
-        assert script.main(["--records", str(records), "--readme", str(page)]) == 0
-        assert script.main(["--records", str(records), "--readme", str(page), "--check"]) == 0
-    text = page.read_text()
+    text = wanted_pages((records, page, None) for records in (aggregation, tmp_path / "rounds.jsonl"))[page]
     assert "| 100 Mbit/s | 5 | 0.150 | 0.125-0.175 | 1 | 40× |" in text
     assert "- Method 5 at 100 Mbit/s 40×, at least 25×: met." in text and "95.0 Mbit/s" in text
     assert "| checksum |" in text and "| parameter server |" in text

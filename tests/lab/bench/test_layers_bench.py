@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -70,22 +68,3 @@ def test_settings() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             LayerSettings(**options)  # type: ignore[arg-type]
-
-
-def readme_table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "tools" / "readme_table.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_shows_the_records() -> None:
-    arguments = [
-        "--check",
-        "--records",
-        str(ROOT / "results/layers/cpu.jsonl"),
-        "--readme",
-        str(ROOT / "docs/layers.md"),
-    ]
-    assert readme_table().main(arguments) == 0

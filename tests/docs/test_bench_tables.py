@@ -1,0 +1,82 @@
+"""Tables of benchmark Records, and the blocks of pages they are filled into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench_tables import blocks
+from page_blocks import fill, update
+from refresh_pages import wanted_pages
+
+from laconic import FileError
+from laconic.records import Record, read, write
+from laconic_lab.bench import Settings, run
+
+TOP = "# top\n\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n\nend\n"
+
+
+def columns_of(markdown: str) -> set[int]:
+    return {line.replace("\\|", "").count("|") for line in markdown.splitlines() if line.startswith("|")}
+
+
+def test_codec_records_give_one_table_with_escaped_specs():
+    report = run(["topk:0.01|qsgd:4", "sign"], Settings(numel=2000, repeat=1))
+    ((name, markdown),) = blocks(report.records())
+    assert name == "bench" and markdown.startswith("| codec |") and len(columns_of(markdown)) == 1
+    assert "| `topk:0.01\\|qsgd:4` |" in markdown
+    assert "`laconic bench 'topk:0.01|qsgd:4' sign --numel 2000 --repeat 1`" in markdown
+
+
+@pytest.mark.parametrize("specs", [["sign", "uniform:8|huffman", "uniform:8|rans"], ["uniform:8|huffman"]])
+def test_coder_records_give_a_table_of_their_own(specs):
+    records = run(specs, Settings(numel=2000, repeat=1, data=("gaussian", "weights"))).records()
+    ((_, markdown),) = blocks(records)
+    parts = markdown.split("\n\n")
+    coders = [spec for spec in specs if "|" in spec]
+    assert ("| codec |" in parts[0]) == (len(coders) < len(specs))
+    rows = [line for line in parts[-2].splitlines() if line.startswith("|")]
+    assert "| entropy coder |" in rows[0] and len(rows) == 2 + 2 * len(coders) and len(columns_of(parts[-2])) == 1
+    assert sum("| weights |" in row and " % |" in row for row in rows) == len(coders)
+
+
+def test_demo_records_give_the_demo_block():
+    common = {"model": "mlp", "data": "digits", "workers": 2, "iterations": 20, "command": "laconic demo --methods 1,5"}
+    runs = [
+        {"method": "1", "what": "all", "accuracy": 91.25, "wire_bytes_per_iteration": 5_000_000.0, "total_s": 2.0},
+        {"method": "5", "what": "a | b", "accuracy": 90.0, "wire_bytes_per_iteration": 20_000.0, "total_s": 1.5},
+    ]
+    ((name, markdown),) = blocks([Record("demo.method", run | common) for run in runs])
+    assert name == "demo" and "`laconic demo --methods 1,5`" in markdown
+    assert "| 5 | a \\| b | 90.0 | 20.0 | 1/250 | 1.50 |" in markdown
+
+
+def test_records_without_codecs_raise_and_name_the_command():
+    with pytest.raises(FileError, match="laconic bench --records"):
+        blocks([])
+
+
+def test_fill_replaces_one_block_and_leaves_the_rest():
+    assert fill(TOP, "bench", "new") == TOP.replace("old", "new")
+    with pytest.raises(FileError, match="<!-- demo:begin -->"):
+        fill(TOP, "demo", "new")
+    with pytest.raises(FileError, match="in this order"):
+        fill("<!-- a:end -->\n<!-- a:begin -->\n", "a", "new")
+
+
+def test_update_writes_stale_files_and_check_only_names_them(tmp_path: Path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("old")
+    assert update({page: "new"}, check=True, command="make docs") == 1 and page.read_text() == "old"
+    assert f"{page} is stale: run make docs" in capsys.readouterr().err
+    assert update({page: "new"}, check=False, command="make docs") == 0 and page.read_text() == "new"
+    assert update({page: "new"}, check=True, command="make docs") == 0
+
+
+def test_pages_are_filled_from_files_of_records(tmp_path: Path):
+    write(run(["sign"], Settings(numel=2000, repeat=1)).records(), tmp_path / "codecs.jsonl")
+    (tmp_path / "page.md").write_text(TOP)
+    pages = wanted_pages([(tmp_path / "codecs.jsonl", tmp_path / "page.md", None)])
+    assert blocks(read(tmp_path / "codecs.jsonl"))[0][1] in pages[tmp_path / "page.md"]
+    with pytest.raises(FileError, match="cannot read records"):
+        wanted_pages([(tmp_path / "missing.jsonl", tmp_path / "page.md", None)])

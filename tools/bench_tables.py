@@ -1,0 +1,134 @@
+"""Markdown tables of benchmark and demo Records, by the name of the block that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from laconic.errors import FileError
+from laconic.records import Record
+from laconic.report import NOTES, compare
+from laconic.tables import Table
+from laconic_lab.bench.cluster import ClusterTable, tables
+from laconic_lab.bench.ddp import ddp_tables
+from laconic_lab.bench.device_tables import device_tables
+from laconic_lab.bench.layers import layer_table
+
+PLAIN = "plain torch"
+STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
+
+
+def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return the block names of a file of Records and the Markdown of each."""
+    kinds = {record.kind for record in records}
+    if "demo.method" in kinds:
+        return [("demo", demo_table([record for record in records if record.kind == "demo.method"]))]
+    if any(kind.startswith("cluster.") for kind in kinds):
+        return [(table.name, goal_table(table)) for table in tables(records)]
+    if kinds == {"bench.layers"}:
+        return [("layers", goal_table(layer_table(records)))]
+    if kinds and all(kind.startswith("bench.ddp") for kind in kinds):
+        return [(table.name, goal_table(table)) for table in ddp_tables(records)]
+    if kinds and all(kind.startswith("bench.device") for kind in kinds):
+        return [(table.name, goal_table(table)) for table in device_tables(records)]
+    return [("bench", codec_tables(records))]
+
+
+def goal_table(table: ClusterTable) -> str:
+    """Return a benchmark's table with its notes and the outcome of its goals."""
+    goals = [f"- {text[0].upper()}{text[1:]}." for _, text in table.verdicts]
+    markdown = Table(table.columns, table.rows, table.words).to_markdown()
+    return "\n".join([markdown, "", table.notes, *(["", "Goals:", "", *goals] if goals else [])])
+
+
+def demo_table(runs: Sequence[Record]) -> str:
+    """Return the training methods of a demo side by side."""
+    first = runs[0]
+    return (
+        f"{compare(runs).to_markdown()}\n\n{first.machine['cpu']}, {first.machine['cores']} cores, torch "
+        f"{first.versions['torch']}: {first.values['model']} on {first.values['data']}, {first.values['workers']} "
+        f"workers, {first.values['iterations']} iterations of each method. {NOTES} Measured by "
+        f"`{first.values['command']}`."
+    )
+
+
+def codec_tables(records: Sequence[Record]) -> str:
+    """Return the tables of codecs and entropy coders of one run of ``laconic bench``."""
+    machines = [record for record in records if record.kind == "bench.machine"]
+    codecs = [record.values for record in records if record.kind == "bench.codec"]
+    peers = [record.values for record in records if record.kind == "bench.peer"]
+    if len(machines) != 1 or not codecs:
+        raise FileError(
+            f"expected the Records of one run with codecs, got {len(machines)} runs and {len(codecs)} codecs: "
+            "write them with laconic bench --records"
+        )
+    run, source = machines[0].values, machines[0]
+    coders = [values for values in codecs if "entropy_bits_per_symbol" in values]
+    others = [values for values in codecs if "entropy_bits_per_symbol" not in values]
+    note = (
+        f"{source.machine['cpu']} ({source.machine['vector']}), torch {source.versions['torch']}, "
+        f"{run['numel']:,} gaussian float32, {run['threads']} thread{'s' if run['threads'] > 1 else ''}. Speeds are "
+        f"multiples of the same run's memcpy ({run['memcpy_gb_per_s']:.1f} GB/s; a pass that only reads runs at "
+        f"{run['read_x_memcpy']:.2f}, one that only writes at {run['write_x_memcpy']:.2f}): medians, encode / decode "
+        f"where there are two. Measured by `{run['command']}`."
+    )
+    plain = {values["of"]: values for values in peers if values["name"] == PLAIN}
+    parts = []
+    if others:
+        columns = ("codec", "bits per value", "encode, × memcpy", "decode, × memcpy", "the same in plain torch",
+                   "speed-up")  # fmt: skip
+        rows = [_codec_row(values, plain.get(values["spec"])) for values in others]
+        parts.append(Table(columns, rows).to_markdown())
+    parts.append(note)
+    if coders:
+        parts += _coder_parts(coders, peers)
+    return "\n\n".join(parts)
+
+
+def _codec_row(values: Any, plain: Any) -> Sequence[str]:
+    ours = [values["encode_x_memcpy"], values["decode_x_memcpy"]]
+    cells = [f"`{values['spec']}`", f"{values['bits_per_value']:.2f}", *map(_figure, ours)]
+    if plain is None:
+        return (*cells, "", "")
+    theirs = [plain["encode_x_memcpy"], plain["decode_x_memcpy"]]
+    speed_up = " / ".join(f"{_figure(mine / other)}×" for mine, other in zip(ours, theirs, strict=True))
+    return (*cells, f"{_speeds(plain)} ({plain['bits_per_value']:.2f} bits)", speed_up)
+
+
+def _coder_parts(coders: Sequence[Any], peers: Sequence[Any]) -> list[str]:
+    """Return the table of entropy coders on each kind of data, and its note."""
+    stock = {(values["of"], values["data"], values["name"]): values for values in peers if values["name"] in STOCK}
+    rows = []
+    for values in coders:
+        scaling = [values[f"{way}_scaling_2_threads"] for way in ("encode", "decode")]
+        cells = [
+            f"`{values['spec']}`", values["data"], f"{values['coded_bits_per_symbol']:.3f}", _overhead(values),
+            _figure(values["encode_x_memcpy"]), _figure(values["decode_x_memcpy"]),
+            " / ".join(_figure(value) for value in scaling if value is not None),
+        ]  # fmt: skip
+        for name in STOCK:
+            peer = stock.get((values["spec"], values["data"], name))
+            cells.append("" if peer is None else f"{_speeds(peer)} (+{_overhead(peer)})")
+        rows.append(cells)
+    columns = ("entropy coder", "data", "bits per symbol", "over entropy", "encode", "decode", "two threads, × one",
+               *(f"{name} on the symbols" for name in STOCK.values()))  # fmt: skip
+    return [
+        Table(columns, rows, 2).to_markdown(),
+        "Our coders take and return floats, stock coders symbols; those stand beside the first codec of a quantizer. "
+        "Entropy is the zero-order entropy of the symbols; the excess is code tables and the code's own loss. Data: "
+        "gaussian; weights are Laplace-distributed; grads are gaussian in rows of log-normal scale.",
+    ]
+
+
+def _overhead(values: Any) -> str:
+    percent = values["over_entropy_percent"]
+    return "" if percent is None else f"{percent:.2f} %"
+
+
+def _speeds(values: Any) -> str:
+    return " / ".join(_figure(values[f"{way}_x_memcpy"]) for way in ("encode", "decode"))
+
+
+def _figure(value: float) -> str:
+    """Format with two or three significant digits."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"

@@ -1,0 +1,80 @@
+"""Rewrite the generated tables and pictures of README and docs/ from results/: ``make docs``.
+
+``python tools/refresh_pages.py --check`` changes nothing and exits with 1 when a page is stale. The pages of the
+studies have a script of their own, docs/studies/refresh.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import architecture
+from bench_tables import blocks
+from choosing_tables import ServerRuns, choosing_blocks, first_table
+from links_picture import picture
+from page_blocks import RESULTS, ROOT, fill, update
+
+from laconic.errors import LaconicError
+from laconic.records import read
+
+COMMAND = "python tools/refresh_pages.py"
+BENCHMARKS = (
+    ("demo/demo.jsonl", "README.md", None),
+    ("bench/codecs.jsonl", "docs/benchmarks.md", None),
+    ("bench/codecs-server.jsonl", "docs/benchmarks.md", "server"),
+    ("bench/coders.jsonl", "docs/coder-benchmarks.md", None),
+    ("cluster/aggregation.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/rounds.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/sums.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/sums-bundled.jsonl", "docs/cluster-benchmarks.md", None),
+    ("cluster/load.jsonl", "docs/cluster-benchmarks.md", None),
+    ("ddp/links.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-4ranks.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-100mbit.jsonl", "docs/ddp.md", None),
+    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
+    ("gpu/codecs.jsonl", "docs/gpu.md", None),
+    ("gpu/step.jsonl", "docs/gpu.md", None),
+    ("layers/cpu.jsonl", "docs/layers.md", None),
+)
+"""Records, the page that shows them, and the block's name where the Records do not give it."""
+
+
+def wanted_pages(benchmarks: Iterable[tuple[Path, Path, str | None]]) -> dict[Path, str]:
+    """Return the text of each page with the tables of these Records filled in."""
+    pages: dict[Path, str] = {}
+    for records, page, block in benchmarks:
+        text = pages.get(page) or page.read_text(encoding="utf-8")
+        for name, markdown in blocks(read(records)):
+            text = fill(text, block or name, markdown)
+        pages[page] = text
+    return pages
+
+
+def wanted_files() -> dict[Path, str]:
+    """Return every generated file and every page with generated blocks, as they should be."""
+    pages = wanted_pages((RESULTS / records, ROOT / page, block) for records, page, block in BENCHMARKS)
+    server, readme, choosing = ServerRuns(), ROOT / "README.md", ROOT / "docs" / "choosing.md"
+    pages[readme] = fill(pages[readme], "first", first_table(server))
+    pages[choosing] = choosing.read_text(encoding="utf-8")
+    for name, markdown in choosing_blocks(server).items():
+        pages[choosing] = fill(pages[choosing], name, markdown)
+    pages[architecture.PAGE] = architecture.page()
+    return pages | {architecture.PICTURE: architecture.draw(), ROOT / "docs" / "links.svg": picture()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Rewrite the generated parts of README and docs/ from results/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a page is stale")
+    check = parser.parse_args(arguments).check
+    try:
+        return update(wanted_files(), check=check, command=COMMAND)
+    except LaconicError as error:
+        print(f"refresh_pages: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
