@@ -152,9 +152,9 @@ def test_text_has_one_canonical_form(text, canonical):
         ("qsgd:4|fp16", "'fp16' cannot follow 'qsgd'.*values are coded once"),
         ("topk:0.1|ef", "'ef' keeps memory around a codec: write it first"),
         ("topk:0.1|ef|qsgd:4", "'ef' keeps memory around a codec: write it first"),
-        ("ef", "'ef' has no codec behind 'ef': add one, such as 'topk:0.01'"),
-        ("momentum:0.9", "has no codec behind 'momentum'"),
-        ("ef|ef|topk:0.1", "'ef' stands twice"),
+        ("ef", "'ef' has no codec after 'ef': add one, such as 'topk:0.01'"),
+        ("momentum:0.9", "has no codec after 'momentum'"),
+        ("ef|ef|topk:0.1", "'ef' occurs twice"),
         ("momentum:1.0|topk", r"stage 'momentum': m must be in \[0, 1\), got 1.0"),
         ("momentum:-0.1|topk", r"m must be in \[0, 1\)"),
         ("qsgd:4" + " " * 2000, "at most 256 bytes"),
@@ -243,11 +243,11 @@ class Reversed(Coder):
     summary: ClassVar[str] = "a test coder"
     example: ClassVar[str] = "qsgd:4|reversed"
 
-    def limit(self, n, alphabet):
+    def max_nbytes(self, n, alphabet):
         return 2 * n
 
     def encode(self, symbols, kernels, arena):
-        made = symbols.made(kernels).flip(0).contiguous().view(torch.uint8)
+        made = symbols.materialize(kernels).flip(0).contiguous().view(torch.uint8)
         section = arena.take(made.numel())
         section.copy_(made)
         return section

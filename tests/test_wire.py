@@ -66,12 +66,12 @@ def test_the_last_permitted_number_of_dimensions_travels():
 def test_another_version_is_refused_by_number(version):
     other = mutate.Frame.read(frame())
     other.version = version
-    with pytest.raises(FrameError, match=f"of format {version}, this laconic reads 1"):
+    with pytest.raises(FrameError, match=f"format version {version}, this laconic reads version 1"):
         laconic.decode(other.write())
 
 
 def test_something_else_is_refused_by_its_first_bytes():
-    with pytest.raises(FrameError, match=r"begins with b'LACO', this begins with b'\\x89PNG'"):
+    with pytest.raises(FrameError, match=r"starts with b'LACO', this starts with b'\\x89PNG'"):
         laconic.decode(b"\x89PNG" + bytes(100))
 
 
@@ -103,16 +103,16 @@ def tampered(**changes):
         ({"spec": b"qsgd:4,bucket=512"}, "which is written 'qsgd:4'"),
         ({"spec": b"gzip"}, "codec that this laconic cannot read.*unknown stage 'gzip'"),
         ({"spec": b"ef|qsgd:4"}, "cannot read"),
-        ({"payload": 7}, "do not make the payload of 7 bytes"),
+        ({"payload": 7}, "do not add up to the payload of 7 bytes"),
         ({"payload_crc": 1}, "payload does not match its checksum"),
         ({"header_crc": 1}, "header does not match its checksum"),
-        ({"lengths": [12, 2**31]}, "do not make the payload"),
+        ({"lengths": [12, 2**31]}, "do not add up to the payload"),
         ({"header_padding": b"\x01"}, "padding"),
         ({"sections": [bytes(12)]}, "has 2 sections, the frame 1"),
         ({"sections": [bytes(4), bytes(151)]}, r"codes 300 values in \(4, 150\) bytes, the frame has \(4, 151\)"),
         ({"shape": [301]}, "codes 301 values"),
         ({"dtype": 19}, "does not carry torch.int32"),
-        ({"tail": b"\x00"}, "carries"),
+        ({"tail": b"\x00"}, "payload bytes and has"),
     ],
     ids=str,
 )  # fmt: skip
@@ -214,9 +214,9 @@ def test_an_empty_bundle_is_a_bundle():
 
 
 def test_bundles_and_frames_are_told_apart():
-    with pytest.raises(FrameError, match=r"bundle of packets: read it with laconic\.decode_bundle"):
+    with pytest.raises(FrameError, match=r"got a bundle: read it with laconic\.decode_bundle"):
         laconic.decode(laconic.encode_bundle({"a": laws.normal(3)}, "none"))
-    with pytest.raises(FrameError, match=r"no bundle of packets: read a single packet with laconic\.decode"):
+    with pytest.raises(FrameError, match=r"expected a bundle.*read a single frame with laconic\.decode"):
         laconic.decode_bundle(frame())
 
 

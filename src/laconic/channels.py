@@ -80,7 +80,7 @@ class Channel:
 
     def __str__(self) -> str:
         stages, codec = parse(self.spec)
-        return grammar.text([*stages, *codec.stages])
+        return grammar.format_stages([*stages, *codec.stages])
 
     def encode(self, slot: str, x: Tensor, *, seed: int = 0) -> bytes:
         """Return the frame of this round's tensor for a slot, and update the slot's memory. ``x`` is not modified.
@@ -230,13 +230,13 @@ class Channel:
             return None
         stages, codec = parse(choices[0].spec)
         memory_stage = _memory_stage(stages)
-        if isinstance(memory_stage, MomentumCorrection) or not multi_tensor.fits(codec, tensors):
+        if isinstance(memory_stage, MomentumCorrection) or not multi_tensor.supports(codec, tensors):
             return None
         for slot, choice in zip(slots, choices, strict=True):
             self._note_exempt(slot, choice)
         finite, residuals = list(range(len(slots))), None
         if memory_stage is not None:  # an error must leave the memory unchanged, so it is detected beforehand
-            finite = [i for i, bits in enumerate(multi_tensor.amax_bits_all(tensors)) if bits < NONFINITE]
+            finite = [i for i, bits in enumerate(multi_tensor.amax_bits(tensors)) if bits < NONFINITE]
             residuals = [self._residual(slots[i], tensors[i]) for i in finite]
         spans: list[tuple[int, int] | None] = [None] * len(slots)
         if not finite:

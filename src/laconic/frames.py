@@ -12,7 +12,6 @@ from torch import Tensor
 from laconic import wire
 from laconic._core import bytes_at
 from laconic.codecs import Chain, codec
-from laconic.codecs.coders import ByteCoder
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.packet import Packet, TensorSpec
 from laconic.wire import MAX_NUMEL, Buffer, FrameArena, FramePlan
@@ -205,7 +204,7 @@ def decode(
             f"{packet.spec.dtype}"
         )
     there = out.device if out is not None else torch.device("cpu" if device is None else device)
-    if there.type == "cuda" and not isinstance(chain.coder, ByteCoder):  # fewer bytes than values: they are read there
+    if there.type == "cuda" and not chain.host_only:  # fewer bytes than values: they are read there
         packet = packet.to(there)
     elif out is not None and there.type != "cpu":
         if tuple(out.shape) != packet.spec.shape:

@@ -1,7 +1,7 @@
-"""Packet <-> bytes: header, limits, checksums. Knows no codec. docs/wire-format.md says every byte.
+"""Packet <-> frame: headers, limits and checksums, without knowledge of codecs. See docs/wire-format.md.
 
-Bytes from outside can only raise ``FrameError``: every length is checked against the bytes at hand before anything is
-sliced, and nothing is allocated here.
+Bytes from other processes raise ``FrameError`` only: every length is checked against the buffer before anything is
+sliced, and nothing is allocated.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from laconic._core import byte_view, bytes_at, crc32c, crc32c_of, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
-from laconic.packet import Packet, TensorSpec, tensor_spec
+from laconic.packet import EXACT, Packet, TensorSpec, tensor_spec
 
 __all__ = [
     "MAX_NUMEL",
     "Buffer",
-    "BundleRoom",
+    "BundleWriter",
     "FrameArena",
     "FramePlan",
     "FrameTemplate",
@@ -39,10 +39,10 @@ __all__ = [
 ]
 
 if sys.byteorder != "little":
-    raise ImportError("laconic frames are little-endian and written as they lie in memory: this machine is big-endian")
+    raise ImportError("laconic copies frames, which are little-endian, from memory: this machine is big-endian")
 
 Buffer = bytes | bytearray | memoryview | Tensor
-"""What frames are read from: anything with the buffer protocol, or a uint8 tensor."""
+"""The source of a frame: anything with the buffer protocol, or a uint8 tensor."""
 
 MAGIC: Final = b"LACO"
 VERSION: Final = 1
@@ -61,27 +61,17 @@ _FIXED = struct.Struct("<4sBBBBHBBQI")  # magic, version, flags, dtype, ndim, sp
 _BUNDLE = struct.Struct("<4sBBHIIQ")  # magic, version, flags, 0, packets, directory bytes, body bytes
 _ENTRY = struct.Struct("<QH")  # frame bytes, name bytes
 _CRC = struct.Struct("<I")
-SMALL: Final = 1 << 14
-"""Bytes of which a copy costs less than to let go of the interpreter while others want it."""
-_SHORTEST: Final = 32  # bytes of a header, which ends on the alignment
+COPIED_NBYTES: Final = 1 << 14
+"""Up to this size, copying bytes costs less than releasing the interpreter's lock and waiting for it again."""
+_MIN_FRAME: Final = 32  # the bytes of the smallest header, padded
 
-DTYPES: Final[dict[int, torch.dtype]] = {
-    1: torch.float32,
-    2: torch.float64,
-    3: torch.float16,
-    4: torch.bfloat16,
-    16: torch.uint8,
-    17: torch.int8,
-    18: torch.int16,
-    19: torch.int32,
-    20: torch.int64,
-    21: torch.bool,
-}
+DTYPES: Final = dict(zip((1, 2, 3, 4, 16, 17, 18, 19, 20, 21), EXACT, strict=True))
+"""The dtypes by their code in a header."""
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def align(nbytes: int) -> int:
-    """The next place from there on where a section, or a frame of a bundle, may begin."""
+    """Round up to a multiple of 16, where sections, and the frames of a bundle, start."""
     return (nbytes + ALIGN - 1) & -ALIGN
 
 
@@ -90,7 +80,7 @@ def _header_nbytes(codec: str, ndim: int, num_sections: int, wide: bool) -> int:
 
 
 def body_nbytes(sections: Sequence[int]) -> int:
-    """Bytes of parts that follow each other, each from a multiple of 16 on."""
+    """Return the bytes of consecutive parts, each of which starts at a multiple of 16."""
     total = 0
     for nbytes in sections:
         total = align(total) + nbytes
@@ -102,7 +92,7 @@ def _is_wide(spec: TensorSpec, payload: int) -> bool:
 
 
 class FramePlan(NamedTuple):
-    """Where a frame's payload starts and how long the frame can get."""
+    """Where the payload of a frame starts and how long the frame can be."""
 
     spec: TensorSpec
     start: int
@@ -111,7 +101,7 @@ class FramePlan(NamedTuple):
 
     @classmethod
     def of(cls, codec: str, spec: TensorSpec, sections: Sequence[int]) -> FramePlan:
-        """The plan of a frame whose sections have at most these sizes."""
+        """Return the plan of a frame whose sections have at most these sizes."""
         if len(spec.shape) > MAX_DIMS:
             raise InputError(f"a tensor on the wire has at most {MAX_DIMS} dimensions, got {len(spec.shape)}")
         if any(size > MAX_DIM for size in spec.shape):
@@ -125,11 +115,11 @@ class FramePlan(NamedTuple):
 
 
 class FrameArena:
-    """Sections laid straight into the frame that will carry them, behind the room its header needs.
+    """Arena whose sections are parts of the frame, after the space of its header.
 
     Args:
         buffer: A uint8 tensor to write the frame into.
-        plan: What the codec that will write can need.
+        plan: The plan for the codec and tensor.
     """
 
     __slots__ = ("address", "buffer", "capacity", "end", "plan")
@@ -154,15 +144,15 @@ class FrameArena:
         return self.buffer[begin:end]
 
     def trim(self, section: Tensor, nbytes: int) -> Tensor:
-        """Give back what the section taken last does not need; returns what is left of it."""
+        """Shrink the last section; return it."""
         self.end -= section.numel() - nbytes
         return section[:nbytes]
 
 
 def seal(packet: Packet, arena: FrameArena) -> int:
-    """Write the header of a packet whose sections lie in the arena; returns the bytes of the frame."""
+    """Write the header of a packet whose sections are in the arena; return the bytes of the frame."""
     start, end, wide = arena.plan.start, arena.end, arena.plan.wide
-    if not packet.sections:  # nothing to carry, whatever room the encoder had taken before it found out
+    if not packet.sections:  # the encoder may have taken sections before it knew that every value is zero
         wide = _is_wide(packet.spec, 0)
         start = end = _header_nbytes(packet.codec, len(packet.spec.shape), 0, wide)
         if end > arena.capacity:
@@ -170,7 +160,7 @@ def seal(packet: Packet, arena: FrameArena) -> int:
     lengths = [section.numel() for section in packet.sections]
     header = _header(packet, lengths, end - start, crc32c(arena.address + start, end - start), wide)
     if len(header) != start:
-        raise ConfigError(f"codec {packet.codec!r} wrote {len(lengths)} sections, another number than it declares")
+        raise ConfigError(f"codec {packet.codec!r} wrote {len(lengths)} sections, but declares another number")
     set_bytes(arena.address, header)
     return end
 
@@ -188,18 +178,17 @@ def _header(packet: Packet, lengths: Sequence[int], payload: int, payload_crc: i
     fixed = _FIXED.pack(
         MAGIC, VERSION, WIDE if wide else 0, dtype, len(shape), len(codec), len(lengths), 0, payload, payload_crc
     )
-    text = fixed + _numbers(len(shape) + len(lengths), wide).pack(*shape, *lengths) + codec
-    return _checked(text)
+    return _with_checksum(fixed + _numbers(len(shape) + len(lengths), wide).pack(*shape, *lengths) + codec)
 
 
-def _checked(header: bytes) -> bytes:
-    """A header padded so that it ends, its checksum included, on the alignment."""
+def _with_checksum(header: bytes) -> bytes:
+    """Pad a header and append its checksum, so that it ends at a multiple of 16."""
     padded = header.ljust(align(len(header) + _CRC.size) - _CRC.size, b"\0")
     return padded + _CRC.pack(crc32c_of(padded))
 
 
 def pack(packet: Packet) -> bytearray:
-    """One packet as a frame."""
+    """Return the frame of a packet."""
     plan = FramePlan.of(packet.codec, packet.spec, [section.numel() for section in packet.sections])
     frame = bytearray(plan.limit)
     arena = FrameArena(torch.frombuffer(frame, dtype=torch.uint8), plan)
@@ -210,7 +199,7 @@ def pack(packet: Packet) -> bytearray:
 
 
 def as_bytes(blob: Buffer) -> Tensor:
-    """A buffer as a uint8 tensor, without copying. What it shows is only read."""
+    """Return a buffer as a read-only uint8 tensor, without copying."""
     if isinstance(blob, Tensor):
         if blob.dtype != torch.uint8 or blob.dim() != 1 or not blob.is_contiguous() or blob.device.type != "cpu":
             raise InputError("a frame in a tensor must be a contiguous uint8 vector on the CPU")
@@ -222,7 +211,7 @@ def as_bytes(blob: Buffer) -> Tensor:
 
 
 def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
-    """One packet from a frame; its sections are views into ``blob``. Raises ``FrameError`` and nothing else."""
+    """Return the packet of a frame; its sections are views of ``blob``. Invalid bytes raise ``FrameError`` only."""
     data = as_bytes(blob)
     size, address = data.numel(), data.data_ptr()
     head = bytes_at(address, min(size, 1024))
@@ -232,12 +221,12 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     padding_at = text_at + spec_nbytes
     header = align(padding_at + _CRC.size)
     if size < header:
-        raise FrameError(f"the frame's header has {header} bytes, only {size} are here: it was cut short")
+        raise FrameError(f"the frame's header has {header} bytes, the buffer has {size}: the frame is truncated")
     (crc,) = _CRC.unpack_from(head, header - _CRC.size)
     if crc != crc32c(address, header - _CRC.size):
-        raise FrameError("the frame's header does not match its checksum: it was damaged on the way")
+        raise FrameError("the frame's header does not match its checksum: the frame is damaged")
     if head[padding_at : header - _CRC.size].strip(b"\0"):
-        raise FrameError("the frame's header has something in its padding")
+        raise FrameError("the padding of the frame's header must be zero")
     values = numbers.unpack_from(head, _FIXED.size)
     shape, lengths = values[:ndim], values[ndim:]
     numel = math.prod(shape)
@@ -246,27 +235,27 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     if numel == 0 and max(shape) > MAX_DIM:
         raise FrameError(f"the frame declares a dimension of {max(shape)}, more than {MAX_DIM}")
     if body_nbytes(lengths) != payload:
-        raise FrameError(f"sections of {lengths} bytes do not make the payload of {payload} bytes")
+        raise FrameError(f"sections of {lengths} bytes do not add up to the payload of {payload} bytes")
     if size - header != payload:
-        raise FrameError(f"the frame promises {payload} payload bytes and carries {size - header}")
+        raise FrameError(f"the frame declares {payload} payload bytes and has {size - header}")
     if crc32c(address + header, payload) != payload_crc:
-        raise FrameError("the frame's payload does not match its checksum: it was damaged on the way")
+        raise FrameError("the frame's payload does not match its checksum: the frame is damaged")
     try:
         codec = head[text_at:padding_at].decode("ascii")
     except UnicodeDecodeError:
-        raise FrameError("the frame's codec is not plain ASCII") from None
+        raise FrameError("the frame's codec spec must be ASCII") from None
     return Packet(codec, tensor_spec(shape, DTYPES[dtype_code]), _aligned_parts(data, header, lengths))
 
 
-def _aligned_parts(data: Tensor, at: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-    """Views of parts that follow each other from ``at`` on, each from a multiple of 16, with zeros between."""
-    address, sizes = data.data_ptr(), [at]
+def _aligned_parts(data: Tensor, offset: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return views of consecutive parts, each of which starts at a multiple of 16; the padding must be zero."""
+    address, sizes = data.data_ptr(), [offset]
     for nbytes in lengths:
-        gap = -at & (ALIGN - 1)
-        if gap and bytes_at(address + at, gap).strip(b"\0"):
-            raise FrameError("there is something in the padding between sections")
+        gap = -offset & (ALIGN - 1)
+        if gap and bytes_at(address + offset, gap).strip(b"\0"):
+            raise FrameError("the padding between sections must be zero")
         sizes += [gap, nbytes]
-        at += gap + nbytes
+        offset += gap + nbytes
     return tuple(data.split_with_sizes(sizes)[2::2])
 
 
@@ -276,7 +265,7 @@ def _fixed_fields(head: bytes, size: int) -> tuple[int, int, int, int, int, int,
     magic, version, flags, dtype, ndim, spec_nbytes, num_sections, zero, payload, crc = _FIXED.unpack_from(head)
     _check_start(magic, version)
     if flags & BUNDLE:
-        raise FrameError("this is a bundle of packets: read it with laconic.decode_bundle")
+        raise FrameError("expected a frame, got a bundle: read it with laconic.decode_bundle")
     if flags & ~WIDE or zero:
         raise FrameError(f"the frame has unknown flags ({flags:#x}, {zero:#x}): it may come from a newer laconic")
     if dtype not in DTYPES:
@@ -292,55 +281,56 @@ def _fixed_fields(head: bytes, size: int) -> tuple[int, int, int, int, int, int,
 
 def _check_start(magic: bytes, version: int) -> None:
     if magic != MAGIC:
-        raise FrameError(f"a frame begins with {MAGIC!r}, this begins with {magic!r}")
+        raise FrameError(f"a frame starts with {MAGIC!r}, this starts with {magic!r}")
     if version != VERSION:
-        raise FrameError(f"the frame is of format {version}, this laconic reads {VERSION}")
+        raise FrameError(f"the frame has format version {version}, this laconic reads version {VERSION}")
 
 
 class FrameTemplate:
-    """What frames are like whose codec, shape and sections' sizes are known beforehand: all but checksums.
+    """The header of frames whose codec, shape and section sizes are known; only the checksums differ.
 
-    Who expects many of these sees at a glance that one is in order, without reading what it knows. A frame that does
-    not fit is for ``unpack``, which takes it or says what is wrong. And who writes many of them writes no more than
-    what changes.
+    ``matches`` checks a received frame faster than ``unpack``, because it compares the header with known bytes. A frame
+    that does not match goes to ``unpack``, which accepts it or names its error. ``write`` completes a frame.
+
+    Attributes:
+        nbytes: The bytes of a frame.
+        section_offsets: Where each section starts in a frame.
     """
 
     def __init__(self, codec: str, spec: TensorSpec, lengths: Sequence[int]) -> None:
         payload = body_nbytes(lengths)
         header = _header(Packet(codec, spec, ()), lengths, payload, 0, _is_wide(spec, payload))
-        self._checksum = _FIXED.size - _CRC.size
-        self._start, self._rest = header[: self._checksum], header[_FIXED.size : -_CRC.size]
+        self._before_crc, self._after_crc = header[: _FIXED.size - _CRC.size], header[_FIXED.size : -_CRC.size]
         self._header, self._payload = len(header), payload
         self.nbytes = len(header) + payload
-        self.sections: list[int] = []
-        """Where each begins."""
-        self._gaps: list[tuple[int, bytes]] = []
-        at = len(header)
+        self.section_offsets: list[int] = []
+        self._padding: list[tuple[int, bytes]] = []
+        offset = len(header)
         for nbytes in lengths:
-            if gap := -at & (ALIGN - 1):
-                self._gaps.append((at, bytes(gap)))
-            self.sections.append(align(at))
-            at = align(at) + nbytes
+            if gap := -offset & (ALIGN - 1):
+                self._padding.append((offset, bytes(gap)))
+            self.section_offsets.append(align(offset))
+            offset = align(offset) + nbytes
 
-    def stamp(self, address: int) -> None:
-        """Make a frame of sections that lie there already: header, checksums, and zeros between."""
-        for at, zeros in self._gaps:
-            set_bytes(address + at, zeros)
-        head = self._start + _CRC.pack(crc32c(address + self._header, self._payload)) + self._rest
+    def write(self, address: int) -> None:
+        """Write header, checksums and padding around sections that are already at their offsets."""
+        for offset, zeros in self._padding:
+            set_bytes(address + offset, zeros)
+        head = self._before_crc + _CRC.pack(crc32c(address + self._header, self._payload)) + self._after_crc
         set_bytes(address, head + _CRC.pack(crc32c_of(head)))
 
-    def fits(self, address: int) -> bool:
-        """Whether the ``nbytes`` there are such a frame, undamaged."""
+    def matches(self, address: int) -> bool:
+        """Return whether the ``nbytes`` at an address are an undamaged frame of this template."""
         head = bytes_at(address, self._header)
-        if not head.startswith(self._start) or head[_FIXED.size : -_CRC.size] != self._rest:
+        if not head.startswith(self._before_crc) or head[_FIXED.size : -_CRC.size] != self._after_crc:
             return False
-        (payload_crc,), (crc,) = _CRC.unpack_from(head, self._checksum), _CRC.unpack(head[-_CRC.size :])
+        (payload_crc,), (crc,) = _CRC.unpack_from(head, len(self._before_crc)), _CRC.unpack(head[-_CRC.size :])
         if crc32c_of(head[: -_CRC.size]) != crc:
             return False
-        if any(bytes_at(address + at, len(zeros)) != zeros for at, zeros in self._gaps):
+        if any(bytes_at(address + offset, len(zeros)) != zeros for offset, zeros in self._padding):
             return False
         payload = address + self._header
-        if self._payload < SMALL:
+        if self._payload < COPIED_NBYTES:
             return bool(crc32c_of(bytes_at(payload, self._payload)) == payload_crc)
         return bool(crc32c(payload, self._payload) == payload_crc)
 
@@ -349,71 +339,71 @@ class FrameTemplate:
 
 
 def bundle_header(names: Sequence[str], sizes: Sequence[int]) -> bytes:
-    """The header of a bundle of frames of these sizes; each frame follows at the next multiple of 16."""
+    """Return the header of a bundle of frames of these sizes; each frame starts at the next multiple of 16."""
     if len(names) > MAX_PACKETS:
         raise InputError(f"a bundle has at most {MAX_PACKETS} packets, got {len(names)}")
-    words = [name.encode() for name in names]
-    for word in words:
-        if len(word) > MAX_NAME:
-            raise InputError(f"a slot name has at most {MAX_NAME} bytes, got {len(word)}: {word[:40]!r}…")
-    directory = b"".join(_ENTRY.pack(size, len(word)) + word for size, word in zip(sizes, words, strict=True))
+    encoded = [name.encode() for name in names]
+    for name in encoded:
+        if len(name) > MAX_NAME:
+            raise InputError(f"a slot name has at most {MAX_NAME} bytes, got {len(name)}: {name[:40]!r}…")
+    directory = b"".join(_ENTRY.pack(size, len(name)) + name for size, name in zip(sizes, encoded, strict=True))
     fixed = _BUNDLE.pack(MAGIC, VERSION, BUNDLE, 0, len(names), len(directory), body_nbytes(sizes))
-    return _checked(fixed + directory)
+    return _with_checksum(fixed + directory)
 
 
 def pack_bundle(frames: Sequence[tuple[str, Buffer]]) -> bytearray:
-    """Many frames as one, each with a name (which may be empty)."""
+    """Return the bundle of many frames, each with a name (which may be empty)."""
     views = [as_bytes(frame) for _, frame in frames]
     sizes = [view.numel() for view in views]
     header = bundle_header([name for name, _ in frames], sizes)
     bundle = bytearray(len(header) + body_nbytes(sizes))
     bundle[: len(header)] = header
-    room = torch.frombuffer(bundle, dtype=torch.uint8)
-    at = len(header)
+    buffer = torch.frombuffer(bundle, dtype=torch.uint8)
+    offset = len(header)
     for view in views:
-        at = align(at)
-        room[at : at + view.numel()] = view
-        at += view.numel()
+        offset = align(offset)
+        buffer[offset : offset + view.numel()] = view
+        offset += view.numel()
     return bundle
 
 
-class BundleRoom:
-    """A bundle to be written in place: an arena for the sections of each packet, whose sizes are known beforehand.
+class BundleWriter:
+    """Writes a bundle in place: an arena for each packet, whose section sizes are known.
 
     Args:
-        parts: Name, codec, tensor and sections' sizes of each packet.
+        parts: The name, codec, tensor spec and section sizes of each packet.
     """
 
     def __init__(self, parts: Sequence[tuple[str, str, TensorSpec, Sequence[int]]]) -> None:
         plans = [FramePlan.of(codec, spec, sizes) for _, codec, spec, sizes in parts]
         limits = [plan.limit for plan in plans]
         header = bundle_header([name for name, *_ in parts], limits)
-        self._room = torch.empty(len(header) + body_nbytes(limits), dtype=torch.uint8)
+        self._buffer = torch.empty(len(header) + body_nbytes(limits), dtype=torch.uint8)
         self.arenas: list[FrameArena] = []
-        address, at = self._room.data_ptr(), len(header)
+        address, offset = self._buffer.data_ptr(), len(header)
         set_bytes(address, header)
         for plan in plans:
-            zero_bytes(address + at, align(at) - at)
-            at = align(at)
-            self.arenas.append(FrameArena(self._room[at : at + plan.limit], plan))
-            at += plan.limit
+            zero_bytes(address + offset, align(offset) - offset)
+            offset = align(offset)
+            self.arenas.append(FrameArena(self._buffer[offset : offset + plan.limit], plan))
+            offset += plan.limit
 
     def seal(self, packets: Sequence[Packet]) -> memoryview:
-        """The bundle, once all sections are in their arenas."""
+        """Write all headers and return the bundle; all sections must be in their arenas."""
         for packet, arena in zip(packets, self.arenas, strict=True):
             if seal(packet, arena) != arena.plan.limit:
-                raise ConfigError(f"codec {packet.codec!r} wrote less than it said")
-        return self._room.numpy().data
+                raise ConfigError(f"codec {packet.codec!r} wrote less than it declared")
+        return self._buffer.numpy().data
 
 
 def is_bundle(blob: Buffer) -> bool:
-    """Whether these bytes begin as a bundle does."""
+    """Return whether the bytes start like a bundle."""
     data = as_bytes(blob)
     return data.numel() >= 6 and bytes_at(data.data_ptr(), 4) == MAGIC and bool(int(data[5]) & BUNDLE)
 
 
 def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
-    """Names and frames of a bundle, in order; the frames are views, not yet checked themselves."""
+    """Return the names and frames of a bundle, in order; the frames are views and not yet checked."""
     data = as_bytes(blob)
     size = data.numel()
     if size < _BUNDLE.size:
@@ -421,13 +411,13 @@ def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
     magic, version, flags, zero, count, directory, body = _BUNDLE.unpack(bytes_at(data.data_ptr(), _BUNDLE.size))
     _check_start(magic, version)
     if flags != BUNDLE or zero:
-        raise FrameError("this is no bundle of packets: read a single packet with laconic.decode")
+        raise FrameError("expected a bundle, got something else: read a single frame with laconic.decode")
     header = align(_BUNDLE.size + directory + _CRC.size)
     if count > MAX_PACKETS or directory > count * (_ENTRY.size + MAX_NAME) or size != header + body:
-        raise FrameError(f"a bundle of {count} packets, {directory} and {body} bytes does not have {size} bytes")
+        raise FrameError(f"a bundle of {count} packets, {directory} and {body} bytes cannot have {size} bytes")
     head = bytes_at(data.data_ptr(), header)
     if _CRC.unpack_from(head, header - _CRC.size)[0] != crc32c(data.data_ptr(), header - _CRC.size):
-        raise FrameError("the bundle's directory does not match its checksum: it was damaged on the way")
+        raise FrameError("the bundle's directory does not match its checksum: the bundle is damaged")
     entries = list(_entries(head, count, _BUNDLE.size + directory))
     if body_nbytes([nbytes for _, nbytes in entries]) != body or any(
         head[_BUNDLE.size + directory : header - _CRC.size]
@@ -438,20 +428,20 @@ def unpack_bundle(blob: Buffer) -> list[tuple[str, Tensor]]:
 
 
 def _entries(head: bytes, count: int, end: int) -> Iterator[tuple[str, int]]:
-    at = _BUNDLE.size
+    offset = _BUNDLE.size
     for _ in range(count):
-        if at + _ENTRY.size > end:
+        if offset + _ENTRY.size > end:
             raise FrameError("the bundle's directory is shorter than its entries")
-        nbytes, name_nbytes = _ENTRY.unpack_from(head, at)
-        at += _ENTRY.size
-        if nbytes < _SHORTEST:  # a view of nothing takes a hundred times the entry
-            raise FrameError(f"a frame has at least {_SHORTEST} bytes, the bundle's directory says {nbytes}")
-        if name_nbytes > MAX_NAME or at + name_nbytes > end:
-            raise FrameError(f"a name of {name_nbytes} bytes does not fit the bundle's directory")
+        nbytes, name_nbytes = _ENTRY.unpack_from(head, offset)
+        offset += _ENTRY.size
+        if nbytes < _MIN_FRAME:  # a view of 0 bytes takes a hundred times the memory of its entry
+            raise FrameError(f"a frame has at least {_MIN_FRAME} bytes, the bundle's directory declares {nbytes}")
+        if name_nbytes > MAX_NAME or offset + name_nbytes > end:
+            raise FrameError(f"a name of {name_nbytes} bytes does not fit into the bundle's directory")
         try:
-            yield head[at : at + name_nbytes].decode(), nbytes
+            yield head[offset : offset + name_nbytes].decode(), nbytes
         except UnicodeDecodeError:
             raise FrameError("a name in the bundle is not UTF-8") from None
-        at += name_nbytes
-    if at != end:
+        offset += name_nbytes
+    if offset != end:
         raise FrameError("the bundle's directory is longer than its entries")

@@ -153,7 +153,7 @@ def test_values_equal_those_of_single_tensor_kernels(spec, weight, launched_kern
     for frame, to in zip(frames, expected, strict=True):
         packet, chain = open_packet(frame)
         chain.decode(packet, out=to) if weight is None else chain.accumulate(packet, to, weight)
-    assert layout.found_at(message.data_ptr() + at)
+    assert layout.matches(message.data_ptr() + at)
     with kernels.use_backend("triton"):
         multi_tensor.read_frames(message, at, layout, outs, weight)
     assert all(laws.same_bits(mine.cpu(), theirs) for mine, theirs in zip(outs, expected, strict=True))
@@ -165,11 +165,11 @@ def test_invalid_frames_are_rejected():
     message, at, layout, _ = bundle(given)
     outs = [torch.zeros(x.shape, device=DEVICE) for x in given.values()]
     first = message.data_ptr() + at
-    for wrong in (0, 30, layout.begins[3] + 8, layout.floats[2], layout.packed[4] + 7):
+    for wrong in (0, 30, layout.offsets[3] + 8, layout.floats[2], layout.packed[4] + 7):
         message[at + wrong] ^= 1
-        assert not layout.found_at(first), wrong
+        assert not layout.matches(first), wrong
         message[at + wrong] ^= 1
-    assert layout.found_at(first)
+    assert layout.matches(first)
     template = BundleTemplate(tuple(given), layout.moulds)
     assert template.matches(message) and not template.matches(message[:-1]) and not template.matches(message[:8])
     assert not BundleTemplate(tuple(given)[::-1], layout.moulds).matches(message)

@@ -12,7 +12,7 @@ import laconic
 import laws
 from laconic import kernels, wire
 from laconic.aggregate import homomorphic
-from laconic.codecs.packed_ints import PackedIntHead
+from laconic.codecs.packed_ints import IntSumHeader
 from laconic.kernels.sections import PackedIntCoding, packed_int_count, packed_ints_nbytes
 
 INTEGERS = ("shared:8", "thc:4", "thc:1", "shared:3,round=stochastic", "thc:2,round=stochastic", "randk:0.4|thc:5")
@@ -35,9 +35,9 @@ def levels(frame):
     """The integers of a frame, read by the reference."""
     packet = wire.unpack(frame)
     chain = laconic.codec(packet.codec)
-    n = packet.spec.numel if chain.selector is None else chain.selector.head(packet.sections[0], packet.spec.numel).kept
-    head = chain.values.read_head(packet.sections[-3:], n)
-    n = packed_int_count(n, chain.values.signs is not None)
+    n = packet.spec.numel if chain.selector is None else chain.selector.count(packet.sections[0], packet.spec.numel)
+    head = chain.values.read_header(packet.sections[-3:], n)
+    n = packed_int_count(n, chain.values.rotation_seed is not None)
     return kernels.reference.packed_ints._read(packet.sections[-1], n, head.coding), head
 
 
@@ -349,7 +349,7 @@ def test_integers_above_what_senders_can_make_are_refused():
     for ring in (False, True):
         _, frames = sent("shared:4", xs, ring=ring)
         packet = wire.unpack(homomorphic.add(frames[0], frames[1]))
-        head = laconic.codec("shared:4").values.read_head(packet.sections, 2000)
+        head = laconic.codec("shared:4").values.read_header(packet.sections, 2000)
         assert head.total < (1 << head.width) - 1
         lanes = torch.full_like(packet.sections[2], 0xFF)
         lie = wire.pack(laconic.Packet(packet.codec, packet.spec, (*packet.sections[:2], lanes)))
@@ -365,17 +365,17 @@ def test_integers_above_what_senders_can_make_are_refused():
 @pytest.mark.parametrize(
     "head",
     [
-        PackedIntHead(True, 8, 255, 1, 2),
-        PackedIntHead(True, 9, 255, 1, 1),
-        PackedIntHead(True, 0, 255, 1, 1),
-        PackedIntHead(True, 8, 0, 1, 1),
-        PackedIntHead(True, 8, 256, 1, 1),
-        PackedIntHead(True, 8, 255, 0, 0),
-        PackedIntHead(True, 8, 255, 1 << 31, 1),
-        PackedIntHead(False, 8, 255, 2, 1),
-        PackedIntHead(False, 17, 255, 2, 1),
-        PackedIntHead(False, 0, 255, 2, 1),
-        PackedIntHead(False, 16, 255, 2, 1),  # the section is shorter
+        IntSumHeader(True, 8, 255, 1, 2),
+        IntSumHeader(True, 9, 255, 1, 1),
+        IntSumHeader(True, 0, 255, 1, 1),
+        IntSumHeader(True, 8, 0, 1, 1),
+        IntSumHeader(True, 8, 256, 1, 1),
+        IntSumHeader(True, 8, 255, 0, 0),
+        IntSumHeader(True, 8, 255, 1 << 31, 1),
+        IntSumHeader(False, 8, 255, 2, 1),
+        IntSumHeader(False, 17, 255, 2, 1),
+        IntSumHeader(False, 0, 255, 2, 1),
+        IntSumHeader(False, 16, 255, 2, 1),  # the section is shorter
     ],
     ids=repr,
 )
@@ -392,7 +392,7 @@ def test_heads_that_make_no_sense_are_refused(head):
 def test_nobody_is_zero():
     packet = wire.unpack(laconic.encode(laws.normal(500), "shared:8"))
     section = torch.empty(16, dtype=torch.uint8)
-    PackedIntHead(True, 8, 255, 3, 0).write(section)
+    IntSumHeader(True, 8, 255, 3, 0).write(section)
     frame = wire.pack(laconic.Packet(packet.codec, packet.spec, (section, *packet.sections[1:])))
     assert not laconic.decode(frame).any()
 

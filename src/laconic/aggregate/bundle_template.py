@@ -45,4 +45,4 @@ class BundleTemplate:
             return True
         if any(bytes_at(address + begin, len(zeros)) != zeros for begin, zeros in self._gaps):
             return False
-        return all(frame.fits(address + begin) for frame, begin in zip(self._frames, self.offsets, strict=True))
+        return all(frame.matches(address + begin) for frame, begin in zip(self._frames, self.offsets, strict=True))

@@ -1,6 +1,6 @@
-"""Codecs: the grammar, a file per method, and the chain that joins them.
+"""Codecs: the grammar of specs, a file per method, and the chain that joins the stages.
 
-To add one: copy the file that is closest, add its class to ``registry.OURS``, and run the laws (CONTRIBUTING.md).
+To add a codec, follow docs/adding-a-codec.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from laconic.codecs import registry, spec
 from laconic.codecs.base import ChannelStage, Codec, Coder, Quantizer, Selector, Stage, ValueStage
-from laconic.codecs.chain import Chain, split
+from laconic.codecs.chain import Chain, assemble
 from laconic.errors import ConfigError
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
-    """The channel stages of a spec and the codec behind them."""
+    """Return the channel stages of a spec and the codec after them."""
     if not isinstance(text, str):
         raise ConfigError(f"a codec spec is a string such as 'topk:0.01|qsgd:4', got {type(text).__name__}")
     return _parse(text)
@@ -36,21 +36,21 @@ def parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
 
 @lru_cache(maxsize=512)
 def _parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
-    memories, chain = split(spec.parse(text), text)
-    return tuple(memories), chain
+    channel_stages, chain = assemble(spec.parse(text), text)
+    return tuple(channel_stages), chain
 
 
 def codec(text: str) -> Chain:
-    """The codec of a spec such as ``topk:0.01|qsgd:4``. It keeps no state; ``str()`` of it is canonical."""
-    memories, chain = parse(text)
-    if memories:
+    """Return the codec of a spec such as ``topk:0.01|qsgd:4``. It has no state; its ``str()`` is the canonical spec."""
+    channel_stages, chain = parse(text)
+    if channel_stages:
         raise ConfigError(
-            f"{memories[0].name!r} in {text!r} keeps memory between rounds: use laconic.channel({text!r}), "
+            f"{channel_stages[0].name!r} in {text!r} keeps memory between rounds: use laconic.channel({text!r}), "
             f"or drop it for a codec without memory"
         )
     return chain
 
 
 def codec_names() -> list[str]:
-    """Names of all codecs, each a valid spec as it stands."""
+    """Return the names of all codecs; each is a valid spec."""
     return registry.names("cast", "quantizer", "selector")

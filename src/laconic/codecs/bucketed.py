@@ -1,4 +1,4 @@
-"""What quantizers with a few numbers per bucket share: two sections, floats per bucket and packed symbols."""
+"""Quantizers with a few floats per bucket: two sections, the floats of all buckets and the packed symbols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
+from laconic.codecs.base import MultiTensorStage, Quantizer, SymbolReader, Symbols, require_finite
 from laconic.errors import FrameError
 from laconic.kernels.interface import Kernels, MultiTensorKernels
 from laconic.kernels.sections import num_buckets
@@ -19,31 +19,35 @@ __all__ = ["BucketedQuantizer"]
 
 
 class BucketedQuantizer(Quantizer):
-    """Buckets are scaled on their own, so one outlier spoils its bucket only, and one pass over memory suffices."""
+    """Scales each bucket separately, so that an outlier affects only its bucket and one pass over memory suffices."""
 
     num_sections: ClassVar[int] = 2
     floats_per_bucket: ClassVar[int] = 1
     ternary: ClassVar[bool] = False
-    """Symbols are packed five a byte."""
+    """Symbols are packed five to a byte."""
     bucket: int
 
     def __post_init__(self) -> None:
-        checks.bucket(self.name, self.bucket)
+        checks.bucket(self)
 
     def symbols_nbytes(self, n: int) -> int:
+        """Return the bytes of n packed symbols."""
         raise NotImplementedError
 
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
-        """Fill both sections; returns the key of x (see ``kernels.interface``)."""
+        """Write both sections; return the ``amax_bits`` of x."""
         raise NotImplementedError
 
     def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:
         raise NotImplementedError
 
     @property
-    def together(self) -> bool:
-        """Whether there are kernels that take many tensors at once."""
+    def has_multi_tensor_kernels(self) -> bool:
         return False
+
+    @property
+    def multi_tensor(self) -> MultiTensorStage | None:
+        return self if self.has_multi_tensor_kernels else None
 
     def quantize_all(
         self,
@@ -54,10 +58,7 @@ class BucketedQuantizer(Quantizer):
         floats: Sequence[int],
         packed: Sequence[int],
     ) -> Tensor:
-        """Fill both sections of many, by address; their keys, on the device.
-
-        With residuals their sums with the tensors are encoded, and what the receiver will not have stays there.
-        """
+        """See ``MultiTensorStage``."""
         raise NotImplementedError
 
     def dequantize_all(
@@ -68,14 +69,14 @@ class BucketedQuantizer(Quantizer):
         outs: Sequence[Tensor],
         weight: float | None,
     ) -> Tensor:
-        """Decode many; a flag of the device that is not 0 where a section held what no encoder writes."""
+        """See ``MultiTensorStage``."""
         raise NotImplementedError
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        for_floats, for_symbols = self.section_nbytes(x.numel(), 4)
-        floats, packed = arena.take(for_floats), arena.take(for_symbols)
+        floats_nbytes, packed_nbytes = self.section_nbytes(x.numel(), 4)
+        floats, packed = arena.take(floats_nbytes), arena.take(packed_nbytes)
         amax_bits = self.quantize(x, kernels, seed, floats, packed)
-        refuse_nonfinite(amax_bits, x.numel())
+        require_finite(amax_bits, x.numel())
         return (floats, packed) if amax_bits else ()
 
     def decode(
@@ -87,24 +88,24 @@ class BucketedQuantizer(Quantizer):
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         return 4 * self.floats_per_bucket * num_buckets(n, self.bucket), self.symbols_nbytes(n)
 
-    def split(
+    def to_symbols(
         self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
         n = x.numel()
         floats = arena.take(self.section_nbytes(n, 4)[0])
         packed = torch.empty(self.symbols_nbytes(n), dtype=torch.uint8, device=x.device)
         amax_bits = self.quantize(x, kernels, seed, floats, packed)
-        refuse_nonfinite(amax_bits, n)
+        require_finite(amax_bits, n)
         if not amax_bits:
             return None
         return (floats,), Symbols(self.max_alphabet, self.packed_symbols(packed, (floats,), n, kernels))
 
-    def join(
+    def from_symbols(
         self, side: tuple[Tensor, ...], reader: SymbolReader | None, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         n = out.numel()
         if reader is None:
-            raise FrameError(f"codec {self.name!r} has coded symbols, the frame none")
+            raise FrameError(f"codec {self.name!r} needs coded symbols, the frame has none")
         symbols = reader.symbols(n, self.max_alphabet)
         packed = torch.empty(self.symbols_nbytes(n), dtype=torch.uint8, device=symbols.device)
         kernels.pack_symbols(symbols, self.max_alphabet, self.ternary, packed)

@@ -1,4 +1,4 @@
-"""``none``, ``fp16``, ``bf16``: the bytes as they are, or rounded to 16 bits."""
+"""``none``, ``fp16``, ``bf16``: the values unchanged, or rounded to 16 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic import counters
-from laconic.codecs.base import ValueStage, refuse_nonfinite
+from laconic.codecs.base import ValueStage, require_finite
 from laconic.kernels.interface import NONFINITE, Kernels
 from laconic.packet import Arena
 
@@ -18,33 +18,24 @@ __all__ = ["BF16", "FP16", "Raw"]
 
 @dataclass(frozen=True)
 class Raw(ValueStage):
-    """The values themselves, in their own dtype. Lossless.
+    """The values unchanged, in their own dtype. Lossless.
 
     Payload: ``dtype value[n]``.
     """
 
     name: ClassVar[str] = "none"
     kind: ClassVar[str] = "cast"
-    summary: ClassVar[str] = "the values as they are"
+    summary: ClassVar[str] = "the values unchanged"
     example: ClassVar[str] = "none"
     num_sections: ClassVar[int] = 1
     lossless: ClassVar[bool] = True
+    copies_values: ClassVar[bool] = True
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         section = arena.take(x.numel() * x.element_size())
         if not kernels.copy_finite(x, section):
-            refuse_nonfinite(NONFINITE, x.numel())
+            require_finite(NONFINITE, x.numel())
         return (section,)
-
-    def copy(self, x: Tensor, arena: Arena) -> Tensor:
-        """The section of values that are known to be finite."""
-        section = arena.take(x.numel() * x.element_size())
-        section.copy_(x.view(torch.uint8))
-        return section
-
-    def view(self, section: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values of a section as they lie there; nobody has looked whether they are finite."""
-        return (section if section.data_ptr() % dtype.itemsize == 0 else section.clone()).view(dtype)
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
@@ -56,7 +47,7 @@ class Raw(ValueStage):
 
 
 class _Half(ValueStage):
-    """A cast to 16 bits, to nearest even, saturating where float32 goes further."""
+    """Casts to 16 bits: rounds to nearest even, and saturates values beyond the range."""
 
     kind: ClassVar[str] = "cast"
     biased: ClassVar[bool | str] = "rounds to nearest"
@@ -65,11 +56,9 @@ class _Half(ValueStage):
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         section = arena.take(2 * x.numel())
         amax_bits, saturated = kernels.cast_encode(x.to(torch.float32), self.name, section)
-        refuse_nonfinite(amax_bits, x.numel())
+        require_finite(amax_bits, x.numel())
         if saturated:
-            counters.count(
-                "saturated", saturated, f"values lie beyond {self.name} and saturate at the largest it holds"
-            )
+            counters.count("saturated", saturated, f"values beyond the range of {self.name} saturate")
         return (section,)
 
     def decode(
@@ -83,7 +72,7 @@ class _Half(ValueStage):
 
 @dataclass(frozen=True)
 class FP16(_Half):
-    """Half precision: 11 significant bits, range ±65,504 (beyond it saturates and says so)."""
+    """Half precision: 11 significant bits, range ±65,504. Values beyond it saturate, which is logged and counted."""
 
     name: ClassVar[str] = "fp16"
     summary: ClassVar[str] = "cast to half precision"

@@ -1,4 +1,4 @@
-"""Checks of stage arguments that several stages share; each message names the stage, the value and the valid set."""
+"""Checks of stage arguments; each message names the stage, the field, the valid values and the value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from laconic.codecs.base import Stage
 from laconic.errors import ConfigError
 
-__all__ = ["bucket", "fraction", "number", "one_of", "whole"]
+__all__ = ["between", "bucket", "fraction", "integer", "number", "one_of"]
 
 BUCKETS = (128, 65536)
 
@@ -19,7 +19,7 @@ def fraction(stage: Stage, field: str) -> None:
 
 
 def number(stage: Stage, field: str) -> float:
-    """A field that holds a number, as a float from now on: 1 and 1.0 must be written alike, and so must 0 and -0."""
+    """Convert a field to a float, so that 1 and 1.0, or 0 and -0, give the same canonical spec."""
     value = getattr(stage, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"stage {stage.name!r}: {field} must be a finite number, got {value}")
@@ -27,23 +27,25 @@ def number(stage: Stage, field: str) -> float:
     return float(value) + 0.0
 
 
-def whole(stage: str, field: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"stage {stage!r}: {field} must be a whole number from {low} to {high}, got {value}")
-
-
-def bucket(stage: str, value: int) -> None:
-    low, high = BUCKETS
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value & (value - 1):
-        raise ConfigError(f"stage {stage!r}: bucket must be a power of two from {low} to {high}, got {value}")
-
-
-def one_of(stage: str, field: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ConfigError(f"stage {stage!r}: {field} must be one of {', '.join(valid)}, got {value!r}")
-
-
 def between(stage: Stage, field: str, low: float, high: float) -> None:
     value = number(stage, field)
     if not low <= value <= high:
         raise ConfigError(f"stage {stage.name!r}: {field} must be from {low:g} to {high:g}, got {value}")
+
+
+def integer(stage: Stage, field: str, low: int, high: int) -> None:
+    value = getattr(stage, field)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"stage {stage.name!r}: {field} must be a whole number from {low} to {high}, got {value}")
+
+
+def bucket(stage: Stage, field: str = "bucket") -> None:
+    value, (low, high) = getattr(stage, field), BUCKETS
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value & (value - 1):
+        raise ConfigError(f"stage {stage.name!r}: {field} must be a power of two from {low} to {high}, got {value}")
+
+
+def one_of(stage: Stage, field: str, valid: tuple[str, ...]) -> None:
+    value = getattr(stage, field)
+    if value not in valid:
+        raise ConfigError(f"stage {stage.name!r}: {field} must be one of {', '.join(valid)}, got {value!r}")

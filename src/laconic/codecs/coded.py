@@ -1,4 +1,4 @@
-"""A quantizer with a coder behind it, as one value stage."""
+"""Coded: a quantizer and the coder after it, as one value stage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from laconic.packet import Arena
 __all__ = ["Coded"]
 
 
-class _Section(NamedTuple):
-    """A coded section as a quantizer sees it."""
+class _CodedSymbols(NamedTuple):
+    """Reads a coded section for a quantizer."""
 
     coder: Coder
     section: Tensor
@@ -32,7 +32,7 @@ class _Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Coded(ValueStage):
-    """The quantizer's sections, with the packed symbols replaced by coded ones."""
+    """The sections of a quantizer, with coded instead of packed symbols."""
 
     quantizer: Quantizer
     coder: Coder
@@ -42,36 +42,36 @@ class Coded(ValueStage):
         return self.quantizer.num_sections
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        found = self.quantizer.split(x, kernels, arena, seed)
-        if found is None:
+        quantized = self.quantizer.to_symbols(x, kernels, arena, seed)
+        if quantized is None:
             return ()
-        side, symbols = found
+        side, symbols = quantized
         return (*side, arena.take(0) if symbols is None else self.coder.encode(symbols, kernels, arena))
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         *side, coded = sections
-        reader = _Section(self.coder, coded, kernels) if coded.numel() else None
-        self.quantizer.join(tuple(side), reader, kernels, out, weight)
+        reader = _CodedSymbols(self.coder, coded, kernels) if coded.numel() else None
+        self.quantizer.from_symbols(tuple(side), reader, kernels, out, weight)
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         *side, _ = self.quantizer.section_nbytes(n, itemsize)
-        return (*side, self.coder.limit(n, self.quantizer.max_alphabet))
+        return (*side, self.coder.max_nbytes(n, self.quantizer.max_alphabet))
 
-    def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
-        *side, coded = sections
-        # The quantizer knows its other sections; its symbols are as long as they would be without a coder.
+    def accepts(self, section_nbytes: tuple[int, ...], n: int, itemsize: int) -> bool:
+        *side, coded = section_nbytes
+        # The quantizer checks its side; its symbols are given the size that they would have without a coder.
         packed = self.quantizer.section_nbytes(n, itemsize)[-1] if coded else 0
-        within = coded <= self.coder.limit(n, self.quantizer.max_alphabet)
-        return within and self.quantizer.fits((*side, packed), n, itemsize)
+        within = coded <= self.coder.max_nbytes(n, self.quantizer.max_alphabet)
+        return within and self.quantizer.accepts((*side, packed), n, itemsize)
 
     def symbols(self, sections: tuple[Tensor, ...], n: int, kernels: Kernels) -> Tensor | None:
-        """The symbols of a packet; None where it needs none."""
+        """Return the symbols of a packet; None if it needs none."""
         *side, coded = sections
         if not coded.numel():
             return None
         alphabet = self.quantizer.alphabet(tuple(side))
         if not 1 <= alphabet <= self.quantizer.max_alphabet:
-            raise FrameError(f"the frame speaks of {alphabet} symbols, {self.quantizer.name!r} has fewer")
+            raise FrameError(f"the frame declares {alphabet} symbols, {self.quantizer.name!r} has fewer")
         return self.coder.decode(coded, n, alphabet, kernels)

@@ -1,4 +1,4 @@
-"""``huffman``, ``rans``, ``deflate``, ``zstd``: a quantizer's symbols in as few bits as their frequencies allow."""
+"""``huffman``, ``rans``, ``deflate``, ``zstd``: entropy coders of a quantizer's symbols."""
 
 from __future__ import annotations
 
@@ -15,23 +15,35 @@ from laconic.codecs import checks
 from laconic.codecs.base import Coder, Symbols
 from laconic.errors import ConfigError, FrameError
 from laconic.kernels.interface import Kernels
-from laconic.kernels.sections import Coding, coded_max_nbytes, read_bytes, symbol_dtype, write_bytes
+from laconic.kernels.sections import (
+    CONSTANT,
+    HUFFMAN,
+    RANS,
+    RAW,
+    Coding,
+    coded_max_nbytes,
+    read_bytes,
+    symbol_dtype,
+    write_bytes,
+)
 from laconic.packet import Arena
 
-__all__ = ["ByteCoder", "Deflate", "Huffman", "Rans", "Zstd"]
+__all__ = ["ByteCoder", "ChunkCoder", "Deflate", "Huffman", "Rans", "Zstd"]
+
+_MODES = {CONSTANT: "constant", RAW: "raw", HUFFMAN: "huffman", RANS: "rans"}
 
 
 class ChunkCoder(Coder):
-    """Chunks of 2^19 symbols, each with a codebook of its own, so that threads share them."""
+    """Codes chunks of 2^19 symbols, each with its own code table, so that threads work in parallel."""
 
     mode: str
     pure: ClassVar[Coding]
     auto: ClassVar[Coding]
 
     def __post_init__(self) -> None:
-        checks.one_of(self.name, "mode", self.mode, ("pure", "auto"))
+        checks.one_of(self, "mode", ("pure", "auto"))
 
-    def limit(self, n: int, alphabet: int) -> int:
+    def max_nbytes(self, n: int, alphabet: int) -> int:
         return coded_max_nbytes(n, alphabet)
 
     def encode(self, symbols: Symbols, kernels: Kernels, arena: Arena) -> Tensor:
@@ -51,16 +63,20 @@ class ChunkCoder(Coder):
     ) -> None:
         kernels.decode_values(section, table, out, weight)
 
+    def chunk_modes(self, section: Tensor, n: int, kernels: Kernels) -> dict[str, int]:
+        modes = kernels.chunk_modes(section, n).tolist()
+        return {_MODES[mode]: modes.count(mode) for mode in sorted(set(modes))}
+
 
 @dataclass(frozen=True)
 class Huffman(ChunkCoder):
-    """A prefix code of at most 15 bits, optimal under that limit, whose lengths travel with it.
+    """A canonical Huffman code of at most 15 bits a symbol, optimal under that limit; its lengths are sent along.
 
-    The faster one to decode, and within about 1 % of the entropy above 3 bits a symbol. It cannot go below one bit: for
-    skewed symbols take ``rans``.
+    Decodes faster than ``rans``, and comes within about 1 % of the entropy above 3 bits a symbol. It cannot use less
+    than one bit a symbol: use ``rans`` for skewed symbols.
 
     Args:
-        mode: ``pure``, or ``auto``: each chunk by the smallest of Huffman, rANS and plain bits.
+        mode: ``pure``, or ``auto``: the smallest of Huffman, rANS and plain bits for each chunk.
     """
 
     mode: str = "pure"
@@ -74,10 +90,10 @@ class Huffman(ChunkCoder):
 
 @dataclass(frozen=True)
 class Rans(ChunkCoder):
-    """Asymmetric numeral systems (Duda 2013, arXiv:1311.2540), 32 lanes: within 1 % of the entropy at any skew.
+    """Asymmetric numeral systems (Duda 2013, arXiv:1311.2540), 32 streams: within 1 % of the entropy at any skew.
 
     Args:
-        mode: ``pure``, or ``auto``: each chunk by the smallest of rANS, Huffman and plain bits.
+        mode: ``pure``, or ``auto``: the smallest of rANS, Huffman and plain bits for each chunk.
     """
 
     mode: str = "pure"
@@ -90,18 +106,20 @@ class Rans(ChunkCoder):
 
 
 class ByteCoder(Coder):
-    """Symbols as bytes (two each above 256), through a compressor that the machine has.
+    """Passes symbols as bytes (two each above 256 symbols) to a compression library.
 
-    Its bytes are its own affair: they may differ between versions of that library, and any of them decodes.
+    The bytes may differ between versions of that library; every version decodes them.
     """
 
-    def limit(self, n: int, alphabet: int) -> int:
+    host_only: ClassVar[bool] = True
+
+    def max_nbytes(self, n: int, alphabet: int) -> int:
         raw = n * symbol_dtype(alphabet).itemsize
         return raw + raw // 100 + 1024
 
     def encode(self, symbols: Symbols, kernels: Kernels, arena: Arena) -> Tensor:
-        made = self._hosted(symbols.made(kernels)).contiguous()
-        coded = self._compress(made.view(torch.uint8).numpy().tobytes())
+        on_host = self._to_host(symbols.materialize(kernels)).contiguous()
+        coded = self._compress(on_host.view(torch.uint8).numpy().tobytes())
         section = arena.take(len(coded))
         if section.is_cpu:
             write_bytes(section, coded)
@@ -111,31 +129,31 @@ class ByteCoder(Coder):
 
     def decode(self, section: Tensor, n: int, alphabet: int, kernels: Kernels) -> Tensor:
         dtype = symbol_dtype(alphabet)
-        on_host = self._hosted(section)
+        on_host = self._to_host(section)
         raw = self._decompress(read_bytes(on_host, on_host.numel()), n * dtype.itemsize)
         if len(raw) != n * dtype.itemsize:
-            raise FrameError(f"expected {n} symbols of {dtype.itemsize} bytes, {self.name} gives {len(raw)} bytes")
+            raise FrameError(f"expected {n} symbols of {dtype.itemsize} bytes, {self.name} returns {len(raw)} bytes")
         symbols = torch.frombuffer(bytearray(raw), dtype=dtype)
         if int(symbols.max()) >= alphabet or int(symbols.min()) < 0:
-            raise FrameError(f"the frame holds a symbol beyond {alphabet - 1}")
+            raise FrameError(f"the frame holds a symbol above {alphabet - 1}")
         return symbols.to(section.device)
 
-    def _hosted(self, x: Tensor) -> Tensor:
+    def _to_host(self, x: Tensor) -> Tensor:
         if not x.is_cpu:
-            counters.count("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type}: the host serves")
+            counters.count("hosted_kernels", 1, f"{self.name} has no kernel for {x.device.type} and runs on the host")
         return x.cpu()
 
     def _compress(self, data: bytes) -> bytes:
         raise NotImplementedError
 
     def _decompress(self, data: bytes, expected: int) -> bytes:
-        """At most one byte more than expected, whatever the data claims."""
+        """Return at most ``expected + 1`` bytes, whatever size the data declares."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Deflate(ByteCoder):
-    """zlib: everywhere at hand, and slow. A baseline.
+    """zlib: part of Python, and slow. A baseline.
 
     Args:
         level: 1 (fast) to 9 (small).
@@ -148,7 +166,7 @@ class Deflate(ByteCoder):
     example: ClassVar[str] = "uniform:8|deflate"
 
     def __post_init__(self) -> None:
-        checks.whole(self.name, "level", self.level, 1, 9)
+        checks.integer(self, "level", 1, 9)
 
     def _compress(self, data: bytes) -> bytes:
         return zlib.compress(data, self.level)
@@ -166,7 +184,7 @@ class Deflate(ByteCoder):
 
 @dataclass(frozen=True)
 class Zstd(ByteCoder):
-    """Zstandard, where the package ``zstandard`` is installed. A baseline.
+    """Zstandard; needs the package ``zstandard``. A baseline.
 
     Args:
         level: 1 (fast) to 19 (small).
@@ -179,7 +197,7 @@ class Zstd(ByteCoder):
     example: ClassVar[str] = "uniform:8|zstd"
 
     def __post_init__(self) -> None:
-        checks.whole(self.name, "level", self.level, 1, 19)
+        checks.integer(self, "level", 1, 19)
 
     @staticmethod
     def _library() -> Any:
@@ -198,7 +216,7 @@ class Zstd(ByteCoder):
             raise FrameError(f"the frame cannot be read here: {error}") from None
         reader = library.ZstdDecompressor(max_window_size=1 << 27).decompressobj(write_size=1 << 16)
         raw = bytearray()
-        try:  # piece by piece, since a few bytes can claim to be gigabytes
+        try:  # in pieces, because a few bytes can expand to gigabytes
             for at in range(0, len(data), 64):
                 raw += reader.decompress(data[at : at + 64])
                 if len(raw) > expected:

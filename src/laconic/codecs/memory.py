@@ -1,6 +1,6 @@
-"""``ef`` and ``momentum``: what a channel remembers between rounds, as stages of the grammar.
+"""``ef`` and ``momentum``: the memory of a channel, as stages of the grammar.
 
-They are configuration only; ``laconic.channels`` keeps the memory and does the arithmetic.
+The stages are configuration only; ``laconic.channels`` keeps the memory and does the arithmetic.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["ErrorFeedback", "MomentumCorrection"]
 
 @dataclass(frozen=True)
 class ErrorFeedback(ChannelStage):
-    """Add what earlier rounds failed to send, and keep what this one fails to send.
+    """Add the residual of earlier rounds to the input, and keep the error of this round as the residual.
 
-    Seide et al. 2014; Stich et al. 2018 (arXiv:1809.07599). Sum(sent) + residual = sum(inputs), to rounding.
+    Seide et al. 2014; Stich et al. 2018 (arXiv:1809.07599). Sum(sent) + residual = sum(inputs), up to rounding.
     """
 
     name: ClassVar[str] = "ef"
@@ -29,10 +29,10 @@ class ErrorFeedback(ChannelStage):
 
 @dataclass(frozen=True)
 class MomentumCorrection(ChannelStage):
-    """Momentum before compression, with the residual built in, and momentum masked where it was sent.
+    """Apply momentum before compression; the residual is included, and momentum is masked where values were sent.
 
-    Deep Gradient Compression (Lin et al. 2018, arXiv:1712.01887): u = m u + g; v = v + u; send of v; v keeps what was
-    not sent, u is zeroed where an entry was sent. The optimizer behind it must then have no momentum of its own.
+    Deep Gradient Compression (Lin et al. 2018, arXiv:1712.01887): u = m u + g; v = v + u; encode v; v keeps what was
+    not sent, u is set to zero where a value was sent. The optimizer after it must have no momentum.
 
     Args:
         m: Momentum, in [0, 1).

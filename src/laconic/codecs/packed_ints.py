@@ -1,7 +1,7 @@
-"""``shared:bits`` and ``thc:bits``: integers on a scale that all senders share, added while packed.
+"""``shared:bits`` and ``thc:bits``: integers on a scale that all workers share, added while packed.
 
-Level 0 stands for minus the block's clip and level L for plus. The sum of M senders' levels is a whole number from 0 to
-M L, and means (2 S / (L M) - 1) times the clip: whoever adds needs to know neither, and makes no float.
+Level 0 is minus the clip of the block and level L is plus the clip. The sum S of the levels of M workers is an integer
+from 0 to M L and decodes to (2 S / (L M) - 1) times the clip, so that sums need integer additions only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import ValueStage, refuse_nonfinite
+from laconic.codecs.base import ValueStage, require_finite
 from laconic.errors import ConfigError, FrameError
 from laconic.kernels.interface import CLIP_LIMIT, IntRounding, Kernels, PackedIntSum
 from laconic.kernels.sections import (
@@ -29,16 +29,15 @@ from laconic.kernels.sections import (
 )
 from laconic.packet import Arena
 
-__all__ = ["HEAD_NBYTES", "THC", "PackedIntHead", "PackedIntStage", "Shared"]
+__all__ = ["INT_SUM_HEADER", "THC", "IntSumHeader", "PackedIntStage", "Shared"]
 
 MAX_BITS: Final = 16
 MAX_TOTAL: Final = (1 << 30) - 1
 """The largest sum of levels: twice it still fits a signed 32-bit integer."""
 
-_HEAD = struct.Struct("<BBHIII")  # layout, width, 0, levels, workers, count
-HEAD_NBYTES: Final = _HEAD.size
-_PACKED, _LANES = 0, 1
-
+_HEADER = struct.Struct("<BBHIII")  # layout, width, 0, levels, workers, count
+INT_SUM_HEADER: Final = _HEADER.size
+_VERTICAL, _WORDS = 0, 1  # layouts
 
 _LEVELS: Final = (1, 2, 3, 5, 7, 15, 31, 63, 127, 255, 511, 1023, 4095, 65535)
 _NEAREST: Final = (0.80, 1.22, 1.49, 1.83, 2.05, 2.51, 2.92, 3.28, 3.61, 3.92, 4.22, 4.49, 5.02, 5.94)
@@ -50,12 +49,12 @@ _STOCHASTIC: Final = {
     16: (1.40, 1.92, 2.17, 2.48, 2.67, 3.08, 3.44, 3.77, 4.06, 4.35, 4.63, 4.89, 5.46, 6.20),
     64: (1.83, 2.38, 2.58, 2.87, 3.04, 3.42, 3.76, 4.07, 4.35, 4.62, 4.89, 5.14, 5.60, 6.30),
 }
-"""Clips of least squared error of the mean, for N(0, 1), by levels and (stochastic) by workers. More workers average
-rounding out but not clipping, so they clip less."""
+"""Clips of least squared error of the mean, for N(0, 1), by levels and (stochastic) by workers. The mean of more
+workers has less rounding error but the same clipping error, so the clip grows."""
 
 
-def _between(xs: tuple[int, ...], ys: tuple[float, ...], x: int) -> float:
-    """Straight lines between the points, flat beyond them: arithmetic that is the same on every machine."""
+def _interpolate(xs: tuple[int, ...], ys: tuple[float, ...], x: int) -> float:
+    """Interpolate linearly, constant beyond the last point, with arithmetic that is the same on every machine."""
     if x >= xs[-1]:
         return ys[-1]
     i = next(i for i, edge in enumerate(xs) if edge > x)
@@ -63,15 +62,15 @@ def _between(xs: tuple[int, ...], ys: tuple[float, ...], x: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedIntHead:
-    """What it takes to read a packet's integers.
+class IntSumHeader:
+    """The header of packed integers.
 
     Args:
-        packed: In the vertical packing, as narrow as the sum allows; otherwise in words of lanes, ready to be added.
+        packed: Vertically packed, as narrow as the sum allows; otherwise in 32-bit words, ready to be added.
         width: Bits of an integer.
-        levels: L: one sender's integers go from 0 to L.
-        workers: The most senders that may be added up.
-        count: How many were.
+        levels: L: the integers of one worker are 0 to L.
+        workers: The most workers that may be added.
+        count: The workers that were added.
     """
 
     packed: bool
@@ -81,8 +80,8 @@ class PackedIntHead:
     count: int
 
     @classmethod
-    def for_server(cls, levels: int, workers: int, count: int = 1) -> PackedIntHead:
-        """As narrow as ``count`` senders need."""
+    def for_server(cls, levels: int, workers: int, count: int = 1) -> IntSumHeader:
+        """Return the header of integers that are as narrow as ``count`` workers need."""
         return cls(True, (levels * max(count, 1)).bit_length(), levels, workers, count)
 
     @property
@@ -91,38 +90,38 @@ class PackedIntHead:
 
     @property
     def total(self) -> int:
-        """The largest sum that so many senders can make."""
+        """The largest possible sum of ``count`` workers."""
         return self.levels * self.count
 
     def to_bytes(self) -> bytes:
-        layout = _PACKED if self.packed else _LANES
-        return _HEAD.pack(layout, self.width, 0, self.levels, self.workers, self.count)
+        layout = _VERTICAL if self.packed else _WORDS
+        return _HEADER.pack(layout, self.width, 0, self.levels, self.workers, self.count)
 
     def write(self, section: Tensor) -> None:
         write_bytes(section, self.to_bytes())
 
     @classmethod
-    def read(cls, section: Tensor, most_levels: int) -> PackedIntHead:
-        """From a section of a frame; ``FrameError`` unless its numbers fit together."""
-        if section.numel() != _HEAD.size:
-            raise FrameError(f"the head of a sum has {_HEAD.size} bytes, this one {section.numel()}")
-        layout, width, zero, levels, workers, count = _HEAD.unpack(read_bytes(section, _HEAD.size))
-        head = cls(layout == _PACKED, width, levels, workers, count)
-        if layout not in (_PACKED, _LANES) or zero or not 1 <= levels <= most_levels or not count <= workers:
-            raise FrameError(f"the head of a sum makes no sense: {head}")
+    def read(cls, section: Tensor, max_levels: int) -> IntSumHeader:
+        """Read the header from a section of a frame; ``FrameError`` if it is invalid."""
+        if section.numel() != _HEADER.size:
+            raise FrameError(f"the header of a sum has {_HEADER.size} bytes, the frame has {section.numel()}")
+        layout, width, zero, levels, workers, count = _HEADER.unpack(read_bytes(section, _HEADER.size))
+        header = cls(layout == _VERTICAL, width, levels, workers, count)
+        if layout not in (_VERTICAL, _WORDS) or zero or not 1 <= levels <= max_levels or not count <= workers:
+            raise FrameError(f"the header of a sum is invalid: {header}")
         if not 1 <= workers * levels <= MAX_TOTAL:
-            raise FrameError(f"{workers} workers with {levels} levels are more than a sum can hold")
-        if head.packed:
-            fits = head == cls.for_server(levels, workers, count)
+            raise FrameError(f"{workers} workers with {levels} levels exceed the largest sum, {MAX_TOTAL}")
+        if header.packed:
+            fits = header == cls.for_server(levels, workers, count)
         else:
             fits = 1 <= width <= MAX_BITS and workers * levels < 1 << width
         if not fits:
             raise FrameError(f"integers of {width} bits do not fit {count} of {workers} workers with {levels} levels")
-        return head
+        return header
 
 
 class PackedIntStage(ValueStage):
-    """What both have in common: three sections, a head, a clip per block, and integers."""
+    """Writes packed integers. Three sections: a header, a clip per block, and the integers."""
 
     kind: ClassVar[str] = "quantizer"
     summable: ClassVar[bool] = True
@@ -131,16 +130,16 @@ class PackedIntStage(ValueStage):
     round: str
 
     def __post_init__(self) -> None:
-        checks.whole(self.name, "bits", self.bits, 1, MAX_BITS)
-        checks.one_of(self.name, "round", self.round, ("nearest", "stochastic"))
+        checks.integer(self, "bits", 1, MAX_BITS)
+        checks.one_of(self, "round", ("nearest", "stochastic"))
 
     @property
-    def signs(self) -> int | None:
-        """The seed of the rotation; None without one."""
+    def rotation_seed(self) -> int | None:
+        """The seed of the rotation; None if values are not rotated."""
         return None
 
     def clip_factor(self, levels: int, workers: int) -> float:
-        """The clip, in units of a block's scale."""
+        """Return the clip in units of a block's scale."""
         raise NotImplementedError
 
     @property
@@ -148,17 +147,21 @@ class PackedIntStage(ValueStage):
         return self.round == "stochastic"
 
     @property
+    def randomized(self) -> bool:
+        return self.stochastic
+
+    @property
     def is_biased(self) -> bool:
-        return not self.stochastic or self.signs is not None
+        return not self.stochastic or self.rotation_seed is not None
 
     # ------------------------------------------------------------------------------------------------ among workers
 
-    def head(self, workers: int, *, ring: bool) -> PackedIntHead:
-        """How so many workers lay out their integers, or ``ConfigError`` where one of them is too many.
+    def header(self, workers: int, *, ring: bool) -> IntSumHeader:
+        """Return the header for a number of workers; ``ConfigError`` if they are too many.
 
-        ``bits`` are what a worker sends for a value. To a server it sends its own integer, so L = 2^bits - 1, and the
-        server's sum grows as wide as it must. On a ring it passes partial sums on, so the sum must fit as well:
-        L = floor((2^bits - 1) / workers).
+        A worker sends ``bits`` per value. To a server it sends its own integer, so L = 2^bits - 1, and the server's sum
+        is as wide as it needs to be. On a ring it sends partial sums, so the sum must fit: L = floor((2^bits - 1) /
+        workers).
         """
         most = (1 << self.bits) - 1
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -166,31 +169,33 @@ class PackedIntStage(ValueStage):
         if ring:
             if workers > most:
                 raise ConfigError(
-                    f"{self.name}:{self.bits} can add {most} workers on a ring, not {workers}: its lanes would "
+                    f"{self.name}:{self.bits} can add {most} workers on a ring, not {workers}: its integers would "
                     f"overflow. Use {self.name}:{min(MAX_BITS, workers.bit_length())} or more bits"
                 )
-            return PackedIntHead(False, self.bits, most // workers, workers, 1)
+            return IntSumHeader(False, self.bits, most // workers, workers, 1)
         if workers * most > MAX_TOTAL:
             raise ConfigError(
                 f"{self.name}:{self.bits} can add {MAX_TOTAL // most} workers at a server, not {workers}: "
                 "its sums would overflow. Use fewer bits"
             )
-        return PackedIntHead.for_server(most, workers)
+        return IntSumHeader.for_server(most, workers)
 
     def scales(self, x: Tensor, kernels: Kernels) -> Tensor:
-        """One float32 per block: what the workers agree on by taking the largest. Infinite where x is not finite."""
-        return kernels.block_scales(x, self.signs is not None)
+        """Return one float32 per block, infinite where x is not finite; the workers agree on the largest of each."""
+        return kernels.block_scales(x, self.rotation_seed is not None)
 
-    def clips(self, scales: Tensor, head: PackedIntHead) -> Tensor:
-        """What travels: scales times the clip factor, cut so that no level leaves float32."""
-        factor = torch.tensor(self.clip_factor(head.levels, head.workers), dtype=torch.float32, device=scales.device)
+    def clips(self, scales: Tensor, header: IntSumHeader) -> Tensor:
+        """Return the scales times the clip factor, limited so that every level is finite in float32."""
+        factor = torch.tensor(
+            self.clip_factor(header.levels, header.workers), dtype=torch.float32, device=scales.device
+        )
         clips = scales * factor
         return torch.where(clips < CLIP_LIMIT, clips, CLIP_LIMIT)
 
     def encode_sum(
         self,
         x: Tensor,
-        head: PackedIntHead,
+        header: IntSumHeader,
         clips: Tensor,
         kernels: Kernels,
         arena: Arena,
@@ -198,24 +203,31 @@ class PackedIntStage(ValueStage):
         rounding_seed: int,
         feedback: bool,
     ) -> tuple[Tensor, ...]:
-        """Sections of one worker's values on clips that all share.
+        """Return the sections of one worker's contribution, on clips that all workers share.
 
-        With ``feedback`` x has been rotated already, and what is sent is taken away from it.
+        With ``feedback`` x is already rotated, and the decoded values are subtracted from it.
         """
-        first = arena.take(_HEAD.size)
-        head.write(first)
+        first = arena.take(_HEADER.size)
+        header.write(first)
         second = arena.take(4 * clips.numel())
         second.copy_(clips.view(torch.uint8))
-        rotation_seed = None if feedback else self.signs
-        integers = self.encode_packed_ints(
-            x, head, second, kernels, arena, rotation_seed=rotation_seed, rounding_seed=rounding_seed, feedback=feedback
+        rotation_seed = None if feedback else self.rotation_seed
+        packed = self.encode_packed_ints(
+            x,
+            header,
+            second,
+            kernels,
+            arena,
+            rotation_seed=rotation_seed,
+            rounding_seed=rounding_seed,
+            feedback=feedback,
         )
-        return first, second, integers
+        return first, second, packed
 
     def encode_packed_ints(
         self,
         x: Tensor,
-        head: PackedIntHead,
+        header: IntSumHeader,
         clips: Tensor,
         kernels: Kernels,
         arena: Arena,
@@ -224,63 +236,65 @@ class PackedIntStage(ValueStage):
         rounding_seed: int,
         feedback: bool,
     ) -> Tensor:
-        """The last of these sections alone, of values that are rotated here, or have been, or need not be."""
-        integers = arena.take(packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), head.coding))
+        """Return the section of integers only; ``rotation_seed`` is None if x is already rotated or must not be."""
+        packed = arena.take(packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), header.coding))
         rounding = IntRounding(None, rotation_seed, rounding_seed if self.stochastic else None)
         kernels.packed_int_encode(
-            x, head.coding, rounding, feedback=feedback, clips=clips.view(torch.uint8), out=integers
+            x, header.coding, rounding, feedback=feedback, clips=clips.view(torch.uint8), out=packed
         )
-        return integers
+        return packed
 
-    # ------------------------------------------------------------------------------------------------ as any codec
+    # ------------------------------------------------------------------------------------------- without a sum
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        head = self.head(1, ring=False)
-        first, clips, integers = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
-        head.write(first)
-        rounding = IntRounding(self.clip_factor(head.levels, 1), self.signs, seed if self.stochastic else None)
-        amax_bits = kernels.packed_int_encode(x, head.coding, rounding, feedback=False, clips=clips, out=integers)
-        refuse_nonfinite(amax_bits, x.numel())
-        return (first, clips, integers) if amax_bits else ()
+        header = self.header(1, ring=False)
+        first, clips, packed = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
+        header.write(first)
+        factor = self.clip_factor(header.levels, 1)
+        rounding = IntRounding(factor, self.rotation_seed, seed if self.stochastic else None)
+        amax_bits = kernels.packed_int_encode(x, header.coding, rounding, feedback=False, clips=clips, out=packed)
+        require_finite(amax_bits, x.numel())
+        return (first, clips, packed) if amax_bits else ()
 
-    def read_head(self, sections: tuple[Tensor, ...], n: int) -> PackedIntHead:
-        """The head of a packet of n values, with all sizes checked."""
-        head = PackedIntHead.read(sections[0], (1 << self.bits) - 1)
-        wanted = packed_ints_nbytes(packed_int_count(n, self.signs is not None), head.coding)
-        if sections[2].numel() != wanted:
-            raise FrameError(f"integers of {head.width} bits for {n} values take {wanted} bytes, the frame has "
-                             f"{sections[2].numel()}")  # fmt: skip
-        return head
+    def read_header(self, sections: tuple[Tensor, ...], n: int) -> IntSumHeader:
+        """Return the header of a packet of n values; all sizes are checked."""
+        header = IntSumHeader.read(sections[0], (1 << self.bits) - 1)
+        expected, nbytes = packed_ints_nbytes(self._num_ints(n), header.coding), sections[2].numel()
+        if nbytes != expected:
+            raise FrameError(f"{n} values of {header.width} bits take {expected} bytes, the frame has {nbytes}")
+        return header
+
+    def _num_ints(self, n: int) -> int:
+        return packed_int_count(n, self.rotation_seed is not None)
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
-        head = self.read_head(sections, out.numel())
-        if head.count == 0:  # nobody took part
+        header = self.read_header(sections, out.numel())
+        if header.count == 0:
             if weight is None:
                 out.zero_()
             return
-        packed = PackedIntSum(sections[2], sections[1], head.coding, head.total)
-        kernels.packed_int_decode(packed, rotation_seed=self.signs, out=out, weight=weight)
+        packed = PackedIntSum(sections[2], sections[1], header.coding, header.total)
+        kernels.packed_int_decode(packed, rotation_seed=self.rotation_seed, out=out, weight=weight)
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
-        values = packed_int_count(n, self.signs is not None)
-        return _HEAD.size, 4 * num_buckets(n, SUM_BLOCK), packed_nbytes(values, self.bits)
+        return _HEADER.size, 4 * num_buckets(n, SUM_BLOCK), packed_nbytes(self._num_ints(n), self.bits)
 
-    def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
-        # How wide the integers are stands in the head; at one bit each they fill this at least.
-        least = packed_nbytes(packed_int_count(n, self.signs is not None), 1)
-        return sections[:2] == self.section_nbytes(n, itemsize)[:2] and sections[2] >= least
+    def accepts(self, section_nbytes: tuple[int, ...], n: int, itemsize: int) -> bool:
+        # The header says how wide the integers are: at least one bit.
+        least = packed_nbytes(self._num_ints(n), 1)
+        return section_nbytes[:2] == self.section_nbytes(n, itemsize)[:2] and section_nbytes[2] >= least
 
 
 @dataclass(frozen=True)
 class Shared(PackedIntStage):
-    """Levels of equal width between minus and plus the largest magnitude of each block of 1,024 values.
+    """Equally spaced levels between minus and plus the largest magnitude of each block of 1,024 values.
 
-    Among workers the largest magnitude is that of all of them, so that packets can be added without decoding.
+    In a sum all workers use the largest magnitude of any of them, so that packets can be added without decoding.
 
     Args:
-        bits: Bits of a value that a worker sends, 1 to 16.
+        bits: Bits that a worker sends per value, 1 to 16.
         round: ``nearest``, best with error feedback; or ``stochastic``, unbiased without it.
 
     Payload: 16 bytes, ``float32 clip[ceil(n / 1024)]``, packed integers. 8.03 bits a value for ``shared:8``.
@@ -304,15 +318,16 @@ class Shared(PackedIntStage):
 
 @dataclass(frozen=True)
 class THC(PackedIntStage):
-    """The same after a rotation of each block by random signs and a Hadamard matrix, which makes any values Gaussian.
+    """``shared`` after a rotation of each block by random signs and a Hadamard matrix, which makes values Gaussian.
 
-    So the clip can be a fixed multiple of the root mean square, and two bits do what ``shared`` needs four for. The
-    uniform variant of THC (Li et al. 2024, arXiv:2302.08545). Fills its last block, so it is not for small tensors.
+    The clip is a fixed multiple of the root mean square, and two bits give the error that ``shared`` needs four bits
+    for. The uniform variant of THC (Li et al. 2024, arXiv:2302.08545). It pads its last block to 1,024 values, so it is
+    not for small tensors.
 
     Args:
-        bits: Bits of a value that a worker sends, 1 to 16.
+        bits: Bits that a worker sends per value, 1 to 16.
         round: ``nearest``, best with error feedback; or ``stochastic``, unbiased inside the clip.
-        rotation: Seed of the signs: the same for all workers.
+        rotation: Seed of the random signs; all workers use the same.
 
     Payload: 16 bytes, ``float32 clip[b]``, packed integers, 1,024 b of them; b = ceil(n / 1024).
     """
@@ -328,10 +343,10 @@ class THC(PackedIntStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.whole(self.name, "rotation", self.rotation, 0, (1 << 63) - 1)
+        checks.integer(self, "rotation", 0, (1 << 63) - 1)
 
     @property
-    def signs(self) -> int | None:
+    def rotation_seed(self) -> int | None:
         return self.rotation
 
     @property
@@ -340,6 +355,6 @@ class THC(PackedIntStage):
 
     def clip_factor(self, levels: int, workers: int) -> float:
         if not self.stochastic:
-            return _between(_LEVELS, _NEAREST, levels)
-        found = tuple(_between(_LEVELS, row, levels) for row in _STOCHASTIC.values())
-        return _between(tuple(_STOCHASTIC), found, workers)
+            return _interpolate(_LEVELS, _NEAREST, levels)
+        by_workers = tuple(_interpolate(_LEVELS, row, levels) for row in _STOCHASTIC.values())
+        return _interpolate(tuple(_STOCHASTIC), by_workers, workers)

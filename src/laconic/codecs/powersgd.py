@@ -1,4 +1,4 @@
-"""``powersgd:rank``: a matrix as the product of two thin ones."""
+"""``powersgd:rank``: a matrix as the product of two low-rank factors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import ValueStage, refuse_nonfinite
-from laconic.codecs.mean import FLOAT_HEAD, FloatHead
+from laconic.codecs.base import ValueStage, add_weighted, require_finite
+from laconic.codecs.mean import FLOAT_SUM_HEADER, FloatSumHeader
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import Kernels
+from laconic.kernels.interface import FLOAT32_MAX, Kernels
 from laconic.packet import Arena
 
 __all__ = ["Matrix", "PowerSGD", "orthonormal"]
 
 _LARGE, _TINY, _LIFT = 2.0**50, 2.0**-50, 2.0**64
-FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True)
 class PowerSGD(ValueStage):
-    """X ≈ P Qᵀ of rank r, by one step of power iteration from a random start, or from where the last one ended.
+    """X ≈ P Qᵀ of rank r, by one step of power iteration from a random start or from the last result.
 
-    Vogels et al. 2019 (arXiv:1905.13727). A tensor counts as a matrix of its first dimension and all others; vectors,
-    and matrices with no more rows than ``rank``, travel whole. Linear in X once P is settled, so packets with the same
-    P can be added. Biased: use it behind ``ef``.
+    Vogels et al. 2019 (arXiv:1905.13727). A tensor is a matrix of its first dimension by all others; vectors, and
+    matrices with at most ``rank`` rows, are sent whole. Given P, the packet is linear in X, so packets with the same P
+    can be added. Biased: use it after ``ef``.
 
     Args:
         rank: Columns of P and Q, 1 to 256.
@@ -41,16 +40,21 @@ class PowerSGD(ValueStage):
 
     name: ClassVar[str] = "powersgd"
     kind: ClassVar[str] = "cast"
-    summary: ClassVar[str] = "a product of two thin matrices"
+    summary: ClassVar[str] = "a product of two low-rank factors"
     example: ClassVar[str] = "ef|powersgd:4"
     biased: ClassVar[bool | str] = True
     summable: ClassVar[bool] = True
     num_sections: ClassVar[int] = 3
+    needs_shape: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.whole(self.name, "rank", self.rank, 1, 256)
+        checks.integer(self, "rank", 1, 256)
 
-    def shaped(self, shape: tuple[int, ...]) -> Matrix:
+    @property
+    def randomized(self) -> bool:
+        return True
+
+    def for_shape(self, shape: tuple[int, ...]) -> Matrix:
         rows = shape[0] if len(shape) > 1 else 1
         columns = math.prod(shape) // rows if rows else 0
         return Matrix(self.rank, rows, columns)
@@ -58,7 +62,7 @@ class PowerSGD(ValueStage):
 
 @dataclass(frozen=True)
 class Matrix(PowerSGD):
-    """The same for one shape: what sizes follow from."""
+    """PowerSGD for one shape, which decides the sizes of the sections."""
 
     rows: int = 1
     columns: int = 1
@@ -69,11 +73,11 @@ class Matrix(PowerSGD):
 
     @property
     def whole(self) -> bool:
-        """Whether P is the identity and Q the matrix."""
+        """Whether the matrix is sent whole: P is the identity and Q the matrix."""
         return self.r == self.rows
 
     def start(self, seed: int, like: Tensor) -> Tensor:
-        """Q (r, columns) to begin with: the identity where it fits, random signs otherwise."""
+        """Return the initial Q (r, columns): the identity if r = columns, else random signs."""
         if self.r == self.columns:
             return torch.eye(self.columns, device=like.device)
         element = torch.arange(self.r * self.columns, dtype=torch.int64, device=like.device)
@@ -81,61 +85,63 @@ class Matrix(PowerSGD):
         return signs.to(torch.float32).view(self.r, self.columns)
 
     def sketch(self, x: Tensor, start: Tensor, kernels: Kernels) -> Tensor:
-        """X Q: what workers add up to settle P."""
+        """Return X Q, which workers add to agree on P."""
         return kernels.project_rows(x.view(self.rows, self.columns), start)
 
     def encode_sum(
-        self, x: Tensor, p: Tensor, head: FloatHead, kernels: Kernels, arena: Arena, scale: float = 1.0
+        self, x: Tensor, p: Tensor, header: FloatSumHeader, kernels: Kernels, arena: Arena, scale: float = 1.0
     ) -> tuple[Tensor, ...]:
-        """Sections of one worker's values for a P that all share."""
+        """Return the sections of one worker's contribution for a P that all workers share."""
         q = x.view(self.rows, self.columns) if self.whole else kernels.project_columns(x.view(self.rows, -1), p)
         bound = FLOAT32_MAX if self.whole else FLOAT32_MAX / (4 * self.r)
         q = (q * scale).clamp(-bound, bound)
         left, first, right = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
         left.copy_(p.contiguous().view(-1).view(torch.uint8))
-        head.write(first)
+        header.write(first)
         right.copy_(q.contiguous().view(-1).view(torch.uint8))
         return left, first, right
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         low, high, amax_bits = kernels.value_range(x)
-        refuse_nonfinite(amax_bits, x.numel())
+        require_finite(amax_bits, x.numel())
         if not amax_bits:
             return ()
         if self.whole:
-            return self.encode_sum(x, torch.eye(self.rows, device=x.device), FloatHead(1, 1), kernels, arena)
+            return self.encode_sum(x, torch.eye(self.rows, device=x.device), FloatSumHeader(1, 1), kernels, arena)
         largest = max(-low, high)
         lift = 1 / _LIFT if largest > _LARGE else _LIFT if largest < _TINY else 1.0
         lifted = x * lift if lift != 1.0 else x
         p = orthonormal(self.sketch(lifted, self.start(seed, x), kernels))
-        return self.encode_sum(lifted, p, FloatHead(1, 1), kernels, arena, 1 / lift)
+        return self.encode_sum(lifted, p, FloatSumHeader(1, 1), kernels, arena, 1 / lift)
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
-        head = FloatHead.read(sections[1])
+        header = FloatSumHeader.read(sections[1])
         q = sections[2]
-        if head.count == 0:
+        if header.count == 0:
             if weight is None:
                 out.zero_()
             return
-        if head.count > 1:
-            q = (q.clone().view(torch.float32) / torch.full((1,), float(head.count), device=q.device)).view(torch.uint8)
+        if header.count > 1:
+            q = (q.clone().view(torch.float32) / torch.full((1,), float(header.count), device=q.device)).view(
+                torch.uint8
+            )
         values = out if weight is None else torch.empty_like(out)
         kernels.lowrank_decode(
             sections[0], q, rows=self.rows, columns=self.columns, rank=self.r, out=values, weight=None
         )
         if not kernels.all_finite(values):
-            raise FrameError("factors in the frame have a product beyond float32")
+            raise FrameError("the product of the factors in the frame is not finite in float32")
         if weight is not None:
-            out.add_(values * torch.tensor(weight, dtype=torch.float32, device=out.device))
+            add_weighted(values, out, weight)
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
-        return 4 * self.rows * self.r, FLOAT_HEAD, 4 * self.r * self.columns
+        return 4 * self.rows * self.r, FLOAT_SUM_HEADER, 4 * self.r * self.columns
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """In float64, halves added to halves: the same on every device."""
+    """Return the dot product in float64, added pairwise, so that every device gives the same bits."""
     size = 1 << max(0, a.numel() - 1).bit_length()
     products = torch.zeros(size, dtype=torch.float64, device=a.device)
     products[: a.numel()] = a * b
@@ -145,12 +151,12 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """Columns made orthonormal, one after the other; one that depends on those before it becomes zero."""
+    """Make the columns orthonormal by Gram-Schmidt; a linearly dependent column becomes zero."""
     columns: list[Tensor] = []
     for column in p.to(torch.float64).unbind(1):
         before = _dot(column, column).sqrt()
         v = column
-        for _ in range(2):  # twice is enough
+        for _ in range(2):  # the second pass removes the rounding error of the first
             for other in columns:
                 v = v - _dot(other, v) * other
         norm = _dot(v, v).sqrt()

@@ -1,4 +1,4 @@
-"""``qsgd:bits``: stochastic rounding to few levels, a norm per bucket."""
+"""``qsgd:bits``: stochastic rounding to a few levels, a norm per bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import refuse_nonfinite
+from laconic.codecs.base import require_finite
 from laconic.codecs.bucketed import BucketedQuantizer
 from laconic.kernels.interface import Kernels, MultiTensorKernels, QsgdCoding
 from laconic.kernels.sections import packed_nbytes
@@ -23,14 +23,14 @@ __all__ = ["QSGD"]
 class QSGD(BucketedQuantizer):
     """A sign and s = 2^(bits-1) - 1 levels of |x| / norm, rounded up or down at random so that the mean is x.
 
-    Alistarh et al. 2017 (arXiv:1610.02132); level l + 1 has probability s |x| / norm - l, exact to
-    float32's precision.
+    Alistarh et al. 2017 (arXiv:1610.02132); level l + 1 has probability s |x| / norm - l, exact to the precision of
+    float32.
 
     Args:
         bits: Bits per value, 2 to 12.
         bucket: Values that share a norm: a power of two, 128 to 65,536.
         norm: ``max`` (less variance, faster) or ``l2`` (the paper's).
-        round: ``stochastic``, or ``nearest``: deterministic and biased, the better partner of error feedback.
+        round: ``stochastic``; or ``nearest``, deterministic and biased, which is better with error feedback.
 
     Payload: ``float32 norm[ceil(n / bucket)]``, then packed symbols. 4.0625 bits a value for ``qsgd:4``.
     """
@@ -47,17 +47,21 @@ class QSGD(BucketedQuantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.whole(self.name, "bits", self.bits, 2, 12)
-        checks.one_of(self.name, "norm", self.norm, ("max", "l2"))
-        checks.one_of(self.name, "round", self.round, ("stochastic", "nearest"))
+        checks.integer(self, "bits", 2, 12)
+        checks.one_of(self, "norm", ("max", "l2"))
+        checks.one_of(self, "round", ("stochastic", "nearest"))
 
     @property
     def is_biased(self) -> bool:
         return self.round == "nearest"
 
     @property
+    def randomized(self) -> bool:
+        return self.round == "stochastic"
+
+    @property
     def contractive(self) -> bool:
-        # One level (two bits) moves an entry by its norm or not at all: the error may exceed the input.
+        # One level (two bits) decodes to 0 or to the norm: the error may exceed the input.
         return self.round == "nearest" or (self.bits > 2 and self.norm == "max")
 
     @property
@@ -69,7 +73,7 @@ class QSGD(BucketedQuantizer):
         return QsgdCoding(self.bits, self.bucket, self.norm == "l2", self.round == "stochastic")
 
     @property
-    def together(self) -> bool:
+    def has_multi_tensor_kernels(self) -> bool:
         return self.bits in (2, 4, 8) and self.norm == "max"
 
     def quantize_all(
@@ -102,10 +106,9 @@ class QSGD(BucketedQuantizer):
     def encode_feedback(
         self, x: Tensor, residual: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[Tensor, ...]:
-        """Sections of residual + x; the residual keeps what they lack."""
         norms, packed = (arena.take(nbytes) for nbytes in self.section_nbytes(x.numel(), 4))
         amax_bits = kernels.qsgd_feedback(x, residual, self.coding, seed=seed, norms=norms, packed=packed)
-        refuse_nonfinite(amax_bits, x.numel())
+        require_finite(amax_bits, x.numel())
         return (norms, packed) if amax_bits else ()
 
     def dequantize(self, floats: Tensor, packed: Tensor, kernels: Kernels, out: Tensor, weight: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Which stages exist: ours, and those that other packages offer by the entry-point group ``laconic.codecs``."""
+"""The stages by name: ours, and those of other packages, from the entry-point group ``laconic.codecs``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from laconic.codecs.topk import TopK
 from laconic.codecs.uniform import Uniform
 from laconic.codecs.union import Union
 
-__all__ = ["find", "names", "stages"]
+__all__ = ["BUILT_IN", "names", "stages"]
 
 log = logging.getLogger("laconic")
 
-OURS: tuple[type[Stage], ...] = (
+BUILT_IN: tuple[type[Stage], ...] = (
     Raw,
     FP16,
     BF16,
@@ -56,27 +56,23 @@ OURS: tuple[type[Stage], ...] = (
 
 @lru_cache(maxsize=1)
 def stages() -> dict[str, type[Stage]]:
-    """All stages by name. Other packages' stages are loaded on first use, never at import."""
-    found = {stage.name: stage for stage in OURS}
+    """Return all stages by name. Stages of other packages are loaded on first use, not at import."""
+    by_name = {stage.name: stage for stage in BUILT_IN}
     for entry in entry_points(group="laconic.codecs"):
-        if entry.name in found:
+        if entry.name in by_name:
             log.warning("codec %r of %s is ignored: the name is taken", entry.name, entry.value)
             continue
         try:
             stage = entry.load()
             if not (isinstance(stage, type) and issubclass(stage, Stage) and stage.name == entry.name):
-                raise TypeError(f"it is no Stage named {entry.name!r}")
-        except Exception as error:  # a broken plugin must not take the other codecs down, nor go unseen
+                raise TypeError(f"it is not a Stage named {entry.name!r}")
+        except Exception as error:  # a broken plug-in must neither break the other codecs nor fail silently
             log.warning("codec %r of %s cannot be loaded: %s", entry.name, entry.value, error)
             continue
-        found[entry.name] = stage
-    return found
-
-
-def find(name: str) -> type[Stage] | None:
-    return stages().get(name)
+        by_name[entry.name] = stage
+    return by_name
 
 
 def names(*kinds: str) -> list[str]:
-    """Names of the stages, of the given kinds or of all."""
+    """Return the names of the stages of the given kinds, or of all."""
     return sorted(name for name, stage in stages().items() if not kinds or stage.kind in kinds)

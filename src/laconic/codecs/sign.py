@@ -17,7 +17,7 @@ __all__ = ["OneBit", "Sign"]
 
 
 class _SignBits(BucketedQuantizer):
-    """A bit for each value; means of one side or of two."""
+    """Writes the sign bit of each value, and one or two means per bucket."""
 
     @property
     def max_alphabet(self) -> int:
@@ -27,7 +27,7 @@ class _SignBits(BucketedQuantizer):
         return packed_nbytes(n, 1)
 
     @property
-    def together(self) -> bool:
+    def has_multi_tensor_kernels(self) -> bool:
         return self.bucket >= GROUP
 
     def quantize_all(
@@ -64,7 +64,7 @@ class _SignBits(BucketedQuantizer):
 
 @dataclass(frozen=True)
 class Sign(_SignBits):
-    """±mean|x| by the sign bit (so zero counts as plus). Biased: use it behind ``ef``.
+    """±mean|x|, with the sign bit of the value (zero is positive). Biased: use it after ``ef``.
 
     The scaled sign of Karimireddy et al. 2019 (arXiv:1901.09847), with a scale per bucket.
 
@@ -90,9 +90,9 @@ class Sign(_SignBits):
 
 @dataclass(frozen=True)
 class OneBit(_SignBits):
-    """The mean of the bucket's non-negative values, or of its negative ones, by the sign bit. Use it behind ``ef``.
+    """The mean of the bucket's non-negative or negative values, by the sign bit. Biased: use it after ``ef``.
 
-    Seide et al. 2014, with buckets in place of columns: the least squared error one bit and two numbers can give.
+    Seide et al. 2014, with buckets instead of columns: the least squared error that one bit and two means can give.
 
     Args:
         bucket: Values that share the two means: a power of two, 128 to 65,536.

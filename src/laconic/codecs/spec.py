@@ -1,7 +1,8 @@
-"""The grammar: ``topk:0.01|qsgd:bits=4,bucket=512`` <-> stages.
+"""The grammar of specs: ``topk:0.01|qsgd:bits=4,bucket=512`` <-> stages.
 
-Stages are joined by ``|``; arguments are positional or ``name=value``, separated by commas. The canonical text names
-the first argument by place and the others only where they differ from their default, so equal codecs have equal text.
+Stages are joined by ``|``; arguments are positional or ``name=value``, separated by commas. In the canonical spec the
+first argument is positional and the others are named and left out if they have their default value, so that equal
+codecs have equal specs.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from laconic.codecs import registry
 from laconic.codecs.base import Stage
 from laconic.errors import ConfigError
 
-__all__ = ["MAX_SPEC", "Named", "parse", "read", "show", "text"]
+__all__ = ["MAX_SPEC", "Named", "format_named", "format_stages", "parse", "parse_named"]
 
 MAX_SPEC = 256
-"""Bytes of a canonical spec on the wire."""
+"""The most bytes of a canonical spec on the wire."""
 
 
 class Named(Protocol):
-    """Something that a word and arguments stand for: a dataclass with the word on its class."""
+    """A dataclass that a name and arguments are parsed into; its class has the name."""
 
     @property
     def name(self) -> str: ...
@@ -35,36 +36,36 @@ N = TypeVar("N", bound=Named)
 
 
 def parse(spec: str) -> list[Stage]:
-    """The stages of a spec, in order. ``ConfigError`` names the stage, the value and the valid set."""
+    """Return the stages of a spec, in order. ``ConfigError`` names the stage, the value and the valid set."""
     if len(spec) > 4 * MAX_SPEC:
         raise ConfigError(f"a codec spec has at most {MAX_SPEC} bytes, got {len(spec)}")
     stages = [_stage(part.strip(), spec) for part in spec.split("|")]
-    canonical = text(stages)
+    canonical = format_stages(stages)
     if len(canonical.encode()) > MAX_SPEC:
         raise ConfigError(f"a codec spec has at most {MAX_SPEC} bytes, {canonical[:40]!r}… has {len(canonical)}")
     return stages
 
 
-def text(stages: list[Stage]) -> str:
-    return "|".join(show(stage) for stage in stages)
+def format_stages(stages: list[Stage]) -> str:
+    return "|".join(format_named(stage) for stage in stages)
 
 
 def _stage(part: str, spec: str) -> Stage:
     if not part.partition(":")[0].strip():
         raise ConfigError(f"empty stage in {spec!r}: expected stages joined by '|', such as 'topk:0.01|qsgd:4'")
-    return read(part, registry.stages(), within=spec)
+    return parse_named(part, registry.stages(), whole=spec)
 
 
-def read(part: str, known: Mapping[str, type[N]], *, noun: str = "stage", within: str | None = None) -> N:
-    """What ``name:argument,name=value`` stands for.
+def parse_named(part: str, known: Mapping[str, type[N]], *, noun: str = "stage", whole: str | None = None) -> N:
+    """Parse ``name:argument,name=value`` into a dataclass.
 
     Args:
         part: The text.
         known: Dataclasses by name.
-        noun: What they are called in messages.
-        within: The text that this is a part of, for messages.
+        noun: What messages call them.
+        whole: The text that contains ``part``, for messages.
     """
-    spec = part if within is None else within
+    spec = part if whole is None else whole
     name, colon, arguments = part.partition(":")
     name = name.strip()
     cls = known.get(name)
@@ -73,29 +74,29 @@ def read(part: str, known: Mapping[str, type[N]], *, noun: str = "stage", within
         close = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"unknown {noun} {name!r} in {spec!r}; valid {noun}s: {', '.join(names)}.{hint}")
-    fields = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
+    fields = [f.name for f in dataclasses.fields(typing.cast(Any, cls))]
     if colon and not arguments.strip():
         raise ConfigError(f"{noun} {name!r} in {spec!r} has ':' but no argument; it takes {_takes(fields)}")
     values: dict[str, Any] = {}
     named = False
-    for place, argument in enumerate(arguments.split(",") if arguments else []):
-        word, equals, raw = argument.partition("=")
+    for index, argument in enumerate(arguments.split(",") if arguments else []):
+        field, equals, raw = argument.partition("=")
         if equals:
-            named, word = True, word.strip()
-            if word not in fields:
-                raise ConfigError(f"{noun} {name!r} has no argument {word!r}; it takes {_takes(fields)}")
+            named, field = True, field.strip()
+            if field not in fields:
+                raise ConfigError(f"{noun} {name!r} has no argument {field!r}; it takes {_takes(fields)}")
         else:
             if named:
                 raise ConfigError(f"in {part!r} the positional argument {argument.strip()!r} follows a named one")
-            if place >= len(fields):
+            if index >= len(fields):
                 raise ConfigError(f"{noun} {name!r} takes {_takes(fields)}, got {argument.strip()!r} as well")
-            word, raw = fields[place], argument
-        if word in values:
-            raise ConfigError(f"in {part!r} the argument {word!r} is given twice")
-        values[word] = _convert(cls, noun, word, raw.strip())
-    needed = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if _is_required(f) and f.name not in values]
-    if needed:
-        raise ConfigError(f"{noun} {name!r} in {spec!r} needs {_takes(needed)}; it takes {_takes(fields)}")
+            field, raw = fields[index], argument
+        if field in values:
+            raise ConfigError(f"in {part!r} the argument {field!r} is given twice")
+        values[field] = _convert(cls, noun, field, raw.strip())
+    missing = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if _is_required(f) and f.name not in values]
+    if missing:
+        raise ConfigError(f"{noun} {name!r} in {spec!r} needs {_takes(missing)}; it takes {_takes(fields)}")
     return cls(**values)
 
 
@@ -108,39 +109,39 @@ def _takes(fields: list[str]) -> str:
 
 
 def _convert(cls: type[Named], noun: str, field: str, raw: str) -> Any:
-    """Text to the type of the field."""
-    wanted = typing.get_type_hints(cls)[field]
-    if isinstance(wanted, types.UnionType):
-        wanted = next(t for t in typing.get_args(wanted) if t is not type(None))
+    """Convert text to the type of a field."""
+    target = typing.get_type_hints(cls)[field]
+    if isinstance(target, types.UnionType):
+        target = next(t for t in typing.get_args(target) if t is not type(None))
     try:
-        if wanted is bool:
+        if target is bool:
             return {"true": True, "false": False}[raw.lower()]
-        if wanted is int:
+        if target is int:
             return int(raw)
-        if wanted is float:
+        if target is float:
             value = float(raw)
             if not math.isfinite(value):
                 raise ValueError
             return value
     except (ValueError, KeyError, OverflowError):
-        kind = {bool: "true or false", int: "a whole number", float: "a finite number"}[wanted]
+        kind = {bool: "true or false", int: "a whole number", float: "a finite number"}[target]
         raise ConfigError(f"{noun} {cls.name!r}: {field} must be {kind}, got {raw!r}") from None
     return raw
 
 
-def show(found: Named) -> str:
-    """The reverse of ``read``: canonical text."""
+def format_named(instance: Named) -> str:
+    """Return the canonical text of a dataclass: the reverse of ``parse_named``."""
     parts = []
-    for place, field in enumerate(dataclasses.fields(typing.cast(Any, found))):
-        value = getattr(found, field.name)
-        if place == 0:
-            parts.append(_show(value))
+    for index, field in enumerate(dataclasses.fields(typing.cast(Any, instance))):
+        value = getattr(instance, field.name)
+        if index == 0:
+            parts.append(_format(value))
         elif value != field.default:
-            parts.append(f"{field.name}={_show(value)}")
-    return f"{found.name}:{','.join(parts)}" if parts else found.name
+            parts.append(f"{field.name}={_format(value)}")
+    return f"{instance.name}:{','.join(parts)}" if parts else instance.name
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)

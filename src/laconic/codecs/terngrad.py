@@ -16,14 +16,14 @@ __all__ = ["TernGrad"]
 
 @dataclass(frozen=True)
 class TernGrad(BucketedQuantizer):
-    """Ternary gradients: ±max|x| with probability |x| / max|x|, else 0. Unbiased, noisy.
+    """Ternary gradients: ±max|x| with probability |x| / max|x|, else 0. Unbiased, with high variance.
 
-    Wen et al. 2017 (arXiv:1705.07878), with a scale per bucket instead of per layer. Five values share a byte.
+    Wen et al. 2017 (arXiv:1705.07878), with a scale per bucket instead of per layer. Five symbols share a byte.
 
     Args:
         bucket: Values that share a scale: a power of two, 128 to 65,536.
 
-    Payload: ``float32 scale[ceil(n / bucket)]``, then five values a byte: 1.66 bits a value.
+    Payload: ``float32 scale[ceil(n / bucket)]``, then five symbols a byte: 1.66 bits a value.
     """
 
     bucket: int = 512
@@ -32,6 +32,10 @@ class TernGrad(BucketedQuantizer):
     summary: ClassVar[str] = "ternary, stochastic, a scale per bucket"
     example: ClassVar[str] = "terngrad"
     ternary: ClassVar[bool] = True
+
+    @property
+    def randomized(self) -> bool:
+        return True
 
     @property
     def contractive(self) -> bool:

@@ -1,4 +1,4 @@
-"""``threshold:t``: the entries of magnitude t and more."""
+"""``threshold:t``: the entries of magnitude t or more."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Threshold"]
 
 @dataclass(frozen=True)
 class Threshold(PositionalSelector):
-    """Keep the entries with |x| >= t, however many: the size of a frame follows the data. Biased: use it behind ``ef``.
+    """Keep the entries with |x| >= t. The size of a frame depends on the data. Biased: use it after ``ef``.
 
     Strom 2015, without its quantization to ±t.
 
     Args:
         t: The smallest magnitude that is sent; positive.
 
-    Payload: positions, then the values by the next stage. Nothing at all when no entry reaches t.
+    Payload: positions, then the values by the next stage. Empty if no entry reaches t.
     """
 
     t: float = 0.001

@@ -14,25 +14,25 @@ from laconic.kernels.interface import Kernels
 from laconic.kernels.sections import positions_max_nbytes
 from laconic.packet import Arena
 
-__all__ = ["TopK", "kept"]
+__all__ = ["TopK", "num_kept"]
 
 
-def kept(keep: float, n: int) -> int:
-    """How many of n entries a fraction keeps: at least one, unless there is none."""
+def num_kept(keep: float, n: int) -> int:
+    """Return how many of n entries a fraction keeps: at least one, unless n is 0."""
     return min(n, max(1, int(keep * n + 0.5))) if n else 0
 
 
 @dataclass(frozen=True)
 class TopK(PositionalSelector):
-    """Keep the entries of largest magnitude; send where they stand, and their values.
+    """Keep the entries of largest magnitude; send their positions and values.
 
-    Biased: what it drops is lost. For training put ``ef`` before it (Stich et al. 2018, arXiv:1809.07599), or
-    ``momentum``. Of equal magnitudes the lowest index wins.
+    Biased: the other entries are lost. For training, put ``ef`` (Stich et al. 2018, arXiv:1809.07599) or ``momentum``
+    before it. Of equal magnitudes the lowest index wins.
 
     Args:
-        keep: Fraction of entries kept, in (0, 1]. At least one survives.
-        approx: Take a threshold from 65,536 sampled magnitudes instead of the exact one: about ``keep``, at most twice
-            as many. Twice as fast.
+        keep: Fraction of entries kept, in (0, 1]; at least one entry.
+        approx: Estimate the threshold from 65,536 sampled magnitudes: keeps about ``keep``, at most twice as many
+            entries, and takes half the time.
 
     Payload: positions (at most 1.06 times the entropy of k of n), then the values by the next stage.
     """
@@ -48,20 +48,24 @@ class TopK(PositionalSelector):
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")
 
+    @property
+    def randomized(self) -> bool:
+        return self.approx
+
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         if self.approx:
             return super().select(x, kernels, arena, seed)
-        k = kept(self.keep, x.numel())
-        room = arena.take(positions_max_nbytes(x.numel(), k))
-        nbytes, values, amax_bits = kernels.topk_encode(x, k, room)
-        return Selected(arena.trim(room, nbytes), values, amax_bits)
+        k = num_kept(self.keep, x.numel())
+        section = arena.take(positions_max_nbytes(x.numel(), k))
+        nbytes, values, amax_bits = kernels.topk_encode(x, k, section)
+        return Selected(arena.trim(section, nbytes), values, amax_bits)
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
-        return kernels.topk_sampled(x, kept(self.keep, x.numel()), seed)
+        return kernels.topk_sampled(x, num_kept(self.keep, x.numel()), seed)
 
-    def expected(self, n: int) -> int | None:
-        return None if self.approx else kept(self.keep, n)
+    def fixed_count(self, n: int) -> int | None:
+        return None if self.approx else num_kept(self.keep, n)
 
     def max_kept(self, n: int) -> int:
-        k = kept(self.keep, n)
+        k = num_kept(self.keep, n)
         return min(n, 2 * k + 16) if self.approx else k

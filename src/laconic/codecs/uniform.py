@@ -1,4 +1,4 @@
-"""``uniform:bits``: bins of equal width over the tensor's own range."""
+"""``uniform:bits``: bins of equal width over the range of the tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.base import Quantizer, SymbolReader, Symbols, refuse_nonfinite
+from laconic.codecs.base import Quantizer, SymbolReader, Symbols, add_weighted, require_finite
 from laconic.errors import FrameError
 from laconic.kernels.interface import Kernels, UniformGrid
 from laconic.kernels.sections import packed_nbytes, read_bytes, write_bytes
@@ -24,7 +24,7 @@ __all__ = ["Uniform"]
 class Uniform(Quantizer):
     """Min-max quantization: 2^bits bins of equal width over [min, max], decoded to the bin's centre.
 
-    Deterministic, so biased by at most half a bin. One far outlier widens every bin: for gradients prefer ``qsgd``.
+    Deterministic and biased by at most half a bin. One outlier widens every bin: for gradients prefer ``qsgd``.
 
     Args:
         bits: Bits per value, 1 to 30; at most 12 before a coder.
@@ -41,7 +41,7 @@ class Uniform(Quantizer):
     num_sections: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        checks.whole(self.name, "bits", self.bits, 1, 30)
+        checks.integer(self, "bits", 1, 30)
 
     @property
     def max_alphabet(self) -> int:
@@ -49,25 +49,25 @@ class Uniform(Quantizer):
 
     @property
     def contractive(self) -> bool:
-        # The largest entry of a gradient is a hundred times a usual one: wide bins move small values by more than that.
+        # The largest entry of a gradient is about 100 times a typical one, and wide bins move those by more than that.
         return self.bits >= 8
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         bounds, packed = arena.take(8), arena.take(packed_nbytes(x.numel(), self.bits))
         low, high, amax_bits = kernels.uniform_encode(x, levels=self.max_alphabet, bounds=bounds, packed=packed)
-        refuse_nonfinite(amax_bits, x.numel())
+        require_finite(amax_bits, x.numel())
         if amax_bits == 0:
             return ()
         return bounds, packed if low < high else arena.trim(packed, 0)
 
-    def split(
+    def to_symbols(
         self, x: Tensor, kernels: Kernels, arena: Arena, seed: int
     ) -> tuple[tuple[Tensor, ...], Symbols | None] | None:
         low, high, amax_bits = kernels.value_range(x)
-        refuse_nonfinite(amax_bits, x.numel())
+        require_finite(amax_bits, x.numel())
         if amax_bits == 0:
             return None
-        low, high = low + 0.0, high + 0.0  # whichever of -0 and +0 was met first
+        low, high = low + 0.0, high + 0.0  # -0 becomes +0
         bounds = arena.take(8)
         write_bytes(bounds, struct.pack("<ff", low, high))
         if low == high:
@@ -77,9 +77,9 @@ class Uniform(Quantizer):
     def _range(self, bounds: Tensor, has_symbols: bool) -> tuple[float, float]:
         low, high = struct.unpack("<ff", read_bytes(bounds, 8))
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            raise FrameError(f"a uniform range must be finite and ordered, got [{low}, {high}]")
+            raise FrameError(f"the range of uniform must be finite and ordered, got [{low}, {high}]")
         if (low < high) != has_symbols:
-            raise FrameError(f"{'' if has_symbols else 'no '}symbols do not go with the range [{low}, {high}]")
+            raise FrameError(f"the range [{low}, {high}] needs {'symbols' if low < high else 'no symbols'}")
         return low, high
 
     def decode(
@@ -90,14 +90,14 @@ class Uniform(Quantizer):
         if low < high:
             kernels.uniform_decode(packed, low=low, high=high, levels=self.max_alphabet, out=out, weight=weight)
         else:
-            _fill(low, out, weight)
+            add_weighted(torch.tensor(low), out, weight)
 
-    def join(
+    def from_symbols(
         self, side: tuple[Tensor, ...], reader: SymbolReader | None, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         low, high = self._range(side[0], reader is not None)
         if reader is None:
-            _fill(low, out, weight)
+            add_weighted(torch.tensor(low), out, weight)
             return
         width = (high - low) / self.max_alphabet
         centres = low + (torch.arange(self.max_alphabet, dtype=torch.float64) + 0.5) * width
@@ -110,13 +110,5 @@ class Uniform(Quantizer):
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:
         return 8, packed_nbytes(n, self.bits)
 
-    def fits(self, sections: tuple[int, ...], n: int, itemsize: int) -> bool:
-        return sections in (self.section_nbytes(n, itemsize), (8, 0))
-
-
-def _fill(value: float, out: Tensor, weight: float | None) -> None:
-    """A constant tensor."""
-    if weight is None:
-        out.fill_(value)
-    else:
-        out.add_(torch.tensor(value, dtype=torch.float32) * torch.tensor(weight, dtype=torch.float32))
+    def accepts(self, section_nbytes: tuple[int, ...], n: int, itemsize: int) -> bool:
+        return section_nbytes in (self.section_nbytes(n, itemsize), (8, 0))

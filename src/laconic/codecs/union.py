@@ -1,4 +1,4 @@
-"""``union``: the entries that are not zero, whatever their number."""
+"""``union``: the entries that are not zero."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.base import Selected
-from laconic.codecs.positional import PositionalSelector, coded_positions
+from laconic.codecs.positional import PositionalSelector, encode_positions
 from laconic.kernels.interface import NONFINITE, Kernels
 from laconic.packet import Arena
 
@@ -18,12 +18,12 @@ __all__ = ["Union"]
 
 @dataclass(frozen=True)
 class Union(PositionalSelector):
-    """Keep what is not zero: lossless. In sums, what is not zero for any worker, which they settle by an OR of bitmaps.
+    """Keep the entries that are not zero: lossless. In sums, those that are not zero for any worker.
 
-    For gradients of embeddings and others that are sparse by nature. Where most entries are in use somewhere it costs a
-    bitmap more than sending all of them.
+    The workers of a sum agree on the entries by a bitwise or of their bitmaps. For gradients that are sparse, such as
+    those of embeddings. If most entries are used by some worker, it costs a bitmap more than sending all of them.
 
-    Payload: positions, then the values by the next stage. Nothing at all when every entry is zero.
+    Payload: positions, then the values by the next stage. Empty if every entry is zero.
     """
 
     name: ClassVar[str] = "union"
@@ -37,20 +37,20 @@ class Union(PositionalSelector):
     def max_kept(self, n: int) -> int:
         return n
 
-    # ------------------------------------------------------------------------------------------------ among workers
+    # --------------------------------------------------------------------------------------------------------- sums
 
     def bitmap(self, x: Tensor, kernels: Kernels) -> Tensor:
-        """One bit a value, set where it is not zero, and a last byte that is not zero if a value is not finite."""
+        """Return one bit per value, set if it is not zero, and a last byte, not zero if a value is not finite."""
         bits = torch.empty(-(-x.numel() // 8) + 1, dtype=torch.uint8, device=x.device)
         kernels.pack_symbols((x != 0).to(torch.uint8), 2, False, bits[:-1])
         bits[-1] = int(not kernels.all_finite(x))
         return bits
 
-    def take(self, x: Tensor, bitmap: Tensor, kernels: Kernels, arena: Arena) -> Selected | None:
-        """The values where a bitmap is set; None where it is nowhere."""
+    def select_bitmap(self, x: Tensor, bitmap: Tensor, kernels: Kernels, arena: Arena) -> Selected | None:
+        """Select the values whose bit is set; None if no bit is set."""
         n = x.numel()
         positions = torch.nonzero(kernels.unpack_symbols(bitmap[:-1].contiguous(), n, 2, False)).view(-1)
         if not positions.numel():
             return None
         positions = positions.to(torch.int32 if n <= 1 << 31 else torch.int64)
-        return Selected(coded_positions(positions, n, kernels, arena), x.index_select(0, positions), NONFINITE - 1)
+        return Selected(encode_positions(positions, n, kernels, arena), x.index_select(0, positions), NONFINITE - 1)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.codecs.spec import read, show
+from laconic.codecs.spec import format_named, parse_named
 from laconic.errors import ConfigError
 
 __all__ = ["DENSE", "SCHEMES", "Hashed", "LowRank", "Monarch", "Scheme", "Subspace", "parse_scheme"]
@@ -26,7 +26,7 @@ class Scheme:
         _check_fraction(self.name, "rho", self.rho)
 
     def __str__(self) -> str:
-        return show(self)
+        return format_named(self)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def parse_scheme(spec: str | Scheme, *, rho: float | None = None) -> Scheme:
         if rho is None:
             raise ConfigError(f"scheme {name!r} needs rho, the fraction of entries that is left: such as {name}:0.1")
         return SCHEMES[name](rho=rho)
-    found = read(spec, SCHEMES, noun="scheme")
+    found = parse_named(spec, SCHEMES, noun="scheme")
     if rho is not None and found.rho != rho:
         raise ConfigError(f"{spec!r} says rho {found.rho}, and rho={rho} was given as well: give one of them")
     return found

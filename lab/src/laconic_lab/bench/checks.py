@@ -22,7 +22,7 @@ from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
 from laconic.codecs.terngrad import TernGrad
 from laconic.codecs.threshold import Threshold
-from laconic.codecs.topk import TopK, kept
+from laconic.codecs.topk import TopK, num_kept
 from laconic.codecs.uniform import Uniform
 from laconic.errors import WrongResultError
 from laconic.frames import decode, encode, open_packet
@@ -96,11 +96,11 @@ def _check_selection(chain: Chain, selector: Selector, x: Tensor, y: Tensor, whe
     n, k = x.numel(), where.numel()
     largest, smallest = float(dropped.max()), float(x[where].abs().min()) if k else float("inf")
     if isinstance(selector, TopK) and not selector.approx:
-        right = k == kept(selector.keep, n) and smallest >= largest
+        right = k == num_kept(selector.keep, n) and smallest >= largest
     elif isinstance(selector, Threshold):
         right = smallest >= selector.t * (1 - 1e-6) and largest < selector.t * (1 + 1e-6)
     elif isinstance(selector, RandK):
-        right = k == kept(selector.keep, n)
+        right = k == num_kept(selector.keep, n)
     else:
         right = k <= selector.max_kept(n)
     if not right:

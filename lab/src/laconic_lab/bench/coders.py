@@ -47,7 +47,7 @@ def symbols(chain: Chain, x: Tensor, seed: int) -> Tensor:
     assert isinstance(plain.values, Quantizer)
     sections, n = plain.encode(x, seed=seed).sections, x.numel()
     if plain.selector is not None:
-        n, sections = plain.selector.head(sections[0], n).kept, sections[1:]
+        n, sections = plain.selector.count(sections[0], n), sections[1:]
     return plain.values.packed_symbols(sections[-1], sections[:-1], n, cpu)
 
 

@@ -266,7 +266,9 @@ def _time_codec(spec: str, chain: Chain, x: Tensor, watch: DeviceWatch, settings
     plain: dict[str, Timing] = {}
     with torch.device(x.device), peers.quiet():
         peer = next((each for each in peers.peers_of(chain, x.numel()) if each.name == peers.PLAIN), None)
-        if peer is not None and not (isinstance(chain.values, PackedIntStage) and chain.values.signs is not None):
+        if peer is not None and not (
+            isinstance(chain.values, PackedIntStage) and chain.values.rotation_seed is not None
+        ):
             message, unpeel = peer.encode(x), peer.decode
             assert unpeel is not None
             plain = watch.measure(
@@ -336,7 +338,7 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
         }
     if isinstance(stage, PackedIntStage):
         _, clips, packed = sections
-        head, rotation_seed = stage.head(1, ring=False), stage.signs
+        head, rotation_seed = stage.header(1, ring=False), stage.rotation_seed
         factor, rounding_seed = stage.clip_factor(head.levels, 1), seed if stage.stochastic else None
         rounding = IntRounding(factor, rotation_seed, rounding_seed)
         sent = PackedIntSum(packet.sections[2], packet.sections[1], head.coding, head.total)

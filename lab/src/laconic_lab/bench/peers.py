@@ -26,7 +26,7 @@ from laconic.codecs.randk import RandK
 from laconic.codecs.sign import OneBit, Sign
 from laconic.codecs.terngrad import TernGrad
 from laconic.codecs.threshold import Threshold
-from laconic.codecs.topk import TopK, kept
+from laconic.codecs.topk import TopK, num_kept
 from laconic.codecs.uniform import Uniform
 
 __all__ = ["PLAIN", "Peer", "general", "peers_of", "quiet"]
@@ -250,7 +250,7 @@ def _value_method(stage: ValueStage | None) -> _Method | None:
         return _TorchQSGD(stage.bits, stage.bucket, stage.norm == "l2", stage.round == "nearest", limit)
     if isinstance(stage, PackedIntStage):
         levels = (1 << stage.bits) - 1
-        clip = None if stage.signs is None else stage.clip_factor(levels, 1)
+        clip = None if stage.rotation_seed is None else stage.clip_factor(levels, 1)
         return _TorchPackedInts(levels, clip, 0.5 if clip is not None else 8.0 / levels**2)
     if isinstance(stage, TernGrad):
         return _TorchTernGrad()
@@ -270,9 +270,9 @@ def _value_method(stage: ValueStage | None) -> _Method | None:
 def _select(selector: Selector, x: Tensor) -> Tensor | None:
     n = x.numel()
     if isinstance(selector, TopK):
-        return x.abs().topk(kept(selector.keep, n), sorted=False).indices
+        return x.abs().topk(num_kept(selector.keep, n), sorted=False).indices
     if isinstance(selector, RandK):
-        return torch.randperm(n)[: kept(selector.keep, n)]
+        return torch.randperm(n)[: num_kept(selector.keep, n)]
     if isinstance(selector, Threshold):
         return (x.abs() >= selector.t).nonzero().view(-1)
     return None
@@ -324,7 +324,7 @@ def _quantize_per_tensor() -> Peer:
 
 def _argpartition(keep: float) -> Peer:
     def encode(x: Tensor) -> Any:
-        k = kept(keep, x.numel())
+        k = num_kept(keep, x.numel())
         return np.argpartition(np.abs(x.numpy()), x.numel() - k)[-k:]
 
     return Peer("np.argpartition", encode, note="selects only; int64 positions")
@@ -332,7 +332,7 @@ def _argpartition(keep: float) -> Peer:
 
 def _torch_topk(keep: float) -> Peer:
     def encode(x: Tensor) -> Tensor:
-        return torch.topk(x, kept(keep, x.numel())).indices
+        return torch.topk(x, num_kept(keep, x.numel())).indices
 
     return Peer("torch.topk", encode, note="selects only, the largest rather than the largest in magnitude")
 

@@ -114,7 +114,7 @@ class Contributor:
     def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
         """Return the values plus the residual, rotated if the codec rotates, in the buffer of an earlier round."""
         fused = self._fused
-        signs = None if fused is None else fused.stage.signs
+        signs = None if fused is None else fused.stage.rotation_seed
         size = packed_int_count(flat.numel(), signs is not None)
         memory = self._memory.fitting(slot, (size,), flat.device)
         buffer, memory.previous = memory.previous, None
@@ -211,7 +211,7 @@ class Contributor:
         backend = kernels.multi_tensor_backend_for(first) if alike else None
         if backend is None:
             return None
-        signs, sizes = family.stage.signs, [x.numel() for x in tensors]
+        signs, sizes = family.stage.rotation_seed, [x.numel() for x in tensors]
         residuals: list[Tensor | None] = [None] * len(slots)
         if self.feedback:
             shapes = [(packed_int_count(size, signs is not None),) for size in sizes]
@@ -245,7 +245,7 @@ class Contributor:
             feedback=self.feedback,
         )
         if self.feedback:
-            rotated = family.stage.signs is not None
+            rotated = family.stage.rotation_seed is not None
             for slot, residual in zip(joined.slots, joined.split(values, rotated), strict=True):
                 self._memory[slot].residual = residual
         self.stats.rounds += len(joined.slots)

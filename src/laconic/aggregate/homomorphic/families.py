@@ -10,8 +10,8 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs import Chain
-from laconic.codecs.mean import FloatHead, Mean
-from laconic.codecs.packed_ints import PackedIntHead, PackedIntStage
+from laconic.codecs.mean import FloatSumHeader, Mean
+from laconic.codecs.packed_ints import IntSumHeader, PackedIntStage
 from laconic.codecs.powersgd import Matrix, PowerSGD, orthonormal
 from laconic.codecs.randk import RandK
 from laconic.codecs.union import Union
@@ -80,8 +80,8 @@ class PackedInts:
     selector: RandK | None
     probe_op: ClassVar[ProbeOp] = "max"
 
-    def head(self, workers: int, ring: bool) -> PackedIntHead:
-        return self.stage.head(workers, ring=ring)
+    def head(self, workers: int, ring: bool) -> IntSumHeader:
+        return self.stage.header(workers, ring=ring)
 
     def check(self, workers: int, ring: bool) -> None:
         self.head(workers, ring)
@@ -89,7 +89,7 @@ class PackedInts:
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         backend, amax_bits = kernels.backend_for(x), 0
         if self.selector is not None:
-            _, x, amax_bits = self.selector.take(x, backend, HeapArena(x.device), seed)
+            _, x, amax_bits = self.selector.select_any(x, backend, HeapArena(x.device), seed)
         scales = self.stage.scales(x, backend)
         if amax_bits >= NONFINITE:  # a value that is not sent is not finite
             scales = torch.full_like(scales, UNUSABLE)
@@ -108,7 +108,7 @@ class PackedInts:
         backend, head = kernels.backend_for(x), self.head(sender.workers, sender.ring)
         positions: Sections = ()
         if self.selector is not None:
-            section, x, _ = self.selector.take(x, backend, arena, sender.seed)
+            section, x, _ = self.selector.select_any(x, backend, arena, sender.seed)
             positions = (section,)
         _check_agreed(agreed, (num_buckets(x.numel(), SUM_BLOCK),), torch.float32)
         if bool((agreed < 0).any()):
@@ -139,8 +139,8 @@ class RandomFloats:
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         _check_agreed(agreed, (1,), torch.float32)
-        section, values, _ = self.selector.take(x, kernels.backend_for(x), arena, sender.seed)
-        return section, *self.stage.encode_sum(values, FloatHead(sender.workers, 1), kernels.backend_for(x), arena)
+        section, values, _ = self.selector.select_any(x, kernels.backend_for(x), arena, sender.seed)
+        return section, *self.stage.encode_sum(values, FloatSumHeader(sender.workers, 1), kernels.backend_for(x), arena)
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ class UnionFloats:
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         _check_agreed(agreed, (-(-x.numel() // 8) + 1,), torch.uint8)
-        taken = self.selector.take(x, agreed.to(x.device), kernels.backend_for(x), arena)
+        taken = self.selector.select_bitmap(x, agreed.to(x.device), kernels.backend_for(x), arena)
         if taken is None:  # zero on all workers
             return ()
         return taken.section, *self.stage.encode_sum(
-            taken.values, FloatHead(sender.workers, 1), kernels.backend_for(x), arena
+            taken.values, FloatSumHeader(sender.workers, 1), kernels.backend_for(x), arena
         )
 
 
@@ -181,7 +181,7 @@ class LowRank:
         _check_workers(workers)
 
     def matrix(self, spec: TensorSpec) -> Matrix:
-        return self.stage.shaped(spec.shape)
+        return self.stage.for_shape(spec.shape)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int, start: Tensor | None = None) -> Tensor:
         matrix, backend = self.matrix(spec), kernels.backend_for(x)
@@ -200,7 +200,7 @@ class LowRank:
         matrix = self.matrix(spec)
         _check_agreed(agreed, (matrix.rows, matrix.r), torch.float32)
         p = torch.eye(matrix.rows, device=x.device) if matrix.whole else orthonormal(agreed.to(x.device))
-        return matrix.encode_sum(x, p, FloatHead(sender.workers, 1), kernels.backend_for(x), arena)
+        return matrix.encode_sum(x, p, FloatSumHeader(sender.workers, 1), kernels.backend_for(x), arena)
 
 
 def family_of(chain: Chain) -> Family | None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from laconic import kernels, wire
 from laconic.aggregate.homomorphic.families import family_of
 from laconic.codecs import Chain, codec
-from laconic.codecs.mean import FloatHead
-from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStage
+from laconic.codecs.mean import FloatSumHeader
+from laconic.codecs.packed_ints import INT_SUM_HEADER, IntSumHeader, PackedIntStage
 from laconic.codecs.union import Union
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import open_packet
@@ -52,15 +52,15 @@ def count(frame: Packet | Buffer, *, max_numel: int = MAX_NUMEL) -> int:
 
 def _num_kept(packet: Packet, chain: Chain) -> int:
     n = packet.spec.numel
-    return n if chain.selector is None else chain.selector.head(packet.sections[0], n).kept
+    return n if chain.selector is None else chain.selector.count(packet.sections[0], n)
 
 
-def _head(packet: Packet, chain: Chain) -> PackedIntHead | FloatHead | None:
+def _head(packet: Packet, chain: Chain) -> IntSumHeader | FloatSumHeader | None:
     if not packet.sections:
         return None
     if isinstance(chain.values, PackedIntStage):
-        return chain.values.read_head(packet.sections[-3:], _num_kept(packet, chain))
-    return FloatHead.read(packet.sections[-2])
+        return chain.values.read_header(packet.sections[-3:], _num_kept(packet, chain))
+    return FloatSumHeader.read(packet.sections[-2])
 
 
 def _require_equal(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], what: str) -> None:
@@ -86,10 +86,10 @@ def _new_count(count: int, added: int, workers: int) -> int:
 class _IntegerSum:
     """Running sum of packed integers: 8, 16 or 32 bits a value, or the sender's own width for a ring."""
 
-    def __init__(self, packet: Packet, chain: Chain, head: PackedIntHead, buffer: Tensor) -> None:
+    def __init__(self, packet: Packet, chain: Chain, head: IntSumHeader, buffer: Tensor) -> None:
         assert isinstance(chain.values, PackedIntStage)
         self.head, self.count = head, 0
-        self.num_values = packed_int_count(_num_kept(packet, chain), chain.values.signs is not None)
+        self.num_values = packed_int_count(_num_kept(packet, chain), chain.values.rotation_seed is not None)
         *positions, _, clips, integers = packet.sections
         self.positions, self.clips = tuple(section.clone() for section in positions), _copy_of_scales(clips)
         largest = self.head.levels * self.head.workers
@@ -98,8 +98,8 @@ class _IntegerSum:
         reusable = buffer.numel() == size and buffer.device == integers.device
         self.buffer = buffer.zero_() if reusable else torch.zeros(size, dtype=torch.uint8, device=integers.device)
 
-    def add(self, packet: Packet, head: PackedIntHead | FloatHead | None) -> None:
-        assert isinstance(head, PackedIntHead)
+    def add(self, packet: Packet, head: IntSumHeader | FloatSumHeader | None) -> None:
+        assert isinstance(head, IntSumHeader)
         ours = self.head
         if (head.packed, head.levels, head.workers) != (ours.packed, ours.levels, ours.workers) or not (
             head.packed or head.width == ours.width
@@ -121,14 +121,14 @@ class _IntegerSum:
         self.count = count
 
     @property
-    def _sum_head(self) -> PackedIntHead:
+    def _sum_head(self) -> IntSumHeader:
         head = replace(self.head, count=self.count)
-        return PackedIntHead.for_server(head.levels, head.workers, head.count) if head.packed else head
+        return IntSumHeader.for_server(head.levels, head.workers, head.count) if head.packed else head
 
     def section_nbytes(self) -> list[int]:
         packed = self.head.packed
         integers = packed_nbytes(self.num_values, self._sum_head.width) if packed else self.buffer.numel()
-        return [*(section.numel() for section in self.positions), HEAD_NBYTES, self.clips.numel(), integers]
+        return [*(section.numel() for section in self.positions), INT_SUM_HEADER, self.clips.numel(), integers]
 
     def sections(self, arena: Arena) -> tuple[Tensor, ...]:
         head = self._sum_head
@@ -148,7 +148,7 @@ class _IntegerSum:
 class _FloatSum:
     """Running sum of float32 values. Additions round, so the last bits depend on the order of packets."""
 
-    def __init__(self, packet: Packet, head: FloatHead, buffer: Tensor) -> None:
+    def __init__(self, packet: Packet, head: FloatSumHeader, buffer: Tensor) -> None:
         self.head = replace(head, count=0)
         *positions, _, values = packet.sections
         self.positions = tuple(section.clone() for section in positions)
@@ -159,8 +159,8 @@ class _FloatSum:
     def count(self) -> int:
         return self.head.count
 
-    def add(self, packet: Packet, head: PackedIntHead | FloatHead | None) -> None:
-        assert isinstance(head, FloatHead)
+    def add(self, packet: Packet, head: IntSumHeader | FloatSumHeader | None) -> None:
+        assert isinstance(head, FloatSumHeader)
         if head.workers != self.head.workers:
             raise FrameError(f"the sum is for {self.head.workers} workers, the frame for {head.workers}")
         count = _new_count(self.head.count, head.count, self.head.workers)
@@ -222,11 +222,11 @@ class Sum:
         packet, chain = _open(frame, self.max_numel)
         self._add(packet, chain, _head(packet, chain))
 
-    def add_integers(self, packet: Packet, head: PackedIntHead) -> None:
+    def add_integers(self, packet: Packet, head: IntSumHeader) -> None:
         """Add a packet of ``shared`` or ``thc`` whose head and sizes the caller has checked."""
         self._add(packet, codec(packet.codec), head)
 
-    def _add(self, packet: Packet, chain: Chain, head: PackedIntHead | FloatHead | None) -> None:
+    def _add(self, packet: Packet, chain: Chain, head: IntSumHeader | FloatSumHeader | None) -> None:
         if self._first is None:
             if head is not None:
                 self._begin(packet, chain, head)
@@ -242,12 +242,12 @@ class Sum:
         if self._total is not None:
             self._total.add(packet, head)
 
-    def _begin(self, packet: Packet, chain: Chain, head: PackedIntHead | FloatHead) -> None:
+    def _begin(self, packet: Packet, chain: Chain, head: IntSumHeader | FloatSumHeader) -> None:
         if self.workers not in (None, head.workers):
             raise FrameError(f"the sum is for {self.workers} workers, the frame for {head.workers}")
         with oom_as_frame_error(packet.spec.numel):
             total: _IntegerSum | _FloatSum
-            if isinstance(head, PackedIntHead):
+            if isinstance(head, IntSumHeader):
                 total = _IntegerSum(packet, chain, head, self._buffer)
             else:
                 total = _FloatSum(packet, head, self._buffer)

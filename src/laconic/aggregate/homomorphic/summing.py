@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic import wire
 from laconic.aggregate.homomorphic.families import UNUSABLE, Family, PackedInts, ProbeOp, Sender, family_of
 from laconic.codecs import Chain, codec
-from laconic.codecs.mean import FloatHead, Mean
+from laconic.codecs.mean import FloatSumHeader, Mean
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.packet import FLOATS, Arena, HeapArena, Packet, TensorSpec
 
@@ -153,7 +153,7 @@ class Summing:
         if isinstance(family, PackedInts):
             replace(family.head(self.workers, self.ring), count=count).write(head)
         else:
-            FloatHead(self.workers, count).write(head)
+            FloatSumHeader(self.workers, count).write(head)
         return replace(packet, sections=(*packet.sections[:at], head, *packet.sections[at + 1 :]))
 
 

@@ -28,7 +28,7 @@ from laconic.aggregate.homomorphic import Sum, Summing
 from laconic.cluster.protocol import Frame
 from laconic.codecs import parse
 from laconic.codecs.memory import ErrorFeedback
-from laconic.codecs.packed_ints import HEAD_NBYTES, PackedIntHead, PackedIntStage
+from laconic.codecs.packed_ints import INT_SUM_HEADER, IntSumHeader, PackedIntStage
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import max_nbytes, open_packet
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count, packed_ints_nbytes
@@ -137,14 +137,14 @@ class SlotSum:
         return stage
 
     @cached_property
-    def head(self) -> PackedIntHead:
+    def head(self) -> IntSumHeader:
         """The layout of each worker's integers."""
-        return self.stage.head(self.summing.workers, ring=False)
+        return self.stage.header(self.summing.workers, ring=False)
 
     @property
     def num_integers(self) -> int:
         """Number of a worker's integers: a rotated slot is padded to full blocks."""
-        return packed_int_count(self.numel, self.stage.signs is not None)
+        return packed_int_count(self.numel, self.stage.rotation_seed is not None)
 
     @cached_property
     def template(self) -> ContributionTemplate | None:
@@ -168,17 +168,17 @@ class ContributionTemplate:
     """
 
     def __init__(self, how: SlotSum) -> None:
-        section_nbytes = [4 * how.num_scales, HEAD_NBYTES, 4 * how.num_scales]
+        section_nbytes = [4 * how.num_scales, INT_SUM_HEADER, 4 * how.num_scales]
         section_nbytes.append(packed_ints_nbytes(how.num_integers, how.head.coding))
         self._codec, self._spec = how.summing.chain.text, TensorSpec(how.shape, torch.float32)
         scales = wire.FrameTemplate("none", TensorSpec((how.num_scales,), torch.float32), section_nbytes[:1])
         summand = wire.FrameTemplate(self._codec, self._spec, section_nbytes[1:])
         self._bundle = BundleTemplate([_SCALES, _SUM], [scales, summand])
         scales_start, sum_start = self._bundle.offsets
-        self._head, self._head_start = how.head.to_bytes(), sum_start + summand.sections[0]
+        self._head, self._head_start = how.head.to_bytes(), sum_start + summand.section_offsets[0]
         self._split_sizes: list[int] = []
         """Sizes of the bytes before each section and of the section, alternating."""
-        starts = [scales_start + scales.sections[0], *(sum_start + offset for offset in summand.sections)]
+        starts = [scales_start + scales.section_offsets[0], *(sum_start + offset for offset in summand.section_offsets)]
         end = 0
         for start, nbytes in zip(starts, section_nbytes, strict=True):
             self._split_sizes += [start - end, nbytes]
@@ -187,7 +187,7 @@ class ContributionTemplate:
     def read(self, message: Buffer) -> tuple[Tensor, Packet] | None:
         """Return the bits of the scales and the packet, or None if the bundle differs from the template."""
         data = wire.as_bytes(message)
-        if not self._bundle.matches(data) or bytes_at(data.data_ptr() + self._head_start, HEAD_NBYTES) != self._head:
+        if not self._bundle.matches(data) or bytes_at(data.data_ptr() + self._head_start, INT_SUM_HEADER) != self._head:
             return None
         scales, *sections = data.split_with_sizes(self._split_sizes)[1::2]
         return _scale_bits(scales), Packet(self._codec, self._spec, tuple(sections))
@@ -200,7 +200,7 @@ class Contribution:
     slot: str
     scales: Tensor
     packet: Packet | None
-    head: PackedIntHead
+    head: IntSumHeader
 
     @classmethod
     def of(cls, how: SlotSum, message: Frame) -> Contribution:
@@ -232,7 +232,7 @@ def _open_summand(how: SlotSum, summand: Buffer) -> Packet:
         if how.numel:
             raise FrameError("the frame holds zeros that were not encoded for a sum")
         return packet
-    if (head := how.stage.read_head(packet.sections[-3:], how.numel)) != how.head:
+    if (head := how.stage.read_header(packet.sections[-3:], how.numel)) != how.head:
         raise FrameError(f"expected a worker's integers as {how.head}, got {head}")
     return packet
 
@@ -296,7 +296,7 @@ class RoundSums:
         parts = [(_SCALES, packets[0].codec, packets[0].spec, [packets[0].sections[0].numel()])]
         if self._has_values[slot]:
             parts.append((_SUM, *total.packet_layout()))
-        room = wire.BundleRoom(parts)
+        room = wire.BundleWriter(parts)
         room.arenas[0].take(parts[0][3][0]).copy_(packets[0].sections[0])
         if self._has_values[slot]:
             packets.append(total.packet(room.arenas[1]))

@@ -294,9 +294,9 @@ class Reducer:
         with self.stats.during("decode_s"):
             backend, stage = kernels.multi_tensor_backend_for(values[0]), self.summing.chain.values
             assert backend is not None and isinstance(stage, PackedIntStage)
-            head = replace(stage.head(self.summing.workers, ring=True), count=int(words[-1]))
+            head = replace(stage.header(self.summing.workers, ring=True), count=int(words[-1]))
             total = PackedIntSum(integers, clips, head.coding, head.total)
-            overflow = backend.packed_int_decode_all(total, rotation_seed=stage.signs, outs=values)
+            overflow = backend.packed_int_decode_all(total, rotation_seed=stage.rotation_seed, outs=values)
             self.contributor.check_joined(joined)
             if int(overflow):
                 raise FrameError(f"the sum of {head.count} ranks has a value above {head.total}")

@@ -85,7 +85,7 @@ def _hash(name: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _template(codec: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> BundleTemplate:
-    return BundleTemplate(names, multi_tensor.layout_of(codec, shapes).moulds)
+    return BundleTemplate(names, multi_tensor.layout_of(codec, shapes).templates)
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ class TwoShot:
     def _read_joined(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> bool:
         """Decode or add all frames in one launch, if they have the usual layout; otherwise False, with no effect."""
         values = [shard.values for shard in shards]
-        if not values or not multi_tensor.fits(self._chain, values):
+        if not values or not multi_tensor.supports(self._chain, values):
             return False
         shapes, codec = tuple(tuple(x.shape) for x in values), self._chain.text
         template = _template(codec, tuple(shard.name for shard in shards), shapes)
@@ -390,5 +390,5 @@ class TwoShot:
 def _all_finite(shards: Sequence[_Shard]) -> list[bool]:
     values = [shard.values for shard in shards]
     if len(values) > 1 and kernels.multi_tensor_backend_for(values[0]) is not None:
-        return [amax_bits < NONFINITE for amax_bits in multi_tensor.amax_bits_all(values)]
+        return [amax_bits < NONFINITE for amax_bits in multi_tensor.amax_bits(values)]
     return [kernels.backend_for(x).all_finite(x) for x in values]

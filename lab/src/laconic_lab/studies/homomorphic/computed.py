@@ -51,8 +51,8 @@ class Round:
             raise ConfigError(f"only shared and thc that round to nearest are computed here, not {spec!r}")
         self.slots, self.spec, self.workers = dict(slots), spec, workers
         self.carry, self.feedback = carry, bool(memories)
-        self.levels = stage.head(workers, ring=False).levels
-        self.rotated = stage.signs is not None
+        self.levels = stage.header(workers, ring=False).levels
+        self.rotated = stage.rotation_seed is not None
         self.spans: dict[str, tuple[int, int]] = {}
         self._stretches: list[tuple[int, int, int]] = []
         """First value, how many, and the first block of each slot."""
@@ -63,8 +63,8 @@ class Round:
             blocks = num_buckets(numel, SUM_BLOCK)
             self.spans[name] = (block, blocks)
             self._stretches.append((at, numel, block))
-            if stage.signs is not None:
-                signs.append(rotation_signs(blocks * SUM_BLOCK, stage.signs, device).view(blocks, SUM_BLOCK))
+            if stage.rotation_seed is not None:
+                signs.append(rotation_signs(blocks * SUM_BLOCK, stage.rotation_seed, device).view(blocks, SUM_BLOCK))
             at, block = at + numel, block + blocks
         self.numel, self.blocks = at, block
         self._signs = torch.cat(signs) if signs else None

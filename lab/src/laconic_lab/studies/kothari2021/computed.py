@@ -24,7 +24,7 @@ from laconic.codecs.coders import ChunkCoder
 from laconic.codecs.memory import MomentumCorrection
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.sign import Sign
-from laconic.codecs.topk import TopK, kept
+from laconic.codecs.topk import TopK, num_kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
 from laconic.kernels.reference.quantizers import _bucket_norms, _steps
@@ -181,7 +181,7 @@ class _Group:
             raise ConfigError(f"topk needs qsgd or sign behind it here, got {codec}")
         if not isinstance(codec.values, (QSGD, Sign, Raw, BF16, type(None))):
             raise ConfigError(f"only qsgd, sign, bf16 and none code here, not {codec.values}")
-        self.counts = [kept(codec.selector.keep, n) if codec.selector else n for n in self.sizes]
+        self.counts = [num_kept(codec.selector.keep, n) if codec.selector else n for n in self.sizes]
         self._places = _Places(self, device, ring) if codec.selector else None
         bucketed = isinstance(codec.values, (QSGD, Sign))
         self._rows = _Rows(self.counts, codec.values, device, ring, codec.coder is not None) if bucketed else None  # type: ignore[arg-type]
