@@ -37,19 +37,23 @@ def key(seed: int, stream: int) -> int:
     return splitmix64(splitmix64(seed & M64) ^ stream_word(stream))
 
 
-def _times(a: Tensor, c: int | Tensor) -> Tensor:
-    # a * c modulo 2^32 for factors below 2^32, within int64's positive range.
+def multiply32(a: Tensor, c: int | Tensor) -> Tensor:
+    """Return a * c modulo 2^32 for int64 factors below 2^32; no intermediate leaves int64's positive range."""
     return (a * (c & 0xFFFF) + (((a * (c >> 16)) & 0xFFFF) << 16)) & M32
 
 
 def hash32(counter: Tensor, key64: int) -> Tensor:
     """Return the hash of each int64 counter, as int64 in [0, 2^32)."""
-    low_key, high_key = key64 & M32, key64 >> 32
-    h = (counter & M32) ^ low_key ^ _times((counter >> 32) & M32, 0x9E3779B9)
+    return hash32_by_words(counter, key64 & M32, key64 >> 32)
+
+
+def hash32_by_words(counter: Tensor, low_key: int | Tensor, high_key: int | Tensor) -> Tensor:
+    """Return ``hash32`` of each counter with the two words of a key, which may differ from counter to counter."""
+    h = (counter & M32) ^ low_key ^ multiply32((counter >> 32) & M32, 0x9E3779B9)
     h = h ^ (h >> 16)
-    h = _times(h, 0x7FEB352D)
+    h = multiply32(h, 0x7FEB352D)
     h = h ^ (h >> 15) ^ high_key
-    h = _times(h, 0x846CA68B)
+    h = multiply32(h, 0x846CA68B)
     return h ^ (h >> 16)
 
 
@@ -69,4 +73,4 @@ def dither(n: int, fraction_bits: int, key64: int, device: torch.device) -> Tens
     row, lane = (element >> 3) & 31, element & 7
     h = hash32(((element >> 8) << 3) | lane, key64)
     factors = torch.tensor([row_factor(r) for r in range(32)], dtype=torch.int64, device=device)[row]
-    return _times(h, factors) >> (32 - fraction_bits)
+    return multiply32(h, factors) >> (32 - fraction_bits)

@@ -25,7 +25,7 @@ _LARGE, _TINY = 2.0**90, 2.0**-90
 
 
 def _like(value: float, tensor: Tensor) -> Tensor:
-    return torch.tensor(value, dtype=torch.float32, device=tensor.device)
+    return torch.full((), value, dtype=torch.float32, device=tensor.device)
 
 
 # -------------------------------------------------------------------------------------------------------- rotation

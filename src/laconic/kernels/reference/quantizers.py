@@ -36,9 +36,9 @@ def _stochastic_symbols(rows: Tensor, norms: Tensor, levels: int, fraction_bits:
     """Return floor(levels * x / norm + noise) + levels, in fixed point with ``fraction_bits`` fractional bits."""
     tiny = norms < 2.0**-90  # the quotient below would overflow, so such a bucket is scaled up (exactly)
     up = torch.where(tiny, 2.0**64, 1.0).to(torch.float32)
-    unit = torch.tensor(float(levels << fraction_bits), dtype=torch.float32, device=rows.device)
+    unit = torch.full_like(norms, float(levels << fraction_bits))  # no copy from the host: a CUDA graph can hold it
     # Slightly too small, so that rounding cannot move the largest value past the top level.
-    scale = (unit / (norms * up)) * torch.tensor(1 - 2.0**-22, dtype=torch.float32, device=rows.device)
+    scale = (unit / (norms * up)) * (1 - 2.0**-22)
     scale = torch.where(norms > 0, scale, 0.0)
     fixed = ((rows * up.unsqueeze(1)) * scale.unsqueeze(1)).to(torch.int32).to(torch.int64)
     return (fixed + noise + (levels << fraction_bits)) >> fraction_bits
