@@ -1,12 +1,13 @@
-"""Layers that are trained in a compressed space: fewer numbers to compute with, to step, to send and to keep."""
+"""Layers that are trained in a compressed space: fewer numbers to compute with, update, send and store."""
 
 from __future__ import annotations
 
-from laconic.layers.convert import INITS, LayerPolicy, Layout, Slot, compress, dense_numel, expand, layout
+from laconic.layers.convert import INITS, Layout, Slot, compress, dense_numel, expand, layout
 from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
 from laconic.layers.hashed import HashedLayer
-from laconic.layers.measurement import Timings, measure, timings
+from laconic.layers.policy import LayerPolicy
 from laconic.layers.schemes import SCHEMES, Hashed, LowRank, Monarch, Scheme, Subspace, parse_scheme
+from laconic.layers.step_time import Timings, measure, timings
 from laconic.layers.subspace import SubspaceLayer, advance, subspaces
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Layers whose weight is a product of thin factors. They compute with the factors, so small ones are fast ones.
+"""Layers whose weight is a product of thin factors. They compute with the factors, so smaller is also faster.
 
-The factors are ordinary parameters and autograd's gradients are exact: any optimizer, DDP and the parameter server take
-them as they are.
+The factors are ordinary parameters and autograd's gradients are exact: any optimizer, DDP and the parameter server work
+without changes.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor, nn
 
 __all__ = ["LowRankConv2d", "LowRankLinear", "MonarchLinear", "truncated"]
 
-EXACT = 1024
-"""Sides up to which an SVD is computed in full; beyond, where few directions are wanted, by subspace iteration."""
+FULL_SVD = 1024
+"""Largest side for a full SVD; beyond it, if few directions are needed, subspace iteration is used."""
 
-OVERSAMPLED, POWERS = 16, 4
+OVERSAMPLING, POWER_ITERATIONS = 16, 4
 
 L = TypeVar("L", bound=nn.Module)
 
 
 def truncated(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Factors ``left @ right`` of the best approximation of that rank, the singular values split evenly between them.
+    """Return factors ``left @ right`` of the best approximation of a rank, with the singular values split evenly.
 
     Args:
         matrices: [..., m, n].
-        rank: Directions kept; left is [..., m, rank], right [..., rank, n]. Beyond min(m, n) they are zero.
+        rank: Directions kept: left is [..., m, rank], right is [..., rank, n]. Those beyond min(m, n) are zero.
     """
     x = matrices.detach().to(torch.float32)
-    most = min(x.shape[-2:])
-    if most > EXACT and 4 * rank <= most:
+    full_rank = min(x.shape[-2:])
+    if full_rank > FULL_SVD and 4 * rank <= full_rank:
         x_left, values, x_right = _leading(x, rank)
     else:
         x_left, values, x_right = torch.linalg.svd(x, full_matrices=False)
-    kept = min(rank, most)
+    kept = min(rank, full_rank)
     root = values[..., :kept].sqrt()
     left, right = x_left[..., :kept] * root[..., None, :], root[..., :, None] * x_right[..., :kept, :]
     if kept < rank:
@@ -45,14 +45,14 @@ def truncated(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _leading(x: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest singular triples by iteration on a random subspace (Halko, Martinsson and Tropp 2011)."""
+    """Return the largest singular triples by iteration on a random subspace (Halko, Martinsson and Tropp 2011)."""
     generator = torch.Generator().manual_seed(0)
-    basis = torch.randn(x.shape[-1], rank + OVERSAMPLED, generator=generator).to(x.device)
-    for _ in range(POWERS):
+    basis = torch.randn(x.shape[-1], rank + OVERSAMPLING, generator=generator).to(x.device)
+    for _ in range(POWER_ITERATIONS):
         basis = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ basis).Q).Q
-    found = torch.linalg.qr(x @ basis).Q
-    inner, values, right = torch.linalg.svd(found.mT @ x, full_matrices=False)
-    return found @ inner, values, right
+    columns = torch.linalg.qr(x @ basis).Q
+    inner, values, right = torch.linalg.svd(columns.mT @ x, full_matrices=False)
+    return columns @ inner, values, right
 
 
 class LowRankLinear(nn.Module):
@@ -70,7 +70,7 @@ class LowRankLinear(nn.Module):
 
     @classmethod
     def fresh(cls, weight: Tensor, bias: Tensor | None, rank: int) -> LowRankLinear:
-        """Drawn such that the product's entries have the variance of ``weight``'s."""
+        """Draw factors whose product has the variance of ``weight``."""
         outputs, inputs = weight.shape
         right = _normal(weight, (rank, inputs), 1 / inputs)
         return cls(_normal(weight, (outputs, rank), _variance(weight) * inputs / rank), right, bias)
@@ -97,12 +97,12 @@ class MonarchLinear(nn.Module):
     """A weight of b x b blocks, each of rank t: b t (n + m) numbers, and an overall rank of up to b² t.
 
     Block (l, j) is ``left[l, j-th t rows]ᵀ right[j, :, l-th t columns]ᵀ``. Sides that b does not divide are padded with
-    zeros. Both products are batched over blocks, so nothing of the weight's size is ever made.
+    zeros. Both products are batched over blocks, so no tensor of the weight's size is allocated.
 
     Args:
         left: [b, b t, m / b].
         right: [b, n / b, b t].
-        bias: Of the outputs, whose number may be less than what left has.
+        bias: Of the outputs; there may be fewer than left has rows.
         inputs: n.
         outputs: m.
     """
@@ -117,21 +117,21 @@ class MonarchLinear(nn.Module):
 
     @classmethod
     def project(cls, weight: Tensor, bias: Tensor | None, blocks: int, rank: int) -> MonarchLinear:
-        """The nearest to a dense weight: each block's leading singular directions."""
+        """Return the best approximation of a dense weight: each block's leading singular directions."""
         outputs, inputs = weight.shape
-        rows, columns = _parts(outputs, blocks), _parts(inputs, blocks)
+        rows, columns = _block_side(outputs, blocks), _block_side(inputs, blocks)
         padded = F.pad(weight.detach(), (0, blocks * columns - inputs, 0, blocks * rows - outputs))
-        cut = padded.view(blocks, rows, blocks, columns).transpose(1, 2)  # [l, j, m / b, n / b]
-        left, right = truncated(cut, rank)  # [l, j, m / b, t], [l, j, t, n / b]
+        split = padded.view(blocks, rows, blocks, columns).transpose(1, 2)  # [l, j, m / b, n / b]
+        left, right = truncated(split, rank)  # [l, j, m / b, t], [l, j, t, n / b]
         left = left.permute(0, 1, 3, 2).reshape(blocks, blocks * rank, rows)
         right = right.permute(1, 3, 0, 2).reshape(blocks, columns, blocks * rank)
         return cls(left, right, bias, inputs, outputs)
 
     @classmethod
     def fresh(cls, weight: Tensor, bias: Tensor | None, blocks: int, rank: int) -> MonarchLinear:
-        """Drawn such that the weight's entries have the variance of ``weight``'s."""
+        """Draw factors whose product has the variance of ``weight``."""
         outputs, inputs = weight.shape
-        rows, columns = _parts(outputs, blocks), _parts(inputs, blocks)
+        rows, columns = _block_side(outputs, blocks), _block_side(inputs, blocks)
         right = _normal(weight, (blocks, columns, blocks * rank), 1 / columns)
         left = _normal(weight, (blocks, blocks * rank, rows), _variance(weight) * columns / rank)
         return cls(left, right, bias, inputs, outputs)
@@ -141,8 +141,8 @@ class MonarchLinear(nn.Module):
         b, t = self.blocks, self.rank
         left = self.left.view(b, b, t, -1)  # [l, j, t, m / b]
         right = self.right.view(b, -1, b, t)  # [j, n / b, l, t]
-        cut = torch.einsum("ljtr,jclt->lrjc", left, right)
-        return cut.reshape(b * left.shape[-1], b * right.shape[1])[: self.outputs, : self.inputs]
+        split = torch.einsum("ljtr,jclt->lrjc", left, right)
+        return split.reshape(b * left.shape[-1], b * right.shape[1])[: self.outputs, : self.inputs]
 
     def forward(self, x: Tensor) -> Tensor:
         b, t = self.blocks, self.rank
@@ -180,29 +180,29 @@ class LowRankConv2d(nn.Module):
 
     @classmethod
     def project(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
-        made = cls._like(layer, rank)
-        left, right = truncated(_by_group(layer), rank)
-        made._set(left, right)
-        return made
+        result = cls._like(layer, rank)
+        result._set_factors(*truncated(_by_group(layer), rank))
+        return result
 
     @classmethod
     def fresh(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
-        """Drawn such that the product's entries have the variance of the layer's."""
-        made = cls._like(layer, rank)
+        """Draw factors whose product has the variance of the layer's weight."""
+        result = cls._like(layer, rank)
         groups, outputs, inputs = _by_group(layer).shape
         right = _normal(layer.weight, (groups, rank, inputs), 1 / inputs)
-        made._set(_normal(layer.weight, (groups, outputs, rank), _variance(layer.weight) * inputs / rank), right)
-        return made
+        left = _normal(layer.weight, (groups, outputs, rank), _variance(layer.weight) * inputs / rank)
+        result._set_factors(left, right)
+        return result
 
     @classmethod
     def _like(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
         weight, inner = layer.weight, rank * layer.groups
-        narrow = _bare(
+        narrow = _uninitialized(
             nn.Conv2d, layer.in_channels, inner, layer.kernel_size, stride=layer.stride, padding=layer.padding,
             dilation=layer.dilation, groups=layer.groups, bias=False, padding_mode=layer.padding_mode,
             device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
-        widen = _bare(
+        widen = _uninitialized(
             nn.Conv2d, inner, layer.out_channels, 1, groups=layer.groups, bias=layer.bias is not None,
             device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
@@ -211,7 +211,7 @@ class LowRankConv2d(nn.Module):
         return cls(narrow, widen)
 
     @torch.no_grad()
-    def _set(self, left: Tensor, right: Tensor) -> None:
+    def _set_factors(self, left: Tensor, right: Tensor) -> None:
         self.narrow.weight.copy_(right.reshape(self.narrow.weight.shape))
         self.widen.weight.copy_(left.reshape(self.widen.weight.shape))
 
@@ -235,29 +235,29 @@ class LowRankConv2d(nn.Module):
 
     def dense(self) -> nn.Conv2d:
         like, weight = self.narrow, self.weight
-        made = _bare(
+        layer = _uninitialized(
             nn.Conv2d, like.in_channels, self.widen.out_channels, like.kernel_size, stride=like.stride,
             padding=like.padding, dilation=like.dilation, groups=like.groups, bias=self.bias is not None,
             padding_mode=like.padding_mode, device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
-        made.weight = nn.Parameter(weight.detach().clone())
+        layer.weight = nn.Parameter(weight.detach().clone())
         if self.bias is not None:
-            made.bias = _bias(self.bias)
-        return made
+            layer.bias = _bias(self.bias)
+        return layer
 
 
-def _bare(kind: type[L], *args: Any, **kwargs: Any) -> L:
-    """A layer whose weights are yet to be written."""
-    made = nn.utils.skip_init(kind, *args, **kwargs)  # type: ignore[no-untyped-call]
-    assert isinstance(made, kind)
-    return made
+def _uninitialized(kind: type[L], *args: Any, **kwargs: Any) -> L:
+    """Return a layer whose parameters are not initialized."""
+    layer = nn.utils.skip_init(kind, *args, **kwargs)  # type: ignore[no-untyped-call]
+    assert isinstance(layer, kind)
+    return layer
 
 
 def _by_group(layer: nn.Conv2d) -> Tensor:
     return layer.weight.detach().reshape(layer.groups, layer.out_channels // layer.groups, -1)
 
 
-def _parts(side: int, blocks: int) -> int:
+def _block_side(side: int, blocks: int) -> int:
     return -(-side // blocks)
 
 
@@ -270,14 +270,14 @@ def _variance(weight: Tensor) -> float:
 
 
 def _normal(like: Tensor, shape: tuple[int, ...], variance: float) -> Tensor:
-    """On the CPU, so that every device begins alike."""
+    """Draw on the CPU, so that every device starts with the same values."""
     return (torch.randn(shape) * math.sqrt(variance)).to(like)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     outputs, inputs = weight.shape
-    made = _bare(nn.Linear, inputs, outputs, bias=bias is not None, device=weight.device, dtype=weight.dtype)
-    made.weight = nn.Parameter(weight.detach().clone())
+    layer = _uninitialized(nn.Linear, inputs, outputs, bias=bias is not None, device=weight.device, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight.detach().clone())
     if bias is not None:
-        made.bias = nn.Parameter(bias.detach().clone())
-    return made
+        layer.bias = nn.Parameter(bias.detach().clone())
+    return layer

@@ -1,7 +1,7 @@
-"""Weights whose entries share values: ``w_i = s_i z[b_i]`` (HashedNets, Chen et al. 2015), each in as many places.
+"""Weights whose entries share values: ``w_i = s_i z[b_i]`` (HashedNets, Chen et al. 2015), balanced.
 
-The places are dealt out by a random permutation of the entries, so no value is left without one and none has many. Both
-ways are gathers, forward by bucket and backward by member, so that sums have one order on every device.
+A random permutation assigns entries to values, so that all values have equally many. Forward and backward are gathers,
+forward by bucket and backward by member, so that sums have one order on every device.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from laconic.kernels import random
-from laconic.layers.weightless import applied, emptied, filled
+from laconic.layers.functional import call_with_weight, with_parameters, without_parameters
 
 __all__ = ["HashedLayer"]
 
-PLACES, SIGNS = 511, 512
-"""Streams of the seed that places and signs come from."""
+POSITIONS, SIGNS = 511, 512
+"""Streams of the seed that positions and signs come from."""
 
 
 class _Shared(torch.autograd.Function):
-    """z at its places, with signs."""
-
     @staticmethod
     def forward(ctx: Any, z: Tensor, bucket: Tensor, sign: Tensor, order: Tensor) -> Tensor:
         ctx.save_for_backward(sign, order)
@@ -32,14 +30,14 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         sign, order = ctx.saved_tensors
-        return _collected(gradient * sign, order, ctx.buckets).view(1, -1), None, None, None
+        return _bucket_sums(gradient * sign, order, ctx.buckets).view(1, -1), None, None, None
 
 
-def _collected(values: Tensor, order: Tensor, buckets: int) -> Tensor:
-    """The sum over the members of each bucket."""
-    dealt = values.index_select(0, order)
-    rows = -(-dealt.numel() // buckets)
-    return nn.functional.pad(dealt, (0, rows * buckets - dealt.numel())).view(rows, buckets).sum(0)
+def _bucket_sums(values: Tensor, order: Tensor, buckets: int) -> Tensor:
+    """Return the sum over the members of each bucket."""
+    ordered = values.index_select(0, order)
+    rows = -(-ordered.numel() // buckets)
+    return nn.functional.pad(ordered, (0, rows * buckets - ordered.numel())).view(rows, buckets).sum(0)
 
 
 class HashedLayer(nn.Module):
@@ -48,8 +46,8 @@ class HashedLayer(nn.Module):
     Args:
         layer: The dense layer.
         buckets: K.
-        seed: Decides who shares; the same on all workers, another for each layer.
-        fresh: Draw values of the weight's variance instead of fitting them to it.
+        seed: Decides which entries share a value; the same on all workers, different for each layer.
+        fresh: Draw values of the weight's variance instead of fitting them to the weight.
     """
 
     z: nn.Parameter
@@ -59,22 +57,22 @@ class HashedLayer(nn.Module):
         super().__init__()
         weight, bias = layer.weight, getattr(layer, "bias", None)
         assert isinstance(weight, Tensor)
-        self.frame, self.shape, self.buckets = emptied(layer), weight.shape, buckets
+        self.settings, self.shape, self.buckets = without_parameters(layer), weight.shape, buckets
         self.register_buffer("state", torch.tensor([seed & (2**62 - 1)], dtype=torch.int64, device=weight.device))
-        # Two dimensions: a policy takes vectors for biases, and sends them as they are.
+        # Two dimensions, because a policy takes vectors for biases and does not compress them.
         self.z = nn.Parameter(weight.new_zeros(1, buckets))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-        self._settle()
+        self._derive_positions()
         self._fit(weight.detach().reshape(-1), fresh=fresh)
 
     @torch.no_grad()
     def _fit(self, weight: Tensor, *, fresh: bool) -> None:
-        """By least squares a value is the mean of its members'."""
+        """Set each value to the mean of its members, which is the least-squares fit."""
         if fresh:
             self.z.copy_(torch.randn(self.buckets) * float(weight.float().std()))
             return
-        members = _collected(torch.ones_like(weight), self._order, self.buckets)
-        self.z.copy_(_collected(weight * self._sign, self._order, self.buckets) / members)
+        members = _bucket_sums(torch.ones_like(weight), self._order, self.buckets)
+        self.z.copy_(_bucket_sums(weight * self._sign, self._order, self.buckets) / members)
 
     @property
     def weight(self) -> Tensor:
@@ -82,18 +80,18 @@ class HashedLayer(nn.Module):
         return shared.view(self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        return applied(self.frame, x, self.weight, self.bias)
+        return call_with_weight(self.settings, x, self.weight, self.bias)
 
     def dense(self) -> nn.Module:
-        return filled(self.frame, self.weight, self.bias)
+        return with_parameters(self.settings, self.weight, self.bias)
 
     @torch.no_grad()
-    def _settle(self) -> None:
-        """Places and signs from the seed: not saved, not sent."""
+    def _derive_positions(self) -> None:
+        """Compute positions and signs from the seed; they are neither saved nor sent."""
         if self.state.device.type == "meta":
             return
         seed, entry = int(self.state), torch.arange(self.shape.numel(), dtype=torch.int64, device=self.state.device)
-        self._order = random.hash32(entry, random.key(seed, PLACES)).argsort(stable=True)
+        self._order = random.hash32(entry, random.key(seed, POSITIONS)).argsort(stable=True)
         self._bucket = torch.empty_like(self._order)
         self._bucket[self._order] = entry % self.buckets
         self._sign = (1 - 2 * (random.hash32(entry, random.key(seed, SIGNS)) >> 16 & 1)).to(self.z.dtype)
@@ -102,14 +100,14 @@ class HashedLayer(nn.Module):
         before = self.z.device, self.z.dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if before != (self.z.device, self.z.dtype):
-            self._settle()
+            self._derive_positions()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         before = self.state.clone()
         super()._load_from_state_dict(*args, **kwargs)
         if not torch.equal(before, self.state):
-            self._settle()
+            self._derive_positions()
 
     def extra_repr(self) -> str:
         return f"values={self.buckets} for {self.shape.numel()}"

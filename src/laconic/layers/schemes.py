@@ -1,4 +1,4 @@
-"""Schemes: how a layer's weight becomes fewer numbers. ``monarch:0.1``, ``subspace:0.1,T=50``: the codecs' grammar."""
+"""Schemes of compressed layers, in the grammar of codecs: ``monarch:0.1``, ``subspace:0.1,T=50``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from laconic.errors import ConfigError
 __all__ = ["DENSE", "SCHEMES", "Hashed", "LowRank", "Monarch", "Scheme", "Subspace", "parse_scheme"]
 
 DENSE = "dense"
-"""What a rule of a policy says of weights that stay as they are."""
+"""The rule of a policy for weights that stay dense."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What all have: ``rho``, the fraction of a weight's entries that is left, in (0, 1)."""
+    """Base of all schemes: ``rho`` is the fraction of a weight's entries that is kept, in (0, 1)."""
 
     name: ClassVar[str]
     rho: float
@@ -34,8 +34,8 @@ class LowRank(Scheme):
     """A product of two thin matrices; a convolution into few channels and a 1 x 1 convolution out of them.
 
     Args:
-        rho: Of each weight.
-        conv: Another rho for convolutions.
+        rho: Fraction of each weight.
+        conv: Fraction for convolutions, if different.
     """
 
     name: ClassVar[str] = "lowrank"
@@ -49,12 +49,12 @@ class LowRank(Scheme):
 
 @dataclass(frozen=True)
 class Monarch(Scheme):
-    """Blocks of low rank each (Dao et al. 2022): as fast as ``lowrank`` and of a higher rank. Convolutions as there.
+    """Blocks of low rank (Dao et al. 2022): as fast as ``lowrank``, of a higher rank. Convolutions as ``lowrank``.
 
     Args:
-        rho: Of each weight.
-        conv: Another rho for convolutions.
-        blocks: Blocks along each side; chosen by size and rho when 0.
+        rho: Fraction of each weight.
+        conv: Fraction for convolutions, if different.
+        blocks: Blocks along each side; 0 chooses by size and rho.
     """
 
     name: ClassVar[str] = "monarch"
@@ -71,10 +71,10 @@ class Monarch(Scheme):
 
 @dataclass(frozen=True)
 class Subspace(Scheme):
-    """A dense weight that moves in few directions: the optimizer sees their coordinates, fresh ones every T steps.
+    """A dense weight that moves in few directions: the optimizer sees their coordinates, redrawn every T steps.
 
     Args:
-        rho: Of each weight.
+        rho: Fraction of each weight.
         T: Steps between renewals; 0 never renews.
     """
 
@@ -89,16 +89,16 @@ class Subspace(Scheme):
 
 @dataclass(frozen=True)
 class Hashed(Scheme):
-    """Entries share values, as many to each (Chen et al. 2015, balanced)."""
+    """Entries share values, equally many each (Chen et al. 2015, balanced)."""
 
     name: ClassVar[str] = "hashed"
 
 
-SCHEMES: dict[str, type[Scheme]] = {each.name: each for each in (Hashed, LowRank, Monarch, Subspace)}
+SCHEMES: dict[str, type[Scheme]] = {scheme.name: scheme for scheme in (Hashed, LowRank, Monarch, Subspace)}
 
 
 def parse_scheme(spec: str | Scheme, *, rho: float | None = None) -> Scheme:
-    """A scheme from its text, or from its name and ``rho``.
+    """Return a scheme from its text, or from its name and ``rho``.
 
     >>> str(parse_scheme("subspace:0.1,T=50")), parse_scheme("monarch", rho=0.1)
     ('subspace:0.1,T=50', Monarch(rho=0.1, conv=None, blocks=0))
@@ -108,12 +108,12 @@ def parse_scheme(spec: str | Scheme, *, rho: float | None = None) -> Scheme:
     name = spec.strip()
     if name in SCHEMES:
         if rho is None:
-            raise ConfigError(f"scheme {name!r} needs rho, the fraction of entries that is left: such as {name}:0.1")
+            raise ConfigError(f"scheme {name!r} needs rho, the fraction of entries that is kept, such as {name}:0.1")
         return SCHEMES[name](rho=rho)
-    found = parse_named(spec, SCHEMES, noun="scheme")
-    if rho is not None and found.rho != rho:
-        raise ConfigError(f"{spec!r} says rho {found.rho}, and rho={rho} was given as well: give one of them")
-    return found
+    scheme = parse_named(spec, SCHEMES, noun="scheme")
+    if rho is not None and scheme.rho != rho:
+        raise ConfigError(f"{spec!r} contains rho {scheme.rho}, but rho={rho} was given as well: give one of them")
+    return scheme
 
 
 def _check_fraction(scheme: str, name: str, value: float) -> None:

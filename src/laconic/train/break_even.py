@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from laconic.layers import layout
-from laconic.layers.measurement import MAX_VARIATION, timings
+from laconic.layers.step_time import MAX_VARIATION, timings
 from laconic.plan import Bound
 from laconic.train.run import SUMMARY, Config, write_atomically
 

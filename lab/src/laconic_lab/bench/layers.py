@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from laconic.errors import ConfigError, WrongResultError
 from laconic.layers import LayerPolicy, Timings, compress, expand, layout, timings
-from laconic.layers.measurement import MAX_VARIATION
+from laconic.layers.step_time import MAX_VARIATION
 from laconic.records import Record
 from laconic.train import MODELS, build_model
 from laconic_lab.bench.cluster import ClusterTable

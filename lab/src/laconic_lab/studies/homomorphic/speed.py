@@ -13,7 +13,7 @@ from torch import nn
 
 from laconic.aggregate.homomorphic import Contributor
 from laconic.layers import LayerPolicy, compress, layout, timings
-from laconic.layers.measurement import MAX_VARIATION
+from laconic.layers.step_time import MAX_VARIATION
 from laconic.records import Record
 from laconic.train.models import build_model
 from laconic_lab.bench.layers import ALL, FC, SHAPES

@@ -1,8 +1,8 @@
-"""measure: what a compressed model keeps (rho) and what it computes (h), beside the dense one in the same minute.
+"""measure: rho and h of a compressed model, by timing it against the dense one.
 
-A step is forward, backward and an update by SGD with momentum: what h means in the planner's bound. Dense and
-compressed steps take turns, so that a busy moment meets both, and the fastest of each counts. Where even the faster
-half of the turns differ by more than 20 % (standard deviation over mean), there is no figure, only a line that says so.
+A step is forward, backward and an update by SGD with momentum, as h is defined in the planner's bound. Dense and
+compressed steps alternate, so that other load affects both, and the fastest of each counts. If even the faster half of
+the steps varies by more than 20 % (standard deviation over mean), there is no result but an error.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Timings:
-    """Steps of both models, in seconds, turn by turn.
+    """Step times of both models.
 
     Args:
-        dense: Of the dense model.
-        compressed: Of the compressed one.
-        rho: Trained numbers of the second over those of the first.
-        clock: ``cpu`` (seconds of processors) or ``wall``.
+        dense: Seconds of each step of the dense model.
+        compressed: Seconds of each step of the compressed model.
+        rho: Trained numbers of the compressed model over those of the dense one.
+        clock: ``cpu`` (processor time) or ``wall``.
     """
 
     dense: tuple[float, ...]
@@ -55,11 +55,11 @@ class Timings:
 
     @property
     def variation(self) -> float:
-        """The larger coefficient of variation of the faster halves."""
+        """The larger coefficient of variation of the two faster halves."""
         return max(_variation(self.dense), _variation(self.compressed))
 
     def values(self) -> dict[str, Any]:
-        """For a Record."""
+        """Return the fields of a Record."""
         return {
             "rho": self.rho,
             "h": self.h,
@@ -81,28 +81,28 @@ def measure(
     repeat: int = 9,
     budget_s: float = 60.0,
 ) -> tuple[float, float]:
-    """(rho, h): trained numbers and step time of a compressed model, both over the dense one's.
+    """Return (rho, h): trained numbers and step time of a compressed model, both over the dense one's.
 
-    Both models are left as they are, and are where their parameters are: on a device, its time is taken.
+    Neither model is modified. Steps run on the device of the parameters.
 
     Args:
-        model: The dense one.
-        compressed: The same by ``laconic.compress``.
+        model: The dense model.
+        compressed: The result of ``laconic.compress``.
         batch: (inputs, targets), or inputs alone.
-        loss: Of outputs and targets; by default cross entropy for whole numbers, else the mean square.
-        repeat: Turns of each, after one that does not count.
-        budget_s: No new turn is begun once this long was spent, after three.
+        loss: Function of outputs and targets; by default cross entropy for integer targets, else the mean square.
+        repeat: Timed steps of each model, after one warm-up step.
+        budget_s: After three steps, no new one starts once this time is spent.
 
     Raises:
-        WrongResultError: The machine was too busy: times vary by more than 20 %.
+        WrongResultError: Step times vary by more than 20 %, because the machine is too busy.
     """
-    found = timings(model, compressed, batch, loss=loss, repeat=repeat, budget_s=budget_s)
-    if found.variation > MAX_VARIATION:
+    result = timings(model, compressed, batch, loss=loss, repeat=repeat, budget_s=budget_s)
+    if result.variation > MAX_VARIATION:
         raise WrongResultError(
-            f"step times vary by {100 * found.variation:.0f} %, more than {100 * MAX_VARIATION:.0f} %, over "
-            f"{len(found.dense)} turns: there is no h to rely on. Try when the machine is less busy, or with more turns"
+            f"step times vary by {100 * result.variation:.0f} %, more than {100 * MAX_VARIATION:.0f} %, over "
+            f"{len(result.dense)} steps: h is not reliable. Repeat on a less busy machine, or with more steps"
         )
-    return found.rho, found.h
+    return result.rho, result.h
 
 
 def timings(
@@ -114,7 +114,7 @@ def timings(
     repeat: int = 9,
     budget_s: float = 60.0,
 ) -> Timings:
-    """The turns behind ``measure``, whatever they vary."""
+    """Return the step times that ``measure`` uses, however much they vary."""
     if repeat < MIN_REPEAT:
         raise ConfigError(f"repeat must be at least {MIN_REPEAT}, got {repeat}")
     inputs, targets = _batch(batch)
@@ -126,16 +126,16 @@ def timings(
     steps = [_step(copy.deepcopy(each), inputs, targets, loss) for each in (model, compressed)]
     for step in steps:
         step()
-    turns: tuple[list[float], list[float]] = ([], [])
+    seconds: tuple[list[float], list[float]] = ([], [])
     began = time.perf_counter()
     for done in range(repeat):
         if done >= MIN_REPEAT and time.perf_counter() - began > budget_s:
             break
-        for step, found in zip(steps, turns, strict=True):
+        for step, times in zip(steps, seconds, strict=True):
             before = now()
             step()
-            found.append(now() - before)
-    return Timings(tuple(turns[0]), tuple(turns[1]), _trained(compressed) / _trained(model), clock)
+            times.append(now() - before)
+    return Timings(tuple(seconds[0]), tuple(seconds[1]), _trained(compressed) / _trained(model), clock)
 
 
 def _batch(batch: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -143,12 +143,12 @@ def _batch(batch: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         return batch, None
     if isinstance(batch, Sequence) and 1 <= len(batch) <= 2 and all(isinstance(x, Tensor) for x in batch):
         return batch[0], batch[1] if len(batch) > 1 else None
-    raise InputError("a batch is a tensor of inputs, or inputs and targets")
+    raise InputError("batch must be a tensor of inputs, or inputs and targets")
 
 
 def _step(model: nn.Module, inputs: Tensor, targets: Tensor | None, loss: Loss | None) -> Callable[[], None]:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=1e-9, momentum=0.9)  # stays where it is, at full cost
+    optimizer = torch.optim.SGD(parameters, lr=1e-9, momentum=0.9)  # a full update that hardly changes the parameters
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -177,7 +177,7 @@ def _trained(model: nn.Module) -> int:
 
 
 def _clock(device: torch.device) -> tuple[str, Callable[[], float]]:
-    """With one thread the processor's time, which others on the machine do not add to; else the wall clock."""
+    """Return processor time for one CPU thread, which other processes do not affect; else the wall clock."""
     if device.type == "cpu" and torch.get_num_threads() == 1:
         return "cpu", time.process_time
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""measure: rho by counting, h by turns; a busy machine is told so."""
+"""measure: rho by counting, h by timing; unreliable times raise an error."""
 
 from __future__ import annotations
 
@@ -19,18 +19,13 @@ from laconic.train import Shards, build_task
 ALL = LayerPolicy(output=True)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def pair(width: int = 256, scheme: str = "lowrank:0.1") -> tuple[nn.Module, nn.Module]:
     model = nn.Linear(width, width)
     return model, laconic.compress(model, scheme, policy=ALL, init="fresh")
 
 
-def test_rho_is_counted_and_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laconic.layers.measurement.MAX_VARIATION", 1e9)
+def test_rho_is_counted_and_models_are_not_modified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laconic.layers.step_time.MAX_VARIATION", 1e9)
     model, small = pair()
     before = copy.deepcopy([*model.state_dict().values(), *small.state_dict().values()])
     rho, h = laconic.measure(model, small, torch.randn(8, 256), repeat=3)
@@ -40,32 +35,31 @@ def test_rho_is_counted_and_models_stay_as_they_are(monkeypatch: pytest.MonkeyPa
     assert all(parameter.grad is None for parameter in model.parameters())
     for batch in ((torch.randn(8, 256), torch.randint(256, (8,))), (torch.randn(8, 256), torch.randn(8, 256))):
         assert laconic.measure(model, small, batch, repeat=3)[0] == rho
-    loss = F.l1_loss
-    assert laconic.measure(model, small, batch, loss=loss, repeat=3)[0] == rho
+    assert laconic.measure(model, small, batch, loss=F.l1_loss, repeat=3)[0] == rho
 
 
-def test_h_is_the_fastest_over_the_fastest() -> None:
-    found = Timings((1.0, 1.2, 4.0, 1.1), (0.5, 0.7, 0.6, 0.5), 0.1, "cpu")
-    assert found.h == 0.5 and found.h_median == pytest.approx(0.55 / 1.15)
-    assert found.variation == pytest.approx(0.1083, abs=1e-3)  # of 0.5, 0.5, 0.6, over their mean
-    assert found.values()["turns"] == 4
+def test_h_is_the_ratio_of_the_fastest_steps() -> None:
+    steady = Timings((1.0, 1.2, 4.0, 1.1), (0.5, 0.7, 0.6, 0.5), 0.1, "cpu")
+    assert steady.h == 0.5 and steady.h_median == pytest.approx(0.55 / 1.15)
+    assert steady.variation == pytest.approx(0.1083, abs=1e-3)  # of 0.5, 0.5, 0.6, over their mean
+    assert steady.values()["turns"] == 4
     busy = Timings((1.0, 1.5, 2.0, 4.0), (1.0, 1.0, 1.0, 1.0), 0.1, "cpu")
     assert busy.variation == pytest.approx(1 / 3)
 
 
-def test_a_busy_machine_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varying_step_times_raise_wrong_result_error(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 1.0, 2.0, 2.0, 5.0, 5.0, 6.0, 6.0, 11.0, 11.0, 12.0])
-    monkeypatch.setattr("laconic.layers.measurement._clock", lambda _: ("cpu", lambda: next(times)))
+    monkeypatch.setattr("laconic.layers.step_time._clock", lambda _: ("cpu", lambda: next(times)))
     model, small = pair(64)
-    with pytest.raises(WrongResultError, match="step times vary by 67 %, more than 20 %, over 3 turns"):
+    with pytest.raises(WrongResultError, match="step times vary by 67 %, more than 20 %, over 3 steps"):
         laconic.measure(model, small, torch.randn(2, 64), repeat=3)
 
 
-def test_wrong_uses_are_told() -> None:
+def test_wrong_arguments_raise() -> None:
     model, small = pair(64)
     with pytest.raises(ConfigError, match="repeat must be at least 3, got 2"):
         timings(model, small, torch.randn(2, 64), repeat=2)
-    with pytest.raises(InputError, match="a batch is a tensor of inputs, or inputs and targets"):
+    with pytest.raises(InputError, match="batch must be a tensor of inputs, or inputs and targets"):
         timings(model, small, "images")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the models are on cpu and meta"):
         timings(model, copy.deepcopy(small).to("meta"), torch.randn(2, 64))
@@ -73,7 +67,7 @@ def test_wrong_uses_are_told() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scheme, most",
+    "scheme, limit",
     [
         ("monarch:0.2", 0.25),
         ("monarch:0.1", 0.12),
@@ -82,10 +76,10 @@ def test_wrong_uses_are_told() -> None:
         ("subspace:0.1", 1.15),
     ],
 )
-def test_h_of_wide_layers(scheme: str, most: float) -> None:
+def test_h_of_wide_layers(scheme: str, limit: float) -> None:
     model, small = pair(4096, scheme)
-    found = min((timings(model, small, torch.randn(64, 4096), repeat=9) for _ in range(3)), key=lambda t: t.h)
-    assert found.h <= most, found
+    result = min((timings(model, small, torch.randn(64, 4096), repeat=9) for _ in range(3)), key=lambda t: t.h)
+    assert result.h <= limit, result
 
 
 @pytest.mark.slow
@@ -95,15 +89,15 @@ def test_h_of_alexnet() -> None:
     model = build_model("alexnet", seed=0)
     small = laconic.compress(model, "monarch:0.05,conv=0.2", init="fresh")
     batch = torch.randn(16, 3, 224, 224), torch.randint(1000, (16,))
-    found = timings(model, small, batch, repeat=3)
-    assert found.h <= 0.45 and found.rho < 0.12, found
+    result = timings(model, small, batch, repeat=3)
+    assert result.h <= 0.45 and result.rho < 0.12, result
 
 
 # ------------------------------------------------------------------------------------------------------------- accuracy
 
 
 def accuracy(layers: str | None, seed: int, data_dir: Path | None) -> float:
-    """Four epochs over MNIST: SGD with momentum, a rate that falls to zero on a straight line."""
+    """Return the accuracy after four epochs on MNIST by SGD with momentum and a linearly decaying rate."""
     task = build_task("mlp", "mnist", data_dir=data_dir, seed=seed, layers=layers)
     shards = Shards(task.num_train, 1, 128, seed)
     steps = 4 * shards.iterations_per_epoch
@@ -119,9 +113,9 @@ def accuracy(layers: str | None, seed: int, data_dir: Path | None) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_subspace_of_a_tenth_loses_less_than_half_a_point() -> None:
+def test_accuracy_in_a_subspace_of_a_tenth_is_within_half_a_point() -> None:
     if "LACONIC_DATA" not in os.environ:
-        pytest.skip("LACONIC_DATA names no folder of data sets: MNIST's accuracy in a subspace WAS NOT CHECKED")
+        pytest.skip("LACONIC_DATA is not set: MNIST's accuracy in a subspace WAS NOT CHECKED")
     dense, small = ([accuracy(layers, seed, None) for seed in range(3)] for layers in (None, "subspace:0.1"))
     print(f"dense {dense}, subspace:0.1 {small}")
     assert sum(small) / 3 > sum(dense) / 3 - 0.5
