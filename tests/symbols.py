@@ -1,4 +1,4 @@
-"""Symbols to code: distributions that coders meet and some that they do not like. By name, size and alphabet."""
+"""Distributions of symbols for tests of coders, and the sizes that coders should reach."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CODINGS = tuple(Coding)
 PURE = (Coding.HUFFMAN, Coding.RANS)
 
 
-def noise(n: int, seed: int = 0) -> Tensor:
-    """Even in [0, 1), the same everywhere, and cheap for millions."""
+def uniform(n: int, seed: int = 0) -> Tensor:
+    """Return uniform values in [0, 1), the same on every machine."""
     return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -33,18 +33,18 @@ def _fibonacci(n: int, alphabet: int) -> Tensor:
     while len(weights) < alphabet:
         weights.append(weights[-1] + weights[-2] if len(weights) < 60 else 1.0)
     bounds = torch.tensor(weights[:alphabet], dtype=torch.float64).cumsum(0)
-    return torch.searchsorted(bounds, noise(n, 5) * bounds[-1], right=True).clamp(max=alphabet - 1).double()
+    return torch.searchsorted(bounds, uniform(n, 5) * bounds[-1], right=True).clamp(max=alphabet - 1).double()
 
 
 KINDS = {
-    "even": lambda n, a: noise(n) * a,
+    "even": lambda n, a: uniform(n) * a,
     "normal": lambda n, a: _bins(normal(n, 1), a),
-    "laplace": lambda n, a: _bins(noise(n, 2).sub(0.5).sign() * noise(n, 3).clamp(min=1e-12).log(), a),
+    "laplace": lambda n, a: _bins(uniform(n, 2).sub(0.5).sign() * uniform(n, 3).clamp(min=1e-12).log(), a),
     "heavy tail": lambda n, a: _bins(normal(n, 3) * (3 * normal(n, 4)).exp(), a),
-    "geometric": lambda n, a: (noise(n, 4).clamp(min=1e-12).log() / -0.7).clamp(max=a - 1),
-    "skewed": lambda n, a: torch.where(noise(n, 6) < 0.9999, 1.0, noise(n, 7) * a),
+    "geometric": lambda n, a: (uniform(n, 4).clamp(min=1e-12).log() / -0.7).clamp(max=a - 1),
+    "skewed": lambda n, a: torch.where(uniform(n, 6) < 0.9999, 1.0, uniform(n, 7) * a),
     "one symbol": lambda n, a: torch.full((n,), float(a - 1)),
-    "two symbols": lambda n, a: torch.where(noise(n, 8) < 0.3, 0.0, float(a - 1)),
+    "two symbols": lambda n, a: torch.where(uniform(n, 8) < 0.3, 0.0, float(a - 1)),
     "all but equal": lambda n, a: (torch.arange(n) % a).double(),
     "fibonacci": _fibonacci,
     "one in the middle": lambda n, a: torch.where(torch.arange(n) == n // 2, 0.0, float(a - 1)),
@@ -57,17 +57,17 @@ def make(kind: str, n: int, alphabet: int) -> Tensor:
 
 
 def code(backend: Kernels, symbols: Tensor, alphabet: int, coding: Coding) -> Tensor:
-    """The section; fails when the writer touches what lies before or behind its room."""
+    """Return the coded section; fail if the writer touches bytes outside of its buffer."""
     limit = coded_max_nbytes(symbols.numel(), alphabet)
-    room = torch.full((limit + 96,), 0xA5, dtype=torch.uint8)
-    nbytes = backend.encode_symbols(symbols, alphabet, coding, room[32 : 32 + limit])
+    buffer = torch.full((limit + 96,), 0xA5, dtype=torch.uint8)
+    nbytes = backend.encode_symbols(symbols, alphabet, coding, buffer[32 : 32 + limit])
     assert nbytes <= limit
-    assert bool((room[:32] == 0xA5).all()) and bool((room[32 + limit :] == 0xA5).all()), "wrote past its room"
-    return room[32 : 32 + nbytes].clone()
+    assert bool((buffer[:32] == 0xA5).all()) and bool((buffer[32 + limit :] == 0xA5).all()), "wrote past its buffer"
+    return buffer[32 : 32 + nbytes].clone()
 
 
 def entropy(symbols: Tensor) -> float:
-    """Bits of all symbols together, by their own frequencies."""
+    """Return the total information of the symbols in bits, by their own frequencies."""
     counts = torch.bincount(symbols.long()).double()
     counts = counts[counts > 0]
     n = symbols.numel()
@@ -79,7 +79,7 @@ def raw_nbytes(n: int, alphabet: int) -> int:
 
 
 def huffman_cost(counts: list[int]) -> tuple[int, int]:
-    """Bits of an optimal prefix code without a limit, and the longest code of one that is as short as can be."""
+    """Return the bits of an optimal prefix code without a length limit, and the smallest possible longest length."""
     heap = [(count, 0) for count in counts if count]
     heapq.heapify(heap)
     bits = 0

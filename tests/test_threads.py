@@ -1,4 +1,4 @@
-"""Many Python threads, a forked child, a thread pool that comes and goes: the bytes stay the same."""
+"""Frames do not depend on Python threads, forks or changes of the number of threads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SPECS = ("qsgd:4", "terngrad", "sign", "onebit", "uniform:6", "topk:0.01|qsgd:4"
          "qsgd:4|huffman:auto", "terngrad|rans", "topk:0.05|adaptive:5.0,zero=true|rans")  # fmt: skip
 
 
-def test_concurrent_calls_give_the_right_bytes(threads):
+def test_concurrent_calls_write_the_same_bytes(threads):
     jobs = [(spec, laws.normal(200_003 + i, seed=i), i) for i, spec in enumerate(SPECS)] * 6
-    wanted = {i: laconic.encode(x, spec, seed=i) for spec, x, i in jobs}
-    values = {i: laws.bytes_of(laconic.decode(frame)) for i, frame in wanted.items()}
+    expected = {i: laconic.encode(x, spec, seed=i) for spec, x, i in jobs}
+    values = {i: laws.bytes_of(laconic.decode(frame)) for i, frame in expected.items()}
     start = threading.Barrier(4)
 
     def work(part):
@@ -30,7 +30,7 @@ def test_concurrent_calls_give_the_right_bytes(threads):
         start.wait()
         for spec, x, i in jobs[part::4]:
             frame = laconic.encode(x, spec, seed=i)
-            assert frame == wanted[i], spec
+            assert frame == expected[i], spec
             assert laws.bytes_of(laconic.decode(frame)) == values[i], spec
 
     with ThreadPoolExecutor(4) as pool:
@@ -39,67 +39,59 @@ def test_concurrent_calls_give_the_right_bytes(threads):
 
 
 def test_threads_share_no_scratch():
-    """Small frames of different sizes from many threads, each kept and compared after all have run."""
-    made = {}
+    """Many threads encode small frames of different sizes, which are compared after all have finished."""
+    frames_by_thread = {}
 
     def work(part):
-        made[part] = [laconic.encode(torch.full((part + n,), float(n + 1)), "none") for n in range(200)]
+        frames_by_thread[part] = [laconic.encode(torch.full((part + n,), float(n + 1)), "none") for n in range(200)]
 
     workers = [threading.Thread(target=work, args=(part,)) for part in range(8)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    for part, frames in made.items():
+    for part, frames in frames_by_thread.items():
         for n, frame in enumerate(frames):
             assert torch.equal(laconic.decode(frame), torch.full((part + n,), float(n + 1)))
 
 
-def test_a_thread_count_that_changes_between_calls_is_followed():
-    x = laws.normal(1_100_009)  # three chunks of a coder
+def test_number_of_threads_may_change_between_calls():
+    x = laws.normal(1_100_009)  # three coded chunks
     torch.set_num_threads(1)
-    wanted = {spec: laconic.encode(x, spec) for spec in SPECS}
-    for count in (2, 5, 1, 3, 2, 8, 1):
+    expected = {spec: laconic.encode(x, spec) for spec in SPECS}
+    for count in (2, 5, 1, 8):
         torch.set_num_threads(count)
         for spec in SPECS:
-            assert laconic.encode(x, spec) == wanted[spec], (spec, count)
+            assert laconic.encode(x, spec) == expected[spec], (spec, count)
 
 
 FORK = """
 import os, sys, torch, laconic
 torch.set_num_threads(2)
 specs = sys.argv[1:]
-# Not torch's generator: its own threads do not survive a fork, ours must.
+# Not torch's generator, whose threads do not survive a fork.
 x = (torch.arange(600_007) * 2654435761 % 2**32).float() / 2**31 - 1
-wanted = [laconic.encode(x, spec) for spec in specs]
+expected = [laconic.encode(x, spec) for spec in specs]
 children = []
-for _ in range(3):
+for _ in range(2):
     child = os.fork()
     if child == 0:
         code = 9
         try:
-            code = 0 if [laconic.encode(x, spec) for spec in specs] == wanted else 1
+            code = 0 if [laconic.encode(x, spec) for spec in specs] == expected else 1
         finally:
             os._exit(code)
     children.append(child)
 codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-assert [laconic.encode(x, spec) for spec in specs] == wanted
+assert [laconic.encode(x, spec) for spec in specs] == expected
 print(codes)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_the_pool_works_after_a_fork():
-    # Specs whose way is all ours: torch's own parallel loops may hang in a forked child.
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_thread_pool_works_after_a_fork_and_ends_with_the_process():
+    # Only specs that do not use torch's parallel loops, which may hang in a forked child.
     specs = [spec for spec in SPECS if not spec.startswith("adaptive:4.0,tail")]
-    done = subprocess.run([sys.executable, "-c", FORK, *specs], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FORK, *specs], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[0, 0, 0]"
-
-
-def test_the_pool_ends_with_the_process():
-    code = (
-        "import torch, laconic; torch.set_num_threads(2); laconic.encode(torch.ones(1 << 20), 'qsgd:4'); print('done')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stdout.strip() == "[0, 0]"

@@ -7,7 +7,7 @@ import torch
 
 from laconic.kernels import cpu
 from laconic.kernels.sections import CHUNK, Coding
-from symbols import CODINGS, KINDS, code, entropy, huffman_cost, make, noise, raw_nbytes
+from symbols import CODINGS, KINDS, code, entropy, huffman_cost, make, raw_nbytes, uniform
 
 SPREADS = {
     **{f"normal in {2**bits} bins": ("normal", 2**bits) for bits in range(3, 13)},
@@ -53,7 +53,7 @@ def test_a_million_symbols_are_close_to_their_entropy(name):
 
 @pytest.mark.parametrize("p", [0.5, 0.6, 0.75, 0.9, 0.94, 0.946])
 def test_two_symbols_of_any_skew_are_close_to_their_entropy(p):
-    symbols = (noise(1_000_000, 3) > p).to(torch.uint8)
+    symbols = (uniform(1_000_000, 3) > p).to(torch.uint8)
     assert check_sizes(symbols, 2, False) > 0.3
 
 
@@ -66,7 +66,7 @@ def test_25_million_symbols_are_close_to_their_entropy(name):
 
 
 def test_below_03_bits_rans_stays_close_and_huffman_cannot():
-    symbols = (noise(1_000_000, 4) > 0.9999).to(torch.uint8)
+    symbols = (uniform(1_000_000, 4) > 0.9999).to(torch.uint8)
     least = entropy(symbols) / 8
     assert code(cpu, symbols, 2, Coding.RANS).numel() < 1.1 * least + 300
     assert code(cpu, symbols, 2, Coding.HUFFMAN).numel() >= symbols.numel() // 8

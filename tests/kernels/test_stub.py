@@ -1,4 +1,4 @@
-"""The stub of the C++ core names what the core has, no more and no less."""
+"""The stub of the C++ core is complete."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import laconic
 from laconic import _core
 
 
-def test_the_stub_names_what_the_core_has():
+def test_stub_lists_all_names_of_the_core():
     stub = Path(inspect.getfile(laconic)).parent / "_core.pyi"
-    named = set()
+    listed = set()
     for node in ast.parse(stub.read_text()).body:
         if isinstance(node, ast.FunctionDef):
-            named.add(node.name)
+            listed.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            named.add(node.target.id)
-    assert named == {name for name in dir(_core) if not name.startswith("_")}
+            listed.add(node.target.id)
+    assert listed == {name for name in dir(_core) if not name.startswith("_")}

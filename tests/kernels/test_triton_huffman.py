@@ -241,7 +241,7 @@ def test_chunks_of_a_wrong_size_are_rejected():
 
 def split_section(section: bytes, n: int, alphabet: int):
     """Return what precedes the stream starts, the starts, and the bits."""
-    _, _, taken = code_tables.read_book(section[5:], alphabet, with_shares=False)
+    _, _, taken = code_tables.read_code_table(section[5:], alphabet, with_frequencies=False)
     streams = 30 if n >= 65536 else 6 if n >= 2048 else 1
     at = 5 + taken
     return section[4:at], list(struct.unpack_from(f"<{streams - 1}I", section, at)), section[at + 4 * (streams - 1) :]

@@ -270,8 +270,8 @@ def test_swapped_frequencies_are_rejected_or_decoded_as_by_the_core():
         section = core_section(symbols, alphabet, Coding.RANS)
         if section[4] != RANS:
             continue
-        _, shares, taken = code_tables.read_book(section[6:], alphabet, with_shares=True)
+        _, shares, taken = code_tables.read_code_table(section[6:], alphabet, with_frequencies=True)
         a, b = generator.sample(range(alphabet), 2)
         shares[a], shares[b] = shares[b], shares[a]
-        book = code_tables.write_book([share.bit_length() for share in shares], shares)
+        book = code_tables.write_code_table([share.bit_length() for share in shares], shares)
         rejected(with_size(section[4:6] + book + section[6 + taken :]), n, alphabet)

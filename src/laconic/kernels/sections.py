@@ -78,9 +78,13 @@ class PackedIntCoding(NamedTuple):
     packed: bool
 
 
+def num_blocks(n: int) -> int:
+    return -(-n // SUM_BLOCK)
+
+
 def packed_int_count(n: int, rotated: bool) -> int:
     """Number of integers that n values become: a rotation fills the last block."""
-    return num_buckets(n, SUM_BLOCK) * SUM_BLOCK if rotated else n
+    return num_blocks(n) * SUM_BLOCK if rotated else n
 
 
 def packed_ints_nbytes(n: int, coding: PackedIntCoding) -> int:
@@ -89,6 +93,11 @@ def packed_ints_nbytes(n: int, coding: PackedIntCoding) -> int:
         return packed_nbytes(n, coding.width)
     per_word, (blocks, rest) = 32 // coding.width, divmod(n, SUM_BLOCK)
     return 32 * (blocks * num_buckets(SUM_BLOCK // 8, per_word) + num_buckets(num_buckets(rest, 8), per_word))
+
+
+def wide_sum_nbytes(n: int, sum_width: int) -> int:
+    """Bytes of a vertically packed sum of 8, 16 or 32 bits per integer, whose last group is padded."""
+    return num_buckets(n, GROUP) * 32 * sum_width
 
 
 # --------------------------------------------------------------------------------------------------------- positions

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import reference
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, require_valid, threads, weight_or_store
+from laconic.kernels.cpu.pointers import bytes_at, floats_at, require_valid, threads, weight_of
 from laconic.kernels.interface import NONFINITE
 
 _EXPONENT: Final = {
@@ -56,6 +56,6 @@ def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
 def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None) -> None:
     n = out.numel()
     finite = _core.cast_decode(
-        bytes_at(section, 2 * n), source == "fp16", floats_at(out), n, weight_or_store(weight), threads()
+        bytes_at(section, 2 * n), source == "fp16", floats_at(out), n, weight_of(weight), threads()
     )
     require_valid(finite, f"a {source} value that is not finite")

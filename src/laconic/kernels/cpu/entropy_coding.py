@@ -7,14 +7,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.errors import InputError
-from laconic.kernels.cpu.checked_pointers import (
-    bytes_at,
-    floats_at,
-    require_valid,
-    symbols_at,
-    threads,
-    weight_or_store,
-)
+from laconic.kernels.cpu.pointers import bytes_at, floats_at, require_valid, symbols_at, threads, weight_of
 from laconic.kernels.interface import Grid, LinearGrid
 from laconic.kernels.sections import CHUNK, MAX_ALPHABET, coded_max_nbytes, num_buckets, symbol_dtype
 
@@ -43,7 +36,7 @@ def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
 def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
     n, alphabet, nbytes = out.numel(), table.numel(), section.numel()
     valid = _core.decode_values(
-        section.data_ptr(), nbytes, alphabet, floats_at(table), floats_at(out), n, weight_or_store(weight), threads()
+        section.data_ptr(), nbytes, alphabet, floats_at(table), floats_at(out), n, weight_of(weight), threads()
     )
     require_valid(valid, f"{n} symbols of {alphabet} that no coder wrote")
 

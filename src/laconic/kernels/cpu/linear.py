@@ -7,7 +7,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random, reference
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, packed_at, symbols_at, threads, weight_or_store
+from laconic.kernels.cpu.pointers import bytes_at, floats_at, packed_at, symbols_at, threads, weight_of
 from laconic.kernels.cpu.quantizers import value_range
 from laconic.kernels.interface import Grid, LinearGrid
 from laconic.kernels.reference.linear import histogram_range
@@ -23,7 +23,7 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
     n, bits = out.numel(), symbol_bits(table.numel())
     full = reference.full_table(table)  # held by name: an address does not keep its tensor alive
     _core.table_decode(
-        packed_at(packed, n, bits), bits, floats_at(full), floats_at(out), n, weight_or_store(weight), threads()
+        packed_at(packed, n, bits), bits, floats_at(full), floats_at(out), n, weight_of(weight), threads()
     )
 
 

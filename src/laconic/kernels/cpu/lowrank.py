@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.kernels.cpu.checked_pointers import bytes_at, floats_at, threads, weight_or_store
+from laconic.kernels.cpu.pointers import bytes_at, floats_at, threads, weight_of
 from laconic.kernels.reference.reductions import read_floats
 
 
@@ -33,4 +33,4 @@ def lowrank_decode(
     for factor in (p, q):
         read_floats(factor, "factor", signed=True)
     left, right = bytes_at(p, 4 * rows * rank), bytes_at(q, 4 * rank * columns)
-    _core.lowrank_decode(left, right, rows, columns, rank, floats_at(out), weight_or_store(weight), threads())
+    _core.lowrank_decode(left, right, rows, columns, rank, floats_at(out), weight_of(weight), threads())

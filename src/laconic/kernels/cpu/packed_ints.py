@@ -9,28 +9,13 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random
-from laconic.kernels.cpu.checked_pointers import (
-    bucket_floats_at,
-    bytes_at,
-    floats_at,
-    packed_at,
-    require_valid,
-    threads,
-    weight_or_store,
-)
+from laconic.kernels.cpu.pointers import bytes_at, floats_at, packed_at, require_valid, threads, weight_of
 from laconic.kernels.interface import IntRounding, PackedIntSum
-from laconic.kernels.sections import (
-    GROUP,
-    SUM_BLOCK,
-    PackedIntCoding,
-    num_buckets,
-    packed_int_count,
-    packed_ints_nbytes,
-)
+from laconic.kernels.sections import PackedIntCoding, num_blocks, packed_int_count, packed_ints_nbytes, wide_sum_nbytes
 
 
 def block_scales(x: Tensor, rms: bool) -> Tensor:
-    scales = torch.empty(num_buckets(x.numel(), SUM_BLOCK), dtype=torch.float32)
+    scales = torch.empty(num_blocks(x.numel()), dtype=torch.float32)
     _core.block_scales(floats_at(x), x.numel(), rms, scales.data_ptr(), threads())
     return scales
 
@@ -57,7 +42,7 @@ def packed_int_encode(
         random.key(rotation_seed or 0, random.ROTATION),
         rounding_seed is not None,
         random.key(rounding_seed or 0, random.ROUNDING),
-        bucket_floats_at(clips, n, SUM_BLOCK),
+        bytes_at(clips, 4 * num_blocks(n)),
         bytes_at(out, packed_ints_nbytes(packed_int_count(n, rotated), coding)),
         feedback,
         threads(),
@@ -69,14 +54,14 @@ def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: T
     rotated = rotation_seed is not None
     valid = _core.packed_int_decode(
         bytes_at(integers, packed_ints_nbytes(packed_int_count(n, rotated), coding)),
-        bucket_floats_at(clips, n, SUM_BLOCK),
+        bytes_at(clips, 4 * num_blocks(n)),
         *coding,
         total,
         rotated,
         random.key(rotation_seed or 0, random.ROTATION),
         floats_at(out),
         n,
-        weight_or_store(weight),
+        weight_of(weight),
         threads(),
     )
     require_valid(valid, f"a scale that is not a finite, non-negative number, or a sum above {total}")
@@ -88,18 +73,16 @@ def packed_int_add(other: Tensor, total: Tensor) -> None:
     _core.packed_int_add(bytes_at(other, nbytes), bytes_at(total, nbytes), nbytes, threads())
 
 
-def _sum_at(total: Tensor, n: int, sum_width: int) -> int:
-    return bytes_at(total, num_buckets(n, GROUP) * 32 * sum_width)
-
-
 def packed_int_accumulate(packed: Tensor, n: int, width: int, sum_width: int, total: Tensor) -> None:
     _core.packed_int_accumulate(
-        packed_at(packed, n, width), n, width, sum_width, _sum_at(total, n, sum_width), threads()
+        packed_at(packed, n, width), n, width, sum_width, bytes_at(total, wide_sum_nbytes(n, sum_width)), threads()
     )
 
 
 def packed_int_repack(total: Tensor, n: int, sum_width: int, width: int, out: Tensor) -> None:
-    _core.packed_int_repack(_sum_at(total, n, sum_width), n, sum_width, width, packed_at(out, n, width), threads())
+    _core.packed_int_repack(
+        bytes_at(total, wide_sum_nbytes(n, sum_width)), n, sum_width, width, packed_at(out, n, width), threads()
+    )
 
 
 def packed_int_max(integers: Tensor, n: int, coding: PackedIntCoding) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic import _core
-from laconic.kernels.cpu.checked_pointers import packed_at
+from laconic.kernels.cpu.pointers import packed_at
 
 
 def pack(symbols: Tensor, bits: int, out: Tensor) -> None:

@@ -8,14 +8,14 @@ from torch import Tensor
 from laconic import _core
 from laconic.kernels import reference
 from laconic.kernels.cpu.casts import all_finite
-from laconic.kernels.cpu.checked_pointers import (
+from laconic.kernels.cpu.pointers import (
     bytes_at,
     empty_positions,
     floats_at,
     is_wide,
     require_valid,
     threads,
-    weight_or_store,
+    weight_of,
 )
 from laconic.kernels.cpu.selection import random_positions, topk
 from laconic.kernels.reference.positions import scale_saturating
@@ -89,5 +89,5 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float | None
     k = positions.numel()
     assert values.numel() == k
     address, wide = positions.data_ptr(), is_wide(positions)
-    weight = weight_or_store(weight)
+    weight = weight_of(weight)
     _core.scatter(address, floats_at(values), k, wide, floats_at(out), out.numel(), weight, threads())

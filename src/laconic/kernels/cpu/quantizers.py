@@ -8,14 +8,14 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random
-from laconic.kernels.cpu.checked_pointers import (
+from laconic.kernels.cpu.pointers import (
     bucket_floats_at,
     bytes_at,
     floats_at,
     packed_at,
     require_valid,
     threads,
-    weight_or_store,
+    weight_of,
 )
 from laconic.kernels.interface import NONFINITE, QsgdCoding
 from laconic.kernels.sections import symbol_bits, trits_nbytes, write_bytes
@@ -30,7 +30,7 @@ def qsgd_encode(x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, pack
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
     n = out.numel()
     norms_ptr, packed_ptr = bucket_floats_at(norms, n, bucket), packed_at(packed, n, bits)
-    store = weight_or_store(weight)
+    store = weight_of(weight)
     valid = _core.qsgd_decode(norms_ptr, packed_ptr, bits, bucket, floats_at(out), n, store, threads())
     require_valid(valid, "a norm that is not a finite, non-negative number")
 
@@ -52,7 +52,7 @@ def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: 
 def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
     n = out.numel()
     norms_ptr, packed_ptr = bucket_floats_at(norms, n, bucket), bytes_at(packed, trits_nbytes(n))
-    store = weight_or_store(weight)
+    store = weight_of(weight)
     valid = _core.ternary_decode(norms_ptr, packed_ptr, bucket, floats_at(out), n, store, threads())
     require_valid(valid, "a byte that is not five ternary values, or a scale that is not a finite, non-negative number")
 
@@ -75,7 +75,7 @@ def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) ->
 
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
     n, bits = out.numel(), symbol_bits(levels)
-    section, store = packed_at(packed, n, bits), weight_or_store(weight)
+    section, store = packed_at(packed, n, bits), weight_of(weight)
     _core.uniform_decode(section, low, high, levels, bits, floats_at(out), n, store, threads())
 
 
@@ -88,7 +88,7 @@ def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> in
 def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
     n = out.numel()
     scales_ptr, packed_ptr = bucket_floats_at(scales, n, bucket), packed_at(packed, n, 1)
-    valid = _core.sign_decode(scales_ptr, packed_ptr, bucket, floats_at(out), n, weight_or_store(weight), threads())
+    valid = _core.sign_decode(scales_ptr, packed_ptr, bucket, floats_at(out), n, weight_of(weight), threads())
     require_valid(valid, "a scale that is not a finite, non-negative number")
 
 
@@ -101,5 +101,5 @@ def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> i
 def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
     n = out.numel()
     means_ptr, packed_ptr = bucket_floats_at(means, n, bucket, 2), packed_at(packed, n, 1)
-    valid = _core.onebit_decode(means_ptr, packed_ptr, bucket, floats_at(out), n, weight_or_store(weight), threads())
+    valid = _core.onebit_decode(means_ptr, packed_ptr, bucket, floats_at(out), n, weight_of(weight), threads())
     require_valid(valid, "a mean that is not a finite, non-negative number")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic import _core
 from laconic.kernels import random, reference
-from laconic.kernels.cpu.checked_pointers import empty_positions, floats_at, is_wide, threads
+from laconic.kernels.cpu.pointers import empty_positions, floats_at, is_wide, threads
 from laconic.kernels.sections import write_seed
 
 

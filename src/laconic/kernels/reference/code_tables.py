@@ -1,20 +1,21 @@
-"""Codebooks: lengths of a prefix code, shares of rANS, and both as few bits for the receiver. Whole numbers only."""
+"""Code tables: Huffman lengths, rANS frequencies, and their bytes. Integer arithmetic only, so all backends agree."""
 
 from __future__ import annotations
 
 from laconic.errors import FrameError
 
 MAX_LENGTH = 15
-"""Bits of the longest code, and of the finest shares."""
+"""Bits of the longest code, and of the largest frequency scale."""
 
 _FIRST_CLASS = 8
 
 
 def code_lengths(counts: list[int]) -> list[int]:
-    """Lengths of an optimal prefix code with a longest length; 0 for symbols that do not occur. Two or more must.
+    """Return the lengths of an optimal length-limited prefix code; 0 for symbols that do not occur.
 
-    Package-merge (Larmore and Hirschberg 1990): level by level the cheapest pairs of the level below are merged with
-    the leaves; a symbol's length is the number of levels at which its leaf is among the 2 n - 2 cheapest items.
+    At least two symbols must occur. Package-merge (Larmore and Hirschberg 1990): level by level the cheapest pairs of
+    the level below are merged with the leaves; a symbol's length is the number of levels at which its leaf is among
+    the 2 n - 2 cheapest items.
     """
     order = sorted((symbol for symbol, count in enumerate(counts) if count), key=lambda symbol: counts[symbol])
     used = len(order)
@@ -24,19 +25,19 @@ def code_lengths(counts: list[int]) -> list[int]:
     for _ in range(limit - 1):
         below = levels[-1]
         pairs = [(below[i][0] + below[i + 1][0], False) for i in range(0, len(below) - 1, 2)]
-        levels.append(sorted(leaves + pairs, key=lambda item: item[0]))  # stable: of equal ones the leaf comes first
+        levels.append(sorted(leaves + pairs, key=lambda item: item[0]))  # stable: leaves first among equals
     lengths = [0] * len(counts)
-    chosen = 2 * used - 2
+    cheapest = 2 * used - 2
     for level in reversed(levels):
-        among = sum(is_leaf for _, is_leaf in level[:chosen])
-        for symbol in order[:among]:
+        num_leaves = sum(is_leaf for _, is_leaf in level[:cheapest])
+        for symbol in order[:num_leaves]:
             lengths[symbol] += 1
-        chosen = 2 * (chosen - among)
+        cheapest = 2 * (cheapest - num_leaves)
     return lengths
 
 
 def canonical_codes(lengths: list[int]) -> list[int]:
-    """Codes by length, then by symbol; the bit that is read first is the lowest."""
+    """Return canonical codes, ordered by length, then by symbol; the lowest bit is read first."""
     codes, code, length = [0] * len(lengths), 0, 0
     for symbol in sorted((s for s, n in enumerate(lengths) if n), key=lambda s: lengths[s]):
         code <<= lengths[symbol] - length
@@ -46,34 +47,34 @@ def canonical_codes(lengths: list[int]) -> list[int]:
     return codes
 
 
-def share_out(counts: list[int], scale: int) -> list[int]:
-    """Whole shares of 2^scale in proportion to the counts, at least 1 for each symbol that occurs.
+def scale_frequencies(counts: list[int], scale: int) -> list[int]:
+    """Return frequencies that sum to 2^scale, proportional to the counts, at least 1 for each symbol that occurs.
 
-    At most a quarter as many symbols occur as there are shares, so one round of giving or taking suffices.
+    At most 2^scale / 4 symbols occur, so one round of corrections suffices.
     """
-    n, whole = sum(counts), 1 << scale
-    shares = [max(1, count * whole // n) if count else 0 for count in counts]
-    left = whole - sum(shares)
-    if left > 0:  # to those cut off most
-        cut = [symbol for symbol, count in enumerate(counts) if count * whole >= n]
-        cut.sort(key=lambda symbol: (-(counts[symbol] * whole % n), symbol))
-        for symbol in cut[:left]:
-            shares[symbol] += 1
-    elif left < 0:  # what the rare ones got too much, the others give in proportion: less than a third each
-        often = sorted((symbol for symbol, count in enumerate(counts) if count), key=lambda symbol: counts[symbol])
-        often.reverse()  # of equal counts the last symbol gives first
-        givers, owed = sum(share for share in shares if share > 1), -left
-        for symbol in often:
-            give = min(-(left * shares[symbol] // givers), owed, shares[symbol] - 1)
-            shares[symbol] -= give
-            owed -= give
-    return shares
+    n, total = sum(counts), 1 << scale
+    frequencies = [max(1, count * total // n) if count else 0 for count in counts]
+    missing = total - sum(frequencies)
+    if missing > 0:  # one more for the symbols with the largest remainders
+        rounded = [symbol for symbol, count in enumerate(counts) if count * total >= n]
+        rounded.sort(key=lambda symbol: (-(counts[symbol] * total % n), symbol))
+        for symbol in rounded[:missing]:
+            frequencies[symbol] += 1
+    elif missing < 0:  # rare symbols were raised to 1; the others lose in proportion, less than a third each
+        by_count = sorted((symbol for symbol, count in enumerate(counts) if count), key=lambda symbol: counts[symbol])
+        by_count.reverse()  # of equal counts the last symbol loses first
+        reducible, excess = sum(frequency for frequency in frequencies if frequency > 1), -missing
+        for symbol in by_count:
+            reduction = min(-(missing * frequencies[symbol] // reducible), excess, frequencies[symbol] - 1)
+            frequencies[symbol] -= reduction
+            excess -= reduction
+    return frequencies
 
 
-def log2_fixed(share: int) -> int:
-    """log2 in units of 2^-16, by squaring: the same on every machine."""
-    whole = share.bit_length() - 1
-    y, fraction = share << (31 - whole), 0
+def log2_fixed(frequency: int) -> int:
+    """Return log2 in units of 2^-16, by repeated squaring, which is the same on every machine."""
+    whole = frequency.bit_length() - 1
+    y, fraction = frequency << (31 - whole), 0
     for _ in range(16):
         y = y * y >> 31
         fraction <<= 1
@@ -84,7 +85,7 @@ def log2_fixed(share: int) -> int:
 
 
 class _Bits:
-    """Bits, the first one lowest, in one large number."""
+    """A bit stream, the first bit lowest, in one large integer."""
 
     def __init__(self) -> None:
         self.value = self.count = 0
@@ -97,47 +98,47 @@ class _Bits:
         return self.value.to_bytes(-(-self.count // 8), "little")
 
 
-def write_book(classes: list[int], shares: list[int] | None = None) -> bytes:
-    """A small number per symbol (0: does not occur), each followed by its share without the leading one, if given.
+def write_code_table(classes: list[int], frequencies: list[int] | None = None) -> bytes:
+    """Write a class per symbol (0: does not occur), each followed by its frequency without the leading one, if given.
 
-    u16 first symbol that occurs, u16 how many from there to the last, less one; then tokens: ``0`` the class before
-    (8 at first), ``10s`` one less or one more, ``110vvvv`` class v, ``111`` and an Elias gamma number: a run of
-    symbols that do not occur.
+    Layout: u16 first symbol that occurs, u16 distance to the last one, then tokens: ``0`` the previous class (initially
+    8), ``10s`` one less or one more, ``110vvvv`` class v, ``111`` and an Elias gamma number: a run of symbols that do
+    not occur. The class of a Huffman code is its length, that of a frequency its number of bits.
     """
     bits = _Bits()
     symbols = [symbol for symbol, value in enumerate(classes) if value]
-    first, last, before = symbols[0], symbols[-1], _FIRST_CLASS
+    first, last, previous = symbols[0], symbols[-1], _FIRST_CLASS
     bits.put(first, 16)
     bits.put(last - first, 16)
-    at = first
+    expected = first
     for symbol in symbols:
-        if symbol > at:
-            run = symbol - at
-            below = run.bit_length() - 1
+        if symbol > expected:
+            run = symbol - expected
+            exponent = run.bit_length() - 1
             bits.put(0b111, 3)
-            bits.put(1 << below, below + 1)
-            bits.put(run - (1 << below), below)
-        here = classes[symbol]
-        if here == before:
+            bits.put(1 << exponent, exponent + 1)
+            bits.put(run - (1 << exponent), exponent)
+        current = classes[symbol]
+        if current == previous:
             bits.put(0, 1)
-        elif abs(here - before) == 1:
-            bits.put(0b101 if here > before else 0b001, 3)
+        elif abs(current - previous) == 1:
+            bits.put(0b101 if current > previous else 0b001, 3)
         else:
-            bits.put(0b011 | here << 3, 7)
-        if shares is not None:
-            bits.put(shares[symbol] - (1 << (here - 1)), here - 1)
-        before, at = here, symbol + 1
+            bits.put(0b011 | current << 3, 7)
+        if frequencies is not None:
+            bits.put(frequencies[symbol] - (1 << (current - 1)), current - 1)
+        previous, expected = current, symbol + 1
     return bits.to_bytes()
 
 
-def read_book(data: bytes, alphabet: int, *, with_shares: bool) -> tuple[list[int], list[int], int]:
-    """Classes, shares and the bytes they took; ``FrameError`` when they make no sense."""
+def read_code_table(data: bytes, alphabet: int, *, with_frequencies: bool) -> tuple[list[int], list[int], int]:
+    """Return classes, frequencies and the table's number of bytes; raise ``FrameError`` if the table is invalid."""
     stream, left = int.from_bytes(data, "little"), 8 * len(data)
 
     def take(count: int) -> int:
         nonlocal stream, left
         if count > left:
-            raise FrameError("a codebook in the frame is cut short")
+            raise FrameError("the frame holds a truncated code table")
         value = stream & ((1 << count) - 1)
         stream >>= count
         left -= count
@@ -146,33 +147,31 @@ def read_book(data: bytes, alphabet: int, *, with_shares: bool) -> tuple[list[in
     first = take(16)
     last = first + take(16)
     if last >= alphabet:
-        raise FrameError(f"a codebook in the frame speaks of symbol {last} of {alphabet}")
-    classes, shares = [0] * alphabet, [0] * alphabet
-    at, before = first, _FIRST_CLASS
-    while at <= last:
-        here = before
+        raise FrameError(f"the frame holds a code table with symbol {last}, the alphabet has {alphabet}")
+    classes, frequencies = [0] * alphabet, [0] * alphabet
+    symbol, current = first, _FIRST_CLASS
+    while symbol <= last:
         if take(1):
             if not take(1):
-                here += 1 if take(1) else -1
+                current += 1 if take(1) else -1
             elif not take(1):
-                here = take(4)
+                current = take(4)
             else:
-                below = 0
-                while below < 12 and not take(1):
-                    below += 1
-                if below >= 12:
-                    raise FrameError("a run in a codebook of the frame is too long")
-                at += 1 << below | take(below)
-                if at > last:
-                    raise FrameError("a codebook in the frame ends with symbols that do not occur")
+                exponent = 0
+                while exponent < 12 and not take(1):
+                    exponent += 1
+                if exponent >= 12:
+                    raise FrameError("the frame holds a code table with a run that is too long")
+                symbol += 1 << exponent | take(exponent)
+                if symbol > last:
+                    raise FrameError("the frame holds a code table that ends with symbols that do not occur")
                 continue
-        if not 1 <= here <= MAX_LENGTH:
-            raise FrameError(f"a codebook in the frame has the class {here}")
-        classes[at] = here
-        if with_shares:
-            shares[at] = 1 << (here - 1) | take(here - 1)
-        before = here
-        at += 1
+        if not 1 <= current <= MAX_LENGTH:
+            raise FrameError(f"the frame holds a code table with class {current}, which must be 1 to {MAX_LENGTH}")
+        classes[symbol] = current
+        if with_frequencies:
+            frequencies[symbol] = 1 << (current - 1) | take(current - 1)
+        symbol += 1
     if take(left % 8):
-        raise FrameError("a codebook in the frame has something in its padding")
-    return classes, shares, len(data) - left // 8
+        raise FrameError("the frame holds a code table with nonzero padding")
+    return classes, frequencies, len(data) - left // 8

@@ -7,17 +7,9 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import CLIP_LIMIT, NONFINITE, IntRounding, PackedIntSum
+from laconic.kernels.interface import CLIP_LIMIT, FLOAT32_MAX, NONFINITE, IntRounding, PackedIntSum
 from laconic.kernels.reference.packing import pack, unpack
-from laconic.kernels.reference.reductions import (
-    FLOAT32_MAX,
-    amax_bits_of,
-    in_buckets,
-    pairwise_sum,
-    put,
-    read_floats,
-    write_floats,
-)
+from laconic.kernels.reference.reductions import amax_bits_of, in_buckets, pairwise_sum, put, read_floats, write_floats
 from laconic.kernels.sections import SUM_BLOCK, PackedIntCoding, packed_int_count, packed_ints_nbytes
 
 _LARGE, _TINY = 2.0**90, 2.0**-90

@@ -9,17 +9,9 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE, QsgdCoding
+from laconic.kernels.interface import FLOAT32_MAX, NONFINITE, QsgdCoding
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
-from laconic.kernels.reference.reductions import (
-    FLOAT32_MAX,
-    amax_bits_of,
-    in_buckets,
-    pairwise_sum,
-    put,
-    read_floats,
-    write_floats,
-)
+from laconic.kernels.reference.reductions import amax_bits_of, in_buckets, pairwise_sum, put, read_floats, write_floats
 from laconic.kernels.sections import write_bytes
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 
-FLOAT32_MAX = float(torch.finfo(torch.float32).max)
-
 
 def amax_bits_of(x: Tensor) -> int:
     """Return the amax bits of a float32 tensor."""

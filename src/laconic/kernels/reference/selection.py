@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE
+from laconic.kernels.interface import FLOAT32_MAX, NONFINITE
 from laconic.kernels.reference.casts import all_finite
-from laconic.kernels.reference.reductions import FLOAT32_MAX
 from laconic.kernels.sections import write_seed
 
 SAMPLES = 65536

@@ -1,4 +1,4 @@
-"""Kernels by themselves where a codec does not reach: every width, very wide positions, the hash."""
+"""Kernels called directly, with inputs that codecs do not produce: all widths, 64-bit positions, the hash."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ LENGTHS = (0, 1, 7, 8, 31, 255, 256, 257, 511, 512, 700)
 
 
 @pytest.mark.parametrize("bits", range(32))
-def test_symbols_of_every_width_return(bits):
+def test_symbols_of_every_width_round_trip(bits):
     for n in LENGTHS:
         symbols = random.hash32(torch.arange(n), bits) & ((1 << bits) - 1)
-        ours, truth = (torch.full((packed_nbytes(n, bits),), 0xEE, dtype=torch.uint8) for _ in range(2))
-        cpu.pack(symbols, bits, ours)
-        reference.pack(symbols, bits, truth)
-        assert torch.equal(ours, truth)
-        assert torch.equal(cpu.unpack(truth, n, bits).long(), symbols)
-        assert torch.equal(reference.unpack(truth, n, bits).long(), symbols)
+        written, expected = (torch.full((packed_nbytes(n, bits),), 0xEE, dtype=torch.uint8) for _ in range(2))
+        cpu.pack(symbols, bits, written)
+        reference.pack(symbols, bits, expected)
+        assert torch.equal(written, expected)
+        assert torch.equal(cpu.unpack(expected, n, bits).long(), symbols)
+        assert torch.equal(reference.unpack(expected, n, bits).long(), symbols)
 
 
 @pytest.mark.parametrize("bits", [1, 3, 4, 11])
-def test_a_tail_has_no_more_than_its_last_byte_of_padding(bits):
+def test_packed_tail_is_padded_to_a_byte_only(bits):
     for n in LENGTHS:
         assert packed_nbytes(n, bits) == -(-n * bits // 8)
 
 
-def test_symbols_lie_in_lanes_of_eight():
-    """By hand, from the words of the format: value 8 r + i of a group is bits r·b … of lane i."""
+def test_packed_bytes_match_the_format():
+    """Value 8 r + i of a group starts at bit r·b of lane i."""
     bits, n = 4, 256
     symbols = torch.arange(n) % 16
     packed = torch.empty(packed_nbytes(n, bits), dtype=torch.uint8)
@@ -47,7 +47,7 @@ def test_symbols_lie_in_lanes_of_eight():
 
 @pytest.mark.parametrize("n", [1, 2, 9, 64, 257, 1000, 70_001])
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.2, 0.9, 1.0])
-def test_positions_return_in_every_mode(n, share):
+def test_positions_round_trip_in_every_mode(n, share):
     k = max(1, round(share * n))
     chosen = {
         "random": torch.randperm(n, generator=torch.Generator().manual_seed(n))[:k].sort().values,
@@ -61,28 +61,28 @@ def test_positions_return_in_every_mode(n, share):
         tried = [best] if k == n else [best, PositionPlan(BITMAP, 0, 8 + -(-n // 8))]
         assert best.nbytes <= min(plan.nbytes for plan in tried)
         for plan in tried:
-            ours, truth = (torch.full((plan.nbytes,), 0xEE, dtype=torch.uint8) for _ in range(2))
-            cpu.positions_write(positions, n, plan, ours)
-            reference.positions_write(positions, n, plan, truth)
-            assert torch.equal(ours, truth)
-            assert torch.equal(read(cpu, truth, n), positions)
-            assert torch.equal(read(reference, truth, n), positions)
+            written, expected = (torch.full((plan.nbytes,), 0xEE, dtype=torch.uint8) for _ in range(2))
+            cpu.positions_write(positions, n, plan, written)
+            reference.positions_write(positions, n, plan, expected)
+            assert torch.equal(written, expected)
+            assert torch.equal(read(cpu, expected, n), positions)
+            assert torch.equal(read(reference, expected, n), positions)
 
 
 @pytest.mark.parametrize("n", [2**31 + 5, 2**33, 2**34])
 @pytest.mark.parametrize("k", [1, 2, 40])
-def test_positions_past_32_bits_return(n, k):
+def test_positions_beyond_32_bits_round_trip(n, k):
     positions = torch.linspace(0, 1, k, dtype=torch.float64).mul(n - 1).long()
     positions[-1] = n - 1
     plan = cpu.positions_plan(positions, n)
-    assert plan.mode == RICE and plan.nbytes < 8 + 10 * k, "a few positions must not cost a bitmap of all"
+    assert plan.mode == RICE and plan.nbytes < 8 + 10 * k, "few positions must not take a bitmap"
     assert plan == reference.positions_plan(positions, n)
-    ours, truth = (torch.empty(plan.nbytes, dtype=torch.uint8) for _ in range(2))
-    cpu.positions_write(positions, n, plan, ours)
-    reference.positions_write(positions, n, plan, truth)
-    assert torch.equal(ours, truth)
-    assert torch.equal(read(cpu, ours, n), positions)
-    assert torch.equal(read(reference, ours, n), positions)
+    written, expected = (torch.empty(plan.nbytes, dtype=torch.uint8) for _ in range(2))
+    cpu.positions_write(positions, n, plan, written)
+    reference.positions_write(positions, n, plan, expected)
+    assert torch.equal(written, expected)
+    assert torch.equal(read(cpu, written, n), positions)
+    assert torch.equal(read(reference, written, n), positions)
 
 
 def read(backend, section, n):
@@ -95,7 +95,7 @@ def section(mode, low_bits, k, body):
 
 @BACKENDS
 @pytest.mark.parametrize(
-    "lie",
+    "invalid",
     [
         section(ALL, 0, 9, []),
         section(ALL, 0, 10, [0]),
@@ -103,14 +103,14 @@ def section(mode, low_bits, k, body):
         section(3, 0, 1, [1]),
         section(BITMAP, 0, 2, [1, 0]),
         section(BITMAP, 0, 1, [3, 0]),
-        section(BITMAP, 0, 1, [0, 4]),  # position 10 of 10
+        section(BITMAP, 0, 1, [0, 4]),  # position 10, the maximum is 9
         section(BITMAP, 0, 0, [0, 0]),
         section(BITMAP, 0, 1, [1]),
         section(RICE, 0, 0, []),
         section(RICE, 0, 1, [0]),
         section(RICE, 0, 2, [1]),
         section(RICE, 0, 1, [3]),
-        section(RICE, 0, 1, [0, 4]),  # position 10
+        section(RICE, 0, 1, [0, 4]),  # position 10, the maximum is 9
         section(RICE, 0, 1, [1, 0]),  # a byte after the last position
         section(RICE, 40, 1, [1] * 8),
         section(RICE, 31, 1, [255, 255, 255, 127, 1]),
@@ -119,24 +119,24 @@ def section(mode, low_bits, k, body):
         section(RICE, 0, 1 << 47, [255] * 8),
         torch.zeros(3, dtype=torch.uint8),
     ],
-    ids=lambda lie: lie.tolist().__repr__()[:60],
+    ids=lambda invalid: invalid.tolist().__repr__()[:60],
 )
-def test_positions_that_lie_are_refused(backend, lie):
+def test_invalid_positions_raise_frame_error(backend, invalid):
     with pytest.raises(FrameError):
-        read(backend, lie, 10)
+        read(backend, invalid, 10)
 
 
-def test_random_positions_agree_and_are_k_of_n(threads):
+def test_random_positions_agree_and_are_distinct(threads):
     like = torch.empty(0)
     small = (1, 1), (10, 3), (10, 10), (1000, 1), (65_537, 700), (200_000, 199_999)
     on_threads = (600_007, 60), (600_007, 6_000), (600_007, 299_999), (600_007, 580_000), (600_007, 600_007)
     for n, k in small + on_threads:
-        ours = cpu.random_positions(n, k, 5, like)
-        assert torch.equal(ours, reference.random_positions(n, k, 5, like))
-        assert ours.unique().numel() == k and int(ours[-1]) < n and int(ours[0]) >= 0
+        written = cpu.random_positions(n, k, 5, like)
+        assert torch.equal(written, reference.random_positions(n, k, 5, like))
+        assert written.unique().numel() == k and int(written[-1]) < n and int(written[0]) >= 0
 
 
-def test_hash_is_the_formula():
+def test_hash_matches_the_formula():
     def times(a, b):
         return a * b & 0xFFFFFFFF
 
@@ -154,8 +154,8 @@ def test_hash_is_the_formula():
     assert len({random.key(3, stream) for stream in range(3)}) == 3
 
 
-def test_checksum_is_crc32c():
-    def of(data):
+def test_checksum_matches_crc32c():
+    def checksum(data):
         view = byte_view(data)
         return crc32c(view.data_ptr(), len(data))
 
@@ -167,15 +167,15 @@ def test_checksum_is_crc32c():
                 crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
         return crc ^ 0xFFFFFFFF
 
-    assert of(b"123456789") == 0xE3069283
+    assert checksum(b"123456789") == 0xE3069283
     noise = bytes(random.hash32(torch.arange(20_000), 1).to(torch.uint8).tolist())
     for n in (1, 7, 8, 9, 63, 64, 1000, 4099, 20_000):
-        assert of(noise[:n]) == bitwise(noise[:n])
+        assert checksum(noise[:n]) == bitwise(noise[:n])
     for shift in range(16):  # any alignment
         view = byte_view(noise)
         assert crc32c(view.data_ptr() + shift, 3000) == bitwise(noise[shift : shift + 3000])
 
 
-def test_pairwise_sum_is_a_sum():
+def test_pairwise_sum_matches_a_sum():
     rows = laws.normal(3, 4096)
     torch.testing.assert_close(reference.pairwise_sum(rows), rows.sum(1), rtol=1e-4, atol=1e-4)

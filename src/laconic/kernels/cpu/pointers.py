@@ -60,7 +60,7 @@ def is_wide(positions: Tensor) -> bool:
     return positions.dtype == torch.int64
 
 
-def weight_or_store(weight: float | None) -> float:
+def weight_of(weight: float | None) -> float:
     return _STORE if weight is None else weight
 
 

@@ -1,4 +1,4 @@
-"""Coded symbols come back exactly, in the same bytes from the core and the reference, whatever the threads."""
+"""Entropy coding: core and reference write the same bytes for any number of threads, and symbols round-trip."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import laws
 from laconic import InputError, _core
 from laconic.kernels import cpu, reference
 from laconic.kernels.interface import LinearGrid, UniformGrid
-from laconic.kernels.reference import code_tables
-from laconic.kernels.reference import entropy_coding as coding_of
+from laconic.kernels.reference import code_tables, entropy_coding
 from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, coded_max_nbytes, symbol_dtype
 from symbols import CODINGS, KINDS, PURE, code, make, normal, raw_nbytes
 
-# Streams of Huffman's code begin at 2,048 and 65,536 symbols, lanes of rANS at 16,384, another chunk behind 2^19.
+# More Huffman streams from 2,048 and 65,536 symbols on, more rANS states from 16,384 on, another chunk after 2^19.
 EDGES = (2048, 16384, 65536)
 ALPHABETS = (2, 3, 16, 200, 256, 257, 1000, 4096)
 
@@ -30,8 +29,8 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def reads_back(symbols, alphabet, section):
-    """Through all ways of the core: as symbols, through a table, and added to what was there."""
+def check_round_trip(symbols, alphabet, section):
+    """Decode with the core as symbols, through a table, and accumulated."""
     n = symbols.numel()
     assert torch.equal(cpu.decode_symbols(section, n, alphabet), symbols)
     table = normal(alphabet, seed=9).float()
@@ -44,28 +43,28 @@ def reads_back(symbols, alphabet, section):
     assert laws.same_bits(out, start + values * torch.tensor(-0.3))
 
 
-def agree(symbols, alphabet, codings=CODINGS):
-    """Core and reference write the same section, and both read it back."""
+def check_backends_agree(symbols, alphabet, codings=CODINGS):
+    """Check that core and reference write the same section, and that both decode it."""
     for coding in codings:
         section = code(cpu, symbols, alphabet, coding)
-        truth = code(reference, symbols, alphabet, coding)
-        assert torch.equal(section, truth), (symbols.numel(), alphabet, coding)
-        assert torch.equal(reference.decode_symbols(truth, symbols.numel(), alphabet), symbols)
-        reads_back(symbols, alphabet, section)
+        expected = code(reference, symbols, alphabet, coding)
+        assert torch.equal(section, expected), (symbols.numel(), alphabet, coding)
+        assert torch.equal(reference.decode_symbols(expected, symbols.numel(), alphabet), symbols)
+        check_round_trip(symbols, alphabet, section)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("alphabet", ALPHABETS)
-def test_sections_agree_and_read_back(kind, alphabet):
+def test_sections_agree_and_round_trip(kind, alphabet):
     for n in (1, 2, 3, 7, 64, 257, 1000):
-        agree(make(kind, n, alphabet), alphabet)
+        check_backends_agree(make(kind, n, alphabet), alphabet)
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_every_length_up_to_a_thousand_agrees(part):
-    for n in range(100 * part + 1, 100 * part + 101):
+def test_lengths_up_to_a_thousand_agree(part):
+    for n in range(100 * part + 1, 100 * part + 101, 2):
         alphabet = (5, 2, 33)[n % 3]
-        agree(make(("normal", "two symbols", "geometric")[n % 3], n, alphabet), alphabet, PURE)
+        check_backends_agree(make(("normal", "two symbols", "geometric")[n % 3], n, alphabet), alphabet, PURE)
 
 
 @pytest.mark.parametrize("alphabet", [2, 37, 256, 4096])
@@ -80,46 +79,46 @@ def test_every_length_up_to_a_thousand_reads_back(alphabet, coding):
 
 @pytest.mark.parametrize("step", [-1, 0, 1])
 @pytest.mark.parametrize("edge, alphabets", [(2048, (2, 40, 256, 1000)), (16384, (2, 256, 1000)), (65536, (40, 300))])
-def test_sections_agree_where_streams_and_lanes_begin(edge, alphabets, step):
+def test_sections_agree_where_more_streams_and_states_begin(edge, alphabets, step):
     for alphabet in alphabets:
-        agree(make("normal", edge + step, alphabet), alphabet, PURE)
+        check_backends_agree(make("normal", edge + step, alphabet), alphabet, PURE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alphabet", [2, 256, 4096])
 @pytest.mark.parametrize("n", [65535, 65536, 65537, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
 def test_sections_agree_at_large_sizes(n, alphabet):
-    agree(make("normal", n, alphabet), alphabet)
+    check_backends_agree(make("normal", n, alphabet), alphabet)
 
 
-# From 30 streams on, the last one may be shorter than the others by up to 29 symbols; here by each number of them.
+# With 30 streams the last one can be up to 29 symbols shorter than the others: these sizes cover each difference.
 @pytest.mark.parametrize("alphabet", [2, 256, 4096])
 @pytest.mark.parametrize("kind", ["normal", "skewed", "all but equal", "fibonacci"])
-def test_large_sections_read_back(alphabet, kind):
+def test_large_sections_round_trip(alphabet, kind):
     sizes = {e + d for e in EDGES for d in (-1, 0, 1, 31, 33)} | {65536 + d for d in range(30)}
     whole = make(kind, max(sizes), alphabet)
     for n in sorted(sizes):
         symbols = whole[:n].clone()
         for coding in PURE:
-            reads_back(symbols, alphabet, code(cpu, symbols, alphabet, coding))
+            check_round_trip(symbols, alphabet, code(cpu, symbols, alphabet, coding))
 
 
 @pytest.mark.parametrize("n", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
 @pytest.mark.parametrize("alphabet, kind", [(2, "skewed"), (30, "one symbol"), (256, "normal"), (4096, "normal")])
-def test_chunks_read_back_on_any_number_of_threads(n, alphabet, kind):
+def test_thread_count_does_not_change_sections(n, alphabet, kind):
     symbols = make(kind, n, alphabet)
     for coding in CODINGS:
-        found = []
+        sections = []
         for threads in (1, 2, 3, 16):
             torch.set_num_threads(threads)
-            found.append(code(cpu, symbols, alphabet, coding))
-            assert torch.equal(cpu.decode_symbols(found[0], n, alphabet), symbols), (coding, threads)
-        assert all(torch.equal(section, found[0]) for section in found)
-    reads_back(symbols, alphabet, found[0])
+            sections.append(code(cpu, symbols, alphabet, coding))
+            assert torch.equal(cpu.decode_symbols(sections[0], n, alphabet), symbols), (coding, threads)
+        assert all(torch.equal(section, sections[0]) for section in sections)
+    check_round_trip(symbols, alphabet, sections[0])
 
 
 @pytest.mark.parametrize("alphabet", [2, 256, 4096])
-def test_no_symbols_are_no_bytes(alphabet):
+def test_no_symbols_take_no_bytes(alphabet):
     empty = torch.empty(0, dtype=symbol_dtype(alphabet))
     for coding in CODINGS:
         assert code(cpu, empty, alphabet, coding).numel() == 0
@@ -127,7 +126,7 @@ def test_no_symbols_are_no_bytes(alphabet):
 
 
 def symbols_of(counts: list[int], seed: int = 0) -> torch.Tensor:
-    """Symbols with these counts, in any order."""
+    """Return symbols with these counts, in random order."""
     each = torch.tensor(counts)
     symbols = torch.arange(len(counts)).repeat_interleave(each)
     order = torch.randperm(symbols.numel(), generator=torch.Generator().manual_seed(seed))
@@ -146,28 +145,28 @@ def symbols_of(counts: list[int], seed: int = 0) -> torch.Tensor:
     st.integers(0, 9),
 )
 def test_sections_of_any_counts_agree(counts, seed):
-    agree(symbols_of(counts, seed), len(counts))
+    check_backends_agree(symbols_of(counts, seed), len(counts))
 
 
 @pytest.mark.parametrize("used", [12, 14, 20, 26])
-def test_counts_that_meet_the_length_limit_agree(used):
+def test_counts_that_reach_the_length_limit_agree(used):
     counts = [1, 1]
     while len(counts) < used:
         counts.append(min(counts[-1] + counts[-2], 20_000))
-    agree(symbols_of(counts), used, PURE)
+    check_backends_agree(symbols_of(counts), used, PURE)
 
 
-# Codes of 13, 14 and 15 bits: the reader's largest tables, and three symbols instead of four at a time.
+# Codes of 13, 14 and 15 bits need the decoder's largest tables, and three instead of four symbols per step.
 @pytest.mark.parametrize("used, longest", [(600, 13), (1100, 14), (2100, 15), (4096, 15)])
 def test_long_codes_agree(used, longest):
     counts = [max(1, 3000 >> (i % 14)) if i < 40 else 1 for i in range(used)]
     symbols = symbols_of(counts)
-    agree(symbols, used, PURE)
-    lengths = reference.entropy_coding.code_lengths(counts)
+    check_backends_agree(symbols, used, PURE)
+    lengths = code_tables.code_lengths(counts)
     assert max(lengths) >= longest - 2
     large = symbols.repeat(-(-70_000 // symbols.numel()))
-    reads_back(large, used, code(cpu, large, used, Coding.HUFFMAN))
-    reads_back(large, used, code(cpu, large, used, Coding.RANS))
+    check_round_trip(large, used, code(cpu, large, used, Coding.HUFFMAN))
+    check_round_trip(large, used, code(cpu, large, used, Coding.RANS))
 
 
 # ------------------------------------------------------------------------------------------------------------- modes
@@ -180,14 +179,14 @@ def modes(section, n):
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.name)
-def test_one_symbol_alone_costs_three_bytes_a_chunk(coding):
+def test_constant_chunk_takes_three_bytes(coding):
     for alphabet in (2, 256, 4096):
         section = code(cpu, make("one symbol", CHUNK + 5, alphabet), alphabet, coding)
         assert section.numel() == 2 * (4 + 3)
         assert modes(section, CHUNK + 5) == [CONSTANT, CONSTANT]
 
 
-def test_a_pure_coder_uses_its_own_mode_alone():
+def test_pure_coder_uses_only_its_mode():
     for kind in ("even", "normal", "skewed"):
         for n in (3, 300, 70_000):
             symbols = make(kind, n, 200)
@@ -196,70 +195,71 @@ def test_a_pure_coder_uses_its_own_mode_alone():
                 assert found == [mode if len(set(symbols.tolist())) > 1 else CONSTANT]
 
 
-def test_auto_takes_what_is_smallest():
+def test_auto_chooses_the_smallest_mode():
     for coding in (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
         assert modes(code(cpu, make("even", 5000, 256), 256, coding), 5000) == [RAW]
         assert modes(code(cpu, make("skewed", 200_000, 256), 256, coding), 200_000) == [RANS]
         assert modes(code(cpu, make("one symbol", 900, 9), 9, coding), 900) == [CONSTANT]
-        # Powers of two: Huffman's code is perfect, and its book is the smaller one.
+        # Powers of two: the Huffman code is perfect, and its table is smaller.
         dyadic = symbols_of([1 << (9 - i) for i in range(9)] + [1])
         assert modes(code(cpu, dyadic, 10, coding), dyadic.numel()) == [HUFFMAN]
 
 
-def test_both_sides_prefer_the_named_coder_by_as_much():
-    """Sizes that differ by less than a byte in 2,048 or little more: the choice must be the same one."""
+def test_backends_prefer_the_named_coder_alike():
+    """Sizes differ by about one byte in 2,048, the threshold of the preference."""
     chosen = set()
     for each in range(330, 450, 7):
         symbols = symbols_of([each] * 31)
-        agree(symbols, 31, (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO))
+        check_backends_agree(symbols, 31, (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO))
         found = [code(cpu, symbols, 31, coding) for coding in (Coding.HUFFMAN_AUTO, Coding.RANS_AUTO)]
         chosen.add(tuple(modes(section, symbols.numel())[0] for section in found))
-    assert (HUFFMAN, RANS) in chosen, "no case was close enough"
+    assert (HUFFMAN, RANS) in chosen, "no case was close to the threshold"
 
 
-def plans_agree(counts):
-    """What the core decides for a chunk with these counts is what the reference does; quick, since nothing is coded."""
+def check_plans_agree(counts):
+    """Check that the core plans a chunk with these counts as the reference does, which need not code it."""
     symbols, alphabet = symbols_of(counts), len(counts)
     for coding in CODINGS:
         section = code(cpu, symbols, alphabet, coding)
-        mode = coding_of.choose(counts, alphabet, coding)
+        mode = entropy_coding.choose(counts, alphabet, coding)
         assert modes(section, symbols.numel()) == [mode], coding
         if mode == HUFFMAN:
-            nbytes, lengths = coding_of.huffman_size(counts)
-            book = code_tables.write_book(lengths)
+            nbytes, lengths = entropy_coding.huffman_size(counts)
+            table = code_tables.write_code_table(lengths)
             assert section.numel() == 4 + nbytes
         elif mode == RANS:
-            _, scale, shares = coding_of.rans_size(counts)
-            book = bytes([scale]) + code_tables.write_book([share.bit_length() for share in shares], shares)
+            _, scale, frequencies = entropy_coding.rans_size(counts)
+            classes = [frequency.bit_length() for frequency in frequencies]
+            table = bytes([scale]) + code_tables.write_code_table(classes, frequencies)
         else:
             continue
-        assert laws.bytes_of(section)[5 : 5 + len(book)] == book, coding
+        assert laws.bytes_of(section)[5 : 5 + len(table)] == table, coding
 
 
 @pytest.mark.parametrize("kind", ["normal", "laplace", "heavy tail", "geometric", "skewed", "even", "fibonacci"])
 def test_plans_of_large_chunks_agree(kind):
     for n, alphabet in ((CHUNK, 40), (CHUNK, 1000), (100_000, 256), (70_000, 4096)):
-        plans_agree(torch.bincount(make(kind, n, alphabet).long(), minlength=alphabet).tolist())
+        check_plans_agree(torch.bincount(make(kind, n, alphabet).long(), minlength=alphabet).tolist())
 
 
-def test_plans_agree_where_the_finer_scale_barely_pays():
+def test_plans_agree_where_the_larger_scale_saves_little():
     for n in range(30_000, 500_000, 60_000):
         for rare in (5, 10, 20):
-            plans_agree([1] * rare + [n // 3, n - n // 3])
-    dice = random.Random(1)
+            check_plans_agree([1] * rare + [n // 3, n - n // 3])
+    rng = random.Random(1)
     for _ in range(25):
-        weights = [dice.random() ** dice.choice((1, 4, 10, 20)) + 10 ** -dice.uniform(2, 6) for _ in range(200)]
-        plans_agree([max(1, int(300_000 * weight / sum(weights))) for weight in weights])
+        weights = [rng.random() ** rng.choice((1, 4, 10, 20)) + 10 ** -rng.uniform(2, 6) for _ in range(200)]
+        check_plans_agree([max(1, int(300_000 * weight / sum(weights))) for weight in weights])
 
 
 @pytest.mark.parametrize("rare", [50, 100, 200, 300])
-def test_equally_frequent_symbols_give_in_the_same_order(rare):
+def test_equal_counts_are_reduced_in_the_same_order(rare):
     for often in (5, 7, 12):
-        plans_agree([1] * rare + [1000] * often)
-        plans_agree([1000] * often + [1] * rare)
+        check_plans_agree([1] * rare + [1000] * often)
+        check_plans_agree([1000] * often + [1] * rare)
 
 
-def test_each_chunk_is_coded_on_its_own():
+def test_each_chunk_is_coded_independently():
     parts = [make(kind, CHUNK, 256) for kind in ("skewed", "even", "one symbol")] + [make("even", 999, 256)]
     section = code(cpu, torch.cat(parts), 256, Coding.HUFFMAN_AUTO)
     assert modes(section, 3 * CHUNK + 999) == [RANS, HUFFMAN, CONSTANT, RAW]
@@ -272,12 +272,12 @@ def test_each_chunk_is_coded_on_its_own():
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 255, 256, 257, 4095, 4096])
-def test_both_sides_know_the_same_limit(alphabet):
+def test_interface_and_core_agree_on_the_maximum_size(alphabet):
     for n in (0, 1, 255, 256, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 25_000_000, 2**34):
         assert coded_max_nbytes(n, alphabet) == _core.coded_max_nbytes(n, alphabet)
 
 
-def test_the_limit_grows_with_symbols_and_alphabet():
+def test_maximum_size_grows_with_symbols_and_alphabet():
     for alphabet in (2, 3, 256, 4096):
         limits = [coded_max_nbytes(n, alphabet) for n in (1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK)]
         assert limits == sorted(limits)
@@ -286,8 +286,8 @@ def test_the_limit_grows_with_symbols_and_alphabet():
     )
 
 
-def unloved(alphabet: int) -> list[list[int]]:
-    """Counts that cost coders most for their entropy: shares just below 3, cut to 1; all symbols once; one apart."""
+def expensive_counts(alphabet: int) -> list[list[int]]:
+    """Return counts whose coded size exceeds their entropy most, such as frequencies just below 3 cut to 1."""
     half = alphabet // 2
     return [
         [1] * alphabet,
@@ -300,24 +300,24 @@ def unloved(alphabet: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("alphabet", [2, 3, 5, 16, 250, 256, 700, 1024, 1025, 4096])
-def test_sections_never_exceed_their_limit(alphabet):
-    for counts in unloved(alphabet):
+def test_sections_never_exceed_their_maximum_size(alphabet):
+    for counts in expensive_counts(alphabet):
         symbols = symbols_of(counts)[: 2 * CHUNK]
         for coding in CODINGS:
-            section = code(cpu, symbols, alphabet, coding)  # checks the limit, and what lies behind it
+            section = code(cpu, symbols, alphabet, coding)  # checks the maximum size and the bytes behind it
             assert torch.equal(cpu.decode_symbols(section, symbols.numel(), alphabet), symbols)
 
 
 @pytest.mark.parametrize("alphabet", [2, 5, 64, 256, 1000, 4096])
-def test_huffman_nbytes_is_the_sections_size(alphabet, threads):
-    dice = random.Random(alphabet)
+def test_huffman_nbytes_is_the_size_of_the_section(alphabet, threads):
+    rng = random.Random(alphabet)
     rows = []
     for _ in range(12):
-        skew, used = dice.random() * 8, dice.randint(1, alphabet)
-        counts = [int(2 ** (dice.random() * skew)) for _ in range(used)] + [0] * (alphabet - used)
-        dice.shuffle(counts)
+        skew, used = rng.random() * 8, rng.randint(1, alphabet)
+        counts = [int(2 ** (rng.random() * skew)) for _ in range(used)] + [0] * (alphabet - used)
+        rng.shuffle(counts)
         rows.append(counts)
-    rows += [counts for counts in unloved(alphabet) if sum(counts) <= CHUNK]
+    rows += [counts for counts in expensive_counts(alphabet) if sum(counts) <= CHUNK]
     rows += [[0] * (alphabet - 1) + [77], [0] * alphabet]
     sizes = cpu.huffman_nbytes(torch.tensor(rows)).tolist()
     for counts, nbytes in zip(rows, sizes, strict=True):
@@ -333,7 +333,7 @@ def test_huffman_nbytes_of_a_full_chunk():
             assert cpu.huffman_nbytes(counts).tolist() == [wanted]
 
 
-def test_huffman_nbytes_refuses_what_no_chunk_holds():
+def test_huffman_nbytes_rejects_impossible_counts():
     for counts in (
         torch.ones(5),
         torch.ones(2, 4097),
@@ -342,20 +342,20 @@ def test_huffman_nbytes_refuses_what_no_chunk_holds():
         torch.tensor([[5, -1]]),
         torch.tensor([[2**31, 2**31]]),
     ):
-        with pytest.raises(InputError, match="expected counts"):
+        with pytest.raises(InputError, match="counts must"):
             cpu.huffman_nbytes(counts.long())
     assert cpu.huffman_nbytes(torch.zeros(0, 7, dtype=torch.int64)).tolist() == []
 
 
-# ------------------------------------------------------------------------------------------------------- other roads
+# -------------------------------------------------------------------------------------------------------------- other
 
 
 @pytest.mark.parametrize("levels", [2, 33, 256, 257, 4096])
 @pytest.mark.parametrize("kind", ["linear", "uniform"])
-def test_values_are_coded_like_their_symbols(levels, kind):
+def test_values_are_coded_as_their_symbols(levels, kind):
     for n in (2, 15, 16, 17, 300, 20_000, 140_001):
         x = normal(n, seed=n).float()
-        # A linear grid cuts what lies outside; a uniform one is always that of the values' own range.
+        # A linear grid clamps values outside of it; a uniform grid always covers the range of the values.
         grid = LinearGrid(1.0, -4.0, levels / 8.0, levels)
         if kind == "uniform":
             grid = UniformGrid(float(x.min()), float(x.max()), levels)
@@ -365,37 +365,37 @@ def test_values_are_coded_like_their_symbols(levels, kind):
             torch.set_num_threads(threads)
             assert torch.equal(cpu.grid_symbols(x, grid), symbols)
             for coding in CODINGS:
-                room = torch.empty(coded_max_nbytes(n, levels), dtype=torch.uint8)
-                nbytes = cpu.encode_values(x, grid, coding, room)
-                assert torch.equal(room[:nbytes], code(cpu, symbols, levels, coding))
+                section = torch.empty(coded_max_nbytes(n, levels), dtype=torch.uint8)
+                nbytes = cpu.encode_values(x, grid, coding, section)
+                assert torch.equal(section[:nbytes], code(cpu, symbols, levels, coding))
 
 
-def test_symbols_are_packed_and_unpacked_alike():
+def test_packed_symbols_agree_and_round_trip():
     for n in (1, 255, 256, 257, 319, 320, 321, 1000):
         for alphabet, trits in ((3, True), *((alphabet, False) for alphabet in (2, 3, 16, 256, 300, 4096))):
             symbols = make("even", n, alphabet)
             nbytes = n // 320 * 64 + -(-(n % 320) // 5) if trits else raw_nbytes(n, alphabet)
-            ours, truth = torch.full((nbytes,), 7, dtype=torch.uint8), torch.full((nbytes,), 9, dtype=torch.uint8)
-            cpu.pack_symbols(symbols, alphabet, trits, ours)
-            reference.pack_symbols(symbols, alphabet, trits, truth)
-            assert torch.equal(ours, truth), (n, alphabet, trits)
+            written, expected = torch.full((nbytes,), 7, dtype=torch.uint8), torch.full((nbytes,), 9, dtype=torch.uint8)
+            cpu.pack_symbols(symbols, alphabet, trits, written)
+            reference.pack_symbols(symbols, alphabet, trits, expected)
+            assert torch.equal(written, expected), (n, alphabet, trits)
             for backend in (cpu, reference):
-                assert torch.equal(backend.unpack_symbols(ours, n, alphabet, trits), symbols)
+                assert torch.equal(backend.unpack_symbols(written, n, alphabet, trits), symbols)
 
 
-def test_a_section_is_read_at_any_address():
+def test_sections_decode_at_any_address():
     for coding in CODINGS:
         for n in (300, 20_000, 66_000):
             symbols = make("normal", n, 200)
             section = code(cpu, symbols, 200, coding)
             for shift in (1, 2, 3, 7):
-                room = torch.full((section.numel() + 16,), 0xFF, dtype=torch.uint8)
-                room[shift : shift + section.numel()] = section
-                assert torch.equal(cpu.decode_symbols(room[shift : shift + section.numel()], n, 200), symbols)
+                buffer = torch.full((section.numel() + 16,), 0xFF, dtype=torch.uint8)
+                buffer[shift : shift + section.numel()] = section
+                assert torch.equal(cpu.decode_symbols(buffer[shift : shift + section.numel()], n, 200), symbols)
 
 
 def test_python_threads_do_not_share_a_workspace():
-    """Chunks of different alphabets and modes at once: each thread of the core keeps its own tables."""
+    """Each thread of the core keeps its own tables, while chunks of different alphabets and modes are coded at once."""
     jobs = [
         (make(kind, n, alphabet), alphabet, coding)
         for kind in ("normal", "geometric")
@@ -425,8 +425,8 @@ def test_python_threads_do_not_share_a_workspace():
 
 
 def digest() -> str:
-    """One hash over sections, symbols and values of many kinds, alphabets and sizes: for ``test_parity``."""
-    found = hashlib.sha256()
+    """Return one hash over sections, symbols and values of many kinds, alphabets and sizes, for ``test_parity``."""
+    sha = hashlib.sha256()
     for alphabet in (2, 100, 256, 1500, 4096):
         table = normal(alphabet, seed=3).float()
         for kind in ("normal", "skewed", "fibonacci", "all but equal"):
@@ -435,9 +435,9 @@ def digest() -> str:
                 symbols = whole[:n].clone()
                 for coding in PURE:
                     section = code(cpu, symbols, alphabet, coding)
-                    found.update(laws.bytes_of(section))
-                    found.update(laws.bytes_of(cpu.decode_symbols(section, n, alphabet)))
+                    sha.update(laws.bytes_of(section))
+                    sha.update(laws.bytes_of(cpu.decode_symbols(section, n, alphabet)))
                     out = torch.ones(n)
                     cpu.decode_values(section, table, out, 0.7)
-                    found.update(laws.bytes_of(out))
-    return found.hexdigest()
+                    sha.update(laws.bytes_of(out))
+    return sha.hexdigest()
