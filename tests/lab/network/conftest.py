@@ -33,19 +33,19 @@ def _missing() -> str | None:
 def privileged() -> None:
     """Root that may make namespaces, ip and tc."""
     if missing := _missing():
-        pytest.skip(f"NOT TESTED: labs of network namespaces, because {missing}")
+        pytest.skip(f"no network namespaces: {missing}")
 
 
 @pytest.fixture
 def tun(privileged: None) -> None:
     if not Path("/dev/net/tun").exists():
-        pytest.skip("NOT TESTED: delay in labs, because there is no /dev/net/tun")
+        pytest.skip("no /dev/net/tun")
 
 
 @pytest.fixture
 def nft(privileged: None) -> None:
     if shutil.which("nft") is None and shutil.which("nft", path="/usr/sbin:/sbin") is None:
-        pytest.skip("NOT TESTED: loss in labs, because there is no nft (Debian: apt-get install nftables)")
+        pytest.skip("no nft (Debian: apt-get install nftables)")
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ def one_line(result, code: int, *words: str) -> None:
 @pytest.mark.parametrize(
     "words", [("lab",), ("lab", "up"), ("lab", "run"), ("lab", "status"), ("lab", "down")], ids=str
 )
-def test_help_shows_the_examples(run, words):
+def test_help_shows_examples(run, words):
     shown = " ".join(run(*words, "--help").stdout.split())
     mine = [example for example in command.EXAMPLES if example.startswith(" ".join(("laconic", *words)))]
     assert len(mine) >= 2 and all(f"$ {example}" in shown for example in mine)
 
 
-def test_examples_run_in_their_order(run, name, monkeypatch, capfd):
+def test_help_examples_run_in_order(run, name, monkeypatch, capfd):
     monkeypatch.setattr(command, "DEFAULT", name)
     for example in command.EXAMPLES:
         words = shlex.split(example.replace("far", name))[1:]
@@ -48,7 +48,7 @@ def test_examples_run_in_their_order(run, name, monkeypatch, capfd):
     assert not {name, f"{name}-first"} & set(labs())
 
 
-def test_the_page_runs(run, name, capfd):
+def test_commands_of_the_lab_page_run(run, name, capfd):
     text = PAGE.read_text()
     (shell,) = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     for line in shell.splitlines():
@@ -63,7 +63,7 @@ def test_the_page_runs(run, name, capfd):
     assert "hello from 2" in capfd.readouterr().out
 
 
-def test_up_run_status_down(run, name, capfd):
+def test_up_run_status_and_down_work_together(run, name, capfd):
     up = run("lab", "up", "--name", name, "--hosts", 2, "--rate", "100mbit", "--json")
     assert up.exit_code == 0, up.output
     made = json.loads(up.stdout)
@@ -72,7 +72,7 @@ def test_up_run_status_down(run, name, capfd):
     for link in made["links"]:
         assert link["rate"] == 100e6 and link["expected"] == pytest.approx(95.6e6) and link["congestion"]
         assert link["valid"] or "not every link" in up.stderr
-    one_line(run("lab", "up", "--name", name), 2, f"there is a lab '{name}' already", "laconic lab down")
+    one_line(run("lab", "up", "--name", name), 2, f"lab '{name}' exists already", "laconic lab down")
 
     fill = "test {address} = 10.77.0.{host} -a {rank}{hosts} = 12 && ip -o address show eth0"
     assert run("lab", "run", "--name", name, "--host", 2, "--", "sh", "-c", fill).exit_code == 0
@@ -98,11 +98,11 @@ def test_up_run_status_down(run, name, capfd):
     one_line(run("lab", "run", "--name", name, "--host", 1, "--", "true"), 2, f"there is no lab '{name}'")
 
 
-def test_mistakes_are_one_line(run, name):
+def test_wrong_arguments_give_one_line(run, name):
     for words, said in [
         (("up", "--rate", "100"), "a rate is a number and one of"),
         (("up", "--delay", "5"), "a time is a number and one of"),
-        (("up", "--loss", "101"), "loss is in percent"),
+        (("up", "--loss", "101"), "loss must be a percentage"),
         (("up", "--hosts", "0"), "1 to 250 hosts"),
         (("up", "--congestion", "no"), "congestion control 'no' is not allowed"),
         (("run", "--", "true"), "either --host I or --all"),
@@ -115,7 +115,7 @@ def test_mistakes_are_one_line(run, name):
     one_line(run("lab", "run", "--name", name, "--host", 2, "--", "true"), 2, "hosts 1 to 1, got 2")
 
 
-def test_a_lab_is_chosen_if_it_is_the_only_one(run, monkeypatch):
+def test_unnamed_lab_is_the_only_or_the_default_one(run, monkeypatch):
     for up, chosen in (["only"], "only"), (["a", "lab"], "lab"):
         monkeypatch.setattr("laconic_lab.network.labs", lambda up=up: up)
         assert command._chosen(None) == chosen and command._chosen("b") == "b"
@@ -125,7 +125,7 @@ def test_a_lab_is_chosen_if_it_is_the_only_one(run, monkeypatch):
     one_line(run("lab", "run", "--host", 1, "--", "true"), 2, "no lab is up")
 
 
-def test_without_root_every_command_says_so(run, monkeypatch):
+def test_every_command_without_root_gives_one_line(run, monkeypatch):
     monkeypatch.setattr("laconic_lab.network.tools.shutil.which", lambda program, path=None: f"/sbin/{program}")
     monkeypatch.setattr("laconic_lab.network.tools.os.geteuid", lambda: 1000)
     for words in (("up",), ("status",), ("down",), ("down", "--stale"), ("run", "--host", 1, "--", "true")):

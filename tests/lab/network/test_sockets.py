@@ -74,7 +74,7 @@ def sent_by(how: str, rate: str | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["sendall", "sendmsg", "writev", "write", "loop"])
-def test_all_of_it_arrives_and_no_sooner_than_it_may(how: str) -> None:
+def test_paced_bytes_arrive_complete_and_not_too_early(how: str) -> None:
     found = sent_by(how, "50mbit")
     least = (1_500_000 - 64 * 1024) * 8 / 50e6 / 0.956
     assert found["same"] and found["paced"] == 1_500_000
@@ -82,17 +82,17 @@ def test_all_of_it_arrives_and_no_sooner_than_it_may(how: str) -> None:
     assert (0 < found["again"] < 3_000) == (how == "loop")  # and it does not spin
 
 
-def test_without_a_rate_nothing_is_held_back() -> None:
+def test_sockets_without_a_rate_are_not_paced() -> None:
     found = sent_by("sendall", None)
     assert found["same"] and found["paced"] is None and paced_bytes() is None
 
 
-def test_a_link_of_slow_sockets_is_measured(settled: Callable[[Callable[[], Link]], Link]) -> None:
+def test_paced_link_is_measured(settled: Callable[[Callable[[], Link]], Link]) -> None:
     link = settled(lambda: PacedSockets("20mbit").measure(0.5))
     assert link.rate == 20e6 and link.valid
 
 
-def test_what_cannot_be_preloaded_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_invalid_preload_settings_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match="a rate is a number"):
         PacedSockets("fast")
     found = PacedSockets("1mbit").environment({"LD_PRELOAD": "/lib/other.so", "A": "b"})

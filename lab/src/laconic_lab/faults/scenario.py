@@ -29,7 +29,7 @@ from laconic.errors import FileError, LaconicError
 from laconic.frames import encode
 from laconic.optim import SGD
 from laconic_lab.faults.invariants import InvariantError, all_work_once, applied_once, lost_at_most, staleness
-from laconic_lab.network.paced_proxy import Cable
+from laconic_lab.network.paced_proxy import PacedProxy
 
 __all__ = ["Action", "Died", "Life", "Scene"]
 
@@ -90,7 +90,7 @@ class Scene:
         self.told: list[str] = []
         """What scenes say of themselves, for the record."""
         self.checkpoint_store = _Vault(folder / "checkpoints")
-        self._cable = Cable(rate=rate) if cable or rate else None
+        self._cable = PacedProxy(rate=rate) if cable or rate else None
         self._certs = self._certificates(folder) if tls else None
         self._actions: dict[tuple[int, int], list[Action]] = defaultdict(list)
         self._lives = itertools.count(1)
@@ -178,12 +178,12 @@ class Scene:
 
     def address(self, worker: int) -> str:
         if worker == 1 and self._cable is not None:
-            host, port = self._cable.to(("127.0.0.1", self.server.port))
+            host, port = self._cable.address_of(("127.0.0.1", self.server.port))
             return f"{host}:{port}"
         return f"{'localhost' if self._certs else '127.0.0.1'}:{self.server.port}"
 
     @property
-    def cable(self) -> Cable:
+    def cable(self) -> PacedProxy:
         assert self._cable is not None
         return self._cable
 

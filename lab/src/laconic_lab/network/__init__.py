@@ -1,7 +1,7 @@
-"""A network on one machine: hosts with slow, late, lossy cables, to measure in and to break.
+"""Network emulation on one machine: hosts whose links have a given rate, delay and loss.
 
-``Lab`` makes hosts out of network namespaces and needs root; ``laconic_lab.network.paced_proxy`` is its loopback
-counterpart for machines without root. See docs/lab.md.
+``Lab`` builds hosts from network namespaces and needs root. ``paced_proxy`` and ``paced_sockets`` emulate slow links on
+loopback without root. See docs/lab.md.
 """
 
 from laconic_lab.network.hosts import Counters, Host

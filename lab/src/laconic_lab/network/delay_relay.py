@@ -1,11 +1,12 @@
-"""Carries frames between a host and the switch, later: run as a program, without the rest of the package.
+"""A relay that delays frames between hosts and the switch; a stand-alone program.
 
-It returns when the cables work, and a child of it goes on, in the switch's namespace, until it is killed there.
+The program returns when the links work; a child process in the switch's namespace carries the frames until it is
+killed.
 
-This kernel may have no netem, so delay is made here. A delayed cable has a TAP device at each end, in the host's
+The kernel may lack netem, so the delay is made here. A delayed link has a TAP device at each end, in the host's
 namespace and in the switch's; this process reads frames from one and writes them to the other when they are due.
-Frames have a header (IFF_VNET_HDR) by which the kernel leaves packets of up to 64 kB whole and their checksums to
-later: a relay in Python is fast enough then, and a bit flipped on the way is not noticed by TCP.
+With the header IFF_VNET_HDR the kernel passes packets of up to 64 kB whole and computes checksums afterwards:
+so a relay in Python is fast enough, and TCP does not notice a bit flipped on the way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["Line", "as_json"]
+__all__ = ["RelayedLink", "as_json"]
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -38,8 +39,8 @@ _AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Line:
-    """A host's namespace, its port at the switch, and what the cable between them does (seconds, probability)."""
+class RelayedLink:
+    """A delayed link: the host's namespace, its switch port, delay and jitter in seconds, corruption probability."""
 
     namespace: str
     port: str
@@ -48,47 +49,47 @@ class Line:
     corrupt: float
 
 
-def as_json(cables: Sequence[Line]) -> str:
-    return json.dumps([asdict(cable) for cable in cables])
+def as_json(links: Sequence[RelayedLink]) -> str:
+    return json.dumps([asdict(link) for link in links])
 
 
 @dataclass
 class _Pipe:
-    """One direction of a cable."""
+    """One direction of a link."""
 
     source: int
     sink: int
-    cable: Line
+    link: RelayedLink
     random: random.Random
     queue: deque[tuple[float, bytes]] = field(default_factory=deque)
     nbytes: int = 0
     last: float = 0.0
 
-    def take(self) -> None:
-        """Read what is there, and say when it is due."""
+    def read(self) -> None:
+        """Read the waiting frames and schedule them."""
         for _ in range(_AT_ONCE):
             try:
                 frame = os.read(self.source, _FRAME)
-            except OSError:  # nothing more, or the device is down: a cable that was cut
+            except OSError:  # nothing more to read, or the device is down because the link was cut
                 return
             if self.nbytes + len(frame) > _QUEUE:
                 continue
-            if self.cable.corrupt and len(frame) > _HEADERS and self.random.random() < self.cable.corrupt:
+            if self.link.corrupt and len(frame) > _HEADERS and self.random.random() < self.link.corrupt:
                 frame = self._flip(frame)
-            due = time.monotonic() + self.cable.delay + self.random.random() * self.cable.jitter
+            due = time.monotonic() + self.link.delay + self.random.random() * self.link.jitter
             self.last = max(due, self.last)  # jitter does not reorder
             self.queue.append((self.last, frame))
             self.nbytes += len(frame)
 
-    def give(self, now: float) -> None:
-        """Write what is due."""
+    def write_due(self, now: float) -> None:
+        """Write the frames that are due."""
         while self.queue and self.queue[0][0] <= now:
             _, frame = self.queue.popleft()
             self.nbytes -= len(frame)
             try:
                 os.write(self.sink, frame)
             except OSError:
-                continue  # the device is down: the frame is lost, as on any cable
+                continue  # the device is down: the frame is lost
 
     def _flip(self, frame: bytes) -> bytes:
         damaged = bytearray(frame)
@@ -104,7 +105,7 @@ def _tap(name: str) -> int:
 
 
 def _tap_in(namespace: str, name: str) -> int:
-    """Open a TAP device of another namespace, and come back."""
+    """Open a TAP device in another namespace and return to this one."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/self/ns/net").open() as home, Path("/run/netns", namespace).open() as there:
         for target in (there, home):
@@ -115,14 +116,14 @@ def _tap_in(namespace: str, name: str) -> int:
     return device
 
 
-def main(cables: Sequence[Line]) -> None:
+def main(links: Sequence[RelayedLink]) -> None:
     pipes: dict[int, _Pipe] = {}
-    for number, cable in enumerate(cables):
-        host, port = _tap_in(cable.namespace, "eth0"), _tap(cable.port)
-        pipes[host] = _Pipe(host, port, cable, random.Random(2 * number))
-        pipes[port] = _Pipe(port, host, cable, random.Random(2 * number + 1))
+    for number, link in enumerate(links):
+        host, port = _tap_in(link.namespace, "eth0"), _tap(link.port)
+        pipes[host] = _Pipe(host, port, link, random.Random(2 * number))
+        pipes[port] = _Pipe(port, host, link, random.Random(2 * number + 1))
     with suppress(PermissionError):
-        os.nice(-10)  # a cable does not wait until those who use it have finished computing
+        os.nice(-10)  # a link must not wait for the processes that use it
     if os.fork():
         return
     os.setsid()
@@ -138,10 +139,10 @@ def _carry(pipes: dict[int, _Pipe]) -> None:
         # select and not epoll: Python's epoll rounds up to whole milliseconds.
         ready, _, _ = select.select(list(pipes), [], [], None if due is None else max(0.0, due - time.monotonic()))
         for source in ready:
-            pipes[source].take()
+            pipes[source].read()
         for pipe in pipes.values():
-            pipe.give(time.monotonic())
+            pipe.write_due(time.monotonic())
 
 
 if __name__ == "__main__":
-    main([Line(**cable) for cable in json.loads(sys.argv[1])])
+    main([RelayedLink(**link) for link in json.loads(sys.argv[1])])

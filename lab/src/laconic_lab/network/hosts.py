@@ -1,4 +1,4 @@
-"""What a host of a lab is like, as data."""
+"""Settings and counters of a lab's host."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ __all__ = ["Counters", "Host"]
 
 @dataclass(frozen=True)
 class Host:
-    """A host, by its one cable to the switch. Both directions are alike.
+    """A host, described by its one link to the switch. Both directions are alike.
 
     Args:
-        rate: Of the cable, each way, headers counted: ``"100mbit"``. None: as fast as the machine can.
-        delay: Added to each packet on its way out, and again on its way in: a round trip between two hosts of 5 ms
-            takes 20 ms.
-        loss: Percent of the packets it should receive that are dropped.
-        jitter: At most so much more delay, drawn anew for each packet, evenly. Packets keep their order.
-        corrupt: Percent of larger packets, out and in, in which one bit of the payload is flipped. TCP does not
-            notice: the checksum is added later, as with a bad network card.
+        rate: Rate of the link in each direction, headers included: ``"100mbit"``. None: unlimited.
+        delay: Added to each packet in each direction: a round trip between two hosts with 5 ms takes 20 ms.
+        loss: Percent of incoming packets that are dropped.
+        jitter: Upper bound of a uniform random extra delay per packet. Packets keep their order.
+        corrupt: Percent of larger packets, in both directions, in which one payload bit is flipped. TCP does not
+            notice because the checksum is computed afterwards, as with a faulty network card.
     """
 
     rate: str | None = None
@@ -37,7 +36,7 @@ class Host:
             parse_time(text)
         for name, percent in (("loss", self.loss), ("corrupt", self.corrupt)):
             if not 0 <= percent <= 100:
-                raise ConfigError(f"{name} is in percent, from 0 to 100, got {percent}")
+                raise ConfigError(f"{name} must be a percentage from 0 to 100, got {percent}")
 
     @property
     def bits_per_second(self) -> float | None:
@@ -45,16 +44,16 @@ class Host:
 
     @property
     def relayed(self) -> bool:
-        """Whether its cable runs through a process that holds packets back."""
+        """Whether the link runs through the relay process that delays or corrupts packets."""
         return parse_time(self.delay) > 0 or parse_time(self.jitter) > 0 or self.corrupt > 0
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What passed a host's interface since the lab is up.
+    """Traffic of a host's interface since the lab was built.
 
-    The kernel hands on up to 64 kB at once and counts that as one packet with one header; ``rx_lost`` is what loss
-    took after it was counted as received.
+    The kernel passes up to 64 kB as one packet with one header and counts it so. ``rx_lost`` counts packets that the
+    emulated loss dropped after they were counted as received.
     """
 
     rx_bytes: int

@@ -1,4 +1,4 @@
-"""How fast a path is, as measured."""
+"""Measured links: rate, goodput and round-trip time of one path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laconic.units import GOODPUT, show_rate, show_time
 __all__ = ["TOLERANCE", "Link", "measure_path"]
 
 TOLERANCE = 0.06
-"""A link further than this from what its rate allows is not the link that was asked for."""
+"""Largest relative deviation from the expected goodput at which a link is valid."""
 
 Start = Callable[..., "subprocess.Popen[Any]"]
 
@@ -27,10 +27,10 @@ class Link:
     """One direction of a path, measured by TCP sockets.
 
     Attributes:
-        rate: Bits per second that were asked for, headers counted; None if unlimited.
+        rate: Requested bits per second, headers included; None if unlimited.
         goodput: Bits per second of payload that arrived.
-        round_trip: Seconds for 64 bytes there and back on an idle path, the median.
-        congestion: The sender's congestion control: figures under another one may differ.
+        round_trip: Median round-trip time of 64 bytes on the idle path, in seconds.
+        congestion: The sender's congestion control; another one may give other figures.
     """
 
     rate: float | None
@@ -45,32 +45,31 @@ class Link:
 
     @property
     def valid(self) -> bool:
-        """Whether the goodput is within 6 % of what the rate allows; always, where no rate was asked for."""
+        """Whether the goodput is within ``TOLERANCE`` of what the rate allows; always true without a rate."""
         return self.expected is None or abs(self.goodput - self.expected) <= TOLERANCE * self.expected
 
     def values(self) -> dict[str, Any]:
-        """For JSON."""
         return {**asdict(self), "expected": self.expected, "valid": self.valid}
 
     def __str__(self) -> str:
         return (
             f"{show_rate(self.goodput)} of {show_rate(self.rate)}, round trip {show_time(self.round_trip)}, "
-            f"{self.congestion}{'' if self.valid else ': not the rate asked for'}"
+            f"{self.congestion}{'' if self.valid else ': not the requested rate'}"
         )
 
 
 def measure_path(
     near: Start, far: Start, address: str, rate: float | None, seconds: float, via: Callable[[int], tuple[str, int]]
 ) -> Link:
-    """Measure from near to far.
+    """Measure the path from the near end to the far end.
 
     Args:
-        near: Starts a process at the end that sends; takes argv and what ``subprocess.Popen`` takes.
-        far: The same at the end that receives.
-        address: Where the far end listens.
-        rate: What was asked for, in bits per second.
+        near: Starts a process at the sending end, with the signature of ``subprocess.Popen``.
+        far: Starts a process at the receiving end.
+        address: Address on which the far end listens.
+        rate: Requested rate in bits per second.
         seconds: How long to measure, after a short warm-up.
-        via: From the far end's port to the address that the near end connects to.
+        via: Maps the far end's port to the address that the near end connects to.
     """
     program = [sys.executable, "-I", str(Path(link_probe.__file__))]
     limit = seconds + 60
@@ -79,17 +78,17 @@ def measure_path(
             assert receiver.stdout is not None
             line = receiver.stdout.readline()
             if not line.strip():
-                raise LaconicError(f"the receiving end of a measurement did not start: {_said(receiver)}")
+                raise LaconicError(f"the receiving end of a measurement did not start: {_stderr_of(receiver)}")
             host, port = via(int(line))
             with near([*program, "send", host, str(port), str(seconds)], **_PIPES) as sender:
                 try:
                     sent = _result(sender, "sending", limit)
                 finally:
                     sender.kill()
-            got = _result(receiver, "receiving", limit)
+            received = _result(receiver, "receiving", limit)
         finally:
             receiver.kill()
-    return Link(rate, got["goodput"], sent["round_trip"], sent["congestion"])
+    return Link(rate, received["goodput"], sent["round_trip"], sent["congestion"])
 
 
 _PIPES: dict[str, Any] = {
@@ -100,21 +99,21 @@ _PIPES: dict[str, Any] = {
 }
 
 
-def _result(process: subprocess.Popen[Any], what: str, limit: float) -> dict[str, Any]:
+def _result(process: subprocess.Popen[Any], end: str, limit: float) -> dict[str, Any]:
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        raise LaconicError(f"the {what} end of a measurement did not finish in {limit:.0f} s") from None
+        raise LaconicError(f"the {end} end of a measurement did not finish in {limit:.0f} s") from None
     if process.returncode != 0:
-        raise LaconicError(f"the {what} end of a measurement failed: {_last(err)}")
+        raise LaconicError(f"the {end} end of a measurement failed: {_last(err)}")
     result: dict[str, Any] = json.loads(out)
     return result
 
 
-def _said(process: subprocess.Popen[Any]) -> str:
+def _stderr_of(process: subprocess.Popen[Any]) -> str:
     process.kill()
     return _last(process.communicate()[1])
 
 
 def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+    return (text.strip().splitlines() or ["no error output"])[-1]

@@ -1,7 +1,7 @@
-"""Hosts in network namespaces on one switch, on this machine.
+"""``Lab``: hosts in network namespaces on one switch.
 
 Each host is a namespace with one interface, ``eth0``; the switch is a namespace with a bridge and a port per host.
-Nothing is made in the machine's own namespace. Needs root, ``ip`` and ``tc``; ``nft`` for loss.
+The machine's own namespace is not changed. Needs root, ``ip`` and ``tc``; ``nft`` for loss.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _NAMESPACE = re.compile(r"laconic-(.+)-(?:sw|[0-9]+)")
 
 
 class Lab:
-    """Hosts 1 to n on one switch; up as long as the ``with`` block.
+    """Hosts 1 to n on one switch, for the duration of a ``with`` block.
 
-    All of it is removed at the end of the block, after an exception and after Ctrl-C: processes still running on its
-    hosts are killed. ``remove`` clears up after an owner that was killed itself.
+    The end of the block removes everything, also after an exception or Ctrl-C, and kills processes that still run on
+    the hosts. ``remove`` cleans up a lab whose owner was killed.
 
     Args:
-        name: Several labs may be up at once, each with a name of its own; see ``unique_name``.
-        hosts: What each is like.
-        congestion: TCP's congestion control on all hosts, ``"reno"``; None: the machine's.
+        name: Unique among the labs of this machine; see ``unique_name``.
+        hosts: Settings of each host.
+        congestion: TCP congestion control of all hosts, such as ``"reno"``; None: the machine's.
 
     >>> hosts = [Host(rate="100mbit"), Host(rate="100mbit", delay="5ms")]
     >>> with Lab("two", hosts) as lab:                        # doctest: +SKIP
@@ -61,10 +61,10 @@ class Lab:
 
     @classmethod
     def attach(cls, name: str) -> Lab:
-        """A lab that is up, perhaps by another process."""
+        """Return an existing lab, possibly built by another process."""
         need("ip", "tc")
-        found = state.load(name)
-        return cls(name, found["hosts"], congestion=found["congestion"])
+        saved = state.load(name)
+        return cls(name, saved["hosts"], congestion=saved["congestion"])
 
     def __enter__(self) -> Lab:
         self._up(owner=os.getpid())
@@ -74,7 +74,7 @@ class Lab:
         self.down()
 
     def up(self) -> None:
-        """Build it; it stays until ``down``, also after this process."""
+        """Build the lab; it stays until ``down``, even after this process ends."""
         self._up(owner=None)
 
     def _up(self, owner: int | None) -> None:
@@ -91,9 +91,9 @@ class Lab:
             raise
 
     def down(self) -> None:
-        """Remove it, and what runs on its hosts."""
-        with _deaf_to_interrupts():
-            for process in self._started:  # also one that has not entered its namespace yet
+        """Kill the processes on the hosts and remove the lab."""
+        with _interrupts_deferred():
+            for process in self._started:  # including one that has not entered its namespace yet
                 process.kill()
             remove(self.name)
             for process in self._started:
@@ -106,36 +106,36 @@ class Lab:
         return f"10.77.0.{host}"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """What to run for argv to run on a host."""
+        """Return the command line that runs argv on a host."""
         return [tool("ip"), "netns", "exec", self._namespace(host), *map(str, argv)]
 
     def popen(self, host: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """``subprocess.Popen`` on a host. The process is killed with the lab if it still runs then."""
+        """Start a process on a host like ``subprocess.Popen``; removing the lab kills it."""
         process = subprocess.Popen(self.command(host, argv), **options)
         self._started.append(process)
         return process
 
     def run(self, host: int, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-        """``subprocess.run`` on a host."""
+        """Run a command on a host like ``subprocess.run``."""
         return subprocess.run(self.command(host, argv), check=options.pop("check", False), **options)
 
     @property
     def owner(self) -> int | None:
-        """The process whose ``with`` block it is; None if nobody waits to remove it."""
+        """The process that removes the lab at the end of its ``with`` block; None if ``down`` must be called."""
         return _owner(self.name)
 
     def pids(self, host: int) -> list[int]:
-        """The processes on a host."""
+        """Return the process ids on a host."""
         return _pids(self._namespace(host))
 
     def counters(self, host: int) -> Counters:
-        """What passed a host's interface since the lab is up."""
+        """Return the traffic counters of a host's interface."""
         (link,) = query(["ip", "-n", self._namespace(host), "-s", "-j", "link", "show", "dev", "eth0"])
         rx, tx = link["stats64"]["rx"], link["stats64"]["tx"]
         return Counters(rx["bytes"], rx["packets"], tx["bytes"], tx["packets"], self._lost(host))
 
     def cut(self, host: int) -> None:
-        """Pull a host's cable: silence, no reset, until ``mend``."""
+        """Cut a host's link without resetting connections, until ``mend``."""
         self._check(host)
         batch("ip", [f"link set p{host} down"], self._switch)
 
@@ -144,9 +144,9 @@ class Lab:
         batch("ip", [f"link set p{host} up"], self._switch)
 
     def measure(self, a: int, b: int, seconds: float = 1.5) -> Link:
-        """How fast bytes go from a to b, while nothing else is sent."""
+        """Measure the path from host a to host b; nothing else should be sent meanwhile."""
         if a == b:
-            raise ConfigError(f"a link has two ends, got host {a} twice")
+            raise ConfigError(f"a link needs two different hosts, got host {a} twice")
         rates = [rate for host in (a, b) if (rate := self.hosts[self._check(host)].bits_per_second) is not None]
         address = self.address(b)
         return measure_path(
@@ -167,7 +167,7 @@ class Lab:
         return f"laconic-{self.name}-{host}"
 
     def _check(self, host: int) -> int:
-        """The host's place in ``hosts``."""
+        """Return the index of a host in ``hosts``; ``ConfigError`` if there is no such host."""
         if not 1 <= host <= len(self.hosts):
             raise ConfigError(f"lab {self.name!r} has hosts 1 to {len(self.hosts)}, got {host}")
         return host - 1
@@ -175,40 +175,40 @@ class Lab:
     def _build(self) -> None:
         numbers = range(1, len(self.hosts) + 1)
         batch("ip", [f"netns add {space}" for space in (self._switch, *map(self._namespace, numbers))])
-        batch("ip", ["link add br0 type bridge mcast_snooping 0", *_raise("br0")], self._switch)
+        batch("ip", ["link add br0 type bridge mcast_snooping 0", *_set_up("br0")], self._switch)
         for number, host in enumerate(self.hosts, 1):
-            self._lay_cable(number, host)
+            self._connect(number, host)
         if any(host.relayed for host in self.hosts):
             self._start_relay()
 
-    def _lay_cable(self, number: int, host: Host) -> None:
+    def _connect(self, number: int, host: Host) -> None:
         space, port = self._namespace(number), f"p{number}"
         if host.relayed:
             batch("ip", ["tuntap add dev eth0 mode tap vnet_hdr"], space)
             batch("ip", [f"tuntap add dev {port} mode tap vnet_hdr"], self._switch)
         else:
             batch("ip", [f"link add eth0 netns {space} type veth peer name {port} netns {self._switch}"])
-        # Loss is per packet, so with loss there must be none that stand for forty.
+        # Loss is per packet, so large packets that stand for forty must be off.
         single = [f"link set dev {end} gso_max_segs 1" for end in ("eth0", port)] if host.loss else ["", ""]
-        inside = ["link set dev lo up", f"address add {self.address(number)}/24 dev eth0", single[0], *_raise("eth0")]
+        inside = ["link set dev lo up", f"address add {self.address(number)}/24 dev eth0", single[0], *_set_up("eth0")]
         batch("ip", inside, space)
-        batch("ip", [f"link set dev {port} master br0", single[1], *_raise(port)], self._switch)
+        batch("ip", [f"link set dev {port} master br0", single[1], *_set_up(port)], self._switch)
         if (rate := host.bits_per_second) is not None:
             for end, where in (("eth0", space), (port, self._switch)):
                 batch("tc", [f"qdisc replace dev {end} root {_shaper(rate)}"], where)
         if self.congestion is not None:
-            self._tell(number, ["tee", "/proc/sys/net/ipv4/tcp_congestion_control"], self.congestion)
+            self._write(number, ["tee", "/proc/sys/net/ipv4/tcp_congestion_control"], self.congestion)
         if host.loss:
-            # nft 1.0.6 wants each statement on a line of its own.
+            # nft 1.0.6 requires each statement on its own line.
             rule = f'iif "eth0" numgen random mod {_LOSS_STEPS} < {round(host.loss / 100 * _LOSS_STEPS)} counter drop'
             chain = f"chain in {{\ntype filter hook input priority 0;\n{rule}\n}}"
-            self._tell(number, [tool("nft"), "-f", "-"], f"table inet lab {{\n{chain}\n}}\n")
+            self._write(number, [tool("nft"), "-f", "-"], f"table inet lab {{\n{chain}\n}}\n")
 
-    def _tell(self, host: int, argv: Sequence[str], text: str) -> None:
+    def _write(self, host: int, argv: Sequence[str], text: str) -> None:
         done = self.run(host, argv, input=text, text=True, capture_output=True)
         if done.returncode != 0:
-            said = " ".join(done.stderr.split())
-            raise LaconicError(f"host {host} could not be told {text!r} by `{' '.join(argv)}`: {said}")
+            reason = " ".join(done.stderr.split())
+            raise LaconicError(f"host {host}: `{' '.join(argv)}` with input {text!r} failed: {reason}")
 
     def _lost(self, host: int) -> int:
         if not self.hosts[self._check(host)].loss:
@@ -218,9 +218,9 @@ class Lab:
         return sum(part["counter"]["packets"] for rule in rules for part in rule if "counter" in part)
 
     def _start_relay(self) -> None:
-        """One process carries the frames of all cables with a delay. It lives in the switch's namespace."""
-        cables = [
-            delay_relay.Line(
+        """Start the process that carries the frames of all delayed links, in the switch's namespace."""
+        links = [
+            delay_relay.RelayedLink(
                 self._namespace(number),
                 f"p{number}",
                 parse_time(host.delay),
@@ -230,36 +230,36 @@ class Lab:
             for number, host in enumerate(self.hosts, 1)
             if host.relayed
         ]
-        program = [sys.executable, "-I", str(Path(delay_relay.__file__)), delay_relay.as_json(cables)]
+        program = [sys.executable, "-I", str(Path(delay_relay.__file__)), delay_relay.as_json(links)]
         done = subprocess.run(
             [tool("ip"), "netns", "exec", self._switch, *program], capture_output=True, text=True, timeout=30
         )
         if done.returncode != 0:
-            said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise LaconicError(f"the relay that delays packets did not start: {said[-1]}")
+            lines = done.stderr.strip().splitlines() or ["no error output"]
+            raise LaconicError(f"the relay that delays packets did not start: {lines[-1]}")
 
 
 def labs() -> list[str]:
-    """The names of all labs on this machine, also of those whose owner is gone."""
+    """Return the names of all labs on this machine, including those whose owner is gone."""
     need("ip")
-    return sorted({*state.known(), *(found[1] for space in _namespaces() if (found := _NAMESPACE.fullmatch(space)))})
+    return sorted({*state.known(), *(match[1] for space in _namespaces() if (match := _NAMESPACE.fullmatch(space)))})
 
 
 def stale() -> list[str]:
-    """The names of labs whose owner was killed before it could remove them."""
+    """Return the names of labs whose owner was killed before it could remove them."""
     need("ip")
-    return [name for name in state.known() if (owner := _owner(name)) is not None and not _runs(owner)]
+    return [name for name in state.known() if (owner := _owner(name)) is not None and not _is_running(owner)]
 
 
 def _owner(name: str) -> int | None:
     try:
         owner: int | None = state.load(name)["owner"]
-    except LaconicError:  # removed a moment ago, or not to be read, which `laconic lab status` says
+    except LaconicError:  # just removed, or unreadable, which `laconic lab status` reports
         return None
     return owner
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -270,20 +270,20 @@ def _runs(pid: int) -> bool:
 
 
 def remove(name: str) -> bool:
-    """Remove a lab, whoever made it and however much of it is left. Says whether there was any."""
+    """Remove whatever is left of a lab, whoever built it; return whether there was anything."""
     state.check_name(name)
     need("ip")
-    there = name in state.known()
-    mine = [space for space in _namespaces() if (found := _NAMESPACE.fullmatch(space)) and found[1] == name]
+    registered = name in state.known()
+    mine = [space for space in _namespaces() if (match := _NAMESPACE.fullmatch(space)) and match[1] == name]
     _kill(mine)
     if mine:
         batch("ip", [f"netns delete {space}" for space in mine])
     state.forget(name)
-    return there or bool(mine)
+    return registered or bool(mine)
 
 
 def _kill(spaces: list[str]) -> None:
-    """Kill what runs in namespaces, and what that may have started meanwhile."""
+    """Kill the processes in namespaces, repeatedly, because they may start others meanwhile."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
         alive = [pid for space in spaces for pid in _pids(space) if pid != os.getpid()]
@@ -304,8 +304,8 @@ def _namespaces() -> list[str]:
     return [entry["name"] for entry in query(["ip", "-j", "netns", "list"])]
 
 
-def _raise(device: str) -> list[str]:
-    """Up, and silent: without an IPv6 address it asks for nothing on its own."""
+def _set_up(device: str) -> list[str]:
+    """Return the commands that bring a device up without an IPv6 address, so that it sends nothing by itself."""
     return [f"link set dev {device} addrgenmode none", f"link set dev {device} up"]
 
 
@@ -314,16 +314,16 @@ def _shaper(rate: float) -> str:
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back until the block has ended: what is removed by half stays for good."""
+def _interrupts_deferred() -> Iterator[None]:
+    """Defer Ctrl-C until the block has ended, because a half-removed lab would stay."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    received: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[0])
+        if received and callable(before):
+            before(*received[0])

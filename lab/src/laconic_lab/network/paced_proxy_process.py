@@ -1,9 +1,9 @@
-"""The process behind ``laconic_lab.network.paced_proxy``: run as a program, without the rest of the package.
+"""The process of ``laconic_lab.network.paced_proxy``; a stand-alone program.
 
-Orders come as lines of JSON on stdin, each is answered by a line on stdout, and the end of stdin is the end: a cable
-does not outlive its owner. One loop moves all bytes. Each direction has one token bucket for all connections, which
-says when bytes leave; they arrive ``delay`` later. While more bytes wait than the queue of a shaper would hold nothing
-is read, so that senders are held back by TCP itself.
+Requests are lines of JSON on stdin, each answered by a line on stdout; the process ends with its stdin. One loop moves
+all bytes. Each direction has one token bucket for all connections, which decides when bytes leave; they arrive
+``delay`` later. While more bytes wait than a shaper's queue would hold, nothing is read, so that TCP itself slows the
+senders.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Pacer"]
+__all__ = ["ProxyLoop"]
 
-_BUFFER = 128 << 10  # of sockets: what lies in a kernel's buffer is neither held back nor on its way
-_LEAST_ROOM, _MOST_ROOM = 256 << 10, 64 << 20
-_MOST_PAIRS = 400
+_BUFFER = 128 << 10  # of sockets; small, because bytes in a kernel buffer are not paced
+_MIN_QUEUE, _MAX_QUEUE = 256 << 10, 64 << 20
+_MAX_CONNECTIONS = 400
 _CONNECT_S = 2.0
 
 
 class _Direction:
-    """What all connections share, one way."""
+    """The token bucket of one direction, shared by all connections."""
 
     def __init__(self, rate: float | None, burst: int, queue_s: float, delay: float) -> None:
         self.rate = rate  # bytes of payload per second
         self.burst_s = burst / rate if rate else 0.0
         self.queue_s, self.delay = queue_s, delay
-        self.room = int(min(max(_LEAST_ROOM, 2 * rate * (queue_s + delay)), _MOST_ROOM)) if rate else _MOST_ROOM
+        self.queue_limit = int(min(max(_MIN_QUEUE, 2 * rate * (queue_s + delay)), _MAX_QUEUE)) if rate else _MAX_QUEUE
         self.chunk = int(min(max(1448, rate * 0.001), 1 << 16)) if rate else 1 << 16
         self.free = 0.0
         self.nbytes = 0
@@ -45,19 +45,19 @@ class _Direction:
         return self.rate is None or self.free - now < self.queue_s
 
     def due(self, nbytes: int, now: float) -> float:
-        """When bytes that came now arrive."""
+        """Return the arrival time of bytes that were read now."""
         if self.rate is not None:
             self.free = max(self.free, now - self.burst_s) + nbytes / self.rate
         return max(now, self.free) + self.delay
 
-    def damage(self, data: bytes) -> bytes:
-        """Flip the bits that were asked for, and count."""
+    def corrupt(self, data: bytes) -> bytes:
+        """Count the bytes and flip the requested bits."""
         first, self.nbytes = self.nbytes, self.nbytes + len(data)
-        hit = [byte for byte in self.flips if first <= byte < self.nbytes]
-        if not hit:
+        affected = [byte for byte in self.flips if first <= byte < self.nbytes]
+        if not affected:
             return data
         damaged = bytearray(data)
-        for byte in hit:
+        for byte in affected:
             damaged[byte - first] ^= 1 << self.flips.pop(byte)
         return bytes(damaged)
 
@@ -67,15 +67,15 @@ class _Pipe:
 
     def __init__(self, source: socket.socket, sink: socket.socket, direction: _Direction) -> None:
         self.source, self.sink, self.direction = source, sink, direction
-        self.queue: deque[tuple[float, bytes]] = deque()  # empty bytes: the end
+        self.queue: deque[tuple[float, bytes]] = deque()  # empty bytes mark the end of the stream
         self.nbytes = 0
         self.ended = self.done = False
 
-    def wants(self, now: float) -> bool:
-        return not self.ended and self.nbytes < self.direction.room and self.direction.open_at(now)
+    def can_read(self, now: float) -> bool:
+        return not self.ended and self.nbytes < self.direction.queue_limit and self.direction.open_at(now)
 
-    def take(self, now: float) -> None:
-        data = self.direction.damage(self.source.recv(self.direction.chunk))
+    def read(self, now: float) -> None:
+        data = self.direction.corrupt(self.source.recv(self.direction.chunk))
         self.ended = not data
         self.nbytes += len(data)
         self.queue.append((self.direction.due(len(data), now), data))
@@ -83,7 +83,7 @@ class _Pipe:
     def due(self) -> float:
         return self.queue[0][0] if self.queue else math.inf
 
-    def give(self, now: float) -> None:
+    def write_due(self, now: float) -> None:
         while self.queue and self.queue[0][0] <= now:
             due, data = self.queue.popleft()
             if not data:
@@ -100,8 +100,8 @@ class _Pipe:
                 return
 
 
-class Pacer:
-    """All routes of a cable, and what its owner can have done to them."""
+class ProxyLoop:
+    """The event loop: routes, connections, and the requests of the owner."""
 
     def __init__(self, rate: float | None, burst: int, queue_s: float, delay: float) -> None:
         self.up, self.down = (_Direction(rate, burst, queue_s, delay) for _ in range(2))
@@ -110,29 +110,29 @@ class Pacer:
         self.silent_until = 0.0
         self.connections = 0
 
-    def turn(self, control: int) -> bool:
-        """Wait for something to do, and do it. Says whether there are orders."""
+    def run_once(self, control: int) -> bool:
+        """Wait for events and handle them; return whether requests wait on the control descriptor."""
         now = time.monotonic()
         pipes = [pipe for pair in self.pairs for pipe in pair]
         if now < self.silent_until:
-            orders, _, _ = select.select([control], [], [], self._wait([self.silent_until], now))
-            return bool(orders)
-        readers = {pipe.source: pipe for pipe in pipes if pipe.wants(now)}
-        writers = [pipe.sink for pipe in pipes if pipe.due() <= now]  # they could not take it all
+            requests, _, _ = select.select([control], [], [], self._wait([self.silent_until], now))
+            return bool(requests)
+        readers = {pipe.source: pipe for pipe in pipes if pipe.can_read(now)}
+        writers = [pipe.sink for pipe in pipes if pipe.due() <= now]  # sinks that could not take all bytes
         times = [due for pipe in pipes if (due := pipe.due()) > now]
-        # A full queue is looked at again when it no longer is.
+        # A full queue is read again as soon as it has drained.
         times += [d.free - d.queue_s for d in (self.up, self.down) if pipes and not d.open_at(now)]
-        routes = self.routes if len(self.pairs) < _MOST_PAIRS else {}  # select knows 1024 files; more must wait
+        routes = self.routes if len(self.pairs) < _MAX_CONNECTIONS else {}  # select is limited to 1,024 descriptors
         watched: list[Any] = [control, *routes, *readers]
         ready, _, _ = select.select(watched, writers, [], self._wait(times, now))
         now = time.monotonic()
-        for one in ready:
-            if one in routes:
-                self._accept(one)
-            elif one in readers:
-                self._act(readers[one], _Pipe.take, now)
+        for source in ready:
+            if source in routes:
+                self._accept(source)
+            elif source in readers:
+                self._act(readers[source], _Pipe.read, now)
         for pipe in pipes:
-            self._act(pipe, _Pipe.give, now)
+            self._act(pipe, _Pipe.write_due, now)
         for pair in [pair for pair in self.pairs if pair[0].done and pair[1].done]:
             self._close(pair, reset=False)
         return control in ready
@@ -145,7 +145,7 @@ class Pacer:
     def _accept(self, listener: socket.socket) -> None:
         try:
             near, _ = listener.accept()
-        except OSError:  # gone before we came
+        except OSError:  # the client has already disconnected
             return
         try:
             far = socket.create_connection(self.routes[listener], timeout=_CONNECT_S)
@@ -162,7 +162,7 @@ class Pacer:
 
     def _act(self, pipe: _Pipe, act: Callable[[_Pipe, float], None], now: float) -> None:
         pair = next((pair for pair in self.pairs if pipe in pair), None)
-        if pair is None:  # closed a moment ago
+        if pair is None:  # already closed
             return
         try:
             act(pipe, now)
@@ -177,31 +177,31 @@ class Pacer:
             _reset(end) if reset else end.close()
 
     def route(self, host: str, port: int) -> int:
-        """Listen for connections to an address, and say at which port."""
+        """Listen for connections to an address; return the port."""
         listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # handed on to what is accepted
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # inherited by accepted sockets
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         self.routes[listener] = (host, port)
         number: int = listener.getsockname()[1]
         return number
 
-    def obey(self, order: str, *args: Any) -> Any:
-        """Do what the owner asks for."""
-        if order == "route":
+    def handle(self, request: str, *args: Any) -> Any:
+        """Carry out a request of the owner and return its answer."""
+        if request == "route":
             return self.route(*args)
-        if order == "silence":
+        if request == "silence":
             self.silent_until = math.inf if args[0] is None else time.monotonic() + args[0]
-        elif order == "reset":
+        elif request == "reset":
             for pair in list(self.pairs):
                 self._close(pair, reset=True)
-        elif order == "flip":
+        elif request == "flip":
             which, byte, bit = args
             direction = self.up if which == "up" else self.down
             if byte < direction.nbytes:
                 return False
             direction.flips[byte] = bit
-        elif order == "counters":
+        elif request == "counters":
             return [self.up.nbytes, self.down.nbytes, self.connections]
         return True
 
@@ -212,17 +212,17 @@ def _reset(end: socket.socket) -> None:
 
 
 def main(rate: float | None, burst: int, queue_s: float, delay: float) -> None:
-    pacer = Pacer(rate, burst, queue_s, delay)
+    loop = ProxyLoop(rate, burst, queue_s, delay)
     control, text = sys.stdin.fileno(), b""
     while True:
-        if not pacer.turn(control):
+        if not loop.run_once(control):
             continue
         more = os.read(control, 1 << 16)
         if not more:
             return
         *lines, text = (text + more).split(b"\n")
         for line in lines:
-            print(json.dumps(pacer.obey(*json.loads(line))), flush=True)
+            print(json.dumps(loop.handle(*json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Slow sockets without root: processes of this host that send no faster than a rate.
+"""Processes whose TCP sockets send no faster than a given rate; needs no root.
 
-A small library (csrc/pace.cpp) is preloaded into them, which holds back what goes into TCP sockets; so it does to
-sockets that are not ours, such as gloo's, and needs no process between. What a process receives is not held back:
-with two of them that is all the same, with more of them nobody's cable is full of what several others send.
+A small library (csrc/pace.cpp) is preloaded into the processes and paces what they write to TCP sockets, including
+sockets of other libraries such as gloo, without a proxy process. Received data is not paced: with two processes that
+makes no difference; with more, a receiver's link is never saturated by several senders.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class PacedSockets:
-    """How to start processes whose TCP sockets are slow, each process as if it had a cable of its own.
+    """Starts processes whose TCP sockets are paced, each process as if it had its own link.
 
     Args:
-        rate: Of what a process sends by all its sockets, ``"100mbit"``; as on a shaped cable 0.956 of it is for
-            payload. None: as fast as the machine can.
+        rate: Rate of all sockets of a process together, ``"100mbit"``; as on a shaped link 0.956 of it is payload.
+            None: unlimited.
     """
 
     def __init__(self, rate: str | None) -> None:
@@ -37,25 +37,25 @@ class PacedSockets:
         self._library = None if rate is None else _library()
 
     def popen(self, argv: list[str], *, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
-        """As ``subprocess.Popen``."""
+        """Start a process like ``subprocess.Popen``."""
         return subprocess.Popen(argv, env=self.environment(os.environ if env is None else env), **options)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """A process's environment, with what makes its sockets slow."""
-        found = dict(base)
+        """Return an environment in which a process's sockets are paced."""
+        environment = dict(base)
         if self.rate is not None:
-            others = [found["LD_PRELOAD"]] if found.get("LD_PRELOAD") else []
-            found["LD_PRELOAD"] = ":".join([str(self._library), *others])
-            found["LACONIC_PACE"] = f"{self.rate / 8 * GOODPUT} {shaper_burst(self.rate)}"
-        return found
+            others = [environment["LD_PRELOAD"]] if environment.get("LD_PRELOAD") else []
+            environment["LD_PRELOAD"] = ":".join([str(self._library), *others])
+            environment["LACONIC_PACE"] = f"{self.rate / 8 * GOODPUT} {shaper_burst(self.rate)}"
+        return environment
 
     def measure(self, seconds: float = 1.5) -> Link:
-        """How fast bytes go from one such process to another, while nothing else is sent."""
+        """Measure the path between two such processes; nothing else should be sent meanwhile."""
         return measure_path(self.popen, self.popen, LOOPBACK, self.rate, seconds, lambda port: (LOOPBACK, port))
 
 
 def paced_bytes() -> int | None:
-    """Bytes that this process has sent by slow sockets; None when its sockets are not slow."""
+    """Return the bytes that this process has sent through paced sockets; None if its sockets are not paced."""
     try:
         count = ctypes.CDLL(None).laconic_paced_bytes
     except AttributeError:

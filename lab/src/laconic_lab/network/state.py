@@ -1,7 +1,7 @@
-"""Which labs are up: one JSON file each, in a folder under the system's temporary one that only its owner may enter.
+"""The registry of existing labs: one JSON file each, in a private folder below the system's temporary folder.
 
-The file is there from before the first namespace to after the last: a lab whose owner was killed can be found and
-removed.
+The file exists from before the first namespace is created until after the last is deleted, so that a lab whose owner
+was killed can be found and removed.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 def check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"a lab's name is of small letters, digits and dashes, at most 32, got {name!r}")
+        raise ConfigError(f"a lab's name must be 1 to 32 lower-case letters, digits and dashes, got {name!r}")
 
 
 def unique_name(prefix: str) -> str:
-    """A name that no other lab has: for programs of which several may run at once."""
+    """Return a name that no other lab has, for programs that may run several times at once."""
     return f"{prefix}-{secrets.token_hex(3)}"
 
 
 def claim(name: str, **values: Any) -> None:
-    """Take a name, or refuse if there is such a lab."""
+    """Register a lab; ``ConfigError`` if the name is taken."""
     try:
         with _path(name).open("x") as file:
             json.dump({"name": name, **values}, file)
     except FileExistsError:
         raise ConfigError(
-            f"there is a lab {name!r} already: remove it by `laconic lab down --name {name}`, or take another name"
+            f"lab {name!r} exists already: remove it with `laconic lab down --name {name}`, or choose another name"
         ) from None
 
 
 def load(name: str) -> dict[str, Any]:
     try:
-        found = json.loads(_path(name).read_text())
+        saved = json.loads(_path(name).read_text())
         return {
-            "owner": found["owner"],
-            "congestion": found["congestion"],
-            "hosts": [Host(**host) for host in found["hosts"]],
+            "owner": saved["owner"],
+            "congestion": saved["congestion"],
+            "hosts": [Host(**host) for host in saved["hosts"]],
         }
     except FileNotFoundError:
         others = ", ".join(known()) or "none"
-        raise ConfigError(f"there is no lab {name!r} (up: {others}): start it by `laconic lab up`") from None
+        raise ConfigError(f"there is no lab {name!r} (up: {others}): start one with `laconic lab up`") from None
     except (ValueError, TypeError, KeyError) as error:
         raise FileError(
-            f"{_path(name)} cannot be read ({error}): remove the lab by `laconic lab down --name {name}`"
+            f"{_path(name)} cannot be read ({error}): remove the lab with `laconic lab down --name {name}`"
         ) from None
 
 
@@ -66,7 +66,7 @@ def forget(name: str) -> None:
 
 
 def known() -> list[str]:
-    """The names taken."""
+    """Return the names of all registered labs."""
     return sorted(path.stem for path in _folder().glob("*.json"))
 
 
@@ -78,8 +78,8 @@ def _path(name: str) -> Path:
 def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / "laconic-lab"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    # What it says is run as root: it must be ours.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    info = folder.lstat()
+    # Root acts on the files in it, so nobody else may write there.
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise FileError(f"{folder} belongs to another user, or others may write there: remove it, or set TMPDIR")
     return folder

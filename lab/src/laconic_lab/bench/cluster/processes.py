@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from laconic.cluster import security
 from laconic.errors import LaconicError, WrongResultError
 from laconic_lab.network import Host, Lab, Link, unique_name
-from laconic_lab.network.paced_proxy import Cable
+from laconic_lab.network.paced_proxy import PacedProxy
 
 __all__ = ["LAB", "LOOPBACK", "PACED", "Network", "Peer", "all_do", "best_network", "network", "started"]
 
@@ -130,7 +130,7 @@ class _Namespaces:
 
 @dataclass
 class _Proxied:
-    cable: Cable
+    cable: PacedProxy
     certs: str | None = None
     made_of: str = PACED
     host: str = LOOPBACK
@@ -139,7 +139,7 @@ class _Proxied:
         return subprocess.Popen
 
     def reach(self, port: int) -> str:
-        there, behind = self.cable.to((self.host, port))
+        there, behind = self.cable.address_of((self.host, port))
         return f"{there}:{behind}"
 
     def counters(self) -> tuple[int, int]:
@@ -162,7 +162,7 @@ def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
     """
     with ExitStack() as stack:
         if made_of == PACED:
-            yield _Proxied(stack.enter_context(Cable(rate=rate)))
+            yield _Proxied(stack.enter_context(PacedProxy(rate=rate)))
             return
         lab = stack.enter_context(Lab(unique_name("bench"), [Host(rate=rate)] * (workers + 1)))
         certs = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "certs"

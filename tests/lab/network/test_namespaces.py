@@ -83,14 +83,14 @@ def call(lab: Lab, times: int) -> tuple[int, bool]:
     return int(count), ordered == "True"
 
 
-def test_goodput_is_what_the_rate_allows(pair, settled):
+def test_goodput_matches_the_rate(pair, settled):
     link = settled(lambda: pair.measure(1, 2, seconds=0.7))
     assert link.goodput == pytest.approx(0.956 * 100e6, rel=0.06)
     assert 0 < link.round_trip < 0.02
     assert link.congestion in ("bbr", "cubic", "reno")
 
 
-def test_counters_count_what_was_sent(pair):
+def test_counters_match_the_bytes_sent(pair):
     before = pair.counters(1), pair.counters(2)
     assert send(pair, 2_000_000) == [2_000_000, 0]
     after = pair.counters(1), pair.counters(2)
@@ -100,13 +100,13 @@ def test_counters_count_what_was_sent(pair):
     assert after[0].tx_packets - before[0].tx_packets == after[1].rx_packets - before[1].rx_packets > 0
 
 
-def test_a_host_that_says_nothing_sends_nothing(name):
+def test_idle_host_sends_nothing(name):
     with Lab(name, [Host(), Host()]) as lab:
         time.sleep(0.5)
         assert lab.counters(1).tx_packets == lab.counters(2).tx_packets == 0
 
 
-def test_a_cut_is_silent_and_can_be_mended(pair):
+def test_cut_link_stops_traffic_until_mended(pair):
     with serve(pair, 2, ECHO) as echo:
         assert call(pair, 3)[0] == 3
         pair.cut(2)
@@ -116,7 +116,7 @@ def test_a_cut_is_silent_and_can_be_mended(pair):
         echo.kill()
 
 
-def test_delay_shows_in_round_trips_and_the_rate_stays(name, tun, settled):
+def test_delay_lengthens_round_trips_and_keeps_the_rate(name, tun, settled):
     with Lab(name, [Host(rate="100mbit", delay="5ms")] * 2, congestion="reno") as lab:  # bbr minds a busy machine more
         link = settled(lambda: lab.measure(1, 2, seconds=0.5))
         assert 0.020 <= link.round_trip < 0.035
@@ -128,13 +128,13 @@ def test_delay_shows_in_round_trips_and_the_rate_stays(name, tun, settled):
             echo.kill()
 
 
-def test_jitter_keeps_the_order(name, tun):
+def test_jitter_keeps_packet_order(name, tun):
     with Lab(name, [Host(jitter="10ms"), Host()]) as lab, serve(lab, 2, ECHO) as echo:
         assert call(lab, 100) == (100, True)
         echo.kill()
 
 
-def test_loss_takes_about_what_was_asked_for(name, nft):
+def test_loss_drops_the_requested_share(name, nft):
     with Lab(name, [Host(), Host(loss=20.0)]) as lab, serve(lab, 2, ECHO) as echo:
         came = [call(lab, 200)[0] for _ in range(5)]
         seen = lab.counters(2)
@@ -143,7 +143,7 @@ def test_loss_takes_about_what_was_asked_for(name, nft):
     assert 1000 - seen.rx_lost == sum(came)
 
 
-def test_loss_is_per_packet_of_tcp(name, nft):
+def test_loss_applies_to_single_tcp_packets(name, nft):
     with Lab(name, [Host(rate="100mbit"), Host(rate="100mbit", loss=1.0)]) as lab:
         assert send(lab, 2_000_000) == [2_000_000, 0]
         seen = lab.counters(2)
@@ -151,41 +151,41 @@ def test_loss_is_per_packet_of_tcp(name, nft):
     assert 0 < seen.rx_lost < 60
 
 
-def test_corruption_gets_past_tcp(name, tun):
+def test_corruption_is_not_noticed_by_tcp(name, tun):
     with Lab(name, [Host(corrupt=20.0), Host()]) as lab:
         total, damaged = send(lab, 4_000_000)
     assert total == 4_000_000 and damaged > 0
 
 
-def test_hosts_are_apart_and_labs_too(pair, name):
+def test_hosts_and_labs_are_isolated(pair, name):
     with Lab(name, [Host()] * 2) as other:
         assert other.address(2) == pair.address(2) == "10.77.0.2"
         with serve(pair, 2, ECHO) as echo:  # in the other lab nobody listens there
             assert call(other, 2)[0] == 0
             echo.kill()
         assert {name, pair.name} <= set(labs())
-        with pytest.raises(ConfigError, match=f"there is a lab '{name}' already"):
+        with pytest.raises(ConfigError, match=f"lab '{name}' exists already"):
             Lab(name, [Host()]).up()
         assert name in labs()  # of the one that was there
 
 
 @pytest.mark.parametrize("host", [0, 3])
-def test_a_host_that_is_not_there(pair, host):
+def test_unknown_host_raises_config_error(pair, host):
     for use in (pair.address, pair.counters, pair.cut, pair.mend, lambda host: pair.run(host, ["true"])):
         with pytest.raises(ConfigError, match=f"hosts 1 to 2, got {host}"):
             use(host)
-    with pytest.raises(ConfigError, match="two ends"):
+    with pytest.raises(ConfigError, match="two different hosts"):
         pair.measure(1, 1)
 
 
-def test_congestion_control_is_chosen_or_refused(name):
+def test_congestion_control_is_set_or_refused(name):
     with pytest.raises(ConfigError, match="congestion control 'no' is not allowed"):
         Lab(name, [Host()], congestion="no").up()
     with Lab(name, [Host()] * 2, congestion="reno") as lab:
         assert lab.measure(1, 2, seconds=0.1).congestion == "reno"
 
 
-def test_nothing_is_left_after_an_exception(name, left):
+def test_exception_leaves_nothing_behind(name, left):
     started = []
 
     def fail() -> None:
@@ -202,7 +202,7 @@ def test_nothing_is_left_after_an_exception(name, left):
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2 and left(name) == []
 
 
-def test_nothing_is_left_when_building_fails(name, left, monkeypatch):
+def test_failed_build_leaves_nothing_behind(name, left, monkeypatch):
     monkeypatch.setattr("laconic_lab.network.namespaces.shaper_burst", lambda rate: -1)
     with pytest.raises(Exception, match="tc"):
         Lab(name, [Host(rate="1mbit")]).up()
@@ -218,7 +218,7 @@ with Lab(sys.argv[1], [Host(delay="1ms"), Host()]) as lab:
 """
 
 
-def test_nothing_is_left_after_an_interrupt(name, left, script):
+def test_interrupt_leaves_nothing_behind(name, left, script):
     owner = script(OWNER, name)
     assert owner.stdout.readline() == "up\n" and name not in stale()
     owner.send_signal(signal.SIGINT)
@@ -226,7 +226,7 @@ def test_nothing_is_left_after_an_interrupt(name, left, script):
     assert left(name) == []
 
 
-def test_what_a_killed_owner_leaves_can_be_removed(name, left, script):
+def test_lab_of_a_killed_owner_can_be_removed(name, left, script):
     owner = script(OWNER, name)
     assert owner.stdout.readline() == "up\n"
     owner.kill()
