@@ -41,7 +41,7 @@ from laconic.frames import encode
 from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
 from laconic.watch.events import read_events
 from laconic_lab.faults import flood_client
-from laconic_lab.faults.flood_process import Besiegers
+from laconic_lab.faults.flood_process import FloodProcess
 from laconic_lab.faults.invariants import applied_once, lost_at_most
 from laconic_lab.faults.soak import usage
 
@@ -210,17 +210,17 @@ def test_strangers_leave_files_for_checkpoints(tmp_path: Path) -> None:
             address = f"127.0.0.1:{server.port}"
             client = client_of(core, address)
             at = begin(client)
-            besiegers = Besiegers(address)
+            process = FloodProcess(address)
             try:
-                besiegers.order(hold=400, seed=0)
-                besiegers.report()
+                process.request(hold=400, seed=0)
+                process.report()
                 assert eventually(lambda: usage()[1] > 150, 10) and usage()[1] < 200
                 checkpoint.save(tmp_path, 1, {"w": torch.ones(3)}, {})
                 assert client.exchange(at, [(0, ONES)], lambda: 0.0).sequence == at + 1
-                besiegers.order(release=True)
-                besiegers.report()
+                process.request(release=True)
+                process.report()
             finally:
-                besiegers.close()
+                process.close()
             client.close()
             late = client_of(core, address, incarnation=1)
             assert begin(late, 1) == at + 1

@@ -25,31 +25,34 @@ EXAMPLES = ("laconic lab faults --only worker-dies,bomb --modes sync", "laconic 
 
 def faults(
     only: Annotated[
-        str | None, typer.Option("--only", metavar="NAMES", help="Some faults, with commas.", show_default="all")
+        str | None,
+        typer.Option("--only", metavar="NAMES", help="Names of faults, separated by commas.", show_default="all"),
     ] = None,
-    modes: Annotated[str, typer.Option("--modes", help="Modes of the job, with commas.")] = "sync,async,bounded:2",
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="How often each.", min=1)] = 1,
+    modes: Annotated[
+        str, typer.Option("--modes", help="Modes of the job, separated by commas.")
+    ] = "sync,async,bounded:2",
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Repetitions of each fault.", min=1)] = 1,
     seconds: Annotated[
         float | None,
-        typer.Option("--soak", metavar="S", help="Instead one job of so many seconds, faults all along.", min=5),
+        typer.Option("--soak", metavar="S", help="Run one job for S seconds with repeated faults instead.", min=5),
     ] = None,
     every: Annotated[
-        float, typer.Option("--every", metavar="S", help="Of --soak: seconds between faults.", min=1)
+        float, typer.Option("--every", metavar="S", help="With --soak: seconds between faults.", min=1)
     ] = 20.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of --soak: which faults.")] = 0,
-    names: Annotated[bool, typer.Option("--list", help="Only say which faults there are.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="With --soak: seed that chooses the faults.")] = 0,
+    names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
     record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Write Records here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Let a small job with a real server suffer every fault, and check its promises.
+    """Run a small job with a real server under every fault and check its invariants.
 
-    Each push of the job writes to a place of its own, so whatever is lost,
-    doubled or forged shows in the end; docs/faults.md has the promises. Faults
-    happen at a step of the job. Needs no root. The exit code is 1 if a
-    promise was broken.
+    Each push of the job writes to its own position, so that a lost, repeated
+    or forged push shows at the end; docs/faults.md lists the invariants.
+    Faults happen at a given step. Needs no root. The exit code is 1 if an
+    invariant is violated.
     """
     from laconic import records
-    from laconic_lab.faults import CLASSES, campaign
+    from laconic_lab.faults import FAULTS, campaign
 
     if names:
         _list(json)
@@ -57,11 +60,11 @@ def faults(
     if seconds is not None:
         _soak(seconds, every, seed, record, json)
         return
-    chosen = tuple(CLASSES) if only is None else tuple(name.strip() for name in only.split(","))
+    chosen = tuple(FAULTS) if only is None else tuple(name.strip() for name in only.split(","))
     asked = tuple(mode.strip() for mode in modes.split(","))
     if not all(chosen) or not all(asked):
-        raise ConfigError("--only and --modes are names with commas between them")
-    with _errors_alone(), progress_bar("starting") as (bar, shown):
+        raise ConfigError("--only and --modes must be names separated by commas")
+    with _errors_only(), progress_bar("starting") as (bar, shown):
         total = len(chosen) * len(asked) * repeat
 
         def tell(outcome: Outcome) -> None:
@@ -76,12 +79,14 @@ def faults(
     else:
         _print(outcomes, asked)
     if broken:
-        raise LaconicError(f"{len(broken)} of {len(outcomes)} scenes broke a promise; the first: {broken[0].broken}")
+        raise LaconicError(
+            f"{len(broken)} of {len(outcomes)} scenarios violated an invariant; the first: {broken[0].broken}"
+        )
 
 
 @contextmanager
-def _errors_alone() -> Iterator[None]:
-    """No warnings in the log meanwhile: that things break is the point."""
+def _errors_only() -> Iterator[None]:
+    """Suppress warnings in the log; faults are expected here."""
     log = logging.getLogger("laconic")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -95,7 +100,7 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
     from laconic import records
     from laconic_lab.faults import soak
 
-    with _errors_alone(), progress_bar("starting") as (bar, shown):
+    with _errors_only(), progress_bar("starting") as (bar, shown):
 
         def tell(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total, description=f"exchange {done}")
@@ -114,20 +119,20 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
 
 
 def _list(json: bool) -> None:
-    from laconic_lab.faults import CLASSES
+    from laconic_lab.faults import FAULTS
 
     if json:
-        print_json({"faults": {name: one.what for name, one in CLASSES.items()}})
+        print_json({"faults": {name: one.what for name, one in FAULTS.items()}})
         return
-    width = max(map(len, CLASSES))
-    for name, one in CLASSES.items():
+    width = max(map(len, FAULTS))
+    for name, one in FAULTS.items():
         print(f"{name:{width}}  {one.what}")
 
 
 def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
     from rich.table import Table
 
-    from laconic_lab.faults import CLASSES
+    from laconic_lab.faults import FAULTS
 
     table = Table("fault", "what happens")
     for mode in modes:
@@ -138,5 +143,5 @@ def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
             mine = [one for one in outcomes if (one.fault, one.mode) == (name, mode)]
             kept = sum(one.broken is None for one in mine)
             row.append(f"kept, {max(one.seconds for one in mine):.1f} s" if kept == len(mine) else "BROKEN")
-        table.add_row(name, CLASSES[name].what, *row)
+        table.add_row(name, FAULTS[name].what, *row)
     stdout_console().print(table, markup=False)

@@ -1,11 +1,11 @@
-"""A fault campaign against the parameter server: real sockets, faults by step number, promises checked."""
+"""A fault campaign against the parameter server: real sockets, faults at given steps, invariants checked."""
 
 from __future__ import annotations
 
-import laconic.cluster.server  # noqa: F401 - first: it tells gRPC, before that is loaded, to keep quiet about strangers
+import laconic.cluster.server  # noqa: F401 - first: it sets gRPC's log level before gRPC is loaded
 from laconic_lab.faults.campaign import MODES, Outcome, campaign
-from laconic_lab.faults.fault_types import CLASSES
-from laconic_lab.faults.flood import Siege, siege
+from laconic_lab.faults.connection_flood import FloodResult, run_flood
+from laconic_lab.faults.fault_types import FAULTS
 from laconic_lab.faults.soak import Soak, soak
 
-__all__ = ["CLASSES", "MODES", "Outcome", "Siege", "Soak", "campaign", "siege", "soak"]
+__all__ = ["FAULTS", "MODES", "FloodResult", "Outcome", "Soak", "campaign", "run_flood", "soak"]

@@ -1,4 +1,4 @@
-"""All faults in all modes, again and again, each from a seed that is told."""
+"""The fault campaign: every fault in every mode."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laconic.errors import ConfigError, LaconicError
-from laconic_lab.faults.fault_types import CLASSES
-from laconic_lab.faults.scenario import Scene
+from laconic_lab.faults.fault_types import FAULTS
+from laconic_lab.faults.scenario import Scenario
 
 __all__ = ["MODES", "Outcome", "campaign"]
 
@@ -19,7 +19,7 @@ MODES = ("sync", "async", "bounded:2")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one scene. ``broken`` is the promise that was, or None."""
+    """The outcome of one scenario; ``broken`` is the violated invariant, or None."""
 
     fault: str
     mode: str
@@ -28,35 +28,35 @@ class Outcome:
 
 
 def campaign(
-    faults: Sequence[str] = tuple(CLASSES),
+    faults: Sequence[str] = tuple(FAULTS),
     modes: Sequence[str] = MODES,
     *,
     repeat: int = 1,
     tell: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Every fault in every mode; what became of each."""
-    unknown = [name for name in faults if name not in CLASSES]
+    """Run every fault in every mode and return the outcomes."""
+    unknown = [name for name in faults if name not in FAULTS]
     if unknown:
-        raise ConfigError(f"unknown fault {unknown[0]!r}: expected one of {', '.join(CLASSES)}")
+        raise ConfigError(f"unknown fault {unknown[0]!r}: expected one of {', '.join(FAULTS)}")
     outcomes = []
     for _ in range(repeat):
         for name in faults:
             for mode in modes:
-                outcome = one(name, mode)
+                outcome = run_fault(name, mode)
                 outcomes.append(outcome)
                 tell(outcome)
     return outcomes
 
 
-def one(name: str, mode: str) -> Outcome:
-    """One scene."""
+def run_fault(name: str, mode: str) -> Outcome:
+    """Run one fault in one mode."""
     began = time.monotonic()
     broken = None
     with tempfile.TemporaryDirectory(prefix="laconic-faults-") as folder:
-        scene = Scene(Path(folder), mode, **CLASSES[name].scene)
-        CLASSES[name].prepare(scene)
+        scenario = Scenario(Path(folder), mode, **FAULTS[name].scenario)
+        FAULTS[name].prepare(scenario)
         try:
-            scene.run()
+            scenario.run()
         except LaconicError as error:
             broken = str(error)
     return Outcome(name, mode, time.monotonic() - began, broken)

@@ -1,15 +1,14 @@
-"""Peers who are no workers, by the thousand: a program of its own, so that what it costs is not the server's.
+"""Opens thousands of foreign connections to a server; a stand-alone program, so that its cost is not the server's.
 
-    python storm.py HOST PORT
+    python flood_client.py HOST PORT
 
-Needs nothing but Python: another program would speak like this. It takes orders, a JSON object per line, and answers
-each with one when it is done:
+It needs the standard library only. Requests are JSON objects, one per line; each is answered when it is done:
 
-- ``{"garbage": n, "rate": r, "seed": s}``: n connections, r of them a second, each with some of what a server gets to
-  hear on an open port, and then closed.
-- ``{"hold": n, "seed": s}``: n connections that stay. They say nothing, or a byte now and then; half of them have said
-  all that opens HTTP/2 before. Who is hung up on comes again.
-- ``{"release": true}``: let go of them.
+- ``{"garbage": n, "rate": r, "seed": s}``: open n connections, r per second; each sends bytes as a server on an open
+  port receives them and is closed.
+- ``{"hold": n, "seed": s}``: hold n connections open. They send nothing, or a byte now and then; half of them have sent
+  a complete HTTP/2 preface. A connection that the server closes is opened again.
+- ``{"release": true}``: close the held connections.
 """
 
 import asyncio
@@ -23,19 +22,19 @@ import sys
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: storm\r\n\r\n"
-AT_ONCE = 64
-DRIBBLE = 0.5
-"""Seconds between two bytes of a slow peer."""
-AGAIN = 1.0
-"""Seconds after which one who was hung up on comes again."""
-HEARD = 0.05
-"""Seconds that a peer waits for an answer."""
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: flood\r\n\r\n"
+MAX_CONCURRENT = 64
+BYTE_INTERVAL_S = 0.5
+"""Seconds between two bytes of a held connection."""
+RECONNECT_S = 1.0
+"""Seconds after which a closed connection is opened again."""
+REPLY_WAIT_S = 0.05
+"""Seconds that a garbage connection waits for a reply."""
 
 
 @functools.cache
 def client_hello() -> bytes:
-    """How a TLS client begins."""
+    """Return the first message of a TLS client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -45,8 +44,8 @@ def client_hello() -> bytes:
     return out.read()
 
 
-def words(rng: random.Random) -> bytes:
-    """What one of them says."""
+def payload(rng: random.Random) -> bytes:
+    """Return the bytes that one connection sends."""
     noise, hello = rng.randbytes(rng.randrange(1, 2000)), client_hello()
     return rng.choice(
         [
@@ -64,39 +63,39 @@ def words(rng: random.Random) -> bytes:
     )
 
 
-class Storm:
-    """All of them."""
+class Flood:
+    """All connections to one server."""
 
     def __init__(self, host: str, port: int) -> None:
         self._at = host, port
         self._held: list[asyncio.Task[None]] = []
         self.dropped = 0
-        """How often one of those who stay was hung up on."""
+        """How often the server closed a held connection."""
 
     async def garbage(self, count: int, rate: float, seed: int) -> dict[str, int]:
-        rng, room = random.Random(seed), asyncio.Semaphore(AT_ONCE)
+        rng, slots = random.Random(seed), asyncio.Semaphore(MAX_CONCURRENT)
         loop = asyncio.get_running_loop()
         began = loop.time()
         running = []
         for number in range(count):
             await asyncio.sleep(max(0.0, began + number / rate - loop.time()))
-            await room.acquire()
-            running.append(asyncio.create_task(self._speak(words(rng), room)))
+            await slots.acquire()
+            running.append(asyncio.create_task(self._send_and_close(payload(rng), slots)))
         served = await asyncio.gather(*running)
         return {"connections": count, "connected": sum(served)}
 
-    async def _speak(self, said: bytes, room: asyncio.Semaphore) -> bool:
+    async def _send_and_close(self, data: bytes, slots: asyncio.Semaphore) -> bool:
         try:
             reader, writer = await asyncio.open_connection(*self._at)
             with contextlib.suppress(OSError, asyncio.TimeoutError):
-                if said:
-                    writer.write(said)
-                    await asyncio.wait_for(reader.read(64), HEARD)
+                if data:
+                    writer.write(data)
+                    await asyncio.wait_for(reader.read(64), REPLY_WAIT_S)
             writer.transport.abort()
         except OSError:
             return False
         finally:
-            room.release()
+            slots.release()
         return True
 
     async def hold(self, count: int, seed: int) -> dict[str, int]:
@@ -106,33 +105,33 @@ class Storm:
             first, rest = rng.choice([(b"", b""), (b"", client_hello()), (b"", PREFACE + SETTINGS), (b"", REQUEST)])
             if number % 2:
                 first, rest = PREFACE + SETTINGS, rng.choice([b"", SETTINGS])
-            self._held.append(asyncio.create_task(self._stay(first, rest, rng.random(), connected)))
+            self._held.append(asyncio.create_task(self._hold_open(first, rest, rng.random(), connected)))
         for _ in range(count):
             await connected.acquire()
         return {"held": count, "dropped": self.dropped}
 
-    async def _stay(self, first: bytes, rest: bytes, wait: float, connected: asyncio.Semaphore) -> None:
+    async def _hold_open(self, first: bytes, rest: bytes, wait: float, connected: asyncio.Semaphore) -> None:
         while True:
             writer = None
             try:
                 reader, writer = await asyncio.open_connection(*self._at)
                 connected.release()
                 writer.write(first)
-                hung_up = asyncio.create_task(reader.read(-1))
+                closed = asyncio.create_task(reader.read(-1))
                 for byte in rest:
-                    await asyncio.sleep(DRIBBLE * (0.5 + wait))
-                    if hung_up.done():
+                    await asyncio.sleep(BYTE_INTERVAL_S * (0.5 + wait))
+                    if closed.done():
                         break
                     writer.write(bytes([byte]))
                 with contextlib.suppress(OSError):
-                    await hung_up
+                    await closed
                 self.dropped += 1
             except OSError:
-                pass  # the server has enough of us
+                pass  # the server refuses more connections
             finally:
                 if writer is not None:
                     writer.transport.abort()
-            await asyncio.sleep(AGAIN * (0.5 + wait))
+            await asyncio.sleep(RECONNECT_S * (0.5 + wait))
 
     async def release(self) -> dict[str, int]:
         for task in self._held:
@@ -141,22 +140,22 @@ class Storm:
         self._held.clear()
         return {"held": 0, "dropped": self.dropped}
 
-    async def obey(self, order: dict[str, int]) -> dict[str, int]:
-        if "garbage" in order:
-            return await self.garbage(order["garbage"], order["rate"], order["seed"])
-        if "hold" in order:
-            return await self.hold(order["hold"], order["seed"])
+    async def handle(self, request: dict[str, int]) -> dict[str, int]:
+        if "garbage" in request:
+            return await self.garbage(request["garbage"], request["rate"], request["seed"])
+        if "hold" in request:
+            return await self.hold(request["hold"], request["seed"])
         return await self.release()
 
 
 async def main(host: str, port: str) -> None:
-    storm = Storm(host, int(port))
+    flood = Flood(host, int(port))
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(await storm.obey(json.loads(line))), flush=True)
+        print(json.dumps(await flood.handle(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
-    # On another machine they would not take the server's processor at all. More of it, and they starve on a busy one.
+    # Remote clients would not use the server's processor; with a lower priority they starve on a busy machine.
     os.nice(10)
     asyncio.run(main(*sys.argv[1:]))

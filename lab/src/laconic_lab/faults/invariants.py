@@ -1,6 +1,6 @@
-"""Checkers of the promises over recorded histories: they see what was written, and nothing else.
+"""Checks of the server's invariants on recorded event logs.
 
-docs/faults.md has the promises; ``events.jsonl`` of a run is such a history.
+docs/faults.md lists the invariants; ``events.jsonl`` of a run is such a log.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Event = dict[str, Any]
 
 
 class InvariantError(LaconicError):
-    """A history that should not have happened."""
+    """An event log that violates an invariant."""
 
 
-def _require(kept: object, promise: str, found: object) -> None:
-    if not kept:
-        raise InvariantError(f"{promise}: {found}")
+def _require(holds: object, invariant: str, observed: object) -> None:
+    if not holds:
+        raise InvariantError(f"{invariant}: {observed}")
 
 
 def applied_once(events: Iterable[Event], *, backup: bool = False) -> Counter[tuple[int, int]]:
-    """P1: of what remained of a run every push that was taken is applied, and none twice. Returns who applied what.
+    """P1: every accepted push of the surviving history is applied exactly once. Return the applied pushes.
 
-    After going back to a version the updates since are undone and made again; so are pushes for a round that was
-    voided. With backup workers a push may be taken too late to count.
+    After a rewind the later updates are undone and made again; so are pushes of a voided round. With backup workers a
+    push may be accepted too late to count.
     """
     pushed: set[tuple[int, int]] = set()
     applied: Counter[tuple[int, int]] = Counter()
@@ -42,19 +42,19 @@ def applied_once(events: Iterable[Event], *, backup: bool = False) -> Counter[tu
             pushed = {key for key in pushed if key in applied}
         elif kind == "push":
             key = event["worker"], event["sequence"]
-            _require(key not in pushed, "P1: a push was taken twice", event)
+            _require(key not in pushed, "P1: a push was accepted twice", event)
             pushed.add(key)
         elif kind == "applied":
             applied[event["worker"], event["sequence"]] += 1
     twice = [key for key, count in applied.items() if count > 1]
     _require(applied and not twice, "P1: pushes applied more than once, or none at all", twice)
     missing = set(applied) ^ pushed if not backup else set(applied) - pushed
-    _require(not missing, "P1: pushes taken and not applied, or applied and not taken", sorted(missing))
+    _require(not missing, "P1: pushes accepted and not applied, or applied and not accepted", sorted(missing))
     return applied
 
 
 def staleness(events: Iterable[Event]) -> int:
-    """P3: the most updates that any gradient missed: those between its worker's pull and its own."""
+    """P3: return the largest staleness of a gradient: the updates between its worker's pull and its own."""
     pulled: dict[int, int] = {}
     updates = most = 0
     for event in events:
@@ -67,7 +67,7 @@ def staleness(events: Iterable[Event]) -> int:
 
 
 def all_work_once(events: Iterable[Event], tickets: int) -> None:
-    """Without rounds: of what remained of a run each piece of work was done once, by whomever."""
+    """Without rounds: each piece of work of the surviving history was done exactly once, by any worker."""
     done: dict[int, int] = {}
     for event in events:
         if event["event"] == "resumed":
@@ -78,7 +78,7 @@ def all_work_once(events: Iterable[Event], tickets: int) -> None:
 
 
 def lost_at_most(events: Iterable[Event], exchanges: int) -> list[int]:
-    """P2: whenever a job went back, it did so by at most that many exchanges. Returns by how many."""
+    """P2: every rewind lost at most that many exchanges. Return the loss of each."""
     newest, losses = 0, []
     for event in events:
         if event["event"] == "applied":

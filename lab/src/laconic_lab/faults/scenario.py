@@ -1,7 +1,7 @@
-"""A small job with a real server and real sockets, into which faults are put by step number.
+"""A small job with a real server and real sockets, in which faults happen at given steps.
 
-Each push writes a 1 into a place of its own of a vector, the ledger: at the end every place holds exactly what one
-application of every push makes of it, or something was lost, doubled or forged.
+Each push adds 1 at its own position of a vector, the ledger. At the end every position holds exactly one application
+of its push; anything else means that a push was lost, applied twice or forged.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from laconic.optim import SGD
 from laconic_lab.faults.invariants import InvariantError, all_work_once, applied_once, lost_at_most, staleness
 from laconic_lab.network.paced_proxy import PacedProxy
 
-__all__ = ["Action", "Died", "Life", "Scene"]
+__all__ = ["Action", "Scenario", "WorkerDied", "WorkerLife"]
 
 BALLAST = 1 << 17
-"""Bytes of a second slot, so that a push takes a while and can be cut in the middle."""
+"""Bytes of a second slot that makes a push long enough to be cut in the middle."""
 
-Action = Callable[["Life"], None]
-
-
-class Died(Exception):  # noqa: N818 - not an error: the end of a worker's life
-    """A worker ends here, and is started again."""
+Action = Callable[["WorkerLife"], None]
 
 
-class _Vault(checkpoint.Folder):
-    """A folder of checkpoints on a disk that can be full."""
+class WorkerDied(Exception):  # noqa: N818 - not an error: the end of a worker's process
+    """Raised by an action: the worker ends here and is started again."""
+
+
+class _CheckpointFolder(checkpoint.Folder):
+    """A checkpoint folder on a disk that can be full."""
 
     full = False
 
@@ -54,20 +54,20 @@ class _Vault(checkpoint.Folder):
         super().save(step, tensors, meta)
 
 
-class Scene:
+class Scenario:
     """One job, from its first exchange to its last.
 
     Args:
-        folder: For checkpoints and certificates; empty.
-        mode: Of the job.
-        workers: How many.
-        exchanges: Of each worker.
-        cable: Have worker 1 talk over a cable that can be cut, slowed and disturbed.
-        rate: Of that cable.
-        tls: Talk over TLS, with certificates.
-        computing: Seconds that a worker takes for a gradient, so that others have their share of the work.
-        patience: Seconds after which the scene counts as hung, those not counted that faults take to be done (but
-            three times as many in all): peers that pester a server starve on a busy machine, and that is not the job's.
+        folder: Empty folder for checkpoints and certificates.
+        mode: Mode of the job.
+        workers: Number of workers.
+        exchanges: Exchanges of each worker.
+        link: Whether worker 1 is connected through a proxy that can be cut, slowed and disturbed.
+        rate: Rate of that link.
+        tls: Whether to use TLS.
+        compute_s: Seconds that a worker takes for a gradient, so that the others get their share of the work.
+        timeout_s: Seconds after which the scenario counts as hung. The time that actions take is not counted (but
+            three times as many seconds end it in any case): a flood may starve on a busy machine.
     """
 
     def __init__(
@@ -77,26 +77,26 @@ class Scene:
         *,
         workers: int = 2,
         exchanges: int = 12,
-        cable: bool = False,
+        link: bool = False,
         rate: str | None = None,
         tls: bool = False,
-        computing: float = 0.01,
-        patience: float = 60.0,
+        compute_s: float = 0.01,
+        timeout_s: float = 60.0,
     ) -> None:
         self.folder, self.exchanges = folder, exchanges
-        self.computing, self._patience = computing, patience
+        self.compute_s, self._timeout_s = compute_s, timeout_s
         self.job = Job(workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4)
         self.events: list[dict[str, Any]] = []
-        self.told: list[str] = []
-        """What scenes say of themselves, for the record."""
-        self.checkpoint_store = _Vault(folder / "checkpoints")
-        self._cable = PacedProxy(rate=rate) if cable or rate else None
+        self.notes: list[str] = []
+        """What actions observed, for the record."""
+        self.checkpoint_store = _CheckpointFolder(folder / "checkpoints")
+        self._link = PacedProxy(rate=rate) if link or rate else None
         self._certs = self._certificates(folder) if tls else None
         self._actions: dict[tuple[int, int], list[Action]] = defaultdict(list)
         self._lives = itertools.count(1)
         self._server_lives = 0
         self._failed: list[BaseException] = []
-        self._suffering = 0
+        self._actions_running = 0
         self._lock = threading.RLock()
         self._all_here = threading.Barrier(workers)
 
@@ -147,10 +147,10 @@ class Scene:
             )
 
     def crash_server(self) -> None:
-        """Gone without a word, and started again from what is on the disk."""
+        """Stop the server at once and start it again from its checkpoints."""
         with self._lock:
             port = self.server.port
-            self._server_lives += 1  # what an old handler still does is neither written nor told
+            self._server_lives += 1  # events of old handlers are not recorded
             self.server.stop(0)
             self.start_server(port)
 
@@ -173,19 +173,19 @@ class Scene:
     # ------------------------------------------------------------------------------------------------------- workers
 
     def at(self, worker: int, step: int, action: Action) -> None:
-        """Have a worker do something right before its push of that exchange, once."""
+        """Run an action once, right before a worker's push of that exchange."""
         self._actions[worker, step].append(action)
 
     def address(self, worker: int) -> str:
-        if worker == 1 and self._cable is not None:
-            host, port = self._cable.address_of(("127.0.0.1", self.server.port))
+        if worker == 1 and self._link is not None:
+            host, port = self._link.address_of(("127.0.0.1", self.server.port))
             return f"{host}:{port}"
         return f"{'localhost' if self._certs else '127.0.0.1'}:{self.server.port}"
 
     @property
-    def cable(self) -> PacedProxy:
-        assert self._cable is not None
-        return self._cable
+    def link(self) -> PacedProxy:
+        assert self._link is not None
+        return self._link
 
     def client(self, worker: int, incarnation: int) -> Client:
         credentials = None
@@ -204,20 +204,20 @@ class Scene:
         )
 
     def frames(self, place: int) -> list[bytes]:
-        """A push that marks its place in the ledger."""
+        """Return the frames of a push that adds 1 at a position of the ledger."""
         parameters = self._parameters()
         parameters["ledger"][0, place] = 1.0
-        parameters["ballast"][::7] = 1.0  # not all zero, which would travel in a header
+        parameters["ballast"][::7] = 1.0  # an all-zero tensor would be a header only
         return [encode(x, "none") for x in parameters.values()]
 
     def _live(self, worker: int) -> None:
         try:
             while True:
-                life = Life(self, worker, next(self._lives))
+                life = WorkerLife(self, worker, next(self._lives))
                 try:
                     life.run()
                     return
-                except Died:
+                except WorkerDied:
                     continue
                 finally:
                     life.client.close()
@@ -225,25 +225,25 @@ class Scene:
             self._failed.append(error)
 
     def wait_for_all(self, incarnation: int) -> None:
-        """Nobody begins alone: without rounds there might be no work left for the others."""
-        if incarnation <= self.job.workers:  # in its first life
-            self._all_here.wait(self._patience)
+        """Wait until all workers have joined; without rounds the first could do all the work."""
+        if incarnation <= self.job.workers:  # its first process
+            self._all_here.wait(self._timeout_s)
 
-    def suffer(self, life: Life) -> None:
-        """Do to a worker what is due before its push."""
+    def run_actions(self, life: WorkerLife) -> None:
+        """Run the actions that are due before a worker's push."""
         for action in self._actions.pop((life.worker, life.sequence), []):
             with self._lock:
-                self._suffering += 1
+                self._actions_running += 1
             try:
                 action(life)
             finally:
                 with self._lock:
-                    self._suffering -= 1
+                    self._actions_running -= 1
 
     # ----------------------------------------------------------------------------------------------------------- run
 
     def run(self) -> None:
-        """To the end, and check every promise."""
+        """Run the job to its end and check every invariant."""
         with self._set_up():
             threads = [
                 threading.Thread(target=self._live, args=(worker,), daemon=True) for worker in range(self.job.workers)
@@ -260,28 +260,28 @@ class Scene:
             self.check()
 
     def _wait(self, threads: list[threading.Thread]) -> None:
-        """Until they have ended, or had their time."""
-        left, in_all = self._patience, 3 * self._patience
+        """Wait until the threads have ended or the time is over."""
+        left, in_all = self._timeout_s, 3 * self._timeout_s
         for thread in threads:
             while thread.is_alive() and min(left, in_all) > 0:
                 began = time.monotonic()
                 thread.join(0.1)
                 took = time.monotonic() - began
                 in_all -= took
-                left -= 0 if self._suffering else took
+                left -= 0 if self._actions_running else took
 
     @contextmanager
     def _set_up(self) -> Iterator[None]:
-        if self._cable is not None:
-            self._cable.__enter__()
+        if self._link is not None:
+            self._link.__enter__()
         try:
             self.start_server()
             yield
         finally:
             with self._lock:
                 self.server.stop(0)
-            if self._cable is not None:
-                self._cable.__exit__(None, None, None)
+            if self._link is not None:
+                self._link.__exit__(None, None, None)
 
     def check(self) -> None:
         share = 1.0 / self.job.workers if self.job.update_mode.in_rounds else 1.0
@@ -306,7 +306,7 @@ class Scene:
             raise InvariantError("P6: there is no checkpoint to load")
 
     def _staleness(self) -> int:
-        """Of each life of the server: after a crash nobody holds what it had given out."""
+        """Return the largest staleness, separately for each server process: a crash ends all work in progress."""
         most, part = 0, list[dict[str, Any]]()
         for event in [*self.events, {"event": "resumed"}]:
             if event["event"] == "resumed":
@@ -316,12 +316,12 @@ class Scene:
         return most
 
 
-class Life:
-    """One life of a worker."""
+class WorkerLife:
+    """One process of a worker, from joining to its end."""
 
-    def __init__(self, scene: Scene, worker: int, incarnation: int) -> None:
-        self.scene, self.worker, self.incarnation = scene, worker, incarnation
-        self.client = scene.client(worker, incarnation)
+    def __init__(self, scenario: Scenario, worker: int, incarnation: int) -> None:
+        self.scenario, self.worker, self.incarnation = scenario, worker, incarnation
+        self.client = scenario.client(worker, incarnation)
         self._attempt = 0
         self.sequence = 0
         self.place = 0
@@ -332,19 +332,19 @@ class Life:
 
     def run(self) -> None:
         at = self._join()
-        self.scene.wait_for_all(self.incarnation)
+        self.scenario.wait_for_all(self.incarnation)
         while at is not None:
-            time.sleep(self.scene.computing)
+            time.sleep(self.scenario.compute_s)
             self.sequence = at.sequence
             self.place = self._place(at)
-            self.scene.suffer(self)
+            self.scenario.run_actions(self)
             at = self._exchange(at)
         self.client.leave()
 
     def _place(self, at: Reply) -> int:
         if at.ticket is not None:
             return at.ticket
-        return self.worker * self.scene.exchanges + at.sequence
+        return self.worker * self.scenario.exchanges + at.sequence
 
     def _join(self) -> Reply | None:
         standing = self.client.hello()
@@ -355,7 +355,7 @@ class Life:
         return self._open(self.client.snapshot())
 
     def _exchange(self, at: Reply) -> Reply | None:
-        frames = list(enumerate(self.scene.frames(self.place)))
+        frames = list(enumerate(self.scenario.frames(self.place)))
         try:
             return self._open(self.client.exchange(at.sequence, frames, lambda: 0.0))
         except RefusedError as error:
@@ -364,7 +364,7 @@ class Life:
             return self._join()
 
     def _open(self, reply: Reply) -> Reply | None:
-        """What to do next, or nothing."""
-        if reply.ticket == NOTHING_LEFT or (reply.ticket is None and reply.sequence >= self.scene.exchanges):
+        """Return the reply, or None if the job is over."""
+        if reply.ticket == NOTHING_LEFT or (reply.ticket is None and reply.sequence >= self.scenario.exchanges):
             return None
         return reply

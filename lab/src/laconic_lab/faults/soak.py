@@ -1,4 +1,4 @@
-"""A long run with a fault every so often: what leaks or wears out shows only after a while."""
+"""A soak test: a long job with a fault at regular intervals, to find leaks."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pathlib import Path
 from statistics import median
 
 from laconic.errors import LaconicError
-from laconic_lab.faults.fault_types import CLASSES, STEP
-from laconic_lab.faults.scenario import Action, Scene
+from laconic_lab.faults.fault_types import FAULTS, STEP
+from laconic_lab.faults.scenario import Action, Scenario
 
 __all__ = ["Soak", "soak", "usage"]
 
-PACE = 0.1
-"""Seconds that a round takes."""
-FAULTS = (
+ROUND_S = 0.1
+"""Seconds of a round."""
+SOAK_FAULTS = (
     "worker-dies", "answer-lost", "server-dies", "straggler", "stalled-cable", "reset", "flipped-bit", "wrong-shape",
     "corrupt", "cut-off", "not-finite", "bomb", "other-version", "older-life", "garbage",
 )  # fmt: skip
-FLAT = 1.10
-"""How much more memory the last quarter may take than the second."""
+ALLOWED_GROWTH = 1.10
+"""Ratio of memory in the last quarter to memory in the second quarter that is still called flat."""
 
 
 @dataclass(frozen=True)
 class Soak:
-    """What became of it.
+    """The outcome of a soak test.
 
     Args:
-        seconds: How long it took.
-        faults: How many there were.
-        exchanges: Of each worker.
-        rss: Bytes of memory, in the second quarter of the time and in the last; medians.
-        descriptors: Open files, the same.
-        broken: The promise that was broken, or None.
+        seconds: Duration.
+        faults: Number of faults.
+        exchanges: Exchanges of each worker.
+        rss: Median bytes of memory in the second and in the last quarter of the time.
+        descriptors: Median open files in the second and in the last quarter.
+        broken: The violated invariant, or None.
     """
 
     seconds: float
@@ -58,47 +58,47 @@ def soak(
     seed: int = 0,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Soak:
-    """A job of about that many seconds, a fault of any kind every so many, chosen by the seed.
+    """Run a job for about that many seconds, with a random fault at regular intervals.
 
     Args:
-        seconds: How long.
+        seconds: Duration.
         every: Seconds between two faults.
-        workers: How many.
-        mode: Of the job.
+        workers: Number of workers.
+        mode: Mode of the job.
         seed: Chooses faults and workers.
-        tell: Told the exchanges done and in all, about every second.
+        tell: Called about every second with the exchanges done and their total.
     """
     rng = random.Random(seed)
-    exchanges = max(20, round(seconds / PACE))
-    between = max(5, round(every / PACE))
+    exchanges = max(20, round(seconds / ROUND_S))
+    between = max(5, round(every / ROUND_S))
     steps = range(STEP, exchanges - 5, between)
     samples: list[tuple[int, int]] = []
     ended = threading.Event()
     began = time.monotonic()
     broken = None
     with tempfile.TemporaryDirectory(prefix="laconic-soak-") as folder:
-        scene = Scene(
+        scenario = Scenario(
             Path(folder),
             mode,
             workers=workers,
             exchanges=exchanges,
-            cable=True,
-            computing=PACE,
-            patience=5 * seconds + 60,
+            link=True,
+            compute_s=ROUND_S,
+            timeout_s=5 * seconds + 60,
         )
         for step in steps:
             worker, action = _pick(rng, workers)
-            scene.at(worker, step, action)
+            scenario.at(worker, step, action)
 
         def watch() -> None:
             while not ended.wait(1.0):
                 samples.append(usage())
-                tell(scene.core.version, exchanges if mode == "sync" else exchanges * workers)
+                tell(scenario.core.version, exchanges if mode == "sync" else exchanges * workers)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:
-            scene.run()
+            scenario.run()
         except LaconicError as error:
             broken = str(error)
         finally:
@@ -106,17 +106,17 @@ def soak(
             watcher.join()
     memory, files = ([sample[i] for sample in samples] for i in (0, 1))
     rss, descriptors = _quarters(memory), _quarters(files)
-    if broken is None and (rss[1] > FLAT * rss[0] or descriptors[1] > descriptors[0] + 8):
+    if broken is None and (rss[1] > ALLOWED_GROWTH * rss[0] or descriptors[1] > descriptors[0] + 8):
         broken = f"not flat: memory {rss[0]} to {rss[1]} bytes, open files {descriptors[0]} to {descriptors[1]}"
     return Soak(time.monotonic() - began, len(steps), exchanges, rss, descriptors, broken)
 
 
 def _pick(rng: random.Random, workers: int) -> tuple[int, Action]:
-    """A fault, and whom it strikes. What is done to the cable is done to worker 1, who is on it."""
-    name = rng.choice(FAULTS)
-    action = CLASSES[name].action
+    """Return a random fault's worker and action; faults of the link hit worker 1, which is behind it."""
+    name = rng.choice(SOAK_FAULTS)
+    action = FAULTS[name].action
     assert action is not None
-    return (1 if CLASSES[name].scene else rng.randrange(workers)), action
+    return (1 if FAULTS[name].scenario else rng.randrange(workers)), action
 
 
 def usage() -> tuple[int, int]:
