@@ -81,8 +81,9 @@ def test_sum_kernels_compile(width, lane, compile_kernels):
 @pytest.mark.parametrize("multiprocessors", [0, 132], ids=["launch per phase", "one launch"])
 def test_selection_kernels_compile(multiprocessors, compile_kernels):
     names = kernel_names(compile_kernels(triton_compile.selection_kernels, multiprocessors))
-    assert {"_settle", "_write", "_phases", "_above", "_uniform_encode", "_range_histogram"} <= set(names)
-    assert names.count("_phases") == 7 if multiprocessors else names.count("_phases") > 30
+    assert {"_settle", "_write", "_above", "_uniform_encode", "_range_histogram"} <= set(names)
+    phases = sum(name.endswith("_phases") for name in names)
+    assert phases == 7 if multiprocessors else phases > 30
 
 
 @pytest.mark.slow
@@ -97,6 +98,14 @@ def test_huffman_kernels_compile(alphabet, n, compile_kernels):
 @CODINGS
 def test_rans_kernels_compile(alphabet, n, compile_kernels):
     ptx = compile_kernels(triton_compile.rans_kernels, alphabet, n)
-    names = {"plan_shares", "write_lanes", "_move", "read_shares", "deal_slots", "read_lanes", "_read_raw"}
+    names = {
+        "build_frequency_tables",
+        "rans_encode",
+        "_copy_chunks",
+        "read_frequency_tables",
+        "build_slot_tables",
+        "rans_decode",
+        "_decode_raw",
+    }
     assert names <= set(kernel_names(ptx))
     assert "vote.sync.ballot" in "".join(ptx.values()) and "ld.shared" in "".join(ptx.values())

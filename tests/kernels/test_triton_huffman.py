@@ -44,7 +44,7 @@ def undivided_streams(monkeypatch):
     from laconic.kernels.triton import huffman_decode
 
     if INTERPRETED:
-        monkeypatch.setattr(huffman_decode, "PARTS", 1)
+        monkeypatch.setattr(huffman_decode, "MAX_PARTS", 1)
 
 
 QUICK = [("normal", 30, 8), ("one symbol", 50, 16), ("normal", 1, 9)]
@@ -65,27 +65,27 @@ def decoded_symbols_agree(kind: str, n: int, alphabet: int) -> None:
     assert torch.equal(decoded.cpu(), symbols) and fallbacks() == before, (kind, n, alphabet)
 
 
-def split_streams(parts: int, warm: int, monkeypatch) -> None:
+def split_streams(parts: int, sync_bits: int, monkeypatch) -> None:
     """Make the decoder split short streams as well, each part starting this many bits early."""
     from laconic.kernels.triton import huffman_decode
 
-    for name, value in (("PARTS", parts), ("WARM", warm), ("SHORT", 1)):
+    for name, value in (("MAX_PARTS", parts), ("SYNC_BITS", sync_bits), ("MIN_SPLIT_SYMBOLS", 1)):
         monkeypatch.setattr(huffman_decode, name, value)
 
 
-@pytest.mark.parametrize("warm", [pytest.param(0, marks=pytest.mark.slow), 32])
-def test_streams_split_into_parts_decode(warm, monkeypatch):
-    split_streams(4, warm, monkeypatch)
+@pytest.mark.parametrize("sync_bits", [pytest.param(0, marks=pytest.mark.slow), 32])
+def test_streams_split_into_parts_decode(sync_bits, monkeypatch):
+    split_streams(4, sync_bits, monkeypatch)
     decoded_symbols_agree("normal", 40, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["even", "normal", "geometric", "skewed"])
-@pytest.mark.parametrize("parts, warm", [(1, 0), (8, 0), (16, 100), (8, 1536)])
+@pytest.mark.parametrize("parts, sync_bits", [(1, 0), (8, 0), (16, 100), (8, 1536)])
 @pytest.mark.parametrize("n, alphabet", [(2500, 90), (2500, 600)])
-def test_streams_split_into_parts_decode_for_every_distribution(n, alphabet, parts, warm, kind, monkeypatch):
-    split_streams(parts, warm, monkeypatch)
+def test_streams_split_into_parts_decode_for_every_distribution(n, alphabet, parts, sync_bits, kind, monkeypatch):
+    split_streams(parts, sync_bits, monkeypatch)
     decoded_symbols_agree(kind, n, alphabet)
 
 
@@ -190,11 +190,11 @@ def test_codes_longer_than_the_lookup_prefix_are_read():
 
 
 @gpu_only
-@pytest.mark.parametrize("warm", [0, 1536])
+@pytest.mark.parametrize("sync_bits", [0, 1536])
 @pytest.mark.parametrize("parts", [1, 4, 32])
 @pytest.mark.parametrize("alphabet", [90, 256, 4096])
-def test_large_streams_split_into_parts_decode(alphabet, parts, warm, monkeypatch):
-    split_streams(parts, warm, monkeypatch)
+def test_large_streams_split_into_parts_decode(alphabet, parts, sync_bits, monkeypatch):
+    split_streams(parts, sync_bits, monkeypatch)
     for kind in ("even", "normal", "geometric", "skewed"):
         decoded_symbols_agree(kind, 2 * CHUNK + 70_000, alphabet)
 

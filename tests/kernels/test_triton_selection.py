@@ -28,8 +28,8 @@ def few_parts(monkeypatch):
     for module_name in PHASED:
         module = importlib.import_module(f"laconic.kernels.triton.{module_name}")
         monkeypatch.setattr(module, "PARTS", 4)
-        if hasattr(module, "SMALL"):
-            monkeypatch.setattr(module, "SMALL", 4096)
+        if hasattr(module, "SINGLE_LAUNCH_NUMEL"):
+            monkeypatch.setattr(module, "SINGLE_LAUNCH_NUMEL", 4096)
         if hasattr(module, "_layout"):
             module._layout.cache_clear()
     yield
@@ -44,7 +44,7 @@ def few_samples(monkeypatch):
 
     monkeypatch.setattr(topk, "SAMPLES", 1024)
     monkeypatch.setattr(topk, "MORE_SAMPLES", 1024)
-    monkeypatch.setattr(topk, "ROOMY", 0)
+    monkeypatch.setattr(topk, "FULL_CAPACITY_NUMEL", 0)
     topk._layout.cache_clear()
     yield
     topk._layout.cache_clear()

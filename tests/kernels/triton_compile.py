@@ -118,29 +118,29 @@ def selection_kernels(multiprocessors: int) -> dict[str, str]:
             selectors.topk(x, k, section)
             selectors.above(x, 5)
             randk.randk_encode(x, k, 0, seed)
-            rice.code(torch.zeros(k, dtype=torch.int32), n, section)
+            rice.rice_encode(torch.zeros(k, dtype=torch.int32), n, section)
             linear.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))
             linear.range_histogram(x, 16, False, 1024, 1)
             for weight in (None, 0.5):
-                scatter.place(section, x[:k], x, weight)
+                scatter.decode_and_scatter(section, x[:k], x, weight)
                 randk.randk_decode(seed, x[:k], 2.0, x, weight)
     finally:
         grid_sync._multiprocessors = count_multiprocessors
-        launch_cache.remembered.cache_clear()
+        launch_cache.launches_for.cache_clear()
     return ptx
 
 
 def huffman_kernels(alphabet: int, n: int) -> dict[str, str]:
-    from laconic.kernels.triton import huffman_decode, huffman_encode
+    from laconic.kernels.triton import coded_chunks, huffman_decode, huffman_encode
 
     symbols, section = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_max_nbytes(n, alphabet)).byte()
     with compiling() as ptx:
-        huffman_encode.huffman_write(symbols, alphabet, section)
-        opened = huffman_decode.open_section(section, n, alphabet)
-        assert opened is not None
-        huffman_decode.read_streams(opened, symbols)
+        huffman_encode.encode_section(symbols, alphabet, section)
+        coded = huffman_decode.open_section(section, n, alphabet)
+        assert coded is not None
+        huffman_decode.decode_streams(coded, symbols)
         for weight in (None, 0.5):
-            huffman_decode.look_up(opened, symbols, 15, torch.zeros(alphabet), torch.zeros(n), weight)
+            coded_chunks.lookup_values(coded, symbols, 15, torch.zeros(alphabet), torch.zeros(n), weight)
     return ptx
 
 
@@ -150,10 +150,10 @@ def rans_kernels(alphabet: int, n: int) -> dict[str, str]:
     symbols, section = torch.zeros(n, dtype=symbol_dtype(alphabet)), torch.zeros(coded_max_nbytes(n, alphabet)).byte()
     with compiling() as ptx:
         for coding in (Coding.RANS, Coding.HUFFMAN_AUTO, Coding.RANS_AUTO):
-            coded_chunks.write(symbols, alphabet, coding, section)
-        opened = huffman_decode.open_section(section, n, alphabet)
-        assert opened is not None
-        coded_chunks.read(opened, 15, alphabet, None, symbols, None)
+            coded_chunks.encode_chunks(symbols, alphabet, coding, section)
+        coded = huffman_decode.open_section(section, n, alphabet)
+        assert coded is not None
+        coded_chunks.decode_chunks(coded, 15, alphabet, None, symbols, None)
         for modes, weight in ((15, None), (8, None), (15, 0.5)):
-            coded_chunks.read(opened, modes, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
+            coded_chunks.decode_chunks(coded, modes, alphabet, torch.zeros(alphabet), torch.zeros(n), weight)
     return ptx

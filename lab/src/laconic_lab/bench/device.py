@@ -308,7 +308,7 @@ def _operations(chain: Chain, x: Tensor, packet: Packet, out: Tensor, seed: int)
 
 def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tensor, seed: int) -> dict[str, Operation]:
     """The kernels of fixed size by themselves; error feedback and sums, which only these have."""
-    from laconic.kernels.triton import packed_ints, qsgd, sign, ternary
+    from laconic.kernels.triton import packed_int_sums, packed_ints, qsgd, sign, ternary
 
     stage, sections = chain.values, tuple(section.clone() for section in packet.sections)
     residual = torch.zeros_like(x)
@@ -318,7 +318,7 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
         arguments: dict[str, Any] = {"coding": stage.coding, "seed": seed, "norms": norms, "packed": packed}
         return {
             "encode_launch": lambda: qsgd.qsgd_encode(x, **arguments),
-            "feedback": lambda: qsgd.qsgd_encode(x, **arguments, residual=residual),
+            "feedback": lambda: qsgd.qsgd_feedback(x, residual, **arguments),
             "decode_launch": lambda: qsgd.qsgd_decode(*packet.sections, **how, out=out, weight=None),
             "accumulate_launch": lambda: qsgd.qsgd_decode(*packet.sections, **how, out=total, weight=0.5),
         }
@@ -355,7 +355,7 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
                 sent, rotation_seed=rotation_seed, out=out, weight=None
             ),
             "scales": lambda: scale.copy_(packed_ints.block_scales(x, rotation_seed is not None)),
-            "sum": lambda: packed_ints.packed_int_add(other, ring),
+            "sum": lambda: packed_int_sums.packed_int_add(other, ring),
         }  # fmt: skip
     return {}
 

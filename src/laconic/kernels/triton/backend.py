@@ -1,8 +1,7 @@
-"""The backend for CUDA tensors: Triton where a kernel exists, plain torch and the host elsewhere, which is told.
+"""The backend for CUDA tensors: Triton where a kernel exists, torch and the host elsewhere, which is counted.
 
-What waits for the device, waits here and once: an encoder for the largest magnitude, a decoder for its flag (and again
-where that says that chunks have other modes than was thought). The functions underneath launch without waiting, so a
-CUDA graph can hold them.
+A call synchronizes with the device here, and once: an encoder reads amax_bits, a decoder its flag. The functions of the
+other modules only launch, so that a CUDA graph can capture them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,18 +19,17 @@ from triton.errors import TritonError
 from laconic import counters
 from laconic.errors import FrameError
 from laconic.kernels import torch_fallback
-from laconic.kernels.interface import NONFINITE, Grid, IntRounding, LinearGrid, PackedIntSum, QsgdCoding, UniformGrid
+from laconic.kernels.interface import NONFINITE, Grid, LinearGrid, PackedIntSum, UniformGrid
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
-from laconic.kernels.sections import HUFFMAN, Coding, PackedIntCoding, symbol_bits, symbol_dtype
+from laconic.kernels.sections import PackedIntCoding, symbol_bits
 from laconic.kernels.triton import (
     casts,
-    coded_chunks,
-    huffman_decode,
-    huffman_encode,
+    entropy_coding,
     linear,
     lowrank,
     multi_tensor,
+    packed_int_sums,
     packed_ints,
     packing,
     positions,
@@ -41,190 +39,156 @@ from laconic.kernels.triton import (
     sign,
     ternary,
 )
-from laconic.kernels.triton.grid_sync import MOST, STATE
+from laconic.kernels.triton.grid_sync import MAX_NUMEL, STATE_WORDS
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def _count_fallback(kernel: str, reason: str) -> None:
-    counters.count("hosted_kernels", 1, f"{kernel} {reason}: plain torch and the host serve, with the same bytes")
+    counters.count("hosted_kernels", 1, f"{kernel} {reason}: torch and the host compute it, with the same bytes")
 
 
-def _served(kernel: Callable[P, T]) -> Callable[P, T]:
-    """Launched on the device of its tensors; a kernel that cannot be compiled there gives way to the slower road."""
+def _with_fallback(kernel: Callable[P, T]) -> Callable[P, T]:
+    """Launch on the device of the tensors; fall back to torch if Triton cannot compile the kernel there."""
 
     @wraps(kernel)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        there = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         try:
-            if there.type == "cuda" and there.index != torch.cuda.current_device():
-                with torch.cuda.device(there):  # Triton launches on the current one
+            if device.type == "cuda" and device.index != torch.cuda.current_device():
+                with torch.cuda.device(device):  # Triton launches on the current device
                     return kernel(*args, **kwargs)
             return kernel(*args, **kwargs)
         except (TritonError, RuntimeError) as error:
             if not isinstance(error, TritonError) and "PassManager" not in str(error):
-                raise  # not the compiler's, which has no name for its own faults
-            _count_fallback(kernel.__name__, f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})")
-            found: T = getattr(torch_fallback, kernel.__name__)(*args, **kwargs)
-            return found
+                raise  # not from the compiler, whose pass manager raises a plain RuntimeError
+            reason = f"cannot be compiled here ({str(error).splitlines()[-1:] or error!r})"
+            _count_fallback(kernel.__name__, reason)
+            result: T = getattr(torch_fallback, kernel.__name__)(*args, **kwargs)
+            return result
 
     return call
 
 
-def _served_together(kernel: Callable[P, T]) -> Callable[P, T]:
-    """The same for many tensors; what cannot be compiled is the caller's to go round."""
+def _on_device(kernel: Callable[P, T]) -> Callable[P, T]:
+    """Launch a multi-tensor kernel on the device of its tensors; its callers handle a failure to compile."""
 
     @wraps(kernel)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        given = (*args, *kwargs.values())
-        there = next(
-            each[0].device for each in given if isinstance(each, (list, tuple)) and isinstance(each[0], Tensor)
-        )
-        with torch.cuda.device(there) if there.type == "cuda" else nullcontext():
+        sequences = (value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)))
+        device = next(value[0].device for value in sequences if isinstance(value[0], Tensor))
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return kernel(*args, **kwargs)
 
     return call
 
 
-def _largest(amax_bits: Tensor) -> int:
+def _maximum(amax_bits: Tensor) -> int:
     return int(amax_bits.max()) if amax_bits.numel() else 0
 
 
-def _refuse(flag: Tensor, what: str) -> None:
+def _encoder(kernel: Callable[P, Tensor]) -> Callable[P, int]:
+    """Return the maximum of a kernel's amax_bits; an empty tensor is not encoded."""
+
+    @wraps(kernel)
+    def encode(*args: P.args, **kwargs: P.kwargs) -> int:
+        x: Any = args[0]
+        return _maximum(kernel(*args, **kwargs)) if x.numel() else 0
+
+    return _with_fallback(encode)
+
+
+def _raise_if(flag: Tensor, invalid: str) -> None:
     if int(flag):
-        raise FrameError(f"the frame holds {what}")
+        raise FrameError(f"the frame holds {invalid}")
 
 
-# ---------------------------------------------------------------------------------------------------------- packing
+def _decoder(kernel: Callable[P, Tensor], invalid: str) -> Callable[P, None]:
+    """Raise FrameError if a kernel sets its flag."""
 
-pack = _served(packing.pack)
+    @wraps(kernel)
+    def decode(*args: P.args, **kwargs: P.kwargs) -> None:
+        _raise_if(kernel(*args, **kwargs), invalid)
 
-
-@_served
-def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
-    return packing.unpack(packed, n, bits)
-
-
-pack_symbols = _served(packing.pack_symbols)
-unpack_symbols = _served(packing.unpack_symbols)
+    return _with_fallback(decode)
 
 
-# ------------------------------------------------------------------------------------------------------------ casts
+# ------------------------------------------------------------------------------------------------ packing and casts
+
+pack = _with_fallback(packing.pack)
+unpack = _with_fallback(packing.unpack)
+pack_symbols = _with_fallback(packing.pack_symbols)
+unpack_symbols = _with_fallback(packing.unpack_symbols)
+add_momentum = _with_fallback(casts.add_momentum)
 
 
-@_served
+@_with_fallback
 def all_finite(x: Tensor) -> bool:
     if x.dtype != torch.float32 or not x.is_contiguous() or not x.numel():
         return torch_fallback.all_finite(x)
-    return _largest(selectors.keys_of(x.view(-1))) < NONFINITE
+    return _maximum(selectors.amax_bits_by_tile(x.view(-1))) < NONFINITE
 
 
-add_momentum = _served(casts.add_momentum)
-
-
-@_served
+@_with_fallback
 def copy_finite(x: Tensor, out: Tensor) -> bool:
     if x.dtype == torch.float32 and x.is_contiguous() and out.data_ptr() % 4 == 0:
-        return not int(casts.add_values(x.view(-1), out.view(torch.float32), None))
+        return not int(casts.accumulate_values(x.view(-1), out.view(torch.float32), None))
     if x.is_floating_point() and not all_finite(x):
         return False
     out.copy_(x.view(torch.uint8))
     return True
 
 
-@_served
+@_with_fallback
 def raw_decode(section: Tensor, dtype: torch.dtype, out: Tensor, weight: float | None) -> None:
     if dtype != torch.float32 or section.data_ptr() % 4:
         torch_fallback.raw_decode(section, dtype, out, weight)
         return
-    _refuse(casts.add_values(section.view(dtype), out, weight), "a value that is not finite")
+    _raise_if(casts.accumulate_values(section.view(dtype), out, weight), "a value that is not finite")
 
 
-@_served
+@_with_fallback
 def cast_encode(x: Tensor, to: str, out: Tensor) -> tuple[int, int]:
     if out.data_ptr() % 2 or not x.numel():
         return torch_fallback.cast_encode(x, to, out)
     bf16 = to == "bf16"
-    amax_bits, saturated = casts.cast_encode(
-        x, out.view(torch.int16), BFLOAT16_MAX if bf16 else FLOAT16_MAX, bf16
-    ).tolist()
+    limit = BFLOAT16_MAX if bf16 else FLOAT16_MAX
+    amax_bits, saturated = casts.cast_encode(x, out.view(torch.int16), limit, bf16).tolist()
     return amax_bits, saturated
 
 
-@_served
+@_with_fallback
 def cast_decode(section: Tensor, source: str, out: Tensor, weight: float | None) -> None:
     if section.data_ptr() % 2:
         torch_fallback.cast_decode(section, source, out, weight)
         return
     values = section.view(torch.float16 if source == "fp16" else torch.bfloat16)
-    _refuse(casts.add_values(values, out, weight), f"a {source} value that is not finite")
+    _raise_if(casts.accumulate_values(values, out, weight), f"a {source} value that is not finite")
 
 
 # ------------------------------------------------------------------------------------------------------- quantizers
 
+_INVALID = "that is not a finite, non-negative number"
 
-@_served
-def qsgd_encode(x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
-    return _largest(qsgd.qsgd_encode(x, coding, seed=seed, norms=norms, packed=packed)) if len(x) else 0
-
-
-@_served
-def qsgd_feedback(x: Tensor, residual: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
-    if not x.numel():
-        return 0
-    return _largest(qsgd.qsgd_encode(x, coding, seed=seed, norms=norms, packed=packed, residual=residual))
-
-
-@_served
-def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = qsgd.qsgd_decode(norms, packed, bits=bits, bucket=bucket, out=out, weight=weight)
-    _refuse(flag, "a norm that is not a finite, non-negative number")
+qsgd_encode = _encoder(qsgd.qsgd_encode)
+qsgd_feedback = _encoder(qsgd.qsgd_feedback)
+qsgd_decode = _decoder(qsgd.qsgd_decode, f"a norm {_INVALID}")
+ternary_encode = _encoder(ternary.ternary_encode)
+ternary_decode = _decoder(ternary.ternary_decode, f"a byte that is not five ternary values, or a scale {_INVALID}")
+sign_encode = _encoder(sign.sign_encode)
+sign_decode = _decoder(sign.sign_decode, f"a scale {_INVALID}")
+onebit_encode = _encoder(sign.onebit_encode)
+onebit_decode = _decoder(sign.onebit_decode, f"a mean {_INVALID}")
 
 
-@_served
-def ternary_encode(x: Tensor, *, bucket: int, seed: int, norms: Tensor, packed: Tensor) -> int:
-    return _largest(ternary.ternary_encode(x, bucket=bucket, seed=seed, norms=norms, packed=packed)) if len(x) else 0
-
-
-@_served
-def ternary_decode(norms: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = ternary.ternary_decode(norms, packed, bucket=bucket, out=out, weight=weight)
-    _refuse(flag, "a byte that is not five ternary values, or a scale that is not a finite, non-negative number")
-
-
-@_served
-def sign_encode(x: Tensor, *, bucket: int, scales: Tensor, packed: Tensor) -> int:
-    return _largest(sign.sign_encode(x, bucket=bucket, scales=scales, packed=packed)) if len(x) else 0
-
-
-@_served
-def sign_decode(scales: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = sign.sign_decode(scales, packed, bucket=bucket, out=out, weight=weight)
-    _refuse(flag, "a scale that is not a finite, non-negative number")
-
-
-@_served
-def onebit_encode(x: Tensor, *, bucket: int, means: Tensor, packed: Tensor) -> int:
-    return _largest(sign.onebit_encode(x, bucket=bucket, means=means, packed=packed)) if len(x) else 0
-
-
-@_served
-def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None) -> None:
-    flag = sign.onebit_decode(means, packed, bucket=bucket, out=out, weight=weight)
-    _refuse(flag, "a mean that is not a finite, non-negative number")
-
-
-# ------------------------------------------------------------------------------------------------------------ grids
-
-
-def _floats(bits: list[int]) -> tuple[float, float]:
+def _float_pair(bits: list[int]) -> tuple[float, float]:
     low, high = struct.unpack("<2f", struct.pack("<2i", *bits))
     return low, high
 
 
 def value_range(x: Tensor) -> tuple[float, float, int]:
-    """Torch finds both ends in one pass; the larger magnitude of the two is the key, a NaN shows in both."""
+    """Return both ends of the range, which torch finds in one pass, and amax_bits; a NaN shows in both ends."""
     if not x.numel():
         return 0.0, 0.0, 0
     ends = torch.stack(torch.aminmax(x)).cpu()
@@ -233,25 +197,25 @@ def value_range(x: Tensor) -> tuple[float, float, int]:
     return (0.0, 0.0, amax_bits) if amax_bits >= NONFINITE else (low, high, amax_bits)
 
 
-@_served
+@_with_fallback
 def uniform_encode(x: Tensor, *, levels: int, bounds: Tensor, packed: Tensor) -> tuple[float, float, int]:
-    if not 0 < x.numel() <= MOST:
+    if not 0 < x.numel() <= MAX_NUMEL:
         return torch_fallback.uniform_encode(x, levels=levels, bounds=bounds, packed=packed)
     amax_bits, *ends = linear.uniform_encode(x, levels, bounds, packed).tolist()
-    return *_floats(ends), amax_bits
+    return *_float_pair(ends), amax_bits
 
 
-@_served
+@_with_fallback
 def uniform_decode(packed: Tensor, *, low: float, high: float, levels: int, out: Tensor, weight: float | None) -> None:
     linear.uniform_decode(packed, UniformGrid(low, high, levels), out, weight)
 
 
-@_served
+@_with_fallback
 def linear_encode(x: Tensor, grid: LinearGrid, packed: Tensor) -> None:
     linear.pack_bins(x, grid, packed)
 
 
-@_served
+@_with_fallback
 def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
     if symbol_bits(table.numel()) == 0:
         torch_fallback.table_decode(packed, table, out, weight)
@@ -259,55 +223,60 @@ def table_decode(packed: Tensor, table: Tensor, out: Tensor, weight: float | Non
         linear.table_decode(packed, table, out, weight)
 
 
-sample = _served(linear.sample)
-grid_symbols = _served(linear.grid_symbols)
+sample = _with_fallback(linear.sample)
+grid_symbols = _with_fallback(linear.grid_symbols)
 
 
-@_served
+@_with_fallback
 def histogram(x: Tensor, grid: LinearGrid) -> Tensor:
     return linear.histogram(x, grid).cpu()
 
 
-@_served
+@_with_fallback
 def range_histogram(x: Tensor, *, bins: int, zero: bool, count: int, seed: int) -> tuple[float, float, int, list[int]]:
-    if not 0 < x.numel() <= MOST:
+    if not 0 < x.numel() <= MAX_NUMEL:
         return torch_fallback.range_histogram(x, bins=bins, zero=zero, count=count, seed=seed)
-    found = linear.range_histogram(x, bins, zero, count, seed).tolist()
-    amax_bits, (low, high), counts = found[0], _floats(found[1:3]), found[STATE:]
+    result = linear.range_histogram(x, bins, zero, count, seed).tolist()
+    amax_bits, (low, high), counts = result[0], _float_pair(result[1:3]), result[STATE_WORDS:]
     if amax_bits >= NONFINITE:
         return 0.0, 0.0, amax_bits, []
     return low, high, amax_bits, counts if low < high else []
 
 
-# ---------------------------------------------------------------------------------------------------------- selectors
+# --------------------------------------------------------------------------------------------------------- selectors
 
 
-@_served
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+def _is_float64(x: Tensor, kernel: str) -> bool:
+    """Return whether the selector needs the fallback, and count it."""
     if x.dtype == torch.float64:
-        _count_fallback("topk", "has no GPU kernel for float64")
-    if x.dtype == torch.float64 or not x.numel():
+        _count_fallback(kernel, "has no GPU kernel for float64")
+        return True
+    return False
+
+
+@_with_fallback
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+    if _is_float64(x, "topk") or not x.numel():
         return torch_fallback.topk(x, k)
-    found = selectors.topk(x.to(torch.float32), k, torch.empty(0, dtype=torch.uint8, device=x.device))
-    return found.positions, found.values.to(x.dtype), found.amax_bits
+    selected = selectors.topk(x.to(torch.float32), k, torch.empty(0, dtype=torch.uint8, device=x.device))
+    return selected.positions, selected.values.to(x.dtype), selected.amax_bits
 
 
-@_served
+@_with_fallback
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     n = x.numel()
     if x.dtype == torch.float64 or not n:
-        positions, values, amax_bits = topk(x, k)
-        return positions_encode(positions, n, out), values, amax_bits
-    found = selectors.topk(x.to(torch.float32), k, out)
-    nbytes = positions_encode(found.positions, n, out) if found.nbytes is None else found.nbytes
-    return nbytes, found.values.to(x.dtype), found.amax_bits
+        kept, values, amax_bits = topk(x, k)
+        return positions_encode(kept, n, out), values, amax_bits
+    selected = selectors.topk(x.to(torch.float32), k, out)
+    nbytes = positions_encode(selected.positions, n, out) if selected.nbytes is None else selected.nbytes
+    return nbytes, selected.values.to(x.dtype), selected.amax_bits
 
 
-@_served
+@_with_fallback
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     n = x.numel()
-    if x.dtype == torch.float64:
-        _count_fallback("topk_sampled", "has no GPU kernel for float64")
+    if _is_float64(x, "topk_sampled"):
         return torch_fallback.topk_sampled(x, k, seed)
     if n <= SAMPLES:
         return topk(x, k)
@@ -316,150 +285,85 @@ def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
     threshold = selectors.sampled_threshold(flat, rank, seed)
     if threshold == 0:
         return topk(x, k)
-    positions, values, amax_bits = selectors.above(flat, threshold)
-    return topk(x, k) if positions.numel() > 2 * k + 16 else (positions, values.to(x.dtype), amax_bits)
+    kept, values, amax_bits = selectors.above(flat, threshold)
+    return topk(x, k) if kept.numel() > 2 * k + 16 else (kept, values.to(x.dtype), amax_bits)
 
 
-@_served
+@_with_fallback
 def threshold_select(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, int]:
-    if x.dtype == torch.float64:
-        _count_fallback("threshold_select", "has no GPU kernel for float64")
-    if x.dtype == torch.float64 or not x.numel():
+    if _is_float64(x, "threshold_select") or not x.numel():
         return torch_fallback.threshold_select(x, threshold)
-    positions, values, amax_bits = selectors.above(x.to(torch.float32), selectors.key_of_float(threshold))
-    return positions, values.to(x.dtype), amax_bits
+    kept, values, amax_bits = selectors.above(x.to(torch.float32), selectors.float_magnitude_bits(threshold))
+    return kept, values.to(x.dtype), amax_bits
 
 
-@_served
+@_with_fallback
 def random_positions(n: int, k: int, seed: int, like: Tensor) -> Tensor:
-    found = randk.positions(n, k, seed, like)
-    return torch_fallback.random_positions(n, k, seed, like) if found is None else found
+    kept = randk.random_positions(n, k, seed, like)
+    return torch_fallback.random_positions(n, k, seed, like) if kept is None else kept
 
 
-@_served
+@_with_fallback
 def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor, int]:
-    found = randk.randk_encode(x, k, seed, section) if x.dtype == torch.float32 else None
-    return torch_fallback.randk_encode(x, k, seed, section) if found is None else found
+    result = randk.randk_encode(x, k, seed, section) if x.dtype == torch.float32 else None
+    return torch_fallback.randk_encode(x, k, seed, section) if result is None else result
 
 
-@_served
+@_with_fallback
 def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> None:
     float32 = values.dtype == out.dtype == torch.float32
     if not float32 or not randk.randk_decode(section, values, gain, out, weight):
         torch_fallback.randk_decode(section, values, gain, out, weight)
 
 
-# -------------------------------------------------------------------------------------------------------- positions
+positions_encode = _with_fallback(positions.positions_encode)
+positions_decode = _with_fallback(positions.positions_decode)
+sparse_decode = _with_fallback(positions.sparse_decode)
+scatter = _with_fallback(positions.scatter)
+
+# --------------------------------------------------------------------------------------------------- packed integers
+
+block_scales = _with_fallback(packed_ints.block_scales)
+rotate = _with_fallback(packed_ints.rotate)
+packed_int_encode = _encoder(packed_ints.packed_int_encode)
+packed_int_add = _with_fallback(packed_int_sums.packed_int_add)
+packed_int_accumulate = _with_fallback(packed_int_sums.packed_int_accumulate)
+packed_int_repack = _with_fallback(packed_int_sums.packed_int_repack)
 
 
-positions_encode = _served(positions.positions_encode)
-positions_decode = _served(positions.positions_decode)
-sparse_decode = _served(positions.sparse_decode)
-scatter = _served(positions.scatter)
-
-
-# ------------------------------------------------------------------------------------------------------------ lanes
-
-block_scales = _served(packed_ints.block_scales)
-rotate = _served(packed_ints.rotate)
-packed_int_add = _served(packed_ints.packed_int_add)
-packed_int_accumulate = _served(packed_ints.packed_int_accumulate)
-packed_int_repack = _served(packed_ints.packed_int_repack)
-
-
-@_served
-def packed_int_encode(
-    x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
-) -> int:
-    if not x.numel():
-        return 0
-    amax_bits = packed_ints.packed_int_encode(x, coding, rounding, feedback=feedback, clips=clips, out=out)
-    return 0 if amax_bits is None else _largest(amax_bits)
-
-
-@_served
+@_with_fallback
 def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None) -> None:
     flag = packed_ints.packed_int_decode(packed, rotation_seed=rotation_seed, out=out, weight=weight)
-    _refuse(flag, f"a scale that is not a finite, non-negative number, or a sum above {packed.total}")
+    _raise_if(flag, f"a scale {_INVALID}, or a sum above {packed.total}")
 
 
-@_served
+@_with_fallback
 def packed_int_max(integers: Tensor, n: int, coding: PackedIntCoding) -> int:
-    return _largest(packed_ints.packed_int_max(integers, n, coding)) if n else 0
+    return _maximum(packed_int_sums.packed_int_max(integers, n, coding)) if n else 0
 
 
-# ---------------------------------------------------------------------------------------------------------- coding
+# ---------------------------------------------------------------------------------------------------- entropy coding
 
-
-@_served
-def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
-    if not symbols.numel():
-        return 0
-    if coding == Coding.HUFFMAN:
-        return int(huffman_encode.huffman_write(symbols, alphabet, out))
-    return int(coded_chunks.write(symbols, alphabet, coding, out))
+encode_symbols = _with_fallback(entropy_coding.encode_symbols)
+decode_symbols = _with_fallback(entropy_coding.decode_symbols)
+decode_values = _with_fallback(entropy_coding.decode_values)
+chunk_modes = torch_fallback.chunk_modes
 
 
 def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
     return encode_symbols(grid_symbols(x, grid), grid.levels, coding, out)
 
 
-class _Guess:
-    """Modes that the section before had, as bits: what the next one is taken to have, until it tells."""
+# ------------------------------------------------------------------------------------------ multi-tensor and low rank
 
-    modes = 1 << HUFFMAN
+amax_bits_all = _on_device(multi_tensor.amax_bits_all)
+qsgd_encode_all = _on_device(multi_tensor.qsgd_encode_all)
+qsgd_decode_all = _on_device(multi_tensor.qsgd_decode_all)
+sign_encode_all = _on_device(multi_tensor.sign_encode_all)
+sign_decode_all = _on_device(multi_tensor.sign_decode_all)
+gather_blocks = _on_device(multi_tensor.gather_blocks)
+packed_int_decode_all = _on_device(multi_tensor.packed_int_decode_all)
 
-
-def _read(section: Tensor, n: int, alphabet: int, table: Tensor | None, out: Tensor, weight: float | None) -> None:
-    """Symbols, or values of the table, into ``out``, or these added to it ``weight`` times.
-
-    One wait tells whether they are good, and which modes there are: if more than had been thought, all is read again.
-    """
-    opened, verdict = huffman_decode.open_section(section, n, alphabet), 1
-    if opened is not None:
-        coded_chunks.read(opened, _Guess.modes, alphabet, table, out, weight)
-        verdict, occurring = opened.verdict.tolist()
-        guessed, _Guess.modes = _Guess.modes, occurring or _Guess.modes
-        if not verdict and occurring & ~guessed:
-            coded_chunks.read(opened, occurring, alphabet, table, out, weight)
-            verdict = int(opened.verdict[0])
-    if verdict:
-        raise FrameError(f"the frame holds {n} symbols of {alphabet} that no coder wrote")
-
-
-@_served
-def decode_symbols(section: Tensor, n: int, alphabet: int) -> Tensor:
-    if not n:
-        return torch_fallback.decode_symbols(section, n, alphabet)
-    symbols = torch.empty(coded_chunks.blocks_of_16(n), dtype=symbol_dtype(alphabet), device=section.device)
-    _read(section, n, alphabet, None, symbols, None)
-    return symbols[:n]
-
-
-@_served
-def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | None) -> None:
-    if not out.numel():
-        torch_fallback.decode_values(section, table, out, weight)
-    else:
-        _read(section, out.numel(), table.numel(), table.to(out.device), out, weight)
-
-
-chunk_modes = torch_fallback.chunk_modes
-
-
-# --------------------------------------------------------------------------------------------------------- together
-
-amax_bits_all = _served_together(multi_tensor.amax_bits_all)
-qsgd_encode_all = _served_together(multi_tensor.qsgd_encode_all)
-qsgd_decode_all = _served_together(multi_tensor.qsgd_decode_all)
-sign_encode_all = _served_together(multi_tensor.sign_encode_all)
-sign_decode_all = _served_together(multi_tensor.sign_decode_all)
-gather_blocks = _served_together(multi_tensor.gather_blocks)
-packed_int_decode_all = _served_together(multi_tensor.packed_int_decode_all)
-
-
-# --------------------------------------------------------------------------------------------------------- low rank
-
-project_rows = _served(lowrank.project_rows)
-project_columns = _served(lowrank.project_columns)
+project_rows = _with_fallback(lowrank.project_rows)
+project_columns = _with_fallback(lowrank.project_columns)
 lowrank_decode = torch_fallback.lowrank_decode

@@ -1,7 +1,7 @@
-"""Bitmaps: marking the entries that reach a limit, and listing where marks stand.
+"""Bitmaps of selected values, and the positions of their set bits.
 
-A pass over many values leaves a bit for each; what follows reads a thirty-second of them. Listing a word's marks takes
-as many rounds as the fullest word of a block has marks, so it is for sparse ones.
+A pass over all values leaves one bit each; what follows reads a thirty-second of the memory. Listing the bits of a
+block takes as many rounds as its fullest word has bits, so it suits sparse bitmaps.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import triton.language as tl
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton.grid_sync import PARTS
 
-__all__ = ["BLOCK", "TILE", "WORDS", "in_parts", "keep_marks", "load_bits", "popcount", "take_lowest"]
+__all__ = ["BLOCK", "TILE", "WORDS", "load_bits", "pop_lowest_bit", "popcount", "store_bitmap", "tile_parts"]
 
 WORDS = 128
 TILE = 32 * WORDS
-"""Values that are marked together."""
+"""Values of one tile."""
 
 BLOCK = 512
-"""Words that are listed together."""
+"""Bitmap words that are listed together."""
 
 
-def in_parts(n: int) -> tuple[int, int, int]:
-    """Tiles of n values, tiles of a part, and parts."""
+def tile_parts(n: int) -> tuple[int, int, int]:
+    """Return the number of tiles, tiles per part, and parts."""
     tiles = num_buckets(n, TILE)
-    per = num_buckets(tiles, PARTS)
-    return tiles, per, num_buckets(tiles, per)
+    tiles_per_part = num_buckets(tiles, PARTS)
+    return tiles, tiles_per_part, num_buckets(tiles, tiles_per_part)
 
 
 @triton.jit
@@ -39,28 +39,28 @@ def popcount(w):
 
 @triton.jit
 def load_bits(x, n, tile, WORDS: tl.constexpr):
-    """A tile's values, as bits of float32; zeros past the end."""
+    """Load a tile's values as float32 bit patterns; zeros past the end."""
     begin = tile * (WORDS * 32)
-    at = tl.arange(0, WORDS * 32)
+    offsets = tl.arange(0, WORDS * 32)
     if begin + WORDS * 32 <= n:
-        v = tl.load(x + begin + at)
+        v = tl.load(x + begin + offsets)
     else:
-        v = tl.load(x + begin + at, mask=begin + at < n, other=0)
+        v = tl.load(x + begin + offsets, mask=begin + offsets < n, other=0)
     return v
 
 
 @triton.jit
-def keep_marks(marked, words, counts, tile, per, WORDS: tl.constexpr):
-    """A tile's marks as words, and their number added to its part's, which was 0."""
+def store_bitmap(selected, words, counts, tile, tiles_per_part, WORDS: tl.constexpr):
+    """Store a tile's bits as words, and add their number to the count of its part."""
     bit = tl.arange(0, 32)[None, :].to(tl.uint32)
-    word = tl.sum(tl.reshape(marked.to(tl.uint32), (WORDS, 32)) << bit, 1)
+    word = tl.sum(tl.reshape(selected.to(tl.uint32), (WORDS, 32)) << bit, 1)
     tl.store(words + tile * WORDS + tl.arange(0, WORDS), word.to(tl.int32, bitcast=True))
-    tl.atomic_add(counts + tile // per, tl.sum(popcount(word), 0), sem="relaxed")
+    tl.atomic_add(counts + tile // tiles_per_part, tl.sum(popcount(word), 0), sem="relaxed")
 
 
 @triton.jit
-def take_lowest(w):
-    """The place of each word's lowest mark, and the word without it."""
+def pop_lowest_bit(w):
+    """Return the index of each word's lowest set bit, and the word without it."""
     rest = w & (w - 1)
     lowest = w ^ rest
-    return (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, rest  # a power of two is its exponent
+    return (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, rest  # the exponent of a power of two

@@ -1,7 +1,8 @@
-"""What kernels of bucketed codecs share: a program's buckets, their numbers, and what values are multiplied by.
+"""Device functions of bucketed codecs: magnitudes, scales and their sections.
 
-Encoders return the largest magnitude of each program (keys, on the device): reading their maximum is the one wait
-of an encoding. Decoders return a flag of the device: whether a section held what no encoder writes.
+Encoders return the largest magnitude of each program on the device (``amax_bits``); reading their maximum is the only
+synchronization of an encoding. Decoders return a flag on the device: whether a section holds values that no encoder
+writes.
 """
 
 from __future__ import annotations
@@ -13,61 +14,61 @@ from laconic.kernels.triton.tile import TILE
 
 __all__ = [
     "FLOAT32_MAX",
-    "HAIR",
-    "LIFT",
-    "TINY",
-    "load_floats",
-    "magnitudes",
-    "scale_to",
-    "step_of",
-    "store_floats",
-    "tile",
+    "ROUND_DOWN",
+    "TINY_NORM",
+    "UPSCALE",
+    "load_scales",
+    "magnitude_bits",
+    "quantization_scale",
+    "step_size",
+    "store_scales",
+    "tile_shape",
 ]
 
 
-TINY = tl.constexpr(2.0**-90)
-LIFT = tl.constexpr(2.0**64)
-HAIR = tl.constexpr(1 - 2.0**-22)
+TINY_NORM = tl.constexpr(2.0**-90)
+UPSCALE = tl.constexpr(2.0**64)
+ROUND_DOWN = tl.constexpr(1 - 2.0**-22)
 FLOAT32_MAX = tl.constexpr((2.0 - 2.0**-23) * 2.0**127)
 
 
-def tile(bucket: int, values: int = TILE) -> tuple[int, int]:
-    """Buckets of a program, which holds them whole, and its warps: two for so many values, more in large buckets."""
+def tile_shape(bucket: int, values: int = TILE) -> tuple[int, int]:
+    """Return the buckets of a program and its warps: two warps for ``values`` values, more for larger buckets."""
     return max(1, values // bucket), min(32, max(2, 2 * bucket // values))
 
 
 @triton.jit
-def magnitudes(v):
+def magnitude_bits(v):
     return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def scale_to(norm, UNIT: tl.constexpr, LENGTH: tl.constexpr):
-    """What values of a bucket are multiplied by, in two steps: the power of two that lifts it, and the scale."""
-    up = tl.where(norm < TINY, LIFT, 1.0)
-    scale = tl.div_rn(tl.full((LENGTH,), UNIT, tl.float32), norm * up) * HAIR
-    return up, tl.where(norm > 0, scale, 0.0)
+def quantization_scale(norm, UNIT: tl.constexpr, LENGTH: tl.constexpr):
+    """Return the two factors of a bucket's values: a power of two that avoids subnormals, and the scale."""
+    upscale = tl.where(norm < TINY_NORM, UPSCALE, 1.0)
+    scale = tl.div_rn(tl.full((LENGTH,), UNIT, tl.float32), norm * upscale) * ROUND_DOWN
+    return upscale, tl.where(norm > 0, scale, 0.0)
 
 
 @triton.jit
-def store_floats(section, first, count, values, ROWS: tl.constexpr):
+def store_scales(section, first, count, values, ROWS: tl.constexpr):
     row = tl.arange(0, ROWS)
-    place = section.to(tl.pointer_type(tl.float32)) + first
-    tl.store(place + row, values, mask=first + row < count)
+    pointer = section.to(tl.pointer_type(tl.float32)) + first
+    tl.store(pointer + row, values, mask=first + row < count)
 
 
 @triton.jit
-def load_floats(section, first, count, flag, ROWS: tl.constexpr):
-    """A number of each bucket; 0 in place of what no encoder writes, which is told."""
+def load_scales(section, first, count, flag, ROWS: tl.constexpr):
+    """Load the scale of each bucket; an invalid one sets the flag and reads as 0."""
     row = tl.arange(0, ROWS)
-    place = section.to(tl.pointer_type(tl.float32)) + first
-    value = tl.load(place + row, mask=first + row < count, other=0.0)
-    good = (value >= 0) & (value <= FLOAT32_MAX)
-    tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
-    return tl.where(good, value, 0.0)
+    pointer = section.to(tl.pointer_type(tl.float32)) + first
+    value = tl.load(pointer + row, mask=first + row < count, other=0.0)
+    valid = (value >= 0) & (value <= FLOAT32_MAX)
+    tl.store(flag, 1, mask=tl.max((valid == 0).to(tl.int32), 0) > 0)
+    return tl.where(valid, value, 0.0)
 
 
 @triton.jit
-def step_of(norm, LEVELS: tl.constexpr, ROWS: tl.constexpr):
+def step_size(norm, LEVELS: tl.constexpr, ROWS: tl.constexpr):
     step = tl.div_rn(norm, tl.full((ROWS,), LEVELS, tl.float32))
-    return tl.where(step * LEVELS > FLOAT32_MAX, step * HAIR, step)
+    return tl.where(step * LEVELS > FLOAT32_MAX, step * ROUND_DOWN, step)

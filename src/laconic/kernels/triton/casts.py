@@ -1,4 +1,4 @@
-"""Momentum, and 16-bit values decoded into a sum, in one pass each."""
+"""Momentum, casts to 16 bits, and float values stored or accumulated, in one pass each."""
 
 from __future__ import annotations
 
@@ -8,79 +8,81 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.sections import num_buckets
-from laconic.kernels.triton.launch_cache import launch, remembered
-from laconic.kernels.triton.tile import TILE, exact, keep, load_tile
+from laconic.kernels.triton.launch_cache import launch, launches_for
+from laconic.kernels.triton.tile import TILE, exact_options, load_tile, store_or_add
 
-__all__ = ["add_momentum", "add_values", "cast_encode"]
+__all__ = ["accumulate_values", "add_momentum", "cast_encode"]
 
 
 @triton.jit
 def _add_momentum(x, velocity, residual, n, momentum, SPAN: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    there = at < n
-    moved = tl.load(velocity + at, mask=there) * momentum + tl.load(x + at, mask=there)
-    tl.store(velocity + at, moved, mask=there)
-    tl.store(residual + at, tl.load(residual + at, mask=there) + moved, mask=there)
+    offsets = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
+    valid = offsets < n
+    new_velocity = tl.load(velocity + offsets, mask=valid) * momentum + tl.load(x + offsets, mask=valid)
+    tl.store(velocity + offsets, new_velocity, mask=valid)
+    tl.store(residual + offsets, tl.load(residual + offsets, mask=valid) + new_velocity, mask=valid)
 
 
 def add_momentum(x: Tensor, momentum: float, velocity: Tensor, residual: Tensor) -> None:
     n = x.numel()
     if n:
         _add_momentum[(num_buckets(n, TILE),)](
-            x, velocity, residual, n, float(momentum), SPAN=TILE, **exact(num_warps=4)
+            x, velocity, residual, n, float(momentum), SPAN=TILE, **exact_options(num_warps=4)
         )
 
 
 @triton.jit
-def _add_values(section, out, flag, n, weight, INFINITE: tl.constexpr, ADD: tl.constexpr, SPAN: tl.constexpr):
+def _accumulate_values(section, out, flag, n, weight, INFINITE: tl.constexpr, ADD: tl.constexpr, SPAN: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    at = tl.arange(0, SPAN)
-    v = load_tile(section, at, begin, n, SPAN).to(tl.float32)
-    good = tl.abs(v) < INFINITE  # a NaN is not
+    offsets = tl.arange(0, SPAN)
+    v = load_tile(section, offsets, begin, n, SPAN).to(tl.float32)
+    good = tl.abs(v) < INFINITE  # false for a NaN
     tl.store(flag, 1, mask=tl.max((good == 0).to(tl.int32), 0) > 0)
     if begin + SPAN <= n:
-        keep(out, at, begin, n, tl.where(good, v, 0.0), weight, ADD, False)
+        store_or_add(out, offsets, begin, n, tl.where(good, v, 0.0), weight, ADD, False)
     else:
-        keep(out, at, begin, n, tl.where(good, v, 0.0), weight, ADD, True)
+        store_or_add(out, offsets, begin, n, tl.where(good, v, 0.0), weight, ADD, True)
 
 
-def add_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:
-    """Float values stored into, or added ``weight`` times to, a float32 tensor; a flag: one was not finite."""
+def accumulate_values(values: Tensor, out: Tensor, weight: float | None) -> Tensor:
+    """Store float values into a float32 tensor, or add ``weight`` times them; return a flag: a value was not finite."""
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
     n = out.numel()
     if n:
-        how = exact(INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE, num_warps=4)
+        options = exact_options(INFINITE=float("inf"), ADD=weight is not None, SPAN=TILE, num_warps=4)
         launch(
-            _add_values, (values, out, flag), (n, float(weight or 0.0)), remembered("add", n, weight is None),
-            lambda: [(num_buckets(n, TILE), how)],
+            _accumulate_values, (values, out, flag), (n, float(weight or 0.0)), launches_for("add", n, weight is None),
+            lambda: [(num_buckets(n, TILE), options)],
         )  # fmt: skip
     return flag
 
 
 @triton.jit
-def _cast_encode(x, out, seen, n, limit, BF16: tl.constexpr, SPAN: tl.constexpr):
+def _cast_encode(x, out, result, n, limit, BF16: tl.constexpr, SPAN: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    at = tl.arange(0, SPAN)
-    v = load_tile(x, at, begin, n, SPAN)
-    key = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0).to(tl.int64)
-    beyond = tl.sum((tl.abs(v) > limit).to(tl.int32), 0).to(tl.int64)
-    tl.atomic_max(seen, key, mask=key > tl.load(seen), sem="relaxed")  # few find more than was found before
-    tl.atomic_add(seen + 1, beyond, mask=beyond > 0, sem="relaxed")
-    cut = tl.minimum(tl.maximum(v, 0.0 - limit), limit)
-    if BF16:  # to nearest, of two the even one: in whole numbers, since interpreted casts cut off
-        bits = cut.to(tl.uint32, bitcast=True)
+    offsets = tl.arange(0, SPAN)
+    v = load_tile(x, offsets, begin, n, SPAN)
+    amax_bits = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0).to(tl.int64)
+    saturated = tl.sum((tl.abs(v) > limit).to(tl.int32), 0).to(tl.int64)
+    tl.atomic_max(
+        result, amax_bits, mask=amax_bits > tl.load(result), sem="relaxed"
+    )  # few programs exceed the previous maximum
+    tl.atomic_add(result + 1, saturated, mask=saturated > 0, sem="relaxed")
+    clipped = tl.minimum(tl.maximum(v, 0.0 - limit), limit)
+    if BF16:  # round to nearest even in integers, since the interpreter's cast truncates
+        bits = clipped.to(tl.uint32, bitcast=True)
         short = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
     else:
-        short = cut.to(tl.float16).to(tl.int16, bitcast=True)
-    tl.store(out + begin + at, short, mask=begin + at < n)
+        short = clipped.to(tl.float16).to(tl.int16, bitcast=True)
+    tl.store(out + begin + offsets, short, mask=begin + offsets < n)
 
 
 def cast_encode(x: Tensor, out: Tensor, limit: float, bf16: bool) -> Tensor:
-    """Round float32 to 16 bits, in an int16 tensor, saturating; the key, and how many values saturated."""
-    seen = torch.zeros(2, dtype=torch.int64, device=x.device)
-    how = exact(BF16=bf16, SPAN=TILE, num_warps=4)
+    """Round float32 to 16 bits, saturating, into an int16 tensor; return amax_bits and the saturated values' number."""
+    result = torch.zeros(2, dtype=torch.int64, device=x.device)
+    options = exact_options(BF16=bf16, SPAN=TILE, num_warps=4)
     launch(
-        _cast_encode, (x, out, seen), (x.numel(), limit), remembered("cast", x.numel(), bf16),
-        lambda: [(num_buckets(x.numel(), TILE), how)],
+        _cast_encode, (x, out, result), (x.numel(), limit), launches_for("cast", x.numel(), bf16),
+        lambda: [(num_buckets(x.numel(), TILE), options)],
     )  # fmt: skip
-    return seen
+    return result

@@ -1,9 +1,9 @@
-"""Kernels in phases: each begins when the one before has ended everywhere, and nobody waits on the host in between.
+"""Kernels of several phases: a phase begins when all programs have finished the one before, without the host.
 
-A phase's work is cut into parts. Where a part begins it finds out by itself, from what the parts before it counted:
-they are few, and a scan would be a launch of its own. Of large tensors each phase is a launch, which takes no time
-while the device is busy with the one before. Of small ones all phases are one launch, with barriers between: there
-launches are what costs.
+The work of a phase is cut into parts. A part computes where it begins from the counts of the parts before it: they are
+few, and a scan would need its own launch. For large tensors each phase is a launch, which costs nothing while the
+device works on the one before. For small ones all phases are one cooperative launch with grid barriers in between,
+because there the launches dominate.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ from torch import Tensor
 
 from laconic.kernels.sections import num_buckets
 from laconic.kernels.triton import launch_cache
-from laconic.kernels.triton.launch_cache import Known
+from laconic.kernels.triton.launch_cache import CompiledLaunches
 
 __all__ = [
-    "BARRIER",
-    "MOST",
+    "BARRIER_WORD",
+    "MAX_NUMEL",
     "PARTS",
-    "SMALL",
-    "STATE",
-    "before",
-    "cut",
+    "SINGLE_LAUNCH_NUMEL",
+    "STATE_WORDS",
+    "grid_barrier",
     "launch",
-    "wait_for_all",
+    "split_into_parts",
+    "sum_before",
 ]
 
-MOST = (1 << 31) - (1 << 16)
-"""What can be counted in 32 bits, a tile past the end included."""
+MAX_NUMEL = (1 << 31) - (1 << 16)
+"""Largest number of values that 32 bits can count, including a tile past the end."""
 
 PARTS = 2048
 
-SMALL = 1 << 22
-"""Up to so many values all phases are one launch."""
+SINGLE_LAUNCH_NUMEL = 1 << 22
+"""Up to this many values all phases run in one launch."""
 
-STATE = 16
-"""Numbers that phases tell each other and the host; zeros at first."""
+STATE_WORDS = 16
+"""Words of the state that phases share with each other and the host; zero at first."""
 
-BARRIER = tl.constexpr(STATE - 1)
-"""The one that counts arrivals."""
+BARRIER_WORD = tl.constexpr(STATE_WORDS - 1)
+"""Index of the state word that counts arrivals at barriers."""
 
 WARPS = 16
-"""Of a program that runs all phases: one of these fits a multiprocessor, whatever registers it takes."""
+"""Warps of a program that runs all phases: one such program fits a multiprocessor, whatever registers it needs."""
 
 
-def cut(count: int, tile: int) -> tuple[int, int]:
-    """Of so many: how many a part holds, in whole tiles, and how many parts that makes."""
+def split_into_parts(count: int, tile: int) -> tuple[int, int]:
+    """Return the size of a part, in whole tiles, and the number of parts."""
     span = num_buckets(num_buckets(count, tile), PARTS) * tile
     return span, num_buckets(count, span)
 
 
 @triton.jit
-def before(counts, part, PARTS: tl.constexpr):
-    """What the parts before this one hold together."""
-    others = tl.arange(0, PARTS)
-    return tl.sum(tl.load(counts + others, mask=others < part, other=0), 0)
+def sum_before(counts, part, PARTS: tl.constexpr):
+    """Sum the counts of all parts before this one."""
+    parts = tl.arange(0, PARTS)
+    return tl.sum(tl.load(counts + parts, mask=parts < part, other=0), 0)
 
 
 @triton.jit
-def wait_for_all(arrived, wanted):
-    """Until so many programs have come here: what they wrote before can then be read. All must be running."""
+def grid_barrier(arrived, expected):
+    """Wait until ``wanted`` programs have arrived; their earlier writes are visible then. All must be running."""
     tl.debug_barrier()
-    seen = tl.atomic_add(arrived, 1, sem="acq_rel") + 1
-    while seen < wanted:
-        seen = tl.atomic_add(arrived, 0, sem="acquire")
+    arrivals = tl.atomic_add(arrived, 1, sem="acq_rel") + 1
+    while arrivals < expected:
+        arrivals = tl.atomic_add(arrived, 0, sem="acquire")
     tl.debug_barrier()
 
 
 @lru_cache(maxsize=16)
 def _multiprocessors(device: torch.device) -> int:
-    """How many programs can wait for each other."""
+    """Return how many programs can run at once, one per multiprocessor; 0 without a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 0
 
 
@@ -89,20 +89,20 @@ def launch(
     grids: Sequence[int],
     warps: Sequence[int],
     *,
-    together: bool,
-    known: Known,
+    single_launch: bool,
+    cache: CompiledLaunches,
 ) -> None:
-    """All phases of a kernel: in one launch, where the device can hold all of its programs, or one after the other."""
+    """Launch all phases of a kernel: in one cooperative launch if all programs fit, else one after the other."""
 
     def launches() -> list[tuple[int, dict[str, Any]]]:
-        at_once = _multiprocessors(device) if together else 0
-        if at_once:
-            whole = {"FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
-            return [(at_once, {**constants, **whole})]
+        programs_at_once = _multiprocessors(device) if single_launch else 0
+        if programs_at_once:
+            all_phases = {"FIRST": 0, "LAST": len(grids) - 1, "num_warps": WARPS, "launch_cooperative_grid": True}
+            return [(programs_at_once, {**constants, **all_phases})]
         return [
             (programs, {**constants, "FIRST": phase, "LAST": phase, "num_warps": warps[phase]})
             for phase, programs in enumerate(grids)
             if programs
         ]
 
-    launch_cache.launch(kernel, tensors, numbers, known, launches)
+    launch_cache.launch(kernel, tensors, numbers, cache, launches)

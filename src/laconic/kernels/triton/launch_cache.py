@@ -1,7 +1,7 @@
-"""Launches without Triton's bookkeeping, where the same were made before.
+"""Repeated launches without Triton's dispatch.
 
-Triton works out for each launch which of a kernel's compiled forms serves: by dtypes, by what is a multiple of 16 and
-by options. That takes longer than the launch itself. Here it is remembered for a size.
+For each launch Triton determines which compiled variant of a kernel applies, by dtypes, by divisibility by 16 and by
+options. This takes longer than the launch itself, so it is cached here by size.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-__all__ = ["Known", "launch", "remembered"]
+__all__ = ["CompiledLaunches", "launch", "launches_for"]
 
-Known = dict[tuple[Any, ...], list[tuple[Callable[..., None], tuple[Any, ...]]]]
-"""By the device and kinds of tensors: what starts each launch, and what follows its arguments."""
+CompiledLaunches = dict[tuple[Any, ...], list[tuple[Callable[..., None], tuple[Any, ...]]]]
+"""By device, dtypes and alignment of the tensors: the compiled launches and the constants that follow their arguments.
+"""
 
 
 @lru_cache(maxsize=4096)
-def remembered(*size: Any) -> Known:
-    """What is known of a kernel for a size, which must settle all numbers that Triton compiles for, and constants."""
+def launches_for(*size: Any) -> CompiledLaunches:
+    """Return the cache of a kernel for a size; the size must determine all specialized numbers and constants."""
     return {}
 
 
@@ -29,22 +30,24 @@ def launch(
     kernel: Any,
     tensors: Sequence[Tensor],
     numbers: Sequence[int | float],
-    known: Known,
+    cache: CompiledLaunches,
     launches: Callable[[], Sequence[tuple[int, Mapping[str, Any]]]],
 ) -> None:
-    """Launch a kernel once or several times: so many programs each, with constants and Triton's own options."""
-    key = (tensors[0].device, *[(each.dtype, each.data_ptr() % 16 == 0) for each in tensors])
-    found = known.get(key)
-    if found is not None:
-        for start, rest in found:
-            start(*tensors, *numbers, *rest)
+    """Launch a kernel once or several times: each entry of ``launches()`` is a number of programs, constants and
+    options.
+    """
+    key = (tensors[0].device, *[(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors])
+    compiled_launches = cache.get(key)
+    if compiled_launches is not None:
+        for launch_compiled, constants in compiled_launches:
+            launch_compiled(*tensors, *numbers, *constants)
         return
-    made = []
+    new = []
     for programs, options in launches():
         compiled = kernel[(programs,)](*tensors, *numbers, **options)
-        if not isinstance(compiled, CompiledKernel):  # interpreted, or compiled and no more
+        if not isinstance(compiled, CompiledKernel):  # the interpreter ran it, or it was only compiled
             continue
         names = kernel.arg_names[len(tensors) + len(numbers) :]
-        made.append((compiled[(programs, 1, 1)], tuple(options[name] for name in names)))
-    if made:
-        known[key] = made
+        new.append((compiled[(programs, 1, 1)], tuple(options[name] for name in names)))
+    if new:
+        cache[key] = new

@@ -1,4 +1,4 @@
-"""Products of a matrix with a few vectors, in the reference's order of additions: what low rank is made of."""
+"""Products of a matrix with a few vectors, in the reference's order of additions, for ``powersgd``."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.sections import num_buckets
-from laconic.kernels.triton.tile import exact
+from laconic.kernels.triton.tile import exact_options
 
 __all__ = ["project_columns", "project_rows"]
 
 ROWS, COLUMNS = 16, 128
-"""Of a program."""
+"""Rows and columns per program."""
 
 
 @triton.jit
 def _project_rows(x, q, out, rows, columns, rank, ROWS: tl.constexpr, RANKS: tl.constexpr):
-    """Eight partial sums by column modulo 8, folded in half."""
+    """Accumulate eight partial sums by column modulo 8, then fold them in halves."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     k = tl.arange(0, RANKS)
-    lane = tl.arange(0, 8)
+    column = tl.arange(0, 8)
     sums = tl.zeros((ROWS, RANKS, 8), tl.float32)
     first = columns * 0
     while first < columns:
-        there = (first + lane) < columns
-        left = tl.load(x + row[:, None] * columns + (first + lane)[None, :],
-                       mask=(row[:, None] < rows) & there[None, :], other=0.0)  # fmt: skip
-        right = tl.load(q + k[:, None] * columns + (first + lane)[None, :],
-                        mask=(k[:, None] < rank) & there[None, :], other=0.0)  # fmt: skip
+        valid = (first + column) < columns
+        left = tl.load(x + row[:, None] * columns + (first + column)[None, :],
+                       mask=(row[:, None] < rows) & valid[None, :], other=0.0)  # fmt: skip
+        right = tl.load(q + k[:, None] * columns + (first + column)[None, :],
+                        mask=(k[:, None] < rank) & valid[None, :], other=0.0)  # fmt: skip
         sums += left[:, None, :] * right[None, :, :]
         first += 8
     for fold in tl.static_range(3):
@@ -40,7 +40,7 @@ def _project_rows(x, q, out, rows, columns, rank, ROWS: tl.constexpr, RANKS: tl.
 
 @triton.jit
 def _project_columns(x, p, out, rows, columns, rank, COLUMNS: tl.constexpr, RANKS: tl.constexpr):
-    """Row after row."""
+    """Accumulate row after row."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, RANKS)
     total = tl.zeros((RANKS, COLUMNS), tl.float32)
@@ -63,7 +63,7 @@ def project_rows(x: Tensor, q: Tensor) -> Tensor:
     if out.numel():
         _project_rows[(num_buckets(rows, ROWS),)](
             x.contiguous(), q.contiguous(), out, rows, columns, rank, ROWS=ROWS, RANKS=triton.next_power_of_2(rank),
-            **exact(num_warps=4),
+            **exact_options(num_warps=4),
         )  # fmt: skip
     return out
 
@@ -74,6 +74,6 @@ def project_columns(x: Tensor, p: Tensor) -> Tensor:
     if out.numel():
         _project_columns[(num_buckets(columns, COLUMNS),)](
             x.contiguous(), p.contiguous(), out, rows, columns, rank, COLUMNS=COLUMNS,
-            RANKS=triton.next_power_of_2(rank), **exact(num_warps=4),
+            RANKS=triton.next_power_of_2(rank), **exact_options(num_warps=4),
         )  # fmt: skip
     return out

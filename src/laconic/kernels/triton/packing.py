@@ -1,4 +1,4 @@
-"""Symbols to bytes and back by themselves: bits, ternary values, tails, sums in lanes."""
+"""Bit packing and base-3 packing of symbols."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.sections import GROUP, TRIT_GROUP_NBYTES, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
-from laconic.kernels.triton.tile import TILE, exact, period, read_symbols, store_symbols, words_of
+from laconic.kernels.triton.tile import TILE, exact_options, load_symbols, packing_period, store_symbols, word_aligned
 
-__all__ = ["BYTES", "Packed", "pack", "pack_symbols", "pack_tail", "unpack", "unpack_symbols"]
+__all__ = ["BYTES", "PackedSection", "pack", "pack_symbols", "pack_tail", "unpack", "unpack_symbols"]
 
 BYTES = 256
 
 
 @triton.jit
 def pack_tail(symbols, out, count, program, BITS: tl.constexpr, BYTES: tl.constexpr):
-    """One stream of bits: each byte looks up the symbols that reach into it."""
+    """Pack the tail as one bit stream: each byte collects the symbols that reach into it."""
     byte = program * BYTES + tl.arange(0, BYTES)
     value = tl.zeros((BYTES,), tl.uint32)
     for k in tl.static_range(6 // BITS + 2):
         j = byte * 8 // BITS + k
-        place = j * BITS - byte * 8
-        symbol = tl.load(symbols + j, mask=(j < count) & (place < 8), other=0).to(tl.uint32, bitcast=True)
-        left = tl.minimum(tl.maximum(place, 0), 31).to(tl.uint32)
-        value = value | tl.where(place >= 0, symbol << left, symbol >> tl.maximum(-place, 0).to(tl.uint32))
+        shift = j * BITS - byte * 8
+        symbol = tl.load(symbols + j, mask=(j < count) & (shift < 8), other=0).to(tl.uint32, bitcast=True)
+        left_shift = tl.minimum(tl.maximum(shift, 0), 31).to(tl.uint32)
+        value = value | tl.where(shift >= 0, symbol << left_shift, symbol >> tl.maximum(-shift, 0).to(tl.uint32))
     tl.store(out + byte, (value & 255).to(tl.uint8), mask=byte < (count * BITS + 7) // 8)
 
 
@@ -34,14 +34,14 @@ def _pack_tail(symbols, out, count, BITS: tl.constexpr, BYTES: tl.constexpr):
     pack_tail(symbols, out, count, tl.program_id(0), BITS, BYTES)
 
 
-class Packed:
-    """A section that an encoder fills: full groups by its own kernel, the tail out of ``tail`` by ``finish``."""
+class PackedSection:
+    """A section that an encoder fills: its kernel writes full groups, ``finish`` packs what it left in ``tail``."""
 
     def __init__(self, section: Tensor, n: int, bits: int) -> None:
         assert section.numel() == packed_nbytes(n, bits) and section.dtype == torch.uint8, (section, n, bits)
         self.section, self.n, self.bits = section, n, bits
         self.full = n // GROUP * GROUP
-        self.target = words_of(section)
+        self.target = word_aligned(section)
         self.tail = section.new_empty(GROUP if self.full < n else 0, dtype=torch.int32)
 
     def finish(self) -> None:
@@ -52,7 +52,7 @@ class Packed:
         self.copy_back()
 
     def copy_back(self) -> None:
-        """What ``finish`` does for kernels that pack the tail themselves."""
+        """Copy an aligned copy back to the section; for kernels that pack the tail themselves."""
         if self.target is not self.section:
             self.section.copy_(self.target)
 
@@ -60,20 +60,22 @@ class Packed:
 @triton.jit
 def _pack(symbols, packed, tail, n, full, BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    at = tl.arange(0, SPAN)
-    found = tl.load(symbols + begin + at, mask=begin + at < n, other=0).to(tl.int32)
-    store_symbols(found, packed, tail, begin, n, full, BITS, PERIOD, SPAN)
+    offsets = tl.arange(0, SPAN)
+    values = tl.load(symbols + begin + offsets, mask=begin + offsets < n, other=0).to(tl.int32)
+    store_symbols(values, packed, tail, begin, n, full, BITS, PERIOD, SPAN)
 
 
 @triton.jit
 def _unpack(packed, out, n, full, BITS: tl.constexpr, SPAN: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * SPAN
-    at = tl.arange(0, SPAN)
+    offsets = tl.arange(0, SPAN)
     if begin + SPAN <= full:
-        tl.store(out + begin + at, read_symbols(packed, at, begin, n, full, BITS, False).to(out.dtype.element_ty))
+        tl.store(
+            out + begin + offsets, load_symbols(packed, offsets, begin, n, full, BITS, False).to(out.dtype.element_ty)
+        )
     else:
-        found = read_symbols(packed, at, begin, n, full, BITS, True)
-        tl.store(out + begin + at, found.to(out.dtype.element_ty), mask=begin + at < n)
+        values = load_symbols(packed, offsets, begin, n, full, BITS, True)
+        tl.store(out + begin + offsets, values.to(out.dtype.element_ty), mask=begin + offsets < n)
 
 
 def pack(symbols: Tensor, bits: int, out: Tensor) -> None:
@@ -82,21 +84,25 @@ def pack(symbols: Tensor, bits: int, out: Tensor) -> None:
         return
     if symbols.dtype == torch.bool:
         symbols = symbols.view(torch.uint8)
-    into = Packed(out, n, bits)
+    section = PackedSection(out, n, bits)
     _pack[(num_buckets(n, TILE),)](
-        symbols.contiguous(), into.target, into.tail, n, into.full, BITS=bits, PERIOD=period(bits), SPAN=TILE,
-        **exact(num_warps=2),
+        symbols.contiguous(), section.target, section.tail, n, section.full, BITS=bits, PERIOD=packing_period(bits),
+        SPAN=TILE, **exact_options(num_warps=2),
     )  # fmt: skip
-    into.finish()
+    section.finish()
 
 
-def unpack(packed: Tensor, n: int, bits: int, dtype: torch.dtype = torch.int32) -> Tensor:
+def unpack(packed: Tensor, n: int, bits: int) -> Tensor:
+    return _unpack_as(packed, n, bits, torch.int32)
+
+
+def _unpack_as(packed: Tensor, n: int, bits: int, dtype: torch.dtype) -> Tensor:
     assert packed.numel() == packed_nbytes(n, bits), (packed, n, bits)
     if bits == 0 or n == 0:
         return torch.zeros(n, dtype=dtype, device=packed.device)
     out = torch.empty(n, dtype=dtype, device=packed.device)
     _unpack[(num_buckets(n, TILE),)](
-        words_of(packed), out, n, n // GROUP * GROUP, BITS=bits, SPAN=TILE, **exact(num_warps=2)
+        word_aligned(packed), out, n, n // GROUP * GROUP, BITS=bits, SPAN=TILE, **exact_options(num_warps=2)
     )
     return out
 
@@ -105,16 +111,16 @@ def unpack(packed: Tensor, n: int, bits: int, dtype: torch.dtype = torch.int32) 
 
 
 @triton.jit
-def trit_place(at, full):
-    """Byte and power of three of the value at ``at``; ``full`` values lie in groups of 5 rows of 64."""
-    inside = at % 320
-    grouped = at < full
-    byte = tl.where(grouped, at // 320 * 64 + inside % 64, full // 5 + (at - full) // 5)
-    return byte, tl.where(grouped, inside // 64, (at - full) % 5)
+def trit_location(offsets, full):
+    """Return byte and power of three of the value at ``offsets``; ``full`` values are in groups of 5 rows of 64."""
+    in_group = offsets % 320
+    grouped = offsets < full
+    byte = tl.where(grouped, offsets // 320 * 64 + in_group % 64, full // 5 + (offsets - full) // 5)
+    return byte, tl.where(grouped, in_group // 64, (offsets - full) % 5)
 
 
 @triton.jit
-def trit_of(byte, power):
+def trit_digit(byte, power):
     divisor = tl.where(power == 0, 1, tl.where(power == 1, 3, tl.where(power == 2, 9, tl.where(power == 3, 27, 81))))
     return byte // divisor % 3
 
@@ -124,18 +130,18 @@ def _pack_trits(symbols, out, n, full, nbytes, BYTES: tl.constexpr):
     byte = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     value = tl.zeros((BYTES,), tl.int32)
     for k in tl.static_range(5):
-        at = tl.where(byte < full // 5, byte // 64 * 320 + k * 64 + byte % 64, full + (byte - full // 5) * 5 + k)
-        symbol = tl.load(symbols + at, mask=(byte < nbytes) & (at < n), other=0).to(tl.int32)
+        offsets = tl.where(byte < full // 5, byte // 64 * 320 + k * 64 + byte % 64, full + (byte - full // 5) * 5 + k)
+        symbol = tl.load(symbols + offsets, mask=(byte < nbytes) & (offsets < n), other=0).to(tl.int32)
         value += symbol * (3**k)
     tl.store(out + byte, value.to(tl.uint8), mask=byte < nbytes)
 
 
 @triton.jit
 def _unpack_trits(packed, out, n, full, SPAN: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    byte, power = trit_place(at, full)
-    value = tl.load(packed + byte, mask=at < n, other=0).to(tl.int32)
-    tl.store(out + at, trit_of(value, power).to(out.dtype.element_ty), mask=at < n)
+    offsets = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
+    byte, power = trit_location(offsets, full)
+    value = tl.load(packed + byte, mask=offsets < n, other=0).to(tl.int32)
+    tl.store(out + offsets, trit_digit(value, power).to(out.dtype.element_ty), mask=offsets < n)
 
 
 def pack_symbols(symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> None:
@@ -151,7 +157,7 @@ def pack_symbols(symbols: Tensor, alphabet: int, trits: bool, out: Tensor) -> No
 
 def unpack_symbols(packed: Tensor, n: int, alphabet: int, trits: bool) -> Tensor:
     if not trits:
-        return unpack(packed, n, symbol_bits(alphabet), symbol_dtype(alphabet))
+        return _unpack_as(packed, n, symbol_bits(alphabet), symbol_dtype(alphabet))
     out, span = torch.empty(n, dtype=symbol_dtype(alphabet), device=packed.device), 5 * TRIT_GROUP_NBYTES
     if n:
         _unpack_trits[(num_buckets(n, TILE),)](packed, out, n, n // span * span, SPAN=TILE)

@@ -1,4 +1,4 @@
-"""Hadamard products of rows of 1,024, each in one pass: what the reference does in ten, with the same roundings."""
+"""Hadamard transform of rows of 1,024 in one pass, with the roundings of the reference, which takes ten."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["hadamard"]
 
 LENGTH, STAGES = 1024, 10
 ROWS = 4
-"""Rows of a program."""
+"""Rows per program."""
 
 
 @triton.jit
 def _hadamard(x, out, rows, LENGTH: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr):
-    inside = tl.arange(0, ROWS * LENGTH)
-    at = tl.program_id(0).to(tl.int64) * ROWS * LENGTH + inside
-    there = tl.program_id(0) * ROWS + inside // LENGTH < rows
-    v = tl.load(x + at, mask=there, other=0.0)
+    offset = tl.arange(0, ROWS * LENGTH)
+    offsets = tl.program_id(0).to(tl.int64) * ROWS * LENGTH + offset
+    valid = tl.program_id(0) * ROWS + offset // LENGTH < rows
+    v = tl.load(x + offsets, mask=valid, other=0.0)
     for stage in tl.static_range(STAGES):
         pairs = tl.permute(tl.reshape(v, (ROWS * LENGTH // (2 << stage), 2, 1 << stage)), (0, 2, 1))
         low, high = tl.split(pairs)
         v = tl.reshape(tl.permute(tl.join(low + high, low - high), (0, 2, 1)), (ROWS * LENGTH,))
-    tl.store(out + at, v, mask=there)
+    tl.store(out + offsets, v, mask=valid)
 
 
 def hadamard(rows: Tensor) -> Tensor:
-    """Each row times the Hadamard matrix, without the 1/32."""
+    """Multiply each row by the Hadamard matrix, without the factor 1/32."""
     assert rows.shape[1] == LENGTH and rows.is_contiguous() and rows.dtype == torch.float32
     out = torch.empty_like(rows)
     count = rows.shape[0]

@@ -1,7 +1,7 @@
-"""Memory that a program's threads share, through lines of PTX: Triton has no word for it that takes an address.
+"""Shared memory of a program at addresses, through inline PTX: Triton itself cannot address it.
 
-A program asks for room once and gets its address. Where PTX cannot be had, as in Triton's interpreter, the room is a
-part of global memory, and the same kernel runs on that: ``ASM`` is then empty.
+A program declares its buffer once and gets the address. Where PTX is not available, as in Triton's interpreter, the
+buffer is a part of global memory and ``ASM`` is empty; the same kernel runs on it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import triton.language as tl
 from torch import Tensor
 
 __all__ = [
-    "Room",
-    "address_of",
+    "SharedBuffer",
+    "atomic_or_shared",
     "clear16",
-    "come",
-    "count_one",
-    "drop_bits",
-    "fetch16",
-    "lane_of",
+    "commit_fetches",
+    "declare_shared",
+    "fetch16_async",
+    "increment",
+    "lane_id",
     "load",
-    "load_byte",
-    "load_four",
-    "load_half",
-    "load_pair",
-    "put_or",
-    "seal",
-    "settle",
+    "load2",
+    "load4",
+    "load8",
+    "load16",
+    "shift_right64",
     "store",
-    "store4",
-    "store_pair",
-    "store_some",
+    "store2",
+    "store4_global",
+    "store_masked",
     "sync_warp",
+    "wait_fetched",
+    "wait_fetches",
 ]
 
 _WAIT_0 = tl.constexpr("cp.async.wait_group 0; mov.u32 $0, $1;")
@@ -43,8 +43,8 @@ _WAIT_5 = tl.constexpr("cp.async.wait_group 5; mov.u32 $0, $1;")
 PTX = os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None
 
 
-class Room:
-    """So many bytes for each program, as a launch hands them over."""
+class SharedBuffer:
+    """Shared memory of ``nbytes`` per program, as launch arguments."""
 
     def __init__(self, nbytes: int, programs: int, device: torch.device) -> None:
         self.asm = f".shared .align 16 .b8 laconic_room[{nbytes}]; mov.u32 $0, laconic_room;" if PTX else ""
@@ -55,28 +55,28 @@ class Room:
 
 
 @triton.jit
-def address_of(ASM: tl.constexpr):
-    """Where the room is. To be called once in a kernel: it is also its declaration."""
+def declare_shared(ASM: tl.constexpr):
+    """Declare the buffer and return its address. Call it once in a kernel."""
     if ASM == "":
-        found = tl.program_id(0) * 0
+        address = tl.program_id(0) * 0
     else:
-        found = tl.inline_asm_elementwise(ASM, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
-    return found
+        address = tl.inline_asm_elementwise(ASM, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
+    return address
 
 
 @triton.jit
-def lane_of(at, ASM: tl.constexpr):
-    """A thread's place in its warp; what the interpreter takes for it is as good."""
+def lane_id(index, ASM: tl.constexpr):
+    """Return a thread's lane in its warp; for the interpreter any value below 32 will do."""
     if ASM == "":
-        found = at % 32
+        lane = index % 32
     else:
-        found = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1)
-    return found
+        lane = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,r", [index], dtype=tl.int32, is_pure=True, pack=1)
+    return lane
 
 
 @triton.jit
 def clear16(memory, address, ASM: tl.constexpr):
-    """Zeros from an address that is a multiple of 16."""
+    """Store 16 zero bytes at an address that is a multiple of 16."""
     if ASM == "":
         for k in tl.static_range(4):
             tl.store(memory + (address >> 2) + k, tl.zeros_like(address))
@@ -90,12 +90,12 @@ def clear16(memory, address, ASM: tl.constexpr):
 @triton.jit
 def load(memory, address, ASM: tl.constexpr):
     if ASM == "":
-        found = tl.load(memory + (address >> 2))
+        value = tl.load(memory + (address >> 2))
     else:
-        found = tl.inline_asm_elementwise(
+        value = tl.inline_asm_elementwise(
             "ld.shared.b32 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
         )
-    return found
+    return value
 
 
 @triton.jit
@@ -110,31 +110,31 @@ def store(memory, address, value, ASM: tl.constexpr):
 
 
 @triton.jit
-def store_some(memory, address, value, there, ASM: tl.constexpr):
+def store_masked(memory, address, value, valid, ASM: tl.constexpr):
     if ASM == "":
-        tl.store(memory + (address >> 2), value, mask=there)
+        tl.store(memory + (address >> 2), value, mask=valid)
     else:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.shared.b32 [$1], $2; mov.u32 $0, $3; }", "=r,r,r,r",
-            [address, value, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            [address, value, valid.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
-def count_one(memory, address, there, ASM: tl.constexpr):
-    """One more at each address that is there. A tile must be as large as the program, or some would count twice."""
+def increment(memory, address, valid, ASM: tl.constexpr):
+    """Increment the counters at the valid addresses. A tile must have the program's size, else threads count twice."""
     if ASM == "":
-        tl.atomic_add(memory + (address >> 2), tl.zeros_like(address) + 1, mask=there, sem="relaxed")
+        tl.atomic_add(memory + (address >> 2), tl.zeros_like(address) + 1, mask=valid, sem="relaxed")
     else:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p red.shared.add.u32 [$1], 1; mov.u32 $0, $2; }", "=r,r,r",
-            [address, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            [address, valid.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
-def put_or(memory, address, bits, ASM: tl.constexpr):
-    """Bits that are added to those at the address."""
+def atomic_or_shared(memory, address, bits, ASM: tl.constexpr):
+    """Atomically OR bits into the word at an address."""
     if ASM == "":
         tl.atomic_or(memory + (address >> 2), bits, mask=bits != 0, sem="relaxed")
     else:
@@ -145,23 +145,23 @@ def put_or(memory, address, bits, ASM: tl.constexpr):
 
 
 @triton.jit
-def store4(pointer, a, b, c, d, there, ASM: tl.constexpr):
-    """Four words of global memory at a multiple of 16 bytes, at once."""
+def store4_global(pointer, a, b, c, d, valid, ASM: tl.constexpr):
+    """Store four words to global memory at once, at a multiple of 16 bytes."""
     if ASM == "":
-        tl.store(pointer, a, mask=there)
-        tl.store(pointer + 1, b, mask=there)
-        tl.store(pointer + 2, c, mask=there)
-        tl.store(pointer + 3, d, mask=there)
+        tl.store(pointer, a, mask=valid)
+        tl.store(pointer + 1, b, mask=valid)
+        tl.store(pointer + 2, c, mask=valid)
+        tl.store(pointer + 3, d, mask=valid)
     else:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, $6; }",
-            "=r,l,r,r,r,r,r", [pointer, a, b, c, d, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            "=r,l,r,r,r,r,r", [pointer, a, b, c, d, valid.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
-def drop_bits(low, high, count, ASM: tl.constexpr):
-    """64 bits in two halves without their lowest; only the lowest 5 bits of their number count."""
+def shift_right64(low, high, count, ASM: tl.constexpr):
+    """Shift 64 bits, given in two halves, right by the lowest 5 bits of ``count``."""
     if ASM == "":
         both = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
         both = both >> (count & 31).to(tl.uint64)
@@ -175,19 +175,22 @@ def drop_bits(low, high, count, ASM: tl.constexpr):
 
 
 @triton.jit
-def fetch16(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
-    """Sixteen bytes of global memory into the room, underway until ``settle``: of those from ``begin`` to ``end``.
+def fetch16_async(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
+    """Copy 16 bytes of global memory into shared memory, asynchronously until ``wait_fetches``.
 
-    Both places are multiples of 16; ``byte`` is what is at the pointer. Where none is inside, nothing happens.
+    Both addresses are multiples of 16; ``byte`` is the offset of ``pointer``. Only bytes from ``begin`` to ``end`` are
+    read; nothing happens where none is inside.
     """
     if ASM == "":
-        at = tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-        bytes_ = byte[:, None, None] + at
-        found = tl.load(pointer[:, None, None] + at, mask=(bytes_ >= begin) & (bytes_ < end), other=0).to(tl.int32)
-        words = tl.sum(found << (8 * tl.arange(0, 4)[None, None, :]), 2)
+        offsets = tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        source_bytes = byte[:, None, None] + offsets
+        loaded = tl.load(
+            pointer[:, None, None] + offsets, mask=(source_bytes >= begin) & (source_bytes < end), other=0
+        ).to(tl.int32)
+        words = tl.sum(loaded << (8 * tl.arange(0, 4)[None, None, :]), 2)
         tl.store(memory + (address >> 2)[:, None] + tl.arange(0, 4)[None, :], words, mask=(byte < end)[:, None])
     else:
-        # Aligned blocks of which a byte is allocated are so as a whole.
+        # An aligned block is allocated as a whole if one of its bytes is.
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.u32 $0, $3; }",
             "=r,r,l,r", [address, pointer, (byte < end).to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
@@ -195,8 +198,8 @@ def fetch16(memory, address, pointer, byte, begin, end, ASM: tl.constexpr):
 
 
 @triton.jit
-def seal(ASM: tl.constexpr):
-    """What a thread has fetched since it last said so becomes one batch."""
+def commit_fetches(ASM: tl.constexpr):
+    """Close the batch of a thread's copies since the last call."""
     if ASM != "":
         tl.inline_asm_elementwise(
             "cp.async.commit_group; mov.u32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
@@ -204,8 +207,8 @@ def seal(ASM: tl.constexpr):
 
 
 @triton.jit
-def settle(PENDING: tl.constexpr, ASM: tl.constexpr):
-    """Waits for a thread's batches but for so many, the latest ones."""
+def wait_fetches(PENDING: tl.constexpr, ASM: tl.constexpr):
+    """Wait for a thread's batches except the latest PENDING ones."""
     if ASM != "":
         tl.static_assert(PENDING == 0 or PENDING == 5)
         wait: tl.constexpr = _WAIT_0 if PENDING == 0 else _WAIT_5
@@ -213,74 +216,74 @@ def settle(PENDING: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def load_four(memory, address, ASM: tl.constexpr):
-    """Four words from an address that is a multiple of 16."""
+def load4(memory, address, ASM: tl.constexpr):
+    """Load four words from an address that is a multiple of 16."""
     if ASM == "":
-        at = memory + (address >> 2)
-        found = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+        pointer = memory + (address >> 2)
+        words = tl.load(pointer), tl.load(pointer + 1), tl.load(pointer + 2), tl.load(pointer + 3)
     else:
-        found = tl.inline_asm_elementwise(
+        words = tl.inline_asm_elementwise(
             "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", [address],
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
-    return found
+    return words
 
 
 @triton.jit
-def load_byte(memory, address, ASM: tl.constexpr):
-    """Eight bits."""
+def load8(memory, address, ASM: tl.constexpr):
+    """Load one byte."""
     if ASM == "":
-        found = tl.load(memory.to(tl.pointer_type(tl.uint8)) + address).to(tl.int32)
+        value = tl.load(memory.to(tl.pointer_type(tl.uint8)) + address).to(tl.int32)
     else:
-        found = tl.inline_asm_elementwise(
+        value = tl.inline_asm_elementwise(
             "ld.shared.u8 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
         )
-    return found
+    return value
 
 
 @triton.jit
-def load_half(memory, address, ASM: tl.constexpr):
-    """Sixteen bits from an even address."""
+def load16(memory, address, ASM: tl.constexpr):
+    """Load two bytes from an even address."""
     if ASM == "":
-        found = tl.load(memory.to(tl.pointer_type(tl.int16)) + (address >> 1)).to(tl.int32) & 0xFFFF
+        value = tl.load(memory.to(tl.pointer_type(tl.int16)) + (address >> 1)).to(tl.int32) & 0xFFFF
     else:
-        found = tl.inline_asm_elementwise(
+        value = tl.inline_asm_elementwise(
             "ld.shared.u16 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
         )
-    return found
+    return value
 
 
 @triton.jit
-def load_pair(memory, address, ASM: tl.constexpr):
-    """Two words from an address that is a multiple of 8."""
+def load2(memory, address, ASM: tl.constexpr):
+    """Load two words from an address that is a multiple of 8."""
     if ASM == "":
-        at = memory + (address >> 2)
-        found = tl.load(at), tl.load(at + 1)
+        pointer = memory + (address >> 2)
+        words = tl.load(pointer), tl.load(pointer + 1)
     else:
-        found = tl.inline_asm_elementwise(
+        words = tl.inline_asm_elementwise(
             "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", [address],
             dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
-    return found
+    return words
 
 
 @triton.jit
-def store_pair(memory, address, first, second, there, ASM: tl.constexpr):
-    """Two words to an address that is a multiple of 8, for others of the warp, where they are there."""
+def store2(memory, address, first, second, valid, ASM: tl.constexpr):
+    """Store two words at the valid addresses, multiples of 8."""
     if ASM == "":
-        at = memory + (address >> 2)
-        tl.store(at, first, mask=there)
-        tl.store(at + 1, second, mask=there)
+        pointer = memory + (address >> 2)
+        tl.store(pointer, first, mask=valid)
+        tl.store(pointer + 1, second, mask=valid)
     else:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $4, 0; @p st.shared.v2.b32 [$1], {$2, $3}; mov.u32 $0, $2; }",
-            "=r,r,r,r,r", [address, first, second, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            "=r,r,r,r,r", [address, first, second, valid.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
 def sync_warp(value, ASM: tl.constexpr):
-    """What the warp's threads have stored is there for all of them; gives the value."""
+    """Make the stores of the warp's threads visible to all of them; returns ``value``."""
     if ASM != "":
         value = tl.inline_asm_elementwise(
             "bar.warp.sync 0xffffffff; mov.u32 $0, $1;", "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1
@@ -289,7 +292,7 @@ def sync_warp(value, ASM: tl.constexpr):
 
 
 @triton.jit
-def come(WAIT: tl.constexpr, ASM: tl.constexpr):
-    """Waits, in PTX of the caller's, until what the warp has fetched is there for all of its threads."""
+def wait_fetched(WAIT: tl.constexpr, ASM: tl.constexpr):
+    """Wait, by the caller's PTX, until the warp's copies are visible to all of its threads."""
     if ASM != "":
         tl.inline_asm_elementwise(WAIT, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)

@@ -1,4 +1,4 @@
-"""How symbols are dealt to chunks and a chunk's symbols to streams, on both sides of a launch."""
+"""Division of symbols into chunks and of a chunk's symbols into streams, for host and device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import triton.language as tl
 
 from laconic.kernels.sections import CHUNK, num_buckets
 
-__all__ = ["LANES", "STREAMS", "STREAM_LENGTH", "Cut", "share"]
+__all__ = ["LANES", "STREAMS", "STREAM_LENGTH", "ChunkLayout", "chunk_shape"]
 
 STREAMS = tl.constexpr(30)
-"""The most streams of a chunk."""
+"""Streams of a full chunk."""
 LANES = tl.constexpr(32)
 STREAM_LENGTH = num_buckets(CHUNK, STREAMS.value)
-"""The most symbols of a stream."""
+"""Symbols of a stream of a full chunk."""
 
 _CHUNK = tl.constexpr(CHUNK)
 _STREAM_LENGTH = tl.constexpr(STREAM_LENGTH)
@@ -25,15 +25,15 @@ def streams_for(n: int) -> int:
     return STREAMS.value if n >= 65536 else 6 if n >= 2048 else 1
 
 
-class Cut(NamedTuple):
+class ChunkLayout(NamedTuple):
     n: int
     chunks: int
     last_streams: int
-    last_each: int
+    last_stream_size: int
     bins: int
 
     @classmethod
-    def of(cls, n: int, alphabet: int) -> Cut:
+    def of(cls, n: int, alphabet: int) -> ChunkLayout:
         chunks = num_buckets(n, CHUNK)
         last = n - (chunks - 1) * CHUNK
         streams = streams_for(last)
@@ -45,24 +45,24 @@ class Cut(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Halvings until an interval of so many items is empty."""
+        """Steps of a binary search over ``bins`` items."""
         return self.bins.bit_length() + 1
 
     @property
     def streams(self) -> int:
-        """The most of a chunk."""
+        """Streams of the largest chunk."""
         return self.last_streams if self.chunks == 1 else STREAMS.value
 
     @property
     def longest(self) -> int:
         """Symbols of the longest stream."""
-        return self.last_each if self.chunks == 1 else STREAM_LENGTH
+        return self.last_stream_size if self.chunks == 1 else STREAM_LENGTH
 
 
 @triton.jit
-def share(chunk, n, last_streams, last_each):
-    """Streams of a chunk, symbols of a stream, symbols in all."""
+def chunk_shape(chunk, n, last_streams, last_stream_size):
+    """Return the streams of a chunk, the symbols of a stream and the symbols of the chunk."""
     last = chunk == tl.num_programs(0) - 1
     streams = tl.where(last, last_streams, STREAMS)
-    each = tl.where(last, last_each, _STREAM_LENGTH)
-    return streams, each, tl.minimum(n - chunk.to(tl.int64) * _CHUNK, _CHUNK).to(tl.int32)
+    stream_size = tl.where(last, last_stream_size, _STREAM_LENGTH)
+    return streams, stream_size, tl.minimum(n - chunk.to(tl.int64) * _CHUNK, _CHUNK).to(tl.int32)

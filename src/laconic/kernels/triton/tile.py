@@ -1,7 +1,8 @@
-"""What kernels are made of: the counter hash, sums in the reference's order, vertical packing of a tile.
+"""Building blocks of kernels: the counter hash, sums in the reference's order, vertical packing of a tile.
 
-Tiles are two-dimensional, rows of neighbouring values. A packing group is 32 rows of 8 lanes; after ``period(bits)``
-rows a word boundary comes again, so a tile is cut into such parts and each part's rows are summed, shifted, to words.
+Tiles are two-dimensional: rows of neighbouring values. A packing group has 32 rows of 8 columns. Symbols meet a word
+boundary again after ``packing_period(bits)`` rows, so a tile is cut into such parts, and each part's rows are shifted
+and summed to words.
 """
 
 from __future__ import annotations
@@ -19,120 +20,120 @@ from laconic.kernels.random import M32, row_factor
 
 __all__ = [
     "TILE",
-    "exact",
-    "factors",
-    "halves",
+    "exact_options",
     "hash32",
-    "keep",
+    "load_symbols",
     "load_tile",
-    "low_part_place",
-    "noise_of",
-    "noise_tile",
-    "pairwise",
-    "period",
-    "read_symbols",
-    "signs_of",
+    "low_bits_location",
+    "packing_period",
+    "pairwise_sum",
+    "rotation_signs",
+    "rounding_noise",
+    "rounding_noise_tile",
+    "row_factors",
+    "split64",
     "store_groups",
+    "store_or_add",
     "store_symbols",
-    "words_of",
+    "word_aligned",
 ]
 
 TILE = 2048
-"""Values of a program, where no bucket asks for more: two warps with 32 each."""
+"""Values per program, unless a bucket needs more: two warps with 32 values per thread."""
 
 
-def exact(**options: Any) -> dict[str, Any]:
-    """Launch options: a product and a sum round twice, as they do in the reference."""
+def exact_options(**options: Any) -> dict[str, Any]:
+    """Return launch options under which a product and a sum round twice, as in the reference."""
     return {"enable_fp_fusion": False, **options}
 
 
-def period(bits: int) -> int:
-    """Rows until a symbol begins a word again."""
+def packing_period(bits: int) -> int:
+    """Return the number of rows after which a symbol begins a word again."""
     return 32 // math.gcd(bits, 32)
 
 
-def words_of(section: Tensor) -> Tensor:
-    """The section itself where words can be read from it, else a copy that begins where a word may."""
+def word_aligned(section: Tensor) -> Tensor:
+    """Return the section, or a copy of it if it does not begin at a multiple of four bytes."""
     return section if section.data_ptr() % 4 == 0 else section.clone()
 
 
-def halves(number: int) -> tuple[int, int]:
-    """A 64-bit number as two int32 arguments, low one first: Python's floats and large ints would change their type."""
+def split64(number: int) -> tuple[int, int]:
+    """Return a 64-bit number as two int32 arguments, low half first; Triton would change a larger one's type."""
     low, high = number & M32, number >> 32 & M32
     return (low ^ 0x80000000) - 0x80000000, (high ^ 0x80000000) - 0x80000000
 
 
 @lru_cache(maxsize=16)
-def factors(device: torch.device) -> Tensor:
-    """What a lane's hash is multiplied by in each row of its group."""
-    return torch.tensor([halves(row_factor(row))[0] for row in range(32)], dtype=torch.int32, device=device)
+def row_factors(device: torch.device) -> Tensor:
+    """Return the factors of ``random.row_factor`` for the 32 rows of a group."""
+    return torch.tensor([split64(row_factor(row))[0] for row in range(32)], dtype=torch.int32, device=device)
 
 
 @triton.jit
-def hash32(counter, low_key, high_key):
-    """``random.hash32`` of counters below 2^32; keys are int32 arguments."""
-    h = counter.to(tl.uint32) ^ low_key.to(tl.uint32, bitcast=True)
+def hash32(counter, key_low, key_high):
+    """Compute ``random.hash32`` of counters below 2^32; the key is two int32 arguments."""
+    h = counter.to(tl.uint32) ^ key_low.to(tl.uint32, bitcast=True)
     h = (h ^ (h >> 16)) * 0x7FEB352D
-    h = (h ^ (h >> 15) ^ high_key.to(tl.uint32, bitcast=True)) * 0x846CA68B
+    h = (h ^ (h >> 15) ^ key_high.to(tl.uint32, bitcast=True)) * 0x846CA68B
     return h ^ (h >> 16)
 
 
 @triton.jit
-def lane_hash(at, first_group, low_key, high_key):
-    """The hash that a lane's 32 values share, for values at ``at`` behind the first group."""
-    return hash32((first_group + at // 256) * 8 + at % 8, low_key, high_key)
+def column_hash(offsets, first_group, key_low, key_high):
+    """Hash that the 32 values of a column of a group share, for values at ``offsets`` after the first group."""
+    return hash32((first_group + offsets // 256) * 8 + offsets % 8, key_low, key_high)
 
 
 @triton.jit
-def noise_of(at, first_group, factors, low_key, high_key, FRACTION_BITS: tl.constexpr):
-    """``random.dither``, as int32."""
-    factor = tl.load(factors + at // 8 % 32).to(tl.uint32, bitcast=True)
-    return ((lane_hash(at, first_group, low_key, high_key) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
+def rounding_noise(offsets, first_group, row_factors, key_low, key_high, FRACTION_BITS: tl.constexpr):
+    """Compute ``random.dither`` as int32."""
+    factor = tl.load(row_factors + offsets // 8 % 32).to(tl.uint32, bitcast=True)
+    return ((column_hash(offsets, first_group, key_low, key_high) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
 
 
 @triton.jit
-def noise_tile(first_group, factors, low_key, high_key, FRACTION_BITS: tl.constexpr, SPAN: tl.constexpr):
-    """The same for a tile of whole groups, as [groups, 32, 8]: a row's factor is loaded once, and stays."""
+def rounding_noise_tile(first_group, row_factors, key_low, key_high, FRACTION_BITS: tl.constexpr, SPAN: tl.constexpr):
+    """Compute ``random.dither`` for a tile of whole groups, as [groups, 32, 8]; each row's factor is loaded once."""
     group = first_group + tl.arange(0, SPAN // 256)[:, None, None]
-    lane = tl.arange(0, 8)[None, None, :]
-    factor = tl.load(factors + tl.arange(0, 32)).to(tl.uint32, bitcast=True)[None, :, None]
-    return ((hash32(group * 8 + lane, low_key, high_key) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
+    column = tl.arange(0, 8)[None, None, :]
+    factor = tl.load(row_factors + tl.arange(0, 32)).to(tl.uint32, bitcast=True)[None, :, None]
+    return ((hash32(group * 8 + column, key_low, key_high) * factor) >> (32 - FRACTION_BITS)).to(tl.int32)
 
 
 @triton.jit
-def signs_of(at, first_group, low_key, high_key):
-    """±1 for each value, as the rotation has it."""
-    turned = (lane_hash(at, first_group, low_key, high_key) >> (at // 8 % 32).to(tl.uint32)) & 1
-    return tl.where(turned == 1, -1.0, 1.0)
+def rotation_signs(offsets, first_group, key_low, key_high):
+    """Return ±1 for each value, as the rotation multiplies it."""
+    negative = (column_hash(offsets, first_group, key_low, key_high) >> (offsets // 8 % 32).to(tl.uint32)) & 1
+    return tl.where(negative == 1, -1.0, 1.0)
 
 
 @triton.jit
-def load_tile(x, at, begin, n, SPAN: tl.constexpr):
-    """Values behind ``begin``, zeros past the end. All but the last tile load without asking, in full vectors."""
+def load_tile(x, offsets, begin, n, SPAN: tl.constexpr):
+    """Load values from ``begin`` on, zeros past the end. All tiles but the last load full vectors without a mask."""
     if begin + SPAN <= n:
-        v = tl.load(x + begin + at)
+        v = tl.load(x + begin + offsets)
     else:
-        v = tl.load(x + begin + at, mask=begin + at < n, other=0.0)
+        v = tl.load(x + begin + offsets, mask=begin + offsets < n, other=0.0)
     return v
 
 
 @triton.jit
-def keep(out, at, begin, n, values, weight, ADD: tl.constexpr, EDGE: tl.constexpr):
-    """Store decoded values, or add them ``weight`` times. Only at the EDGE does a tile ask where the end is."""
+def store_or_add(out, offsets, begin, n, values, weight, ADD: tl.constexpr, EDGE: tl.constexpr):
+    """Store decoded values, or add ``weight`` times them. Only a tile at the EDGE needs a mask."""
     if EDGE:
-        there = begin + at < n
+        valid = begin + offsets < n
         if ADD:
-            values = tl.load(out + begin + at, mask=there, other=0.0) + values * weight
-        tl.store(out + begin + at, values, mask=there)
+            values = tl.load(out + begin + offsets, mask=valid, other=0.0) + values * weight
+        tl.store(out + begin + offsets, values, mask=valid)
     else:
         if ADD:
-            values = tl.load(out + begin + at) + values * weight
-        tl.store(out + begin + at, values)
+            values = tl.load(out + begin + offsets) + values * weight
+        tl.store(out + begin + offsets, values)
 
 
 @triton.jit
-def pairwise(v, ROWS: tl.constexpr, LENGTH: tl.constexpr, STAGES: tl.constexpr):
-    """``reference.pairwise_sum`` of each row; LENGTH = 16 << STAGES. A sum of two has but one order."""
+def pairwise_sum(v, ROWS: tl.constexpr, LENGTH: tl.constexpr, STAGES: tl.constexpr):
+    """Compute ``reference.pairwise_sum`` of each row; LENGTH = 16 << STAGES. ``tl.sum`` of two has only one order."""
     for stage in tl.static_range(STAGES):
         v = tl.sum(tl.reshape(v, (ROWS, LENGTH // (32 << stage), 2, 16)), 2)
     for fold in tl.static_range(4):
@@ -142,89 +143,88 @@ def pairwise(v, ROWS: tl.constexpr, LENGTH: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def store_groups(symbols, packed, begin, full, BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr):
-    """Pack those of a tile's symbols that lie in full groups."""
+    """Pack those symbols of a tile that lie in full groups."""
     parts: tl.constexpr = SPAN // (8 * PERIOD)
     words: tl.constexpr = PERIOD * BITS // 32
     t = tl.reshape(symbols.to(tl.uint32), (parts, PERIOD, 8))
     row = tl.arange(0, PERIOD)[None, :, None]
     part = tl.arange(0, parts)[:, None]
-    lane = tl.arange(0, 8)[None, :]
+    column = tl.arange(0, 8)[None, :]
     base = packed.to(tl.pointer_type(tl.int32)) + begin // 32 * BITS
-    there = (begin + part * (8 * PERIOD) < full) & (lane < 8)
+    valid = (begin + part * (8 * PERIOD) < full) & (column < 8)
     for m in tl.static_range(words):
-        place = row * BITS - 32 * m
-        left, right = tl.minimum(tl.maximum(place, 0), 31), tl.maximum(-place, 0)
-        moved = tl.where(place >= 0, t << left.to(tl.uint32), t >> right.to(tl.uint32))
-        word = tl.sum(tl.where((place > -BITS) & (place < 32), moved, 0), 1)
-        tl.store(base + (part * words + m) * 8 + lane, word.to(tl.int32, bitcast=True), mask=there)
+        bit = row * BITS - 32 * m
+        left, right = tl.minimum(tl.maximum(bit, 0), 31), tl.maximum(-bit, 0)
+        moved = tl.where(bit >= 0, t << left.to(tl.uint32), t >> right.to(tl.uint32))
+        word = tl.sum(tl.where((bit > -BITS) & (bit < 32), moved, 0), 1)
+        tl.store(base + (part * words + m) * 8 + column, word.to(tl.int32, bitcast=True), mask=valid)
 
 
 @triton.jit
 def store_symbols(
-    symbols,
-    packed,
-    tail,
-    begin,
-    n,
-    full,
-    BITS: tl.constexpr,
-    PERIOD: tl.constexpr,
-    SPAN: tl.constexpr,
-):
-    """Pack a tile's symbols; those behind the last full group go to ``tail``, one int32 each."""
+    symbols, packed, tail, begin, n, full,
+    BITS: tl.constexpr, PERIOD: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Pack a tile's symbols; those after the last full group go to ``tail``, one int32 each."""
     store_groups(symbols, packed, begin, full, BITS, PERIOD, SPAN)
     if begin + SPAN > full:
         if full < n:
-            here = begin + tl.arange(0, SPAN)
-            tl.store(tail + (here - full), tl.reshape(symbols, (SPAN,)), mask=(here >= full) & (here < n))
+            positions = begin + tl.arange(0, SPAN)
+            tl.store(
+                tail + (positions - full), tl.reshape(symbols, (SPAN,)), mask=(positions >= full) & (positions < n)
+            )
 
 
 @triton.jit
-def read_symbols(packed, at, begin, n, full, BITS: tl.constexpr, EDGE: tl.constexpr):
-    """The symbols (int32) of values behind ``begin``, a multiple of 256. At the EDGE some lie in the tail; 0 past it.
+def load_symbols(packed, offsets, begin, n, full, BITS: tl.constexpr, EDGE: tl.constexpr):
+    """Load the symbols (int32) of values from ``begin`` on, a multiple of 256; 0 past the end.
 
-    Kernels decide once which of both a tile is: layouts that suit single bytes must not reach the tiles in between.
+    A tile at the EDGE has symbols in the tail. Kernels decide once per tile whether it is at the edge: layouts that
+    suit single bytes must not reach the other tiles.
     """
-    bit = at // 8 % 32 * BITS
+    bit = offsets // 8 % 32 * BITS
     words = packed.to(tl.pointer_type(tl.int32)) + begin // 32 * BITS
-    place = at // 256 * (8 * BITS) + bit // 32 * 8 + at % 8
+    word = offsets // 256 * (8 * BITS) + bit // 32 * 8 + offsets % 8
     shift = (bit % 32).to(tl.uint32)
     mask: tl.constexpr = (1 << BITS) - 1
     if EDGE:
-        grouped = begin + at < full
-        value = tl.load(words + place, mask=grouped, other=0).to(tl.uint32, bitcast=True) >> shift
+        grouped = begin + offsets < full
+        value = tl.load(words + word, mask=grouped, other=0).to(tl.uint32, bitcast=True) >> shift
         if 32 % BITS != 0:
             crosses = grouped & (bit % 32 + BITS > 32)
-            more = tl.load(words + place + 8, mask=crosses, other=0).to(tl.uint32, bitcast=True)
+            more = tl.load(words + word + 8, mask=crosses, other=0).to(tl.uint32, bitcast=True)
             value = value | tl.where(shift > 0, more << ((32 - shift) & 31), 0)
-        # Behind the last full group lies one plain stream of bits.
-        behind = (begin + at >= full) & (begin + at < n)
-        stream = (begin + at - full).to(tl.int32) * BITS
+        # The symbols after the last full group are one plain bit stream.
+        in_tail = (begin + offsets >= full) & (begin + offsets < n)
+        stream = (begin + offsets - full).to(tl.int32) * BITS
         from_byte = packed + full // 8 * BITS + stream // 8
-        off = stream % 8
-        loose = tl.zeros_like(value).to(tl.int64)
+        shift_in_byte = stream % 8
+        tail_bits = tl.zeros_like(value).to(tl.int64)
         for k in tl.static_range((BITS + 14) // 8):
-            inside = behind & (8 * k < off + BITS)
-            loose = loose | (tl.load(from_byte + k, mask=inside, other=0).to(tl.int64) << (8 * k))
-        value = tl.where(behind, (loose >> off.to(tl.int64)).to(tl.uint32), value)
+            reaches = in_tail & (8 * k < shift_in_byte + BITS)
+            tail_bits = tail_bits | (tl.load(from_byte + k, mask=reaches, other=0).to(tl.int64) << (8 * k))
+        value = tl.where(in_tail, (tail_bits >> shift_in_byte.to(tl.int64)).to(tl.uint32), value)
     else:
-        value = tl.load(words + place).to(tl.uint32, bitcast=True) >> shift
+        value = tl.load(words + word).to(tl.uint32, bitcast=True) >> shift
         if 32 % BITS != 0:
-            more = tl.load(words + place + 8, mask=bit % 32 + BITS > 32, other=0).to(tl.uint32, bitcast=True)
+            more = tl.load(words + word + 8, mask=bit % 32 + BITS > 32, other=0).to(tl.uint32, bitcast=True)
             value = value | tl.where(shift > 0, more << ((32 - shift) & 31), 0)
     return (value & mask).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def low_part_place(at, k, bits):
-    """Where k symbols lie in words, behind 8 bytes of header: word and bit, and how many words on a symbol continues.
+def low_bits_location(offsets, k, bits):
+    """Return word, bit and word step of each of k symbols after the 8 bytes of header; a symbol may continue a step
+    further.
 
-    ``bits`` is not settled when the kernel is compiled.
+    ``bits`` is a run-time argument.
     """
     full = k // 256 * 256
-    grouped = at < full
-    column = at // 8 % 32 * bits
-    stream = (at - full) * bits
-    word = tl.where(grouped, at // 256 * (8 * bits) + column // 32 * 8 + at % 8, full // 32 * bits + stream // 32)
+    grouped = offsets < full
+    column = offsets // 8 % 32 * bits
+    stream = (offsets - full) * bits
+    word = tl.where(
+        grouped, offsets // 256 * (8 * bits) + column // 32 * 8 + offsets % 8, full // 32 * bits + stream // 32
+    )
     shift = tl.where(grouped, column, stream) % 32
     return 2 + word, shift.to(tl.uint32), tl.where(grouped, 8, 1)

@@ -1,16 +1,16 @@
-"""The k largest magnitudes, and where they stand, coded, in phases.
+"""The k largest magnitudes and their encoded positions, in phases.
 
-1. *limit*: a sample says which magnitude lets a few more than k through.
+1. *limit*: a sample gives the magnitude that admits a few more than k values.
 2. *mark*: one pass over all values leaves a bit for each that reaches it.
-3. *list*: where the marked ones stand, in order.
-4. *digits*: how far each lies above the limit; how often the highest digit of that distance has each value, then the
-   next one's of those that share the k-th largest's, and once more.
-5. *count*: how many of each part lie above the k-th largest, and how many are equal to it.
-6. *choose*: positions and values of the k; of equal magnitudes the lowest indices, as in the reference.
-7. *sum*: the high parts of the gaps between them, under each Rice parameter worth trying.
-8. *code*: the position section, under the parameter that makes it shortest.
+3. *list*: the positions of the marked values, in order.
+4. *digits*: the distance of each from the limit; a histogram of its highest digit, then of the next digit of those that
+   share the k-th largest's, and once more.
+5. *count*: per part, the values above the k-th largest, and those equal to it.
+6. *select*: positions and values of the k; of equal magnitudes the lowest indices, as in the reference.
+7. *sum*: the high parts of the gaps between them, for each candidate Rice parameter.
+8. *code*: the position section, with the parameter that makes it shortest.
 
-What the sample got wrong shows in the state, which is all that anyone waits for.
+A wrong sample shows in the state, which is all that the host waits for.
 """
 
 from __future__ import annotations
@@ -25,96 +25,108 @@ from torch import Tensor
 
 from laconic.kernels.reference.positions import plan_of
 from laconic.kernels.sections import RICE, low_bits_candidates, num_buckets
-from laconic.kernels.triton.bitmap import BLOCK, WORDS, in_parts, keep_marks, load_bits, popcount, take_lowest
-from laconic.kernels.triton.grid_sync import BARRIER, MOST, PARTS, SMALL, STATE, before, cut, launch, wait_for_all
-from laconic.kernels.triton.launch_cache import Known
-from laconic.kernels.triton.rice import GAPS, clear_words, code_gaps, sum_gaps
+from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, pop_lowest_bit, popcount, store_bitmap, tile_parts
+from laconic.kernels.triton.grid_sync import (
+    BARRIER_WORD,
+    MAX_NUMEL,
+    PARTS,
+    SINGLE_LAUNCH_NUMEL,
+    STATE_WORDS,
+    grid_barrier,
+    launch,
+    split_into_parts,
+    sum_before,
+)
+from laconic.kernels.triton.launch_cache import CompiledLaunches
+from laconic.kernels.triton.rice import GAPS, sum_gaps, write_gaps, zero_words
 from laconic.kernels.triton.tile import hash32
 
 __all__ = [
     "BINS",
-    "LISTED",
-    "Largest",
-    "choose",
+    "LIST_SPAN",
+    "TopK",
     "count_above",
     "count_digits",
-    "largest",
-    "list_marked",
-    "settle_digit",
+    "list_bitmap",
+    "next_digit",
+    "sampled_topk",
+    "select_positions",
 ]
 
-LISTED = 2048
+LIST_SPAN = 2048
 BINS = 256
-"""Values of a digit. Three of them tell distances from the limit apart up to four times the limit."""
+"""Values of a digit. Three digits distinguish distances up to four times the limit."""
 
-MARKED, KEY, KTH, LOW, SUMS = 1, 2, 5, 7, 8
+MARKED_WORD, AMAX_WORD, KTH_WORD, LOW_BITS_WORD, SUMS_WORD = 1, 2, 5, 7, 8
 
 SAMPLES, MORE_SAMPLES = 8192, 16384
 
-ROOMY = 1 << 16
-"""Up to so many values there is room for marks on all of them."""
+FULL_CAPACITY_NUMEL = 1 << 16
+"""Up to this many values the capacity suffices for all of them."""
 
 WARPS = (32, 4, 4, 8, 8, 8, 8, 8, 4, 8)
-"""Of a program, when a phase has a launch of its own."""
+"""Warps of a program when a phase has its own launch."""
 
 
 @triton.jit
 def _limit(x, state, n, rank, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: tl.constexpr):
-    """The magnitude of a rank (from 1 on) among sampled ones: exact if all are, else to 20 bits, rounded down."""
+    """Find the magnitude of a rank (from 1 on) among samples: exact if all values are samples, else to 20 bits, rounded
+    down.
+    """
     slot = tl.arange(0, SAMPLES)
     if WHOLE:
-        key = tl.load(x + slot, mask=slot < n, other=0) & 0x7FFFFFFF
+        magnitude = tl.load(x + slot, mask=slot < n, other=0) & 0x7FFFFFFF
     else:
-        none = rank * 0
-        within = (slot.to(tl.uint32) << (32 - LOG)) | (hash32(slot, none, none) >> LOG)
-        key = tl.load(x + (within.to(tl.int64) * n >> 32)) & 0x7FFFFFFF
-    found = rank * 0
+        zero = rank * 0
+        within = (slot.to(tl.uint32) << (32 - LOG)) | (hash32(slot, zero, zero) >> LOG)
+        magnitude = tl.load(x + (within.to(tl.int64) * n >> 32)) & 0x7FFFFFFF
+    limit = rank * 0
     for i in range(16 if WHOLE else 10):  # two bits at a time; three counts share a sum
         unit = 1 << (30 - 2 * i)
-        first = (key >= found + unit).to(tl.int64)
-        second = (key - unit >= found + unit).to(tl.int64)
-        third = (key - unit - unit >= found + unit).to(tl.int64)
+        first = (magnitude >= limit + unit).to(tl.int64)
+        second = (magnitude - unit >= limit + unit).to(tl.int64)
+        third = (magnitude - unit - unit >= limit + unit).to(tl.int64)
         reached = tl.sum(first + (second << 20) + (third << 40), 0)
-        more = (reached & 0xFFFFF) >= rank
-        digit = more.to(tl.int32) + (((reached >> 20) & 0xFFFFF) >= rank).to(tl.int32)
+        enough = (reached & 0xFFFFF) >= rank
+        digit = enough.to(tl.int32) + (((reached >> 20) & 0xFFFFF) >= rank).to(tl.int32)
         digit += ((reached >> 40) >= rank).to(tl.int32)
-        found += digit * unit
-    tl.store(state, found)
+        limit += digit * unit
+    tl.store(state, limit)
 
 
 @triton.jit
 def _distance(v, limit, BINS: tl.constexpr):
-    """How far a magnitude lies above the limit, in three digits; what lies further is all alike."""
+    """Return the distance of a magnitude from the limit, in three digits; larger distances are all equal."""
     return tl.minimum((v & 0x7FFFFFFF) - limit, BINS * BINS * BINS - 1)
 
 
 @triton.jit
-def list_marked(
-    state, marks, words, found, tiles, per, parts, room, part,
+def list_bitmap(
+    state, marks, words, positions, tiles, tiles_per_part, parts, capacity, part,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    behind = before(marks, part, PARTS)
-    block = part * per * WORDS
-    end = tl.minimum((part + 1) * per, tiles) * WORDS
+    listed = sum_before(marks, part, PARTS)
+    block = part * tiles_per_part * WORDS
+    end = tl.minimum((part + 1) * tiles_per_part, tiles) * WORDS
     while block < end:
         index = block + tl.arange(0, BLOCK)
         w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
         ones = popcount(w)
-        to = behind + tl.cumsum(ones, 0) - ones
-        behind += tl.sum(ones, 0)
+        target = listed + tl.cumsum(ones, 0) - ones
+        listed += tl.sum(ones, 0)
         while tl.max((w != 0).to(tl.int32), 0) > 0:
-            bit, rest = take_lowest(w)
-            tl.store(found + to, index * 32 + bit, mask=(w != 0) & (to < room))
-            to += (w != 0).to(tl.int32)
+            bit, rest = pop_lowest_bit(w)
+            tl.store(positions + target, index * 32 + bit, mask=(w != 0) & (target < capacity))
+            target += (w != 0).to(tl.int32)
             w = rest
         block += BLOCK
     if part == parts - 1:
-        tl.store(state + 1, behind)
+        tl.store(state + 1, listed)
 
 
 @triton.jit
 def _pick_digit(counts, wanted, BINS: tl.constexpr):
-    """The digit at which enough entries are as large, and how many of them are wanted of those that have it."""
+    """Return the digit that the k-th largest has, and how many entries with that digit are wanted."""
     bins = tl.arange(0, BINS)
     count = tl.load(counts + bins)
     at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count
@@ -123,12 +135,12 @@ def _pick_digit(counts, wanted, BINS: tl.constexpr):
 
 
 @triton.jit
-def settle_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexpr):
-    """One digit more of the k-th largest's distance, from what was counted of it: all digits so far.
+def next_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexpr):
+    """Determine one more digit of the k-th largest's distance from the histogram; return all digits so far.
 
-    The state keeps them for the step after, with how many are still wanted; from the last on as the distance and ties.
+    The state keeps them and the number still wanted for the next step; after the last step these are distance and ties.
     """
-    kept: tl.constexpr = 3 if STEP == 0 else 11 if STEP == 1 else 5
+    state_word: tl.constexpr = 3 if STEP == 0 else 11 if STEP == 1 else 5
     if STEP == 0:
         digit, left = _pick_digit(digits, k, BINS)
     else:
@@ -136,118 +148,124 @@ def settle_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constex
         digit, left = _pick_digit(digits + STEP * BINS, tl.load(state + earlier + 1), BINS)
         digit += tl.load(state + earlier) * BINS
     if program == 0:
-        tl.store(state + kept, digit)
-        tl.store(state + kept + 1, left)
+        tl.store(state + state_word, digit)
+        tl.store(state + state_word + 1, left)
     return digit
 
 
 @triton.jit
 def count_digits(
-    state, counts, values, prefix, room, program, programs,
-    UNIT: tl.constexpr, LISTED: tl.constexpr, BINS: tl.constexpr,
+    state, counts, values, prefix, capacity, program, programs,
+    UNIT: tl.constexpr, LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Of the entries whose digits so far are the k-th largest's, how many have each next one."""
+    """Count the next digits of the entries whose digits so far are the k-th largest's."""
     limit = tl.load(state)
-    count = tl.minimum(tl.load(state + 1), room)
+    count = tl.minimum(tl.load(state + 1), capacity)
     total = tl.zeros((BINS,), tl.int32)
-    begin = program * LISTED
+    begin = program * LIST_SPAN
     while begin < count:
-        at = begin + tl.arange(0, LISTED)
-        there = at < count
-        distance = _distance(tl.load(values + at, mask=there, other=0), limit, BINS)
-        alike = there & (distance // (UNIT * BINS) == prefix)
+        offsets = begin + tl.arange(0, LIST_SPAN)
+        valid = offsets < count
+        distance = _distance(tl.load(values + offsets, mask=valid, other=0), limit, BINS)
+        alike = valid & (distance // (UNIT * BINS) == prefix)
         total += tl.histogram(distance // UNIT % BINS, BINS, mask=alike)
-        begin += programs * LISTED
+        begin += programs * LIST_SPAN
     tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
 
 
 @triton.jit
-def _gather(x, state, counts, found, values, room, program, programs, LISTED: tl.constexpr, BINS: tl.constexpr):
-    """The marked values, and how many have each first digit."""
+def _gather(
+    x, state, counts, positions, values, capacity, program, programs, LIST_SPAN: tl.constexpr, BINS: tl.constexpr
+):
+    """Gather the marked values, and count their first digits."""
     limit = tl.load(state)
-    count = tl.minimum(tl.load(state + 1), room)
+    count = tl.minimum(tl.load(state + 1), capacity)
     total = tl.zeros((BINS,), tl.int32)
-    begin = program * LISTED
+    begin = program * LIST_SPAN
     while begin < count:
-        at = begin + tl.arange(0, LISTED)
-        v = tl.load(x + tl.load(found + at, mask=at < count, other=0), mask=at < count, other=0)
-        tl.store(values + at, v, mask=at < count)
-        total += tl.histogram(_distance(v, limit, BINS) // (BINS * BINS), BINS, mask=at < count)
-        begin += programs * LISTED
+        offsets = begin + tl.arange(0, LIST_SPAN)
+        v = tl.load(x + tl.load(positions + offsets, mask=offsets < count, other=0), mask=offsets < count, other=0)
+        tl.store(values + offsets, v, mask=offsets < count)
+        total += tl.histogram(_distance(v, limit, BINS) // (BINS * BINS), BINS, mask=offsets < count)
+        begin += programs * LIST_SPAN
     tl.atomic_add(counts + tl.arange(0, BINS), total, mask=total > 0, sem="relaxed")
 
 
 @triton.jit
 def count_above(
-    state, above, equal, values, kth, room, span, parts, program, programs, LISTED: tl.constexpr, BINS: tl.constexpr
-):
+    state, above, equal, values, kth, capacity, span, parts, program, programs,
+    LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
     limit = tl.load(state)
-    count = tl.minimum(tl.load(state + 1), room)
+    count = tl.minimum(tl.load(state + 1), capacity)
     part = program
     while part < parts:
         more, same = kth * 0, kth * 0
         begin = part * span
         end = tl.minimum((part + 1) * span, count)
         while begin < end:
-            at = begin + tl.arange(0, LISTED)
-            distance = tl.where(at < count, _distance(tl.load(values + at, mask=at < count, other=0), limit, BINS), -1)
+            offsets = begin + tl.arange(0, LIST_SPAN)
+            distance = tl.where(
+                offsets < count, _distance(tl.load(values + offsets, mask=offsets < count, other=0), limit, BINS), -1
+            )
             more += tl.sum((distance > kth).to(tl.int32), 0)
             same += tl.sum((distance == kth).to(tl.int32), 0)
-            begin += LISTED
+            begin += LIST_SPAN
         tl.store(above + part, more)
         tl.store(equal + part, same)
         part += programs
 
 
 @triton.jit
-def choose(
-    x, state, above, equal, found, values, positions, kept, k, room, span, part,
-    KEEP: tl.constexpr, LISTED: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr,
+def select_positions(
+    x, state, above, equal, marked_positions, values, positions, kept, k, capacity, span, part,
+    KEEP: tl.constexpr, LIST_SPAN: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """The chosen positions in order; with KEEP 1 what ``values`` has there, the largest in the state; with 2 x's."""
+    """Store the selected positions in order; with KEEP 1 their ``values`` and amax_bits, with KEEP 2 their x."""
     limit, kth, ties = tl.load(state), tl.load(state + 5), tl.load(state + 6)
-    count = tl.minimum(tl.load(state + 1), room)
-    same = before(equal, part, PARTS)
-    to = before(above, part, PARTS) + tl.minimum(same, ties)
+    count = tl.minimum(tl.load(state + 1), capacity)
+    equal_before = sum_before(equal, part, PARTS)
+    index = sum_before(above, part, PARTS) + tl.minimum(equal_before, ties)
     largest = kth * 0
     begin = part * span
     end = tl.minimum((part + 1) * span, count)
     while begin < end:
-        at = begin + tl.arange(0, LISTED)
-        v = tl.load(values + at, mask=at < count, other=0)
-        distance = tl.where(at < count, _distance(v, limit, BINS), -1)
+        offsets = begin + tl.arange(0, LIST_SPAN)
+        v = tl.load(values + offsets, mask=offsets < count, other=0)
+        distance = tl.where(offsets < count, _distance(v, limit, BINS), -1)
         equals = (distance == kth).to(tl.int32)
-        rank = same + tl.cumsum(equals, 0) - equals
+        rank = equal_before + tl.cumsum(equals, 0) - equals
         chosen = ((distance > kth) | ((equals > 0) & (rank < ties))).to(tl.int32)
-        place = to + tl.cumsum(chosen, 0) - chosen
-        there = (chosen > 0) & (place < k)
-        tl.store(positions + place, tl.load(found + at, mask=there, other=0), mask=there)
+        target = index + tl.cumsum(chosen, 0) - chosen
+        valid = (chosen > 0) & (target < k)
+        tl.store(positions + target, tl.load(marked_positions + offsets, mask=valid, other=0), mask=valid)
         if KEEP == 1:
-            tl.store(kept + place, v, mask=there)
-            largest = tl.maximum(largest, tl.max(tl.where(there, v & 0x7FFFFFFF, 0), 0))
+            tl.store(kept + target, v, mask=valid)
+            largest = tl.maximum(largest, tl.max(tl.where(valid, v & 0x7FFFFFFF, 0), 0))
         if KEEP == 2:
             tl.store(
-                kept + place, tl.load(x + tl.load(found + at, mask=there, other=0), mask=there, other=0), mask=there
+                kept + target,
+                tl.load(x + tl.load(marked_positions + offsets, mask=valid, other=0), mask=valid, other=0),
+                mask=valid,
             )
-        same += tl.sum(equals, 0)
-        to += tl.sum(chosen, 0)
-        begin += LISTED
+        equal_before += tl.sum(equals, 0)
+        index += tl.sum(chosen, 0)
+        begin += LIST_SPAN
     if KEEP == 1:
         tl.atomic_max(state + 2, largest, sem="relaxed")
 
 
-NUMBERS = ("k", "rank", "tiles", "per", "parts", "room", "span", "chosen_parts", "first_low", "tried", "gap_span",
-           "gap_parts", "nwords")  # fmt: skip
-"""Arguments that no kernel is compiled anew for."""
+UNSPECIALIZED = ("k", "rank", "tiles", "tiles_per_part", "parts", "capacity", "span", "chosen_parts", "first_low",
+                 "candidates", "gap_span", "gap_parts", "nwords")  # fmt: skip
+"""Arguments for which no kernel is specialized."""
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def _phases(
-    x, counters, work, kept, section, n, k, rank, tiles, per, parts, room, span, chosen_parts, first_low, tried,
-    gap_span, gap_parts, nwords,
-    FIRST: tl.constexpr, LAST: tl.constexpr, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: tl.constexpr,
-    LISTED: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, GAPS: tl.constexpr, PARTS: tl.constexpr,
-    BINS: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _topk_phases(
+    x, counters, work, kept, section, n, k, rank, tiles, tiles_per_part, parts, capacity, span, chosen_parts, first_low,
+    candidates, gap_span, gap_parts, nwords, FIRST: tl.constexpr, LAST: tl.constexpr, WHOLE: tl.constexpr,
+    SAMPLES: tl.constexpr, LOG: tl.constexpr, LIST_SPAN: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    GAPS: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     state = counters
@@ -256,44 +274,50 @@ def _phases(
     above = work
     equal = above + PARTS
     sums = equal + PARTS
-    found = sums + 3 * PARTS
-    values = found + tl.multiple_of(room, 16)
-    positions = values + tl.multiple_of(room, 16)
+    marked_positions = sums + 3 * PARTS
+    values = marked_positions + tl.multiple_of(capacity, 16)
+    positions = values + tl.multiple_of(capacity, 16)
     words = positions + (k + 15) // 16 * 16
     for phase in tl.static_range(FIRST, LAST + 1):
         if phase == 0:
             if program == 0:
                 _limit(x, state, n, rank, WHOLE, SAMPLES, LOG)
-            clear_words(section, nwords, program, programs, LISTED)
+            zero_words(section, nwords, program, programs, LIST_SPAN)
         if phase == 1:
             tile = program
             while tile < tiles:
                 large = (load_bits(x, n, tile, WORDS) & 0x7FFFFFFF) >= tl.load(state)
-                there = tl.arange(0, WORDS * 32) < n - tile * (WORDS * 32)
-                keep_marks(large & there, words, marks, tile, per, WORDS)
+                valid = tl.arange(0, WORDS * 32) < n - tile * (WORDS * 32)
+                store_bitmap(large & valid, words, marks, tile, tiles_per_part, WORDS)
                 tile += programs
         if phase == 2:
             part = program
             while part < parts:
-                list_marked(state, marks, words, found, tiles, per, parts, room, part, WORDS, BLOCK, PARTS)
+                list_bitmap(
+                    state, marks, words, marked_positions, tiles, tiles_per_part, parts, capacity, part, WORDS, BLOCK,
+                    PARTS,
+                )  # fmt: skip
                 part += programs
         if phase == 3:
-            _gather(x, state, digits, found, values, room, program, programs, LISTED, BINS)
+            _gather(x, state, digits, marked_positions, values, capacity, program, programs, LIST_SPAN, BINS)
         if phase == 4:
-            digit = settle_digit(state, digits, k, program, 0, BINS)
-            count_digits(state, digits + BINS, values, digit, room, program, programs, BINS, LISTED, BINS)
+            digit = next_digit(state, digits, k, program, 0, BINS)
+            count_digits(state, digits + BINS, values, digit, capacity, program, programs, BINS, LIST_SPAN, BINS)
         if phase == 5:
-            digit = settle_digit(state, digits, k, program, 1, BINS)
-            count_digits(state, digits + 2 * BINS, values, digit, room, program, programs, 1, LISTED, BINS)
+            digit = next_digit(state, digits, k, program, 1, BINS)
+            count_digits(state, digits + 2 * BINS, values, digit, capacity, program, programs, 1, LIST_SPAN, BINS)
         if phase == 6:
-            digit = settle_digit(state, digits, k, program, 2, BINS)
-            count_above(state, above, equal, values, digit, room, span, chosen_parts, program, programs, LISTED, BINS)
+            digit = next_digit(state, digits, k, program, 2, BINS)
+            count_above(
+                state, above, equal, values, digit, capacity, span, chosen_parts, program, programs, LIST_SPAN, BINS
+            )
         if phase == 7:
             part = program
             while part < chosen_parts:
-                choose(
-                    x, state, above, equal, found, values, positions, kept, k, room, span, part, 1, LISTED, PARTS, BINS
-                )
+                select_positions(
+                    x, state, above, equal, marked_positions, values, positions, kept, k, capacity, span, part, 1,
+                    LIST_SPAN, PARTS, BINS,
+                )  # fmt: skip
                 part += programs
         if phase == 8:
             part = program
@@ -303,16 +327,17 @@ def _phases(
         if phase == 9:
             part = program
             while part < gap_parts:
-                code_gaps(
-                    state, positions, sums, section, k, first_low, tried, nwords, gap_span, gap_parts, part, GAPS, PARTS
-                )
+                write_gaps(
+                    state, positions, sums, section, k, first_low, candidates, nwords, gap_span, gap_parts, part, GAPS,
+                    PARTS,
+                )  # fmt: skip
                 part += programs
         if phase < LAST:
-            wait_for_all(state + BARRIER, programs * (phase - FIRST + 1))
+            grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
 
 
 class _Layout(NamedTuple):
-    """How the work for k of n values is cut, and what room it takes."""
+    """Division of the work for k of n values, and its buffer sizes."""
 
     arguments: tuple[int, ...]
     constants: dict[str, int | bool]
@@ -320,71 +345,68 @@ class _Layout(NamedTuple):
     work: int
     positions: int
     grids: tuple[int, ...]
-    tried: tuple[int, ...]
-    room: int
-    known: Known
+    candidates: tuple[int, ...]
+    capacity: int
+    cache: CompiledLaunches
 
 
 @lru_cache(maxsize=256)
 def _layout(n: int, k: int, samples: int, nwords: int) -> _Layout:
-    share = k if n <= samples else k * samples / n
-    rank = k if n <= samples else min(samples, int(share + 6 * share**0.5) + 8)
-    tiles, per, parts = in_parts(n)
-    # The sample's error works both ways: so many may be marked.
-    room = n if n <= ROOMY else min(n, int((rank + 6 * rank**0.5 + 8) * n / samples) + LISTED)
-    room = num_buckets(room, 16) * 16
-    span, chosen_parts = cut(room, LISTED)
-    gap_span, gap_parts = cut(k, GAPS)
-    tried = low_bits_candidates(n, k)
-    positions = 5 * PARTS + 2 * room
-    busy = min(528, num_buckets(room, LISTED))
+    sample_rank = k if n <= samples else k * samples / n
+    rank = k if n <= samples else min(samples, int(sample_rank + 6 * sample_rank**0.5) + 8)
+    tiles, tiles_per_part, parts = tile_parts(n)
+    # The sample's error works both ways: this many may be marked.
+    capacity = n if n <= FULL_CAPACITY_NUMEL else min(n, int((rank + 6 * rank**0.5 + 8) * n / samples) + LIST_SPAN)
+    capacity = num_buckets(capacity, 16) * 16
+    span, chosen_parts = split_into_parts(capacity, LIST_SPAN)
+    gap_span, gap_parts = split_into_parts(k, GAPS)
+    candidates = low_bits_candidates(n, k)
+    positions = 5 * PARTS + 2 * capacity
+    busy = min(528, num_buckets(capacity, LIST_SPAN))
     return _Layout(
-        (n, k, rank, tiles, per, parts, room, span, chosen_parts, tried[0], len(tried), gap_span, gap_parts, nwords),
-        {"WHOLE": n <= samples, "SAMPLES": samples, "LOG": samples.bit_length() - 1, "LISTED": LISTED, "WORDS": WORDS,
-         "BLOCK": BLOCK, "GAPS": GAPS, "PARTS": PARTS, "BINS": BINS, "enable_fp_fusion": False},
-        STATE + 3 * BINS + PARTS,
-        positions + num_buckets(k, 16) * 16 + tiles * WORDS,
-        positions,
-        (max(1, min(64, num_buckets(nwords, LISTED))), tiles, parts, busy, busy, busy, busy, chosen_parts,
+        (n, k, rank, tiles, tiles_per_part, parts, capacity, span, chosen_parts, candidates[0], len(candidates),
+         gap_span, gap_parts, nwords),
+        {"WHOLE": n <= samples, "SAMPLES": samples, "LOG": samples.bit_length() - 1, "LIST_SPAN": LIST_SPAN,
+         "WORDS": WORDS, "BLOCK": BLOCK, "GAPS": GAPS, "PARTS": PARTS, "BINS": BINS, "enable_fp_fusion": False},
+        STATE_WORDS + 3 * BINS + PARTS, positions + num_buckets(k, 16) * 16 + tiles * WORDS, positions,
+        (max(1, min(64, num_buckets(nwords, LIST_SPAN))), tiles, parts, busy, busy, busy, busy, chosen_parts,
          gap_parts, gap_parts),
-        tuple(tried),
-        room,
-        {},
+        tuple(candidates), capacity, {},
     )  # fmt: skip
 
 
-class Largest(NamedTuple):
-    """The k largest of a tensor."""
+class TopK(NamedTuple):
+    """The k largest magnitudes of a tensor."""
 
     nbytes: int | None
-    """Of their positions, coded; None where that is left to others."""
+    """Bytes of the encoded positions; None if they were not encoded."""
     positions: Tensor
     values: Tensor
     amax_bits: int
 
 
-def largest(x: Tensor, k: int, out: Tensor) -> Largest | None:
-    """Of a float32 tensor the k largest magnitudes; their positions go to ``out`` if Rice's code has room in its words.
+def sampled_topk(x: Tensor, k: int, out: Tensor) -> TopK | None:
+    """Select the k largest magnitudes of a float32 tensor, and encode their positions in ``out`` if a Rice code fits.
 
-    None where the sample was wrong, or where there are too many values, or all are wanted. One wait.
+    None if the sample was wrong, if there are too many values, or if all are kept. One synchronization.
     """
     n = x.numel()
-    if not 0 < k < n <= MOST:
+    if not 0 < k < n <= MAX_NUMEL:
         return None
-    small = n <= SMALL
+    small = n <= SINGLE_LAUNCH_NUMEL
     nwords = 0 if out.data_ptr() % 4 else out.numel() // 4
     layout = _layout(n, k, SAMPLES if small else MORE_SAMPLES, nwords)
     counters = torch.zeros(layout.counters, dtype=torch.int32, device=x.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=x.device)
     values = torch.empty(k, dtype=torch.float32, device=x.device)
     launch(
-        _phases, x.device, (x.view(torch.int32), counters, work, values.view(torch.int32), out), layout.arguments,
-        layout.constants, layout.grids, WARPS, together=small, known=layout.known,
+        _topk_phases, x.device, (x.view(torch.int32), counters, work, values.view(torch.int32), out), layout.arguments,
+        layout.constants, layout.grids, WARPS, single_launch=small, cache=layout.cache,
     )  # fmt: skip
-    state = counters[:STATE].tolist()
-    if not k <= state[MARKED] <= layout.room or state[KTH] >= BINS**3 - 1:
+    state = counters[:STATE_WORDS].tolist()
+    if not k <= state[MARKED_WORD] <= layout.capacity or state[KTH_WORD] >= BINS**3 - 1:
         return None
-    plan = plan_of(n, k, list(zip(layout.tried, state[SUMS:], strict=False)))
-    written = plan.mode == RICE and plan.nbytes <= 4 * nwords and plan.low_bits == state[LOW]
+    plan = plan_of(n, k, list(zip(layout.candidates, state[SUMS_WORD:], strict=False)))
+    written = plan.mode == RICE and plan.nbytes <= 4 * nwords and plan.low_bits == state[LOW_BITS_WORD]
     positions = work[layout.positions : layout.positions + k]
-    return Largest(plan.nbytes if written else None, positions, values, state[KEY])
+    return TopK(plan.nbytes if written else None, positions, values, state[AMAX_WORD])

@@ -1,9 +1,8 @@
-"""The k entries of largest magnitude in each of several slots, exactly, without a sort and without a wait.
+"""Exact top-k of each of several slots, without a sort and without synchronization.
 
-Magnitudes of float32 are ordered like their bits. Passes of histograms, one for each digit, find each slot's k-th
-largest; of entries that are equal to it the lowest indices are taken, as the reference does. Positions come out in
-ascending order because tiles are written where the tiles before them end. ``largest`` is faster, if its sample leads it
-to the k; this works for all.
+Magnitudes of float32 are ordered like their bits. One histogram pass per digit finds each slot's k-th largest; of equal
+entries the lowest indices are kept, as in the reference. Positions are ascending because each tile writes where the
+tiles before it end. ``topk`` is faster if its sample is good; this always works.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.triton.tile import exact
+from laconic.kernels.triton.tile import exact_options
 
 __all__ = ["Selector"]
 
@@ -27,9 +26,9 @@ DIGITS = ((20, 11), (10, 10), (0, 10))
 
 
 @triton.jit
-def _keys(x, at, there):
-    """What entries are ordered by; 0, which is below all, for what is not there."""
-    return tl.load(x + at, mask=there, other=0) & 0x7FFFFFFF
+def _magnitudes(x, offsets, valid):
+    """Load magnitude bits; 0, the smallest, outside of the tile."""
+    return tl.load(x + offsets, mask=valid, other=0) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -38,10 +37,10 @@ def _first_digits(
     SHIFT: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
-    at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    found = tl.histogram(_keys(x, at, at < tl.load(tile_end + tile)) >> SHIFT, BINS)
+    offsets = tl.load(tile_begin + tile) + tl.arange(0, TILE)
+    counted = tl.histogram(_magnitudes(x, offsets, offsets < tl.load(tile_end + tile)) >> SHIFT, BINS)
     bins = tl.arange(0, BINS)
-    tl.atomic_add(counts + tl.load(tile_slot + tile) * BINS + bins, found, mask=found > 0)
+    tl.atomic_add(counts + tl.load(tile_slot + tile) * BINS + bins, counted, mask=counted > 0)
 
 
 @triton.jit
@@ -51,16 +50,16 @@ def _next_digits(
 ):  # fmt: skip
     tile = tl.program_id(0)
     slot = tl.load(tile_slot + tile)
-    at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    there = at < tl.load(tile_end + tile)
-    digit = _keys(x, at, there) >> SHIFT
-    alike = there & ((digit // BINS) == tl.load(prefix + slot))
+    offsets = tl.load(tile_begin + tile) + tl.arange(0, TILE)
+    valid = offsets < tl.load(tile_end + tile)
+    digit = _magnitudes(x, offsets, valid) >> SHIFT
+    alike = valid & ((digit // BINS) == tl.load(prefix + slot))
     tl.atomic_add(counts + slot * BINS + digit % BINS, 1, mask=alike)
 
 
 @triton.jit
 def _pick(counts, left, prefix, BINS: tl.constexpr):
-    """Of each slot the digit at which enough entries are as large, and how many are still to be found below it."""
+    """Determine the digit of each slot's k-th largest, and how many entries with that digit are wanted."""
     slot = tl.program_id(0)
     bins = tl.arange(0, BINS)
     count = tl.load(counts + slot * BINS + bins)
@@ -74,57 +73,57 @@ def _pick(counts, left, prefix, BINS: tl.constexpr):
 @triton.jit
 def _count(x, tile_begin, tile_end, tile_slot, limit, above, equal, TILE: tl.constexpr):
     tile = tl.program_id(0)
-    at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    there = at < tl.load(tile_end + tile)
-    key = _keys(x, at, there)
+    offsets = tl.load(tile_begin + tile) + tl.arange(0, TILE)
+    valid = offsets < tl.load(tile_end + tile)
+    key = _magnitudes(x, offsets, valid)
     kth = tl.load(limit + tl.load(tile_slot + tile))
-    tl.store(above + tile, tl.sum((there & (key > kth)).to(tl.int32), 0))
-    tl.store(equal + tile, tl.sum((there & (key == kth)).to(tl.int32), 0))
+    tl.store(above + tile, tl.sum((valid & (key > kth)).to(tl.int32), 0))
+    tl.store(equal + tile, tl.sum((valid & (key == kth)).to(tl.int32), 0))
 
 
 @triton.jit
-def _settle(above, equal, left, heads, firsts, taken, first, MANY: tl.constexpr):
-    """Of each slot, tile by tile: how many equal entries are taken, and where its first chosen one is written."""
+def _settle(above, equal, left, heads, firsts, taken, first, SPAN: tl.constexpr):
+    """Compute, tile by tile of a slot, how many equal entries are kept and where the first kept one is written."""
     slot = tl.program_id(0)
     wanted = tl.load(left + slot)
     equal_before = wanted * 0
     written = tl.load(firsts + slot)
-    at = tl.load(heads + slot)
+    first_tile = tl.load(heads + slot)
     end = tl.load(heads + slot + 1)
-    while at < end:
-        tile = at + tl.arange(0, MANY)
-        there = tile < end
-        ties = tl.load(equal + tile, mask=there, other=0)
-        take = tl.minimum(tl.maximum(wanted - (equal_before + tl.cumsum(ties, 0) - ties), 0), ties)
-        chosen = tl.load(above + tile, mask=there, other=0) + take
-        tl.store(taken + tile, take, mask=there)
-        tl.store(first + tile, written + tl.cumsum(chosen, 0) - chosen, mask=there)
+    while first_tile < end:
+        tile = first_tile + tl.arange(0, SPAN)
+        valid = tile < end
+        ties = tl.load(equal + tile, mask=valid, other=0)
+        kept = tl.minimum(tl.maximum(wanted - (equal_before + tl.cumsum(ties, 0) - ties), 0), ties)
+        chosen = tl.load(above + tile, mask=valid, other=0) + kept
+        tl.store(taken + tile, kept, mask=valid)
+        tl.store(first + tile, written + tl.cumsum(chosen, 0) - chosen, mask=valid)
         equal_before += tl.sum(ties, 0)
         written += tl.sum(chosen, 0)
-        at += MANY
+        first_tile += SPAN
 
 
 @triton.jit
 def _write(x, tile_begin, tile_end, tile_slot, limit, taken, first, out, values, TILE: tl.constexpr):
     tile = tl.program_id(0)
-    at = tl.load(tile_begin + tile) + tl.arange(0, TILE)
-    there = at < tl.load(tile_end + tile)
-    key = _keys(x, at, there)
+    offsets = tl.load(tile_begin + tile) + tl.arange(0, TILE)
+    valid = offsets < tl.load(tile_end + tile)
+    key = _magnitudes(x, offsets, valid)
     kth = tl.load(limit + tl.load(tile_slot + tile))
-    equal = (there & (key == kth)).to(tl.int32)
+    equal = (valid & (key == kth)).to(tl.int32)
     rank = tl.cumsum(equal, 0) - equal
-    chosen = ((there & (key > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
-    place = tl.load(first + tile) + tl.cumsum(chosen, 0) - chosen
-    tl.store(out + place, at.to(out.dtype.element_ty), mask=chosen > 0)
-    tl.store(values + place, tl.load(x + at, mask=chosen > 0, other=0), mask=chosen > 0)
+    chosen = ((valid & (key > kth)) | ((equal > 0) & (rank < tl.load(taken + tile)))).to(tl.int32)
+    target = tl.load(first + tile) + tl.cumsum(chosen, 0) - chosen
+    tl.store(out + target, offsets.to(out.dtype.element_ty), mask=chosen > 0)
+    tl.store(values + target, tl.load(x + offsets, mask=chosen > 0, other=0), mask=chosen > 0)
 
 
 class Selector:
-    """Selects in slots that lie one behind the other in a flat float32 tensor.
+    """Selects in slots that follow one another in a flat float32 tensor.
 
     Args:
         spans: Begin and end of each slot.
-        counts: How many each keeps, between 1 and its size.
+        counts: How many each slot keeps, between 1 and its size.
         device: A CUDA device.
     """
 
@@ -140,15 +139,15 @@ class Selector:
         self._firsts = torch.tensor([0, *accumulate(counts)], dtype=torch.int64, device=device)
 
     def choose(self, x: Tensor) -> Tensor:
-        """Positions (int64) of what all slots keep, ascending."""
+        """Return the kept positions of all slots (int64), ascending."""
         return self.choose_with_values(x, torch.int64)[0]
 
     def choose_with_values(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Positions and values of what all slots keep."""
+        """Return the kept positions and values of all slots."""
         bits, device = x.view(torch.int32), x.device
         out, values = torch.empty(self._total, dtype=dtype, device=device), torch.empty(self._total, device=device)
         tiles: tuple[Any, ...] = (bits, self._begin, self._end, self._slot)
-        grid, options = (self._num,), exact(TILE=TILE, num_warps=4)
+        grid, options = (self._num,), exact_options(TILE=TILE, num_warps=4)
         left, prefix = torch.split(self._start.clone(), self._slots)
         sizes = [self._slots << width for _, width in DIGITS]
         counted = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
@@ -158,12 +157,12 @@ class Selector:
                 _first_digits[grid](*tiles, counts, **bins)
             else:
                 _next_digits[grid](*tiles, prefix, counts, **bins)
-            _pick[(self._slots,)](counts, left, prefix, BINS=1 << width, **exact(num_warps=4))
+            _pick[(self._slots,)](counts, left, prefix, BINS=1 << width, **exact_options(num_warps=4))
         above, equal, taken = torch.empty(3, self._num, dtype=torch.int32, device=device).unbind()
         first = torch.empty(self._num, dtype=torch.int64, device=device)
         _count[grid](*tiles, prefix, above, equal, **options)
         _settle[(self._slots,)](
-            above, equal, left, self._heads, self._firsts, taken, first, MANY=1024, **exact(num_warps=4)
+            above, equal, left, self._heads, self._firsts, taken, first, SPAN=1024, **exact_options(num_warps=4)
         )
         _write[grid](*tiles, prefix, taken, first, out, values.view(torch.int32), **options)
         return out, values
