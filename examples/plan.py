@@ -1,33 +1,30 @@
-"""From a profile of a machine to a plan: python examples/plan.py [PROFILE [MODEL]]
+"""From a profile of a machine to a plan: python examples/plan.py [PROFILE [MODEL [TOPOLOGY]]]
 
-``laconic calibrate -o machine.json --model mlp`` writes a profile; ``cpu`` comes with laconic. The same without Python:
-laconic plan --profile machine.json --model mlp --workers 4 --bandwidth 1gbit
+``laconic calibrate -o machine.json --model mlp`` writes a profile; ``cpu`` comes with laconic. Each line is what
+laconic plan --profile PROFILE --model MODEL --topology TOPOLOGY --workers 4 --bandwidth RATE computes.
 """
 
 from __future__ import annotations
 
 import sys
 
-from laconic.plan import profile
-from laconic.plan.advice import Load, advise
-from laconic.plan.costs import Network, Work
+from laconic.plan import PlanRequest, profile, recommend
+from laconic.units import parse_rate, show_rate
 
-CODECS = ("bf16", "qsgd:8", "qsgd:4", "topk:0.01|qsgd:4")
+RATES = ("100mbit", "1gbit", "10gbit", "400gbit")
 
 
-def main(name: str = "cpu", model: str = "resnet50") -> None:
-    machine = profile.load(name)
-    times = machine.models[model]
-    load, work = Load.of_model(times), Work(times.step_s, ready=times.ready, spare=True)
-    print(f"{model}: {load.numel:,} parameters, a step of {1e3 * times.step_s:.0f} ms, 4 workers and a server")
-    print(f"{'link':>12}{'float32':>12}{'with codec':>12}{'speed-up':>10}  take")
-    for rate, words in ((100e6, "100 Mbit/s"), (1e9, "1 Gbit/s"), (10e9, "10 Gbit/s"), (400e9, "400 Gbit/s")):
-        advice = advise(load, work, Network(4, rate), machine, CODECS)
-        plain = next(row for row in advice.rows if row.codec == "none")
-        best = advice.row
+def main(machine: str = "cpu", model: str = "resnet50", topology: str = "ps") -> None:
+    times = profile.load(machine)
+    print(f"{model} on {machine}: 4 workers, {topology}")
+    print(f"{'link':>12}{'float32':>12}{'with codec':>12}{'speed-up':>10}  use")
+    for rate in map(parse_rate, RATES):
+        request = PlanRequest.for_model(times, model, workers=4, rate=rate, topology=topology)
+        recommendation = recommend(request, notify=print)
+        plain, best = recommendation.rows[0], recommendation.row
         print(
-            f"{words:>12}{plain.step.total_s:>10.2f} s{best.step.total_s:>10.2f} s{best.speedup_fp32:>9.2f}×  "
-            f"{best.codec}"
+            f"{show_rate(rate):>12}{1e3 * plain.step.total_s:>9.1f} ms{1e3 * best.step.total_s:>9.1f} ms"
+            f"{best.speedup_fp32:>9.2f}×  {best.codec}"
         )
 
 

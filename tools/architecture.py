@@ -53,9 +53,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "watch": (),
     "train": ("cluster", "frames", "kernels", "layers", "optim", "plan", "watch", "wire"),
     # people
-    "report": ("codecs", "plan", "policy"),
+    "report": ("plan",),
     "cli": (
-        "catalog", "checkpoints", "cluster", "codecs", "inspect", "link_probe", "plan", "report", "train",
+        "catalog", "checkpoints", "cluster", "inspect", "link_probe", "plan", "report", "train",
         "watch",
     ),
     "__init__": (

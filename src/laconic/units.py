@@ -7,12 +7,16 @@ import re
 
 from laconic.errors import ConfigError
 
-__all__ = ["GOODPUT", "parse_rate", "parse_time", "queue_time", "shaper_burst", "show_bytes", "show_rate", "show_time"]
+__all__ = [
+    "GOODPUT", "parse_rate", "parse_size", "parse_time", "queue_time", "shaper_burst", "show_bytes", "show_rate",
+    "show_time",
+]  # fmt: skip
 
 GOODPUT = 0.956
 """What is left of a rate for payload: 1448 of 1514 bytes, which is what Ethernet, IP and TCP leave of a frame."""
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SIZES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 
@@ -38,10 +42,23 @@ def parse_time(text: str) -> float:
     return 0.0 if text.strip() == "0" else _parse(text, _TIMES, "a time", "5ms")
 
 
+def parse_size(text: str) -> float:
+    """Return a number of bytes.
+
+    >>> parse_size("16GiB")
+    17179869184.0
+    """
+    size = _parse(text, _SIZES, "a size", "16gib")
+    if size <= 0:
+        raise ConfigError(f"a size must be above 0, got {text!r}")
+    return size
+
+
 def _parse(text: str, units: dict[str, float], what: str, example: str) -> float:
     found = _NUMBER.fullmatch(text)
     if found is None or found[2].lower() not in units:
-        raise ConfigError(f"{what} is a number and one of {', '.join(units)}, such as {example}; got {text!r}")
+        names = ", ".join(filter(None, units))
+        raise ConfigError(f"{what} is a number and one of {names}, such as {example}; got {text!r}")
     return float(found[1]) * units[found[2].lower()]
 
 

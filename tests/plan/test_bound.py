@@ -1,4 +1,4 @@
-"""The paper's model in numbers worked out by hand."""
+"""The bound of jang2017, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def close(value: float) -> object:
     return pytest.approx(value, rel=1e-12)
 
 
-def test_round_numbers() -> None:
+def test_every_quantity_of_an_example_in_round_numbers() -> None:
     assert ROUND.ideal_s == close(2.5)
     assert ROUND.slope == close(8.0)
     assert ROUND.seconds() == close(22.5)
@@ -38,7 +38,7 @@ def test_round_numbers() -> None:
     assert ROUND.every_iterations(20).slope == close(0.8)
 
 
-def test_limits_of_what_is_feasible() -> None:
+def test_feasibility_changes_at_the_bound() -> None:
     assert ROUND.feasible(0.125, 1.0, target=2.0) and not ROUND.feasible(0.126, 1.0, target=2.0)
     assert ROUND.largest_rho(2.0, target=1.5) == 0.0 and ROUND.largest_rho(0.5, target=100.0) == 1.0
     assert ROUND.largest_h(0.5, target=1.0) == close(-3.0)
@@ -57,7 +57,9 @@ def test_limits_of_what_is_feasible() -> None:
         (1, 0.1, 1.06, 84.482, 0.18939, 9.8864),
     ],
 )
-def test_alexnet(every: int, rho: float, h: float, r_min: float, over_one: float, over_vanilla: float) -> None:
+def test_alexnet_matches_values_computed_by_hand(
+    every: int, rho: float, h: float, r_min: float, over_one: float, over_vanilla: float
+) -> None:
     bound = ALEXNET.every_iterations(every)
     assert bound.r_min(rho, h) == pytest.approx(r_min, rel=2e-4)
     assert bound.over_one_node(rho, h) == pytest.approx(over_one, rel=2e-4)
@@ -72,19 +74,19 @@ def test_one_gigabit_needs_less_than_two_per_cent_when_every_iteration_is_exchan
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "options, message",
     [
-        ({"workers": 0}, "workers must be a whole number, at least 1, got 0"),
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
         ({"every": 1.5}, "every must be a whole number"),
-        ({"nbytes": 0.0}, "nbytes must be a finite number above 0"),
-        ({"step_s": math.nan}, "step_s must be a finite number above 0"),
-        ({"bandwidth": math.inf}, "bandwidth must be a finite number above 0"),
+        ({"nbytes": 0.0}, "nbytes must be finite and above 0"),
+        ({"step_s": math.nan}, "step_s must be finite and above 0"),
+        ({"bandwidth": math.inf}, "bandwidth must be finite and above 0"),
     ],
 )
-def test_nonsense_is_refused(options: dict[str, float], words: str) -> None:
+def test_invalid_field_raises_config_error(options: dict[str, float], message: str) -> None:
     values = {"workers": 2, "nbytes": 1.0, "step_s": 1.0, "bandwidth": 1.0} | options
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         Bound(**values)  # type: ignore[arg-type]
     for rho, h in ((-0.1, 1.0), (0.1, math.nan)):
-        with pytest.raises(ConfigError, match="must be a finite number, not below 0"):
+        with pytest.raises(ConfigError, match="must be finite and at least 0"):
             ROUND.r_min(rho, h)

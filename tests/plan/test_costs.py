@@ -1,4 +1,4 @@
-"""laconic's model of an exchange, by hand."""
+"""laconic's model of an exchange, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from laconic.errors import ConfigError
 from laconic.plan.costs import Message, Network, Work, evenly, pipelined, step
 
-# 125 MB/s a cable, nothing taken by headers: 4 messages of 25 MB through one server take 0.8 s each way.
-CABLE = Network(workers=4, rate=1e9, goodput=1.0)
+# 125 MB/s a link, no headers: 4 messages of 25 MB through one server take 0.8 s each way.
+LINK = Network(workers=4, rate=1e9, goodput=1.0)
 PLAIN = Message("none", push=25e6, pull=25e6)
 APART = Work(0.5, every=2)
 """Two iterations, then an exchange: nothing overlaps."""
@@ -23,44 +23,44 @@ def close(value: float) -> object:
 @pytest.mark.parametrize(
     "network, message, seconds",
     [
-        (CABLE, PLAIN, 1.0 + 0.8 + 0.8),
-        (replace(CABLE, goodput=0.956), PLAIN, 1.0 + 1.6 / 0.956),
-        (replace(CABLE, servers=4), PLAIN, 1.0 + 0.2 + 0.2),
-        (replace(CABLE, servers=8), PLAIN, 1.0 + 0.2 + 0.2),  # now workers' own cables are full
-        (replace(CABLE, server_rate=4e9), PLAIN, 1.0 + 0.2 + 0.2),
-        (replace(CABLE, round_trip_s=0.01, exchange_s=0.02), PLAIN, 2.63),
-        (replace(CABLE, byte_s=1e-8), PLAIN, 1.0 + 1.0 + 1.0),  # 100 MB at 10 ns a byte: the server computes longer
-        (replace(CABLE, topology="ring"), replace(PLAIN, summable=True), 1.0 + 2 * 0.75 * 0.2),
-        (replace(CABLE, topology="ring", round_trip_s=0.1), replace(PLAIN, summable=True), 1.0 + 0.3 + 3 * 0.1),
+        (LINK, PLAIN, 1.0 + 0.8 + 0.8),
+        (replace(LINK, goodput=0.956), PLAIN, 1.0 + 1.6 / 0.956),
+        (replace(LINK, servers=4), PLAIN, 1.0 + 0.2 + 0.2),
+        (replace(LINK, servers=8), PLAIN, 1.0 + 0.2 + 0.2),  # now the workers' own links are full
+        (replace(LINK, server_rate=4e9), PLAIN, 1.0 + 0.2 + 0.2),
+        (replace(LINK, round_trip_s=0.01, exchange_s=0.02), PLAIN, 2.63),
+        (replace(LINK, byte_s=1e-8), PLAIN, 1.0 + 1.0 + 1.0),  # 100 MB at 10 ns a byte: the server computes longer
+        (replace(LINK, topology="ring"), replace(PLAIN, summable=True), 1.0 + 2 * 0.75 * 0.2),
+        (replace(LINK, topology="ring", round_trip_s=0.1), replace(PLAIN, summable=True), 1.0 + 0.3 + 3 * 0.1),
         # 20 pieces are encoded in 0.04 s; the last is sent after that, a 20th of 2 * 0.75 * 3.2 MB; then 4 parts are
         # added, one is encoded again, and all are read.
-        (replace(CABLE, topology="twoshot"), Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03), 1.0 + 0.04 + 0.00192
+        (replace(LINK, topology="twoshot"), Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03), 1.0 + 0.04 + 0.00192
          + 0.03 + 0.01 + 0.02),
         # A push of a tenth: 20 pieces are encoded in 0.1 s, and the last is sent in 0.004 s. Added 4 times 0.01 s. The
         # server encodes in 0.1 s and sends 19 pieces meanwhile; the last, of 0.004 s, waits for its own step of 0.03 s.
-        (CABLE, Message("x", 2.5e6, 2.5e6, 0.1, 0.03, 0.01), 1.0 + 0.104 + 0.04 + 0.13 + 0.004 + 0.03),
+        (LINK, Message("x", 2.5e6, 2.5e6, 0.1, 0.03, 0.01), 1.0 + 0.104 + 0.04 + 0.13 + 0.004 + 0.03),
         # Sums are made and answered piece by piece while others arrive: the first is encoded after 0.005 s, there after
-        # 0.004 s more, added in 0.002 s, and from then on the server's cable is busy for 0.16 s.
-        (CABLE, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.01, summable=True), 1.0 + 0.011 + 0.16 + 0.03),
+        # 0.004 s more, added in 0.002 s, and from then on the server's link is busy for 0.16 s.
+        (LINK, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.01, summable=True), 1.0 + 0.011 + 0.16 + 0.03),
         # Additions of 0.16 s are the slowest stage: 0.009 + 0.16 s, and the last piece goes back in 0.008 s.
-        (CABLE, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.04, summable=True), 1.0 + 0.169 + 0.008 + 0.03),
-        (replace(CABLE, workers=1), PLAIN, 1.0),
+        (LINK, Message("thc:4", 2.5e6, 5e6, 0.1, 0.03, 0.04, summable=True), 1.0 + 0.169 + 0.008 + 0.03),
+        (replace(LINK, workers=1), PLAIN, 1.0),
     ],
 )  # fmt: skip
-def test_an_exchange_by_hand(network: Network, message: Message, seconds: float) -> None:
-    found = step(APART, network, message)
-    assert found.exchange_s == close(seconds)
-    assert found.total_s == close(seconds / 2)
+def test_exchange_takes_the_time_computed_by_hand(network: Network, message: Message, seconds: float) -> None:
+    result = step(APART, network, message)
+    assert result.exchange_s == close(seconds)
+    assert result.total_s == close(seconds / 2)
 
 
-def test_what_cannot_be_added_takes_two_shots_on_a_ring_and_says_so() -> None:
+def test_codec_that_is_not_summable_uses_two_shot_on_a_ring_with_a_note() -> None:
     message = Message("qsgd:4", 3.2e6, 3.2e6, 0.04, 0.02, 0.03)
-    ring, two_shot = (step(APART, replace(CABLE, topology=one), message) for one in ("ring", "twoshot"))
+    ring, two_shot = (step(APART, replace(LINK, topology=name), message) for name in ("ring", "twoshot"))
     assert ring == two_shot and "two-shot" in ring.note and not two_shot.note
 
 
 @pytest.mark.parametrize(
-    "ready, encode_s, send_s, spare, end",
+    "ready, encode_s, send_s, spare_core, end",
     [
         # All at the end: nothing overlaps.
         (((1.0, 1.0),), 0.0, 2.0, False, 3.0),
@@ -77,38 +77,38 @@ def test_what_cannot_be_added_takes_two_shots_on_a_ring_and_says_so() -> None:
         (((0.5, 0.25), (0.75, 0.5), (0.9, 0.75), (1.0, 1.0)), 0.2, 2.0, True, 2.55),
     ],
 )
-def test_sending_while_backward_computes(
-    ready: tuple[tuple[float, float], ...], encode_s: float, send_s: float, spare: bool, end: float
+def test_pieces_are_sent_while_backward_computes(
+    ready: tuple[tuple[float, float], ...], encode_s: float, send_s: float, spare_core: bool, end: float
 ) -> None:
-    assert pipelined(Work(1.0, ready=ready, spare=spare), encode_s, send_s) == close(end)
+    assert pipelined(Work(1.0, ready=ready, spare_core=spare_core), encode_s, send_s) == close(end)
 
 
-def test_parts_add_up_to_more_than_the_whole_by_what_is_hidden() -> None:
-    found = step(Work(0.5, ready=evenly(2, 0.5)), CABLE, PLAIN)
+def test_parts_exceed_the_whole_by_the_hidden_time() -> None:
+    result = step(Work(0.5, ready=evenly(2, 0.5)), LINK, PLAIN)
     # Half of 0.8 s begins at 0.375 s, the rest at 0.5: it ends at 0.375 + 0.8.
-    assert found.exchange_s == close(0.375 + 0.8 + 0.8)
-    assert found.hidden_s == close(0.5 + 0.8 - 1.175)
-    assert found.compute_s == 0.5 and found.push_s == close(0.8)
+    assert result.exchange_s == close(0.375 + 0.8 + 0.8)
+    assert result.hidden_s == close(0.5 + 0.8 - 1.175)
+    assert result.compute_s == 0.5 and result.push_s == close(0.8)
 
 
-def test_fewer_exchanges_make_up_for_what_does_not_overlap() -> None:
-    often, seldom = (step(Work(0.5, every=n), CABLE, PLAIN).total_s for n in (1, 20))
+def test_fewer_exchanges_are_faster_although_nothing_overlaps() -> None:
+    often, seldom = (step(Work(0.5, every=n), LINK, PLAIN).total_s for n in (1, 20))
     assert seldom == close(0.5 + 1.6 / 20) and often > 1.5
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "make, message",
     [
-        (lambda: Network(0, 1e9), "workers must be a whole number, at least 1, got 0"),
+        (lambda: Network(0, 1e9), "workers must be a whole number of at least 1, got 0"),
         (lambda: Network(2, -1.0), "rate must be above 0"),
-        (lambda: Network(2, 1e9, "star"), "unknown topology 'star': take one of ps, ring, twoshot"),
-        (lambda: Network(2, 1e9, "ring", servers=2), "several servers are for topology ps"),
-        (lambda: Network(2, 1e9, round_trip_s=float("nan")), "round_trip_s must be a finite number"),
-        (lambda: Work(-1.0), "step time must be"),
+        (lambda: Network(2, 1e9, "star"), "topology must be one of ps, ring, twoshot, got 'star'"),
+        (lambda: Network(2, 1e9, "ring", servers=2), "servers must be 1 unless the topology is ps, got 2 with ring"),
+        (lambda: Network(2, 1e9, round_trip_s=float("nan")), "round_trip_s must be finite"),
+        (lambda: Work(-1.0), "step_s must be finite and at least 0"),
         (lambda: Work(1.0, every=0), "every must be a whole number"),
         (lambda: Work(1.0, ready=((0.5, 0.5),)), "up to a share of 1"),
     ],
 )
-def test_nonsense_is_refused(make: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_invalid_field_raises_config_error(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The paper's model to the letter: values worked out by hand, and the shapes of its figures."""
+"""The model of jang2017: values computed by hand, and the shapes of the paper's figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def close(value: float) -> object:
         (ALEXNET, 25, 4.8, 46.6, 51.4, 2.33463035019),
     ],
 )
-def test_vanilla(
+def test_dense_update_matches_values_computed_by_hand(
     training: Training, workers: int, compute: float, transfer: float, total: float, speed_up: float
 ) -> None:
     update = training.vanilla(workers)
@@ -53,7 +53,7 @@ def test_vanilla(
         (25, False, 4.8 + 16.158 + 49.348 + 43.18813716404),
     ],
 )
-def test_gzip_at_every_update(workers: int, once: bool, total: float) -> None:
+def test_update_with_gzip_matches_values_computed_by_hand(workers: int, once: bool, total: float) -> None:
     update = ALEXNET.naive(workers, GZIP, server_decompressions=1 if once else None)
     assert update.total == close(total)
     assert update.compress == close(16.158)
@@ -70,7 +70,7 @@ def test_gzip_at_every_update(workers: int, once: bool, total: float) -> None:
         (25, 1.0, 1.0, 51.4),
     ],
 )
-def test_homomorphic(workers: int, rho: float, h: float, total: float) -> None:
+def test_homomorphic_update_matches_values_computed_by_hand(workers: int, rho: float, h: float, total: float) -> None:
     update = ALEXNET.homomorphic(workers, rho=rho, h=h)
     assert update.total == close(total)
     assert update.total == close(ALEXNET.bound(workers).seconds(rho, h))
@@ -101,23 +101,23 @@ def test_gzip_loses_for_every_number_of_workers_of_the_paper() -> None:
         assert (gzip.total < ALEXNET.vanilla(workers).total) is wins
 
 
-def test_more_operations_can_cost_what_smaller_messages_bring() -> None:
+def test_compression_pays_up_to_a_limit_of_h_that_depends_on_the_workers() -> None:
     """Figure 6b and c: at 16 workers any h to 2.0 pays; at 2 workers h of 1.1 already loses."""
     vanilla = ALEXNET.vanilla(16).total
     assert all(ALEXNET.homomorphic(16, rho=0.5, h=1 + i / 10).total < vanilla for i in range(11))
     assert ALEXNET.homomorphic(2, rho=0.5, h=1.1).total > ALEXNET.vanilla(2).total
 
 
-def test_a_whole_training() -> None:
+def test_time_of_a_training_includes_what_is_done_once() -> None:
     assert ALEXNET.total(Update(1.0, 2.0), iterations=1000, once=7.0) == close(7 + 5 * 3.0)
 
 
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nbytes must be a finite number above 0"):
+def test_invalid_field_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="nbytes must be finite and above 0"):
         Training(nbytes=-1, step_s=1, bandwidth=1)
-    with pytest.raises(ConfigError, match="workers must be a whole number, at least 1, got 0"):
+    with pytest.raises(ConfigError, match="workers must be a whole number of at least 1, got 0"):
         ALEXNET.vanilla(0)
-    with pytest.raises(ConfigError, match="cannot be 0 times smaller"):
+    with pytest.raises(ConfigError, match="times_smaller finite and above 0"):
         Naive.of(1.0, times_smaller=0, compress_s=1, decompress_s=1)
-    with pytest.raises(ConfigError, match="compress_s must be a finite number"):
+    with pytest.raises(ConfigError, match="compress_s must be finite"):
         Naive(0.5, math.nan, 1)

@@ -1,4 +1,4 @@
-"""Profiles: files that are checked, and what they say between the lines."""
+"""Profiles: validated files, and interpolation between measured sizes."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ import pytest
 
 from laconic.errors import ConfigError, FileError
 from laconic.plan import profile as profiles
-from laconic.plan.profile import ModelTimes, Point, Profile, load, shipped
+from laconic.plan.profile import MachineLoad, ModelTimes, Point, Profile, Transport, load, shipped
 
 SMALL = Profile(
     "small",
     codecs={"qsgd:4": (Point(1000, 500.0, 1e-3, 2e-3, 3e-3), Point(3000, 1500.0, 2e-3, 4e-3, 9e-3))},
     models={"m": ModelTimes((10, 30), 8, 0.5, ((0.5, 0.25), (1.0, 1.0)), {"qsgd:4": {"push": 20.0}}, (1, 2))},
-    crowd={2: 1.2, 4: 2.4},
+    slowdown={2: 1.2, 4: 2.4},
+    transport=Transport(0.01, 0.001, 1e-9),
+    load=MachineLoad(0.5, None, False),
 )
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
+def test_saved_profile_is_loaded_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "small.json"
     SMALL.save(path)
     assert load(path) == SMALL
     assert json.loads(path.read_text())["version"] == profiles.VERSION
 
 
-def test_between_points_and_beyond_them() -> None:
+def test_points_are_interpolated_between_sizes_and_proportional_beyond() -> None:
     middle = SMALL.point("qsgd:4", 2000)
     assert (middle.nbytes, middle.encode_s, middle.decode_s, middle.add_s) == (1000.0, 1.5e-3, 3e-3, 6e-3)
     beyond = SMALL.point("qsgd:4", 6000)
     assert (beyond.nbytes, beyond.encode_s, beyond.add_s) == (3000.0, 4e-3, 18e-3)
     tiny = SMALL.point("qsgd:4", 10)
-    assert tiny.nbytes == 5.0 and tiny.encode_s == 0.25e-3  # a call takes its time
+    assert tiny.nbytes == 5.0 and tiny.encode_s == 0.25e-3  # a call on few values takes at least a quarter
 
 
-def test_processes_share_cores() -> None:
-    assert [SMALL.slowdown(n) for n in (1, 2, 4)] == [1.0, 1.2, 2.4]
-    assert SMALL.slowdown(3) == pytest.approx(1.8) and SMALL.slowdown(8) == pytest.approx(4.8)
-    assert replace(SMALL, crowd={}).slowdown(8) == 1.0
+def test_slowdown_is_interpolated_and_proportional_beyond() -> None:
+    assert [SMALL.slowdown_of(n) for n in (1, 2, 4)] == [1.0, 1.2, 2.4]
+    assert SMALL.slowdown_of(3) == pytest.approx(1.8) and SMALL.slowdown_of(8) == pytest.approx(4.8)
+    assert replace(SMALL, slowdown={}).slowdown_of(8) == 1.0
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_profiles_are_whole(name: str) -> None:
-    found = load(name)
-    assert found.name == name and found.about
-    assert all(found.point(spec, 10**6).nbytes > 0 for spec in found.codecs)
+def test_shipped_profile_is_complete(name: str) -> None:
+    profile = load(name)
+    assert profile.name == name and profile.about and profile.source
+    assert all(profile.point(spec, 10**6).nbytes > 0 for spec in profile.codecs)
 
 
-def test_the_papers_cluster_is_among_them() -> None:
+def test_profile_jang2017_holds_table_1_of_the_paper() -> None:
     paper = load("jang2017")
     gzip = paper.point("gzip", 58_250_000)  # 233 MB
     assert gzip.nbytes == pytest.approx(233e6 / 1.079) and gzip.encode_s == pytest.approx(8.079)
@@ -65,39 +67,39 @@ def broken(**changes: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "values, words",
+    "values, message",
     [
-        (broken(version=2), "is a profile of version 2, this laconic reads version 1: measure again"),
-        (broken(format="x"), "is no profile: write one by `laconic calibrate -o"),
-        ([], "is no profile"),
-        (broken(codecs={"qsgd:4": []}), "codec 'qsgd:4' has no points"),
-        (broken(codecs={"qsgd:4": [{"numel": 1}]}), "is not a whole profile"),
+        (broken(version=1), "is a profile of version 1, this laconic reads version 2: measure again"),
+        (broken(format="x"), "is not a profile: write one by `laconic calibrate -o"),
+        ([], "is not a profile"),
+        (broken(codecs={"qsgd:4": []}), "codec 'qsgd:4' must have points"),
+        (broken(codecs={"qsgd:4": [{"numel": 1}]}), "is not a complete profile"),
         (
             broken(codecs={"q": [{"numel": 1, "nbytes": 1, "encode_s": -1, "decode_s": 1, "add_s": 1}]}),
-            "encode_s is -1",
+            "encode_s must be finite and at least 0, got -1",
         ),
-        (broken(crowd={"2": "slow"}), "is not a whole profile"),
-        (broken(colour="red"), "it has the fields"),
-        (broken(memory="16gb"), "memory is '16gb'"),
-        (broken(threads=-1), "threads is -1"),
+        (broken(slowdown={"2": "slow"}), "is not a complete profile"),
+        (broken(colour="red"), "its fields must be"),
+        (broken(memory="16gb"), "memory must be finite and at least 0, got '16gb'"),
+        (broken(threads=-1), "threads must be finite"),
         (broken(models={"m": {**asdict(MODEL), "dims": [2]}}), "model 'm' has 2 slots and 1 dims"),
-        (broken(models={"m": {**asdict(MODEL), "apply_s": -1.0}}), "apply_s is -1"),
-        (broken(models={"m": {**asdict(MODEL), "numels": [5, -5]}}), "slot 1 is -5"),
+        (broken(models={"m": {**asdict(MODEL), "apply_s": -1.0}}), "apply_s must be finite"),
+        (broken(models={"m": {**asdict(MODEL), "numels": [5, -5]}}), "slot 1 must be finite"),
     ],
 )
-def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, values: object, words: str) -> None:
+def test_invalid_profile_raises_file_error_in_one_line(tmp_path: Path, values: object, message: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(values))
-    with pytest.raises(FileError, match=words) as caught:
+    with pytest.raises(FileError, match=message) as caught:
         load(path)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown profile 'cpuu': a file, or one of"):
+def test_missing_profile_raises_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"profile must be a file or one of .*, got 'cpuu'"):
         load("cpuu")
     with pytest.raises(FileError, match="cannot read the profile"):
         load(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("not JSON")
-    with pytest.raises(FileError, match="is no profile"):
+    with pytest.raises(FileError, match="is not a profile"):
         load(tmp_path / "text.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -13,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from laconic.plan import Bound, Naive, Training
-from laconic.plan.advice import Load, advise
-from laconic.plan.costs import Network, Work
+from laconic.plan import Naive, PlanRequest, Training, recommend
 from laconic.plan.profile import load
 from laconic.records import read, write
 from laconic.report import Prices, build, gather, whatif, write_page
@@ -217,92 +214,20 @@ def test_csv_can_be_read_whatever_is_in_it(report: Path, opened: Open) -> None:
 # ----------------------------------------------------------------------------------------------------------- what if
 
 
-GRID = list(
-    itertools.product([1, 2, 16, 64, 256], [1e6, 233e6, 4e9], [0.001, 0.6, 10.0], [125e4, 125e6, 125e8], [1, 200])
-)
-
-
-def test_the_papers_model_is_pythons(report: Path, opened: Open) -> None:
-    code = """(grid) => grid.map(([m, nbytes, step_s, bandwidth, every]) => {
-      const t = { nbytes, step_s, bandwidth, every }, by = { rho: 0.927, compress_s: 8.079, decompress_s: 1.898 };
-      const homo = model.homomorphic(t, m, 0.2, 1.3), naive = model.naive(t, m, by), one = model.naive(t, m, by, 1);
-      return [model.total(model.ideal(t, m)), model.vanilla(t, m).compute, model.vanilla(t, m).transfer,
-        model.total(naive),
-        model.total(one), model.total(homo), model.speedUp(t, homo), model.crossover(t), model.mostUseful(t),
-        model.training(t, homo, 450000, 7), model.slope(t, m), model.rMin(t, m, 0.2, 1.3),
-        model.overOneNode(t, m, 0.2, 1.3),
-        model.overVanilla(t, m, 0.2, 1.3), Number(model.beatsVanilla(t, m, 0.2, 1.3)), model.largestRho(t, m, 0.7, 1.5),
-        model.largestH(t, m, 0.2, 1.5), model.idealS(t, m)];
-    })"""
-    found = opened(report).js(code, GRID)
-    assert len(found) == 270
-    by = Naive(0.927, 8.079, 1.898)
-    for (m, nbytes, step_s, bandwidth, every), theirs in zip(GRID, found, strict=True):
-        t, bound = Training(nbytes, step_s, bandwidth, every), Bound(m, nbytes, step_s, bandwidth, every)
-        homo = t.homomorphic(m, rho=0.2, h=1.3)
-        ours = [
-            t.ideal(m).total, t.vanilla(m).compute, t.vanilla(m).transfer, t.naive(m, by).total,
-            t.naive(m, by, server_decompressions=1).total, homo.total, t.speed_up(homo), t.crossover, t.most_useful,
-            t.total(homo, 450_000, 7.0), bound.slope, bound.r_min(0.2, 1.3), bound.over_one_node(0.2, 1.3),
-            bound.over_vanilla(0.2, 1.3), float(bound.beats_vanilla(0.2, 1.3)), bound.largest_rho(0.7, target=1.5),
-            bound.largest_h(0.2, target=1.5), bound.ideal_s,
-        ]  # fmt: skip
-        close(theirs, ours)
-
-
-def advice(profile: str, params: int, step_s: float, workers: int, rate: float, every: int) -> Any:
-    """As ``laconic plan --params … --profile …`` asks."""
-    machine, of = load(profile), Load.of_params(params)
-    transport = machine.transport
-    fixed = transport.get("exchange_s", 0.0) + transport.get("slot_s", 0.0) * max(0, len(of.slots) - 2)
-    spare = machine.device == "cuda" or machine.machine.get("cores", 1) > 1
-    network = Network(workers, rate, byte_s=transport.get("byte_s", 0.0), exchange_s=fixed)
-    return advise(of, Work(step_s, every, spare=spare), network, machine, limits=False)
-
-
-@pytest.mark.parametrize("profile", ["cpu", "jang2017"])
-def test_the_recommendation_is_pythons(report: Path, opened: Open, profile: str) -> None:
-    sizes = (250_000, 4_194_305 + 4096, 58_250_000)
-    asked = [
-        {"params": params, "step_s": step_s, "workers": workers, "rate": rate, "every": every}
-        for params, workers, (step_s, rate, every) in itertools.product(
-            sizes, (1, 2, 16, 256), [(0.01, 1e8, 1), (0.3, 1e9, 1), (0.3, 1e9, 20), (1.0, 1e11, 1)]
-        )
-    ]
-    code = """([asked, name]) => {
-      const { profiles, fixed } = JSON.parse(document.getElementById("data").textContent).whatIf;
-      return asked.map((one) => model.advise(profiles[name], one, fixed));
-    }"""
-    found = opened(report).js(code, [asked, profile])
-    chosen = set()
-    for one, theirs in zip(asked, found, strict=True):
-        ours = advice(profile, **one)
-        assert [row["codec"] for row in theirs["rows"]] == [row.codec for row in ours.rows]
-        for row, mine in zip(theirs["rows"], ours.rows, strict=True):
-            close([row["push"], row["pull"], row["step_s"], row["speedup_fp32"], row["speedup_bf16"], row["memory"]],
-                  [mine.message.push, mine.message.pull, mine.step.total_s, mine.speedup_fp32, mine.speedup_bf16,
-                   mine.memory])  # fmt: skip
-            assert row["fits"] == mine.fits
-        assert theirs["codec"] == ours.codec, one
-        chosen.add(ours.codec)
-    assert "none" in chosen and (len(chosen) > 2 or profile == "jang2017")
-
-
 def test_sliders_redraw_the_curves_to_what_python_computes(report: Path, opened: Open) -> None:
     found = opened(report)
     drawn = "laconic.charts.get('if-speedup').canvas.querySelector(\"path[data-series='vanilla']\").getAttribute('d')"
-    told = found.page.locator("#advice")
-    before, words = found.js(drawn), told.inner_text()
+    advice = found.page.locator("#advice")
+    before, words = found.js(drawn), advice.inner_text()
     wanted = {"workers": 64, "rate": 1e10, "rho": 0.05, "h": 1.3, "step_s": 0.1, "nbytes": 1e8, "every": 10}
     for name, value in wanted.items():
-        place = found.js("([name, value]) => laconic.knobs[name].values.indexOf(value)", [name, value])
+        place = found.js("([name, value]) => laconic.knobs[name].indexOf(value)", [name, value])
         assert place >= 0, name
         found.page.locator(f"#knob-{name}").fill(str(place))
-    assert found.js(drawn) != before and told.inner_text() != words
+    assert found.js(drawn) != before and advice.inner_text() != words
     t = Training(1e8, 0.1, 1e10 / 8, 10)
     paper = whatif.settings()["gzip"]
-    share = 1e8 / paper["nbytes"]
-    gzip = Naive(paper["rho"], paper["compress_s"] * share, paper["decompress_s"] * share)
+    gzip = Naive(paper["rho"], 1e8 * paper["compress_byte_s"], 1e8 * paper["decompress_byte_s"])
     shown = rows(found.js("laconic.charts.get('if-speedup').table.csv()"))
     assert {row["way"] for row in shown} == {"ideal", "vanilla", "gzip", "ρ 0.05, h 1.3"}
     assert {int(row["workers"]) for row in shown} >= {1, 2, 25, 64}
@@ -317,17 +242,18 @@ def test_sliders_redraw_the_curves_to_what_python_computes(report: Path, opened:
     for row in rows(found.js("laconic.charts.get('if-split').table.csv()")):
         plain = t.vanilla(int(row["workers"]))
         close(float(row["seconds"]), plain.compute if row["part"].startswith("T_cmt") else plain.transfer)
-    ours = advice("cpu", 25_000_000, 0.1 / 64, 64, 1e10, 10)
+    request = PlanRequest.for_params(load("cpu"), 25_000_000, 0.1 / 64, workers=64, rate=1e10, every=10)
+    ours = recommend(request, break_even=False)
     codecs = {
         row["codec"]: float(row["seconds an iteration"])
         for row in rows(found.js("laconic.charts.get('if-codecs').table.csv()"))
     }
     close(codecs, {row.codec: row.step.total_s for row in ours.rows})
-    assert (ours.codec if ours.codec != "none" else "don't compress") in told.inner_text()
-    place = found.js("laconic.knobs.workers.values.indexOf(64)")
+    assert (ours.codec if ours.codec != "none" else "don't compress") in advice.inner_text()
+    place = found.js("laconic.knobs.workers.indexOf(64)")
     found.page.locator("#knob-workers").focus()
     found.page.keyboard.press("ArrowLeft")
-    assert found.js("laconic.state.workers") == whatif.CROWDS[place - 1]
+    assert found.js("laconic.state.workers") == whatif.KNOBS["workers"][place - 1]
     found.page.locator("#knob-preset").select_option(label="five")
     assert found.js("laconic.state.nbytes") == 4 * 327_880 and found.errors == []
 

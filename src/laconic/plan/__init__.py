@@ -1,12 +1,18 @@
-"""What compression is worth: models of time that move no tensor, and what they are fed with.
+"""Models of training time, without tensors, and the measurements they need.
 
-``Bound`` and ``Training`` are jang2017's model; ``step`` is laconic's own; ``simulate`` has workers that differ;
-``advise`` compares codecs by a ``Profile`` of a machine, which ``laconic calibrate`` measures.
+``recommend(PlanRequest(...))`` compares codecs by a ``Profile`` of a machine, which ``laconic calibrate`` measures.
+``Bound`` and ``Training`` are the model of jang2017; ``simulation`` follows workers of different speeds.
 """
 
 from __future__ import annotations
 
 from laconic.plan.bound import Bound
 from laconic.plan.paper import Naive, Training, Update
+from laconic.plan.profile import Profile
+from laconic.plan.recommend import CompressedLayers, MeasuredRun, PlanRequest, Recommendation, recommend
+from laconic.plan.sweep import sweep
 
-__all__ = ["Bound", "Naive", "Training", "Update"]
+__all__ = [
+    "Bound", "CompressedLayers", "MeasuredRun", "Naive", "PlanRequest", "Profile", "Recommendation", "Training",
+    "Update", "recommend", "sweep",
+]  # fmt: skip

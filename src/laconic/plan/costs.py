@@ -1,15 +1,15 @@
-"""What an exchange takes: laconic's own model, beside the paper's.
+"""The time of one exchange, by laconic's own model.
 
-Push and pull are apart, and so are encoding, adding and decoding; links have a latency, and 0.956 of their rate; what
-can be sent while backward still computes is; and an exchange may come after several iterations. Four topologies::
+It distinguishes push and pull, encoding, adding and decoding; links have a latency and carry payload at 0.956 of their
+rate; gradients are sent while backward still computes; an exchange may follow several iterations. Topologies::
 
-    ps          M workers and S servers, each with one cable. Servers' cables carry everybody's messages
+    ps          M workers and S servers with one link each. The servers' links carry the messages of all workers.
     ring        a reduce-scatter and an all-gather: 2 (M - 1) / M of a message, 2 (M - 1) times half a round trip.
-                Messages that cannot be added while compressed take the two-shot way instead, and say so
-    twoshot     everybody sends each rank its part, which adds and encodes it again and sends it to everybody;
-                float32 as it is goes around as before
+                Messages that cannot be added while compressed use two-shot instead, and the step has a note.
+    twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others;
+                uncompressed float32 uses the ring.
 
-Seconds are of one exchange; ``Step.total_s`` is an iteration's share.
+Seconds are those of one exchange; ``Step.total_s`` is the share of one iteration. The formulas are in ``formulas``.
 """
 
 from __future__ import annotations
@@ -19,35 +19,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from laconic.errors import ConfigError
+from laconic.plan import formulas
 from laconic.units import GOODPUT
 
-__all__ = [
-    "EVENLY",
-    "TOPOLOGIES",
-    "Message",
-    "Network",
-    "Step",
-    "Work",
-    "evenly",
-    "pieces",
-    "pipelined",
-    "served",
-    "step",
-]
+__all__ = ["EVENLY", "TOPOLOGIES", "Message", "Network", "Ready", "Step", "Work", "evenly", "pipelined", "step"]
 
 TOPOLOGIES = ("ps", "ring", "twoshot")
 
 Ready = tuple[tuple[float, float], ...]
-"""Of a step, how much of the gradient is there after which part of it: (0.5, 0.25) is a quarter after half of it."""
+"""How much of the gradient is computed after which part of a step: (0.5, 0.25) is a quarter after half of it."""
 
 
 def evenly(pieces: int = 20, begin: float = 1 / 3) -> Ready:
-    """Gradients that come in pieces of one size between ``begin`` and the end of a step."""
+    """Return gradients that come in pieces of one size between ``begin`` and the end of a step."""
     return tuple((begin + (1 - begin) * k / pieces, k / pieces) for k in range(1, pieces + 1))
 
 
 EVENLY = evenly()
-"""Backward takes twice as long as forward."""
+"""The default: backward takes twice as long as forward."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +45,55 @@ class Work:
 
     Args:
         step_s: Seconds of one iteration.
-        every: Iterations between two exchanges. With more than one nothing is sent before the last has ended.
-        ready: When gradients are there.
-        spare: Whether a core is free for encoding while the model computes.
+        every: Iterations between two exchanges. Above 1, nothing is sent before the last of them has ended.
+        ready: When which part of the gradient is computed.
+        spare_core: Whether encoding has a core of its own while the model computes.
     """
 
     step_s: float
     every: int = 1
     ready: Ready = EVENLY
-    spare: bool = False
+    spare_core: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.step_s < math.inf:
-            raise ConfigError(f"step time must be a finite number of seconds, not below 0, got {self.step_s!r}")
+            raise ConfigError(f"step_s must be finite and at least 0, got {self.step_s!r}")
         if not isinstance(self.every, int) or self.every < 1:
-            raise ConfigError(f"every must be a whole number, at least 1, got {self.every!r}")
-        times, shares = [t for t, _ in self.ready], [f for _, f in self.ready]
+            raise ConfigError(f"every must be a whole number of at least 1, got {self.every!r}")
+        times, shares = [time for time, _ in self.ready], [share for _, share in self.ready]
         if not self.ready or times != sorted(times) or shares != sorted(shares) or abs(shares[-1] - 1) > 1e-9:
-            raise ConfigError("ready must rise, in time and in share, up to a share of 1")
+            raise ConfigError("ready must rise in time and in share, up to a share of 1")
+
+    @property
+    def shares(self) -> list[float]:
+        """Size of each piece as a share of the gradient."""
+        before = (0.0, *(share for _, share in self.ready))
+        return [share - previous for previous, (_, share) in zip(before, self.ready, strict=False)]
+
+    def encoded(self, encode_s: float) -> list[float]:
+        """When each piece is encoded, from the start of the last iteration."""
+        ready = [time for time, _ in self.ready]
+        return formulas.encoded_times(ready, self.shares, self.step_s, self.every, self.spare_core, encode_s)
+
+    def computed_s(self, encode_s: float) -> float:
+        """When everything is computed and encoded, from the start of the last iteration."""
+        return formulas.computed_s(self.step_s, self.every, self.spare_core, encode_s)
 
 
 @dataclass(frozen=True)
 class Network:
-    """Cables of a known rate.
+    """Links of a known rate.
 
     Args:
         workers: M.
-        rate: Bits per second of each worker's cable, headers counted.
-        topology: Of ``TOPOLOGIES``.
-        servers: S, with ps.
-        server_rate: Of a server's cable; a worker's by default.
-        round_trip_s: There and back.
-        goodput: What of the rate is left for payload.
-        byte_s: Seconds that a server (or rank) computes for each byte that it takes or gives.
-        exchange_s: Seconds that an exchange takes whatever it carries.
+        rate: Bits per second of each worker's link, headers included.
+        topology: One of ``TOPOLOGIES``.
+        servers: S, for ps.
+        server_rate: Bits per second of a server's link; a worker's by default.
+        round_trip_s: Seconds of a round trip.
+        goodput: Share of the rate that carries payload.
+        byte_s: Seconds that a server (or rank) computes for each byte that it receives or sends.
+        exchange_s: Seconds of an exchange that do not depend on its size.
     """
 
     workers: int
@@ -106,11 +110,11 @@ class Network:
         for name in ("workers", "servers"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
+                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.topology not in TOPOLOGIES:
-            raise ConfigError(f"unknown topology {self.topology!r}: take one of {', '.join(TOPOLOGIES)}")
+            raise ConfigError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {self.topology!r}")
         if self.servers > 1 and self.topology != "ps":
-            raise ConfigError(f"several servers are for topology ps, got {self.topology!r}")
+            raise ConfigError(f"servers must be 1 unless the topology is ps, got {self.servers} with {self.topology}")
         for name in ("rate", "server_rate", "goodput"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -118,42 +122,44 @@ class Network:
         for name in ("round_trip_s", "byte_s", "exchange_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be a finite number, not below 0, got {value!r}")
+                raise ConfigError(f"{name} must be finite and at least 0, got {value!r}")
 
     @property
     def bytes_s(self) -> float:
-        """Payload per second of a worker's cable."""
-        return self.rate * self.goodput / 8
+        """Payload bytes per second of a worker's link."""
+        return formulas.payload_bytes_s(self.rate, self.goodput)
 
     @property
     def server_bytes_s(self) -> float:
-        return (self.server_rate or self.rate) * self.goodput / 8
+        """Payload bytes per second of a server's link."""
+        return formulas.payload_bytes_s(self.server_rate or self.rate, self.goodput)
 
     def to_server(self, nbytes: float) -> float:
-        """Seconds until all workers' messages of this size have passed, be it up or down."""
-        load = self.workers * nbytes / self.servers
-        return max(nbytes / self.bytes_s, load / self.server_bytes_s, load * self.byte_s)
+        """Return the seconds in which all workers' messages of this size pass the servers, one way."""
+        return formulas.through_server_s(
+            nbytes, self.workers, self.servers, self.bytes_s, self.server_bytes_s, self.byte_s
+        )
 
-    def between(self, nbytes: float) -> float:
-        """Seconds in which each rank sends that much."""
-        return max(nbytes / self.bytes_s, nbytes * self.byte_s)
+    def between_ranks(self, nbytes: float) -> float:
+        """Return the seconds in which each rank sends so many bytes."""
+        return formulas.through_server_s(nbytes, 1, 1, self.bytes_s, self.bytes_s, self.byte_s)
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a codec makes of a model's gradient.
+    """A model's gradient after encoding, and the time that takes.
 
     Args:
-        codec: Its spec.
+        codec: The codec's spec.
         push: Bytes that a worker sends.
-        pull: Bytes that come back: of the mean, encoded again; or of the sum.
-        encode_s: Seconds for a worker to make it.
-        decode_s: Seconds to read it (and to take the step, where that was measured with it).
-        add_s: Seconds to add one to a sum.
-        summable: Whether that is done without decoding; then nothing is encoded again.
-        memory: Bytes that it needs on a worker, beside model and optimizer.
+        pull: Bytes of the reply: the mean, encoded again, or the sum.
+        encode_s: Seconds in which a worker encodes it.
+        decode_s: Seconds in which a worker decodes the reply (and applies it, where that was measured with it).
+        add_s: Seconds to add one message to a sum.
+        summable: Whether messages are added without decoding; then nothing is encoded again.
+        memory: Bytes that a worker needs for it, besides model and optimizer.
         server_encode_s: Seconds in which a server encodes the mean; a worker's by default.
-        server_step_s: Seconds of its own step, without which the last of the answer is not sent; likewise.
+        server_step_s: Seconds of the server's optimizer step, before the last of the reply is sent; likewise.
     """
 
     codec: str
@@ -168,18 +174,16 @@ class Message:
     server_step_s: float | None = None
 
     def slower(self, factor: float) -> Message:
-        """The same where workers share cores and take longer; a server computes while they wait."""
+        """Return the message of workers that share cores. The server is not slower: it computes while they wait."""
+        encode_s, step_s = self.at_server
         return replace(
-            self,
-            encode_s=self.encode_s * factor,
-            decode_s=self.decode_s * factor,
-            server_encode_s=self.at_server[0],
-            server_step_s=self.at_server[1],
-        )
+            self, encode_s=self.encode_s * factor, decode_s=self.decode_s * factor, server_encode_s=encode_s,
+            server_step_s=step_s,
+        )  # fmt: skip
 
     @property
     def at_server(self) -> tuple[float, float]:
-        """Seconds in which it makes the answer, and takes the step that workers take."""
+        """Seconds in which a server encodes the reply, and takes the optimizer step."""
         encode_s = self.encode_s if self.server_encode_s is None else self.server_encode_s
         step_s = self.decode_s if self.server_step_s is None else self.server_step_s
         return (0.0, 0.0) if self.summable else (encode_s, step_s)
@@ -187,10 +191,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Step:
-    """One exchange, in seconds; with ``every`` iterations before it.
+    """Seconds of one exchange and the ``every`` iterations before it.
 
-    ``push_s`` and ``pull_s`` are what cables are busy for, ``hidden_s`` what of all that happens while the model
-    computes. So the parts add up to more than the whole by as much as is hidden.
+    ``push_s`` and ``pull_s`` are the seconds in which links are busy; ``hidden_s`` is the part of everything that
+    happens while the model computes. So the parts add up to more than the whole, by ``hidden_s``.
     """
 
     every: int
@@ -206,111 +210,72 @@ class Step:
 
     @property
     def exchange_s(self) -> float:
+        """Seconds from one exchange to the next."""
         parts = self.compute_s + self.encode_s + self.push_s + self.aggregate_s + self.pull_s + self.decode_s
         return parts + self.fixed_s - self.hidden_s
 
     @property
     def total_s(self) -> float:
-        """Of one iteration."""
+        """Seconds of one iteration."""
         return self.exchange_s / self.every
 
 
-def served(times: Sequence[float], shares: Sequence[float], seconds: float) -> list[float]:
-    """When pieces that come at these times have passed a stage, one after the other, that takes so long for all.
-
-    >>> served([0.0, 1.0, 4.0], [0.5, 0.25, 0.25], 4.0)
-    [2.0, 3.0, 5.0]
-    """
-    found, free = [], 0.0
-    for time, share in zip(times, shares, strict=True):
-        free = max(free, time) + share * seconds
-        found.append(free)
-    return found
-
-
-def pieces(work: Work, encode_s: float) -> tuple[list[float], list[float]]:
-    """When pieces of a message are encoded, from the beginning of the last iteration, and what share each is."""
-    shares, before = [], 0.0
-    for _, share in work.ready:
-        shares.append(share - before)
-        before = share
-    if work.every > 1:
-        return served([work.step_s] * len(shares), shares, encode_s), shares
-    if work.spare:
-        return served([time * work.step_s for time, _ in work.ready], shares, encode_s), shares
-    whole = work.step_s + encode_s  # there is one core for both
-    return [time * whole for time, _ in work.ready], shares
-
-
-def _all_computed(work: Work, encode_s: float) -> float:
-    """A step has ended no sooner than this, whatever was sent."""
-    return work.step_s + (0.0 if work.spare and work.every == 1 else encode_s)
-
-
 def pipelined(work: Work, encode_s: float, send_s: float) -> float:
-    """When the last byte has left, from the beginning of the last iteration."""
-    times, shares = pieces(work, encode_s)
-    return max(_all_computed(work, encode_s), served(times, shares, send_s)[-1])
+    """Return when the last byte has left, from the start of the last iteration."""
+    return max(work.computed_s(encode_s), formulas.served(work.encoded(encode_s), work.shares, send_s)[-1])
 
 
 def step(work: Work, network: Network, message: Message) -> Step:
-    """What an exchange of this message takes.
+    """Return the time of an exchange of this message.
 
     >>> network = Network(workers=4, rate=1e9, goodput=1.0)  # 125 MB/s
     >>> round(step(Work(0.5, every=2), network, Message("none", push=25e6, pull=25e6)).exchange_s, 9)
     2.6
     """
-    compute = work.every * work.step_s
     if network.workers == 1:
-        return Step(work.every, compute, note="one worker has nobody to exchange with")
+        return Step(work.every, work.every * work.step_s, note="one worker has no one to exchange with")
     if network.topology == "ps":
-        return _through_servers(work, network, message, compute)
+        return _parameter_server(work, network, message)
     if message.codec == "none" or (network.topology == "ring" and message.summable):
-        return _around(work, network, message, compute)
+        return _ring(work, network, message)
     note = "its packets cannot be added while compressed: two-shot" if network.topology == "ring" else ""
-    return replace(_two_shot(work, network, message, compute), note=note)
+    return replace(_two_shot(work, network, message), note=note)
 
 
-def _parts(work: Work, compute: float, end: float, parts: Sequence[float]) -> Step:
-    """Of what is known to take so long, and the end, counted from the beginning of the last iteration."""
+def _step(work: Work, end: float, parts: Sequence[float]) -> Step:
+    """Return a step from the seconds of its parts and its end, counted from the start of the last iteration."""
     encode_s, push_s, aggregate_s, pull_s, decode_s, fixed_s = parts
     hidden_s = work.step_s + sum(parts) - end
-    return Step(work.every, compute, encode_s, push_s, aggregate_s, pull_s, decode_s, fixed_s, hidden_s)
+    compute_s = work.every * work.step_s
+    return Step(work.every, compute_s, encode_s, push_s, aggregate_s, pull_s, decode_s, fixed_s, hidden_s)
 
 
-def _through_servers(work: Work, network: Network, message: Message, compute: float) -> Step:
-    push, pull = network.to_server(message.push), network.to_server(message.pull)
-    adding = network.workers * message.add_s / network.servers
+def _parameter_server(work: Work, network: Network, message: Message) -> Step:
+    push_s, pull_s = network.to_server(message.push), network.to_server(message.pull)
+    add_s = network.workers * message.add_s / network.servers
     encode_s, step_s = (seconds / network.servers for seconds in message.at_server)
-    fixed = network.exchange_s + network.round_trip_s
-    times, shares = pieces(work, message.encode_s)
-    there = served(times, shares, push)
-    if message.summable:  # each slot is added while others still arrive, and answered at once
-        end = served(served(there, shares, adding), shares, pull)[-1]
-    else:  # all is added when all is there; slots are answered from the first layer on
-        begin, back = max(there[-1], _all_computed(work, message.encode_s)) + adding, shares[::-1]
-        made = served([begin] * len(back), back, encode_s)
-        made[-1] += step_s
-        end = served(made, back, pull)[-1]
-    end = max(end, _all_computed(work, message.encode_s)) + message.decode_s + fixed
-    return _parts(
-        work, compute, end, [message.encode_s, push, adding + encode_s + step_s, pull, message.decode_s, fixed]
-    )
+    fixed_s = network.exchange_s + network.round_trip_s
+    end = formulas.server_exchange_end(
+        work.encoded(message.encode_s), work.shares, work.computed_s(message.encode_s), push_s, add_s, encode_s, step_s,
+        pull_s, message.summable,
+    )  # fmt: skip
+    parts = [message.encode_s, push_s, add_s + encode_s + step_s, pull_s, message.decode_s, fixed_s]
+    return _step(work, end + message.decode_s + fixed_s, parts)
 
 
-def _around(work: Work, network: Network, message: Message, compute: float) -> Step:
+def _ring(work: Work, network: Network, message: Message) -> Step:
     share = (network.workers - 1) / network.workers
-    once, adding = network.between(share * message.push), share * message.add_s
-    fixed = network.exchange_s + (network.workers - 1) * network.round_trip_s
-    end = pipelined(work, message.encode_s, 2 * once) + adding + message.decode_s + fixed
-    return _parts(work, compute, end, [message.encode_s, once, adding, once, message.decode_s, fixed])
+    once, add_s = network.between_ranks(share * message.push), share * message.add_s
+    fixed_s = network.exchange_s + (network.workers - 1) * network.round_trip_s
+    end = pipelined(work, message.encode_s, 2 * once) + add_s + message.decode_s + fixed_s
+    return _step(work, end, [message.encode_s, once, add_s, once, message.decode_s, fixed_s])
 
 
-def _two_shot(work: Work, network: Network, message: Message, compute: float) -> Step:
+def _two_shot(work: Work, network: Network, message: Message) -> Step:
     share = (network.workers - 1) / network.workers
-    once, back = network.between(share * message.push), network.between(share * message.pull)
-    # A rank adds the parts of all, which are one message together, and encodes its own part again.
-    adding = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
-    fixed = network.exchange_s + network.round_trip_s
-    end = pipelined(work, message.encode_s, once + back) + adding + message.decode_s + fixed
-    return _parts(work, compute, end, [message.encode_s, once, adding, back, message.decode_s, fixed])
+    push_s, pull_s = network.between_ranks(share * message.push), network.between_ranks(share * message.pull)
+    # A rank adds its shard of all messages, one message in total, and encodes the mean of its shard.
+    add_s = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
+    fixed_s = network.exchange_s + network.round_trip_s
+    end = pipelined(work, message.encode_s, push_s + pull_s) + add_s + message.decode_s + fixed_s
+    return _step(work, end, [message.encode_s, push_s, add_s, pull_s, message.decode_s, fixed_s])

@@ -1,4 +1,4 @@
-"""What the paper gives, and what had to be assumed beside it."""
+"""Figures of Jang, Na and Yoon 2017, and the assumptions where the paper gives none."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = [
 ]  # fmt: skip
 
 GIGABIT = 125e6
-"""Bytes per second of the paper's network. Headers are not taken off: the paper does not."""
+"""Bytes per second of the paper's network. Like the paper, this ignores packet headers."""
 NODES = 25
 WORKERS = 16
-"""Of figures 6b and c."""
+"""Workers of figures 6b and c."""
 RHOS = (0.2, 0.5)
 
 PAPER_TABLE = {

@@ -1,17 +1,17 @@
-"""The time of an update by Jang, Na and Yoon 2017, to the letter.
+"""The time of an update by the model of Jang, Na and Yoon 2017.
 
-M workers do what one node did in minibatches of C seconds, and exchange W bytes each after every i iterations, over a
-link of ``bandwidth`` bytes per second that all share::
+M workers share the minibatches of one node, C seconds each, and send W bytes each after every i iterations, over a
+shared link of ``bandwidth`` bytes per second::
 
     T_cmt = i C / M                                         computation
     T_inf = M W / bandwidth                                 transfer, in one direction
-    gzip at every update                                    T_inf times rho, and four times over: a worker compresses,
-                                                            the server decompresses, compresses, a worker decompresses
+    gzip at every update                                    rho T_inf; a worker compresses, the server decompresses
+                                                            and compresses, a worker decompresses
     homomorphic: h T_cmt + rho T_inf                        compressed once, never decompressed
 
-Rho is compressed over original. The paper does not say whether a server decompresses all M messages, or whether that is
-hidden; ``server_decompressions`` is M by default, because it must have all of them to average them, and 1 for the most
-favourable reading. Figures 4 to 7 are these functions; ``Bound`` is what section 5 derives from the last.
+Rho is compressed over original size. The paper does not say whether the server decompresses all M messages or whether
+that is hidden: ``server_decompressions`` is M by default, because an average needs all of them; 1 is the best case.
+The paper's figures 4 to 7 plot these functions; ``Bound`` is what its section 5 derives from the last one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 
 from laconic.errors import ConfigError
+from laconic.plan import formulas
 from laconic.plan.bound import Bound
 
 __all__ = ["Naive", "Training", "Update"]
@@ -27,7 +28,7 @@ __all__ = ["Naive", "Training", "Update"]
 
 @dataclass(frozen=True)
 class Naive:
-    """A compression at every update: its size over the original, and seconds for all of a model.
+    """Compression at every update: compressed over original size, and seconds for a whole model.
 
     >>> Naive.of(233e6, times_smaller=1.079, compress_s=8.079, decompress_s=1.898).rho
     0.9267840593141798
@@ -41,19 +42,21 @@ class Naive:
         for name in ("rho", "compress_s", "decompress_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be a finite number, not below 0, got {value!r}")
+                raise ConfigError(f"{name} must be finite and at least 0, got {value!r}")
 
     @classmethod
     def of(cls, nbytes: float, *, times_smaller: float, compress_s: float, decompress_s: float) -> Naive:
-        """As table 1 gives it: original over compressed."""
+        """Return a compression as table 1 of the paper states it: original over compressed size."""
         if not 0 < times_smaller < math.inf or not nbytes > 0:
-            raise ConfigError(f"a file of {nbytes} bytes cannot be {times_smaller} times smaller")
+            raise ConfigError(
+                f"nbytes must be above 0 and times_smaller finite and above 0, got {nbytes} and {times_smaller}"
+            )
         return cls(1 / times_smaller, compress_s, decompress_s)
 
 
 @dataclass(frozen=True)
 class Update:
-    """Seconds of one update, by what they go to."""
+    """Seconds of one update, by purpose."""
 
     compute: float
     transfer: float
@@ -62,18 +65,18 @@ class Update:
 
     @property
     def total(self) -> float:
-        return self.compute + self.transfer + self.compress + self.decompress
+        return formulas.total_s([self.compute, self.transfer, self.compress, self.decompress])
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training as the paper describes one.
+    """A training in the paper's terms.
 
     Args:
-        nbytes: W.
-        step_s: C, of a minibatch on one node.
-        bandwidth: Bytes per second of the link that all share.
-        every: i, iterations of one update.
+        nbytes: W, bytes of the dense parameters.
+        step_s: C, seconds of a minibatch on one node.
+        bandwidth: Bytes per second of the shared link.
+        every: i, iterations between two updates.
     """
 
     nbytes: float
@@ -82,13 +85,13 @@ class Training:
     every: int = 1
 
     def __post_init__(self) -> None:
-        self.bound(1)  # which refuses nonsense
+        self.bound(1)  # validates the fields
 
     def bound(self, workers: int) -> Bound:
         return Bound(workers, self.nbytes, self.step_s, self.bandwidth, self.every)
 
     def one_node(self) -> Update:
-        """The same iterations without a network."""
+        """Return an update of one node, which needs no network."""
         return Update(self.every * self.step_s, 0.0)
 
     def ideal(self, workers: int) -> Update:
@@ -96,35 +99,35 @@ class Training:
 
     def vanilla(self, workers: int) -> Update:
         bound = self.bound(workers)
-        return Update(bound.ideal_s, workers * self.nbytes / self.bandwidth)
+        return Update(bound.ideal_s, formulas.transfer_s(workers, self.nbytes, self.bandwidth))
 
     def naive(self, workers: int, by: Naive, *, server_decompressions: int | None = None) -> Update:
-        """With a compression at every update that cannot be computed with."""
+        """Return an update whose messages are decompressed before anything is computed with them."""
         plain = self.vanilla(workers)
         at_server = workers if server_decompressions is None else server_decompressions
         return Update(
-            plain.compute, by.rho * plain.transfer, 2 * by.compress_s, (1 + at_server) * by.decompress_s
-        )  # fmt: skip
+            *formulas.naive_update(plain.compute, plain.transfer, by.rho, by.compress_s, by.decompress_s, at_server)
+        )
 
     def homomorphic(self, workers: int, *, rho: float, h: float) -> Update:
         plain, bound = self.vanilla(workers), self.bound(workers)
-        bound.r_min(rho, h)  # which refuses nonsense
-        return Update(h * plain.compute, rho * plain.transfer)
+        bound.r_min(rho, h)  # validates rho and h
+        return Update(*formulas.homomorphic_update(plain.compute, plain.transfer, rho, h))
 
     def speed_up(self, update: Update) -> float:
-        """Over one node."""
-        return self.one_node().total / update.total
+        """Return the speed-up over one node."""
+        return formulas.speed_up(self.one_node().total, update.total)
 
     @property
     def crossover(self) -> float:
-        """The number of workers at which the transfer takes as long as the computation: sqrt(i C bandwidth / W)."""
-        return math.sqrt(self.every * self.step_s * self.bandwidth / self.nbytes)
+        """The number of workers at which transfer and computation take as long: sqrt(i C bandwidth / W)."""
+        return formulas.crossover(self.nbytes, self.step_s, self.bandwidth, self.every)
 
     @property
     def most_useful(self) -> float:
-        """Workers beyond which the transfer alone takes longer than one node: i C bandwidth / W."""
+        """The number of workers beyond which the transfer alone takes longer than one node: i C bandwidth / W."""
         return self.crossover**2
 
     def total(self, update: Update, iterations: int, once: float = 0.0) -> float:
-        """Seconds of so many iterations, all of them updates of ``every``; ``once`` is what is done once."""
-        return once + update.total * iterations / self.every
+        """Return the seconds of a training of so many iterations; ``once`` is added once."""
+        return once + formulas.training_s(update.total, iterations, self.every)

@@ -1,17 +1,18 @@
-"""Profile: what a machine was measured to do, as a file.
+"""Profile: the measured times of a machine, as a JSON file that ``laconic calibrate`` writes.
 
 ::
 
-    {"format": "laconic profile", "version": 1, "name": …, "about": …,
-     "machine": {…}, "versions": {…}, "at": …, "commit": …, "device": "cpu", "threads": 1, "memory": bytes,
+    {"format": "laconic profile", "version": 2, "name": …, "about": …, "source": …,
+     "machine": {…}, "load": {"load_average", "other_processes", "busy"}, "versions": {…}, "at": …, "commit": …,
+     "device": "cpu", "threads": 1, "memory": bytes,
      "codecs": {spec: [{"numel", "nbytes", "encode_s", "decode_s", "add_s"}, …]},
-     "models": {name: {"numels": […], "batch", "step_s", "ready": [[t, share], …],
+     "models": {name: {"numels": […], "dims": […], "batch", "step_s", "ready": [[time, share], …], "apply_s",
                        "messages": {spec: {"push", "encode_s", "decode_s", "add_s"}}}},
-     "crowd": {"2": factor, …},     how many times as long a step takes while that many processes compute
-     "transport": {"exchange_s", "byte_s", …},
+     "slowdown": {"2": factor, …},     how many times as long a step takes while so many processes compute
+     "transport": {"exchange_s", "slot_s", "byte_s"} or null,
      "links": [{"to", "goodput", "round_trip"}, …]}
 
-Seconds are of one process with ``threads`` threads, alone. A file of another version is refused: measure again.
+Seconds are those of one process with ``threads`` threads, alone on the machine. Files of another version are rejected.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from typing import Any
 
 from laconic.errors import ConfigError, FileError
 
-__all__ = ["FORMAT", "VERSION", "ModelTimes", "Point", "Profile", "load", "shipped"]
+__all__ = ["FORMAT", "VERSION", "MachineLoad", "ModelTimes", "Point", "Profile", "Transport", "load", "shipped"]
 
-FORMAT, VERSION = "laconic profile", 1
+FORMAT, VERSION = "laconic profile", 2
 
 
 @dataclass(frozen=True)
 class Point:
-    """A codec on a tensor of so many values.
+    """A codec, measured on a tensor of ``numel`` values.
 
     Args:
-        numel: Values.
-        nbytes: Of the frame.
-        encode_s: Seconds to make it.
-        decode_s: Seconds to read it into a tensor that is there.
+        numel: Number of values.
+        nbytes: Bytes of the frame.
+        encode_s: Seconds to encode it.
+        decode_s: Seconds to decode it into an existing tensor.
         add_s: Seconds to add it to a sum.
     """
 
@@ -49,18 +50,22 @@ class Point:
     decode_s: float
     add_s: float
 
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        return self.encode_s, self.decode_s, self.add_s
+
 
 @dataclass(frozen=True)
 class ModelTimes:
-    """A model's step.
+    """A measured step of a model.
 
     Args:
-        numels: Of its slots, in the order in which backward makes their gradients.
-        batch: Examples.
+        numels: Values of each slot, in the order in which backward computes their gradients.
+        batch: Number of examples.
         step_s: Seconds of forward and backward.
         ready: See ``costs.Work``.
-        messages: By spec, what its own gradients took: ``push``, ``encode_s``, ``decode_s``, ``add_s``.
-        dims: Of each slot, how many dimensions: vectors go uncompressed.
+        messages: By spec, the codec on the model's own gradients: ``push``, ``encode_s``, ``decode_s``, ``add_s``.
+        dims: Dimensions of each slot: vectors are sent uncompressed.
         apply_s: Seconds of the optimizer's step.
     """
 
@@ -77,66 +82,102 @@ class ModelTimes:
         return sum(self.numels)
 
     def layout(self) -> tuple[tuple[int, int], ...]:
-        """Values and dimensions of each slot."""
+        """Return the number of values and dimensions of each slot."""
         return tuple(zip(self.numels, self.dims or (2,) * len(self.numels), strict=True))
 
 
 @dataclass(frozen=True)
+class Transport:
+    """The time of an exchange with a parameter server that no codec and no link explains.
+
+    Args:
+        exchange_s: Seconds of an exchange of two slots with next to nothing in them.
+        slot_s: Seconds of each further slot.
+        byte_s: Seconds that the server computes for each byte that it receives or sends.
+    """
+
+    exchange_s: float
+    slot_s: float
+    byte_s: float
+
+    def seconds(self, slots: int) -> float:
+        """Return the seconds of an exchange of so many slots, without those for its bytes."""
+        return self.exchange_s + self.slot_s * max(0, slots - 2)
+
+
+@dataclass(frozen=True)
+class MachineLoad:
+    """How much other processes used the machine during a calibration.
+
+    Args:
+        load_average: The load average before it.
+        other_processes: Share of all cores that other processes used meanwhile; None where the system does not tell.
+        busy: Whether that was too much for figures of an idle machine.
+    """
+
+    load_average: float
+    other_processes: float | None
+    busy: bool
+
+
+@dataclass(frozen=True)
 class Profile:
-    """See the module's docstring for its file."""
+    """The measured times of a machine; see the module's docstring."""
 
     name: str
     about: str = ""
+    source: str = ""
     device: str = "cpu"
     threads: int = 1
     memory: float | None = None
     codecs: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     models: Mapping[str, ModelTimes] = field(default_factory=dict)
-    crowd: Mapping[int, float] = field(default_factory=dict)
-    transport: Mapping[str, float] = field(default_factory=dict)
+    slowdown: Mapping[int, float] = field(default_factory=dict)
+    transport: Transport | None = None
     links: Sequence[Mapping[str, Any]] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
+    load: MachineLoad | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     at: str = ""
     commit: str | None = None
 
-    def slowdown(self, processes: int) -> float:
-        """How many times as long a step takes while so many processes compute on the machine.
+    def slowdown_of(self, processes: int) -> float:
+        """Return how many times as long a step takes while so many processes compute on the machine.
 
-        Between what was measured on a line; beyond it in proportion to the processes, as cores are shared.
+        Between measured numbers of processes it is interpolated; beyond them it grows in proportion to the processes,
+        because they share the cores.
         """
-        known = {1: 1.0, **self.crowd}
+        known = {1: 1.0, **self.slowdown}
         if processes in known:
             return known[processes]
         below = max((n for n in known if n < processes), default=1)
         above = min((n for n in known if n > processes), default=None)
         if above is None:
-            return known[below] * processes / below if below > 1 or len(known) > 1 else 1.0
+            return known[below] * processes / below if len(known) > 1 else 1.0
         part = (processes - below) / (above - below)
         return known[below] + part * (known[above] - known[below])
 
     def point(self, spec: str, numel: int) -> Point:
-        """The codec on a tensor of so many values, between what was measured on a line."""
-        points = sorted(self.codecs[spec], key=lambda one: one.numel)
-        if numel <= points[0].numel:  # a call takes its time however little it is given
-            low = points[0]
-            share = numel / low.numel
-            return Point(numel, low.nbytes * share, *(s * max(share, 0.25) for s in _seconds(low)))
+        """Return a codec's size and times on a tensor of ``numel`` values, interpolated between measured sizes."""
+        points = sorted(self.codecs[spec], key=lambda point: point.numel)
+        if numel <= points[0].numel:  # a call on few values takes at least a quarter of the smallest measured one
+            low, share = points[0], numel / points[0].numel
+            return Point(numel, low.nbytes * share, *(s * max(share, 0.25) for s in low.seconds))
         if numel >= points[-1].numel:
-            share = numel / points[-1].numel
-            return Point(numel, points[-1].nbytes * share, *(s * share for s in _seconds(points[-1])))
-        above = next(i for i, one in enumerate(points) if one.numel >= numel)
-        a, b = points[above - 1], points[above]
-        part = (numel - a.numel) / (b.numel - a.numel)
-        mixed = [x + part * (y - x) for x, y in zip((a.nbytes, *_seconds(a)), (b.nbytes, *_seconds(b)), strict=True)]
-        return Point(numel, *mixed)
+            high, share = points[-1], numel / points[-1].numel
+            return Point(numel, high.nbytes * share, *(s * share for s in high.seconds))
+        place = next(i for i, point in enumerate(points) if point.numel >= numel)
+        low, high = points[place - 1], points[place]
+        part = (numel - low.numel) / (high.numel - low.numel)
+        pairs = zip((low.nbytes, *low.seconds), (high.nbytes, *high.seconds), strict=True)
+        return Point(numel, *(a + part * (b - a) for a, b in pairs))
 
-    # ----------------------------------------------------------------------------------------------------------- files
+    # ---------------------------------------------------------------------------------------------------------- files
 
     def to_json(self) -> dict[str, Any]:
-        found = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        found["crowd"] = {str(n): factor for n, factor in self.crowd.items()}
-        return found
+        values = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        values["slowdown"] = {str(n): factor for n, factor in self.slowdown.items()}
+        return values
 
     def save(self, path: Path) -> None:
         try:
@@ -148,71 +189,72 @@ class Profile:
     @classmethod
     def from_json(cls, values: Any, where: str) -> Profile:
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise FileError(f"{where} is no profile: write one by `laconic calibrate -o {Path(where).name}`")
+            raise FileError(f"{where} is not a profile: write one by `laconic calibrate -o {Path(where).name}`")
         if values.get("version") != VERSION:
             raise FileError(
                 f"{where} is a profile of version {values.get('version')}, this laconic reads version {VERSION}: "
                 "measure again by `laconic calibrate`"
             )
         try:
-            return cls._checked({key: value for key, value in values.items() if key not in ("format", "version")})
+            return cls._validated({key: value for key, value in values.items() if key not in ("format", "version")})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise FileError(f"{where} is not a whole profile: {error}") from None
+            raise FileError(f"{where} is not a complete profile: {error}") from None
 
     @classmethod
-    def _checked(cls, values: dict[str, Any]) -> Profile:
-        known = {one.name for one in fields(cls)}
-        if set(values) != known:
-            raise ValueError(f"it has the fields {', '.join(sorted(values))}, expected {', '.join(sorted(known))}")
-        codecs = {spec: tuple(Point(**one) for one in points) for spec, points in values.get("codecs", {}).items()}
+    def _validated(cls, values: dict[str, Any]) -> Profile:
+        expected = {one.name for one in fields(cls)}
+        if set(values) != expected:
+            raise ValueError(f"its fields must be {', '.join(sorted(expected))}, got {', '.join(sorted(values))}")
+        codecs = {spec: tuple(Point(**point) for point in points) for spec, points in values["codecs"].items()}
         for spec, points in codecs.items():
-            if not points:
-                raise ValueError(f"codec {spec!r} has no points")
-            for one in points:
-                if one.numel < 1:
-                    raise ValueError(f"codec {spec!r} was measured on {one.numel} values")
-                _positive(f"codec {spec!r}", asdict(one))
-        models = {}
-        for name, one in values.get("models", {}).items():
-            found = {**one, "numels": tuple(one["numels"]), "dims": tuple(one.get("dims", ()))}
-            found["ready"] = tuple((float(t), float(share)) for t, share in one["ready"])
-            models[name] = ModelTimes(**found)
-            slots, dims = len(models[name].numels), len(models[name].dims)
-            if dims not in (0, slots):
-                raise ValueError(f"model {name!r} has {slots} slots and {dims} dims")
-            sizes = {f"slot {i}": numel for i, numel in enumerate(models[name].numels)}
-            _positive(f"model {name!r}", {"step_s": models[name].step_s, "apply_s": models[name].apply_s, **sizes})
-            for spec, message in models[name].messages.items():
-                _positive(f"model {name!r}, codec {spec!r}", message)
-        crowd = {int(n): float(factor) for n, factor in values.get("crowd", {}).items()}
-        _positive("crowd", {str(n): factor for n, factor in crowd.items()})
-        _positive("transport", values.get("transport", {}))
-        _positive("machine", {"memory": values["memory"] or 0, "threads": values["threads"]})
-        return cls(**{**values, "codecs": codecs, "models": models, "crowd": crowd, "links": tuple(values["links"])})
+            if not points or any(point.numel < 1 for point in points):
+                raise ValueError(f"codec {spec!r} must have points of at least one value")
+            for point in points:
+                _check_numbers(f"codec {spec!r}", asdict(point))
+        slowdown = {int(n): float(factor) for n, factor in values["slowdown"].items()}
+        _check_numbers("slowdown", values["slowdown"])
+        transport = None if values["transport"] is None else Transport(**values["transport"])
+        _check_numbers("transport", values["transport"] or {})
+        _check_numbers("machine", {"memory": values["memory"] or 0, "threads": values["threads"]})
+        return cls(**{
+            **values, "codecs": codecs, "models": {name: _model(name, one) for name, one in values["models"].items()},
+            "slowdown": slowdown, "transport": transport, "links": tuple(values["links"]),
+            "load": None if values["load"] is None else MachineLoad(**values["load"]),
+        })  # fmt: skip
 
 
-def _seconds(one: Point) -> tuple[float, float, float]:
-    return one.encode_s, one.decode_s, one.add_s
+def _model(name: str, values: Mapping[str, Any]) -> ModelTimes:
+    ready = tuple((float(time), float(share)) for time, share in values["ready"])
+    model = ModelTimes(**{
+        **values, "numels": tuple(values["numels"]), "dims": tuple(values.get("dims", ())), "ready": ready,
+    })  # fmt: skip
+    if len(model.dims) not in (0, len(model.numels)):
+        raise ValueError(f"model {name!r} has {len(model.numels)} slots and {len(model.dims)} dims")
+    sizes = {f"slot {i}": numel for i, numel in enumerate(model.numels)}
+    _check_numbers(f"model {name!r}", {"step_s": model.step_s, "apply_s": model.apply_s, **sizes})
+    for spec, message in model.messages.items():
+        _check_numbers(f"model {name!r}, codec {spec!r}", message)
+    return model
 
 
-def _positive(where: str, values: Mapping[str, Any]) -> None:
+def _check_numbers(where: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{where}: {name} is {value!r}")
+            raise ValueError(f"{where}: {name} must be finite and at least 0, got {value!r}")
 
 
 def shipped() -> list[str]:
-    """The names of the profiles that come with laconic."""
+    """Return the names of the profiles that come with laconic."""
     folder = resources.files("laconic.plan") / "profiles"
-    return sorted(one.name.removesuffix(".json") for one in folder.iterdir() if one.name.endswith(".json"))
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
 
 
 def load(name: str | Path) -> Profile:
-    """A profile that comes with laconic, by its name, or a file.
+    """Return a profile that comes with laconic, by its name, or that of a file.
 
     Raises:
         ConfigError: There is neither.
-        FileError: It is no profile, or one of another version.
+        FileError: The file is not a profile, or one of another version.
     """
     path = Path(name)
     if path.suffix == ".json" or path.exists():
@@ -223,7 +265,7 @@ def load(name: str | Path) -> Profile:
     elif str(name) in shipped():
         text = (resources.files("laconic.plan") / "profiles" / f"{name}.json").read_text(encoding="utf-8")
     else:
-        raise ConfigError(f"unknown profile {str(name)!r}: a file, or one of {', '.join(shipped())}")
+        raise ConfigError(f"profile must be a file or one of {', '.join(shipped())}, got {str(name)!r}")
     try:
         values = json.loads(text)
     except ValueError:

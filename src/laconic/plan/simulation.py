@@ -1,16 +1,15 @@
-"""Workers as they come: an event simulation of a parameter server, vectorized over the workers.
+"""Event simulation of a parameter server and workers of different speed, vectorized over the workers.
 
-Workers differ: in speed, in their cables, and from iteration to iteration. An iteration takes ``step_s`` times the
-worker's slowness times (1 + jitter E), where E is exponential with mean 1, and now and then ``straggle`` times as long.
-All messages pass the server's one cable, one after the other, in the order in which they begin to arrive; answers
-likewise. In ``sync`` a round ends when all but ``backup`` messages are there; in ``async`` a message is applied when it
-has arrived; in ``bounded:S`` parameters are handed out only if nobody's gradient can then miss more than S updates, as
-laconic's server does it.
+An iteration takes ``step_s`` times the worker's slowness times (1 + jitter E), where E is exponential with mean 1, and
+now and then ``straggle`` times as long. All messages pass the server's one link, one after the other, in the order in
+which they start to arrive; so do the replies. In mode ``sync`` a round ends when all but ``backup`` messages have
+arrived; in ``async`` a message is applied on arrival; in ``bounded:S`` parameters are handed out only if no gradient
+can then miss more than S updates, by the rule of laconic's server.
 
-Without rounds events are taken in batches: nobody who is served now can be back before the first of the batch was
-served and has computed, so all that arrives until then can be sorted and queued at once. That is exact, and makes
-10^5 workers x 1,000 rounds a matter of seconds. (Less so with a bound far below the number of workers: few are then on
-their way at once, and batches are small.)
+Without rounds events are processed in batches: no worker that is served now can be back before the first of the batch
+was served and has computed, so everything that arrives until then can be sorted and queued at once. That is exact, and
+10^5 workers x 1,000 rounds take seconds. (With a bound far below the number of workers few messages are under way at
+once, and batches are small.)
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-__all__ = ["Crowd", "Simulated", "simulate"]
+__all__ = ["SimulationResult", "Workers", "simulate"]
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """Workers, their cables, and what they exchange.
+class Workers:
+    """Workers, their links, and the messages that they exchange.
 
     Args:
-        workers: How many.
-        step_s: Seconds of an exchange's computation, of a worker of slowness 1.
+        count: Number of workers.
+        step_s: Seconds of the computation before an exchange, of a worker of slowness 1.
         push: Bytes that a worker sends.
-        pull: Bytes that it gets.
-        server_bytes_s: Payload per second of the server's cable, each way.
-        worker_bytes_s: The same of a worker's; the server's by default.
+        pull: Bytes that it receives.
+        server_bytes_s: Payload bytes per second of the server's link, each way.
+        worker_bytes_s: Payload bytes per second of a worker's link; the server's by default.
         apply_s: Seconds that the server needs for one message.
-        spread: Standard deviation of the logarithm of workers' slowness.
-        links: The same of the logarithm of their cables' rates.
-        jitter: Mean of what an iteration takes longer than its least, as a share of that.
-        straggle: How many times as long an iteration takes now and then.
-        straggle_share: Of iterations that do.
+        spread: Standard deviation of the logarithm of the workers' slowness.
+        link_spread: Standard deviation of the logarithm of their links' rates.
+        jitter: Mean additional time of an iteration, as a share of its shortest time.
+        straggle: How many times as long a straggling iteration takes.
+        straggle_share: Share of straggling iterations.
         backup: Workers that a synchronous round does not wait for.
         mode: ``sync``, ``async`` or ``bounded:S``.
-        seed: Of everything random.
+        seed: Random seed.
     """
 
-    workers: int
+    count: int
     step_s: float
     push: float = 0.0
     pull: float = 0.0
@@ -59,7 +58,7 @@ class Crowd:
     worker_bytes_s: float | None = None
     apply_s: float = 0.0
     spread: float = 0.0
-    links: float = 0.0
+    link_spread: float = 0.0
     jitter: float = 0.0
     straggle: float = 1.0
     straggle_share: float = 0.0
@@ -68,26 +67,29 @@ class Crowd:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.workers, int) or isinstance(self.workers, bool) or self.workers < 1:
-            raise ConfigError(f"workers must be a whole number, at least 1, got {self.workers!r}")
-        if not 0 <= self.backup < self.workers:
-            raise ConfigError(f"backup must be from 0 to less than workers ({self.workers}), got {self.backup}")
+        if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 1:
+            raise ConfigError(f"count must be a whole number of at least 1, got {self.count!r}")
+        if not 0 <= self.backup < self.count:
+            raise ConfigError(f"backup must be at least 0 and below count ({self.count}), got {self.backup}")
         if not 0 < self.step_s < math.inf:
-            raise ConfigError(f"step_s must be a finite number above 0, got {self.step_s}")
-        for name in ("push", "pull", "apply_s", "spread", "links", "jitter"):
+            raise ConfigError(f"step_s must be finite and above 0, got {self.step_s}")
+        for name in ("push", "pull", "apply_s", "spread", "link_spread", "jitter"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a finite number, not below 0, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
         if not 1 <= self.straggle < math.inf or not 0 <= self.straggle_share <= 1:
-            raise ConfigError("straggle is a finite number, at least 1, and straggle_share from 0 to 1")
+            raise ConfigError(
+                "straggle must be finite and at least 1, and straggle_share from 0 to 1, got "
+                f"{self.straggle} and {self.straggle_share}"
+            )
         if self.backup and self.mode != "sync":
-            raise ConfigError(f"backup workers are for mode sync, got {self.mode!r}")
+            raise ConfigError(f"backup must be 0 unless the mode is sync, got {self.backup} with {self.mode!r}")
         if not self.server_bytes_s > 0 or not (self.worker_bytes_s is None or self.worker_bytes_s > 0):
-            raise ConfigError("cables must carry more than nothing")
-        self.bound  # noqa: B018 - so that a wrong mode is refused at once
+            raise ConfigError("server_bytes_s and worker_bytes_s must be above 0")
+        self.bound  # noqa: B018 - rejects an unknown mode
 
     @property
     def bound(self) -> int | None:
-        """Updates that a gradient may miss; None: any number, or a synchronous round."""
+        """Updates that a gradient may miss; None without a limit, and in synchronous rounds."""
         name, _, steps = self.mode.partition(":")
         if name == "bounded" and steps.isdecimal() and int(steps) >= 1:
             return int(steps)
@@ -97,16 +99,16 @@ class Crowd:
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """What came of it.
+class SimulationResult:
+    """Times and staleness of a simulated training.
 
     Attributes:
-        updates: Messages that counted.
-        seconds: Until the last of them.
-        round_s: Seconds in which as many messages are applied as there are workers.
-        computing: The share of their time that workers compute, on average; the rest they wait.
-        staleness_mean: Updates that a gradient missed.
-        staleness_max: The most.
+        updates: Messages that were applied.
+        seconds: Time of the last of them.
+        computing: Mean share of their time that workers compute; the rest they wait.
+        staleness_mean: Mean number of updates that a gradient missed.
+        staleness_max: Largest number of updates that a gradient missed.
+        workers: Number of workers.
     """
 
     updates: int
@@ -118,206 +120,210 @@ class Simulated:
 
     @property
     def round_s(self) -> float:
+        """Seconds in which as many messages are applied as there are workers."""
         return self.seconds / self.updates * self.workers
 
 
-def simulate(crowd: Crowd, rounds: int) -> Simulated:
-    """So many rounds, or as many updates as these would have.
+def simulate(workers: Workers, rounds: int) -> SimulationResult:
+    """Simulate so many rounds, or as many updates as they would have.
 
-    >>> simulate(Crowd(4, 1.0, push=10, pull=10, server_bytes_s=20), rounds=3).round_s
+    >>> simulate(Workers(4, 1.0, push=10, pull=10, server_bytes_s=20), rounds=3).round_s
     5.0
     """
     import numpy as np
 
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {rounds}")
-    rng = np.random.default_rng(crowd.seed)
-    least = crowd.step_s * rng.lognormal(0.0, crowd.spread, crowd.workers)
-    own = crowd.worker_bytes_s or crowd.server_bytes_s
-    rates = own * rng.lognormal(0.0, crowd.links, crowd.workers)
-    push = max(crowd.push / crowd.server_bytes_s, crowd.apply_s)
-    pull = crowd.pull / crowd.server_bytes_s
-    # What a message takes on a worker's own cable beyond its turn on the server's.
-    up, down = np.maximum(0.0, crowd.push / rates - push), np.maximum(0.0, crowd.pull / rates - pull)
-    times = _Times(crowd, rng, least, push, pull, up, down)
-    return _in_rounds(crowd, times, rounds) if crowd.mode == "sync" else _without(crowd, times, rounds)
+    rng = np.random.default_rng(workers.seed)
+    shortest = workers.step_s * rng.lognormal(0.0, workers.spread, workers.count)
+    rates = (workers.worker_bytes_s or workers.server_bytes_s) * rng.lognormal(0.0, workers.link_spread, workers.count)
+    push = max(workers.push / workers.server_bytes_s, workers.apply_s)
+    pull = workers.pull / workers.server_bytes_s
+    # Seconds of a message on a worker's own link beyond its turn on the server's.
+    up, down = np.maximum(0.0, workers.push / rates - push), np.maximum(0.0, workers.pull / rates - pull)
+    times = _Times(workers, rng, shortest, push, pull, up, down)
+    return _synchronous(workers, times, rounds) if workers.mode == "sync" else _asynchronous(workers, times, rounds)
 
 
 @dataclass
 class _Times:
-    crowd: Crowd
+    """Seconds of computation and of each part of an exchange, by worker."""
+
+    workers: Workers
     rng: np.random.Generator
-    least: Floats
+    shortest: Floats
     push: float
     pull: float
     up: Floats
     down: Floats
 
-    def compute(self, who: Any) -> Floats:
-        crowd, base = self.crowd, self.least[who]
-        found: Floats = base
-        if crowd.jitter:
-            found = base * (1 + crowd.jitter * self.rng.standard_exponential(len(base)))
-        if crowd.straggle_share:
-            found = found * _where(self.rng.random(len(base)) < crowd.straggle_share, crowd.straggle)
-        return found
+    def compute(self, selected: Any) -> Floats:
+        """Return the seconds of one iteration of the selected workers."""
+        import numpy as np
 
-
-def _where(slow: Any, factor: float) -> Any:
-    import numpy as np
-
-    return np.where(slow, factor, 1.0)
+        workers = self.workers
+        seconds: Floats = self.shortest[selected]
+        if workers.jitter:
+            seconds = seconds * (1 + workers.jitter * self.rng.standard_exponential(len(seconds)))
+        if workers.straggle_share:
+            straggles = self.rng.random(len(seconds)) < workers.straggle_share
+            seconds = seconds * np.where(straggles, workers.straggle, 1.0)
+        return seconds
 
 
 def _queued(arrivals: Floats, service: float, free: float) -> Floats:
-    """When each of these, in order, has been served: f[k] = max(arrival[k], f[k-1]) + service."""
+    """Return when each arrival, in order, has been served: f[k] = max(arrival[k], f[k-1]) + service."""
     import numpy as np
 
     if not service:
         return np.maximum.accumulate(np.maximum(arrivals, free))
-    places = service * np.arange(len(arrivals))
-    found: Floats = np.maximum.accumulate(np.maximum(arrivals, free) - places) + places + service
-    return found
+    offsets = service * np.arange(len(arrivals))
+    served: Floats = np.maximum.accumulate(np.maximum(arrivals, free) - offsets) + offsets + service
+    return served
 
 
-def _in_rounds(crowd: Crowd, times: _Times, rounds: int) -> Simulated:
+def _synchronous(workers: Workers, times: _Times, rounds: int) -> SimulationResult:
     import numpy as np
 
-    wanted = crowd.workers - crowd.backup
-    answers = crowd.workers * times.pull + float(times.down.max())
+    counted = workers.count - workers.backup
+    replies = workers.count * times.pull + float(times.down.max())
     now = busy = 0.0
     for _ in range(rounds):
         computing = times.compute(slice(None))
-        summed = float(_queued(np.sort(computing + times.up), times.push, 0.0)[wanted - 1])
+        summed = float(_queued(np.sort(computing + times.up), times.push, 0.0)[counted - 1])
         busy += float(np.minimum(computing, summed).mean())
-        now += summed + answers
-    return Simulated(wanted * rounds, now, busy / now, 0.0, 0, crowd.workers)
+        now += summed + replies
+    return SimulationResult(counted * rounds, now, busy / now, 0.0, 0, workers.count)
 
 
-def _without(crowd: Crowd, times: _Times, rounds: int) -> Simulated:
+def _asynchronous(workers: Workers, times: _Times, rounds: int) -> SimulationResult:
     import numpy as np
 
-    workers, wanted = crowd.workers, crowd.workers * rounds
-    soonest = float((times.least + times.up + times.down).min()) + times.pull
-    gate, line = _Gate(crowd.bound), _Line(workers)
-    versions = np.zeros(workers, dtype=np.int64)
-    arrives, sender = np.zeros(0), np.zeros(0, dtype=np.int64)  # of what is on its way
+    wanted = workers.count * rounds
+    shortest = float((times.shortest + times.up + times.down).min()) + times.pull
+    gate, waiting = _StalenessGate(workers.bound), _WaitingWorkers(workers.count)
+    versions = np.zeros(workers.count, dtype=np.int64)
+    arrives, sender = np.zeros(0), np.zeros(0, dtype=np.int64)  # messages under way
     applied = missed = most = 0
     up_free = down_free = busy = 0.0
     served, served_from = np.zeros(0), 0
     while applied < wanted:
-        told = gate.open(line.asked)
-        held = served_from + np.searchsorted(served, told, side="right")
-        count = gate.hand_out(held)
+        allowed = gate.open(waiting.since)
+        current = served_from + np.searchsorted(served, allowed, side="right")
+        count = gate.hand_out(current)
         if count:
-            who = line.pop(count)
-            begun = _queued(told[:count], times.pull, down_free)
-            down_free = float(begun[-1])
-            took = times.compute(who)
-            versions[who] = held[:count]
-            arrives = np.concatenate([arrives, begun + times.down[who] + took + times.up[who]])
-            sender = np.concatenate([sender, who])
-            busy += float(took.sum())
-        # Whoever is served in this batch is back no sooner than the first was served, or the queue for answers has
-        # ended, and it has computed.
-        horizon = max(max(float(arrives.min()), up_free) + times.push, down_free) + soonest
-        now = arrives < horizon
-        order = np.argsort(arrives[now])[: wanted - applied]
-        who = sender[now][order]
-        served, served_from = _queued(arrives[now][order], times.push, up_free), applied
-        arrives, sender = arrives[~now], sender[~now]
+            started = waiting.pop(count)
+            pulled = _queued(allowed[:count], times.pull, down_free)
+            down_free = float(pulled[-1])
+            seconds = times.compute(started)
+            versions[started] = current[:count]
+            arrives = np.concatenate([arrives, pulled + times.down[started] + seconds + times.up[started]])
+            sender = np.concatenate([sender, started])
+            busy += float(seconds.sum())
+        # A worker that is served in this batch is back at the earliest when the first was served, or the queue of
+        # replies has ended, and it has computed.
+        horizon = max(max(float(arrives.min()), up_free) + times.push, down_free) + shortest
+        batch = arrives < horizon
+        order = np.argsort(arrives[batch])[: wanted - applied]
+        pushed = sender[batch][order]
+        served, served_from = _queued(arrives[batch][order], times.push, up_free), applied
+        arrives, sender = arrives[~batch], sender[~batch]
         up_free = float(served[-1])
-        stale = applied + np.arange(len(who)) - versions[who]
+        stale = applied + np.arange(len(pushed)) - versions[pushed]
         missed += int(stale.sum())
         most = max(most, int(stale.max()))
-        gate.applied(versions[who], served)
-        applied += len(who)
-        line.put(who, served)
-    return Simulated(applied, up_free, min(1.0, busy / (up_free * workers)), missed / applied, most, workers)
+        gate.applied(versions[pushed], served)
+        applied += len(pushed)
+        waiting.put(pushed, served)
+    computing = min(1.0, busy / (up_free * workers.count))
+    return SimulationResult(applied, up_free, computing, missed / applied, most, workers.count)
 
 
-class _Line:
-    """Those who wait for parameters, in the order in which they asked; at first all, from the beginning."""
+class _WaitingWorkers:
+    """Workers that wait for parameters, in the order of their requests; at first all of them."""
 
     def __init__(self, workers: int) -> None:
         import numpy as np
 
-        self._who, self._asked = np.arange(2 * workers), np.zeros(2 * workers)
+        self._numbers, self._since = np.arange(2 * workers), np.zeros(2 * workers)
         self._first, self._end = 0, workers
 
     @property
-    def asked(self) -> Floats:
-        return self._asked[self._first : self._end]
+    def since(self) -> Floats:
+        """Times of the requests."""
+        return self._since[self._first : self._end]
 
     def pop(self, count: int) -> Any:
         self._first += count
-        return self._who[self._first - count : self._first].copy()
+        return self._numbers[self._first - count : self._first].copy()
 
-    def put(self, who: Any, asked: Floats) -> None:
-        if self._end + len(who) > len(self._who):
-            for each in (self._who, self._asked):
-                each[: self._end - self._first] = each[self._first : self._end].copy()
+    def put(self, numbers: Any, since: Floats) -> None:
+        if self._end + len(numbers) > len(self._numbers):
+            for array in (self._numbers, self._since):
+                array[: self._end - self._first] = array[self._first : self._end].copy()
             self._first, self._end = 0, self._end - self._first
-        self._who[self._end : self._end + len(who)] = who
-        self._asked[self._end : self._end + len(who)] = asked
-        self._end += len(who)
+        self._numbers[self._end : self._end + len(numbers)] = numbers
+        self._since[self._end : self._end + len(numbers)] = since
+        self._end += len(numbers)
 
 
-class _Gate:
-    """Who may be handed parameters: the H-th may when all gradients of versions below H - S - 1 are applied.
+class _StalenessGate:
+    """Decides when parameters are handed out: the H-th time when all gradients of versions below H - S - 1 are applied.
 
-    All that was handed out is applied or on its way. If it is H of them, of which one was computed on version v, that
-    one can miss H - 1 - v updates at most. Versions only grow, so what is known of them lies in arrays by version, of
-    which the first entry is that of version ``_base``.
+    Everything that was handed out is applied or under way. If parameters were handed out H times, a gradient computed
+    on version v misses at most H - 1 - v updates. Versions only grow, so their state is kept in arrays by version; the
+    first entry is that of version ``_base``.
     """
 
     def __init__(self, bound: int | None) -> None:
         import numpy as np
 
-        self._bound, self._given, self._flying = bound, 0, 0
-        self._base = self._oldest = self._top = 0  # _oldest: all below are applied; _top: all handed out are below
-        self._out: Any = np.zeros(1 << 16, dtype=np.int64)  # gradients on their way
-        self._last: Any = np.zeros(1 << 16)  # when the last of a version was applied
-        self._settled: Any = np.zeros(1 << 16)  # when all below a version were; up to _oldest
+        self._bound, self._given, self._under_way = bound, 0, 0
+        self._base = self._oldest = self._top = (
+            0  # versions below _oldest are applied; none of _top or above was handed out
+        )
+        self._out: Any = np.zeros(1 << 16, dtype=np.int64)  # gradients under way, by version
+        self._last: Any = np.zeros(1 << 16)  # when the last gradient of a version was applied
+        self._settled: Any = np.zeros(1 << 16)  # when all below a version were applied; up to _oldest
 
-    def open(self, asked: Floats) -> Floats:
-        """When those who wait may begin, in order: of all of them, or of the first few."""
+    def open(self, since: Floats) -> Floats:
+        """Return when waiting workers may start, in order: of all of them, or of the first few."""
         import numpy as np
 
         if self._bound is None:
-            return asked
-        first = self._given - self._bound  # the first waits for all below this version, the next for one more
-        count = min(len(asked), self._bound + 1)  # as many as could be on their way at once
-        if self._flying:
+            return since
+        first = self._given - self._bound  # the first waits for all versions below, the next for one more
+        count = min(len(since), self._bound + 1)  # as many as can be under way at once
+        if self._under_way:
             count = max(0, min(count, self._oldest - first + 1))
         needed = np.clip(np.arange(first, first + count), self._base, self._oldest) - self._base
-        found: Floats = np.maximum.accumulate(np.maximum(asked[:count], self._settled[needed]))
-        return found
+        allowed: Floats = np.maximum.accumulate(np.maximum(since[:count], self._settled[needed]))
+        return allowed
 
     def hand_out(self, versions: Any) -> int:
-        """How many of these begin: the first of them may itself be what a later one has to wait for."""
+        """Return how many workers start: a later one may have to wait for the first of them."""
         import numpy as np
 
         if self._bound is None or not len(versions):
             return len(versions)
         count = min(len(versions), max(1, int(versions[0]) - (self._given - self._bound) + 1))
         self._top = int(versions[count - 1]) + 1
-        self._make_room()
+        self._grow()
         np.add.at(self._out, versions[:count] - self._base, 1)
         self._given += count
-        self._flying += count
+        self._under_way += count
         return count
 
     def applied(self, versions: Any, when: Floats) -> None:
-        """Gradients of these versions are applied, one after the other."""
+        """Record that gradients of these versions were applied, one after the other."""
         import numpy as np
 
         if self._bound is None:
             return
         places = versions - self._base
         np.subtract.at(self._out, places, 1)
-        self._last[places] = when  # of several of one version the last stays
-        self._flying -= len(versions)
+        self._last[places] = when  # the last of several gradients of one version stays
+        self._under_way -= len(versions)
         begin, end = self._oldest - self._base, self._top - self._base
         if begin == end or self._out[begin]:
             return
@@ -327,8 +333,8 @@ class _Gate:
         self._settled[begin + 1 : end + 1] = np.maximum(self._settled[begin], later)
         self._oldest = self._base + end
 
-    def _make_room(self) -> None:
-        """For versions up to ``_top``, by leaving out those that nobody will ask for again."""
+    def _grow(self) -> None:
+        """Make the arrays long enough for versions up to ``_top``, and drop those that are no longer needed."""
         import numpy as np
 
         if self._top - self._base < len(self._out):
@@ -338,7 +344,7 @@ class _Gate:
         size = max(len(self._out), 2 * (self._top + 1 - self._base - past))
         for name in ("_out", "_last", "_settled"):
             before = getattr(self, name)
-            room = np.zeros(size, dtype=before.dtype)
-            room[: len(before) - past] = before[past:]
-            setattr(self, name, room)
+            longer = np.zeros(size, dtype=before.dtype)
+            longer[: len(before) - past] = before[past:]
+            setattr(self, name, longer)
         self._base += past

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import FileError
+from laconic.report.javascript import formulas_script
 from laconic.report.plots import Data, Figures, Plot, Section
 
 __all__ = ["render", "write_page"]
 
 LONG = 30
 """Letters of a last column that is given room."""
-SCRIPTS = ("model.js", "chart.js", "whatif.js", "page.js")
+SCRIPTS = ("chart.js", "whatif.js", "page.js")
 
 
 def render(
@@ -52,7 +53,7 @@ def render(
     if skipped:
         parts.append(_skipped(skipped))
         links.append(("skipped", "Not shown"))
-    scripts = [_asset(name) for name in SCRIPTS]
+    scripts = [formulas_script(), *(_asset(name) for name in SCRIPTS)]
     style = _asset("page.css")
     blocks = {"plots": data.plots, "tables": data.tables, "whatIf": what_if}
     policy = (

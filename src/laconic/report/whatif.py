@@ -1,30 +1,46 @@
-"""What the page's sliders need: the planner's profiles and constants, so that the browser computes what Python does.
+"""Data for the sliders of the page: sizes and times of messages for every model size that the page offers.
 
-The formulas themselves are ``laconic.plan``'s, written again in ``assets/model.js``; tests compare the two.
+The page combines them by the formulas that ``javascript`` translates from ``laconic.plan.formulas``, so it predicts
+what ``laconic plan --params N --step-time S`` does with one parameter server.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from laconic.codecs import parse
 from laconic.errors import ConfigError
-from laconic.plan.advice import GAIN, SLOT
-from laconic.plan.calibration import GZIP, sum_sizes, summable
-from laconic.plan.costs import EVENLY
+from laconic.plan.calibration import summable
+from laconic.plan.costs import EVENLY, Network, Work
 from laconic.plan.jang2017 import ALEXNET, ALEXNET_EPOCHS, WORKERS
 from laconic.plan.jang2017 import GZIP as PAPER_GZIP
+from laconic.plan.messages import Workload, message_of
 from laconic.plan.profile import Profile, load, shipped
-from laconic.policy import Policy
+from laconic.plan.recommend import PlanRequest, default_transport, needed_memory
 from laconic.units import GOODPUT
 
-__all__ = ["CROWDS", "settings"]
+__all__ = ["KNOBS", "settings"]
 
-CROWDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 48, 64, 96, 128, 192, 256)
-"""Workers that the slider knows: of sums the bytes depend on how many there are."""
-SAMPLE = 1 << 16
-"""Values that bytes of sums are taken from; a larger message is as many times larger."""
+
+def _rising(low: float, high: float, steps: Sequence[float] = (1, 1.5, 2, 3, 5, 7)) -> list[float]:
+    """Return round values between two limits: ``steps`` times a power of ten."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [float(f"{step * 10.0**decade:.3g}") for decade in decades for step in steps]
+    return [value for value in values if low <= value <= high]
+
+
+KNOBS: dict[str, list[float]] = {
+    "workers": [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 48, 64, 96, 128, 192, 256],
+    "rate": _rising(1e7, 1e11),
+    "rho": _rising(0.001, 1),
+    "h": _rising(0.05, 5, (1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)),
+    "step_s": _rising(0.001, 10),
+    "nbytes": _rising(1e6, 4e9),
+    "every": [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 400, 500, 1000],
+}
+"""The values of each slider. Presets add their own workers and sizes."""
 
 PAPER = {
     "name": "AlexNet of jang2017", "workers": WORKERS, "rate": 8 * ALEXNET.bandwidth, "rho": 0.2, "h": 1.0,
@@ -33,48 +49,59 @@ PAPER = {
 
 
 def settings(presets: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """All that the what-if part needs.
+    """Return everything that the what-if part of the page needs.
 
     Args:
-        presets: Where it can begin beside the paper's AlexNet, which comes first.
+        presets: Settings to start from besides the paper's AlexNet, which comes first.
     """
-    begin = {key: PAPER[key] for key in ("rate", "rho", "h")}
+    start = {key: PAPER[key] for key in ("rate", "rho", "h")}
+    listed = [PAPER, *({**start, **preset} for preset in presets)]
+    knobs = {name: sorted({*values, *(preset[name] for preset in listed)}) for name, values in KNOBS.items()}
+    profiles = {name: _profile(name, tuple(knobs["workers"]), tuple(knobs["nbytes"])) for name in shipped()}
     return {
-        "presets": [PAPER, *({**begin, **one} for one in presets)],
-        "workers": CROWDS,
+        "presets": listed,
+        "knobs": knobs,
         "iterations": ALEXNET_EPOCHS,
-        "gzip": {"nbytes": ALEXNET.nbytes, "rho": PAPER_GZIP.rho, "compress_s": PAPER_GZIP.compress_s,
-                 "decompress_s": PAPER_GZIP.decompress_s},
-        "fixed": {"gain": GAIN, "slot": SLOT, "goodput": GOODPUT, "minNumel": Policy().min_numel, "ready": EVENLY},
-        "profiles": {name: _profile(load(name)) for name in shipped()},
+        "gzip": {"rho": PAPER_GZIP.rho, "compress_byte_s": PAPER_GZIP.compress_s / ALEXNET.nbytes,
+                 "decompress_byte_s": PAPER_GZIP.decompress_s / ALEXNET.nbytes},
+        "goodput": GOODPUT,
+        "ready": [time for time, _ in EVENLY],
+        "shares": Work(0.0).shares,
+        "profiles": profiles,
     }  # fmt: skip
 
 
-def _profile(profile: Profile) -> dict[str, Any]:
-    transport = {key: profile.transport.get(key, 0.0) for key in ("exchange_s", "byte_s", "slot_s")}
+@lru_cache(maxsize=8)
+def _profile(name: str, workers: tuple[int, ...], sizes: tuple[float, ...]) -> dict[str, Any]:
+    """Return the messages of a profile's codecs for each size of the model, and for sums each number of workers."""
+    profile = load(name)
+    workloads = [Workload.of_params(round(nbytes / 4)) for nbytes in sizes]
+    transport = profile.transport or default_transport()
+    request = PlanRequest(profile, workloads[0], 1.0)
     return {
-        "codecs": {spec: _codec(profile, spec) for spec in profile.codecs},
+        "spare_core": request.work.spare_core,
         "memory": profile.memory,
-        "transport": transport,
-        "spare": profile.device == "cuda" or profile.machine.get("cores", 1) > 1,
-    }
+        "byte_s": transport.byte_s,
+        "fixed_s": [transport.seconds(len(workload.slots)) for workload in workloads],
+        "codecs": {
+            spec: _codec(profile, spec, workers, workloads) for spec in dict.fromkeys(["none", "bf16", *profile.codecs])
+        },
+    }  # fmt: skip
 
 
-def _codec(profile: Profile, spec: str) -> dict[str, Any]:
-    points = sorted(profile.codecs[spec], key=lambda one: one.numel)
-    found: dict[str, Any] = {
-        "points": [[one.numel, one.nbytes, one.encode_s, one.decode_s, one.add_s] for one in points],
-        "remembers": spec != GZIP and parse(spec)[0] != (),
-    }
-    if spec != GZIP and summable(spec):
-        found["sums"] = {str(workers): sizes for workers in CROWDS if (sizes := _sizes(spec, workers))}
-    return found
-
-
-def _sizes(spec: str, workers: int) -> list[float] | None:
-    """Bytes a value, there and back; None where so many workers do not fit."""
-    try:
-        push, pull = sum_sizes(spec, SAMPLE, workers)
-    except ConfigError:
-        return None
-    return [push / SAMPLE, pull / SAMPLE]
+def _codec(profile: Profile, spec: str, workers: Sequence[int], workloads: Sequence[Workload]) -> dict[str, Any]:
+    """Return the seconds of a codec by size, and its bytes by workers and size; a sum may not fit all workers."""
+    is_sum = summable(spec)
+    times: list[list[float]] = []
+    nbytes: dict[str, list[list[float]]] = {}
+    for count in workers if is_sum else workers[:1]:
+        try:
+            messages = [message_of(profile, workload, spec, Network(count, 1e9)) for workload in workloads]
+        except ConfigError:
+            continue
+        times = [[one.encode_s, one.decode_s, one.add_s] for one in messages]
+        nbytes[str(count) if is_sum else "any"] = [
+            [message.push, message.pull, needed_memory(workload, message)]
+            for workload, message in zip(workloads, messages, strict=True)
+        ]
+    return {"summable": is_sum, "times": times, "nbytes": nbytes}

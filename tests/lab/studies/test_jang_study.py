@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from laconic.errors import ConfigError
+from laconic.plan.background_load import OtherProcesses
 from laconic.plan.costs import Step
 from laconic.plan.profile import ModelTimes
 from laconic.records import Record
 from laconic_lab.studies.jang2017 import STUDY, cells, compression, ddp, operations, reader, runs, tasks
-from laconic_lab.studies.jang2017.background_load import Others
 from laconic_lab.studies.jang2017.results import LAYERS, Results
 
 
@@ -106,7 +106,7 @@ def test_a_cell_is_predicted_from_what_was_calibrated() -> None:
 
 
 def test_what_others_compute_is_seen() -> None:
-    mine, nobody = Others([os.getpid()]), Others([])
+    mine, nobody = OtherProcesses([os.getpid()]), OtherProcesses([])
     end = time.process_time() + 0.3
     while time.process_time() < end:
         sum(range(1000))

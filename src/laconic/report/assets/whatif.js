@@ -1,38 +1,61 @@
 "use strict";
-/* Sliders, and the curves that follow them. All arithmetic is in model.js. */
+/* Sliders, and the curves that follow them. Formulas are generated from Python; data comes from whatif.py. */
+
+/* The codecs of a profile: bytes, seconds of an iteration, and whether a worker's memory suffices. */
+laconic.predictCodecs = (settings, state) => {
+  const f = formulas, { workers, every } = state;
+  const profile = settings.profiles[state.profile], size = settings.knobs.nbytes.indexOf(state.nbytes);
+  const rate = f.payload_bytes_s(state.rate, settings.goodput), step = f.ideal_s(workers, state.step_s, 1);
+  const rows = [];
+  for (const [codec, { summable, times, nbytes }] of Object.entries(profile.codecs)) {
+    const sizes = nbytes.any ?? nbytes[workers];
+    if (!sizes) continue; // the sum of so many workers does not fit
+    const [push, pull, memory] = sizes[size], [encode_s, decode_s, add_s] = times[size];
+    const step_s = f.server_iteration_s(settings.ready, settings.shares, step, every, profile.spare_core, workers, rate,
+      profile.byte_s, profile.fixed_s[size], push, pull, encode_s, decode_s, add_s, summable);
+    rows.push({ codec, push, pull, memory, step_s, fits: profile.memory === null || memory <= profile.memory });
+  }
+  const [none, bf16] = ["none", "bf16"].map((name) => rows.find((row) => row.codec === name).step_s);
+  for (const row of rows) Object.assign(row, { speedup_fp32: f.speed_up(none, row.step_s), speedup_bf16: f.speed_up(bf16, row.step_s) });
+  return rows;
+};
+
+laconic.recommendCodec = (rows, workers) => {
+  if (workers === 1) return { codec: "none", why: "one worker has no one to exchange with" };
+  const plain = rows.find((row) => row.codec === "none");
+  const best = rows[formulas.fastest(rows.map((row) => row.step_s), rows.map((row) => row.fits))];
+  if (!best) return { codec: "none", why: "model, gradient and momentum alone do not fit into the machine's memory" };
+  if (best === plain) return { codec: "none", why: "no codec of this profile is faster" };
+  if (!formulas.worth_its_loss(plain.step_s, best.step_s))
+    return { codec: "none", why: `${best.codec}, the fastest, gains ${(100 * (best.speedup_fp32 - 1)).toFixed(1)} %, which is not worth its loss` };
+  return { codec: best.codec, why: `${best.speedup_fp32.toFixed(2)} times as fast as float32 and ${best.speedup_bf16.toFixed(2)} times as fast as ` +
+    `bfloat16; it pushes ${Number((plain.push / best.push).toPrecision(3))} times fewer bytes` };
+};
 
 laconic.whatIf = (settings) => {
   const { html, precise } = laconic;
-  const steps = (low, high, inner = [1, 1.5, 2, 3, 5, 7]) => {
-    const found = [];
-    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
-      for (const m of inner) {
-        const x = Number((m * 10 ** e).toPrecision(3));
-        if (x >= low * 0.999 && x <= high * 1.001) found.push(x);
-      }
-    return found;
-  };
+  const f = formulas;
   const unit = (x, units) => { const [size, name] = units.find(([one]) => x >= one) ?? units.at(-1); return `${precise(x / size)} ${name}`; };
-  const KNOBS = {
-    workers: { label: "Workers M", values: settings.workers, show: (x) => String(x) },
-    rate: { label: "Bandwidth", values: steps(1e7, 1e11), show: (x) => unit(x, [[1e9, "Gbit/s"], [1e6, "Mbit/s"], [1, "bit/s"]]) },
-    rho: { label: "ρ, compressed over original size", values: steps(0.001, 1), show: precise },
-    h: { label: "h, compressed over dense time", values: steps(0.05, 5, [1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]), show: precise },
-    step_s: { label: "Step time C, one node", values: steps(0.001, 10), show: (x) => unit(x, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) },
-    nbytes: { label: "Model W, float32", values: steps(1e6, 4e9), show: (x) => unit(x, [[1e9, "GB"], [1e6, "MB"], [1, "B"]]) },
-    every: { label: "Iterations an update i", values: [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 400, 500, 1000], show: (x) => String(x) },
+  const LABELS = {
+    workers: ["Workers M", String],
+    rate: ["Bandwidth", (x) => unit(x, [[1e9, "Gbit/s"], [1e6, "Mbit/s"], [1, "bit/s"]])],
+    rho: ["ρ, compressed over original size", precise],
+    h: ["h, compressed over dense time", precise],
+    step_s: ["Step time C, one node", (x) => unit(x, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]])],
+    nbytes: ["Model W, float32", (x) => unit(x, [[1e9, "GB"], [1e6, "MB"], [1, "B"]])],
+    every: ["Iterations an update i", String],
   };
   const state = { profile: Object.keys(settings.profiles)[0], ...settings.presets[0] };
   delete state.name;
 
-  const nearest = (values, x) => values.reduce((best, one, i) => (Math.abs(Math.log(one / x)) < Math.abs(Math.log(values[best] / x)) ? i : best), 0);
   const inputs = {}, outputs = {};
-  for (const [name, knob] of Object.entries(KNOBS)) {
-    const input = html("input", { type: "range", min: 0, max: knob.values.length - 1, step: 1, id: `knob-${name}` });
+  for (const [name, [words]] of Object.entries(LABELS)) {
+    const values = settings.knobs[name];
+    const input = html("input", { type: "range", min: 0, max: values.length - 1, step: 1, id: `knob-${name}` });
     const output = html("output", {});
     output.setAttribute("for", input.id);
-    input.addEventListener("input", () => { state[name] = knob.values[Number(input.value)]; refresh(); });
-    const label = html("label", { htmlFor: input.id }, knob.label, output);
+    input.addEventListener("input", () => { state[name] = values[Number(input.value)]; refresh(); });
+    const label = html("label", { htmlFor: input.id }, words, output);
     document.getElementById("knobs").append(html("div", { className: "knob" }, label, input));
     inputs[name] = input; outputs[name] = output;
   }
@@ -52,51 +75,44 @@ laconic.whatIf = (settings) => {
   const table = (columns, rows) => new laconic.Table({
     columns, cells: columns.map((_, i) => ({ numbers: rows.map((row) => row[i]) })),
   });
-  const training = () => ({ nbytes: state.nbytes, step_s: state.step_s, bandwidth: state.rate / 8, every: state.every });
-  const gzip = () => {
-    const { nbytes, rho, compress_s, decompress_s } = settings.gzip, share = state.nbytes / nbytes;
-    return { rho, compress_s: compress_s * share, decompress_s: decompress_s * share };
-  };
-  const crowd = () => {
+  const workerCounts = () => {
     const most = Math.max(25, state.workers), stride = Math.ceil(most / 64);
     return Array.from({ length: most }, (_, i) => i + 1).filter((m) => m % stride === 0 || m === 1 || m === state.workers);
   };
+  const compute = (m) => f.ideal_s(m, state.step_s, state.every);
+  const transfer = (m) => f.transfer_s(m, state.nbytes, state.rate / 8);
+  const oneNode = () => compute(1);
+  const slope = () => f.slope(state.workers, state.nbytes, state.step_s, state.rate / 8, state.every);
   const compressed = () => `ρ ${precise(state.rho)}, h ${precise(state.h)}`;
-  const ways = (t, m) => [["vanilla", model.vanilla(t, m)], ["gzip", model.naive(t, m, gzip())], [compressed(), model.homomorphic(t, m, state.rho, state.h)]];
+  const homomorphic = (m, h = state.h) => f.total_s(f.homomorphic_update(compute(m), transfer(m), state.rho, h));
+  const dense = (m) => f.total_s([compute(m), transfer(m)]);
+  const gzip = (m) => {
+    const { rho, compress_byte_s, decompress_byte_s } = settings.gzip;
+    return f.total_s(f.naive_update(compute(m), transfer(m), rho, state.nbytes * compress_byte_s, state.nbytes * decompress_byte_s, m));
+  };
+  const hours = (seconds) => f.training_s(seconds, settings.iterations, state.every) / 3600;
+  const byWorkers = (show) => workerCounts().flatMap((m) =>
+    [["ideal", compute(m)], ["vanilla", dense(m)], ["gzip", gzip(m)], [compressed(), homomorphic(m)]].map(([name, seconds]) => [name, m, show(seconds)]));
 
   const curves = {
     "if-split": () => {
-      const t = training(), rows = crowd().flatMap((m) => [["T_cmt, computation", m, model.vanilla(t, m).compute], ["T_inf, transfer", m, model.vanilla(t, m).transfer]]);
-      const cross = model.crossover(t), seen = cross >= 1 && cross <= Math.max(25, state.workers);
+      const rows = workerCounts().flatMap((m) => [["T_cmt, computation", m, compute(m)], ["T_inf, transfer", m, transfer(m)]]);
+      const cross = f.crossover(state.nbytes, state.step_s, state.rate / 8, state.every), seen = cross >= 1 && cross <= Math.max(25, state.workers);
       return [table(["part", "workers", "seconds"], rows), seen ? [{ axis: "x", value: cross, label: `both as long at ${precise(Number(cross.toPrecision(3)))}` }] : []];
     },
-    "if-update": () => {
-      const t = training(), rows = crowd().flatMap((m) => [["ideal", model.ideal(t, m)], ...ways(t, m)].map(([name, one]) => [name, m, model.total(one)]));
-      return [table(["way", "workers", "seconds"], rows), [{ axis: "x", value: state.workers, label: `${state.workers} workers` }]];
-    },
-    "if-speedup": () => {
-      const t = training(), rows = crowd().flatMap((m) => [["ideal", model.ideal(t, m)], ...ways(t, m)].map(([name, one]) => [name, m, model.speedUp(t, one)]));
-      return [table(["way", "workers", "speed-up"], rows), [{ axis: "y", value: 1, label: "one node" }]];
-    },
+    "if-update": () => [table(["way", "workers", "seconds"], byWorkers((seconds) => seconds)), [{ axis: "x", value: state.workers, label: `${state.workers} workers` }]],
+    "if-speedup": () => [table(["way", "workers", "speed-up"], byWorkers((seconds) => f.speed_up(oneNode(), seconds))), [{ axis: "y", value: 1, label: "one node" }]],
     "if-h": () => {
-      const t = training(), rows = [];
-      const most = Math.max(2, 1.5 * state.h);
-      for (let k = 0; k <= 40; k++) rows.push([`ρ ${precise(state.rho)}`, (most * k) / 40, model.total(model.homomorphic(t, state.workers, state.rho, (most * k) / 40))]);
-      const plain = model.total(model.vanilla(t, state.workers));
-      return [table(["size", "h", "seconds"], rows), [{ axis: "y", value: plain, label: "vanilla" }, { axis: "x", value: state.h, label: `h ${precise(state.h)}` }]];
+      const most = Math.max(2, 1.5 * state.h), hs = Array.from({ length: 41 }, (_, k) => (most * k) / 40);
+      const marks = [{ axis: "y", value: dense(state.workers), label: "vanilla" }, { axis: "x", value: state.h, label: `h ${precise(state.h)}` }];
+      return [table(["size", "h", "seconds"], hs.map((h) => [`ρ ${precise(state.rho)}`, h, homomorphic(state.workers, h)])), marks];
     },
-    "if-hours": () => {
-      const t = training(), rows = crowd().flatMap((m) => [["ideal", model.ideal(t, m)], ...ways(t, m)].map(([name, one]) => [name, m, model.training(t, one, settings.iterations) / 3600]));
-      return [table(["way", "workers", "hours"], rows), [{ axis: "y", value: model.training(t, model.oneNode(t), settings.iterations) / 3600, label: "one node" }]];
-    },
+    "if-hours": () => [table(["way", "workers", "hours"], byWorkers(hours)), [{ axis: "y", value: hours(oneNode()), label: "one node" }]],
     "if-codecs": () => {
-      const found = advice(), rows = [...found.rows].sort((a, b) => a.step_s - b.step_s);
+      const rows = laconic.predictCodecs(settings, state).sort((a, b) => a.step_s - b.step_s);
       return [table(["codec", "seconds an iteration", "kB pushed", "over float32", "over bfloat16"], rows.map((one) => [one.codec, one.step_s, one.push / 1e3, one.speedup_fp32, one.speedup_bf16])), []];
     },
   };
-  const advice = () => model.advise(settings.profiles[state.profile], {
-    params: Math.round(state.nbytes / 4), step_s: state.step_s / state.workers, workers: state.workers, rate: state.rate, every: state.every,
-  }, settings.fixed);
   const SHAPES = {
     "if-split": { kind: "line", series: "part", x: "workers", y: "seconds", log: "y", title: "Computation and transfer" },
     "if-update": { kind: "line", series: "way", x: "workers", y: "seconds", log: "y", title: "An update, way by way" },
@@ -108,25 +124,24 @@ laconic.whatIf = (settings) => {
 
   const about = (x) => precise(Number(x.toPrecision(3)));
   function words() {
-    const t = training(), { workers, rho, h } = state, bold = (text) => html("b", { textContent: text });
-    const gain = model.overVanilla(t, workers, rho, h), one = model.overOneNode(t, workers, rho, h);
-    const pays = model.beatsVanilla(t, workers, rho, h);
-    const least = model.rMin(t, workers, rho, h), found = advice();
+    const { workers, rho, h } = state, k = slope(), bold = (text) => html("b", { textContent: text });
+    const gain = f.over_vanilla(k, rho, h), limit = f.limit_of_h(k, rho), useful = f.crossover(state.nbytes, state.step_s, state.rate / 8, state.every) ** 2;
+    const { codec, why } = laconic.recommendCodec(laconic.predictCodecs(settings, state), workers);
     const lines = [
-      ["Compressed ", bold(pays ? `pays: ${about(gain)} times as fast as vanilla` : `does not pay: ${about(gain)} times as fast as vanilla`),
-        `, ${about(one)} times as fast as one node. An update takes ${about(least)} times the ideal; vanilla ${about(model.rMin(t, workers, 1, 1))}.`],
-      [`It would pay up to h ${about(1 + model.slope(t, workers) * (1 - rho))} at this ρ. More than ${precise(Math.floor(model.mostUseful(t)))} workers are slower than one node as they are.`],
-      ["Codec to take: ", bold(found.codec === "none" ? "none: don't compress" : found.codec), `; ${found.why}.`],
+      ["Compressed ", bold(`${h < limit ? "pays" : "does not pay"}: ${about(gain)} times as fast as vanilla`),
+        `, ${about(f.over_one_node(k, workers, rho, h))} times as fast as one node. An update takes ${about(f.r_min(k, rho, h))} times the ideal; vanilla ${about(f.r_min(k, 1, 1))}.`],
+      [`It would pay up to h ${about(limit)} at this ρ. More than ${precise(Math.floor(useful))} workers are slower than one node as they are.`],
+      ["Codec to use: ", bold(codec === "none" ? "none: don't compress" : codec), `; ${why}.`],
     ];
     document.getElementById("advice").replaceChildren(...lines.map((line) => html("p", {}, ...line)));
   }
 
   const charts = {};
   function refresh() {
-    for (const [name, knob] of Object.entries(KNOBS)) {
-      inputs[name].value = nearest(knob.values, state[name]);
-      outputs[name].textContent = knob.show(state[name]);
-      inputs[name].setAttribute("aria-valuetext", knob.show(state[name]));
+    for (const [name, [, show]] of Object.entries(LABELS)) {
+      inputs[name].value = settings.knobs[name].indexOf(state[name]);
+      outputs[name].textContent = show(state[name]);
+      inputs[name].setAttribute("aria-valuetext", show(state[name]));
     }
     for (const [id, curve] of Object.entries(curves)) {
       const [rows, marks] = curve();
@@ -139,5 +154,5 @@ laconic.whatIf = (settings) => {
     words();
   }
   refresh();
-  Object.assign(laconic, { knobs: KNOBS, state, refresh, advice });
+  Object.assign(laconic, { knobs: settings.knobs, state, refresh });
 };

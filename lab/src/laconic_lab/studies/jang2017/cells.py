@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from laconic.plan.calibration import SIZES, codec_points, model_times, together, turns
+from laconic.plan.calibration import SIZES, codec_points, model_times
+from laconic.plan.processes import processes_per_core, run_simultaneously
 from laconic.plan.profile import ModelTimes, Profile
 from laconic_lab.studies.jang2017 import tasks
 
@@ -130,7 +131,8 @@ print(statistics.median(took), flush=True)
 
 def step_together(model: str, processes: int, seconds: float = 3.0) -> float:
     """Seconds of a step while so many processes compute it: of their processors' time, and they take turns."""
-    return statistics.fmean(together(processes, ["-c", _STEPS, model, str(seconds)])) * turns(processes)
+    times = run_simultaneously(processes, ["-c", _STEPS, model, str(seconds)])
+    return statistics.fmean(times) * processes_per_core(processes)
 
 
 def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
@@ -152,5 +154,5 @@ def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
 @lru_cache(maxsize=1)
 def generic() -> Profile:
     """For what is not measured on the model's own gradients: small slots as they are."""
-    found = codec_points(["none"], sizes=SIZES[:2], tell=lambda what: None)
+    found = codec_points(["none"], sizes=SIZES[:2], notify=lambda message: None)
     return Profile("here", codecs={spec: tuple(points) for spec, points in found.items()})

@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from laconic.errors import LaconicError
-from laconic.plan.advice import Load, message_of
+from laconic.plan.background_load import OtherProcesses
 from laconic.plan.costs import Message, Network, Ready, Step, Work, step
+from laconic.plan.messages import Workload, message_of
 from laconic.plan.profile import ModelTimes
 from laconic.units import parse_rate
 from laconic_lab.studies.jang2017 import cells, tasks
-from laconic_lab.studies.jang2017.background_load import Others
 
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster.processes import Network as Hosts
@@ -80,7 +80,7 @@ def predict(cell: cells.Cell, here: cells.Calibrated, rate: float | None = None)
         cell.workers, rate or parse_rate(cell.rate), "ring" if way == "sum" else "twoshot", byte_s=here.byte_s,
         exchange_s=fixed,
     )  # fmt: skip
-    message = message_of(cells.generic(), Load.of_model(here.times), cell.codec, network).slower(here.slowdown)
+    message = message_of(cells.generic(), Workload.of_model(here.times), cell.codec, network).slower(here.slowdown)
     message = replace(message, add_s=message.add_s * here.slowdown)  # every rank adds, at the same time
     return message, step(Work(here.step_s, ready=bucketed(here.times)), network, message)
 
@@ -100,7 +100,7 @@ def _steps(net: Hosts, name: str, workers: int, codec: str, count: int = 30) -> 
         for rank in range(workers):
             program = [sys.executable, "-m", "laconic_lab.studies.jang2017.rank", json.dumps(orders | {"rank": rank})]
             processes.append(net.start(1 + rank)(program, stdout=subprocess.PIPE, text=True, env=environment))
-        others = Others([os.getpid(), *(process.pid for process in processes)])
+        others = OtherProcesses([os.getpid(), *(process.pid for process in processes)])
         try:
             out, _ = processes[0].communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:

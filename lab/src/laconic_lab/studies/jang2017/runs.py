@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError, LaconicError
-from laconic.plan.advice import Load, message_of
+from laconic.plan.background_load import OtherProcesses
 from laconic.plan.costs import Message, Network, Step, Work, step
+from laconic.plan.messages import Workload, message_of
 from laconic.plan.profile import ModelTimes
 from laconic.records import Record
 from laconic.train.run import Config
 from laconic.units import parse_rate
 from laconic_lab.studies.jang2017 import cells, ddp, tasks
-from laconic_lab.studies.jang2017.background_load import Others
 from laconic_lab.studies.jang2017.cells import (
     CALM,
     CODECS,
@@ -217,7 +217,7 @@ def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tupl
         byte_s=here.byte_s,
         exchange_s=here.fixed_s + here.slot_s * (len(here.times.numels) - 2),
     )
-    load = Load.of_model(here.times)
+    load = Workload.of_model(here.times)
     message = message_of(cells.generic(), load, cell.codec, network).slower(here.slowdown)
     return message, step(Work(here.step_s, ready=here.times.ready), network, message)
 
@@ -259,13 +259,13 @@ def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) 
             worker = stack.enter_context(started(net, 1 + number, arguments, subprocess.PIPE))
             listen(number, worker, lines)
             mine.append(worker.pid)
-        others = Others(mine)
+        others = OtherProcesses(mine)
         for run_dir, (_, _, count) in zip(run_dirs, trainings, strict=True):
             yield _told(lines, run_dir, workers, count, others)
 
 
 def _told(
-    lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int, others: Others
+    lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int, others: OtherProcesses
 ) -> dict[str, Any]:
     """What workers tell after each exchange of a training."""
     told: list[list[Report]] = [[] for _ in range(workers)]

@@ -1,4 +1,4 @@
-"""Curves: as text for a terminal, or as a picture."""
+"""Curves as text for a terminal, or as a figure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from laconic.errors import ConfigError, FileError
 
-__all__ = ["draw", "text"]
+__all__ = ["save_plot", "text_plot"]
 
 MARKS = "ox+*#@%&=~"
 
 
-def text(
+def text_plot(
     xs: Sequence[float],
     curves: Mapping[str, Sequence[float]],
     *,
@@ -24,9 +24,9 @@ def text(
     log_x: bool = True,
     log_y: bool = True,
 ) -> str:
-    """Curves in letters.
+    """Return curves drawn with characters.
 
-    >>> print(text([1, 10, 100], {"a": [1, 10, 100]}, x_label="x", y_label="y", width=5, height=3))
+    >>> print(text_plot([1, 10, 100], {"a": [1, 10, 100]}, x_label="x", y_label="y", width=5, height=3))
          y
       100 |    o
           |  o
@@ -35,18 +35,18 @@ def text(
            1 to 100: x
            o a
     """
-    points = [(x, y) for ys in curves.values() for x, y in zip(xs, ys, strict=True) if _shown(y, log_y)]
+    points = [(x, y) for ys in curves.values() for x, y in zip(xs, ys, strict=True) if _drawable(y, log_y)]
     if not points:
-        raise ConfigError("there is nothing to draw")
+        raise ConfigError("no curve has a point that can be drawn")
     low, high = min(y for _, y in points), max(y for _, y in points)
     rows = [[" "] * width for _ in range(height)]
     for mark, ys in zip(_marks(len(curves)), curves.values(), strict=True):
         for x, y in zip(xs, ys, strict=True):
-            if _shown(y, log_y):
-                column = round(_place(x, min(xs), max(xs), log_x) * (width - 1))
-                above = round(_place(y, low, high, log_y) * (height - 1))
+            if _drawable(y, log_y):
+                column = round(_position(x, min(xs), max(xs), log_x) * (width - 1))
+                above = round(_position(y, low, high, log_y) * (height - 1))
                 rows[height - 1 - above][min(width - 1, column)] = mark
-    edge = max(len(f"{one:.4g}") for one in (low, high)) + 2
+    edge = max(len(f"{limit:.4g}") for limit in (low, high)) + 2
     lines = [" " * edge + y_label]
     for i, row in enumerate(rows):
         label = f"{high:.4g}" if i == 0 else f"{low:.4g}" if i == height - 1 else ""
@@ -61,11 +61,11 @@ def _marks(count: int) -> str:
     return (MARKS * (count // len(MARKS) + 1))[:count]
 
 
-def _shown(y: float, log: bool) -> bool:
+def _drawable(y: float, log: bool) -> bool:
     return math.isfinite(y) and (y > 0 or not log)
 
 
-def _place(value: float, low: float, high: float, log: bool) -> float:
+def _position(value: float, low: float, high: float, log: bool) -> float:
     if high == low:
         return 0.0
     if log and low > 0:
@@ -73,7 +73,7 @@ def _place(value: float, low: float, high: float, log: bool) -> float:
     return (value - low) / (high - low)
 
 
-def draw(
+def save_plot(
     path: Path,
     xs: Sequence[float],
     curves: Mapping[str, Sequence[float]],
@@ -84,11 +84,11 @@ def draw(
     log_x: bool = True,
     log_y: bool = True,
 ) -> None:
-    """The same as a picture, in the format that the file's name says."""
+    """Write curves as a figure, in the format of the file's suffix."""
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'laconic[plots]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install 'laconic[plots]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
