@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,31 +14,38 @@ from hypothesis import settings
 
 import laws
 
-# Examples are derived from the test alone, so a red run is red for everybody; `HYPOTHESIS_PROFILE=wide` looks further.
+# Examples depend on the test alone, so that a failure is reproducible; `HYPOTHESIS_PROFILE=wide` tries more of them.
 settings.register_profile("same", derandomize=True, deadline=None, database=None, max_examples=400)
 settings.register_profile("wide", deadline=None, database=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-# Triton decides when it is imported whether it interprets kernels: it does where no GPU could run them.
+# Triton reads this when it is imported: without a GPU it interprets the kernels.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 
-# Started in the background of a script, or by nohup, a process ignores interrupts, and so do all that it starts: those
-# that tests interrupt would go on for ever.
+# A process started in the background of a script, or by nohup, ignores interrupts, and its children inherit that:
+# processes that tests interrupt would not end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What was not tested for want of a browser is said where nobody overlooks it."""
-    skipped = [one for one in terminalreporter.stats.get("skipped", []) if "NO BROWSER" in str(one.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests of pages had NO BROWSER: install chromium", red=True)
+    """Count the skipped tests by reason, in one line."""
+    reasons = Counter(_skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"{reasons.total()} skipped: {by_reason}", yellow=True)
+
+
+def _skip_reason(report) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    missing = re.match(r"could not import '([^']+)'", reason)
+    return f"no {missing[1]}" if missing else reason
 
 
 @pytest.fixture(autouse=True)
-def _threads_as_before():
-    """A test may change how many threads torch (and so laconic) uses; the next one starts from the default again."""
+def _restore_num_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -49,14 +58,14 @@ def threads(request):
 
 
 def pytest_generate_tests(metafunc):
-    """A file that says ``SPECS = [...]`` and has a test of ``law`` and ``spec`` gets every shared law over each."""
+    """Run every law for each of a module's ``SPECS``, in a test with the arguments ``law`` and ``spec``."""
     if {"law", "spec"} <= set(metafunc.fixturenames):
         metafunc.parametrize("spec", metafunc.module.SPECS)
         metafunc.parametrize("law", laws.CODEC, ids=[law.__name__ for law in laws.CODEC])
 
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGS = (
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER_ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
@@ -64,15 +73,15 @@ ARGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """For tests that look at pages: one at a time is what a process bears. Where there is none, a skip is loud."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"NO BROWSER, the page is not tested: none of {', '.join(NAMES)} is installed")
+    """Start a browser; playwright allows one at a time in a process."""
+    path = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no browser (install chromium)")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        pytest.skip("NO BROWSER, the page is not tested: pip install playwright")
+        pytest.skip("no playwright")
     with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=found, args=list(ARGS))
+        chromium = play.chromium.launch(executable_path=path, args=list(BROWSER_ARGUMENTS))
         yield chromium
         chromium.close()

@@ -12,7 +12,7 @@ import laws
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
 SPECS = [
@@ -32,7 +32,7 @@ SPECS = [
 ]
 
 # Machines with a GPU are often images of their own, with torch and little else.
-needs_zstd = pytest.mark.skipif(find_spec("zstandard") is None, reason="needs the package zstandard")
+needs_zstd = pytest.mark.skipif(find_spec("zstandard") is None, reason="no zstandard")
 every_spec = pytest.mark.parametrize(
     "spec", [pytest.param(spec, marks=needs_zstd) if "zstd" in spec else spec for spec in SPECS]
 )
@@ -124,7 +124,7 @@ def test_non_finite_values_are_refused_on_the_device():
             laconic.encode(x, spec)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 def test_the_largest_of_several_slots_are_those_that_a_stable_sort_puts_first():
     from laconic.kernels.triton.topk_batched import Selector
 

@@ -166,7 +166,7 @@ def test_pickled_model_is_rejected_with_advice(run: Run, model: Path) -> None:
     assert_error(run("pack", "model.pt", "-o", "m.lac", "--codec", "qsgd:4"), 1, "model.pt is not a safetensors file")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 def test_folder_without_write_permission_is_one_line(run: Run, model: Path) -> None:
     Path("locked").mkdir(mode=0o500)
     assert_error(run("pack", model, "-o", "locked/x.lac", "--codec", "qsgd:4"), 1, "cannot write")

@@ -64,7 +64,7 @@ def test_example_trains_to_its_end(run: Run, work_dir: Path) -> None:
     assert_error(run(*again, "--resume"), 1, "does not hold a configuration")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_missing_device_is_one_line_and_starts_nothing(run: Run, work_dir: Path) -> None:
     assert_error(run("train", "--device", "cuda", "--run-dir", "run"), 2, "no CUDA device here", "--device cpu")
     assert_error(run("train", "--device", "tpu", "--run-dir", "run"), 2, "auto, cpu or cuda", "'tpu'")

@@ -108,7 +108,7 @@ def test_default_is_the_newest_run(run: Run, work_dir: Path) -> None:
             ("--once", "--tensorboard", "run/config.json"),
             1,
             "cannot write TensorBoard's event files",
-            marks=pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX"),
+            marks=pytest.mark.skipif(find_spec("tensorboardX") is None, reason="no tensorboardX"),
         ),
         (("--every", "0"), 2, "--every"),
     ],

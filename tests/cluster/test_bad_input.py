@@ -186,10 +186,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
-        pytest.skip("a full disk needs root to mount a small one")
+        pytest.skip("no mount (needs root)")
     done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"a full disk needs a mount, which is not allowed here: {done.stderr.strip()}")
+        pytest.skip("no mount (needs root)")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 

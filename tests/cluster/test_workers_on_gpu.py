@@ -10,7 +10,7 @@ from laconic import counters
 from laconic.train import Task, build_task
 from laconic.train.methods import METHODS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 class OnGpu(Run):

@@ -17,7 +17,7 @@ import laconic
 from laconic import counters
 from ranks import batches, network, run_ranks
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 SPECS = ["none", "qsgd:4", "ef|qsgd:4", "ef|thc:4", "shared:8", "ef|sign", "ef|topk:0.1|qsgd:4", "ef|powersgd:2"]
 

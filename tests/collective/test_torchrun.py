@@ -51,7 +51,7 @@ def test_example_trains(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
 def test_trainer_is_attached(name):
-    pytest.importorskip(TRAINERS[name], reason=f"{TRAINERS[name]} is not installed: its entry point is not tested")
+    pytest.importorskip(TRAINERS[name], reason=f"no {TRAINERS[name]}")
     output = torchrun(EXAMPLES / f"{name}.py")
     steps, kilobytes = (
         float(word) for word in output.strip().splitlines()[-1].replace(" kB each", "").split(" steps, ")

@@ -19,12 +19,12 @@ from laconic import FrameError, counters, kernels, wire
 from laconic.kernels import cpu
 from laconic.kernels.sections import RANS, RAW, Coding, coded_max_nbytes
 
-pytest.importorskip("triton", reason="needs Triton: no GPU kernel is tested here")
+pytest.importorskip("triton", reason="no triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 # The interpreter computes with numpy, which warns of quotients and casts whose results the kernels discard.
 MARKS = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([] if INTERPRETED else gpu)]
@@ -32,7 +32,7 @@ MARKS = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([] if INTERPRET
 
 def gpu_only(test):
     """Mark a test that needs the compiled kernels: its tensors are too large for the interpreter."""
-    return pytest.mark.gpu(pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")(test))
+    return pytest.mark.gpu(pytest.mark.skipif(INTERPRETED, reason="no CUDA device")(test))
 
 
 def triton_kernels():

@@ -65,7 +65,7 @@ def test_nothing_to_read_is_one_line(tmp_path: Path, what: str) -> None:
     assert what in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)

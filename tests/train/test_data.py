@@ -275,7 +275,7 @@ def test_malformed_cifar10_is_told(cifar10: Path, change, words: str) -> None:  
     assert words in text and str(path) in text
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 @pytest.mark.parametrize("name, file", [("mnist", IMAGES), ("cifar10", "test_batch.bin")])
 def test_unreadable_file_is_told(request: pytest.FixtureRequest, name: str, file: str) -> None:
     folder = request.getfixturevalue(name)

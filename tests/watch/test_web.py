@@ -13,7 +13,7 @@ from run_folders import Folder, server
 from laconic.errors import ConfigError
 from laconic.watch.web import WatchServer, check_loopback, split_address
 
-NEEDS_PROMETHEUS = pytest.mark.skipif(find_spec("prometheus_client") is None, reason="needs prometheus_client")
+NEEDS_PROMETHEUS = pytest.mark.skipif(find_spec("prometheus_client") is None, reason="no prometheus_client")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="NOT CHECKED: bytes against interface counters need root, ip and tc for network namespaces",
+    reason="no network namespaces",
 )
 
 

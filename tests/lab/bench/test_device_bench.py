@@ -16,7 +16,7 @@ def test_every_floor_belongs_to_a_codec_that_is_timed():
         laconic.codec(spec)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_a_device_that_is_not_there_is_told():
     with pytest.raises(laconic.ConfigError, match="torch sees no CUDA device"):
         run_device(["qsgd:4"])

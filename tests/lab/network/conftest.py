@@ -45,7 +45,7 @@ def tun(privileged: None) -> None:
 @pytest.fixture
 def nft(privileged: None) -> None:
     if shutil.which("nft") is None and shutil.which("nft", path="/usr/sbin:/sbin") is None:
-        pytest.skip("no nft (Debian: apt-get install nftables)")
+        pytest.skip("no nft (install nftables)")
 
 
 @pytest.fixture
