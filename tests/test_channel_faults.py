@@ -1,4 +1,4 @@
-"""Channels where something is wrong: not finite, another shape, exempt, overflowing. Nothing of it is silent."""
+"""Faults in channels are raised, or logged and counted: values that are not finite, shapes that change, overflow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import laconic
 import laws
 from laconic import InputError, NonFiniteError, Policy, wire
 
-EVERYTHING = Policy(min_numel=0, exempt_1d=False)
+COMPRESS_ALL = Policy(min_numel=0, exempt_1d=False)
 SPECS = pytest.mark.parametrize(
     "spec", ["ef|topk:0.1", "momentum:0.9|topk:0.1|qsgd:4", "ef|qsgd:4", "momentum:0.9|bf16"]
 )
 
 
 def channel(spec, **options):
-    return laconic.channel(spec, policy=EVERYTHING, **options)
+    return laconic.channel(spec, policy=COMPRESS_ALL, **options)
 
 
 def memory(sender):
@@ -28,7 +28,7 @@ def memory(sender):
 
 @SPECS
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_names_its_slot_and_leaves_the_memory(spec, bad):
+def test_value_that_is_not_finite_names_its_slot_and_keeps_the_memory(spec, bad):
     sender = channel(spec)
     sender.encode("w", laws.normal(200))
     before, x = memory(sender), laws.normal(200, seed=1)
@@ -40,7 +40,7 @@ def test_a_value_that_is_not_finite_names_its_slot_and_leaves_the_memory(spec, b
 
 
 @SPECS
-def test_a_first_round_that_is_not_finite_leaves_no_memory(spec):
+def test_first_round_that_is_not_finite_leaves_no_memory(spec):
     sender = channel(spec)
     with pytest.raises(NonFiniteError):
         sender.encode("w", torch.full((50,), math.nan))
@@ -48,7 +48,7 @@ def test_a_first_round_that_is_not_finite_leaves_no_memory(spec):
 
 
 @SPECS
-def test_skip_sends_zeros_keeps_the_memory_counts_and_says_so_once(spec, caplog):
+def test_skip_sends_zeros_and_keeps_the_memory_and_is_logged_once(spec, caplog):
     sender = channel(spec, nonfinite="skip")
     sender.encode("w", laws.normal(200))
     before, bad = memory(sender), torch.full((200,), math.inf)
@@ -61,21 +61,21 @@ def test_skip_sends_zeros_keeps_the_memory_counts_and_says_so_once(spec, caplog)
 
 
 @pytest.mark.parametrize("spec", ["ef|topk:0.1", "topk:0.1"])
-def test_a_skipped_round_has_the_dtype_of_the_others(spec):
+def test_skipped_round_has_the_same_dtype(spec):
     sender = channel(spec, nonfinite="skip")
     good = wire.unpack(sender.encode("w", laws.normal(50).bfloat16())).spec
     bad = wire.unpack(sender.encode("w", torch.full((50,), math.nan, dtype=torch.bfloat16))).spec
     assert good == bad
 
 
-def test_a_value_past_float32_is_not_finite_to_a_channel():
+def test_value_beyond_float32_counts_as_not_finite():
     sender = channel("ef|topk:0.1")
     with pytest.raises(NonFiniteError, match="slot 'w'"):
         sender.encode("w", torch.full((50,), 1e300, dtype=torch.float64))
     assert sender.state_dict() == {}
 
 
-def test_a_residual_that_overflows_is_reset_counted_and_said(caplog):
+def test_overflowed_residual_is_reset_and_logged(caplog):
     sender = channel("ef|topk:0.01")
     x = torch.full((200,), 3e38)
     sender.encode("w", x)
@@ -88,16 +88,16 @@ def test_a_residual_that_overflows_is_reset_counted_and_said(caplog):
 
 
 @SPECS
-def test_an_input_that_cannot_travel_leaves_the_memory(spec):
+def test_tensor_that_cannot_be_encoded_keeps_the_memory(spec):
     sender = channel(spec)
-    x = laws.normal(*(1,) * 16, 40)  # 17 dimensions: one more than the wire knows
+    x = laws.normal(*(1,) * 16, 40)  # 17 dimensions: one more than a frame can hold
     for _ in range(2):
         with pytest.raises(InputError, match="dimensions"):
             sender.encode("w", x)
     assert not any(bool(value.any()) for value in sender.state_dict().values())
 
 
-def test_another_shape_resets_the_slot_counts_and_warns(caplog):
+def test_changed_shape_resets_the_residual_and_is_logged(caplog):
     sender, fresh = channel("ef|topk:0.1"), channel("ef|topk:0.1")
     sender.encode("w", laws.normal(200))
     x = laws.normal(20, 30)
@@ -116,7 +116,7 @@ def test_bytes_are_counted():
     assert sender.stats.bytes_out == sum(len(frame) for frame in frames)
     assert sender.stats.rounds == 3
     sender.encode("half", laws.normal(300).to(torch.bfloat16))
-    assert sender.stats.bytes_in == 3 * 1200 + 600  # of what came, not of the float32 sum with the residual
+    assert sender.stats.bytes_in == 3 * 1200 + 600  # of the input, not of the float32 sum with the residual
 
 
 # ----------------------------------------------------------------------------------------------------------- policy
@@ -125,7 +125,7 @@ def test_bytes_are_counted():
 @pytest.mark.parametrize(
     "shape, reason", [((5000,), "is one-dimensional"), ((), "is a single number"), ((60, 60), "fewer than 4096")]
 )
-def test_small_tensors_travel_as_they_are_which_is_logged_once_and_counted(shape, reason, caplog):
+def test_small_tensors_are_not_compressed_which_is_logged_once(shape, reason, caplog):
     sender = laconic.channel("ef|topk:0.01|qsgd:4")
     with caplog.at_level(logging.INFO, "laconic"):
         for i in range(3):
@@ -136,13 +136,13 @@ def test_small_tensors_travel_as_they_are_which_is_logged_once_and_counted(shape
     assert sender.state_dict() == {}
 
 
-def test_large_tensors_get_the_spec_of_the_channel():
+def test_large_tensors_get_the_channels_spec():
     sender = laconic.channel("ef|topk:0.01")
     assert wire.unpack(sender.encode("w", laws.normal(64, 64))).codec == "topk:0.01"
     assert sender.stats.exempt == {}
 
 
-def test_the_first_matching_rule_wins_over_every_exemption():
+def test_first_matching_rule_wins_over_exemptions():
     sender = laconic.channel("ef|topk:0.01", policy={"*.bias": "ef|sign", "head.*": "bf16", "*": "qsgd:4"})
     used = {
         slot: wire.unpack(sender.encode(slot, laws.normal(64, 64))).codec
@@ -153,14 +153,14 @@ def test_the_first_matching_rule_wins_over_every_exemption():
     assert "matches '*.bias'" in sender.stats.exempt["a.bias"]
 
 
-def test_a_policy_checks_its_specs_when_made():
-    for make in (lambda: Policy(rules={"*": "gzip"}), lambda: Policy(small="qsgd:99"), lambda: Policy(min_numel=-1)):
+def test_policy_with_an_invalid_spec_raises_config_error():
+    for build in (lambda: Policy(rules={"*": "gzip"}), lambda: Policy(small="qsgd:99"), lambda: Policy(min_numel=-1)):
         with pytest.raises(laconic.ConfigError):
-            make()
+            build()
     with pytest.raises(laconic.ConfigError):
         laconic.channel("ef|topk", policy={"w": "nothing"})
 
 
-def test_the_text_of_a_channel_is_canonical():
+def test_text_of_a_channel_is_canonical():
     assert str(laconic.channel("ef | topk:keep=0.010 | qsgd:bits=4")) == "ef|topk:0.01|qsgd:4"
     assert str(laconic.channel("momentum|topk")) == "momentum:0.9|topk:0.01"

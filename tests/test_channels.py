@@ -1,3 +1,5 @@
+"""Channels: error feedback, momentum and saved states."""
+
 from __future__ import annotations
 
 import logging
@@ -9,11 +11,11 @@ import laconic
 import laws
 from laconic import InputError, NonFiniteError, Policy
 
-EVERYTHING = Policy(min_numel=0, exempt_1d=False)
+COMPRESS_ALL = Policy(min_numel=0, exempt_1d=False)
 
 
 def channel(spec, **options):
-    return laconic.channel(spec, policy=EVERYTHING, **options)
+    return laconic.channel(spec, policy=COMPRESS_ALL, **options)
 
 
 def gradients(rounds, *shape):
@@ -28,33 +30,33 @@ def gradients(rounds, *shape):
     ["topk:0.05", "topk:0.05|qsgd:4", "topk:0.1,approx=true", "randk:0.1", "randk:0.25|bf16", "threshold:2.0", "sign",
      "onebit", "uniform:2", "qsgd:4", "qsgd:3,round=nearest", "bf16", "fp16", "none"],
 )  # fmt: skip
-def test_what_was_sent_and_what_is_left_add_up_to_the_inputs(spec):
+def test_sent_values_and_residual_add_up_to_the_inputs(spec):
     sender, total, sent = channel(f"ef|{spec}"), torch.zeros(50, 40).double(), torch.zeros(50, 40).double()
     for i, x in enumerate(gradients(12, 50, 40)):
         total += x.double()
         sent += laconic.decode(sender.encode("w", x, seed=i)).double()
-    left = sender.residual("w").double()
-    torch.testing.assert_close(sent + left, total, rtol=0, atol=2e-5)
-    assert float(left.norm()) > 0 or spec == "none"
+    residual = sender.residual("w").double()
+    torch.testing.assert_close(sent + residual, total, rtol=0, atol=2e-5)
+    assert float(residual.norm()) > 0 or spec == "none"
 
 
-def test_the_residual_stays_bounded():
+def test_residual_stays_bounded():
     sender, norms = channel("ef|topk:0.05|qsgd:4"), []
-    for i, x in enumerate(gradients(300, 400)):
+    for i, x in enumerate(gradients(200, 400)):
         sender.encode("w", x, seed=i)
         norms.append(float(sender.residual("w").norm()))
-    assert max(norms[150:]) < 1.5 * max(norms[50:150])
+    assert max(norms[100:]) < 1.5 * max(norms[50:100])
 
 
 def test_slots_do_not_share_memory():
-    both, alone = channel("ef|topk:0.1"), channel("ef|topk:0.1")
+    shared, alone = channel("ef|topk:0.1"), channel("ef|topk:0.1")
     for i, x in enumerate(gradients(4, 100)):
-        both.encode("other", -3 * x, seed=i)
-        assert both.encode("w", x, seed=i) == alone.encode("w", x, seed=i)
-    assert both.residual("nothing yet") is None
+        shared.encode("other", -3 * x, seed=i)
+        assert shared.encode("w", x, seed=i) == alone.encode("w", x, seed=i)
+    assert shared.residual("unknown") is None
 
 
-def test_the_input_is_left_alone():
+def test_input_is_not_modified():
     sender = channel("momentum:0.9|topk:0.1")
     for x in gradients(3, 100):
         before = laws.bytes_of(x)
@@ -62,7 +64,7 @@ def test_the_input_is_left_alone():
         assert laws.bytes_of(x) == before
 
 
-def test_a_channel_without_memory_is_the_codec():
+def test_channel_without_memory_equals_the_codec():
     x = laws.normal(30, 30)
     sender = channel("topk:0.1|qsgd:4")
     assert sender.encode("w", x, seed=4) == laconic.encode(x, "topk:0.1|qsgd:4", seed=4)
@@ -70,26 +72,26 @@ def test_a_channel_without_memory_is_the_codec():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_memory_is_float32_whatever_comes(dtype):
+def test_memory_is_float32_for_any_input_dtype(dtype):
     sender = channel("ef|topk:0.1")
     for x in gradients(3, 100):
         assert laconic.decode(sender.encode("w", x.to(dtype))).shape == (100,)
     assert sender.residual("w").dtype == torch.float32
 
 
-def test_strided_inputs_are_taken():
+def test_strided_inputs_give_the_same_frames():
     a, b = channel("ef|topk:0.1"), channel("ef|topk:0.1")
     for x in gradients(3, 20, 30):
         assert a.encode("w", x.t()) == b.encode("w", x.t().contiguous())
 
 
 @pytest.mark.parametrize("spec", ["ef|topk:0.1", "momentum:0.9|topk:0.1", "topk:0.1"])
-def test_integers_are_refused_by_slot(spec):
+def test_integer_tensor_raises_an_error_that_names_the_slot(spec):
     with pytest.raises(InputError, match=r"slot 'w'.*int64"):
         channel(spec).encode("w", torch.arange(100))
 
 
-def test_an_expanding_codec_behind_memory_is_warned_about(caplog):
+def test_codec_that_may_expand_the_error_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "laconic"):
         channel("ef|terngrad")
     assert "the residual can grow" in caplog.text
@@ -102,40 +104,40 @@ def test_an_expanding_codec_behind_memory_is_warned_about(caplog):
 
 
 def dgc(rounds, keep, m, nesterov=False):
-    """Deep Gradient Compression as its paper has it: momentum correction and factor masking, nothing else."""
+    """Yield sent values, velocity and residual of Deep Gradient Compression: momentum correction, factor masking."""
     u, v = torch.zeros_like(rounds[0]), torch.zeros_like(rounds[0])
     k = max(1, round(keep * u.numel()))
     for g in rounds:
         u = m * u + g
         v = v + (m * u + g if nesterov else u)
-        where = torch.sort(v.abs().view(-1), descending=True, stable=True).indices[:k]
+        top = torch.sort(v.abs().view(-1), descending=True, stable=True).indices[:k]
         sent = torch.zeros_like(v)
-        sent.view(-1)[where] = v.view(-1)[where]
+        sent.view(-1)[top] = v.view(-1)[top]
         v, u = v - sent, u.clone()
-        u.view(-1)[where] = 0
+        u.view(-1)[top] = 0
         yield sent, u, v
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("m", [0.0, 0.5, 0.9])
-def test_momentum_is_deep_gradient_compression(m, nesterov):
+def test_momentum_equals_deep_gradient_compression(m, nesterov):
     rounds = gradients(15, 20, 25)
     sender = channel(f"momentum:{m},nesterov={str(nesterov).lower()}|topk:0.05")
     for i, (sent, u, v) in enumerate(dgc(rounds, 0.05, m, nesterov)):
-        found = laconic.decode(sender.encode("w", rounds[i]))
-        torch.testing.assert_close(found, sent, rtol=1e-6, atol=1e-6)
+        decoded = laconic.decode(sender.encode("w", rounds[i]))
+        torch.testing.assert_close(decoded, sent, rtol=1e-6, atol=1e-6)
         state = sender.state_dict()
         torch.testing.assert_close(state["w/velocity"], u, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(state["w/residual"], v, rtol=1e-6, atol=1e-6)
 
 
-def test_momentum_without_momentum_is_error_feedback():
+def test_momentum_zero_equals_error_feedback():
     a, b = channel("momentum:0.0|topk:0.1"), channel("ef|topk:0.1")
     for x in gradients(6, 300):
         assert a.encode("w", x) == b.encode("w", x)
 
 
-def test_error_feedback_beside_momentum_adds_nothing():
+def test_error_feedback_before_momentum_changes_nothing():
     a, b = channel("momentum:0.9|topk:0.1"), channel("ef|momentum:0.9|topk:0.1")
     for x in gradients(6, 300):
         assert a.encode("w", x) == b.encode("w", x)
@@ -152,19 +154,19 @@ def test_momentum_of_a_dense_codec_keeps_its_velocity():
 
 
 @pytest.mark.parametrize("spec", ["ef|topk:0.05|qsgd:4", "momentum:0.9|topk:0.05|qsgd:4", "ef|sign"])
-def test_a_restored_channel_goes_on_bit_for_bit(spec, tmp_path):
+def test_restored_channel_continues_bit_for_bit(spec, tmp_path):
     rounds = gradients(10, 30, 20)
     whole, first, second = channel(spec), channel(spec), channel(spec)
     slots = ("layer.0/weight", "b", "")
-    wanted = [whole.encode(slot, x, seed=i) for i, x in enumerate(rounds) for slot in slots]
-    found = [first.encode(slot, x, seed=i) for i, x in enumerate(rounds[:5]) for slot in slots]
+    expected = [whole.encode(slot, x, seed=i) for i, x in enumerate(rounds) for slot in slots]
+    frames = [first.encode(slot, x, seed=i) for i, x in enumerate(rounds[:5]) for slot in slots]
     torch.save(first.state_dict(), tmp_path / "state.pt")
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    found += [second.encode(slot, x, seed=5 + i) for i, x in enumerate(rounds[5:]) for slot in slots]
-    assert found == wanted
+    frames += [second.encode(slot, x, seed=5 + i) for i, x in enumerate(rounds[5:]) for slot in slots]
+    assert frames == expected
 
 
-def test_a_state_dict_is_a_copy():
+def test_state_dict_is_a_copy():
     sender = channel("ef|topk:0.1")
     sender.encode("w", laws.normal(100))
     state = sender.state_dict()
@@ -189,7 +191,7 @@ def test_a_state_dict_is_a_copy():
     ],
     ids=str,
 )
-def test_a_state_that_makes_no_sense_changes_nothing(state, error):
+def test_invalid_state_raises_and_changes_nothing(state, error):
     sender = channel("ef|topk:0.1")
     sender.encode("v", laws.normal(100))
     before = laws.bytes_of(sender.residual("v"))
