@@ -22,7 +22,7 @@ from laconic.cluster.server import Server
 from laconic.frames import encode
 from laconic.optim import SGD, Schedule
 from laconic.train import Shards, build_task
-from laconic.train.in_process import run_together
+from laconic.train.in_process import run_in_threads
 from laconic.train.worker import Worker
 
 BATCH = 32
@@ -76,7 +76,7 @@ def train(
         task = build_task(model, "digits", seed=job.seed)
         shards = Shards(task.num_train, job.workers, BATCH, job.seed)
         workers.append(Worker(number, task, shards, job, Schedule(job.lr), link(core, number)))
-    failures = run_together(workers, exchanges)
+    failures = run_in_threads(workers, exchanges)
     assert not failures, failures
     return core, workers
 

@@ -20,8 +20,8 @@ from laconic.errors import ConfigError
 from laconic.layers import subspaces
 from laconic.optim import SGD
 from laconic.train import Shards, build_task
-from laconic.train.break_even import judge, sentence
-from laconic.train.in_process import run_together
+from laconic.train.break_even import describe, measure
+from laconic.train.in_process import run_in_threads
 from laconic.train.methods import METHODS, method_options
 from laconic.train.run import Config, trainable
 from laconic.train.worker import Worker
@@ -92,7 +92,7 @@ def run(config: Config, folder: Path | None = None, *, stop: int | None = None) 
                 )
             )  # type: ignore[misc]
     workers = workers_of(config, cores, folder, incarnation=0 if stop else 1)
-    failed = run_together(workers, stop or config.exchanges)
+    failed = run_in_threads(workers, stop or config.exchanges)
     assert not failed, failed
     return cores, workers
 
@@ -278,7 +278,7 @@ def test_a_server_on_a_network_sends_the_dense_weights_once() -> None:
                 f"127.0.0.1:{server.port}", worker=worker.number, incarnation=1, slots=Slots.of(parameters),
                 limits=found.job.pull_limits(parameters.values()), resident=found.job.pull_limits(dense),
             )  # fmt: skip
-        failed = run_together(workers, 6)
+        failed = run_in_threads(workers, 6)
         assert not failed, failed
         for worker in workers:
             assert_equal(_dense(worker.task.model), everything(found, [core]))
@@ -311,14 +311,14 @@ def test_the_bound_is_evaluated_on_what_was_measured(monkeypatch: pytest.MonkeyP
     raw = 8 * 327_880 * 2
     summary = {"wire_bytes_per_iteration": raw / 10, "encode_s": 0.0}
     monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", 1e9)
-    told = judge(found, summary, bandwidth=1e9)
+    told = measure(found, summary, bandwidth=1e9)
     assert told["rho"] == pytest.approx(0.1) and told["rho_layers"] == pytest.approx(0.2, abs=0.01)
     assert told["h_with_encoding"] == told["h"] > 0
     assert told["r_min"] == pytest.approx(told["h"] + 0.1 * told["slope"])
     assert told["r_min_dense"] == pytest.approx(1 + told["slope"])
     assert told["speedup_over_one_node"] == pytest.approx(2 / told["r_min"])
     assert told["exempt"]["head.weight"] == "is the output layer's"
-    assert "rho 0.2 by layers, 0.1 on the wire, h " in sentence(told) and "at 1 Gbit/s" in sentence(told)
+    assert "rho 0.2 by layers, 0.1 on the wire, h " in describe(told) and "at 1 Gbit/s" in sentence(told)
     monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", -1.0)
-    told = judge(found, summary, bandwidth=1e9)
-    assert told["h"] is None and "too much for an h to rely on" in sentence(told)
+    told = measure(found, summary, bandwidth=1e9)
+    assert told["h"] is None and "too much for an h to rely on" in describe(told)

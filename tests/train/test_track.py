@@ -11,36 +11,36 @@ from laconic.cluster.job import Job
 from laconic.frames import decode
 from laconic.policy import Policy
 from laconic.records import read
-from laconic.train.metrics import POINTS, SlotCount, Track, keep_records, lost_share, missed_updates
+from laconic.train.metrics import MAX_POINTS, SlotCount, Track, missed_updates, relative_error, write_records
 from laconic.train.run import Config
 from laconic.train.snapshots import Snapshots
 
 
-@pytest.mark.parametrize("count", [1, POINTS, POINTS + 1, 1000, 12_345])
-def test_a_track_is_short_however_long_the_run(count: int) -> None:
+@pytest.mark.parametrize("count", [1, MAX_POINTS, MAX_POINTS + 1, 1000, 12_345])
+def test_track_of_a_long_run_is_thinned(count: int) -> None:
     track = Track()
     for i in range(1, count + 1):
         track.add(i, i / 10, 1 / i, 100 * i, 50 * i)
     columns = track.columns
     iterations = columns["iteration"]
-    assert len(iterations) <= POINTS + 1 and iterations[0] == 1 and iterations[-1] == count
-    assert len(iterations) >= min(count, POINTS // 2) and iterations == sorted(set(iterations))
+    assert len(iterations) <= MAX_POINTS + 1 and iterations[0] == 1 and iterations[-1] == count
+    assert len(iterations) >= min(count, MAX_POINTS // 2) and iterations == sorted(set(iterations))
     assert columns["bytes_sent"] == [100 * i for i in iterations] and columns["seconds"][-1] == count / 10
 
 
-def test_what_a_frame_leaves_out_counts_what_was_remembered() -> None:
+def test_relative_error_includes_the_residual() -> None:
     policy = Policy(min_numel=0, exempt_1d=False)
     plain, ef = Channel("topk:0.5", policy=policy), Channel("ef|topk:0.5", policy=policy)
     x = torch.tensor([1.0, 3.0])
     for channel in (plain, ef):
-        assert lost_share(x, decode(channel.encode("w", x)), channel.residual("w")) == pytest.approx(0.1)
-    again = decode(ef.encode("w", x))  # (2, 3) was to be sent, and 3 was
-    assert lost_share(x, again, ef.residual("w")) == pytest.approx(4 / 13)
+        assert relative_error(x, decode(channel.encode("w", x)), channel.residual("w")) == pytest.approx(0.1)
+    again = decode(ef.encode("w", x))  # (2, 3) is to be sent, 3 is sent
+    assert relative_error(x, again, ef.residual("w")) == pytest.approx(4 / 13)
     zeros = torch.zeros(2)
-    assert lost_share(zeros, zeros, None) is None
+    assert relative_error(zeros, zeros, None) is None
 
 
-def test_updates_that_gradients_missed() -> None:
+def test_missed_updates_count_gradients_by_staleness() -> None:
     events = [
         {"event": "pull", "worker": 0}, {"event": "pull", "worker": 1}, {"event": "applied", "worker": 0},
         {"event": "applied", "worker": 1}, {"event": "pull", "worker": 1}, {"event": "applied", "worker": 1},
@@ -49,7 +49,7 @@ def test_updates_that_gradients_missed() -> None:
     assert missed_updates([]) == {}
 
 
-def test_records_of_a_run_add_up_its_workers(tmp_path: Path) -> None:
+def test_records_add_up_all_workers(tmp_path: Path) -> None:
     config = Config(iterations=2, job=Job(workers=2, mode="async", returns="weights"))
     for worker in range(2):
         track = Track()
@@ -58,7 +58,7 @@ def test_records_of_a_run_add_up_its_workers(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(
         "".join(json.dumps({"at": 0.0, "event": what, "worker": 0}) + "\n" for what in ("pull", "applied"))
     )
-    keep_records(config, tmp_path, {"method": "1", "accuracy": 90.0}, numel=4)
+    write_records(config, tmp_path, {"method": "1", "accuracy": 90.0}, numel=4)
     records = {record.kind: record.values for record in read(tmp_path / "records.jsonl")}
     assert records["train.run"] == {"run": tmp_path.name, "method": "1", "accuracy": 90.0, "numel": 4}
     assert records["train.track"]["worker"] == 1 and records["train.track"]["bytes_received"] == [20]
@@ -68,7 +68,7 @@ def test_records_of_a_run_add_up_its_workers(tmp_path: Path) -> None:
     assert records["train.staleness"]["missed"] == {"0": 1}
 
 
-def test_copies_of_the_model_are_judged_when_all_is_over() -> None:
+def test_snapshots_are_evaluated_after_the_run() -> None:
     torch.set_num_threads(1)
     task = Config().task()
     snapshots = Snapshots(task, iterations=100)
@@ -77,22 +77,22 @@ def test_copies_of_the_model_are_judged_when_all_is_over() -> None:
         for iteration in range(1, 101):
             weight.fill_(0.0)
             weight[iteration // 50] = 1000.0  # always the same digit
-            snapshots.look(iteration, iteration / 2, 10 * iteration, 20 * iteration)
-    found = snapshots.judge(0.01)
-    assert found["iteration"] == list(range(10, 101, 10)) and found["bytes_received"][-1] == 2000
+            snapshots.update(iteration, iteration / 2, 10 * iteration, 20 * iteration)
+    points = snapshots.evaluate(0.01)
+    assert points["iteration"] == list(range(10, 101, 10)) and points["bytes_received"][-1] == 2000
     by_digit = {}
     for digit in range(3):
         with torch.no_grad():
             weight.fill_(0.0)
             weight[digit] = 1000.0
         by_digit[digit] = task.evaluate()["accuracy"]
-    assert found["accuracy"] == [by_digit[i // 50] for i in found["iteration"]]
-    assert snapshots.judge(1.0)["iteration"] == [20, 40, 60, 80, 100]  # five are what there is time for
-    assert snapshots.judge(3.0) == {} and Snapshots(task, 100).judge(0.01) == {}
+    assert points["accuracy"] == [by_digit[i // 50] for i in points["iteration"]]
+    assert snapshots.evaluate(1.0)["iteration"] == [20, 40, 60, 80, 100]  # there is time for five
+    assert snapshots.evaluate(3.0) == {} and Snapshots(task, 100).evaluate(0.01) == {}
 
 
-def test_a_large_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laconic.train.snapshots.ROOM", 2_000_000)  # room for one
+def test_large_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laconic.train.snapshots.MAX_NBYTES", 2_000_000)  # enough for one copy
     snapshots = Snapshots(Config().task(), iterations=10)
-    snapshots.look(10, 1.0, 1, 1)
-    assert snapshots.judge(0.01) == {}
+    snapshots.update(10, 1.0, 1, 1)
+    assert snapshots.evaluate(0.01) == {}

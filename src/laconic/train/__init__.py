@@ -1,4 +1,4 @@
-"""Training: models, data sets, tasks made of both, and who takes which examples."""
+"""Training: models, data sets, tasks, data shards, and the server and worker processes of a run."""
 
 from __future__ import annotations
 

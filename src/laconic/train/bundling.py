@@ -1,4 +1,4 @@
-"""How a model's parameters become slots: one each, or bundled into a few large ones."""
+"""Mapping of a model's parameters to slots: one slot per parameter, or bundled into one per server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Layout"]
 class Layout:
     """Slots of a model's parameters.
 
-    Layer by layer each parameter is a slot of its own: its codec sees one kind of numbers, and it leaves as soon as
-    backward has made it. Bundled, all are one vector, cut into as many slots as there are servers: fewer frames, one
-    choice of the largest values over all layers, and nothing leaves before backward ends.
+    Layerwise, each parameter is a slot: a codec sees the values of one layer, and a gradient is sent as soon as
+    backward has computed it. Bundled, all parameters are one vector that is split into one slot per server: fewer
+    frames, top-k over all layers, and nothing is sent before backward has ended.
 
     Args:
-        shapes: The parameters' shapes by name.
-        bundled: Whether they travel as one.
-        pieces: Slots of a bundle.
+        shapes: Shapes of the parameters by name.
+        bundled: Whether parameters are bundled.
+        pieces: Number of slots of a bundle.
     """
 
     shapes: Mapping[str, torch.Size]
@@ -34,15 +34,15 @@ class Layout:
         return cls({name: x.shape for name, x in parameters.items()}, bundled, pieces)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Slots from tensors of the parameters' shapes; views where each is its own."""
+        """Return the slots of tensors with the parameters' shapes; layerwise they are views."""
         if not self.bundled:
             return {name: tensors[name].detach() for name in self.shapes}
         flat = torch.cat([tensors[name].detach().reshape(-1) for name in self.shapes])
-        # Two dimensions: a policy takes vectors for biases, and leaves them as they are.
+        # Two dimensions: a policy exempts vectors, as they are usually biases.
         return {f"bundle {i}": piece.reshape(1, -1) for i, piece in enumerate(flat.tensor_split(self.pieces))}
 
     def unpack(self, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The reverse; slots may come in any order."""
+        """Undo ``pack``; slots may have any order."""
         if not self.bundled:
             return {name: slots[name] for name in self.shapes}
         flat = torch.cat([slots[f"bundle {i}"].reshape(-1) for i in range(self.pieces)])

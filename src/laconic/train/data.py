@@ -1,13 +1,13 @@
-"""Data sets: MNIST and CIFAR-10 from their publishers' files, any text, and ``digits``, which comes with the package.
+"""Data sets: MNIST and CIFAR-10 from their original files, any text, and ``digits``, which is part of the package.
 
 ``digits`` are 4,000 + 1,000 images of MNIST (Y. LeCun, C. Cortes and C. J. C. Burges; commonly redistributed as CC
-BY-SA 3.0), as many of each class: enough to see a training run learn without a download. ``tools/make_digits.py`` says
-which they are. They lie in ``digits.idx.gz`` as idx files one after the other.
+BY-SA 3.0), with equally many of each class: enough to see a model learn without a download. ``tools/make_digits.py``
+selects them. The package contains them as ``digits.idx.gz``, four idx files one after the other.
 
-Values are as in the files, bytes: ``examples`` normalises images, batch by batch.
+Images stay bytes, as in the files; ``examples`` normalises them batch by batch.
 
-Files come from outside. Whatever is wrong with one is a ``FileError`` in one line, and nothing is allocated that the
-size of the file does not justify.
+Files come from outside: a damaged one raises ``FileError`` with one line, and never more memory is allocated than the
+size of the file justifies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["DATA_DIR_VARIABLE", "Images", "Text", "load", "load_text"]
 DATA_DIR_VARIABLE = "LACONIC_DATA"
 """The environment variable that names the folder of data sets."""
 
-CLASSES = 10  # of every set here
+CLASSES = 10  # of every data set
 
 EMBEDDED = "digits.idx.gz"
 
@@ -48,20 +48,20 @@ CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 CIFAR10_FOLDERS = ("", "cifar-10-batches-bin")
 CIFAR10_SHAPE = (3, 32, 32)
 
-TEXT_FOLDERS = ("text", "")  # in this order: a data folder may well have a readme.txt
-TEXT_TEST = 10  # one byte in so many is for the test
+TEXT_FOLDERS = ("text", "")  # in this order: a data folder may contain a readme.txt
+TEST_SHARE = 10  # one byte in ten is for the test
 
 DEFLATE_LIMIT = 1032
-"""Deflate makes at most so many bytes of one: a header that declares more lies."""
+"""Largest expansion factor of deflate: a header that declares more is wrong."""
 
-STEP = 1 << 20
+READ_SIZE = 1 << 20
 
-INSTEAD = "the set 'digits' needs no files"
+ALTERNATIVE = "the set 'digits' needs no files"
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set: images are uint8, N x 28 x 28 or N x 3 x 32 x 32; labels are int64, from 0 to ``num_classes`` - 1."""
+    """Images (uint8, N x 28 x 28 or N x 3 x 32 x 32) and labels (int64, from 0 to ``num_classes`` - 1)."""
 
     name: str
     train_images: Tensor
@@ -84,9 +84,8 @@ def load(name: str, data_dir: Path | None = None) -> Images:
     """Read a set of images.
 
     Args:
-        name: ``digits`` (comes with the package), ``mnist`` (idx files, plain or .gz) or ``cifar10`` (binary version).
-        data_dir: The folder of files that do not come with the package; by default the one that the environment
-            variable ``LACONIC_DATA`` names.
+        name: ``digits`` (part of the package), ``mnist`` (idx files, plain or .gz) or ``cifar10`` (binary version).
+        data_dir: The folder of the files; default: the environment variable ``LACONIC_DATA``.
 
     >>> load("digits").train_images.shape
     torch.Size([4000, 28, 28])
@@ -95,25 +94,27 @@ def load(name: str, data_dir: Path | None = None) -> Images:
         return _digits()
     readers: dict[str, Callable[[Path | None], Images]] = {"mnist": _mnist, "cifar10": _cifar10}
     if name not in readers:
-        raise ConfigError(f"unknown data set {name!r}: take digits, {' or '.join(readers)}")
+        raise ConfigError(f"unknown data set {name!r}: use digits, {' or '.join(readers)}")
     return readers[name](_folder(data_dir))
 
 
 def load_text(data_dir: Path | None = None) -> Text:
-    """Read the .txt file in ``text``, or else the one in the folder itself; the folder is named as for ``load``."""
+    """Read the only .txt file of the folder ``text`` in the data folder, or of the data folder itself."""
     data_dir = _folder(data_dir)
     if data_dir is None:
-        raise FileError(f"text is read from a .txt file: name its folder by data_dir or {DATA_DIR_VARIABLE}; {INSTEAD}")
-    places = [data_dir / folder for folder in TEXT_FOLDERS]
-    for place in places:
-        found = sorted(path for path in place.glob("*.txt") if path.is_file())
-        if len(found) > 1:
-            names = ", ".join(path.name for path in found)
-            raise FileError(f"text is read from the only .txt file of a folder, and {place} has {len(found)}: {names}")
-        if found:
-            return _read_text(found[0])
-    where = ", ".join(str(place) for place in places)
-    raise FileError(f"text is read from a .txt file, and there is none in {where}; {INSTEAD}")
+        raise FileError(
+            f"text is read from a .txt file: set its folder with data_dir or {DATA_DIR_VARIABLE}; {ALTERNATIVE}"
+        )
+    folders = [data_dir / folder for folder in TEXT_FOLDERS]
+    for folder in folders:
+        paths = sorted(path for path in folder.glob("*.txt") if path.is_file())
+        if len(paths) > 1:
+            names = ", ".join(path.name for path in paths)
+            raise FileError(f"text is read from the only .txt file of a folder, and {folder} has {len(paths)}: {names}")
+        if paths:
+            return _read_text(paths[0])
+    where = ", ".join(map(str, folders))
+    raise FileError(f"text is read from a .txt file, and there is none in {where}; {ALTERNATIVE}")
 
 
 def _folder(data_dir: Path | None) -> Path | None:
@@ -129,7 +130,7 @@ def _digits() -> Images:
             gzip.open(cast(BinaryIO, file)) as stream,
         ):
             parts = [_read_idx(cast(BinaryIO, stream), dims, EMBEDDED) for dims in (3, 1, 3, 1)]
-            if stream.read(1):  # asking for more is also what makes gzip compare its checksum
+            if stream.read(1):  # reading to the end also makes gzip verify its checksum
                 raise FileError("bytes follow the last label")
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{EMBEDDED} of the package is missing or damaged, install laconic again: {error}") from None
@@ -140,48 +141,48 @@ def _digits() -> Images:
 
 
 def _find(name: str, data_dir: Path | None, files: tuple[str, ...], folders: tuple[str, ...], gz: bool) -> list[Path]:
-    """The files of a set, all from the first folder that has every one."""
+    """Return the files of a data set, from the first folder that has all of them."""
     expected = f"{name} is read from {', '.join(files)}{' (each plain or .gz)' if gz else ''}"
     if data_dir is None:
-        raise FileError(f"{expected}: name their folder by data_dir or {DATA_DIR_VARIABLE}; {INSTEAD}")
-    places = [data_dir / folder for folder in folders]
-    missing: list[str] = []
-    for place in places:
-        found = [_plain_or_gz(place / file) if gz else place / file for file in files]
-        absent = [file for file, path in zip(files, found, strict=True) if not path.is_file()]
+        raise FileError(f"{expected}: set data_dir or {DATA_DIR_VARIABLE}; {ALTERNATIVE}")
+    candidates = [data_dir / folder for folder in folders]
+    incomplete: list[str] = []
+    for folder in candidates:
+        paths = [_plain_or_gz(folder / file) if gz else folder / file for file in files]
+        absent = [file for file, path in zip(files, paths, strict=True) if not path.is_file()]
         if not absent:
-            return found
-        if len(absent) < len(files):  # this is the folder that was meant
-            missing.append(f"{place} has no {', '.join(absent)}")
-    where = "; ".join(missing) or f"there are none in {', '.join(str(place) for place in places)}"
-    raise FileError(f"{expected}, and {where}; {INSTEAD}")
+            return paths
+        if len(absent) < len(files):
+            incomplete.append(f"{folder} has no {', '.join(absent)}")
+    where = "; ".join(incomplete) or f"there are none in {', '.join(map(str, candidates))}"
+    raise FileError(f"{expected}, and {where}; {ALTERNATIVE}")
 
 
 def _plain_or_gz(path: Path) -> Path:
     return path if path.is_file() else path.with_name(f"{path.name}.gz")
 
 
-def _take(stream: BinaryIO, nbytes: int) -> bytearray:
-    """The next bytes of a stream, fewer at its end; memory grows only as they come."""
-    found = bytearray()
-    while len(found) < nbytes and (part := stream.read(min(STEP, nbytes - len(found)))):
-        found += part
-    return found
+def _read_bytes(stream: BinaryIO, nbytes: int) -> bytearray:
+    """Read the next bytes of a stream, fewer at its end; memory grows only as bytes arrive."""
+    data = bytearray()
+    while len(data) < nbytes and (part := stream.read(min(READ_SIZE, nbytes - len(data)))):
+        data += part
+    return data
 
 
-def _whole(path: Path) -> tuple[bytearray, int]:
-    """A file's bytes, and the size that it says it has: one that grows is read one byte further."""
+def _read_file(path: Path) -> tuple[bytearray, int]:
+    """Read a file; return its bytes and its size when it was opened. One byte more is read, to detect growth."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return _take(file, size + 1), size
+            return _read_bytes(file, size + 1), size
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _check_labels(labels: Tensor, where: object) -> None:
     if int(labels.max()) >= CLASSES:
-        raise FileError(f"{where}: labels are from 0 to {CLASSES - 1}, found {int(labels.max())}")
+        raise FileError(f"{where}: labels must be from 0 to {CLASSES - 1}, got {int(labels.max())}")
 
 
 # ---------------------------------------------------------------------------------------------------------- idx files
@@ -208,16 +209,16 @@ def _open_idx(path: Path, dims: int) -> Tensor:
 
 
 def _read_idx(stream: BinaryIO, dims: int, where: object, *, limit: int | None = None, alone: bool = False) -> Tensor:
-    """One idx file of bytes: two zeros, the type (8), the dimensions' number, each as 4 bytes big-endian, the values.
+    """Read one idx file: 00 00, type 08, number of dimensions, each dimension in 4 bytes big-endian, the values.
 
     Args:
-        stream: Where it begins.
+        stream: A stream at the start of the file.
         dims: 3 for images, 1 for labels.
-        where: Named in errors.
-        limit: Bytes that the stream can hold at most, header included.
-        alone: Whether the stream must end with it.
+        where: The file's name for errors.
+        limit: Largest possible size of the stream in bytes, header included.
+        alone: Whether the stream must end with this file.
     """
-    header = _take(stream, 4 + 4 * dims)
+    header = _read_bytes(stream, 4 + 4 * dims)
     if bytes(header[:4]) != bytes((0, 0, 8, dims)):
         raise FileError(
             f"{where}: an idx file of {dims}-dimensional bytes begins with 00 00 08 {dims:02x}, this one with "
@@ -230,23 +231,23 @@ def _read_idx(stream: BinaryIO, dims: int, where: object, *, limit: int | None =
     nbytes = shape[0] * MNIST_SIDE ** (dims - 1)
     if limit is not None and len(header) + nbytes > limit:
         raise FileError(f"{where}: the header says {shape}, {nbytes} bytes, more than the file can hold: it is cut")
-    values = _take(stream, nbytes + alone)
+    values = _read_bytes(stream, nbytes + alone)
     if len(values) != nbytes:
         more = len(values) > nbytes
         raise FileError(
             f"{where}: the header says {shape}, {nbytes} bytes, and {'more' if more else len(values)} follow"
         )
-    found = torch.frombuffer(values, dtype=torch.uint8).view(shape)
+    tensor = torch.frombuffer(values, dtype=torch.uint8).view(shape)
     if dims == 1:
-        _check_labels(found, where)
-    return found
+        _check_labels(tensor, where)
+    return tensor
 
 
 def _paired(parts: list[Tensor], where: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and labels for training and test, as many of one as of the other."""
+    """Check that there are as many labels as images; return images and labels for training and test."""
     for images, labels in (parts[:2], parts[2:]):
         if len(images) != len(labels):
-            raise FileError(f"{where}: {len(images)} images and {len(labels)} labels do not belong together")
+            raise FileError(f"{where}: {len(images)} images but {len(labels)} labels")
     return parts[0], parts[1].long(), parts[2], parts[3].long()
 
 
@@ -261,11 +262,11 @@ def _cifar10(data_dir: Path | None) -> Images:
 
 
 def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """A file of the binary version: per image a label byte, then red, green and blue, row by row."""
+    """Read a file of the binary version: for each image one label byte, then red, green and blue, row by row."""
     record = 1 + CIFAR10_SHAPE[0] * CIFAR10_SHAPE[1] * CIFAR10_SHAPE[2]
-    values, size = _whole(path)
+    values, size = _read_file(path)
     if not size or size % record or len(values) != size:
-        raise FileError(f"{path}: expected {record} bytes an image (a label, 3 x 32 x 32 values), got {size} in all")
+        raise FileError(f"{path}: expected {record} bytes per image (a label, 3 x 32 x 32 values), got {size} in total")
     rows = torch.frombuffer(values, dtype=torch.uint8).view(-1, record)
     _check_labels(rows[:, 0], path)
     return rows[:, 1:].reshape(-1, *CIFAR10_SHAPE), rows[:, 0].long()
@@ -275,9 +276,9 @@ def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_text(path: Path) -> Text:
-    values, size = _whole(path)
-    if size < TEXT_TEST or len(values) != size:
-        raise FileError(f"{path}: expected a text of at least {TEXT_TEST} bytes, got {size}")
+    values, size = _read_file(path)
+    if size < TEST_SHARE or len(values) != size:
+        raise FileError(f"{path}: expected a text of at least {TEST_SHARE} bytes, got {size}")
     corpus = torch.frombuffer(values, dtype=torch.uint8)
-    train = size - size // TEXT_TEST
+    train = size - size // TEST_SHARE
     return Text("text", corpus[:train], corpus[train:])

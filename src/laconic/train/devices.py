@@ -1,4 +1,4 @@
-"""Where models are trained, by the name that a user gives."""
+"""Devices of training by name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def device_of(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one."""
+    """Return the device of a name; ``auto`` is the GPU if there is one."""
     if name not in DEVICES:
         raise ConfigError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device here: take --device cpu")
+        raise ConfigError("no CUDA device is available: use --device cpu")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

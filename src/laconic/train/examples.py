@@ -1,4 +1,4 @@
-"""Examples by number: what a task needs of a data set, whatever it is kept in."""
+"""Examples by number, from tensors, images, text or a torch Dataset."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from laconic.train.data import Images
 
 __all__ = ["Batch", "Examples", "ImageExamples", "TextExamples", "examples_of"]
 
-NORMAL = {
+NORMALIZATION = {
     "digits": ((0.1307,), (0.3081,)),
     "mnist": ((0.1307,), (0.3081,)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-"""Mean and standard deviation of each channel over the training set, of values in [0, 1]; digits take MNIST's."""
+"""Mean and standard deviation of each channel over the training set, for values in [0, 1]; digits use MNIST's."""
 
 
 class Batch(NamedTuple):
-    """Inputs of some examples and what is wanted for them, the first dimension counting examples."""
+    """Inputs and targets; the first dimension is the example."""
 
     inputs: Tensor
     targets: Tensor
@@ -39,11 +39,11 @@ class Examples(ABC):
 
     @abstractmethod
     def take(self, indices: Tensor) -> Batch:
-        """The examples of these numbers (int64, one dimension), on the CPU."""
+        """Return the examples of these numbers (int64, one dimension), on the CPU."""
 
 
 class TensorExamples(Examples):
-    """Two tensors whose first dimension counts examples."""
+    """Two tensors whose first dimension is the example."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets = inputs, targets
@@ -56,15 +56,15 @@ class TensorExamples(Examples):
 
 
 class ImageExamples(TensorExamples):
-    """Images as bytes; as float32, [batch, channels, height, width], mean 0 and deviation 1, once they are taken."""
+    """Images stored as bytes; ``take`` returns float32 [batch, channels, height, width], mean 0 and deviation 1."""
 
     def __init__(self, images: Tensor, labels: Tensor, name: str) -> None:
         super().__init__(images if images.dim() == 4 else images.unsqueeze(1), labels)
-        self.mean, self.deviation = (torch.tensor(values).view(-1, 1, 1) for values in NORMAL[name])
+        self.mean, self.deviation = (torch.tensor(values).view(-1, 1, 1) for values in NORMALIZATION[name])
 
     @classmethod
     def of(cls, images: Images) -> tuple[ImageExamples, ImageExamples]:
-        """For training and for the test."""
+        """Return the examples for training and for the test."""
         train = cls(images.train_images, images.train_labels, images.name)
         return train, cls(images.test_images, images.test_labels, images.name)
 
@@ -74,7 +74,7 @@ class ImageExamples(TensorExamples):
 
 
 class TextExamples(Examples):
-    """Windows of a text, side by side, and the byte that follows each of their bytes."""
+    """Adjacent windows of a text; targets are the windows shifted by one byte."""
 
     def __init__(self, text: Tensor, context: int) -> None:
         self.text, self.context = text, context
@@ -83,8 +83,8 @@ class TextExamples(Examples):
         return max(0, len(self.text) - 1) // self.context
 
     def take(self, indices: Tensor) -> Batch:
-        places = indices.view(-1, 1) * self.context + torch.arange(self.context + 1)
-        windows = self.text[places].long()
+        positions = indices.view(-1, 1) * self.context + torch.arange(self.context + 1)
+        windows = self.text[positions].long()
         return Batch(windows[:, :-1], windows[:, 1:])
 
 
@@ -103,35 +103,35 @@ class DatasetExamples(Examples):
 
 
 def examples_of(data: object, what: str) -> Examples:
-    """Examples from two tensors, from a torch Dataset, or from what are examples already; errors name ``what``."""
+    """Return examples from two tensors, a torch Dataset or ``Examples``; ``what`` names the set in errors."""
     if isinstance(data, TensorDataset):
-        data = data.tensors  # many times faster than one by one
-    found: Examples
+        data = data.tensors  # much faster than example by example
+    examples: Examples
     if isinstance(data, Examples):
-        found = data
+        examples = data
     elif isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(x, Tensor) and x.dim() for x in data):
         if len(data[0]) != len(data[1]):
-            raise ConfigError(f"{what}: {len(data[0])} inputs and {len(data[1])} targets do not belong together")
-        found = TensorExamples(*data)
+            raise ConfigError(f"{what}: {len(data[0])} inputs but {len(data[1])} targets")
+        examples = TensorExamples(*data)
     elif isinstance(data, Dataset) and isinstance(data, Sized):
-        found = DatasetExamples(data)
+        examples = DatasetExamples(data)
     else:
         raise ConfigError(
             f"{what} must be two tensors (inputs, targets) or a torch Dataset with a length, got {type(data).__name__}"
         )
-    if not len(found):
-        raise ConfigError(f"{what}: there are no examples in it")
-    if isinstance(found, DatasetExamples):
-        _try_first(found, what)
-    return found
+    if not len(examples):
+        raise ConfigError(f"{what} is empty")
+    if isinstance(examples, DatasetExamples):
+        _try_first(examples, what)
+    return examples
 
 
 def _try_first(examples: Examples, what: str) -> None:
-    """Somebody else's code: better to hear of its mistakes before the training begins."""
+    """Load one example of a user's Dataset, so that its errors are found before training starts."""
     try:
         batch = examples.take(torch.zeros(1, dtype=torch.int64))
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{what}: its first example cannot be made a pair (input, target): {why}") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: the first example cannot be loaded as a pair (input, target): {message}") from error
     if not all(isinstance(part, Tensor) for part in batch):
         raise ConfigError(f"{what}: an example must be a pair (input, target) of tensors or numbers")

@@ -1,4 +1,4 @@
-"""All workers of a job in threads of one process: for studies and tests, where processes would only take time."""
+"""Runs all workers of a job as threads of one process, for studies and tests."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from collections.abc import Sequence
 
 from laconic.train.worker import Worker
 
-__all__ = ["run_together"]
+__all__ = ["run_in_threads"]
 
 
-def run_together(workers: Sequence[Worker], exchanges: int) -> list[BaseException]:
-    """Run every worker to its end, and have it leave; what went wrong, the first first.
-
-    Nobody waits for a worker that has failed longer than its link does.
-    """
-    failed: list[BaseException] = []
+def run_in_threads(workers: Sequence[Worker], exchanges: int) -> list[BaseException]:
+    """Run all workers to the end of the job; return their exceptions in the order in which they were raised."""
+    errors: list[BaseException] = []
 
     def run(worker: Worker) -> None:
         try:
             worker.run(exchanges)
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
         finally:
             worker.link.leave()
 
@@ -30,4 +27,4 @@ def run_together(workers: Sequence[Worker], exchanges: int) -> list[BaseExceptio
         thread.start()
     for thread in threads:
         thread.join()
-    return failed
+    return errors

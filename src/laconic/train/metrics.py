@@ -1,7 +1,7 @@
-"""What a worker leaves for reports: its way through the run, and what each slot took and lost.
+"""Metrics of a worker for reports: progress over time, and bytes and errors of each slot; and the Records of a run.
 
-Points are thinned out as a run goes on, so that a file is small however long it takes. One that dies takes its own
-along: the file is of its last life.
+Points are thinned out during a run, so that the file stays small. A worker that dies loses its points: the file holds
+those of its last process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from laconic.train.run import EVENTS, RECORDS, Config, server_file, write_atomic
 from laconic.watch.events import read_events
 from laconic.watch.series import ThinnedSeries
 
-__all__ = ["SlotCount", "Track", "keep_records", "lost_share", "missed_updates"]
+__all__ = ["SlotCount", "Track", "missed_updates", "relative_error", "write_records"]
 
 log = logging.getLogger("laconic")
 
-POINTS = 200
-"""Of a track, at most."""
+MAX_POINTS = 200
 COLUMNS = ("iteration", "seconds", "loss", "bytes_sent", "bytes_received")
 
 
 @dataclass
 class SlotCount:
-    """Frames of a slot, both ways, and the share of it that was lost in some of those that were sent."""
+    """Bytes of a slot's frames in both directions, and the relative errors of some of the sent frames."""
 
     numel: int
     sent: int = 0
@@ -39,24 +38,24 @@ class SlotCount:
     errors: list[float] = field(default_factory=list)
 
 
-def lost_share(x: Tensor, decoded: Tensor, residual: Tensor | None) -> float | None:
-    """Squared norm of what a frame leaves out, over that of all there was to send; None when there was nothing.
+def relative_error(x: Tensor, decoded: Tensor, residual: Tensor | None) -> float | None:
+    """Return the squared norm of what a frame left out, relative to all that was to be sent; None if that is zero.
 
     Args:
-        x: What was given to the channel.
-        decoded: What the frame says.
-        residual: What the channel keeps for later; None if it remembers nothing.
+        x: The tensor given to the channel.
+        decoded: The decoded frame.
+        residual: The channel's residual after encoding; None if it has none.
     """
-    left = (x - decoded if residual is None else residual).double()
-    whole = float((left + decoded).square().sum())
-    return float(left.square().sum()) / whole if whole > 0 else None
+    error = (x - decoded if residual is None else residual).double()
+    total = float((error + decoded).square().sum())
+    return float(error.square().sum()) / total if total > 0 else None
 
 
 class Track:
-    """A worker's points, every n-th of them."""
+    """Progress of a worker over time."""
 
     def __init__(self) -> None:
-        self._series = ThinnedSeries[tuple[float, ...]](POINTS)
+        self._series = ThinnedSeries[tuple[float, ...]](MAX_POINTS)
         self._last: tuple[float, ...] | None = None
 
     def add(self, *point: float) -> None:
@@ -78,13 +77,13 @@ class Track:
         slots: Mapping[str, SlotCount],
         judged: Mapping[str, list[float]] | None = None,
     ) -> None:
-        """Into the run's folder; ``judged`` is what ``Snapshots`` found."""
-        told = {"worker": worker, **self.columns, "slots": {name: asdict(one) for name, one in slots.items()}}
-        told |= {"judged": judged} if judged else {}
+        """Write the track to the run's folder; ``judged`` is the result of ``Snapshots.evaluate``."""
+        values = {"worker": worker, **self.columns, "slots": {name: asdict(count) for name, count in slots.items()}}
+        values |= {"judged": judged} if judged else {}
         try:
-            write_atomically(_path(run_dir, worker), json.dumps(told))
-        except OSError as error:  # a disk that is full: the run itself has ended well
-            log.warning("worker %d: its report will have no curves: %s", worker, error.strerror)
+            write_atomically(_path(run_dir, worker), json.dumps(values))
+        except OSError as error:  # the disk is full, but the run itself has succeeded
+            log.warning("worker %d: cannot write its curves for reports: %s", worker, error.strerror)
 
 
 def _path(run_dir: Path, worker: int) -> Path:
@@ -94,16 +93,16 @@ def _path(run_dir: Path, worker: int) -> Path:
 # ------------------------------------------------------------------------------------------------------------ Records
 
 
-def keep_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **more: Any) -> None:
-    """The run's Records: its summary, each worker's track, slots, and how old gradients were."""
+def write_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **more: Any) -> None:
+    """Write the run's Records: its summary, each worker's track, slots and staleness."""
     paths = [_path(run_dir, worker) for worker in range(config.job.workers)]
-    told = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    tracks = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     run, seed = run_dir.resolve().name, config.job.seed
     records = [Record("train.run", {"run": run, **summary, **more}, seed)]
-    for one in told:
-        points = {key: one[key] for key in ("worker", *COLUMNS, "judged") if key in one}
+    for track in tracks:
+        points = {key: track[key] for key in ("worker", *COLUMNS, "judged") if key in track}
         records.append(Record("train.track", {"run": run, **points, **more}, seed))
-    slots = _slots(one["slots"] for one in told)
+    slots = _sum_slots(track["slots"] for track in tracks)
     if slots:
         records.append(Record("train.slots", {"run": run, "exchanges": config.exchanges, "slots": slots}, seed))
     if not config.job.update_mode.in_rounds:
@@ -112,27 +111,28 @@ def keep_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **mo
     write(records, run_dir / RECORDS)
 
 
-def _slots(workers: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Of all workers together."""
-    found: dict[str, dict[str, Any]] = {}
+def _sum_slots(workers: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Add up the slots of all workers."""
+    totals: dict[str, dict[str, Any]] = {}
     for slots in workers:
-        for name, one in slots.items():
-            into = found.setdefault(name, {"slot": name, "numel": one["numel"], "sent": 0, "received": 0, "errors": []})
+        for name, count in slots.items():
+            zero = {"slot": name, "numel": count["numel"], "sent": 0, "received": 0, "errors": []}
+            total = totals.setdefault(name, zero)
             for key in ("sent", "received", "errors"):
-                into[key] += one[key]
-    return list(found.values())
+                total[key] += count[key]
+    return list(totals.values())
 
 
 def missed_updates(events: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """How many gradients missed so many updates: those between their worker's pull and their own."""
+    """Return the number of gradients by staleness: updates between the worker's pull and its gradient's update."""
     pulled: dict[int, int] = {}
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     updates = 0
     for event in events:
         if event["event"] == "pull":
             pulled[event["worker"]] = updates
         elif event["event"] == "applied":
             missed = updates - pulled.get(event["worker"], updates)
-            found[missed] = found.get(missed, 0) + 1
+            counts[missed] = counts.get(missed, 0) + 1
             updates += 1
-    return found
+    return counts

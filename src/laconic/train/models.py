@@ -1,8 +1,8 @@
 """The models that come with laconic, in plain torch.
 
-Their layers have names, since slots have theirs from them: ``conv1.weight``, ``head.bias``. None has dropout: a step is
-a function of parameters and examples alone, so that one that is done again after a fault gives the same bits.
-Weights are drawn as torch does by default (the GPT's as in GPT-2), from the seed.
+Layers have names, which name the slots: ``conv1.weight``, ``head.bias``. No model has dropout: a step depends on
+parameters and examples alone, so that repeating it after a fault gives the same bits. Weights are initialised as torch
+does by default (the GPT's as in GPT-2), from the seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["GPT", "MODELS", "GPTConfig", "ModelInfo", "build_model", "seeded"]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model is, what it takes (shape of one example), and which data sets have that."""
+    """Description of a model, the shape of its examples, and the data sets that have this shape."""
 
     summary: str
     build: Callable[[], nn.Module]
@@ -33,24 +33,22 @@ class ModelInfo:
 
 
 def build_model(name: str, *, seed: int) -> nn.Module:
-    """A model of ``MODELS`` on the CPU, with weights drawn from ``seed``.
-
-    The global generator is left as it was.
+    """Build a model of ``MODELS`` on the CPU, with weights drawn from ``seed``; the global generator is not changed.
 
     >>> sum(parameter.numel() for parameter in build_model("mlp", seed=0).parameters())
     327880
     """
     if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: take one of {', '.join(MODELS)}")
+        raise ConfigError(f"unknown model {name!r}: use one of {', '.join(MODELS)}")
     with seeded(seed):
         return MODELS[name].build()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's CPU generator at the start of ``seed``, and afterwards as it was."""
+    """Seed torch's CPU generator inside the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of devices, too
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the devices' generators
         yield
 
 
@@ -72,7 +70,7 @@ def _mlp() -> nn.Module:
 def _lenet5() -> nn.Module:
     """LeNet-5 with ReLU and max pooling: 61,706 parameters.
 
-    Images of 28 x 28 are padded to the 32 x 32 that it was made for (without, fc1 is smaller, and all are 44,426).
+    Images of 28 x 28 are padded to the original 32 x 32 (without padding fc1 is smaller: 44,426 parameters).
     """
     return _named(
         conv1=nn.Conv2d(1, 6, 5, padding=2),
@@ -91,7 +89,7 @@ def _lenet5() -> nn.Module:
 
 
 VGG11_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
-VGG11_POOLED = (1, 2, 4, 6, 8)  # convolutions with max pooling behind them
+VGG11_POOLED = (1, 2, 4, 6, 8)  # convolutions followed by max pooling
 
 
 def _vgg11() -> nn.Module:
@@ -134,7 +132,7 @@ def _alexnet() -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3 (which strides), 1x1 up by four, beside a short cut."""
+    """1x1 reduction, 3x3 (with the stride), 1x1 expansion by four, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -174,10 +172,10 @@ def _resnet50() -> nn.Module:
 
 
 def _named(**layers: nn.Module) -> nn.Sequential:
-    found = nn.Sequential()
+    model = nn.Sequential()
     for name, layer in layers.items():
-        found.add_module(name, layer)
-    return found
+        model.add_module(name, layer)
+    return model
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -197,7 +195,7 @@ class GPTConfig:
 class GPT(nn.Module):
     """A decoder like GPT-2 (Radford et al. 2019): int64 [batch, time] to logits [batch, time, vocabulary].
 
-    Unlike there, the embedding is not also the output layer: a slot is one tensor with one use.
+    Unlike in GPT-2, the embedding is not tied to the output layer: a slot is a tensor with one use.
     """
 
     def __init__(self, config: GPTConfig | None = None) -> None:
@@ -212,9 +210,9 @@ class GPT(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() == 2:
-                # Each block adds to the stream twice: the sum of all keeps its size.
-                ends = name.endswith(("attention.out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers) if ends else 0.02)
+                # Each block adds to the stream twice; this keeps the variance of the sum.
+                last = name.endswith(("attention.out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers) if last else 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         stream = self.embedding(x) + self.position.weight[: x.shape[1]]
@@ -249,7 +247,7 @@ class Attention(nn.Module):
         return mixed
 
 
-# ------------------------------------------------------------------------------------------------------------- a list
+# ----------------------------------------------------------------------------------------------------------- registry
 
 GREY, SMALL, LARGE = "1 x 28 x 28 images", "3 x 32 x 32 images", "3 x 224 x 224 images in 1,000 classes"
 
@@ -263,4 +261,4 @@ MODELS: Mapping[str, ModelInfo] = MappingProxyType(
         "gpt": ModelInfo("a decoder of 4 layers over bytes, 128 wide", GPT, "windows of 128 bytes", ("text",)),
     }
 )
-"""By name; parameter counts are in the functions' docstrings, and tested."""
+"""Models by name; parameter counts are in the functions' docstrings, and tested."""

@@ -318,7 +318,7 @@ def work(
         seconds = time.perf_counter() - began
         track.add(progress.iteration, seconds, progress.loss, progress.bytes_sent, progress.bytes_received)
         if snapshots is not None:
-            snapshots.look(progress.iteration, seconds, progress.bytes_sent, progress.bytes_received)
+            snapshots.update(progress.iteration, seconds, progress.bytes_sent, progress.bytes_received)
         line = {
             "run_dir": str(run_dir),
             "worker": number,
@@ -341,7 +341,7 @@ def work(
     if snapshots is not None:
         # Forward is about a third of a step.
         each_s = worker.times.compute / config.iterations / config.batch / 3 * task.num_test
-        track.save(run_dir, number, worker.counts, judged=snapshots.judge(each_s))
+        track.save(run_dir, number, worker.counts, judged=snapshots.evaluate(each_s))
 
 
 def _snapshots(config: Config, task: Task, number: int) -> Snapshots | None:

@@ -1,4 +1,4 @@
-"""Task: what a worker trains, and how well it does. Everything follows from the seed."""
+"""Task: model, data and loss of a training, and its evaluation. The seed determines everything."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["DATA", "Task", "build_task"]
 
 DATA = ("digits", "mnist", "cifar10", "text")
 
-HOLDOUT = 303
-"""Stream of the seed that decides which examples are held out."""
+HOLDOUT_STREAM = 303
+"""Stream of the seed that selects the held-out examples."""
 
-CHUNK = 128  # examples that are evaluated at once
-STATISTICS = 2048  # examples from which batch norm's statistics are taken
+CHUNK = 128  # examples per evaluated batch
+STATISTICS = 2048  # examples for the statistics of batch norm
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,17 +36,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Task:
     """A model, examples to train and test it with, and a loss.
 
-    ``evaluate`` and ``judge`` are functions of the model's parameters alone, in whichever process: where there is batch
-    norm its running statistics, which workers do not exchange, are taken anew from 2,048 training examples.
+    ``evaluate`` and ``judge`` depend on the model's parameters alone: the running statistics of batch norm, which
+    workers do not exchange, are computed again from 2,048 training examples.
 
     Args:
-        name: Of the task, for people.
-        model: Trained where it is: batches are moved to the device of its parameters.
-        train: Two tensors (inputs, targets), a torch Dataset of pairs, or ``Examples``.
-        test: The same.
-        loss: Of outputs and targets, a mean over the examples.
-        holdout: The fraction of ``train`` that ``judge`` looks at and nobody trains with, in [0, 1).
-        seed: Decides which.
+        name: Name of the task.
+        model: The model; batches are moved to the device of its parameters.
+        train: Training set: two tensors (inputs, targets), a torch Dataset of pairs, or ``Examples``.
+        test: Test set, of the same kinds.
+        loss: Function of outputs and targets that returns the mean over the examples.
+        holdout: Fraction of ``train`` that is used by ``judge`` only, in [0, 1).
+        seed: Seed of the selection of held-out examples.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Task:
         held = max(1, round(holdout * count)) if holdout else 0
         if held >= count:
             raise ConfigError(f"a holdout of {holdout} leaves nothing of {count} examples to train with")
-        order = shuffled(0, count, random.key(seed, HOLDOUT))
+        order = shuffled(0, count, random.key(seed, HOLDOUT_STREAM))
         self._held, self._trained = order[:held].sort().values, order[held:].sort().values
 
     @property
@@ -83,7 +83,7 @@ class Task:
 
     @property
     def num_train(self) -> int:
-        """Examples to train with, those held out not among them."""
+        """Number of training examples without the held-out ones."""
         return len(self._trained)
 
     @property
@@ -92,7 +92,7 @@ class Task:
 
     @property
     def dense_numel(self) -> int:
-        """Numbers that would be exchanged if no layer were compressed."""
+        """Number of parameters if no layer were compressed."""
         return dense_numel(self.model)
 
     @property
@@ -100,67 +100,67 @@ class Task:
         return next(self.model.parameters()).device
 
     def batch(self, indices: Tensor) -> Batch:
-        """Inputs and targets, on the CPU, of training examples by their numbers (0 to ``num_train`` - 1)."""
+        """Return training examples by their numbers (0 to ``num_train`` - 1), on the CPU."""
         return self._examples.take(self._trained[indices])
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of the model over a batch."""
+        """Return the mean loss of the model over a batch."""
         batch = batch.to(self.device)
         loss = self._loss(self.model(batch.inputs), batch.targets)
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ConfigError(f"the loss of {self.name} must be a tensor of one number, the mean; got {got}")
+            raise ConfigError(f"the loss of {self.name} must be a scalar tensor, the mean; got {got}")
         return loss
 
     def evaluate(self) -> dict[str, float]:
-        """``loss`` on the test set, and ``accuracy`` in per cent where targets are classes."""
+        """Return ``loss`` on the test set, and ``accuracy`` in per cent if targets are classes."""
         return self._measure(self._test, torch.arange(len(self._test)))
 
     def judge(self) -> float:
-        """The mean loss on the examples held out of training: for choosing, where the test set must not be seen."""
+        """Return the mean loss on the held-out examples, for choices that must not depend on the test set."""
         if not len(self._held):
-            raise ConfigError("no examples are held out for a judge: set holdout above 0")
+            raise ConfigError("no examples are held out: set holdout above 0")
         return self._measure(self._examples, self._held)["loss"]
 
     @torch.no_grad()
     def _measure(self, examples: Examples, indices: Tensor) -> dict[str, float]:
-        loss, right, answers = 0.0, 0, 0
+        loss, correct, answers = 0.0, 0, 0
         with self._evaluating():
-            for some in _chunks(indices):
-                inputs, targets = examples.take(some).to(self.device)
+            for chunk in _chunks(indices):
+                inputs, targets = examples.take(chunk).to(self.device)
                 outputs = self.model(inputs)
-                loss += float(self._loss(outputs, targets)) * len(some)
+                loss += float(self._loss(outputs, targets)) * len(chunk)
                 if not targets.is_floating_point() and targets.shape == outputs.shape[:-1]:
-                    right += int((outputs.argmax(-1) == targets).sum())
+                    correct += int((outputs.argmax(-1) == targets).sum())
                     answers += targets.numel()
-        found = {"loss": loss / len(indices)}
-        return {"accuracy": 100 * right / answers} | found if answers else found
+        mean_loss = {"loss": loss / len(indices)}
+        return {"accuracy": 100 * correct / answers} | mean_loss if answers else mean_loss
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
-            self._settle()
+            self._refresh_batch_norm()
             yield
         finally:
             for module, training in modes:
                 module.training = training
 
-    def _settle(self) -> None:
-        """Batch norm's running statistics, from the parameters as they are."""
+    def _refresh_batch_norm(self) -> None:
+        """Compute the running statistics of batch norm for the current parameters."""
         norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
         if not norms:
             return
-        count = min(STATISTICS, self.num_train) // CHUNK * CHUNK or self.num_train  # chunks of one size count alike
+        count = min(STATISTICS, self.num_train) // CHUNK * CHUNK or self.num_train  # equal chunks have equal weights
         momenta = [norm.momentum for norm in norms]
         try:
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # the plain mean over all chunks
                 norm.train()
-            for some in _chunks(torch.arange(count) * self.num_train // count):
-                self.model(self.batch(some).inputs.to(self.device))
+            for chunk in _chunks(torch.arange(count) * self.num_train // count):
+                self.model(self.batch(chunk).inputs.to(self.device))
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
@@ -178,7 +178,7 @@ def build_task(
     layers: str | None = None,
     layers_init: str = "fresh",
 ) -> Task:
-    """A model of ``MODELS`` and a data set that fits it, or what a script brings.
+    """Build a task from a model of ``MODELS`` and a data set, or from a script.
 
     A script is ``FILE.py:FUNCTION``. The function takes no arguments and returns (model, training set, test set, loss
     function), where a set is two tensors or a torch Dataset of pairs; or a ``Task``. Such as::
@@ -193,26 +193,26 @@ def build_task(
             model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
             return model, (x[:900], y[:900]), (x[900:], y[900:]), nn.functional.cross_entropy
 
-    Torch's generator is at the start of ``seed`` while it runs, so that each worker builds the same model; randomness
-    from elsewhere, and inside the model or the sets later (dropout, augmentation), is the script's own affair.
+    Torch's generator is seeded with ``seed`` while the function runs, so that each worker builds the same model. Other
+    random sources, and later randomness in the model or the data sets (dropout, augmentation), are not seeded.
 
     Args:
         model: ``mlp``, ``lenet5``, ``vgg11`` or ``gpt``. (``alexnet`` and ``resnet50`` need a script with images.)
         data: ``digits``, ``mnist``, ``cifar10`` or ``text``; see ``data``.
-        data_dir: Where files are, see ``data``.
-        seed: Decides initial weights and which examples are held out.
+        data_dir: Folder of the data set; see ``data``.
+        seed: Seed of the initial weights and of the held-out examples.
         holdout: Fraction of the training set for ``judge``; a Task that a script returns has its own.
-        script: ``model`` and ``data`` are not looked at then.
+        script: A script, which replaces ``model`` and ``data``.
         layers: A scheme of ``laconic.compress`` for the model, such as ``monarch:0.1``.
-        layers_init: How it begins: ``fresh`` for a new model, ``project`` for one that a script has trained.
+        layers_init: ``fresh`` for a new model, ``project`` for a script's trained model.
     """
-    task = _built(model, data, data_dir, seed, holdout) if script is None else _scripted(script, seed, holdout)
+    task = _from_names(model, data, data_dir, seed, holdout) if script is None else _from_script(script, seed, holdout)
     if layers is not None:
         task.model = compress(task.model, layers, init=layers_init, seed=seed, inplace=True)
     return task
 
 
-def _built(model: str, data: str, data_dir: Path | None, seed: int, holdout: float) -> Task:
+def _from_names(model: str, data: str, data_dir: Path | None, seed: int, holdout: float) -> Task:
     _check_fit(model, data)
     network = build_model(model, seed=seed)
     train, test = _text(network, data_dir) if data == "text" else ImageExamples.of(load(data, data_dir))
@@ -224,7 +224,7 @@ def _text(model: nn.Module, data_dir: Path | None) -> tuple[TextExamples, TextEx
     text, context = load_text(data_dir), model.config.context
     train, test = TextExamples(text.train, context), TextExamples(text.test, context)
     if not len(test):
-        raise ConfigError(f"the last tenth of a text is for the test, and {len(text.test)} bytes do not fill {context}")
+        raise ConfigError(f"the last tenth of the text is the test set and needs {context} bytes, got {len(text.test)}")
     return train, test
 
 
@@ -233,17 +233,17 @@ def _chunks(indices: Tensor) -> Iterator[Tensor]:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over all answers: one an example, or one a place of a text."""
+    """Return the mean over all predictions: one per example, or one per byte of a text."""
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def _check_fit(model: str, data: str) -> None:
     for what, name, names in (("model", model, tuple(MODELS)), ("data set", data, DATA)):
         if name not in names:
-            raise ConfigError(f"unknown {what} {name!r}: take one of {', '.join(names)}")
+            raise ConfigError(f"unknown {what} {name!r}: use one of {', '.join(names)}")
     info = MODELS[model]
     if not info.data:
-        raise ConfigError(f"model {model!r} takes {info.takes}, which no data set here has: bring yours by a script")
+        raise ConfigError(f"model {model!r} takes {info.takes}, which no built-in data set has: use a script")
     if data not in info.data:
         others = " or ".join(name for name, other in MODELS.items() if data in other.data)
         raise ConfigError(
@@ -251,15 +251,15 @@ def _check_fit(model: str, data: str) -> None:
         )
 
 
-def _scripted(script: str, seed: int, holdout: float) -> Task:
+def _from_script(script: str, seed: int, holdout: float) -> Task:
     with seeded(seed):
-        found = scripts.call(script)
-    if isinstance(found, Task):
-        return found
-    if not (isinstance(found, tuple) and len(found) == 4):
-        got = f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+        result = scripts.call(script)
+    if isinstance(result, Task):
+        return result
+    if not (isinstance(result, tuple) and len(result) == 4):
+        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise ConfigError(f"script {script!r} must return (model, train, test, loss) or a laconic Task, got {got}")
     try:
-        return Task(script, *found, holdout=holdout, seed=seed)
+        return Task(script, *result, holdout=holdout, seed=seed)
     except ConfigError as error:
         raise ConfigError(f"script {script!r}: {error}") from error

@@ -35,7 +35,7 @@ from laconic.kernels import random
 from laconic.optim import SGD, Schedule
 from laconic.train.bundling import Layout
 from laconic.train.data_shards import Shards
-from laconic.train.metrics import SlotCount, lost_share
+from laconic.train.metrics import SlotCount, relative_error
 from laconic.train.subspace_state import Residents
 from laconic.train.task import Task
 from laconic.wire import Buffer
@@ -507,7 +507,7 @@ class Worker:
         self.counts[name].sent += len(frame)
         self.times.encode += time.perf_counter() - began
         if self.summands is None and sequence % self._errors_every == 0:
-            error = lost_share(x.detach(), decode(frame, device=x.device), self.channel.residual(name))
+            error = relative_error(x.detach(), decode(frame, device=x.device), self.channel.residual(name))
             self.counts[name].errors += [] if error is None else [error]
         return frame
 

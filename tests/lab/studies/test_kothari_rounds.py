@@ -16,7 +16,7 @@ from laconic.kernels import random
 from laconic.optim import SGD, Schedule
 from laconic.policy import Policy
 from laconic.train import Shards, build_task
-from laconic.train.in_process import run_together
+from laconic.train.in_process import run_in_threads
 from laconic.train.methods import METHODS, method_options
 from laconic.train.worker import Worker
 from laconic_lab.studies.kothari2021.computed import Computed, in_order, rounding_keys
@@ -36,7 +36,7 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
         task = build_task("lenet5", "digits", seed=job.seed)
         shards = Shards(task.num_train, job.workers, BATCH, job.seed)
         workers.append(Worker(number, task, shards, job, RATE, InProcessConnection(core, number)))
-    assert not run_together(workers, exchanges)
+    assert not run_in_threads(workers, exchanges)
     return core, workers
 
 

@@ -16,7 +16,7 @@ from laconic.cluster.replies import RefusedError
 from laconic.errors import NonFiniteError
 from laconic.optim import SGD
 from laconic.train.data_shards import Shards
-from laconic.train.in_process import run_together
+from laconic.train.in_process import run_in_threads
 from laconic.train.task import build_task
 from laconic.train.worker import Worker
 from laconic_lab.studies.kothari2021.settings import Setting
@@ -59,7 +59,7 @@ def train(
     ]
     began = time.perf_counter()
     with _one_thread_each():
-        failed = run_together(workers, exchanges)
+        failed = run_in_threads(workers, exchanges)
     seconds = time.perf_counter() - began
     if failed and not _diverged(failed[0]):
         raise failed[0]
