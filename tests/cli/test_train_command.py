@@ -66,7 +66,7 @@ def test_example_trains_to_its_end(run: Run, work_dir: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_missing_device_is_one_line_and_starts_nothing(run: Run, work_dir: Path) -> None:
-    assert_error(run("train", "--device", "cuda", "--run-dir", "run"), 2, "no CUDA device here", "--device cpu")
+    assert_error(run("train", "--device", "cuda", "--run-dir", "run"), 2, "no CUDA device is available", "--device cpu")
     assert_error(run("train", "--device", "tpu", "--run-dir", "run"), 2, "auto, cpu or cuda", "'tpu'")
     assert file_names() == []
 
@@ -152,7 +152,7 @@ def test_prepare_writes_the_folder_and_starts_nothing(run: Run, work_dir: Path, 
         (["--data", "nope"], 2, "unknown data set 'nope'"),
         (["--epochs", "1"], 2, "give --epochs or --iterations, not both"),
         (["--data", "mnist", "--data-dir", "nowhere"], 1, "there are none in nowhere"),
-        (["--data", "cifar10", "--model", "vgg11"], 1, "name their folder"),
+        (["--data", "cifar10", "--model", "vgg11"], 1, "set data_dir or"),
         (["--batch", "0"], 2, "batch must be at least 1, got 0"),
         (["--batch", "100000"], 2, "too few for a batch of 100000"),
         (["--schedule", "often"], 2, "unknown schedule 'often'"),

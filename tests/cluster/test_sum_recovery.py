@@ -18,7 +18,7 @@ from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.cluster.replies import regather
 from laconic.train import Shards
-from laconic.train.in_process import run_together
+from laconic.train.in_process import run_in_threads
 from laconic.train.launch import launch
 from laconic.train.run import CHECKPOINTS, trainable
 from laconic.train.worker import Worker
@@ -156,7 +156,7 @@ def test_killed_worker_restores_its_renewed_subspaces(tmp_path: Path) -> None:
         own = config.task()
         shards = Shards(own.num_train, config.job.workers, config.batch, config.job.seed)
         workers.append(Worker(number, own, shards, config.job, config.rates(), InProcessConnection(clean, number)))
-    assert not run_together(workers, 24)
+    assert not run_in_threads(workers, 24)
     killer = at_version(tmp_path, 12, lambda: kill("worker", tmp_path))
     launch({tmp_path: config})
     killer.join(1)

@@ -1,4 +1,4 @@
-"""Data sets: the embedded one is what it says, files are read right, and wrong ones are told in a line."""
+"""Data sets: the embedded digits, reading of files, and one-line errors for damaged files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cifar10(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refusal(name: str, data_dir: Path | None) -> str:
+def error_of(name: str, data_dir: Path | None) -> str:
     with pytest.raises(FileError) as caught:
         load(name, data_dir)
     text = str(caught.value)
@@ -74,34 +74,34 @@ def test_digits_are_balanced_and_in_range() -> None:
         assert labels.shape == (n,) and labels.dtype == torch.int64
         assert labels.bincount().tolist() == [n // 10] * 10
         assert int(images.min()) == 0 and int(images.max()) == 255
-        # Ink of each digit, from edge to edge: pixels and labels belong together if a "1" has the least of it.
+        # Images and labels match if a "1" has the least ink.
         ink = torch.stack([images[labels == label].float().mean() for label in range(10)])
         assert int(ink.argmin()) == 1 and int(ink.argmax()) == 0
 
 
-def test_digits_are_what_was_committed() -> None:
+def test_digits_have_the_committed_contents() -> None:
     digits = load("digits")
     parts = (digits.train_images, digits.train_labels.byte(), digits.test_images, digits.test_labels.byte())
     assert hashlib.sha256(b"".join(idx(part) for part in parts)).hexdigest() == CONTENTS
     assert EMBEDDED.stat().st_size <= 1_500_000
 
 
-def test_digits_can_be_learnt_by_their_neighbours() -> None:
-    """Real digits under the right labels: the nearest of 4,000 decides rightly for more than nine in ten."""
+def test_nearest_neighbour_classifies_digits() -> None:
+    """Images and labels match: the nearest of 4,000 images has the right label for more than 90 %."""
     digits = load("digits")
     train, test = (part.view(-1, 784).float() for part in (digits.train_images, digits.test_images[:300]))
     nearest = torch.cdist(test, train).argmin(1)
     assert float((digits.train_labels[nearest] == digits.test_labels[:300]).float().mean()) > 0.9
 
 
-def test_each_load_has_memory_of_its_own() -> None:
+def test_each_load_returns_new_tensors() -> None:
     first, second = load("digits"), load("digits")
     first.train_images.zero_()
     assert bool(second.train_images.any())
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "more"])
-def test_damaged_package_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
+def test_damaged_embedded_file_raises_file_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
     raw = bytearray(EMBEDDED.read_bytes())
     if damage == "cut":
         del raw[len(raw) // 2 :]
@@ -112,10 +112,10 @@ def test_damaged_package_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     if damage != "missing":
         (tmp_path / data.EMBEDDED).write_bytes(raw)
     monkeypatch.setattr(data.resources, "files", lambda package: tmp_path)
-    assert "install laconic again" in refusal("digits", None)
+    assert "install laconic again" in error_of("digits", None)
 
 
-def test_script_takes_evenly_from_the_whole_file() -> None:
+def test_make_digits_selects_evenly() -> None:
     path = Path(__file__).resolve().parents[2] / "tools" / "make_digits.py"
     spec = importlib.util.spec_from_file_location("make_digits", path)
     assert spec is not None and spec.loader is not None
@@ -133,7 +133,7 @@ def test_script_takes_evenly_from_the_whole_file() -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw"])
-def test_mnist_is_found_plain_and_packed(mnist: Path, tmp_path_factory: pytest.TempPathFactory, folder: str) -> None:
+def test_mnist_is_read_plain_and_compressed(mnist: Path, tmp_path_factory: pytest.TempPathFactory, folder: str) -> None:
     root = tmp_path_factory.mktemp("data")
     (root / folder).mkdir(parents=True, exist_ok=True)
     for path in mnist.iterdir():
@@ -147,10 +147,10 @@ def test_mnist_is_found_plain_and_packed(mnist: Path, tmp_path_factory: pytest.T
         assert torch.equal(images, wanted) and torch.equal(labels, numbers.long()) and labels.dtype == torch.int64
 
 
-def test_folder_may_come_from_the_environment(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_from_the_environment(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(data.DATA_DIR_VARIABLE, str(mnist))
     assert len(load("mnist").train_images) == 30
-    assert "there are none in" in refusal("mnist", mnist / "elsewhere")  # what is asked for counts
+    assert "there are none in" in error_of("mnist", mnist / "elsewhere")  # an argument overrides the environment
 
 
 @pytest.mark.parametrize("folder", ["", "cifar-10-batches-bin"])
@@ -169,21 +169,21 @@ def test_cifar10_is_read(cifar10: Path, tmp_path_factory: pytest.TempPathFactory
     assert found.train_images.is_contiguous() and found.train_images.dtype == torch.uint8
 
 
-def test_unknown_set_is_told() -> None:
-    with pytest.raises(ConfigError, match="unknown data set 'imagenet': take digits, mnist or cifar10"):
+def test_unknown_data_set_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="unknown data set 'imagenet': use digits, mnist or cifar10"):
         load("imagenet")
 
 
 @pytest.mark.parametrize("name, file", [("mnist", "t10k-labels-idx1-ubyte"), ("cifar10", "data_batch_3.bin")])
-def test_missing_files_are_told(
+def test_missing_files_raise_file_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest, name: str, file: str
 ) -> None:
     monkeypatch.delenv(data.DATA_DIR_VARIABLE, raising=False)
-    nowhere, empty = refusal(name, None), refusal(name, tmp_path)
+    nowhere, empty = error_of(name, None), error_of(name, tmp_path)
     assert "data_dir or LACONIC_DATA" in nowhere and "there are none in" in empty and str(tmp_path) in empty
     folder = request.getfixturevalue(name)
     next(folder.glob(f"{file}*")).unlink()
-    part = refusal(name, folder)
+    part = error_of(name, folder)
     assert f"{folder} has no {file}" in part
     for text in (nowhere, empty, part):
         assert file in text and "'digits' needs no files" in text
@@ -212,13 +212,13 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
         (IMAGES, lambda raw: raw[:4] + b"\xff" * 4 + raw[8:], "more than the file can hold"),
         (IMAGES, lambda raw: raw[:-1], "cut|follow"),
         (IMAGES, lambda raw: raw + b"x", "and more follow"),
-        (IMAGES, lambda raw: raw[:4] + (29).to_bytes(4, "big") + raw[8:-784], "29 images and 30 labels"),
-        (LABELS, lambda raw: raw[:-1] + b"\x0a", "labels are from 0 to 9, found 10"),
+        (IMAGES, lambda raw: raw[:4] + (29).to_bytes(4, "big") + raw[8:-784], "29 images but 30 labels"),
+        (LABELS, lambda raw: raw[:-1] + b"\x0a", "labels must be from 0 to 9, got 10"),
         (LABELS, lambda raw: raw[:4] + bytes(4), r"expected labels, the header says \[0\]"),
         (LABELS, lambda raw: raw[:3] + b"\x03" + raw[4:], "begins with 00 00 08 01, this one with 00 00 08 03"),
     ],
 )
-def test_malformed_idx_is_told(mnist: Path, file: str, change, words: str, packed: bool) -> None:  # type: ignore[no-untyped-def]
+def test_malformed_idx_raises_file_error(mnist: Path, file: str, change, words: str, packed: bool) -> None:  # type: ignore[no-untyped-def]
     path = mnist / file
     raw = change(path.read_bytes())
     path.unlink()
@@ -226,7 +226,7 @@ def test_malformed_idx_is_told(mnist: Path, file: str, change, words: str, packe
         path = path.with_name(f"{file}.gz")
         raw = gzip.compress(raw)
     path.write_bytes(raw)
-    text = refusal("mnist", mnist)
+    text = error_of("mnist", mnist)
     assert re.search(words, text) and str(mnist) in text
 
 
@@ -241,13 +241,13 @@ def test_malformed_idx_is_told(mnist: Path, file: str, change, words: str, packe
         lambda raw: raw + b"rest",
     ],
 )
-def test_malformed_gzip_is_told(mnist: Path, change) -> None:  # type: ignore[no-untyped-def]
+def test_malformed_gzip_raises_file_error(mnist: Path, change) -> None:  # type: ignore[no-untyped-def]
     path = mnist / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(change(path.read_bytes()))
-    assert str(path) in refusal("mnist", mnist)
+    assert str(path) in error_of("mnist", mnist)
 
 
-def test_bomb_is_read_no_further_than_its_header_says(mnist: Path) -> None:
+def test_gzip_bomb_is_read_up_to_its_declared_size(mnist: Path) -> None:
     """256 MB of zeros, packed into one, behind a header of twenty images."""
     path = mnist / "t10k-images-idx3-ubyte.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
@@ -255,39 +255,39 @@ def test_bomb_is_read_no_further_than_its_header_says(mnist: Path) -> None:
         for _ in range(256):
             file.write(bytes(1 << 20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "more follow" in refusal("mnist", mnist)
+    assert "more follow" in error_of("mnist", mnist)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda raw: b"", "got 0 in all"),
-        (lambda raw: raw[:-1], "expected 3073 bytes an image"),
-        (lambda raw: raw + b"x", "expected 3073 bytes an image"),
-        (lambda raw: raw[:3073] + b"\xff" + raw[3074:], "labels are from 0 to 9, found 255"),
+        (lambda raw: b"", "got 0 in total"),
+        (lambda raw: raw[:-1], "expected 3073 bytes per image"),
+        (lambda raw: raw + b"x", "expected 3073 bytes per image"),
+        (lambda raw: raw[:3073] + b"\xff" + raw[3074:], "labels must be from 0 to 9, got 255"),
     ],
 )
-def test_malformed_cifar10_is_told(cifar10: Path, change, words: str) -> None:  # type: ignore[no-untyped-def]
+def test_malformed_cifar10_raises_file_error(cifar10: Path, change, words: str) -> None:  # type: ignore[no-untyped-def]
     path = cifar10 / "data_batch_2.bin"
     path.write_bytes(change(path.read_bytes()))
-    text = refusal("cifar10", cifar10)
+    text = error_of("cifar10", cifar10)
     assert words in text and str(path) in text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 @pytest.mark.parametrize("name, file", [("mnist", IMAGES), ("cifar10", "test_batch.bin")])
-def test_unreadable_file_is_told(request: pytest.FixtureRequest, name: str, file: str) -> None:
+def test_unreadable_file_raises_file_error(request: pytest.FixtureRequest, name: str, file: str) -> None:
     folder = request.getfixturevalue(name)
     (folder / file).chmod(0)
-    assert "cannot read" in refusal(name, folder)
+    assert "cannot read" in error_of(name, folder)
 
 
-def test_fifo_is_no_file(mnist: Path) -> None:
-    """Opening one would wait for ever."""
+def test_fifo_is_not_opened(mnist: Path) -> None:
+    """Opening a FIFO would block."""
     (mnist / IMAGES).unlink()
     os.mkfifo(mnist / IMAGES)
-    assert f"has no {IMAGES}" in refusal("mnist", mnist)
+    assert f"has no {IMAGES}" in error_of("mnist", mnist)
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -301,7 +301,7 @@ def test_text_is_split_nine_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert found.train.dtype == torch.uint8
 
 
-def test_folder_of_texts_goes_before_a_readme(tmp_path: Path) -> None:
+def test_text_folder_precedes_a_readme(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_bytes(b"not this one")
     (tmp_path / "text").mkdir()
     assert bytes(load_text(tmp_path).train) == b"not this on"
@@ -309,19 +309,19 @@ def test_folder_of_texts_goes_before_a_readme(tmp_path: Path) -> None:
     assert bytes(load_text(tmp_path).train) == b"First Citizen"
 
 
-def test_missing_or_wrong_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_invalid_text_raises_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(data.DATA_DIR_VARIABLE, raising=False)
 
-    def refused(folder: Path | None) -> str:
+    def text_error(folder: Path | None) -> str:
         with pytest.raises(FileError) as caught:
             load_text(folder)
         assert len(str(caught.value).splitlines()) == 1
         return str(caught.value)
 
-    assert "data_dir or LACONIC_DATA" in refused(None) and "'digits' needs no files" in refused(None)
-    assert f"there is none in {tmp_path / 'text'}, {tmp_path};" in refused(tmp_path)
-    assert "there is none" in refused(tmp_path / "elsewhere")
+    assert "data_dir or LACONIC_DATA" in text_error(None) and "'digits' needs no files" in text_error(None)
+    assert f"there is none in {tmp_path / 'text'}, {tmp_path};" in text_error(tmp_path)
+    assert "there is none" in text_error(tmp_path / "elsewhere")
     (tmp_path / "a.txt").write_bytes(b"too short")
-    assert "at least 10 bytes, got 9" in refused(tmp_path)
+    assert "at least 10 bytes, got 9" in text_error(tmp_path)
     (tmp_path / "b.txt").write_bytes(b"which of the two")
-    assert f"{tmp_path} has 2: a.txt, b.txt" in refused(tmp_path)
+    assert f"{tmp_path} has 2: a.txt, b.txt" in text_error(tmp_path)

@@ -1,4 +1,4 @@
-"""Layers in a compressed space under the parameter server: learning, equal bits everywhere, and after a restart."""
+"""Compressed layers with the parameter server: learning, equal bits in all processes, restarts."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def run(config: Config, folder: Path | None = None, *, stop: int | None = None) 
     return cores, workers
 
 
-def everything(config: Config, cores: list[Core]) -> dict[str, Tensor]:
-    """The dense model that the servers hold."""
+def dense_weights(config: Config, cores: list[Core]) -> dict[str, Tensor]:
+    """Return the dense model that the servers have."""
     task = config.task()
     slots = {name: x for core in cores for name, x in core.parameters.items()}
     config.restore(task, slots, {name: x for core in cores for name, x in core.resident.items()}, cores[0].version)
@@ -123,7 +123,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     "scheme, least", [("monarch:0.2", 75), ("lowrank:0.2", 75), ("subspace:0.1,T=20", 80), ("hashed:0.1", 75)]
 )
-def test_digits_are_learnt(scheme: str, least: float) -> None:
+def test_model_learns_digits(scheme: str, least: float) -> None:
     found = config(scheme, 70)  # not right after a renewal, which takes many steps at once
     _, workers = run(found)
     assert workers[0].task.evaluate()["accuracy"] > least
@@ -131,8 +131,8 @@ def test_digits_are_learnt(scheme: str, least: float) -> None:
     assert workers[0].bytes_sent < 70 * (0.25 * 4 * 327_880 + 4000)
 
 
-def test_a_renewed_subspace_is_what_one_process_would_have_trained() -> None:
-    """One worker under a server is torch's SGD, which the hook follows."""
+def test_renewed_subspace_equals_training_in_one_process() -> None:
+    """One worker with a server equals torch's SGD with the subspace hook."""
     found = config(exchanges=11, workers=1, weight_decay=0.01)
     cores, _ = run(found)
     task = found.task()
@@ -142,7 +142,7 @@ def test_a_renewed_subspace_is_what_one_process_would_have_trained() -> None:
         optimizer.zero_grad()
         task.loss(task.batch(shards.indices(0, i))).backward()
         optimizer.step()
-    one, other = everything(found, cores), _dense(task.model)
+    one, other = dense_weights(found, cores), _dense(task.model)
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
     assert [layer.steps for _, layer in subspaces(task.model)] == [11, 11]
@@ -154,13 +154,13 @@ EXACT = [name for name in METHODS if name not in ("2w", "adaptive")]
 
 
 @pytest.mark.parametrize("method", [*EXACT, "sharded"])
-def test_server_and_workers_hold_the_same(method: str) -> None:
+def test_server_and_workers_have_equal_weights(method: str) -> None:
     options = method_options("5" if method == "sharded" else method)
     if options.get("every"):
         options["every"] = 3
     found = config(exchanges=9, servers=2 if method == "sharded" else 1, **options)
     cores, workers = run(found)
-    held = everything(found, cores)
+    held = dense_weights(found, cores)
     for worker in workers:
         assert_equal(_dense(worker.task.model), held)
     steps = 9 * found.job.every
@@ -170,8 +170,8 @@ def test_server_and_workers_hold_the_same(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["1", "4", "6", "laconic", "sharded", "homomorphic"])
-def test_a_restart_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
-    """All die between two renewals; what is on the disk goes on."""
+def test_restart_gives_the_same_bits(tmp_path: Path, method: str) -> None:
+    """All processes end between two renewals and resume from their files."""
     options = method_options("4" if method == "sharded" else method)
     if options.get("every"):
         options["every"] = 3
@@ -179,9 +179,9 @@ def test_a_restart_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
     straight, _ = run(found)
     run(found, tmp_path, stop=6)
     cores, workers = run(found, tmp_path)
-    assert_equal(everything(found, cores), everything(found, straight))
+    assert_equal(dense_weights(found, cores), dense_weights(found, straight))
     for worker in workers:
-        assert_equal(_dense(worker.task.model), everything(found, straight))
+        assert_equal(_dense(worker.task.model), dense_weights(found, straight))
 
 
 SUMMED = {
@@ -191,39 +191,39 @@ SUMMED = {
 
 
 @pytest.mark.parametrize("kind", SUMMED)
-def test_where_workers_alone_hold_the_dense_weights_whoever_dies_changes_nothing(tmp_path: Path, kind: str) -> None:
-    """With returns=sum: deposits, what is on a worker's disk, and what a server tells one that has lost it."""
+def test_restarts_with_returns_sum_give_the_same_bits(tmp_path: Path, kind: str) -> None:
+    """With returns=sum weights come from uploads, from a worker's disk, or from the server if that disk is lost."""
     found = config(exchanges=10, weight_decay=0.001, **method_options("homomorphic") | SUMMED[kind])
     straight, before = run(found)
-    wanted = everything(found, straight)
+    wanted = dense_weights(found, straight)
     for worker in before:
         assert_equal(_dense(worker.task.model), wanted)
     run(found, tmp_path, stop=6)
     cores, workers = run(found, tmp_path)
-    assert_equal(everything(found, cores), wanted)
+    assert_equal(dense_weights(found, cores), wanted)
     for worker in workers:
         assert_equal(_dense(worker.task.model), wanted)
 
 
-def test_a_worker_that_has_lost_its_disk_gets_the_dense_weights_of_the_last_deposit(tmp_path: Path) -> None:
+def test_worker_without_its_disk_gets_the_last_uploaded_weights(tmp_path: Path) -> None:
     found = config(exchanges=10, checkpoint_every=3, **method_options("homomorphic"))
     run(found, tmp_path, stop=7)
     shutil.rmtree(tmp_path / "worker-1")
     cores, workers = run(found, tmp_path)
     for worker in workers:
-        assert_equal(_dense(worker.task.model), everything(found, cores))
+        assert_equal(_dense(worker.task.model), dense_weights(found, cores))
 
 
-def test_what_was_not_sent_ends_with_its_subspace_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Seven exchanges, T=4: one renewal of each of two layers, in all that remember something, on either side."""
+def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Seven exchanges with T=4 renew each of two layers once, in every channel on both sides."""
     _, (worker, _) = run(config(exchanges=7, **method_options("homomorphic")))
     assert worker.summands is not None and worker.summands.residual_resets == 1  # fc2 has few
     options = method_options("laconic") | {"every": 1, "sends": "gradients"}
     (core,), (worker, _) = run(config(exchanges=4, **options))
     assert worker.channel.stats.residual_resets == 2 == core._weights.channel.stats.residual_resets
     assert worker.channel.residual("fc1.z") is None and worker.channel.residual("head.weight") is not None
-    said = [record.message for record in caplog.records if "along the new ones" in record.message]
-    assert len(said) == 5 and len(set(said)) == 1  # two workers each, and a server: once
+    messages = [record.message for record in caplog.records if "its subspace was drawn anew" in record.message]
+    assert len(messages) == 5  # two workers in each run, and a server: logged once each
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_was_not_sent_ends_with_its_subspace_and_is_counted(caplog: pytest.
         ({"pull": "qsgd:4"}, "with a loss"),
     ],
 )
-def test_what_cannot_be_equal_is_refused(options: dict[str, Any], words: str) -> None:
+def test_renewal_needs_equal_weights_in_all_processes(options: dict[str, Any], words: str) -> None:
     found = config(**options)
     with pytest.raises(ConfigError, match=words) as caught:
         found.residents(found.task())
@@ -246,19 +246,19 @@ def test_what_cannot_be_equal_is_refused(options: dict[str, Any], words: str) ->
     assert dense.residents(dense.task()) is None
 
 
-def test_a_bundle_of_renewed_subspaces_is_refused() -> None:
+def test_bundled_slots_cannot_be_renewed() -> None:
     found = replace(config(), bundled=True)
     with pytest.raises(ConfigError, match="bundled slots: give --layerwise"):
         found.residents(found.task())
 
 
-def test_a_fixed_subspace_needs_no_more_than_its_coordinates() -> None:
+def test_fixed_subspace_has_no_state_besides_its_coordinates() -> None:
     found = config("subspace:0.1,T=0", 6, mode="async")
     cores, workers = run(found)
     assert cores[0].resident == {} and workers[0].task.evaluate()["loss"] < 2.2
 
 
-def test_a_server_on_a_network_sends_the_dense_weights_once() -> None:
+def test_server_sends_the_dense_weights_once() -> None:
     pytest.importorskip("grpc")
     from laconic.cluster.client import Client
     from laconic.cluster.job import Slots
@@ -281,7 +281,7 @@ def test_a_server_on_a_network_sends_the_dense_weights_once() -> None:
         failed = run_in_threads(workers, 6)
         assert not failed, failed
         for worker in workers:
-            assert_equal(_dense(worker.task.model), everything(found, [core]))
+            assert_equal(_dense(worker.task.model), dense_weights(found, [core]))
             assert worker.bytes_received < 6 * 0.11 * 4 * 327_880
             worker.link.close()
     finally:
@@ -291,7 +291,7 @@ def test_a_server_on_a_network_sends_the_dense_weights_once() -> None:
 # -------------------------------------------------------------------------------------------------------------- verdict
 
 
-def test_configurations_with_layers_go_through_json() -> None:
+def test_configuration_with_layers_json_round_trip() -> None:
     found = config()
     assert Config.from_json(found.to_json()) == found
     with pytest.raises(ConfigError, match="unknown scheme 'thin'"):
@@ -300,13 +300,13 @@ def test_configurations_with_layers_go_through_json() -> None:
         replace(found, layers_init="zero")
 
 
-def test_every_role_builds_the_same_model() -> None:
+def test_every_process_builds_the_same_model() -> None:
     for scheme in ("monarch:0.1", "hashed:0.1", "subspace:0.1"):
         one, other = (build_task(seed=3, layers=scheme).model.state_dict() for _ in range(2))
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_bound_is_evaluated_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_evaluates_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     found = config("monarch:0.2", 10)
     raw = 8 * 327_880 * 2
     summary = {"wire_bytes_per_iteration": raw / 10, "encode_s": 0.0}
@@ -318,7 +318,7 @@ def test_the_bound_is_evaluated_on_what_was_measured(monkeypatch: pytest.MonkeyP
     assert told["r_min_dense"] == pytest.approx(1 + told["slope"])
     assert told["speedup_over_one_node"] == pytest.approx(2 / told["r_min"])
     assert told["exempt"]["head.weight"] == "is the output layer's"
-    assert "rho 0.2 by layers, 0.1 on the wire, h " in describe(told) and "at 1 Gbit/s" in sentence(told)
+    assert "rho 0.2 by layers, 0.1 on the wire, h " in describe(told) and "at 1 Gbit/s" in describe(told)
     monkeypatch.setattr("laconic.train.break_even.MAX_VARIATION", -1.0)
     told = measure(found, summary, bandwidth=1e9)
-    assert told["h"] is None and "too much for an h to rely on" in describe(told)
+    assert told["h"] is None and "too much to compute h" in describe(told)

@@ -1,4 +1,4 @@
-"""Models: their sizes, what goes in and comes out, and weights that follow from the seed alone."""
+"""Models: parameter counts, shapes of inputs and outputs, weights that depend on the seed alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES = {  # of inputs and outputs, one small image where it is a matter of sec
 
 @pytest.fixture(scope="module", params=MODELS)
 def built(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
-    """One at a time: the large ones are hundreds of megabytes."""
+    """One model at a time: the large ones take hundreds of megabytes."""
     return request.param, build_model(request.param, seed=1)
 
 
@@ -57,7 +57,7 @@ def test_forward_and_backward(built: tuple[str, nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "vgg11", "gpt"])
-def test_weights_follow_from_the_seed(name: str) -> None:
+def test_weights_depend_on_the_seed_alone(name: str) -> None:
     before = torch.get_rng_state()
     first = build_model(name, seed=5).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
@@ -69,7 +69,7 @@ def test_weights_follow_from_the_seed(name: str) -> None:
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-def test_global_generator_is_left_alone_even_by_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_generator_is_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*shape: int) -> Tensor:
         torch.rand(1)
         raise MemoryError
@@ -81,13 +81,13 @@ def test_global_generator_is_left_alone_even_by_a_failure(monkeypatch: pytest.Mo
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_slots_have_names_to_be_matched() -> None:
+def test_parameter_names() -> None:
     for name in ("mlp", "lenet5", "vgg11", "gpt"):
         slots = dict(build_model(name, seed=0).named_parameters())
         assert "head.weight" in slots and not any(slot[0].isdigit() for slot in slots)
 
 
-def test_gpt_does_not_look_ahead() -> None:
+def test_gpt_is_causal() -> None:
     model = build_model("gpt", seed=0).eval()
     x = torch.randint(256, (1, 32), generator=torch.Generator().manual_seed(0))
     changed = x.clone()
@@ -97,11 +97,11 @@ def test_gpt_does_not_look_ahead() -> None:
     assert not torch.allclose(y[:, 20:], z[:, 20:])
 
 
-def test_gpt_takes_other_dimensions() -> None:
+def test_gpt_accepts_other_dimensions() -> None:
     small = GPT(GPTConfig(vocabulary=16, context=8, width=12, layers=1, heads=3))
     assert small(torch.zeros(2, 8, dtype=torch.int64)).shape == (2, 8, 16)
 
 
-def test_unknown_model_is_told() -> None:
-    with pytest.raises(ConfigError, match="unknown model 'vgg16': take one of mlp, lenet5, vgg11, alexnet"):
+def test_unknown_model_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet"):
         build_model("vgg16", seed=0)

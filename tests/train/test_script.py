@@ -1,4 +1,4 @@
-"""A model of one's own: what a script may return, and that each mistake is told in a line."""
+"""Scripts: what they may return, and one-line errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refusal(folder: Path, text: str, kind: type[LaconicError] = ConfigError, fun
     return str(caught.value)
 
 
-def test_four_things_make_a_task(tmp_path: Path) -> None:
+def test_tuple_of_four_makes_a_task(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     task = scripted(tmp_path, GOOD)
     assert torch.equal(torch.get_rng_state(), before)
@@ -68,20 +68,20 @@ def test_example_of_the_docstring_runs(tmp_path: Path) -> None:
     assert scripted(tmp_path, textwrap.dedent(example)).num_train == 855
 
 
-def test_task_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_task_is_returned_unchanged(tmp_path: Path) -> None:
     text = GOOD.replace("return ", "from laconic.train import Task\n    return Task('mine', *(").rstrip()
     task = scripted(tmp_path, f"{text}), holdout=0.5)")
     assert task.name == "mine" and task.num_train == 50
 
 
-def test_script_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_can_import_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "neighbour.py").write_text(GOOD)
     (tmp_path / "my.py").write_text("from neighbour import build")
     monkeypatch.chdir(tmp_path)
     assert build_task(script="my.py:build").num_train == 95
 
 
-def test_wrong_names_are_told(tmp_path: Path) -> None:
+def test_invalid_script_name_raises_an_error(tmp_path: Path) -> None:
     for script in ("my.py", "my.py:", ":build", "my.py:a b", "C:\\my.py", ""):
         with pytest.raises(ConfigError, match=r"given as FILE\.py:FUNCTION, such as my\.py:build, got"):
             build_task(script=script)
@@ -94,7 +94,7 @@ def test_wrong_names_are_told(tmp_path: Path) -> None:
         build_task(script=f"{tmp_path}/data.csv:build")
 
 
-def test_missing_function_is_told(tmp_path: Path) -> None:
+def test_missing_function_raises_config_error(tmp_path: Path) -> None:
     assert "has no function 'make'" in refusal(tmp_path, GOOD, function="make")
     assert "has no function 'build'" in refusal(tmp_path, "build = 3")
 
@@ -114,13 +114,13 @@ def test_missing_function_is_told(tmp_path: Path) -> None:
         (GOOD.replace("nn.Linear(4, 2)", "'net'"), "the model must be a torch module, got str"),
         (GOOD.replace("nn.Linear(4, 2)", "nn.ReLU()"), "the model has no parameters to train"),
         (GOOD.replace("nn.functional.cross_entropy", "'mse'"), "the loss must be a function of outputs and targets"),
-        (GOOD.replace("(x, (x.sum", "(x[:9], (x.sum", 1), "the training set: 9 inputs and 100 targets"),
+        (GOOD.replace("(x, (x.sum", "(x[:9], (x.sum", 1), "the training set: 9 inputs but 100 targets"),
     ],
 )
-def test_mistakes_are_told_in_a_line(tmp_path: Path, text: str, words: str) -> None:
+def test_error_of_a_script_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     assert words in refusal(tmp_path, text)
 
 
-def test_our_own_errors_pass(tmp_path: Path) -> None:
+def test_laconic_errors_are_not_wrapped(tmp_path: Path) -> None:
     text = "from pathlib import Path\nfrom laconic.train import load\ndef build():\n    load('mnist', Path('my.py'))"
     assert refusal(tmp_path, text, FileError).startswith("mnist is read from")

@@ -1,4 +1,4 @@
-"""Shards: exclusive, complete, in a new order each epoch, and the same wherever they are computed."""
+"""Data shards: disjoint, complete, in a new order each epoch, equal on every machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def epoch(shards: Shards, worker: int, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("examples, workers, batch", [(1000, 4, 16), (1003, 3, 7), (5, 5, 1), (64, 1, 64)])
-def test_shares_are_exclusive_and_complete_up_to_the_remainder(examples: int, workers: int, batch: int) -> None:
+def test_shards_are_disjoint_and_complete_up_to_the_remainder(examples: int, workers: int, batch: int) -> None:
     shards = Shards(examples, workers, batch, seed=1)
     assert shards.iterations_per_epoch == examples // workers // batch
     for number in (0, 3):
@@ -42,7 +42,7 @@ def test_order_changes_with_epoch_worker_and_seed() -> None:
     assert 800 < sum(first) / len(first) < 1200
 
 
-def test_any_iteration_can_be_asked_for_directly() -> None:
+def test_iterations_can_be_computed_in_any_order() -> None:
     one, other = Shards(1000, 4, 16, seed=7), Shards(1000, 4, 16, seed=7)
     forward = [one.indices(2, step) for step in range(50)]
     backward = [other.indices(2, step) for step in reversed(range(50))][::-1]
@@ -52,7 +52,7 @@ def test_any_iteration_can_be_asked_for_directly() -> None:
     assert torch.equal(one.indices(2, 0), backward[0])
 
 
-def test_joined_is_all_workers_together() -> None:
+def test_joined_concatenates_all_workers() -> None:
     shards = Shards(100, 3, 8, seed=0)
     wanted = [shards.indices(worker, 5).tolist() for worker in range(3)]
     assert shards.joined(5).view(3, 8).tolist() == wanted
@@ -68,7 +68,7 @@ def test_joined_is_all_workers_together() -> None:
     ],
 )
 def test_orders_are_frozen(worker: int, iteration: int, indices: list[int]) -> None:
-    """Workers on other machines, of other versions, must agree: never change these."""
+    """Workers on other machines and of other versions must agree: these values never change."""
     assert Shards(1000, 4, 16, seed=7).indices(worker, iteration).tolist() == indices
 
 
@@ -80,17 +80,17 @@ def test_orders_are_frozen(worker: int, iteration: int, indices: list[int]) -> N
         ((10, 2, -3), "batch must be at least 1, got -3"),
         (
             (10, 3, 4),
-            "of 10 examples each of 3 workers gets 3, too few for a batch of 4: take a smaller batch",
+            "each of 3 workers gets 3 of 10 examples, too few for a batch of 4: use a smaller batch",
         ),
-        ((2, 3, 1), "of 2 examples each of 3 workers gets 0"),
+        ((2, 3, 1), "each of 3 workers gets 0 of 2 examples"),
     ],
 )
-def test_wrong_sizes_are_told(arguments: tuple[int, int, int], words: str) -> None:
+def test_invalid_sizes_raise_config_error(arguments: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Shards(*arguments, seed=0)
 
 
 @pytest.mark.parametrize("worker, iteration", [(2, 0), (-1, 0), (0, -1)])
-def test_wrong_places_are_told(worker: int, iteration: int) -> None:
-    with pytest.raises(ConfigError, match=f"got worker {worker}, iteration {iteration}"):
+def test_invalid_worker_or_iteration_raises_config_error(worker: int, iteration: int) -> None:
+    with pytest.raises(ConfigError, match=f"got worker {worker} and iteration {iteration}"):
         Shards(10, 2, 1, seed=0).indices(worker, iteration)

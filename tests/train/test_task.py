@@ -21,7 +21,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def refusal(model: str = "mlp", data: str = "digits", **options: object) -> str:
+def error_of(model: str = "mlp", data: str = "digits", **options: object) -> str:
     with pytest.raises((ConfigError, FileError)) as caught:
         build_task(model, data, **options)  # type: ignore[arg-type]
     assert len(str(caught.value).splitlines()) == 1
@@ -57,7 +57,7 @@ def test_mlp_learns_digits() -> None:
     assert task.evaluate() == after
 
 
-def test_lenet5_takes_digits() -> None:
+def test_lenet5_learns_digits() -> None:
     task = build_task("lenet5", "digits", seed=0)
     train(task, iterations=100, batch=32, lr=0.05)
     assert task.evaluate()["accuracy"] > 80
@@ -69,7 +69,7 @@ def test_images_are_normalised() -> None:
     assert float(inputs.mean()) == pytest.approx(0, abs=0.02) and float(inputs.std()) == pytest.approx(1, abs=0.02)
 
 
-def test_everything_follows_from_the_seed() -> None:
+def test_task_depends_on_the_seed_alone() -> None:
     one, same, other = (build_task(seed=seed) for seed in (3, 3, 4))
     some = torch.tensor([0, 1000, 3799])
     assert all(torch.equal(a, b) for a, b in zip(one.batch(some), same.batch(some), strict=True))
@@ -79,7 +79,7 @@ def test_everything_follows_from_the_seed() -> None:
     assert not torch.equal(one._held, other._held)
 
 
-def test_mean_of_workers_is_the_joined_batch() -> None:
+def test_mean_gradient_of_workers_equals_the_joined_batch() -> None:
     task, shards = build_task(), Shards(3800, 2, 32, seed=0)
     joined = gradients(task, shards.joined(9))
     parts = [gradients(task, shards.indices(worker, 9)) for worker in (0, 1)]
@@ -100,7 +100,7 @@ def test_gpt_learns_text(tmp_path: Path) -> None:
     assert task.evaluate()["loss"] < 3
 
 
-def test_windows_cover_a_text_once(tmp_path: Path) -> None:
+def test_windows_cover_the_text_once(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(bytes(i % 251 for i in range(20 * 128 * 10)))
     task = build_task("gpt", "text", data_dir=tmp_path, holdout=0)
     assert task.num_train == (18 * 128 * 10 - 1) // 128
@@ -109,7 +109,7 @@ def test_windows_cover_a_text_once(tmp_path: Path) -> None:
     assert targets.flatten().tolist() == [(i + 1) % 251 for i in range(task.num_train * 128)]
 
 
-def test_vgg11_takes_cifar10(tmp_path: Path) -> None:
+def test_vgg11_accepts_cifar10(tmp_path: Path) -> None:
     rng = torch.Generator().manual_seed(0)
     for i, file in enumerate((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")):
         labels = (torch.arange(4) + i).to(torch.uint8).view(-1, 1) % 10
@@ -128,27 +128,27 @@ def test_vgg11_takes_cifar10(tmp_path: Path) -> None:
         ("mlp", "cifar10", "'mlp' takes 1 x 28 x 28 images: choose digits or mnist for data; 'cifar10' is for vgg11"),
         ("gpt", "mnist", "'gpt' takes windows of 128 bytes: choose text for data"),
         ("lenet5", "text", "choose digits or mnist for data; 'text' is for gpt"),
-        ("resnet50", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no data set here has"),
-        ("vgg16", "digits", "unknown model 'vgg16': take one of mlp, lenet5, vgg11, alexnet, resnet50, gpt"),
-        ("mlp", "imagenet", "unknown data set 'imagenet': take one of digits, mnist, cifar10, text"),
+        ("resnet50", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no built-in data set has"),
+        ("vgg16", "digits", "unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet, resnet50, gpt"),
+        ("mlp", "imagenet", "unknown data set 'imagenet': use one of digits, mnist, cifar10, text"),
     ],
 )
-def test_wrong_pairs_are_told(model: str, data: str, words: str) -> None:
-    assert words in refusal(model, data)
+def test_model_and_data_that_do_not_fit_raise_config_error(model: str, data: str, words: str) -> None:
+    assert words in error_of(model, data)
 
 
-def test_missing_files_are_told(tmp_path: Path) -> None:
+def test_missing_files_raise_an_error(tmp_path: Path) -> None:
     for model, data in (("mlp", "mnist"), ("vgg11", "cifar10"), ("gpt", "text")):
-        assert "there " in refusal(model, data, data_dir=tmp_path) and data in DATA
+        assert "there " in error_of(model, data, data_dir=tmp_path) and data in DATA
     (tmp_path / "short.txt").write_bytes(b"x" * 1289)
-    assert "128 bytes do not fill 128" in refusal("gpt", "text", data_dir=tmp_path)
+    assert "needs 128 bytes, got 128" in error_of("gpt", "text", data_dir=tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------- hold-out
 
 
 def numbered(n: int, **options: float) -> Task:
-    """Inputs are the examples' numbers, the loss is their mean."""
+    """Return a task whose inputs are the numbers of the examples and whose loss is their mean."""
     x = torch.arange(n, dtype=torch.float32).view(-1, 1)
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
@@ -156,7 +156,7 @@ def numbered(n: int, **options: float) -> Task:
 
 
 @pytest.mark.parametrize("n, holdout, held", [(1000, 0.05, 50), (10, 0.01, 1), (10, 0.99, 0), (7, 0.0, 0), (2, 0.5, 1)])
-def test_what_is_held_out_is_never_trained_with(n: int, holdout: float, held: int) -> None:
+def test_held_out_examples_are_not_trained_with(n: int, holdout: float, held: int) -> None:
     if holdout == 0.99:
         with pytest.raises(ConfigError, match="leaves nothing of 10 examples to train with"):
             numbered(n, holdout=holdout)
@@ -176,11 +176,11 @@ def test_what_is_held_out_is_never_trained_with(n: int, holdout: float, held: in
 
 
 @pytest.mark.parametrize("holdout", [-0.1, 1.0, float("nan")])
-def test_wrong_holdout_is_told(holdout: float) -> None:
-    assert "holdout must be in [0, 1)" in refusal(holdout=holdout)
+def test_invalid_holdout_raises_config_error(holdout: float) -> None:
+    assert "holdout must be in [0, 1)" in error_of(holdout=holdout)
 
 
-def test_accuracy_is_left_out_where_targets_are_no_classes() -> None:
+def test_accuracy_is_missing_if_targets_are_not_classes() -> None:
     assert numbered(10).evaluate() == {"loss": 0.5}
 
 
@@ -198,7 +198,7 @@ def normed(n: int = 1000) -> Task:
 def test_evaluation_depends_on_parameters_alone() -> None:
     task = normed()
     first, judged = task.evaluate(), task.judge()
-    for i in range(3):  # what a worker's running statistics go through
+    for i in range(3):  # changes the running statistics of a worker
         task.loss(task.batch(torch.arange(i, i + 50)))
     norm = task.model[0]  # type: ignore[index]
     assert int(norm.num_batches_tracked) == 7 + 3
@@ -210,7 +210,7 @@ def test_evaluation_depends_on_parameters_alone() -> None:
     torch.testing.assert_close(norm.running_var, torch.full((5,), 9.0), atol=1.5, rtol=0)
 
 
-def test_modes_return_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_mode_is_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     task = normed()
     monkeypatch.setattr(task.model[1], "forward", lambda x: 1 / 0)  # type: ignore[index]
     with pytest.raises(ZeroDivisionError):
@@ -218,7 +218,7 @@ def test_modes_return_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert task.model[0].momentum == 0.1 and all(module.training for module in task.model.modules())  # type: ignore[index]
 
 
-def test_fewer_examples_than_a_chunk_do() -> None:
+def test_fewer_examples_than_a_chunk() -> None:
     assert set(normed(110).evaluate()) == {"accuracy", "loss"}
 
 
@@ -246,7 +246,7 @@ class Other(Dataset):  # type: ignore[type-arg]
         return self.item
 
 
-def test_datasets_of_torch_are_taken() -> None:
+def test_torch_datasets_are_accepted() -> None:
     pair = torch.rand(20, 3), torch.zeros(20, dtype=torch.int64)
     task = Task("own", nn.Linear(3, 2), Squares(), TensorDataset(*pair), cross_entropy, holdout=0)
     inputs, targets = task.batch(torch.tensor([3, 4]))
@@ -260,19 +260,19 @@ def test_datasets_of_torch_are_taken() -> None:
         (None, r"the training set must be two tensors .* got NoneType"),
         (torch.zeros(3, 3), "got Tensor"),
         ((torch.zeros(3),), "got tuple"),
-        ((torch.zeros(3, 3), torch.zeros(4)), "3 inputs and 4 targets do not belong together"),
-        ((torch.zeros(0, 3), torch.zeros(0)), "there are no examples"),
-        (Other(torch.zeros(3)), "first example cannot be made a pair"),
+        ((torch.zeros(3, 3), torch.zeros(4)), "3 inputs but 4 targets"),
+        ((torch.zeros(0, 3), torch.zeros(0)), "the training set is empty"),
+        (Other(torch.zeros(3)), "first example cannot be loaded as a pair"),
         (Other((torch.zeros(3), "cat")), "must be a pair .* of tensors or numbers"),
-        (Other(KeyError("path")), "first example cannot be made a pair .* KeyError: 'path'"),
+        (Other(KeyError("path")), "first example cannot be loaded as a pair .* KeyError: 'path'"),
     ],
 )
-def test_wrong_data_are_told(data: object, words: str) -> None:
+def test_invalid_data_raise_config_error(data: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Task("own", nn.Linear(3, 2), data, Squares(), cross_entropy)
 
 
-def test_loss_must_be_one_number() -> None:
+def test_loss_must_be_a_scalar() -> None:
     task = Task("own", nn.Linear(3, 2), Squares(), Squares(), lambda y, t: y)
-    with pytest.raises(ConfigError, match=r"must be a tensor of one number, the mean; got the shape \[2, 2\]"):
+    with pytest.raises(ConfigError, match=r"must be a scalar tensor, the mean; got the shape \[2, 2\]"):
         task.loss(task.batch(torch.arange(2)))
