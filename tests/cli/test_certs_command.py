@@ -67,7 +67,7 @@ def test_show_explains_unusable_certificates(run: Run, work_dir: Path, monkeypat
     result = run("certs", "show", "job", "--json")
     server, *others = json.loads(result.stdout)["certificates"]
     assert result.exit_code == 1 and server["fault"] is None
-    for other, word in zip(others, ("worker-0.key", "under another name", "not a certificate"), strict=True):
+    for other, word in zip(others, ("worker-0.key", "it is that of", "must be an undamaged certificate"), strict=True):
         assert word in other["fault"]
     assert "another name" in run("certs", "show", "job").stdout
     later = datetime.now(timezone.utc) + timedelta(days=400)
@@ -79,7 +79,7 @@ def test_show_explains_unusable_certificates(run: Run, work_dir: Path, monkeypat
 def test_invalid_input_is_one_line(run: Run, work_dir: Path) -> None:
     assert_error(run("certs", "show", "job"), 1, "no such folder: job", "laconic certs new")
     assert_error(run(*NEW, "--host", "ps:50051"), 2, "without port", "'ps:50051'")
-    assert_error(run(*NEW[:-1], "0"), 2, "workers must be a whole number from 1 to 4096, got 0")
+    assert_error(run(*NEW[:-1], "0"), 2, "workers must be an integer from 1 to 4096, got 0")
     assert_error(run(*NEW[:-1], "many"), 2, "--workers")
     assert_error(run(*NEW, "--days", "0"), 2, "days must be")
     assert_error(run("certs", "new", "job", "--job", "a b", "--host", "h", "--workers", "1"), 2, "job's name", "'a b'")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import Peer
+
+from laconic.cluster.certificates import new_job
 
 
 @pytest.fixture
@@ -21,3 +25,19 @@ def peers() -> Iterator[Callable[..., Peer]]:
     yield make
     for peer in made:
         peer.close()
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: to sync thousands of files on a disk would take minutes."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the certificates of a job with two workers; tests do not change them."""
+    folder = tmp_path_factory.mktemp("certs") / "job"
+    new_job(folder, name="digits", hosts=["ps.example.org", "10.0.0.5", "127.0.0.2"], workers=2)
+    return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import pytest
 import torch
 from helpers import (
     ONES,
+    TIMEOUT,
     Events,
     Peer,
     begin,
@@ -34,12 +37,16 @@ from helpers import (
     small_core,
 )
 
-from laconic.cluster import security
+from laconic.cluster import certificates, checkpoint, security
+from laconic.cluster import server as server_module
 from laconic.cluster.core import Core
-from laconic.cluster.protocol import RPC_PATHS, json_message
+from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.frames import encode
 from laconic.optim import SGD
+from laconic_lab.faults import flood_client
+from laconic_lab.faults.flood_process import FloodProcess
 from laconic_lab.faults.invariants import applied_once
+from laconic_lab.faults.soak import usage
 
 ROUNDS = 20
 ANY_REQUEST = head_of() | {"attempt": 5, "versions": [0], "lost": False, "protocol": 1, "fingerprint": "f"}
@@ -49,7 +56,7 @@ ANY_REQUEST = head_of() | {"attempt": 5, "versions": [0], "lost": False, "protoc
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certs")
     for job in ("ours", "theirs"):
-        security.new_job(folder / job, name=job, hosts=[], workers=2)
+        certificates.new_job(folder / job, name=job, hosts=[], workers=2)
     return folder
 
 
@@ -165,3 +172,146 @@ def test_dead_workers_are_noticed_within_a_second_and_stopped_ones_within_five(t
     assert set(lost_at) == {0, 1, 2, 3, 4}
     assert max(lost_at[0], lost_at[1]) - signalled < 1.0
     assert max(lost_at[2], lost_at[3]) - signalled < 5.0
+
+
+# --------------------------------------------------------------------------------- connections without a request
+
+
+def is_closed_by_peer(line: socket.socket, until: float) -> bool:
+    """Whether the server closes a connection in time."""
+    try:
+        while True:
+            line.settimeout(max(0.01, until - time.monotonic()))
+            if not line.recv(4096):
+                return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_connections_that_do_not_finish_their_handshake_are_closed(tmp_path: Path) -> None:
+    """Silent, inside TLS, inside HTTP/2's preface, or after it."""
+    certificates.new_job(tmp_path, name="ours", hosts=["localhost"], workers=1)
+    credentials = security.server_credentials(security.load_server(tmp_path))
+    hello = flood_client.client_hello()
+    beginnings = [
+        b"",
+        hello[:50],
+        hello,
+        flood_client.PREFACE[:10],
+        flood_client.PREFACE,
+        flood_client.PREFACE + flood_client.SETTINGS,
+    ]
+    with serving(small_core(workers=1)) as plain, serving(small_core(workers=1), credentials=credentials) as secure:
+        before = usage()[1]
+        lines = []
+        for server in (plain, secure):
+            for data in 10 * beginnings:
+                line = socket.create_connection(("127.0.0.1", server.port), 5)
+                line.sendall(data)
+                lines.append(line)
+        until = time.monotonic() + 15
+        assert [is_closed_by_peer(line, until) for line in lines] == len(lines) * [True]
+        for line in lines:
+            line.close()
+        assert eventually(lambda: usage()[1] <= before, 5), (usage(), before)
+
+
+def silent() -> Iterator[bytes]:
+    threading.Event().wait(10 * TIMEOUT)
+    yield b""
+
+
+def test_silent_calls_do_not_block_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "FIRST_MESSAGE_TIMEOUT", 10 * TIMEOUT)  # until all have arrived
+    core = small_core(workers=1)
+    with serving(core) as server, contextlib.ExitStack() as channels:
+        address = f"127.0.0.1:{server.port}"
+        calls = []
+        for name in ("Hello", "Exchange"):
+            options = (*GRPC_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+            channel = channels.enter_context(grpc.insecure_channel(address, options=options))
+            calls += [channel.stream_stream(RPC_PATHS[name])(silent(), timeout=10 * TIMEOUT) for _ in range(11)]
+        assert eventually(lambda: len(server._calls) == 11)  # the size of the pool; the others wait
+        monkeypatch.setattr(server_module, "FIRST_MESSAGE_TIMEOUT", 0.5)
+        client = client_of(server, timeout=TIMEOUT)
+        sequence = begin(client)
+        assert exchange(client, sequence, ONES).sequence == sequence + 1
+        client.close()
+        for call in calls:
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            assert call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN), call
+        assert eventually(lambda: not server._calls)
+    assert core.version == 1
+
+
+def test_replaced_pushes_do_not_block_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker starts its push again and again without ending the earlier ones."""
+    monkeypatch.setattr(server_module, "FIRST_MESSAGE_TIMEOUT", 10 * TIMEOUT)  # until all have arrived
+    core = small_core(slots={"w": 4, "b": 4}, workers=1)
+
+    def half() -> Iterator[bytes]:
+        yield json_message(head_of())
+        yield from frame_messages(0, ONES)
+        yield from silent()
+
+    with serving(core) as server, contextlib.ExitStack() as channels:
+        address = f"127.0.0.1:{server.port}"
+        client, calls = client_of(server, timeout=TIMEOUT), []
+        sequence = begin(client)
+        channel = channels.enter_context(grpc.insecure_channel(address, options=GRPC_OPTIONS))
+        for _ in range(11):  # one per thread
+            before = server._calls._pushes.get(0)
+            calls.append(channel.stream_stream(RPC_PATHS["Exchange"])(half(), timeout=10 * TIMEOUT))
+            assert eventually(lambda before=before: server._calls._pushes.get(0) not in (None, before))
+        monkeypatch.setattr(server_module, "FIRST_MESSAGE_TIMEOUT", 0.5)
+        assert exchange(client, sequence, ONES, ONES).sequence == sequence + 1
+        assert eventually(lambda: not server._calls and not core.queued_nbytes)
+        client.close()
+    assert core.version == 1
+
+
+def test_worker_that_computes_longer_than_the_idle_timeout_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = [(name, 1000 if name == "grpc.max_connection_idle_ms" else value) for name, value in
+               server_module.STRANGER_OPTIONS]  # fmt: skip
+    monkeypatch.setattr(server_module, "STRANGER_OPTIONS", shorter)
+    core = small_core(workers=1)
+    with serving(core) as server:
+        before = usage()[1]
+        client = client_of(server)
+        sequence = begin(client)
+        assert eventually(lambda: usage()[1] <= before, 10)  # the server has closed the connection
+        sequence = exchange(client, sequence, ONES).sequence
+        client.close()
+    assert sequence == 1 and client.retries == 0
+
+
+def test_strangers_leave_open_files_for_checkpoints(tmp_path: Path) -> None:
+    """Connections of strangers get at most half of the open files, and a connected worker stays connected."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        core = small_core(workers=1)
+        with serving(core) as server:
+            address = f"127.0.0.1:{server.port}"
+            client = client_of(server)
+            sequence = begin(client)
+            flood = FloodProcess(address)
+            try:
+                flood.request(hold=400, seed=0)
+                flood.report()
+                assert eventually(lambda: usage()[1] > 150, 10) and usage()[1] < 200
+                checkpoint.save(tmp_path, 1, {"w": torch.ones(3)}, {})
+                assert exchange(client, sequence, ONES).sequence == sequence + 1
+                flood.request(release=True)
+                flood.report()
+            finally:
+                flood.close()
+            client.close()
+            late = client_of(server, incarnation=1)
+            assert begin(late, 1) == sequence + 1
+            late.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import core_of, train
-from sum_helpers import sum_job
+from summing_jobs import sum_job
 from test_faults import at_version, config_of, events_of, kill, weights_of
 from test_recovery import Run, same
 

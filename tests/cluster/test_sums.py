@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import BATCH, TIMEOUT, Events, core_of, eventually, in_threads, train
-from sum_helpers import SLOTS, SumJob, gradients, sum_job
+from summing_jobs import SLOTS, SumJob, gradients, sum_job
 from test_modes import Sockets
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

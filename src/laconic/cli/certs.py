@@ -43,7 +43,7 @@ def new(
     .pem and .key of its member, and nothing else. The CA's key is not kept:
     for more workers make new certificates. The folder must be empty.
     """
-    from laconic.cluster.security import new_job
+    from laconic.cluster.certificates import new_job
 
     certificates = new_job(folder, name=job, hosts=host, workers=workers, days=days)
     if json:
@@ -61,7 +61,7 @@ def show(folder: Folder, json: Json = False) -> None:
 
     The exit code is 1 if any of them cannot be used.
     """
-    from laconic.cluster.security import certificates as read_certificates
+    from laconic.cluster.security import list_certificates as read_certificates
     from laconic.errors import FileError
 
     certificates = read_certificates(folder)

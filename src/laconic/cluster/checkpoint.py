@@ -1,16 +1,16 @@
-"""Checkpoints of a running server: written so that the newest complete one always loads.
+"""Checkpoints on disk, written so that the newest complete one always loads.
 
-A checkpoint is a folder among others of its kind::
+Each checkpoint is a folder::
 
     00000041-step-820/
       tensors.safetensors
       manifest.json           format, version, step, meta, size and SHA-256 of the tensors, and its own SHA-256
     00000042-step-840/
-    latest                    the name of the newest, for people and scripts; nothing here depends on it
+    latest                    the name of the newest, for people and scripts; this module does not read it
 
-They count up in the order in which they were written, not by step: after going back to step 800, step 820 is written
-again and is newer than a step 840 from before. Each is written under a hidden name, synced and renamed, and an old one
-is hidden again before it is deleted, so whatever bears such a name is complete. One process at a time may write.
+They are numbered in the order of writing, not by step: after going back to step 800, step 820 is written again and is
+newer than an earlier step 840. A checkpoint is written under a hidden name, synced and renamed; an old one is hidden
+before it is deleted. So a folder with such a name is complete. One process at a time may write.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _DTYPES: Mapping[torch.dtype, str] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved. The tensors are copies in memory: the files may go."""
+    """A loaded checkpoint. The tensors are copies in memory, independent of the files."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -85,38 +85,39 @@ def save(
     *,
     keep: int = 3,
 ) -> Path:
-    """Write a checkpoint and return its folder; when this returns, it survives a crash and a power cut.
+    """Write a checkpoint and return its folder; once this returns, it survives a crash and a power cut.
 
-    A full disk or the like raises ``FileError``, and then the folder is as it was.
+    An error such as a full disk raises ``FileError`` and leaves the folder unchanged.
 
     Args:
-        folder: Where checkpoints are; made if it is missing.
-        step: The iteration to go on from.
-        tensors: What to keep, by name. Nobody may change them meanwhile.
+        folder: The folder of all checkpoints; made if it is missing.
+        step: The iteration to resume at.
+        tensors: Tensors by name; they must not change meanwhile.
         meta: Plain JSON: strings as keys, lists, no tuples, finite numbers.
-        keep: How many of the newest remain.
+        keep: How many of the newest checkpoints remain.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ConfigError(f"step must be a whole number from 0, got {step!r}")
+        raise ConfigError(f"step must be an integer of at least 0, got {step!r}")
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ConfigError(f"keep must be a whole number from 1, got {keep!r}")
+        raise ConfigError(f"keep must be an integer of at least 1, got {keep!r}")
     _check_meta(meta)
     header = _safetensors_header(tensors)
     folder = Path(folder)
     try:
         _make_folder(folder)
-        _remove_partials(folder)  # of a process that was killed
+        _remove_partials(folder)  # left by a process that was killed
         number = max(map(_number, _complete(folder)), default=0) + 1
         path = folder / f"{number:08d}-step-{step}"
         try:
             _write(folder, path, header, step, tensors, meta)
         except BaseException:
-            with contextlib.suppress(OSError):  # what went wrong first is what to tell
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 _remove_partials(folder)
             raise
     except OSError as error:
         raise FileError(
-            f"cannot write the checkpoint of step {step} to {folder}: {error.strerror or error}; older ones are intact"
+            f"cannot write the checkpoint of step {step} to {folder}: {error.strerror or error}; older checkpoints are "
+            "intact"
         ) from None
     try:
         _remove_old(folder, keep)
@@ -128,7 +129,7 @@ def save(
 def _write(
     folder: Path, path: Path, header: bytes, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]
 ) -> None:
-    # Everything that takes room is written before the first rename: a full disk cannot come between the two.
+    # All data is written before the first rename: a full disk cannot interrupt the renames.
     partial, latest = folder / f".{path.name}.partial", folder / f".{_LATEST}.partial"
     partial.mkdir()
     with _synced(partial / _TENSORS) as out:
@@ -137,7 +138,9 @@ def _write(
     body = {"format": _FORMAT, "version": VERSION, "step": step, "files": {_TENSORS: entry}, "meta": meta}
     manifest = _dump(body | {"sha256": _sha256(_dump(body))})
     if len(manifest) > _MAX_MANIFEST:
-        raise InputError(f"a checkpoint's meta takes at most {_MAX_MANIFEST} bytes as JSON: put it into tensors")
+        raise InputError(
+            f"a checkpoint's meta may take {_MAX_MANIFEST} bytes as JSON, got {len(manifest)}: use tensors"
+        )
     with _synced(partial / _MANIFEST) as out:
         out.write(manifest)
     sync_folder(partial)
@@ -153,14 +156,14 @@ def _check_meta(meta: dict[str, Any]) -> None:
     try:
         if isinstance(meta, dict) and json.loads(json.dumps(meta, allow_nan=False)) == meta:
             return
-        reason = "it would not come back as it is"
+        reason = "it would be loaded differently"
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error)
     raise InputError(f"a checkpoint's meta must be plain JSON (string keys, lists, finite numbers): {reason}")
 
 
 def _dump(value: Any) -> bytes:
-    """The one spelling of a JSON value: a manifest in any other was tampered with."""
+    """Return the canonical JSON of a value; a manifest in another form is damaged."""
     return json.dumps(value, allow_nan=False, indent=1, sort_keys=True).encode()
 
 
@@ -169,25 +172,25 @@ def _sha256(data: bytes) -> str:
 
 
 def _safetensors_header(tensors: Mapping[str, Tensor]) -> bytes:
-    """The head of a file with these tensors, which follow it in this order.
+    """Return the header of a safetensors file whose data are these tensors in this order.
 
-    Written here because the library's writer copies every tensor first, and hashing is part of our way.
+    The safetensors library is not used for writing: it copies every tensor, and the data are hashed while written.
     """
-    header, at = {}, 0
+    header, offset = {}, 0
     for name, x in tensors.items():
         if not isinstance(name, str) or not isinstance(x, Tensor) or name == "__metadata__":
             raise InputError(f"a checkpoint holds tensors by name, got {type(x).__name__} under {name!r}")
         if x.dtype not in _DTYPES or x.layout != torch.strided or x.is_quantized or x.is_meta:
             raise InputError(f"a checkpoint cannot hold tensor {name!r}: {x.dtype}, {x.layout}, on {x.device}")
-        header[name] = {"dtype": _DTYPES[x.dtype], "shape": [*x.shape], "data_offsets": [at, at + x.nbytes]}
-        at += x.nbytes
+        header[name] = {"dtype": _DTYPES[x.dtype], "shape": [*x.shape], "data_offsets": [offset, offset + x.nbytes]}
+        offset += x.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def _check_readable(file: Path) -> None:
-    """What the library would refuse (a name that is not Unicode, a header beyond its limit) must not be kept."""
+    """Raise if safetensors cannot read the file, for example because a name is not Unicode or the header too long."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -215,7 +218,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _remove_old(folder: Path, keep: int) -> None:
-    """Rename first: a folder that is half deleted must not look like a checkpoint."""
+    """Remove all but the newest. They are renamed first, so that none looks complete while it is being deleted."""
     for path in _complete(folder)[:-keep]:
         path.rename(folder / f".{path.name}.partial")
     _remove_partials(folder)
@@ -242,10 +245,10 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
 
 
 class Folder:
-    """The checkpoints of one process, by step: to go back to one of them, and to forget those after it.
+    """The checkpoints of one process, by step.
 
     Args:
-        path: Where they are; made when the first is saved.
+        path: Their folder; made when the first is saved.
         keep: How many of the newest remain.
     """
 
@@ -256,18 +259,18 @@ class Folder:
         save(self.path, step, tensors, meta, keep=self._keep)
 
     def versions(self) -> list[int]:
-        """Steps of which there is a checkpoint, whole as far as its name tells."""
+        """Return the steps of all complete checkpoints; their content is not checked."""
         return sorted(self._paths())
 
     def fetch(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         paths = self._paths()
         if step not in paths:
             raise FileError(f"{self.path} has no checkpoint of step {step}")
-        found = load(paths[step])
-        return found.tensors, found.meta
+        checkpoint = load(paths[step])
+        return checkpoint.tensors, checkpoint.meta
 
     def forget(self, after: int) -> None:
-        """Remove what comes after a step: it belongs to a past that is made anew."""
+        """Remove the checkpoints after a step, before the job repeats these steps."""
         if not self.path.is_dir():
             return
         try:
@@ -279,7 +282,7 @@ class Folder:
             log.warning("cannot remove old checkpoints from %s: %s", self.path, error.strerror or error)
 
     def _paths(self) -> dict[int, Path]:
-        """By step, of equal steps the newest."""
+        """Return the folders by step; of equal steps the newest."""
         return {_step(path): path for path in _complete(self.path)} if self.path.is_dir() else {}
 
 
@@ -287,29 +290,29 @@ class Folder:
 
 
 def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None if there is none at all.
+    """Load the newest undamaged checkpoint; return None if there is no checkpoint at all.
 
-    A damaged one is logged and passed over. Where all are, ``FileError`` says so: to begin anew is not ours to decide.
+    A damaged one is logged and skipped. If all are damaged, this raises ``FileError`` rather than start from nothing.
     """
     folder = Path(folder)
     try:
         paths = _complete(folder)[::-1] if folder.exists() else []
     except OSError as error:
         raise FileError(f"cannot read checkpoints from {folder}: {error.strerror or error}") from None
-    faults = []
+    errors = []
     for path in paths:
         try:
             return load(path)
         except FileError as error:
-            log.warning("passing over a checkpoint: %s", error)
-            faults.append(str(error))
-    if faults:
-        raise FileError(f"none of the {len(faults)} checkpoints in {folder} can be read; the newest: {faults[0]}")
+            log.warning("skipping a checkpoint: %s", error)
+            errors.append(str(error))
+    if errors:
+        raise FileError(f"none of the {len(errors)} checkpoints in {folder} can be read; the newest: {errors[0]}")
     return None
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """One checkpoint, every byte of it verified; ``FileError`` says what is wrong with it."""
+    """Load one checkpoint and verify every byte; raise ``FileError`` if it is damaged."""
     path = Path(path)
     try:
         return _load(path)
@@ -328,10 +331,10 @@ def _load(path: Path) -> Checkpoint:
     tensors = {}
     try:
         with safe_open(file, framework="pt") as source:
-            for name in getattr(source, "offset_keys", source.keys)():  # in the order of saving where it can tell
-                tensors[name] = source.get_tensor(name).clone()  # not a view of a file that may be removed
+            for name in getattr(source, "offset_keys", source.keys)():  # in the order of saving, if the library has it
+                tensors[name] = source.get_tensor(name).clone()  # a copy: the file may be removed
     except (SafetensorError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        # Beside its own error those of torch, for dtypes and shapes that it does not have.
+        # Besides its own error those of torch, for dtypes and shapes that torch does not have.
         raise FileError(f"{file} is not a safetensors file that torch can read: {_first_line(error)}") from None
     return Checkpoint(body["step"], tensors, body["meta"], path)
 
@@ -346,34 +349,34 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise FileError(f"{path} is not a checkpoint: it has no {_MANIFEST}")
     if file.stat().st_size > _MAX_MANIFEST:
         raise FileError(f"{file} is too large to be a manifest")
-    body = _open_sealed(file.read_bytes())
+    body = _read_sealed(file.read_bytes())
     if body is None:
-        raise FileError(f"{file} is damaged: it does not agree with its own SHA-256")
+        raise FileError(f"{file} is damaged: it does not match its own SHA-256")
     if body.get("format") != _FORMAT or body.get("version") != VERSION:
         raise FileError(
             f"{file} is a {body.get('format')!r} of version {body.get('version')!r}, expected {_FORMAT!r} of version "
             f"{VERSION}: a newer laconic may read it"
         )
-    if not _well_formed(body):
+    if not _is_well_formed(body):
         raise FileError(f"{file} must hold a step, meta, and the size and SHA-256 of {_TENSORS} and of nothing else")
     return body
 
 
-def _open_sealed(text: bytes) -> dict[str, Any] | None:
-    """What a manifest says, if its SHA-256 says that it is whole."""
+def _read_sealed(text: bytes) -> dict[str, Any] | None:
+    """Return the content of a manifest, or None if it does not match its SHA-256."""
     try:
-        found = json.loads(text)
-        if not isinstance(found, dict) or _dump(found) != text:
+        body = json.loads(text)
+        if not isinstance(body, dict) or _dump(body) != text:
             return None
-        claimed = found.pop("sha256", None)
-        return found if claimed == _sha256(_dump(found)) else None
+        claimed = body.pop("sha256", None)
+        return body if claimed == _sha256(_dump(body)) else None
     except (ValueError, RecursionError):
         return None
 
 
-def _well_formed(body: dict[str, Any]) -> bool:
+def _is_well_formed(body: dict[str, Any]) -> bool:
     files = body.get("files")
-    if not isinstance(files, dict) or list(files) != [_TENSORS]:  # a name from a file is never opened
+    if not isinstance(files, dict) or list(files) != [_TENSORS]:  # no other file name is ever opened
         return False
     entry, step = files[_TENSORS], body.get("step")
     return (
@@ -388,19 +391,21 @@ def _well_formed(body: dict[str, Any]) -> bool:
 
 
 def _verify(file: Path, entry: dict[str, Any]) -> None:
-    found = file.stat().st_size if file.is_file() else None
-    if found != entry["nbytes"]:
-        raise FileError(f"{file} should have {entry['nbytes']} bytes, it has {'gone' if found is None else found}")
+    nbytes = file.stat().st_size if file.is_file() else None
+    if nbytes != entry["nbytes"]:
+        raise FileError(
+            f"{file} must have {entry['nbytes']} bytes, {'it is missing' if nbytes is None else f'it has {nbytes}'}"
+        )
     digest = hashlib.sha256()
     with file.open("rb") as source:
         while block := source.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != entry["sha256"]:
-        raise FileError(f"{file} is damaged: its SHA-256 is not that of the manifest")
+        raise FileError(f"{file} is damaged: its SHA-256 differs from the manifest")
 
 
 def _complete(folder: Path) -> list[Path]:
-    """Checkpoints that were written to the end, the newest last."""
+    """Return the complete checkpoints, the newest last."""
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number)
 
 

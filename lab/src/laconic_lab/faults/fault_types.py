@@ -13,7 +13,7 @@ import grpc
 import torch
 
 from laconic import wire
-from laconic.cluster import security
+from laconic.cluster import certificates, security
 from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.frames import encode
 from laconic.packet import Packet, TensorSpec
@@ -259,7 +259,7 @@ def _stranger(life: WorkerLife) -> None:
     """Connect without a certificate, with one of another job, and with one of another worker."""
     scenario = life.scenario
     other = scenario.folder / f"other-{life.worker}-{life.sequence}"
-    security.new_job(other, name="other", hosts=["localhost"], workers=2)
+    certificates.new_job(other, name="other", hosts=["localhost"], workers=2)
     ca = (scenario.folder / "certs" / "ca.pem").read_bytes()
     peers = {
         "none": grpc.ssl_channel_credentials(ca),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from laconic.cluster import checkpoint, security
+from laconic.cluster import certificates, checkpoint, security
 from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job, Slots
@@ -101,7 +101,7 @@ class Scenario:
         self._all_here = threading.Barrier(workers)
 
     def _certificates(self, folder: Path) -> Path:
-        security.new_job(folder / "certs", name="faults", hosts=["localhost"], workers=self.job.workers)
+        certificates.new_job(folder / "certs", name="faults", hosts=["localhost"], workers=self.job.workers)
         return folder / "certs"
 
     # -------------------------------------------------------------------------------------------------------- server

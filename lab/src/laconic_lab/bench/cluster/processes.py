@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from laconic.cluster import security
+from laconic.cluster import certificates
 from laconic.errors import LaconicError, WrongResultError
 from laconic_lab.network import Host, Lab, Link, unique_name
 from laconic_lab.network.paced_proxy import PacedProxy
@@ -166,7 +166,7 @@ def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
             return
         lab = stack.enter_context(Lab(unique_name("bench"), [Host(rate=rate)] * (workers + 1)))
         certs = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "certs"
-        security.new_job(certs, name="bench", hosts=[lab.address(1)], workers=workers, days=1)
+        certificates.new_job(certs, name="bench", hosts=[lab.address(1)], workers=workers, days=1)
         yield _Namespaces(lab, str(certs))
 
 
