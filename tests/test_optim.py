@@ -79,7 +79,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     optimizer = SGD(momentum=0.9)
     with pytest.raises(InputError, match=r"slot 'b' has the shape \[3\], its gradient \[1\]"):
         optimizer.step(parameters, {"a": torch.ones(2), "b": torch.ones(1)}, lr=0.1)
-    with pytest.raises(InputError, match="gradient for slot 'c', and no such parameter"):
+    with pytest.raises(InputError, match="slot 'c' has a gradient, but no parameter"):
         optimizer.step(parameters, {"a": torch.ones(2), "c": torch.ones(1)}, lr=0.1)
     optimizer.load_state_dict({"a": torch.ones(1)})
     with pytest.raises(InputError, match=r"slot 'a' has the shape \[2\], its momentum \[1\]"):
@@ -130,7 +130,7 @@ def test_schedules() -> None:
         ({"lr": 0.0}, "learning rate"),
         ({"lr": math.inf}, "learning rate"),
         ({"lr": math.nan}, "learning rate"),
-        ({"lr": 0.1, "kind": "linear"}, "unknown schedule 'linear': take constant, step or cosine"),
+        ({"lr": 0.1, "kind": "linear"}, "unknown schedule 'linear': use constant, step or cosine"),
         ({"lr": 0.1, "warmup": -1}, "warm-up must not be negative, got -1"),
         ({"lr": 0.1, "kind": "step"}, "step needs every >= 1"),
         ({"lr": 0.1, "kind": "step", "every": 3, "factor": 1.5}, "step needs"),

@@ -1,14 +1,14 @@
-"""laconic: distributed training in few words.
+"""laconic: communication-efficient distributed training.
 
-Codecs for gradients, parameters and updates, an open wire format, and channels that remember what was not sent.
+Codecs for gradients, parameters and updates, an open wire format, and channels with error feedback.
 
 >>> import torch, laconic
 >>> frame = laconic.encode(torch.randn(100_000), "topk:0.01|qsgd:4", seed=0)
 >>> len(frame) < 2000, laconic.decode(frame).shape
 (True, torch.Size([100000]))
 
-What is named here is loaded when it is first asked for: torch takes seconds, and commands such as ``laconic watch`` and
-a shell that completes a word do without it.
+Names are imported on first use: torch takes seconds to import, and ``laconic watch`` and shell completion do not need
+it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ else:
         from importlib import import_module
 
         if name in _MODULES:
-            globals()[name] = found = getattr(import_module(f"laconic.{_MODULES[name]}"), name)
-            return found
+            globals()[name] = value = getattr(import_module(f"laconic.{_MODULES[name]}"), name)
+            return value
         if not name.startswith("_"):  # a package, such as laconic.sums
             try:
                 return import_module(f"laconic.{name}")

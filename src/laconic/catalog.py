@@ -1,4 +1,4 @@
-"""What each stage of the grammar is, with its size measured rather than promised."""
+"""The catalog of all stages, with their measured sizes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from laconic.frames import encode
 __all__ = ["CATALOG_NUMEL", "CatalogEntry", "catalog"]
 
 CATALOG_NUMEL = 65_536
-"""Gaussian values that sizes are measured on."""
+"""The number of Gaussian values that sizes are measured on."""
 
 QUANTIZER = "uniform:8"
-"""What coders are shown behind, so that they can be compared."""
+"""The quantizer before each coder, so that coders can be compared."""
 
 KINDS = ("cast", "quantizer", "selector", "coder", "channel")
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One stage. ``bits_per_value`` is of a whole frame with default arguments (a coder's: behind ``uniform:8``);
-    None for channels, which send nothing.
+    """One stage.
 
-    ``bias`` is ``exact``, ``unbiased``, ``biased``, or says when it is biased.
+    ``bits_per_value`` is measured on a whole frame with default arguments (of a coder: after ``uniform:8``); None for
+    channel stages. ``bias`` is ``exact``, ``unbiased``, ``biased``, or says when the stage is biased.
     """
 
     name: str
@@ -41,16 +41,16 @@ class CatalogEntry:
 
 
 def catalog() -> list[CatalogEntry]:
-    """All stages, ours and other packages', by kind."""
-    found = [_entry(name, stage) for name, stage in registry.stages().items()]
-    return sorted(found, key=lambda entry: KINDS.index(entry.kind) if entry.kind in KINDS else len(KINDS))
+    """Return all stages, ours and those of other packages, by kind."""
+    entries = [_entry(name, stage) for name, stage in registry.stages().items()]
+    return sorted(entries, key=lambda entry: KINDS.index(entry.kind) if entry.kind in KINDS else len(KINDS))
 
 
 def _entry(name: str, stage: type[Stage]) -> CatalogEntry:
     arguments = {field.name: field.default for field in dataclasses.fields(cast(Any, stage))}
     bits = None
     if not issubclass(stage, ChannelStage):
-        spec = f"{QUANTIZER}|{name}" if stage.kind == "coder" else name  # a coder does not stand alone
+        spec = f"{QUANTIZER}|{name}" if stage.kind == "coder" else name  # a coder needs a quantizer
         bits = 8 * len(encode(_gaussian(), spec)) / CATALOG_NUMEL
     return CatalogEntry(name, stage.kind, stage.summary, arguments, bits, _bias(stage), stage.summable, stage.example)
 

@@ -1,11 +1,10 @@
 """Checkpoint files: a safetensors file <-> a ``.lac`` file, tensor by tensor.
 
-A ``.lac`` file is one bundle (docs/wire-format.md) whose slots are the tensors. Float tensors go by a codec; integers
-and booleans always travel exactly. The text annotations that a safetensors file may hold travel as one more packet, the
-UTF-8 bytes of a JSON object under the name ``__metadata__``: safetensors itself keeps that name for them, so no tensor
-can have it.
+A ``.lac`` file is one bundle (docs/wire-format.md) whose slots are the tensors. Float tensors are encoded by a codec;
+integers and booleans are stored exactly. The metadata of a safetensors file is one more packet, the UTF-8 bytes of a
+JSON object under the name ``__metadata__``, which safetensors reserves, so no tensor can have it.
 
-Files appear whole or not at all: they are written beside their target under another name, synced and renamed.
+Files are written under a temporary name beside their target, synced and renamed, so that no partial file remains.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import os
 import secrets
 import shutil
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ __all__ = [
 ]
 
 METADATA = "__metadata__"
-"""The slot that carries a safetensors file's annotations."""
+"""The slot of a safetensors file's metadata."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the float side done so far, and in all."""
+"""Called with the bytes of the tensors processed so far, and of all tensors."""
 
 _SAFETENSORS: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -70,8 +70,8 @@ _TORCH = {dtype: name for name, dtype in _SAFETENSORS.items()}
 class Entry:
     """One tensor of a ``.lac`` file.
 
-    ``nbytes`` are those of its frame; ``note`` says why it does not travel by the file's own codec (empty when it does,
-    or when nobody remembers: a ``.lac`` file does not say).
+    ``nbytes`` is the size of its frame; ``note`` says why its codec is not the one given for the file (empty if it is,
+    or if the file was only read: a ``.lac`` file does not store the reason).
     """
 
     name: str
@@ -84,7 +84,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was packed or unpacked. Bytes are those of the whole files, headers included."""
+    """What was packed or unpacked. Bytes are those of the whole files, including headers."""
 
     entries: tuple[Entry, ...]
     bytes_in: int
@@ -111,43 +111,42 @@ def pack_file(
     Args:
         source: A safetensors file.
         target: The file to write.
-        spec: The codec of float tensors, without memory (no ``ef``).
-        policy: Codecs by name pattern, and what is exempt; by default one-dimensional and small tensors are.
+        spec: The codec of float tensors, without channel stages (no ``ef``).
+        policy: Codecs by name pattern, and exemptions; by default one-dimensional and small tensors are exempt.
         seed: Decides all randomness, together with each tensor's name.
         force: Replace ``target`` if it exists.
-        progress: Called as bytes are done.
+        progress: Called after each tensor.
     """
     began = time.perf_counter()
     source, target, rules = Path(source), Path(target), Policy.of(policy)
-    for each in (spec, rules.small, *rules.rules.values()):
-        _refuse_memory(each)
+    for used in (spec, rules.small, *rules.rules.values()):
+        _require_no_memory(used)
     _check_paths(source, target, force)
     with _open_safetensors(source) as file:
         metadata = file.metadata()
-        names = list(getattr(file, "offset_keys", file.keys)())  # in file order where safetensors can tell
+        names = list(getattr(file, "offset_keys", file.keys)())  # in file order, if this version of safetensors has it
         tensors = {name: _spec_of(file, name, source) for name in names}
         choices = {name: _choose(name, tensor, spec, rules) for name, tensor in tensors.items()}
-        _refuse_nothing_to_do(tensors, spec, source)
+        _require_tensors(tensors, spec, source)
         entries: list[Entry] = []
         done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
-        room = torch.empty(0, dtype=torch.uint8)
+        buffer = torch.empty(0, dtype=torch.uint8)
         with _replacing(target) as out:
             bundle = _BundleWriter(out, [*names, METADATA] if metadata is not None else names)
             for name in names:
                 x, chain = file.get_tensor(name), codec(choices[name].spec)
-                wanted = max_nbytes(chain, x)
-                if room.numel() < wanted:
-                    room = torch.empty(wanted, dtype=torch.uint8)
+                if buffer.numel() < max_nbytes(chain, x):
+                    buffer = torch.empty(max_nbytes(chain, x), dtype=torch.uint8)
                 try:
-                    nbytes, _ = write_frame(x, chain, room, seed=seed + zlib.crc32(name.encode()), exact=True)
+                    nbytes, _ = write_frame(x, chain, buffer, seed=seed + zlib.crc32(name.encode()), exact=True)
                 except NonFiniteError:
                     raise NonFiniteError(
-                        f"tensor {name!r} of {source} holds a NaN, an infinity or a value beyond float32, and a "
-                        ".lac file carries finite values only: repair it, or leave it out"
+                        f"tensor {name!r} of {source} holds a NaN, an infinity or a value beyond float32; a .lac file "
+                        "holds finite values only: repair the tensor, or leave it out"
                     ) from None
                 except InputError as error:
                     raise type(error)(f"tensor {name!r} of {source}: {error}") from None
-                bundle.add(room[:nbytes])
+                bundle.add(buffer[:nbytes])
                 entries.append(_entry(name, tensors[name], chain, nbytes, choices[name].reason))
                 done += tensors[name].nbytes
                 if progress is not None:
@@ -158,53 +157,52 @@ def pack_file(
     return Summary(tuple(entries), source.stat().st_size, bytes_out, time.perf_counter() - began, metadata)
 
 
-def _refuse_memory(spec: str) -> None:
-    memories, chain = parse(spec)
-    if memories:
+def _require_no_memory(spec: str) -> None:
+    channel_stages, chain = parse(spec)
+    if channel_stages:
         raise ConfigError(
-            f"{memories[0].name!r} in {spec!r} keeps memory between rounds, and a file is written once: "
+            f"{channel_stages[0].name!r} in {spec!r} keeps memory between rounds, and a file is written once: "
             f"drop it and use {chain.text!r}"
         )
 
 
 def _spec_of(file: Any, name: str, source: Path) -> TensorSpec:
-    part = file.get_slice(name)
-    dtype = _SAFETENSORS.get(part.get_dtype())
+    tensor = file.get_slice(name)
+    dtype = _SAFETENSORS.get(tensor.get_dtype())
     if dtype is None:
         raise InputError(
-            f"tensor {name!r} of {source} has dtype {part.get_dtype()}; a frame carries {', '.join(_SAFETENSORS)}. "
-            "Convert it first, or keep it in a file of its own."
+            f"tensor {name!r} of {source} has dtype {tensor.get_dtype()}; a frame carries {', '.join(_SAFETENSORS)}. "
+            "Convert it first, or keep it in a separate file."
         )
     if len(name.encode()) > wire.MAX_NAME:
         raise InputError(f"a tensor name has at most {wire.MAX_NAME} bytes in a bundle, {name[:40]!r}… has more")
-    return TensorSpec(tuple(part.get_shape()), dtype)
+    return TensorSpec(tuple(tensor.get_shape()), dtype)
 
 
 def _choose(name: str, tensor: TensorSpec, spec: str, policy: Policy) -> Choice:
     if tensor.dtype not in FLOATS:
-        return Choice("none", f"is {_word(tensor.dtype)}")
+        return Choice("none", f"is {_dtype_name(tensor.dtype)}")
     return policy.choose(name, tensor, spec)
 
 
-def _refuse_nothing_to_do(tensors: Mapping[str, TensorSpec], spec: str, source: Path) -> None:
+def _require_tensors(tensors: Mapping[str, TensorSpec], spec: str, source: Path) -> None:
     if not tensors:
         raise InputError(f"{source} holds no tensors: there is nothing to pack")
     if codec(spec).text != "none" and not any(tensor.dtype in FLOATS for tensor in tensors.values()):
-        found = ", ".join(sorted({_word(tensor.dtype) for tensor in tensors.values()}))
+        dtypes = ", ".join(sorted({_dtype_name(tensor.dtype) for tensor in tensors.values()}))
         raise InputError(
-            f"{source} holds no float tensors for {spec!r} to code, only {found}, which travel as they are: "
-            "codec 'none' bundles them anyway"
+            f"{source} holds no float tensors for {spec!r} to encode, only {dtypes}, which are stored exactly: "
+            "use the codec 'none' to pack them anyway"
         )
 
 
 def _metadata_frame(metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(metadata, ensure_ascii=False, sort_keys=True).encode()
-    letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return bytes(wire.pack(codec("none").encode(letters, exact=True)))
+    return bytes(wire.pack(codec("none").encode(torch.frombuffer(bytearray(text), dtype=torch.uint8), exact=True)))
 
 
 class _BundleWriter:
-    """A bundle written frame by frame. Its directory stands first and names sizes, so it is filled in at the end."""
+    """Writes a bundle frame by frame; its directory comes first and holds the sizes, so it is written last."""
 
     def __init__(self, out: BinaryIO, names: list[str]) -> None:
         self.out, self.names = out, names
@@ -217,7 +215,7 @@ class _BundleWriter:
         self.sizes.append(frame.numel())
 
     def close(self) -> int:
-        """Write the directory; returns the bytes of the bundle."""
+        """Write the directory; return the bytes of the bundle."""
         end = self.out.tell()
         self.out.seek(0)
         self.out.write(wire.bundle_header(self.names, self.sizes))
@@ -243,8 +241,8 @@ def unpack_file(
         source: A ``.lac`` file.
         target: The file to write.
         force: Replace ``target`` if it exists.
-        max_numel: A file that declares more values than this, all together, is refused.
-        progress: Called as bytes are done.
+        max_numel: A file that declares more values in total raises ``FrameError``.
+        progress: Called after each tensor.
     """
     began = time.perf_counter()
     source, target = Path(source), Path(target)
@@ -255,7 +253,7 @@ def unpack_file(
     free = shutil.disk_usage(target.resolve().parent).free
     if free < bytes_out:
         raise FileError(
-            f"{target} would take {bytes_out} bytes and its disk has {free} left: free some, or go elsewhere"
+            f"{target} needs {bytes_out} bytes and its disk has {free} free: free space, or write to another disk"
         )
     done = 0
     with _replacing(target) as out:
@@ -274,7 +272,7 @@ def unpack_file(
 
 
 def list_file(source: str | os.PathLike[str]) -> Summary:
-    """What a ``.lac`` file holds: checksums are verified, nothing is decoded. ``bytes_out`` is the size unpacked."""
+    """List a ``.lac`` file: checksums are verified, nothing is decoded. ``bytes_out`` is the unpacked size."""
     began = time.perf_counter()
     source = Path(source)
     _check_source(source)
@@ -285,20 +283,20 @@ def list_file(source: str | os.PathLike[str]) -> Summary:
 
 
 def explain_file(source: str | os.PathLike[str], *, max_numel: int = wire.MAX_NUMEL) -> list[Explanation]:
-    """How each tensor of a ``.lac`` file was coded, and where its bits went.
+    """Explain how each tensor of a ``.lac`` file was coded, and how many bits each part takes.
 
-    Every tensor is decoded; a file that declares more than ``max_numel`` values, all together, is refused.
+    Every tensor is decoded; a file that declares more than ``max_numel`` values in total raises ``FrameError``.
     """
     source = Path(source)
     _check_source(source)
     try:
         return [packet for packet in explain(_map(source), max_numel=max_numel) if packet.name != METADATA]
     except FrameError as error:
-        raise FrameError(f"{source} is not a .lac file, or a damaged or cut one: {error}") from None
+        raise FrameError(f"{source} is not a .lac file, or is damaged or truncated: {error}") from None
 
 
 Slots = dict[str, tuple[Packet, Chain, int]]
-"""Packets by name, with their codecs and the bytes of their frames."""
+"""The packets by name, with their codecs and the bytes of their frames."""
 
 
 def _open_bundle(source: Path, max_numel: int) -> tuple[Slots, dict[str, str] | None]:
@@ -307,7 +305,7 @@ def _open_bundle(source: Path, max_numel: int) -> tuple[Slots, dict[str, str] | 
     try:
         frames = wire.unpack_bundle(_map(source))
     except FrameError as error:
-        raise FrameError(f"{source} is not a .lac file, or a damaged or cut one: {error}") from None
+        raise FrameError(f"{source} is not a .lac file, or is damaged or truncated: {error}") from None
     for name, frame in frames:
         if name in slots or (name == METADATA and metadata is not None):
             raise FrameError(f"{source} holds {name!r} twice")
@@ -326,7 +324,7 @@ def _open_bundle(source: Path, max_numel: int) -> tuple[Slots, dict[str, str] | 
 def _map(source: Path) -> memoryview:
     try:
         with source.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+            if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
@@ -335,23 +333,23 @@ def _map(source: Path) -> memoryview:
 
 def _read_metadata(packet: Packet, chain: Chain, source: Path) -> dict[str, str]:
     try:
-        # No sections are as many zeros as the frame likes to say, and no JSON.
+        # A packet without sections is all zero, of any size, and not JSON.
         if packet.spec.dtype != torch.uint8 or len(packet.spec.shape) != 1 or not packet.sections:
             raise ValueError
-        found = json.loads(bytes(chain.decode(packet).numpy().data))
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        metadata = json.loads(bytes(chain.decode(packet).numpy().data))
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError
-        for text in (*found, *found.values()):
-            text.encode()  # JSON can spell half a character, which cannot be written again
+        for text in (*metadata, *metadata.values()):
+            text.encode()  # JSON can hold a lone surrogate, which cannot be written as UTF-8
     except (ValueError, RecursionError):
         raise FrameError(f"{source}: {METADATA!r} must hold a JSON object of strings, as UTF-8 bytes") from None
-    return found
+    return metadata
 
 
 def _safetensors_header(slots: Slots, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
-    """The head of a safetensors file with these tensors, in this order, and the bytes that follow it.
+    """Return the header of a safetensors file with these tensors, in this order, and the bytes of all tensors.
 
-    Written here because the library's own writer wants every tensor in memory at once, and copies each.
+    The library's writer is not used, because it needs all tensors in memory and copies each.
     """
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata is not None else {}
     at = 0
@@ -367,17 +365,12 @@ def _safetensors_header(slots: Slots, metadata: Mapping[str, str] | None) -> tup
 # ------------------------------------------------------------------------------------------------------------ files
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _entry(name: str, tensor: TensorSpec, chain: Chain, nbytes: int, note: str = "") -> Entry:
-    return Entry(name, tensor.shape, _word(tensor.dtype), chain.text, nbytes, note)
-
-
-def _begins(source: Path) -> bytes:
-    with source.open("rb") as file:
-        return file.read(4)
+    return Entry(name, tensor.shape, _dtype_name(tensor.dtype), chain.text, nbytes, note)
 
 
 @contextlib.contextmanager
@@ -388,25 +381,25 @@ def _open_safetensors(source: Path) -> Iterator[Any]:
         with safe_open(source, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        if _begins(source) == b"PK\3\4":
+        if zipfile.is_zipfile(source):
             raise FileError(
-                f"{source} looks like a file of torch.save, which holds a pickle, and laconic reads none: write it "
-                "anew by safetensors.torch.save_file(torch.load(..., weights_only=True), ...)"
+                f"{source} looks like a file of torch.save, a pickle, which laconic does not read: convert it by "
+                "safetensors.torch.save_file(torch.load(..., weights_only=True), ...)"
             ) from None
-        raise FileError(f"{source} is not a safetensors file, or a damaged one: {error}") from None
+        raise FileError(f"{source} is not a safetensors file, or is damaged: {error}") from None
 
 
 def _check_source(source: Path) -> None:
     if not source.exists():
         raise FileError(f"no such file: {source}")
     if not source.is_file():
-        raise FileError(f"expected a file to read, {source} is none")
+        raise FileError(f"expected a file to read, {source} is not a file")
     if not os.access(source, os.R_OK):
         raise FileError(f"cannot read {source}: permission denied")
 
 
 def _check_paths(source: Path, target: Path, force: bool) -> None:
-    """Everything that can be known before the work: an hour of packing must not end in a refusal."""
+    """Check both paths before the work starts: packing may take an hour."""
     _check_source(source)
     try:
         _check_target(source, target, force)
@@ -420,7 +413,7 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
     if target.is_dir():
         raise FileError(f"expected a file to write, {target} is a folder: name a file in it")
     if target.exists() and not target.is_file():
-        raise FileError(f"expected a file to write, {target} is something else")
+        raise FileError(f"expected a file to write, {target} is not a regular file")
     if target.exists() and target.samefile(source):
         raise FileError(f"input and output are the same file, {source}: name another output")
     if target.exists() and not force:
@@ -432,11 +425,11 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[BinaryIO]:
-    """A file that takes the target's place when all went well, and is gone when not."""
-    target = target.resolve()  # a link stays a link
+    """Yield a temporary file that replaces the target on success and is removed on failure."""
+    target = target.resolve()  # keep a symbolic link
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        # Not tempfile: it makes files that nobody else may read.
+        # Not tempfile, whose files only their owner can read.
         with partial.open("xb") as out:
             yield out
             out.flush()

@@ -1,17 +1,17 @@
-"""Everything laconic raises on purpose.
+"""The exceptions of laconic.
 
 ::
 
     LaconicError
       ConfigError (ValueError)      a codec spec, a flag or a policy is wrong
-      InputError (ValueError)       a tensor or buffer cannot be taken: its dtype, shape, size
+      InputError (ValueError)       a tensor or buffer has a wrong dtype, shape or size
         NonFiniteError              it holds a NaN or an infinity
-      FrameError (ValueError)       bytes from outside are not a frame we can read
+      FrameError (ValueError)       bytes are not a valid frame
       FileError (OSError)           a file is missing, damaged or cannot be written
-      WrongResultError              a benchmark met a wrong answer, and a fast wrong answer is no result
+      WrongResultError              the result of a benchmark is wrong
 
-Messages say what was expected, what came, where, and what to do next. Bytes from outside raise ``FrameError`` and
-nothing else.
+Messages say what was expected, what was given, where, and what to do. Bytes from other processes raise ``FrameError``
+only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["ConfigError", "FileError", "FrameError", "InputError", "LaconicError
 
 
 class LaconicError(Exception):
-    """The root of the tree: catch it to catch all of them."""
+    """The base class of all exceptions of laconic."""
 
 
 class ConfigError(LaconicError, ValueError):
-    """A codec spec, flag or policy does not make sense."""
+    """A codec spec, flag or policy is wrong."""
 
 
 class InputError(LaconicError, ValueError):
-    """A tensor or buffer handed in cannot be used."""
+    """A tensor or buffer cannot be used."""
 
 
 class NonFiniteError(InputError):
@@ -36,12 +36,12 @@ class NonFiniteError(InputError):
 
 
 class FrameError(LaconicError, ValueError):
-    """Bytes that are not a frame, or no longer one."""
+    """Bytes are not a valid frame, or are damaged."""
 
 
 class FileError(LaconicError, OSError):
-    """A file that is missing, damaged or cannot be written."""
+    """A file is missing, damaged or cannot be written."""
 
 
 class WrongResultError(LaconicError):
-    """A measurement whose result is wrong: it is not reported."""
+    """The result of a benchmark is wrong, so its time is not reported."""

@@ -1,4 +1,4 @@
-"""Files that are there after a power cut."""
+"""Files that survive a power failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["sync_folder"]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was created or renamed in a folder stay so, where the system lets folders be synced."""
+    """Flush the entries of a folder to disk, if the system can sync folders."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

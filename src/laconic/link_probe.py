@@ -1,9 +1,9 @@
-"""Measures a path by plain TCP sockets: run as a program, once per end, without the rest of the package.
+"""Measures a link by TCP sockets: runs as a program, once per end, without the rest of the package.
 
-``probe.py serve ADDRESS`` prints its port, answers small messages on one connection, takes bytes on another and prints
-what came how fast. ``probe.py send ADDRESS PORT SECONDS`` is the other end, and prints round trips. The figures are
-those of the end that receives: what a sender got rid of may still lie in a queue. Two connections, because bbr takes
-what it saw of small messages for the speed of the path: 40 to 68 of 100 Mbit/s, with a round trip of 20 ms.
+``link_probe.py serve ADDRESS`` prints its port, answers small messages on one connection, receives bytes on another and
+prints the goodput. ``link_probe.py send ADDRESS PORT SECONDS`` is the other end and prints the round-trip time. Goodput
+is measured by the receiver, because sent bytes may still be in a queue. There are two connections, because bbr takes
+the rate of small messages for the rate of the link: 40 to 68 of 100 Mbit/s at a round trip of 20 ms.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ def serve(address: str) -> dict[str, Any]:
         server.settimeout(TIMEOUT_S)
         with _accept(server) as peer:
             for _ in range(PINGS):
-                peer.sendall(_exactly(peer, PING))
-            warmup, seconds = map(float, _exactly(peer, PING).split())
+                peer.sendall(_receive_exactly(peer, PING))
+            warmup, seconds = map(float, _receive_exactly(peer, PING).split())
         with _accept(server) as peer:
             return _receive(peer, warmup, seconds)
 
 
 def _accept(server: socket.socket) -> socket.socket:
     peer, _ = server.accept()
-    return _ready(peer)
+    return _configure(peer)
 
 
 def _connect(address: str, port: int) -> socket.socket:
-    return _ready(socket.create_connection((address, port), timeout=TIMEOUT_S))
+    return _configure(socket.create_connection((address, port), timeout=TIMEOUT_S))
 
 
-def _ready(peer: socket.socket) -> socket.socket:
+def _configure(peer: socket.socket) -> socket.socket:
     peer.settimeout(TIMEOUT_S)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return peer
 
 
 def _receive(peer: socket.socket, warmup: float, seconds: float) -> dict[str, Any]:
-    """Count bytes, but not from the start: queues and windows must have filled, bursts been spent.
+    """Return the goodput after a warm-up, in which queues and windows fill and bursts end.
 
-    It ends by closing. The sender would only know when it got rid of its bytes, and a slow path takes long to drain.
+    The receiver ends the measurement by closing the connection: the sender does not know when its bytes arrive.
     """
     buffer = bytearray(1 << 18)
     now = first = time.monotonic() if peer.recv_into(buffer) else 0.0
     start, nbytes = first, 0
-    while now - first < warmup + seconds and (got := peer.recv_into(buffer)):
+    while now - first < warmup + seconds and (received := peer.recv_into(buffer)):
         now = time.monotonic()
         if now - first < warmup:
             start = now
         else:
-            nbytes += got
+            nbytes += received
     return {"goodput": nbytes * 8 / (now - start) if now > start else 0.0}
 
 
@@ -73,7 +73,7 @@ def send(address: str, port: int, seconds: float) -> dict[str, Any]:
         for _ in range(PINGS):
             start = time.monotonic()
             peer.sendall(bytes(PING))
-            _exactly(peer, PING)
+            _receive_exactly(peer, PING)
             trips.append(time.monotonic() - start)
         trips.sort()
         warmup = min(WARMUP_S + WARMUP_TRIPS * trips[PINGS // 2], LONGEST_WARMUP_S)
@@ -83,18 +83,18 @@ def send(address: str, port: int, seconds: float) -> dict[str, Any]:
         if hasattr(socket, "TCP_CONGESTION"):
             congestion = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
         block = bytes(1 << 16)
-        with suppress(ConnectionError):  # by which the other end says that it has seen enough
+        with suppress(ConnectionError):  # the receiver closes the connection when it is done
             while True:
                 peer.sendall(block)
     return {"round_trip": trips[PINGS // 2], "congestion": congestion}
 
 
-def _exactly(peer: socket.socket, nbytes: int) -> bytes:
+def _receive_exactly(peer: socket.socket, nbytes: int) -> bytes:
     data = b""
     while len(data) < nbytes:
         part = peer.recv(nbytes - len(data))
         if not part:
-            raise ConnectionError("the other end went away")
+            raise ConnectionError("the other end closed the connection")
         data += part
     return data
 

@@ -1,4 +1,4 @@
-"""SGD over named tensors, and learning rates: for a server, whose parameters are not in a module."""
+"""SGD over named tensors, and learning-rate schedules: for a server, whose parameters are not in a module."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["KINDS", "SGD", "Schedule"]
 
 
 class SGD:
-    """Stochastic gradient descent with momentum and weight decay; bit for bit what ``torch.optim.SGD`` does.
+    """Stochastic gradient descent with momentum and weight decay; gives the same bits as ``torch.optim.SGD``.
 
     Args:
-        momentum: What is kept of the last step, in [0, 1).
-        weight_decay: What is added to the gradient, times the parameters.
-        nesterov: Look ahead by one step of the momentum.
+        momentum: The factor of the previous step, in [0, 1).
+        weight_decay: The factor of the parameters that are added to the gradient.
+        nesterov: Use Nesterov momentum.
 
     >>> parameters = {"w": torch.ones(2)}
     >>> SGD(momentum=0.9).step(parameters, {"w": torch.tensor([1.0, 2.0])}, lr=0.5)
@@ -42,23 +42,23 @@ class SGD:
 
     @torch.no_grad()
     def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], *, lr: float) -> None:
-        """Change the parameters that have a gradient, in place. Gradients are left as they are."""
+        """Update the parameters that have a gradient, in place. Gradients are not changed."""
         for slot, gradient in gradients.items():
-            self._check(slot, parameters, gradient)  # all of them before any is changed
+            self._check(slot, parameters, gradient)  # check all before changing any
         if not gradients:
             return
-        # Lists at once: in a server many threads want Python's lock, and each call waits for it when it comes back.
-        changed, given = [parameters[slot] for slot in gradients], list(gradients.values())
+        # One call for all slots: in a server many threads wait for Python's lock, and each call releases and takes it.
+        updated, steps = [parameters[slot] for slot in gradients], list(gradients.values())
         if self.weight_decay:
-            given = list(torch._foreach_add(given, changed, alpha=self.weight_decay))
+            steps = list(torch._foreach_add(steps, updated, alpha=self.weight_decay))
         if self.momentum:
-            given = self._with_momentum(list(gradients), given)
-        torch._foreach_add_(changed, given, alpha=-lr)
+            steps = self._with_momentum(list(gradients), steps)
+        torch._foreach_add_(updated, steps, alpha=-lr)
 
     def _with_momentum(self, slots: list[str], gradients: list[Tensor]) -> list[Tensor]:
         known = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if slot in self._velocity]
         if known:
-            for slot, gradient in known:  # a memory that was loaded lies on the CPU
+            for slot, gradient in known:  # a loaded momentum is on the CPU
                 if self._velocity[slot].device != gradient.device:
                     self._velocity[slot] = self._velocity[slot].to(gradient.device)
             velocities = [self._velocity[slot] for slot, _ in known]
@@ -72,10 +72,10 @@ class SGD:
 
     @torch.no_grad()
     def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None:
-        """The step of gradients that came as frames.
+        """Update the parameters by gradients in frames.
 
-        Without momentum and weight decay each is added straight into its parameter, which for a sparse one is next to
-        nothing. So the last bits may differ from those of ``step``: whoever must agree takes the same of the two.
+        Without momentum and weight decay each frame is added to its parameter without decoding a tensor, which is fast
+        for sparse gradients. The last bits may differ from those of ``step``, so all workers must use the same method.
         """
         if self.momentum or self.weight_decay:
             gradients = {slot: decode(frame, device=parameters[slot].device) for slot, frame in frames.items()}
@@ -87,23 +87,23 @@ class SGD:
 
     def _check(self, slot: str, parameters: Mapping[str, Tensor], gradient: Tensor) -> None:
         if slot not in parameters:
-            raise InputError(f"there is a gradient for slot {slot!r}, and no such parameter")
+            raise InputError(f"slot {slot!r} has a gradient, but no parameter has that name")
         shape = parameters[slot].shape
         velocity = self._velocity.get(slot, gradient)
-        for what, x in (("gradient", gradient), ("momentum", velocity)):
-            if x.shape != shape:  # torch would broadcast, and learn something else
-                raise InputError(f"slot {slot!r} has the shape {list(shape)}, its {what} {list(x.shape)}")
+        for name, x in (("gradient", gradient), ("momentum", velocity)):
+            if x.shape != shape:  # torch would broadcast
+                raise InputError(f"slot {slot!r} has the shape {list(shape)}, its {name} {list(x.shape)}")
 
     def forget(self, slots: Iterable[str]) -> None:
-        """Begin these slots' momentum anew."""
+        """Reset the momentum of these slots."""
         for slot in slots:
             self._velocity.pop(slot, None)
 
     @torch.no_grad()
     def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None:
-        """Take at once all the steps that these slots' momentum still means, and begin it anew.
+        """Apply all remaining steps of these slots' momentum in one step, and reset it.
 
-        Without another gradient it would move a parameter by lr m / (1 - m) times itself, m its decay.
+        Without further gradients, momentum v moves a parameter by lr m / (1 - m) v in total.
         """
         for slot in slots:
             velocity = self._velocity.pop(slot, None)
@@ -112,7 +112,7 @@ class SGD:
                 x.sub_(velocity.to(x.device), alpha=lr * self.momentum / (1 - self.momentum))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The momentum of each slot that has had a step, a copy."""
+        """Return a copy of the momentum of each slot that was updated."""
         return {slot: velocity.clone() for slot, velocity in self._velocity.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -124,16 +124,16 @@ KINDS = ("constant", "step", "cosine")
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of each iteration: a function of its number alone, so that a run can resume anywhere.
+    """The learning rate as a function of the iteration, so that a run can resume at any iteration.
 
     Args:
         lr: The rate after the warm-up.
-        kind: ``constant``; ``step``, times ``factor`` after every ``every`` iterations; ``cosine``, down to 0 at
-            ``iterations`` along half a wave.
-        warmup: Iterations that lead up to ``lr`` on a straight line, before any of these.
-        every: Of ``step``; counted from the first iteration, warm-up included.
-        factor: Of ``step``.
-        iterations: Of ``cosine``: how many there are in all.
+        kind: ``constant``; ``step``, multiplied by ``factor`` every ``every`` iterations; ``cosine``, to 0 at
+            ``iterations`` along half a cosine.
+        warmup: Iterations in which the rate grows linearly to ``lr``.
+        every: For ``step``; counted from the first iteration, including the warm-up.
+        factor: For ``step``.
+        iterations: For ``cosine``: the total number of iterations.
 
     >>> schedule = Schedule(0.1, "cosine", warmup=2, iterations=12)
     >>> [round(schedule(i), 3) for i in (0, 1, 2, 7, 12)]
@@ -151,7 +151,7 @@ class Schedule:
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"the learning rate must be a finite number above 0, got {self.lr}")
         if self.kind not in KINDS:
-            raise ConfigError(f"unknown schedule {self.kind!r}: take {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+            raise ConfigError(f"unknown schedule {self.kind!r}: use {', '.join(KINDS[:-1])} or {KINDS[-1]}")
         if self.warmup < 0:
             raise ConfigError(f"warm-up must not be negative, got {self.warmup} iterations")
         if self.kind == "step" and (self.every < 1 or not 0 < self.factor <= 1):
@@ -162,11 +162,11 @@ class Schedule:
     def __call__(self, iteration: int) -> float:
         if iteration < self.warmup:
             return self.lr * (iteration + 1) / self.warmup
-        part = 1.0
+        scale = 1.0
         if self.kind == "step":
-            part = self.factor ** (iteration // self.every)
+            scale = self.factor ** (iteration // self.every)
         elif self.kind == "cosine":
             done = min(1.0, (iteration - self.warmup) / (self.iterations - self.warmup))
-            part = (1 + math.cos(math.pi * done)) / 2
-        # Machines' cosines and powers differ in the last bit, and workers that run the same optimizer must not.
-        return self.lr * float(f"{part:.12g}")
+            scale = (1 + math.cos(math.pi * done)) / 2
+        # cos and pow differ in the last bit between machines, and workers with the same optimizer must agree.
+        return self.lr * float(f"{scale:.12g}")

@@ -1,4 +1,4 @@
-"""The words all rooms share: what a tensor is on the wire, and what one encoded tensor is."""
+"""TensorSpec and Packet: a tensor's shape and dtype, and one encoded tensor; arenas for its sections."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""The dtypes that codecs take."""
+"""The dtypes that codecs encode."""
 
 LARGE = 1 << 23
-"""Bytes from which on fresh memory is asked for in large pages."""
+"""Tensors of at least this many bytes are allocated in large pages."""
 
 EXACT = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
-"""The dtypes that a frame can carry as they are."""
+"""The dtypes that a frame can carry unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and dtype: all that the receiver must know to make room. The receiver chooses the device."""
+    """Shape and dtype of a tensor: what a receiver needs to allocate it. The receiver chooses the device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -56,9 +56,9 @@ class TensorSpec:
 
 
 def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = False) -> Tensor:
-    """Room for a tensor that a frame declares; ``FrameError`` when there is none."""
+    """Allocate the tensor that a frame declares; ``FrameError`` if there is not enough memory."""
     try:
-        # zeros() maps pages lazily, so a frame of a few bytes that claims a huge zero tensor costs nothing yet.
+        # zeros() maps pages lazily, so a frame of a few bytes that declares a huge zero tensor uses no memory yet.
         if zero:
             return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
         fresh = torch.empty(spec.shape, dtype=spec.dtype, device=device)
@@ -70,7 +70,7 @@ def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = Fals
 
 
 class oom_as_frame_error:  # noqa: N801 (used as a context manager, like a function)
-    """What goes on within takes memory for so many values that a frame declares; ``FrameError`` when there is none."""
+    """Raise ``FrameError`` if the memory does not suffice to decode the values that a frame declares."""
 
     __slots__ = ("numel",)
 
@@ -82,13 +82,13 @@ class oom_as_frame_error:  # noqa: N801 (used as a context manager, like a funct
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
-            # A few bytes may stand for more values than there is room to decode: that is the frame's fault.
+            # A few bytes can declare more values than the memory holds: the frame is invalid, not the program.
             raise FrameError(f"no memory to decode {self.numel} values: cap frames with max_numel") from error
 
 
 @lru_cache(maxsize=4096)
 def tensor_spec(shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
-    """The spec of a shape and dtype; they recur every step."""
+    """Return the spec of a shape and dtype; it is cached, because shapes recur every step."""
     return TensorSpec(tuple(shape), dtype)
 
 
@@ -96,8 +96,8 @@ def tensor_spec(shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
 class Packet:
     """One encoded tensor, self-contained.
 
-    ``sections`` are contiguous uint8 vectors; what each holds is the codec's business. No sections at all means that
-    every value is zero: that is how an all-zero tensor of any size travels in a header.
+    ``sections`` are contiguous uint8 vectors, whose contents the codec defines. A packet without sections is all zero,
+    so that a zero tensor of any size is sent as a header.
     """
 
     codec: str
@@ -105,23 +105,23 @@ class Packet:
     sections: tuple[Tensor, ...]
 
     def to(self, device: torch.device) -> Packet:
-        """The same packet with its sections there."""
+        """Return the packet with its sections on a device."""
         if device.type == "cpu" and all(section.is_cpu for section in self.sections):
             return self
         return Packet(self.codec, self.spec, tuple(section.to(device) for section in self.sections))
 
 
 class Arena(Protocol):
-    """Where an encoder puts its sections: a frame under construction, or plain memory."""
+    """Allocates the sections of an encoder: in a frame, or in separate memory."""
 
     def take(self, nbytes: int) -> Tensor: ...
     def trim(self, section: Tensor, nbytes: int) -> Tensor:
-        """Give back what the section taken last does not need; returns what is left of it."""
+        """Shrink the last section; return it."""
         ...
 
 
 class HeapArena:
-    """Sections in fresh memory of their own."""
+    """Allocates each section separately."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -130,5 +130,5 @@ class HeapArena:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def trim(self, section: Tensor, nbytes: int) -> Tensor:
-        # A coder asks for several times what it needs, and a section may be kept for long.
+        # A coder takes several times the bytes that it needs, and a section may be kept for long.
         return section[:nbytes] if 2 * nbytes >= section.numel() else section[:nbytes].clone()

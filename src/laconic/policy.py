@@ -1,7 +1,7 @@
-"""Policy: which codec each slot gets.
+"""Policy: decides which codec each slot gets.
 
-One-dimensional and small tensors (biases, norms) are under 1 % of the bytes and most of the damage, so by default they
-travel uncompressed. A pattern can say otherwise, slot by slot.
+One-dimensional and small tensors (biases, norms) are less than 1 % of the bytes and most of the loss of accuracy, so by
+default they are sent uncompressed. Patterns of slot names override that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Choice", "Policy"]
 
 @dataclass(frozen=True)
 class Choice:
-    """The spec for one slot, and why it is not the default one (empty when it is)."""
+    """The spec of one slot, and the reason why it is not the default (empty if it is)."""
 
     spec: str
     reason: str = ""
@@ -27,10 +27,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Policy:
-    """Patterns first, then the exemption of small tensors, then the channel's own spec.
+    """Patterns first, then the exemption of small tensors, then the channel's spec.
 
     Args:
-        rules: Slot-name pattern (``*.bias``, ``head.*``) to codec spec; the first that matches wins.
+        rules: Patterns of slot names (``*.bias``, ``head.*``) and their codec specs; the first match wins.
         min_numel: Tensors with fewer values are exempt.
         exempt_1d: Tensors with one dimension or none are exempt.
         small: The codec of exempt tensors.
@@ -45,11 +45,11 @@ class Policy:
         if self.min_numel < 0:
             raise ConfigError(f"policy: min_numel must not be negative, got {self.min_numel}")
         for spec in (*self.rules.values(), *([self.small] if self.small != "none" else [])):
-            parse(spec)  # not "none", so that the default policy can be made without looking for stages
+            parse(spec)  # not "none", so that the default policy is created without loading stages
 
     @classmethod
     def of(cls, policy: Policy | Mapping[str, str] | None) -> Policy:
-        """A policy from itself, from rules alone, or the default one."""
+        """Return a policy unchanged, a policy of these rules, or the default policy."""
         if isinstance(policy, Policy):
             return policy
         return cls(rules=dict(policy)) if policy else cls()

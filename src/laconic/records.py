@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -26,7 +27,7 @@ Schema = TypeVar("Schema")
 
 @lru_cache(maxsize=1)
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, as far as the system tells; no names of hosts or people."""
+    """Return the CPU, its cores and vector extension, the system and the GPU; no names of hosts or people."""
     model, flags = platform.processor() or platform.machine(), set()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -39,11 +40,11 @@ def machine() -> dict[str, Any]:
                 break
     import torch
 
-    found: dict[str, Any] = {"cpu": model, "cores": os.cpu_count(), "system": platform.system()}
-    found["vector"] = "avx512" if "avx512f" in flags else "avx2" if "avx2" in flags else platform.machine()
+    description: dict[str, Any] = {"cpu": model, "cores": os.cpu_count(), "system": platform.system()}
+    description["vector"] = "avx512" if "avx512f" in flags else "avx2" if "avx2" in flags else platform.machine()
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name(0)
-    return found
+        description["gpu"] = torch.cuda.get_device_name(0)
+    return description
 
 
 @lru_cache(maxsize=1)
@@ -57,17 +58,17 @@ def versions() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """The commit of the checkout this package lies in, ``-dirty`` when it has local changes; None when installed."""
-    here = Path(__file__).resolve().parent
+    """Return the commit of the checkout of this package, ``-dirty`` with local changes; None if it is installed."""
+    package = Path(__file__).resolve().parent
 
     def git(*args: str) -> str | None:
         try:
-            done = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, timeout=5, check=True)
+            done = subprocess.run(["git", *args], cwd=package, capture_output=True, text=True, timeout=5, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
 
-    # An installed copy may lie inside somebody else's repository: only our own checkout counts.
+    # An installed copy may be inside another repository, whose commit would be wrong.
     if git("ls-files", "--error-unmatch", "records.py") is None:
         return None
     head = git("rev-parse", "--short=12", "HEAD")
@@ -80,8 +81,8 @@ class Record:
 
     Args:
         kind: What was measured, e.g. ``bench.codec``.
-        values: The figures and settings; units are in the names (``encode_s``, ``nbytes``).
-        seed: The seed it ran with.
+        values: Figures and settings. The suffix of a name is its unit: ``encode_s`` in seconds, ``nbytes`` in bytes.
+        seed: The seed of the measurement.
     """
 
     kind: str
@@ -101,15 +102,18 @@ class Record:
 
 
 def write(records: Iterable[Record], path: Path) -> None:
-    """Replace ``path`` by these records, one a line."""
+    """Write records to a file, one JSON object a line; an existing file is replaced."""
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text("".join(record.to_json() + "\n" for record in records), encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise FileError(f"cannot write records to {path}: {error.strerror or error}") from error
+        with suppress(OSError):
+            partial.unlink()
+        blocking = next((parent for parent in path.parents if parent.exists()), path.parent)
+        reason = error.strerror or str(error) if blocking.is_dir() else f"{blocking} is a file, not a folder"
+        raise FileError(f"cannot write records to {path}: {reason}") from error
 
 
 def read(path: Path) -> list[Record]:

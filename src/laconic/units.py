@@ -1,4 +1,4 @@
-"""Rates and times as people write them: ``100mbit``, ``5ms``. And what a shaper needs to know of a rate."""
+"""Units: parse and format rates, times and sizes; parameters of a traffic shaper for a rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
 ]  # fmt: skip
 
 GOODPUT = 0.956
-"""What is left of a rate for payload: 1448 of 1514 bytes, which is what Ethernet, IP and TCP leave of a frame."""
+"""The payload's share of a rate: 1448 of the 1514 bytes of an Ethernet frame, without Ethernet, IP and TCP headers."""
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SIZES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", re.ASCII | re.IGNORE
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second.
+    """Return bits per second.
 
     >>> parse_rate("100mbit")
     100000000.0
@@ -34,7 +34,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_time(text: str) -> float:
-    """Seconds.
+    """Return seconds.
 
     >>> parse_time("5ms")
     0.005
@@ -55,15 +55,15 @@ def parse_size(text: str) -> float:
 
 
 def _parse(text: str, units: dict[str, float], what: str, example: str) -> float:
-    found = _NUMBER.fullmatch(text)
-    if found is None or found[2].lower() not in units:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2].lower() not in units:
         names = ", ".join(filter(None, units))
         raise ConfigError(f"{what} is a number and one of {names}, such as {example}; got {text!r}")
-    return float(found[1]) * units[found[2].lower()]
+    return float(match[1]) * units[match[2].lower()]
 
 
 def show_rate(rate: float | None) -> str:
-    """For people: ``100 Mbit/s``."""
+    """Format bits per second: ``100 Mbit/s``."""
     if rate is None:
         return "unlimited"
     for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
@@ -73,7 +73,7 @@ def show_rate(rate: float | None) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """For people: ``5 ms``."""
+    """Format seconds: ``5 ms``."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
@@ -91,9 +91,9 @@ def show_bytes(nbytes: float) -> str:
 
 
 def shaper_burst(rate: float) -> int:
-    """Bytes that a token bucket may pass at once: enough to keep the rate, too few to be seen in a measurement.
+    """Return the burst of a token bucket in bytes: enough to reach the rate, too few to affect a measurement.
 
-    Measured at 10, 100 and 1000 Mbit/s, where they give 95.3 to 96.6, 94.9 to 95.3 and 94.4 to 95.4 % of the rate.
+    Measured at 10, 100 and 1000 Mbit/s: 95.3 to 96.6, 94.9 to 95.3 and 94.4 to 95.4 % of the rate.
     """
     if rate < 3e6:
         return 8 * 1024
@@ -103,8 +103,8 @@ def shaper_burst(rate: float) -> int:
 
 
 def queue_time(rate: float) -> float:
-    """Seconds that a packet may wait at a shaper before it is dropped: 50 ms, or what half a megabyte takes.
+    """Return the seconds that a packet may wait at a shaper before it is dropped: 50 ms, or the time of 500 kB.
 
-    At 10 Mbit/s a queue of 50 ms overflows all the time (3,000 retransmits in 5 s); one of 400 ms does not.
+    At 10 Mbit/s a queue of 50 ms overflows permanently (3,000 retransmits in 5 s); one of 400 ms does not.
     """
     return max(0.05, math.ceil(500_000 * 8 / rate * 1e3) / 1e3)
