@@ -1,4 +1,4 @@
-"""DistributedDataParallel, compressed by one line.
+"""Compress the gradients of DistributedDataParallel by one line.
 
 torchrun --standalone --nproc-per-node 2 examples/attach.py [STEPS]
 """
@@ -20,20 +20,20 @@ def main(steps: int = 100) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    task = build_task("lenet5", "digits", seed=0)  # a model, and digits that come with laconic
+    task = build_task("lenet5", "digits", seed=0)  # a model, and digits included in laconic
     model = DistributedDataParallel(task.model)
-    attached = laconic.attach(model, "ef|topk:0.05|qsgd:4")  # the only new line
+    attachment = laconic.attach(model, "ef|topk:0.05|qsgd:4")  # the only new line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(steps):
-        picked = torch.randint(task.num_train, (32,), generator=torch.Generator().manual_seed(step * world + rank))
-        batch = task.batch(picked)
+        indices = torch.randint(task.num_train, (32,), generator=torch.Generator().manual_seed(step * world + rank))
+        batch = task.batch(indices)
         optimizer.zero_grad()
         cross_entropy(model(batch.inputs), batch.targets).backward()
         optimizer.step()
     if rank == 0:
-        sent = attached.stats()["wire_bytes"] / steps
+        sent = attachment.stats()["wire_bytes"] / steps
         plain = sum(4 * parameter.numel() for parameter in model.parameters())
-        print(f"{sent:,.0f} bytes sent by a rank in a step; the float32 gradients are {plain:,} bytes")
+        print(f"each rank sends {sent:,.0f} bytes a step; the float32 gradients are {plain:,} bytes")
         print(f"accuracy {task.evaluate()['accuracy']:.1f} % after {steps} steps")
     dist.destroy_process_group()
 

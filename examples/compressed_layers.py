@@ -1,6 +1,7 @@
-"""Train the MLP in compressed spaces, four epochs each: python examples/compressed_layers.py [DATA [SCHEME …]]
+"""Train an MLP with compressed layers for four epochs: python examples/compressed_layers.py [DATA [SCHEME …]]
 
-Without arguments on the embedded digits, once. With ``mnist`` (its folder in LACONIC_DATA) the mean of three seeds.
+The default data are the included digits, with one seed. With ``mnist`` (its folder in LACONIC_DATA) it is the mean of
+three seeds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from laconic import layers
 from laconic.train import Shards, build_task
 
 
-def trained(data: str, scheme: str | None, seed: int) -> tuple[float, float]:
-    """Accuracy in per cent, and the fraction of parameters that was trained."""
+def train(data: str, scheme: str | None, seed: int) -> tuple[float, float]:
+    """Return the accuracy in per cent and the fraction of parameters that was trained."""
     task = build_task("mlp", data, seed=seed, layers=scheme)
     shards = Shards(task.num_train, 1, 128, seed)
     steps = 4 * shards.iterations_per_epoch
@@ -33,9 +34,10 @@ def main(data: str = "digits", *schemes: str) -> None:
     torch.set_num_threads(1)
     for scheme in ("dense", *(schemes or ("subspace:0.1", "monarch:0.2"))):
         seeds = range(1 if data == "digits" else 3)
-        found = [trained(data, None if scheme == "dense" else scheme, seed) for seed in seeds]
-        each = [accuracy for accuracy, _ in found]
-        print(f"{scheme:14} rho {found[0][1]:.3f}  {statistics.mean(each):.2f} %  ({min(each):.2f}-{max(each):.2f})")
+        results = [train(data, None if scheme == "dense" else scheme, seed) for seed in seeds]
+        rho, accuracies = results[0][1], [accuracy for accuracy, _ in results]
+        spread = f"({min(accuracies):.2f}-{max(accuracies):.2f})"
+        print(f"{scheme:14} rho {rho:.3f}  {statistics.mean(accuracies):.2f} %  {spread}")
 
 
 if __name__ == "__main__":

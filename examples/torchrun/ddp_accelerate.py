@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a handler attaches what is prepared.
+"""Hugging Face Accelerate: a handler attaches the prepared module.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun/ddp_accelerate.py
 """

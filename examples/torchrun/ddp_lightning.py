@@ -1,4 +1,4 @@
-"""Lightning: a callback attaches the strategy's DDP module, on the CPU, too, and stops a run whose hook is not called.
+"""Lightning: a callback attaches the DDP module, also on a CPU, and stops a run whose hook is not called.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun/ddp_lightning.py
 """

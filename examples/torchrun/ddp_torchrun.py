@@ -1,4 +1,4 @@
-"""Plain torchrun: one line makes DDP's exchange compressed. Checkpoints hold residuals, so a restart loses nothing.
+"""torchrun: one line compresses DDP's exchange. Checkpoints hold the residuals, so a restart loses nothing.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun/ddp_torchrun.py
 """
@@ -26,27 +26,27 @@ def main(folder: Path | None = None) -> None:
     task = build_task("lenet5", "digits", seed=0)
     model = DistributedDataParallel(task.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    attached = laconic.attach(model, "ef|topk:0.05|qsgd:4", check_every=20)  # the only new line
+    attachment = laconic.attach(model, "ef|topk:0.05|qsgd:4", check_every=20)  # the only new line
 
     start, checkpoint = 0, folder and folder / f"rank{rank}.pt"
     if checkpoint and checkpoint.exists():
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        attached.load_state_dict(saved["laconic"])
+        attachment.load_state_dict(saved["laconic"])
         start = saved["step"]
     for step in range(start, STEPS):
-        picked = torch.randint(task.num_train, (32,), generator=torch.Generator().manual_seed(step * world + rank))
-        batch = task.batch(picked)
+        indices = torch.randint(task.num_train, (32,), generator=torch.Generator().manual_seed(step * world + rank))
+        batch = task.batch(indices)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
         optimizer.step()
         if checkpoint and (step + 1) % SAVE_EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            torch.save(state | {"laconic": attached.state_dict()}, checkpoint.with_suffix(".new"))
+            torch.save(state | {"laconic": attachment.state_dict()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
     if rank == 0:
-        stats = attached.stats()
+        stats = attachment.stats()
         print(
             f"accuracy {task.evaluate()['accuracy']:.1f} %, {stats['wire_bytes'] / stats['steps'] / 1e3:.1f} kB a step"
         )

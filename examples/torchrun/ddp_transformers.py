@@ -15,8 +15,8 @@ from transformers import Trainer, TrainingArguments
 from laconic.collective.trainers import attach_trainer
 
 
-class Largest(Dataset[dict[str, torch.Tensor]]):
-    """Which of the first ten numbers is the largest?"""
+class LargestOfTen(Dataset[dict[str, torch.Tensor]]):
+    """Vectors, with the index of the largest of their first ten numbers as the class."""
 
     def __init__(self) -> None:
         self.x = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
@@ -45,10 +45,10 @@ def main() -> None:
             folder, per_device_train_batch_size=32, max_steps=10, use_cpu=True, report_to=[], save_strategy="no",
             disable_tqdm=True, ddp_find_unused_parameters=False,
         )  # fmt: skip
-        trainer = Trainer(Classifier(), arguments, train_dataset=Largest())
-        watch = attach_trainer(trainer, "ef|topk:0.05|qsgd:4")  # the only new line
+        trainer = Trainer(Classifier(), arguments, train_dataset=LargestOfTen())
+        attached = attach_trainer(trainer, "ef|topk:0.05|qsgd:4")  # the only new line
         trainer.train()
-        stats = watch.attachment.stats()
+        stats = attached.attachment.stats()
         if trainer.is_world_process_zero():
             print(f"{stats['steps']} steps, {stats['wire_bytes'] / stats['steps'] / 1e3:.1f} kB each")
 
