@@ -32,7 +32,7 @@ def test_json_records_and_figures(run: Run, work_dir: Path) -> None:
     assert json.loads(again.stdout)["claims"] == found["claims"]
 
 
-@pytest.mark.usefixtures("_threads_as_before")
+@pytest.mark.usefixtures("_restore_num_threads")
 def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     torch.set_num_threads(1)
     flags = ("--models", "lenet5", "--methods", "1,5", "--seeds", "0", "--data", "digits", "--epochs", "1")

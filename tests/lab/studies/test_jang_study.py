@@ -133,7 +133,7 @@ def test_a_ddp_cell_is_predicted_too() -> None:
 
 
 def test_exchanges_after_the_warm_up_count() -> None:
-    told = [
+    reports = [
         [
             {"total_s": 0.5 * i + (3.0 if i else 0.0), "compute": 0.1 * i, "encode": 0.0, "communication": 0.2 * i,
              "overlapped": 0.0, "apply": 0.0, "bytes_sent": 100 * i, "bytes_received": 50 * i, "retries": 0}
@@ -141,7 +141,7 @@ def test_exchanges_after_the_warm_up_count() -> None:
         ]
         for _ in range(2)
     ]  # fmt: skip
-    found = runs._sums(told)
+    found = runs._summary(reports)
     assert found["measured_s"] == pytest.approx(0.5) and found["exchanges"] == 12 - runs.WARM_UP
     assert found["compute_s"] == pytest.approx(0.1) and found["measured_push"] == pytest.approx(100)
 

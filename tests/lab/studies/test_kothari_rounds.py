@@ -19,7 +19,7 @@ from laconic.train import Shards, build_task
 from laconic.train.in_process import run_in_threads
 from laconic.train.methods import METHODS, method_options
 from laconic.train.worker import Worker
-from laconic_lab.studies.kothari2021.computed import Computed, in_order, rounding_keys
+from laconic_lab.studies.kothari2021.computed import ComputedChannel, in_order, rounding_keys
 from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
 
 BATCH, RATE = 16, Schedule(0.05)
@@ -78,7 +78,7 @@ def test_computed_values_sizes_and_memories_are_those_of_frames(spec: str, small
     policy = Policy(small=small)
     names = in_order(SLOTS, policy)
     assert names == ["a", "c", "large", "bias", "scalar", "b"]
-    computed = Computed({n: SLOTS[n] for n in names}, spec, policy, torch.device("cpu"), ring=3)
+    computed = ComputedChannel({n: SLOTS[n] for n in names}, spec, policy, torch.device("cpu"), ring=3)
     channel = Channel(spec, policy=policy)
     generator = torch.Generator().manual_seed(1)
     for r in range(3):
@@ -102,7 +102,7 @@ def test_computed_values_sizes_and_memories_are_those_of_frames(spec: str, small
 @pytest.mark.parametrize("spec", ["randk:0.1", "uniform:8", "topk:0.1", "topk:0.1,approx=true|qsgd:4"])
 def test_what_cannot_be_computed_is_refused(spec: str) -> None:
     with pytest.raises(ConfigError, match="here"):
-        Computed({"a": (100, 100)}, spec, Policy(), torch.device("cpu"))
+        ComputedChannel({"a": (100, 100)}, spec, Policy(), torch.device("cpu"))
 
 
 def test_seeds_of_many_are_the_seeds_of_each() -> None:

@@ -24,17 +24,17 @@ from laconic_lab.studies.record_log import RecordLog
 
 def report(done: int, **values: Any) -> dict[str, Any]:
     """What a worker tells after so many exchanges of 2 s, half of it computing."""
-    told = {"total_s": 5 + 2.0 * done, "compute": 1.0 * done, "encode": 0.1 * done, "communication": 0.8 * done,
+    reported = {"total_s": 5 + 2.0 * done, "compute": 1.0 * done, "encode": 0.1 * done, "communication": 0.8 * done,
             "overlapped": 0.3 * done, "apply": 0.2 * done, "bytes_sent": 100 * done, "bytes_received": 50 * done,
             "retries": 0}  # fmt: skip
-    return told | values
+    return reported | values
 
 
 REPORTS = [[report(i + 1) for i in range(6)], [report(i + 1, compute=3.0 * (i + 1)) for i in range(7)]]
 
 
 def test_what_counts_comes_after_the_warm_up() -> None:
-    found = times._sums(REPORTS, 2, every=5)
+    found = times._summary(REPORTS, 2, every=5)
     assert (found["iterations"], found["total_s"], found["compute_s"]) == (20, 8.0, 8.0)
     assert found["exchange_s"] == [2.0] * 4 and found["median_s"] == pytest.approx(0.4)
     assert found["bytes_per_iteration"] == 60 and found["push_bytes_per_iteration"] == 40  # of both
@@ -44,7 +44,7 @@ def test_what_counts_comes_after_the_warm_up() -> None:
     "exchanges, seconds, ends", [(99, 1, False), (100, 1, True), (20, 30, True), (19, 31, False), (20, 29, False)]
 )
 def test_a_turn_ends_when_it_has_enough(exchanges: int, seconds: float, ends: bool) -> None:
-    assert times._Enough(exchanges=100, least=20, seconds=30).of(exchanges, seconds) == ends
+    assert times._Enough(exchanges=100, least=20, seconds=30).reached(exchanges, seconds) == ends
 
 
 @pytest.mark.parametrize("changes", [{"links": ["10gbit"]}, {"turns": 0}, {"iterations": 0}, {"cell_seconds": 0.0}])
@@ -57,10 +57,10 @@ def test_plans_are_checked(changes: dict[str, Any]) -> None:
 def test_server_and_workers_are_timed(tmp_path: Path) -> None:
     settings = [setting_of("lenet5", "5", data="digits")]
     plan = Plan(iterations=4, turns=1, links=["100mbit"])
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     path = tmp_path / "times.jsonl"
     (record,) = times.measure_all(
-        settings, plan, records=RecordLog(path), made_of=processes.PACED, progress=lambda *one: told.append(one)
+        settings, plan, records=RecordLog(path), made_of=processes.PACED, progress=lambda *one: reported.append(one)
     )
     values = record.values
     assert (values["iterations"], values["epochs"], values["iterations_per_epoch"], values["every"]) == (4, 20, 30, 1)
@@ -68,7 +68,7 @@ def test_server_and_workers_are_timed(tmp_path: Path) -> None:
     spent = values["compute_s"] + values["communication_s"] + values["apply_s"]
     assert spent == pytest.approx(values["total_s"], rel=0.2)
     assert 60_000 < values["bytes_per_iteration"] < 70_000
-    assert told == [("lenet5, 100mbit, method 5, turn 1", 0, 1), ("times", 1, 1)]
+    assert reported == [("lenet5, 100mbit, method 5, turn 1", 0, 1), ("times", 1, 1)]
     assert [one.kind for one in read(path)] == ["kothari2021.time"]
 
 
@@ -120,6 +120,6 @@ def test_what_is_in_doubt_is_measured_again(tmp_path: Path, monkeypatch: pytest.
     assert list(found) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and found["lenet5", "1gbit", "1"].valid
 
 
-def test_a_server_that_ends_is_told(tmp_path: Path) -> None:
+def test_a_server_that_ends_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LaconicError, match="the server has ended with exit code 3"):
         times._train(Wire(), tmp_path, 1, times._Enough(1, 1, 1.0))  # type: ignore[arg-type]

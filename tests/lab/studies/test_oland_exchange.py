@@ -75,7 +75,7 @@ def test_batched_exchange_is_that_of_real_frames(weights: str) -> None:
     batched, real = networks(weights), networks(weights)
     watch, comparison = Watch(range(len(QUANTIZERS))), Comparison()
     computed = exchange_batched(batched, QUANTIZERS, seed=5, measured=1, gradients=gradients, watch=watch)
-    comparison.look(watch, QUANTIZERS, computed, 5)
+    comparison.compare(watch, QUANTIZERS, computed, 5)
     sent = exchange_packets(real, QUANTIZERS, seed=5, gradients=gradients)
     assert comparison == Comparison(packets=len(LAYERS) * len(QUANTIZERS), other_values=0, other_sizes=0)
     assert torch.equal(computed.raw_bits, sent.raw_bits) and torch.equal(computed.whole_bits, sent.whole_bits)
@@ -92,7 +92,7 @@ def test_comparison_sees_a_difference() -> None:
     )
     watch.decoded[0, 3][7] += 1e-3
     traffic.nbytes[1, 4] += 1
-    comparison.look(watch, QUANTIZERS, traffic, 5)
+    comparison.compare(watch, QUANTIZERS, traffic, 5)
     assert (comparison.other_values, comparison.other_sizes) == (1, 1)
 
 

@@ -1,6 +1,6 @@
-"""Runs side by side: each a lane that takes a step when it is told, on a stream of its own where there are streams.
+"""Training runs that are advanced a step at a time, so that several share a device.
 
-On a GPU an iteration is one CUDA graph, so that several lanes share the device without a wait.
+On a GPU each stepper has its own stream, and an iteration is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from laconic.train.examples import Batch, ImageExamples
 from laconic.train.models import build_model
 from laconic.train.task import Task, cross_entropy
 
-__all__ = ["Curve", "GraphStepper", "Settled", "Source", "Stepper", "StepperSetting", "flattened"]
+__all__ = ["Curve", "EpochEnd", "GraphStepper", "Source", "Stepper", "StepperSetting", "flattened"]
 
 
 class Source:
-    """Examples of a data set on a device, for as many tasks as there are."""
+    """The examples of a data set on a device, shared by all tasks."""
 
     def __init__(self, data: str, data_dir: Any, device: torch.device) -> None:
         self.name, self.device = data, device
         self.examples = ImageExamples.of(load(data, data_dir))
-        for one in self.examples:
-            one.inputs, one.targets = one.inputs.to(device), one.targets.to(device)
-            one.mean, one.deviation = one.mean.to(device), one.deviation.to(device)
+        for split in self.examples:
+            split.inputs, split.targets = split.inputs.to(device), split.targets.to(device)
+            split.mean, split.deviation = split.mean.to(device), split.deviation.to(device)
 
     def task(
         self,
@@ -46,7 +46,7 @@ class Source:
         layers: str | None = None,
         rules: Mapping[str, str] | None = None,
     ) -> Task:
-        """A model of its own, its layers compressed by a scheme if one is given, but for those that rules speak of."""
+        """Return a task with a new model; a scheme compresses its layers, rules give some of them another scheme."""
         network = build_model(model, seed=seed)
         if layers is not None:
             network = compress(network, layers, policy=rules, init="fresh", seed=seed)
@@ -56,7 +56,7 @@ class Source:
 
 
 class StepperSetting(Protocol):
-    """What a setting tells a lane."""
+    """What a stepper needs to know about a setting."""
 
     @property
     def model(self) -> str: ...
@@ -80,32 +80,32 @@ class StepperSetting(Protocol):
 
 @dataclass
 class Curve:
-    """What a run showed, epoch by epoch."""
+    """Results of a run, epoch by epoch."""
 
     accuracy: list[float] = field(default_factory=list)
     test_loss: list[float] = field(default_factory=list)
     held_loss: list[float] = field(default_factory=list)
-    """On examples held out of training: what choices are made by."""
+    """Loss on examples held out of training, by which settings are chosen."""
     train_loss: list[float] = field(default_factory=list)
     push_bytes: list[int] = field(default_factory=list)
-    """Of all workers in that epoch."""
+    """Bytes of all workers in that epoch."""
     pull_bytes: list[int] = field(default_factory=list)
     frames_compared: int = 0
     frames_other: int = 0
-    """Sampled frames that were not as computed, in values or in size."""
+    """Sampled frames whose values or size differ from the computed ones."""
 
 
-Settled = tuple[Task, float, int, int]
-"""A task with the weights to judge, the mean loss of the epoch, bytes pushed in it, bytes pulled."""
+EpochEnd = tuple[Task, float, int, int]
+"""A task with the weights to evaluate, the mean loss of the epoch, bytes pushed and bytes pulled in it."""
 
 
 class Stepper(ABC):
-    """One run.
+    """One training run.
 
     Args:
         setting: What is trained.
-        seed: Of everything random.
-        epochs: How many.
+        seed: Seed of all random numbers.
+        epochs: Length of the run.
         source: The examples.
     """
 
@@ -119,25 +119,25 @@ class Stepper(ABC):
         self.schedule = setting.schedule(self.iterations, self.per_epoch)
         self.curve = Curve()
         self.done = 0
-        """Epochs."""
+        """Finished epochs."""
 
     @abstractmethod
     def begin_epoch(self) -> None: ...
 
     @abstractmethod
     def step(self) -> None:
-        """The next iteration; it may still be under way when this returns."""
+        """Start the next iteration; it may still be running when this returns."""
 
     @abstractmethod
-    def settle(self) -> Settled:
-        """Wait for the epoch's end."""
+    def finish_epoch(self) -> EpochEnd:
+        """Wait until the epoch's work is done."""
 
     def end_epoch(self) -> None:
-        task, loss, pushed, pulled = self.settle()
-        found = task.evaluate()
+        task, loss, pushed, pulled = self.finish_epoch()
+        test = task.evaluate()
         curve = self.curve
-        curve.accuracy.append(found["accuracy"])
-        curve.test_loss.append(found["loss"])
+        curve.accuracy.append(test["accuracy"])
+        curve.test_loss.append(test["loss"])
         curve.held_loss.append(task.judge())
         curve.train_loss.append(loss)
         curve.push_bytes.append(pushed)
@@ -145,22 +145,22 @@ class Stepper(ABC):
         self.done += 1
 
     def summary(self) -> dict[str, Any]:
-        """What else a Record shall say of the run."""
+        """Return further values for the Record of the run."""
         return {}
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """All that the next epoch depends on."""
+        """Return everything that the next epoch depends on."""
 
     @abstractmethod
     def load(self, state: dict[str, Tensor]) -> None: ...
 
 
 class GraphStepper(Stepper):
-    """An iteration of all workers as work of the device alone; one model, where all workers hold the same weights.
+    """A run whose iterations need no wait for the host; all workers share one model while their weights are equal.
 
     Args:
-        samples: Exchanges, spread over the run, whose frames are made and compared.
+        samples: Number of exchanges, spread over the run, whose frames are made and compared.
         graph: Whether an iteration becomes a CUDA graph; by default on a GPU.
     """
 
@@ -198,20 +198,20 @@ class GraphStepper(Stepper):
         self._targets: list[Tensor] = []
         self._replays: list[torch.cuda.CUDAGraph] = []
         self._count = 0
-        """Iterations of this epoch."""
+        """Iterations done in this epoch."""
         self._prepare()
 
     def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """The slots, as they shall lie in the flat tensors."""
+        """Return the order of the slots in the flat tensors."""
         return list(shapes)
 
     def _prepare(self) -> None:
-        """What else a kind of lane needs."""
+        """Allocate what a subclass needs."""
 
-    # ------------------------------------------------------------------------------------------------------- an epoch
+    # ---------------------------------------------------------------------------------------------------------- epoch
 
     def begin_epoch(self) -> None:
-        self._set_up()
+        self._before_examples()
         first = self.done * self.per_epoch
         for worker in range(self.job.workers):
             indices = [self.shards.indices(worker, first + i) for i in range(self.per_epoch)]
@@ -227,47 +227,47 @@ class GraphStepper(Stepper):
         self._in_epoch.zero_()
         self._loss.zero_()
         self._count = 0
-        self._ready()
+        self._after_examples()
         if self._stream is not None:
             torch.cuda.synchronize()
             if self.graph and not self._replays:
                 self._capture()
 
-    def _set_up(self) -> None:
-        """Before an epoch's examples are put in place."""
+    def _before_examples(self) -> None:
+        """Called before the examples of an epoch are loaded."""
 
-    def _ready(self) -> None:
-        """After it."""
+    def _after_examples(self) -> None:
+        """Called after the examples of an epoch are loaded."""
 
     def step(self) -> None:
         iteration = self.done * self.per_epoch + self._count
         with self._on_stream():
-            self._compare(iteration, 0) if iteration in self._samples else self._do(0)
+            self._compare(iteration, 0) if iteration in self._samples else self._run_stage(0)
             self._count += 1
             self._after_step()
 
     def _after_step(self) -> None:
-        """What is done between two iterations, outside of any graph."""
+        """Called between iterations, outside of any graph."""
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
-    # --------------------------------------------------------------------------------------------------- an iteration
+    # ------------------------------------------------------------------------------------------------------ iteration
 
     @abstractmethod
     def _iterate(self) -> None:
-        """An iteration of all workers; nothing here waits for the device."""
+        """Do an iteration of all workers without waiting for the device."""
 
     @abstractmethod
     def _compare(self, sequence: int, stage: int) -> None:
-        """Do a stage, and make the frames of the exchange for real, beside what was computed."""
+        """Run a stage, make the frames of its exchange, and compare them with what was computed."""
 
     def _rate(self) -> Tensor:
-        """The learning rate of this iteration."""
+        """Return the learning rate of this iteration."""
         return self._rates.index_select(0, self._iteration.clamp(max=self.iterations - 1))
 
     def _gradient(self, worker: int, task: Task, parameters: Sequence[Parameter]) -> tuple[Tensor, Tensor]:
-        """A worker's loss in this iteration, and its gradient as one flat tensor."""
+        """Return a worker's loss in this iteration and its gradient as one flat tensor."""
         inputs = self._inputs[worker].index_select(0, self._in_epoch)[0]
         inputs = inputs.contiguous(memory_format=self._layout)
         targets = self._targets[worker].index_select(0, self._in_epoch)[0]
@@ -276,15 +276,15 @@ class GraphStepper(Stepper):
         return loss.detach(), torch.cat([x.reshape(-1) for x in gradients])
 
     def _by_worker(self, send: Callable[[int, Tensor], Any]) -> tuple[list[Tensor], list[Any]]:
-        """Gradients of all workers on the same weights, and what each makes of its own; the losses are added up."""
+        """Return the gradients of all workers on the same weights and what each sends; losses are added up."""
         gradients, sent, losses = [], [], []
         main = torch.cuda.current_stream() if self._side is not None else None
         for worker in range(self.job.workers):
-            aside = worker % 2 == 1 and self._side is not None
-            if aside:
+            on_side = worker % 2 == 1 and self._side is not None
+            if on_side:
                 assert self._side is not None and main is not None
                 self._side.wait_stream(main)
-            with torch.cuda.stream(self._side) if aside else nullcontext():
+            with torch.cuda.stream(self._side) if on_side else nullcontext():
                 loss, flat = self._gradient(worker, self.task, self.parameters)
                 sent.append(send(worker, flat))
             gradients.append(flat)
@@ -292,27 +292,27 @@ class GraphStepper(Stepper):
         if self._side is not None and self.job.workers > 1:
             assert main is not None
             main.wait_stream(self._side)
-        for one in losses:
-            self._loss.add_(one)
+        for loss in losses:
+            self._loss.add_(loss)
         return gradients, sent
 
     @torch.no_grad()
     def _descend(self, weights: Tensor, velocity: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """``laconic.optim.SGD`` with a learning rate that lies on the device."""
+        """Do a step of ``laconic.optim.SGD`` with a learning rate on the device."""
         if self.job.weight_decay:
             gradient = gradient.add(weights, alpha=self.job.weight_decay)
         if self.job.momentum:
             gradient = velocity.mul_(self.job.momentum).add_(gradient)
         weights.sub_(gradient * rate)
 
-    # -------------------------------------------------------------------------------------------------------- a graph
+    # ---------------------------------------------------------------------------------------------------------- graph
 
     def _mutable(self) -> list[Tensor]:
-        """All that an iteration changes."""
+        """Return all tensors that an iteration changes."""
         return [self.weights, self.velocity, self._iteration, self._in_epoch, self._loss]
 
     def _capture(self) -> None:
-        """Record an iteration once; everything it changed before is put back."""
+        """Capture an iteration after three warm-up iterations whose changes are undone."""
         before = [x.clone() for x in self._mutable()]
         assert self._stream is not None
         with torch.cuda.stream(self._stream):
@@ -331,28 +331,28 @@ class GraphStepper(Stepper):
         self._replays = replays
 
     def _stages(self) -> list[Callable[[], None]]:
-        """What is captured, each on its own."""
+        """Return the functions that are captured as graphs of their own."""
         return [self._iterate]
 
-    def _do(self, stage: int) -> None:
+    def _run_stage(self, stage: int) -> None:
         self._replays[stage].replay() if self._replays else self._stages()[stage]()
 
     def _mean_loss(self) -> float:
-        """Of the epoch, once its work is done."""
+        """Return the mean loss of the epoch, after its work is done."""
         if self._stream is not None:
             self._stream.synchronize()
         return float(self._loss) / (self._count * self.job.workers)
 
 
 def flattened(task: Task, names: Sequence[str]) -> tuple[Tensor, list[Parameter]]:
-    """All parameters as one flat tensor, and each as a view of it, in this order."""
+    """Return all parameters as one flat tensor, and the parameters as views of it, in this order."""
     parameters = dict(task.model.named_parameters())
     flat = torch.cat([parameters[name].detach().reshape(-1) for name in names])
-    at = 0
+    begin = 0
     for name in names:
         numel = parameters[name].numel()
-        parameters[name].data = flat[at : at + numel].view(parameters[name].shape)
-        at += numel
+        parameters[name].data = flat[begin : begin + numel].view(parameters[name].shape)
+        begin += numel
     return flat, [parameters[name] for name in names]
 
 

@@ -20,7 +20,7 @@ from laconic_lab.studies.figures import Panel, draw_all
 from laconic_lab.studies.tables import Table
 
 __all__ = [
-    "CLAIM_KIND", "Results", "Study", "check_experiment", "claim_records", "compared_frames", "training_options",
+    "CLAIM_KIND", "Results", "Row", "Study", "check_experiment", "claim_records", "compared_frames", "training_options",
     "with_records",
 ]  # fmt: skip
 
@@ -45,6 +45,26 @@ class Results:
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """Return the values of all Records of a kind."""
         return self._values[kind]
+
+
+@dataclass
+class Row:
+    """All runs of one setting, sorted by seed."""
+
+    runs: list[Mapping[str, Any]]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.runs]
+
+    @property
+    def final(self) -> list[float]:
+        """Top-1 after the last epoch, by seed."""
+        return [run["accuracy"][-1] for run in self.runs]
 
 
 R = TypeVar("R", bound=Results)

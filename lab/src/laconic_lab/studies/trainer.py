@@ -19,7 +19,7 @@ from laconic.records import Record
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.stepper import Curve, Source, Stepper, StepperSetting
 
-__all__ = ["Counter", "Progress", "Unit", "batched", "resume", "run_units", "save", "train"]
+__all__ = ["Counter", "Progress", "Unit", "batched", "resume", "run_units", "save", "single_thread", "train"]
 
 log = logging.getLogger("laconic")
 
@@ -149,6 +149,17 @@ def train(
         if partial is not None:
             for path in partial.glob(f"{unit.file}.*"):
                 path.unlink()
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Let torch use one thread within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

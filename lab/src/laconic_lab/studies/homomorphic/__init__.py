@@ -18,16 +18,8 @@ from laconic_lab.studies.study import Study, compared_frames, training_options
 __all__ = ["STUDY"]
 
 STUDY = Study(
-    name="homomorphic",
-    title="Homomorphic compression",
-    experiments=EXPERIMENTS,
-    claims=CLAIMS,
-    results=Results,
-    run=run,
-    tables=make_tables,
-    plots=make_plots,
-    figures=FIGURES,
+    "homomorphic", "Homomorphic compression", EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
     flags=("models", "seeds", "lanes", "epochs", "data"),
     options=lambda given: training_options(given, HYPER),
     counts=compared_frames,
-)
+)  # fmt: skip

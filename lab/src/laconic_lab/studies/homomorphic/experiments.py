@@ -1,4 +1,4 @@
-"""Which settings each part of the study trains."""
+"""The settings of each experiment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SEEDS = (0, 1, 2)
 
 ONE_BIT, TWO_BITS = "ef|thc:1", "ef|thc:2"
 EIGHT_BITS = "ef|shared:8"
-"""For tensors below 4,096 values: of so few bytes, sixteen bits of each would be a good part."""
+"""Codec of tensors below 4,096 values: sixteen bits would be a large share of so few bytes."""
 
 EARLY_HALF = (("conv[234]", "subspace:0.5"),)
 EARLY_DENSE = (("conv[23]", "dense"), ("conv4", "subspace:0.25"))
-"""Of VGG-11's numbers 10 % are in its second to fourth convolution: there it costs little to keep more of them."""
+"""VGG-11's second to fourth convolutions have 10 % of its parameters: it costs little to keep more of them."""
 
 
 def seeds_of(experiment: str, setting: Setting, seeds: Sequence[int] | None) -> Sequence[int]:
@@ -34,39 +34,38 @@ def seeds_of(experiment: str, setting: Setting, seeds: Sequence[int] | None) -> 
         return seeds
     if setting.model == "mlp":
         return SEEDS
-    judged = experiment == "products" or (experiment == "sums" and setting.codec in ("none", ONE_BIT, TWO_BITS))
-    return SEEDS if setting.model == "vgg11" and setting.workers == 2 and judged else SEEDS[:1]
+    has_goal = experiment == "products" or (experiment == "sums" and setting.codec in ("none", ONE_BIT, TWO_BITS))
+    return SEEDS if setting.model == "vgg11" and setting.workers == 2 and has_goal else SEEDS[:1]
 
 
 def settings_of(experiment: str, models: Sequence[str], data: str | None = None) -> Iterator[Setting]:
-    """The settings of a part, model by model."""
-    of = {"sums": sums, "layers": layers, "products": products, "search": search}
-    if experiment not in of:
+    """Yield the settings of an experiment, model by model."""
+    generators = {"sums": sums, "layers": layers, "products": products, "search": search}
+    if experiment not in generators:
         raise ConfigError(f"experiment {experiment!r} trains nothing: expected one of {', '.join(TRAINED)}")
     for model in models:
         if model not in HYPER:
             raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
-        yield from of[experiment](model, data)
+        yield from generators[experiment](model, data)
 
 
 def sums(model: str, data: str | None) -> Iterator[Setting]:
-    """Dense layers; integers of so many bits, added up over so many workers, and float32 beside them."""
-    crowds = (2,) if model == "vgg11" else WORKERS
-    for workers in crowds:
+    """Yield dense layers with sums of integers by bits and workers, and float32 to compare with."""
+    for workers in (2,) if model == "vgg11" else WORKERS:
         yield setting_of(model, workers=workers, data=data)
         for bits in BITS:
             yield setting_of(model, None, f"ef|thc:{bits}", workers=workers, data=data)
 
 
 def layers(model: str, data: str | None) -> Iterator[Setting]:
-    """Layers in fewer numbers, sent as they are. VGG-11 has convolutions, where monarch is lowrank."""
+    """Yield compressed layers with float32 messages. VGG-11 has convolutions, for which monarch equals lowrank."""
     for scheme in SCHEMES:
         if (model, scheme) != ("vgg11", "monarch"):
             yield from (setting_of(model, f"{scheme}:{rho:g}", data=data) for rho in RHOS)
 
 
 def products(model: str, data: str | None) -> Iterator[Setting]:
-    """Both."""
+    """Yield compressed layers with compressed messages."""
     if model == "vgg11":
         yield _small(model, "subspace:0.125", data, rules=EARLY_HALF, decay=2e-3)
         yield _small(model, "subspace:0.025", data, rules=EARLY_DENSE, decay=2e-3)
@@ -85,7 +84,7 @@ def products(model: str, data: str | None) -> Iterator[Setting]:
 
 
 def search(model: str, data: str | None) -> Iterator[Setting]:
-    """How VGG-11's products were found: a sixth of the numbers by a bit, with one thing changed at a time."""
+    """Yield the search for VGG-11's products: a sixth of the parameters by one bit, with one change at a time."""
     if model != "vgg11":
         return
     sixth = "subspace:0.1666"
@@ -108,5 +107,5 @@ def search(model: str, data: str | None) -> Iterator[Setting]:
 
 
 def _small(model: str, scheme: str, data: str | None, **changes: Any) -> Setting:
-    """A scheme by one bit, and eight bits for small tensors."""
+    """Return a scheme with one bit for messages and eight bits for small tensors."""
     return setting_of(model, scheme, ONE_BIT, data=data, **{"small": EIGHT_BITS, **changes})

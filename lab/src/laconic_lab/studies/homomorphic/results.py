@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar, TypedDict
 
@@ -69,15 +68,8 @@ class _CodecFields(TypedDict):
     error: float
 
 
-@dataclass
-class Row:
+class Row(study.Row):
     """All runs of one setting, sorted by seed."""
-
-    runs: list[Mapping[str, Any]]
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return self.runs[0]
 
     @property
     def layers(self) -> str:
@@ -86,11 +78,6 @@ class Row:
     @property
     def codec(self) -> str:
         return "float32" if self.values["codec"] == "none" else str(self.values["codec"])
-
-    @property
-    def final(self) -> list[float]:
-        """Top-1 after the last epoch, by seed."""
-        return [run["accuracy"][-1] for run in self.runs]
 
     @property
     def top1(self) -> float:

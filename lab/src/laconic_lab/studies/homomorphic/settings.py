@@ -1,4 +1,4 @@
-"""What is trained: a model, its layers' scheme, and the codec that its messages are summed by."""
+"""Settings of the study: a model, the scheme of its layers, and a summable codec."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["HYPER", "Hyper", "Setting", "scheme_text", "setting_of"]
 
 @dataclass(frozen=True)
 class Hyper:
-    """How a model is trained, dense or not.
+    """Hyper-parameters of a model, with dense or compressed layers.
 
     Args:
-        data: With what.
+        data: Name of the data set.
         lr: Highest learning rate.
-        ramp: Epochs up to it.
+        ramp: Epochs of warm-up.
         decay: Weight decay.
         epochs: Passes over the images.
         batch: Images of all workers together in an iteration.
@@ -44,24 +44,24 @@ HYPER: Mapping[str, Hyper] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One run, but for its seed and length.
+    """One run without its seed and length.
 
     Args:
         model: Name of the model.
         data: Name of the data set.
-        layers: The scheme of its layers; None for dense ones.
-        rules: Layers by pattern whose scheme is another one, or ``dense``.
-        codec: Sums gradients: ``ef|thc:2``, ``ef|shared:4``, …; ``none`` for float32.
+        layers: Scheme of the layers; None for dense layers.
+        rules: Patterns of layers with another scheme, or ``dense``.
+        codec: Summable codec of the gradients: ``ef|thc:2``, ``ef|shared:4``, …; ``none`` for float32.
         small: The same for tensors below 4,096 values.
-        workers: How many; they share a batch.
-        carry: Whether integers are on the scales of the round before, as the server has it, or on settled ones.
-        at_renewal: What becomes of the momentum of a subspace that is drawn anew: ``forget`` it, or ``spend`` it on
-            the weights at once.
+        workers: Number of workers; they share a batch.
+        carry: Whether scales are those of the round before, as on the server, or agreed in the same round.
+        at_renewal: What happens to the momentum of a subspace that is renewed: ``forget`` it, or ``spend`` it on the
+            weights at once.
         batch: Images of a worker in an iteration.
         lr: Highest learning rate.
-        ramp: Epochs up to it.
+        ramp: Epochs of warm-up.
         decay: Weight decay.
-        holdout: Fraction of the training images that only judge.
+        holdout: Fraction of the training images that is held out.
     """
 
     model: str
@@ -81,7 +81,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Scheme and codec as text."""
         return " × ".join([scheme_text(self.layers, self.rules), *([self.codec] if self.codec != "none" else [])])
 
     def job(self, seed: int) -> Job:
@@ -99,12 +99,12 @@ class Setting:
         return values | {"rules": [list(rule) for rule in self.rules]}
 
     def key(self, experiment: str, epochs: int, seed: int) -> str:
-        """Equal for equal work."""
+        """Return the key of a run; it is equal for equal work."""
         return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
 
 
 def scheme_text(layers: str | None, rules: Sequence[Sequence[str]]) -> str:
-    """A scheme in words, with what is excepted.
+    """Return a scheme with its exceptions as text.
 
     >>> scheme_text("subspace:0.1", [("conv2", "dense")])
     'subspace:0.1, conv2 dense'
@@ -121,7 +121,7 @@ def setting_of(
     data: str | None = None,
     **rest: Any,
 ) -> Setting:
-    """A setting with the model's own hyper-parameters. All workers together have its batch."""
+    """Return a setting with the model's hyper-parameters; the workers share its batch."""
     if model not in HYPER:
         raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
     hyper = HYPER[model]

@@ -1,4 +1,4 @@
-"""What compression costs a step: h of every scheme and rho, and what it takes to encode and decode."""
+"""Cost of compression: h of a step for every scheme and rho, and the times of encoding and decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laconic_lab.bench.layers import ALL, FC, SHAPES
 from laconic_lab.studies.homomorphic.experiments import BITS, RHOS, SCHEMES, settings_of
 from laconic_lab.studies.homomorphic.settings import scheme_text
 from laconic_lab.studies.record_log import RecordLog
-from laconic_lab.studies.trainer import Counter, Progress
+from laconic_lab.studies.trainer import Counter, Progress, single_thread
 
 __all__ = ["CODEC_KIND", "STEP_KIND", "measure_all"]
 
@@ -29,16 +29,16 @@ STEP_KIND, CODEC_KIND = "homomorphic.step", "homomorphic.codec"
 WIDE = "linear 4096-4096"
 BATCHES = {WIDE: 64, "mlp": 128, "lenet5": 128, "vgg11": 128, "alexnet": 16}
 GPU_BATCHES = {**BATCHES, WIDE: 256, "alexnet": 256}
-"""On a GPU the paper's batch for AlexNet: with 16 images it would be waiting."""
+"""On a GPU AlexNet has the paper's batch: 16 images would leave it idle."""
 
 CODED = 1 << 22
-"""Values that a codec is timed with."""
+"""Number of values in the timing of a codec."""
 TURNS = 7
 BUDGET_S = 20.0
 
 
 class Case(NamedTuple):
-    """A model or layer, its scheme, and layers that have another."""
+    """A model or layer, its scheme, and rules for layers with another scheme."""
 
     name: str
     scheme: str
@@ -58,29 +58,25 @@ def cases() -> Iterator[Case]:
     for name in BATCHES:
         for scheme in SCHEMES:
             if (name, scheme) == ("vgg11", "monarch"):
-                continue  # all of its layers are convolutions, where monarch is lowrank
+                continue  # all of its layers are convolutions, for which monarch equals lowrank
             yield from (Case(name, f"{scheme}:{rho:g}") for rho in RHOS)
     yield Case("alexnet", FC)
     yield from (Case(one.model, one.layers, one.rules) for one in settings_of("products", ["vgg11"]) if one.layers)
 
 
 def measure_all(device: torch.device, finished: RecordLog, progress: Progress | None) -> list[Record]:
-    """Steps of all cases, and rounds of all codecs, on one device; on a CPU with one thread."""
+    """Time the steps of all cases and the codecs on one device, with one thread, and return the Records."""
     wanted: list[Case | str] = [*cases(), *(f"ef|{codec}:{bits}" for codec in ("thc", "shared") for bits in BITS)]
     keys = {json.dumps(["speed", device.type, one]): one for one in wanted}
     counter = Counter("speed", len(keys), progress)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for key, one in keys.items():
+    with single_thread():
+        for key, work in keys.items():
             if key not in finished:
-                measured = _step(one, device) if isinstance(one, Case) else _codec(one, device)
+                measured = _step(work, device) if isinstance(work, Case) else _codec(work, device)
                 known = {"key": key, "part": "speed", "device": device.type}
-                kind = STEP_KIND if isinstance(one, Case) else CODEC_KIND
+                kind = STEP_KIND if isinstance(work, Case) else CODEC_KIND
                 finished.add(Record(kind, known | measured, seed=0))
             counter.add(1)
-    finally:
-        torch.set_num_threads(before)
     return [finished.records[key] for key in keys]
 
 
@@ -101,7 +97,7 @@ def _step(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def _codec(spec: str, device: torch.device) -> dict[str, Any]:
-    """A worker's part of a round among four: probe and encode, then decode what came back."""
+    """Time one of four workers: probe and encode, then decode."""
     x = torch.randn(CODED, generator=torch.Generator().manual_seed(0)).to(device)
     member, out = Contributor(spec, workers=4), torch.empty_like(x)
     now = _clock(device)
@@ -113,7 +109,7 @@ def _codec(spec: str, device: torch.device) -> dict[str, Any]:
         encoded = now()
         member.chain.decode(packet, out=out)
         ended = now()
-        if not turn:  # later ones send what this one leaves out
+        if not turn:  # later turns also send the residual of this one
             error = float((out - x).norm() / x.norm())
             continue
         encoding.append(encoded - began)

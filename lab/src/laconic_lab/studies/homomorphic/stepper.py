@@ -1,4 +1,4 @@
-"""A run whose workers' gradients are summed while compressed, of a model whose layers may be, too."""
+"""Runs whose gradients are summed while compressed; the layers of the model may be compressed, too."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from laconic.policy import Policy
 from laconic_lab.studies.homomorphic.computed import Round
 from laconic_lab.studies.homomorphic.framed import FramedRound
 from laconic_lab.studies.homomorphic.settings import Setting
-from laconic_lab.studies.stepper import GraphStepper, Settled, Source
+from laconic_lab.studies.stepper import EpochEnd, GraphStepper, Source
 
 __all__ = ["SummedStepper"]
 
 
 def _is_small(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the server's policy has the codec of small tensors for it."""
+    """Return whether the server's policy gives a slot the codec of small tensors."""
     return bool(Policy().choose(name, TensorSpec(shape, torch.float32), "none").reason)
 
 
 class SummedStepper(GraphStepper):
-    """Exchanges after every iteration: integers of all workers are added, and all take the same step.
+    """Sums the packed integers of all workers after every iteration; all workers take the same step.
 
     Args:
         setting: What is trained.
-        seed: Of everything random.
-        epochs: How many.
+        seed: Seed of all random numbers.
+        epochs: Length of the run.
         source: The examples.
-        samples: Exchanges, spread over the run, whose frames are made and compared.
+        samples: Number of exchanges, spread over the run, whose frames are made and compared.
         graph: Whether an iteration becomes a CUDA graph; by default on a GPU.
-        computed: Whether sums are computed without making frames; by default on a GPU.
+        computed: Whether sums are computed without frames; by default on a GPU.
     """
 
     setting: Setting
@@ -62,18 +62,18 @@ class SummedStepper(GraphStepper):
         super().__init__(setting, seed, epochs, source, samples=samples, graph=graph)
 
     def _order(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """Large slots first: each codec has a stretch of its own."""
+        """Return large slots first, so that the slots of each codec are consecutive."""
         return sorted(shapes, key=lambda name: _is_small(name, shapes[name]))
 
     def _prepare(self) -> None:
         self._subspaces: dict[str, SubspaceLayer] = {
             f"{name}.z" if name else "z": layer for name, layer in subspaces(self.task.model)
         }
-        self._ends = {}
-        at = 0
+        self._spans = {}
+        begin = 0
         for name, shape in self.slots.items():
-            self._ends[name] = (at, at + torch.Size(shape).numel())
-            at = self._ends[name][1]
+            self._spans[name] = (begin, begin + torch.Size(shape).numel())
+            begin = self._spans[name][1]
         self.dense_numel = dense_numel(self.task.model)
         self.renewals = 0
         self.rounds: list[Round | FramedRound] = []
@@ -82,7 +82,7 @@ class SummedStepper(GraphStepper):
             for name, shape in self.slots.items():
                 groups[_is_small(name, shape)][name] = shape
             specs = (self.setting.codec, self.setting.small)
-            self.rounds = [self._round(*each) for each in zip(groups, specs, strict=True) if each[0]]
+            self.rounds = [self._round(slots, spec) for slots, spec in zip(groups, specs, strict=True) if slots]
         self.push_nbytes, self.pull_nbytes = self._message_nbytes()
 
     def _round(self, slots: Mapping[str, tuple[int, ...]], spec: str) -> Round | FramedRound:
@@ -103,18 +103,18 @@ class SummedStepper(GraphStepper):
             "renewals": self.renewals,
         }
 
-    # --------------------------------------------------------------------------------------------------- an iteration
+    # ------------------------------------------------------------------------------------------------------ iteration
 
     def _iterate(self) -> None:
         rate = self._rate()
         self._gradients, _ = self._by_worker(lambda worker, flat: None)
         stacked = torch.stack(self._gradients)
         if self.rounds:
-            at, found = 0, []
-            for one in self.rounds:
-                found.append(one.mean(stacked[:, at : at + one.numel]))
-                at += one.numel
-            self._mean = torch.cat(found)
+            begin, means = 0, []
+            for group in self.rounds:
+                means.append(group.mean(stacked[:, begin : begin + group.numel]))
+                begin += group.numel
+            self._mean = torch.cat(means)
         else:
             self._mean = stacked.mean(0)
         self._descend(self.weights, self.velocity, self._mean, rate)
@@ -124,7 +124,7 @@ class SummedStepper(GraphStepper):
 
     @torch.no_grad()
     def _decay_origins(self, rate: Tensor) -> None:
-        """What decay takes of a subspace's coordinates, it takes of the weight that they move, too."""
+        """Apply weight decay to the origins of subspaces, as the optimizer applies it to their coordinates."""
         if self.job.weight_decay and self._subspaces:
             kept = 1 - rate * (self.job.weight_decay / (1 - self.job.momentum))
             for layer in self._subspaces.values():
@@ -138,34 +138,34 @@ class SummedStepper(GraphStepper):
 
     @torch.no_grad()
     def _renew(self, name: str, layer: SubspaceLayer, steps: int) -> None:
-        begin, end = self._ends[name]
+        begin, end = self._spans[name]
         velocity = self.velocity[begin:end]
         if self.setting.at_renewal == "spend" and self.job.momentum:
             rate = self.schedule(min(steps, self.iterations - 1))
             self.weights[begin:end].sub_(velocity, alpha=rate * self.job.momentum / (1 - self.job.momentum))
         velocity.zero_()
         layer.advance(layer.every)
-        for one in self.rounds:
-            one.forget(name)
+        for group in self.rounds:
+            group.forget(name)
         self.renewals += 1
 
     def _mutable(self) -> list[Tensor]:
         origins = [layer.origin.detach() for layer in self._subspaces.values()]
-        states = [x for one in self.rounds if isinstance(one, Round) for x in one.state()]
+        states = [x for group in self.rounds if isinstance(group, Round) for x in group.state()]
         return [*super()._mutable(), *origins, *states]
 
     # ------------------------------------------------------------------------------------------------- sizes, samples
 
     def _message_nbytes(self) -> tuple[int, int]:
-        """Bytes of a worker's message and of its answer: they do not depend on the values."""
+        """Return the bytes of a worker's message and of its reply, which do not depend on the values."""
         if not self.rounds:
             nbytes = sum(len(encode(torch.ones(shape), "none")) for shape in self.slots.values())
             return nbytes, nbytes
         pushed = pulled = 0
-        for one in self.rounds:
-            for name in one.slots:
+        for group in self.rounds:
+            for name in group.slots:
                 x = torch.randn(self.slots[name], generator=torch.Generator().manual_seed(0))
-                members = self._contributors(one)
+                members = self._contributors(group)
                 agreed = members[0].summing.agree([member.probe(name, x) for member in members])
                 total = Sum()
                 for member in members:
@@ -174,25 +174,25 @@ class SummedStepper(GraphStepper):
                 pulled += len(pack_contribution(scale_frame(agreed), total.finish()))
         return pushed, pulled
 
-    def _contributors(self, one: Round | FramedRound) -> list[Contributor]:
-        return [Contributor(one.spec, workers=self.job.workers, worker=w) for w in range(self.job.workers)]
+    def _contributors(self, group: Round | FramedRound) -> list[Contributor]:
+        return [Contributor(group.spec, workers=self.job.workers, worker=w) for w in range(self.job.workers)]
 
     def _compare(self, sequence: int, stage: int) -> None:
         if not self._computes or not self.rounds:
-            self._do(stage)
+            self._run_stage(stage)
             return
-        computed = [one for one in self.rounds if isinstance(one, Round)]
-        before = [[x.clone() for x in one.state()] for one in computed]
-        self._do(stage)
+        computed = [group for group in self.rounds if isinstance(group, Round)]
+        before = [[x.clone() for x in group.state()] for group in computed]
+        self._run_stage(stage)
         if self._stream is not None:
             self._stream.synchronize()
         gradients, mean = [x.cpu() for x in self._gradients], self._mean.cpu()
-        for one, (residual, scales, first) in zip(computed, before, strict=True):
-            members = self._contributors(one)
-            for name, (block, blocks) in one.spans.items():
-                begin, end = self._ends[name]
-                size = packed_int_count(end - begin, one.rotated)
-                if one.feedback:
+        for group, (residual, scales, first) in zip(computed, before, strict=True):
+            members = self._contributors(group)
+            for name, (block, blocks) in group.spans.items():
+                begin, end = self._spans[name]
+                size = packed_int_count(end - begin, group.rotated)
+                if group.feedback:
                     for worker, member in enumerate(members):
                         kept = residual[worker, block : block + blocks].reshape(-1)[:size].cpu()
                         member.load_state_dict({f"{name}/residual": kept})
@@ -202,7 +202,7 @@ class SummedStepper(GraphStepper):
                     for member, x in zip(members, gradients, strict=True)
                 ]
                 agreed = summing.agree(probes)
-                if one.carry and not bool(first):
+                if group.carry and not bool(first):
                     agreed = summing.carry(scales[block : block + blocks].cpu())
                 total = Sum()
                 for member in members:
@@ -211,18 +211,18 @@ class SummedStepper(GraphStepper):
                 if not decode(total.finish()).view(-1).equal(mean[begin:end]):
                     self.curve.frames_other += len(members)
 
-    # -------------------------------------------------------------------------------------------------------- an end
+    # --------------------------------------------------------------------------------------------------- end of epoch
 
-    def settle(self) -> Settled:
+    def finish_epoch(self) -> EpochEnd:
         loss, rounds = self._mean_loss(), self._count * self.job.workers
         return self.task, loss, rounds * self.push_nbytes, rounds * self.pull_nbytes
 
     def state(self) -> dict[str, Tensor]:
-        found = {"weights": self.weights, "velocity": self.velocity}
-        found |= {f"origin/{name}": layer.origin.detach() for name, layer in self._subspaces.items()}
-        for i, one in enumerate(self.rounds):
-            found |= {f"round{i}/{name}": x for name, x in one.state_dict().items()}
-        return found
+        state = {"weights": self.weights, "velocity": self.velocity}
+        state |= {f"origin/{name}": layer.origin.detach() for name, layer in self._subspaces.items()}
+        for i, group in enumerate(self.rounds):
+            state |= {f"round{i}/{name}": x for name, x in group.state_dict().items()}
+        return state
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
@@ -232,7 +232,7 @@ class SummedStepper(GraphStepper):
         for name, layer in self._subspaces.items():
             layer.origin.copy_(state[f"origin/{name}"])
             layer.go_to(steps // layer.every * layer.every if layer.every else 0)
-        for i, one in enumerate(self.rounds):
-            mine = {name.partition("/")[2]: x for name, x in state.items() if name.startswith(f"round{i}/")}
-            one.load_state_dict(mine)
+        for i, group in enumerate(self.rounds):
+            prefix = f"round{i}/"
+            group.load_state_dict({name[len(prefix) :]: x for name, x in state.items() if name.startswith(prefix)})
         self._iteration.fill_(steps)

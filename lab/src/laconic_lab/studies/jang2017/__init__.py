@@ -17,17 +17,10 @@ from laconic_lab.studies.study import Study
 __all__ = ["STUDY"]
 
 STUDY = Study(
-    name="jang2017",
-    title="Jang, Na and Yoon 2017: a model of time, and real runs",
-    experiments=EXPERIMENTS,
-    claims=CLAIMS,
-    results=Results,
-    run=run,
-    tables=make_tables,
-    plots=make_plots,
-    figures=FIGURES,
+    "jang2017", "Jang, Na and Yoon 2017: a model of time, and real runs",
+    EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
     flags=("data",),
     options=lambda given: {"data": given["data"] or "digits"},
     counts=lambda records: {"runs": len(records)},
     related={LAYERS: "layers/cpu.jsonl"},
-)
+)  # fmt: skip

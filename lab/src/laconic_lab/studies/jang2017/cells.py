@@ -1,4 +1,4 @@
-"""Cells of a comparison of the planner with real runs, and what is measured of a machine before."""
+"""Cells of the comparison of predictions with real runs, and the calibration of the machine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from laconic.plan.calibration import SIZES, codec_points, model_times
 from laconic.plan.processes import processes_per_core, run_simultaneously
 from laconic.plan.profile import ModelTimes, Profile
 from laconic_lab.studies.jang2017 import tasks
+from laconic_lab.studies.trainer import single_thread
 
 __all__ = [
     "CALM",
@@ -44,11 +45,11 @@ WORKERS = (2, 4)
 RATES = ("100mbit", "1gbit")
 CODECS = ("none", "fp16", "qsgd:4", "topk:0.01|qsgd:4", "thc:4", "adaptive:5.0|huffman")
 MODEL = {"100mbit": "mlp", "1gbit": "vgg11"}
-"""A model whose exchange takes seconds, not minutes, at that rate."""
+"""Model for each rate, so that an exchange takes seconds and not minutes."""
 WARM_UP, LEAST, MOST, ENOUGH_S = 3, 10, 60, 12.0
-"""Exchanges that do not count, the fewest and the most that do, and seconds that these are meant to take."""
+"""Exchanges that do not count, the fewest and the most that do, and the seconds that these should take."""
 CALM = 1.5
-"""The load average up to which nobody else works."""
+"""Load average up to which the machine counts as calm."""
 SUMMED = ("thc:4",)
 
 
@@ -72,16 +73,16 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A machine while so many processes share it, as far as one model and engine need it.
+    """Times of a machine shared by as many processes as a cell has workers, for one model and engine.
 
     Args:
-        times: The model's step alone, its gradients and what codecs make of them.
-        step_s: Of the same step while all workers compute.
-        fixed_s: Of an exchange of two slots with next to nothing in them.
-        slot_s: That each more slot adds.
-        byte_s: Of the server, for each byte that it takes or gives.
-        load: The load average before.
-        ways: For engines with several ways to exchange: the same two by way.
+        times: The model's step alone, its gradients, and codecs on them.
+        step_s: Seconds of the same step while all workers compute.
+        fixed_s: Seconds of an exchange of two slots with almost no values.
+        slot_s: Seconds that each further slot adds.
+        byte_s: Seconds of the server for each byte that it receives or sends.
+        load: Load average before the calibration.
+        ways: ``fixed_s`` and ``slot_s`` by reduction, for engines with several.
     """
 
     times: ModelTimes
@@ -111,6 +112,7 @@ _STEPS = """
 import statistics, sys, time, torch
 torch.set_num_threads(1)
 from laconic_lab.studies.jang2017 import tasks
+from laconic_lab.studies.trainer import single_thread
 name, seconds = sys.argv[1], float(sys.argv[2])
 torch.manual_seed(0)
 model, (x, y), _, loss = getattr(tasks, name)()
@@ -130,29 +132,25 @@ print(statistics.median(took), flush=True)
 
 
 def step_together(model: str, processes: int, seconds: float = 3.0) -> float:
-    """Seconds of a step while so many processes compute it: of their processors' time, and they take turns."""
+    """Return the seconds of a step while several processes compute it: their CPU time, as they take turns."""
     times = run_simultaneously(processes, ["-c", _STEPS, model, str(seconds)])
     return statistics.fmean(times) * processes_per_core(processes)
 
 
 def times_of(model: str, codecs: Sequence[str]) -> ModelTimes:
-    """The model's step alone, and codecs on its gradients."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    """Return the times of a model's step alone and of codecs on its gradients."""
+    with single_thread():
         torch.manual_seed(0)
         network, (x, y), _, loss = getattr(tasks, model)()
         size = tasks.BATCH[model]
         # Summed packets are sent with error feedback.
         sent = {f"ef|{codec}" if codec in SUMMED else codec: codec for codec in codecs}
-        found = model_times(network, (x[:size], y[:size]), loss, sent, turns=9)
-        return replace(found, messages={sent[spec]: message for spec, message in found.messages.items()})
-    finally:
-        torch.set_num_threads(before)
+        times = model_times(network, (x[:size], y[:size]), loss, sent, turns=9)
+        return replace(times, messages={sent[spec]: message for spec, message in times.messages.items()})
 
 
 @lru_cache(maxsize=1)
 def generic() -> Profile:
-    """For what is not measured on the model's own gradients: small slots as they are."""
-    found = codec_points(["none"], sizes=SIZES[:2], notify=lambda message: None)
-    return Profile("here", codecs={spec: tuple(points) for spec, points in found.items()})
+    """Return a profile for small slots, which are sent uncompressed and not measured on the model's gradients."""
+    measured = codec_points(["none"], sizes=SIZES[:2], notify=lambda message: None)
+    return Profile("here", codecs={spec: tuple(points) for spec, points in measured.items()})

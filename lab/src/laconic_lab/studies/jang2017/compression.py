@@ -6,14 +6,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from laconic.errors import ConfigError
-from laconic.frames import decode, encode, max_nbytes
-from laconic.frames import encode_into as into
+from laconic.errors import WrongResultError
+from laconic.frames import decode, encode, encode_into, max_nbytes
 from laconic.train.data import load
 from laconic.train.models import build_model
 
@@ -21,55 +20,57 @@ __all__ = ["CODECS", "MODEL", "measure"]
 
 MODEL = "alexnet"
 CODECS = ("bf16", "qsgd:4", "topk:0.01|qsgd:4", "adaptive:5.0|huffman", "thc:4")
-"""Beside gzip, on weights. All but gzip and zstd lose something."""
+"""Codecs that are compared with gzip on weights; all of them are lossy."""
 
 
 def measure(data: str, data_dir: Path | None, model: str = MODEL) -> Iterator[dict[str, Any]]:
-    """Rows: what, by what, bytes, compressed bytes, seconds of the processor there and back; with one thread."""
+    """Yield the rows of the table: method, bytes, compressed bytes, CPU seconds of compression and decompression."""
     pixels = load(data, data_dir).train_images.numpy().tobytes()
     weights = torch.cat([p.detach().reshape(-1) for p in build_model(model, seed=0).parameters()])
     raw = weights.numpy().tobytes()
-    for way, (there, back) in _lossless().items():
-        yield _row(model, way, len(raw), raw, there, back)
+    for method in _lossless_methods():
+        yield _lossless_row(model, method, raw)
     for spec in CODECS:
-        yield _coded(model, spec, weights)
-    for way, (there, back) in _lossless().items():
-        yield _row(data, way, len(pixels), pixels, there, back)
+        yield _codec_row(model, spec, weights)
+    for method in _lossless_methods():
+        yield _lossless_row(data, method, pixels)
 
 
-def _lossless() -> dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]]:
-    found: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
-        "gzip": (lambda raw: zlib.compress(raw, 6), zlib.decompress)
-    }
+class _Method(NamedTuple):
+    name: str
+    compress: Callable[[bytes], bytes]
+    decompress: Callable[[bytes], bytes]
+
+
+def _lossless_methods() -> list[_Method]:
+    methods = [_Method("gzip", lambda raw: zlib.compress(raw, 6), zlib.decompress)]
     try:
         import zstandard
     except ImportError:
-        return found
-    found["zstd:3"] = (zstandard.ZstdCompressor(level=3).compress, zstandard.ZstdDecompressor().decompress)
-    return found
+        return methods
+    compress, decompress = zstandard.ZstdCompressor(level=3).compress, zstandard.ZstdDecompressor().decompress
+    return [*methods, _Method("zstd:3", compress, decompress)]
 
 
-def _row(
-    what: str, way: str, nbytes: int, raw: bytes, there: Callable[[bytes], bytes], back: Callable[[bytes], bytes]
-) -> dict[str, Any]:
+def _lossless_row(what: str, method: _Method, raw: bytes) -> dict[str, Any]:
     begin = time.process_time()
-    small = there(raw)
+    compressed = method.compress(raw)
     middle = time.process_time()
-    if back(small) != raw:
-        raise ConfigError(f"{way} did not give back what it was given")
+    if method.decompress(compressed) != raw:
+        raise WrongResultError(f"{method.name} did not restore its input")
     end = time.process_time()
     return {
-        "what": what, "way": way, "lossless": True, "nbytes": nbytes, "compressed_nbytes": len(small),
+        "what": what, "way": method.name, "lossless": True, "nbytes": len(raw), "compressed_nbytes": len(compressed),
         "compress_s": middle - begin, "decompress_s": end - middle,
     }  # fmt: skip
 
 
-def _coded(what: str, spec: str, x: Tensor) -> dict[str, Any]:
-    """The second of two, into memory that is there: as it is when it is done at every update."""
-    room, out = torch.empty(max_nbytes(spec, x), dtype=torch.uint8), torch.empty_like(x)
-    into(x, spec, room)
+def _codec_row(what: str, spec: str, x: Tensor) -> dict[str, Any]:
+    """Time the second of two calls with allocated buffers, as at every update of a training."""
+    buffer, out = torch.empty(max_nbytes(spec, x), dtype=torch.uint8), torch.empty_like(x)
+    encode_into(x, spec, buffer)
     begin = time.process_time()
-    nbytes = into(x, spec, room)
+    nbytes = encode_into(x, spec, buffer)
     middle = time.process_time()
     frame = encode(x, spec)
     decode(frame, out=out)

@@ -1,7 +1,7 @@
-"""DDP cells: ranks of torch.distributed on hosts of the lab, gradients exchanged by ``laconic.attach``.
+"""DDP cells: ranks of torch.distributed on hosts of the lab, with gradients exchanged by ``laconic.attach``.
 
-``none`` is DDP's own all-reduce over gloo. Packets that are added while compressed go through the same all-reduce;
-others take two shots. Gradients leave in DDP's buckets: the first of 1 MB, others of 25.
+``none`` is DDP's own all-reduce over gloo. Summable codecs use the same all-reduce, others the two-shot reduction.
+Gradients are sent in DDP buckets: the first of 1 MB, the others of 25 MB.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ LIMIT_S = 300.0
 
 
 def bucketed(times: ModelTimes) -> Ready:
-    """Gradients in DDP's buckets: one leaves when the last of it is ready."""
-    total, found = times.numel, []
-    room, filled, done = FIRST, 0, 0
-    for numel, (at, _) in zip(times.numels, times.ready, strict=True):
+    """Return when each DDP bucket can be sent: as soon as its last gradient is ready."""
+    total, buckets = times.numel, []
+    limit, filled, done = FIRST, 0, 0
+    for numel, (ready, _) in zip(times.numels, times.ready, strict=True):
         filled, done = filled + 4 * numel, done + numel
-        if filled >= room or done == total:
-            found.append((at, done / total))
-            room, filled = BUCKET, 0
-    return tuple(found)
+        if filled >= limit or done == total:
+            buckets.append((ready, done / total))
+            limit, filled = BUCKET, 0
+    return tuple(buckets)
 
 
 def calibrate(model: str, workers: int, codecs: Sequence[str]) -> cells.Calibrated:
-    """A step of next to nothing for each way to exchange, and all the model's bytes in float32, without limits."""
+    """Time exchanges of almost no values by each reduction, and of all the model's bytes, over unlimited links."""
     from laconic_lab.bench.cluster.processes import LAB, network
 
     load = os.getloadavg()[0]
     times, step_s = cells.times_of(model, codecs), cells.step_together(model, workers)
     with network(LAB, None, workers) as net:
-        plain, whole = (_left_over(net, name, workers, "none") for name in ("few", model))
+        plain, whole = (_exchange_s(net, name, workers, "none") for name in ("few", model))
         ways = {}
         for way, codec in (("twoshot", "qsgd:4"), ("sum", "thc:4")):
-            pair, many = (_left_over(net, name, workers, codec) for name in ("pair", "many"))
+            pair, many = (_exchange_s(net, name, workers, codec) for name in ("pair", "many"))
             ways[way] = (pair, max(0.0, (many - pair) / (tasks.LARGE["many"] - tasks.LARGE["pair"])))
     here = cells.Calibrated(times, step_s, plain, 0.0, 0.0, load, ways)
     cell = cells.Cell("ddp", workers, cells.rate_of(model), "none")
@@ -63,8 +63,8 @@ def calibrate(model: str, workers: int, codecs: Sequence[str]) -> cells.Calibrat
     return replace(here, byte_s=max(0.0, whole - known) / nbytes)
 
 
-def _left_over(net: Hosts, name: str, workers: int, codec: str) -> float:
-    """Seconds of a step beside its computation; of the faster ones, since others on the machine only ever add."""
+def _exchange_s(net: Hosts, name: str, workers: int, codec: str) -> float:
+    """Return a step's seconds without its computation: the lower quartile, as background load only adds time."""
     faster: float = _steps(net, name, workers, codec)["measured_quartiles_s"][0]
     return max(0.0, faster - cells.step_together(name, workers, 0.3))
 
@@ -91,22 +91,22 @@ def run(wanted: Sequence[tuple[cells.Cell, int]], net: Hosts) -> Iterator[dict[s
 
 
 def _steps(net: Hosts, name: str, workers: int, codec: str, count: int = 30) -> dict[str, Any]:
-    """The ranks are on the workers' hosts; that of the server is not used."""
-    orders = {"name": name, "codec": codec, "ranks": workers, "address": "10.77.0.2", "count": count}
+    """Run ranks on the workers' hosts and return their step times; the server's host is not used."""
+    options = {"name": name, "codec": codec, "ranks": workers, "address": "10.77.0.2", "count": count}
     load = os.getloadavg()[0]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     processes = []
     try:
         for rank in range(workers):
-            program = [sys.executable, "-m", "laconic_lab.studies.jang2017.rank", json.dumps(orders | {"rank": rank})]
+            program = [sys.executable, "-m", "laconic_lab.studies.jang2017.rank", json.dumps(options | {"rank": rank})]
             processes.append(net.start(1 + rank)(program, stdout=subprocess.PIPE, text=True, env=environment))
         others = OtherProcesses([os.getpid(), *(process.pid for process in processes)])
         try:
             out, _ = processes[0].communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise LaconicError(f"ranks of {name} by {codec} did not end in {LIMIT_S:.0f} s") from None
+            raise LaconicError(f"the ranks of {name} with {codec} did not end within {LIMIT_S:.0f} s") from None
         if processes[0].returncode:
-            raise LaconicError(f"a rank ended with exit code {processes[0].returncode}; what it said is above")
+            raise LaconicError(f"a rank ended with exit code {processes[0].returncode}; its messages are above")
         share = others.share()
     finally:
         for process in processes:

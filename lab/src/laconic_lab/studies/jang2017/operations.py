@@ -1,4 +1,4 @@
-"""Figures 3 and 8: where the time of AlexNet's training goes, by operation, by torch's profiler."""
+"""Figures 3 and 8: time of AlexNet's training by operation, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ GROUPS = {
     "loss": ("softmax", "nll_loss", "cross_entropy"),
     "optimizer": ("foreach", "sgd", "add_", "mul_", "addcmul", "addcdiv"),
 }
-"""By parts of an operation's name; the first group that has one counts."""
+"""Parts of operations' names; an operation belongs to the first group that has one of them."""
 
 
 def share(device: str = "cpu", *, batch: int | None = None, steps: int = 3, model: str = "alexnet") -> dict[str, Any]:
-    """Shares of the time that operations of a training step take themselves, by group."""
+    """Return the shares of a training step's time by group of operations."""
     where = check_device(device)
     size = batch or (256 if device == "cuda" else 16)
     network = build_model(model, seed=0).to(where)
@@ -40,14 +40,14 @@ def share(device: str = "cpu", *, batch: int | None = None, steps: int = 3, mode
 
     step()
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-    with profile(activities=kinds) as found:
+    with profile(activities=kinds) as profiled:
         for _ in range(steps):
             step()
         if device == "cuda":
             torch.cuda.synchronize()
     took: dict[str, float] = {}
     calls: dict[str, int] = {}
-    for event in found.key_averages():
+    for event in profiled.key_averages():
         if event.key.startswith("ProfilerStep"):
             continue
         own = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total

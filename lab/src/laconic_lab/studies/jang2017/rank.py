@@ -1,4 +1,4 @@
-"""One rank of a DDP cell: run as a program on a host of the lab. Rank 0 prints a JSON line for each step."""
+"""Program of one rank of a DDP cell on a host of the lab. Rank 0 prints a JSON line for each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEEDBACK = "ef|thc:4"
 
 
 def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int) -> None:
-    """So many steps."""
+    """Train ``count`` steps."""
     torch.set_num_threads(1)
     store = f"tcp://{address}:29511"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
@@ -31,16 +31,16 @@ def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int)
     if codec != "none":
         attach = getattr(collective, "attach", None)
         if attach is None:
-            raise ConfigError("cells of DDP need laconic.attach, which this version does not have")
+            raise ConfigError("cells of DDP need laconic.attach, which this version does not have: upgrade laconic")
         attach(ddp, FEEDBACK if codec == "thc:4" else codec)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3, momentum=0.9)
     size = tasks.BATCH[name]
-    for place in range(count):
-        at = (place * ranks + rank) * size % (tasks.IMAGES - size)
-        dist.barrier()  # all begin together
+    for step in range(count):
+        first = (step * ranks + rank) * size % (tasks.IMAGES - size)
+        dist.barrier()  # all ranks begin together
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss(ddp(images[at : at + size]), labels[at : at + size]).backward()
+        loss(ddp(images[first : first + size]), labels[first : first + size]).backward()
         optimizer.step()
         if rank == 0:
             sys.stdout.write(json.dumps({"step_s": time.perf_counter() - begin}) + "\n")
@@ -50,5 +50,4 @@ def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int)
 
 
 if __name__ == "__main__":
-    orders = json.loads(sys.argv[1])
-    main(**orders)
+    main(**json.loads(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""A reader of lines, in place of STREET: convolutions, LSTMs along x, and CTC.
+"""A line reader that stands in for STREET: convolutions, LSTMs along x, and CTC.
 
-The paper trains STREET (Smith et al. 2016) on pictures of French street names, which are not at hand. Its model has a
-5 x 5 convolution, pooling, LSTMs of 64 to 256 and an output of 134 classes; so has this one, on synthetic lines: each
-character is a pattern of its own with noise. What the planner needs of it are its size and the seconds of a step.
+The paper trains STREET (Smith et al. 2016) on pictures of French street names, which are not available here. Its model
+has a 5 x 5 convolution, pooling, LSTMs of 64 to 256 and an output of 134 classes; so has this one, on synthetic lines
+in which each character is a fixed pattern with noise. The planner needs its size and the seconds of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEIGHT, WIDTH, CELL = 32, 160, 16
 
 
 class LineReader(nn.Module):
-    """[batch, 1, 32, 160] to log-probabilities [time, batch, 134]; 818,790 parameters."""
+    """Maps [batch, 1, 32, 160] to log-probabilities [time, batch, 134]; 818,790 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ class LineReader(nn.Module):
 
 
 def lines(count: int, *, characters: int = WIDTH // CELL, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Lines of random characters and what they say."""
+    """Return pictures of random characters and their labels."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randn(CLASSES, HEIGHT, CELL, generator=generator)
-    said = torch.randint(1, CLASSES, (count, characters), generator=generator)
-    drawn = patterns[said].permute(0, 2, 1, 3).reshape(count, 1, HEIGHT, characters * CELL)
-    return drawn + 0.3 * torch.randn(drawn.shape, generator=generator), said
+    labels = torch.randint(1, CLASSES, (count, characters), generator=generator)
+    drawn = patterns[labels].permute(0, 2, 1, 3).reshape(count, 1, HEIGHT, characters * CELL)
+    return drawn + 0.3 * torch.randn(drawn.shape, generator=generator), labels
 
 
-def ctc(outputs: Tensor, said: Tensor) -> Tensor:
-    """The CTC loss of lines that fill their pictures."""
+def ctc(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the CTC loss of lines that fill their pictures."""
     time, batch, _ = outputs.shape
-    lengths = torch.full((batch,), time), torch.full((batch,), said.shape[1])
-    loss: Tensor = F.ctc_loss(outputs, said, *lengths)
+    lengths = torch.full((batch,), time), torch.full((batch,), labels.shape[1])
+    loss: Tensor = F.ctc_loss(outputs, labels, *lengths)
     return loss

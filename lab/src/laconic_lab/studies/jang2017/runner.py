@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from laconic_lab.studies.jang2017 import compression, operations, reader, runs
 from laconic_lab.studies.jang2017.results import KERNELS, STEP, TABLE
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.study import check_experiment
-from laconic_lab.studies.trainer import Progress
+from laconic_lab.studies.trainer import Progress, single_thread
 
 __all__ = ["EXPERIMENTS", "run"]
 
@@ -71,7 +70,7 @@ def _table(finished: RecordLog, data: str, data_dir: Path | None, progress: Prog
     if known:
         return known
     rows = []
-    with _one_thread():
+    with single_thread():
         for row in compression.measure(data, data_dir):
             rows.append(row)
             if progress is not None:
@@ -83,22 +82,12 @@ def _table(finished: RecordLog, data: str, data_dir: Path | None, progress: Prog
     return measured
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _step(finished: RecordLog, name: str, device: str, progress: Progress | None) -> Record:
     key = json.dumps(["steps", name, device])
     if key not in finished:
         if progress is not None:
             progress(f"a step of {name}", 0, 1)
-        with _one_thread():
+        with single_thread():
             finished.add(Record(STEP, {"key": key, "part": "steps", **_timed(name, device)}))
     return finished.records[key]
 

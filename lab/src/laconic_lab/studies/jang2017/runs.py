@@ -1,9 +1,9 @@
-"""Predicted against measured: the planner's word for an iteration, and what the same takes in the lab.
+"""Predicted and measured time of an iteration.
 
 A cell is an engine, a number of workers, a rate and a codec. Before the first cell of a number of workers the machine
-is measured under the same crowding: a step while that many processes compute, codecs on the model's own gradients, and
-an exchange of next to nothing over links of no limit. From that alone a cell is predicted; then it is run, by real
-server and worker processes on hosts of the lab. Records hold both, the links as measured, and the load.
+is calibrated with as many processes: a step while all of them compute, codecs on the model's own gradients, and an
+exchange of almost no values over unlimited links. A cell is predicted from these alone and then run by real server and
+worker processes on hosts of the lab. Records hold both times, the measured links, and the load.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import statistics
 import subprocess
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laconic.cluster.job import Job
-from laconic.errors import ConfigError, LaconicError
+from laconic.errors import ConfigError
 from laconic.plan.background_load import OtherProcesses
 from laconic.plan.costs import Message, Network, Step, Work, step
 from laconic.plan.messages import Workload, message_of
@@ -48,7 +47,7 @@ from laconic_lab.studies.jang2017.cells import (
     times_of,
     wait_until_calm,
 )
-from laconic_lab.studies.processes import Lines, listen, started
+from laconic_lab.studies.processes import WorkerReports, measured_links, role_process
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.trainer import Progress
 
@@ -62,20 +61,20 @@ log = logging.getLogger("laconic")
 
 RUN, CALIBRATION = "jang2017.run", "jang2017.calibration"
 
-SILENCE = 180.0
+REPORT_TIMEOUT_S = 180.0
 BUSY = 0.15
-"""The share of all cores that others may have had; a cell during which it was more is no evidence."""
+"""Largest share of all cores that other processes may use; a cell with more is no evidence."""
 
 MOST_LOAD = 3.0
-"""The load average before a calibration above which it is made again for cells that still are to be run."""
+"""Load average above which a calibration is repeated for cells that are still to be run."""
 
 Report = dict[str, Any]
 
 
 class Engine(NamedTuple):
-    """A way to exchange: how it is measured without limits, predicted, and run.
+    """A way to exchange gradients: functions that calibrate, predict and run it.
 
-    Cells that differ in their codec alone are run one after the other by the same processes, so many exchanges each.
+    Cells that differ only in their codec are run one after the other by the same processes.
     """
 
     calibrate: Callable[[str, int, Sequence[str]], Calibrated]
@@ -86,21 +85,20 @@ class Engine(NamedTuple):
 def measure_all(
     wanted: Sequence[Cell], *, records: RecordLog | None = None, progress: Progress | None = None, calm: float = CALM
 ) -> list[Record]:
-    """Run the cells that are not in the Records yet, one at a time; all Records of them.
+    """Run the cells that have no valid Record yet, one at a time, and return the Records of all.
 
-    What was measured while others worked on the machine, or over links that were not what they should be, is measured
-    again.
+    Cells that were measured under background load or over invalid links are run again.
 
     Args:
-        wanted: Which.
-        records: A file.
-        progress: Told what is done, how many cells are and how many there are.
-        calm: A cell waits up to a minute for the load average to fall below this; what it was is recorded.
+        wanted: The cells.
+        records: Records of earlier cells.
+        progress: Called with the cell, the number of finished cells and their total.
+        calm: A cell waits up to a minute for the load average to fall below this; the load is recorded.
     """
     from laconic_lab.bench.cluster.processes import LAB, network
 
     if os.geteuid() != 0:
-        raise ConfigError("runs that check the planner need the lab's links, and these need root")
+        raise ConfigError("the experiment runs emulates links, which needs root: run it as root")
     finished, done = records or RecordLog(None), 0
 
     def kept(cell: Cell) -> bool:
@@ -112,7 +110,7 @@ def measure_all(
         group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
         here = _calibrated(finished, engine, workers, group[0].model, progress)
         with network(LAB, rate, workers) as net:
-            links = _links(net)
+            links = measured_links(net)
             modelled = {cell: ENGINES[engine].predict(cell, here) for cell in group}
             wait_until_calm(calm)
             counts = [(cell, _exchanges(modelled[cell][1].exchange_s)) for cell in group]
@@ -125,13 +123,13 @@ def measure_all(
 
 
 def calm_cell(values: Mapping[str, Any]) -> bool:
-    """Whether a cell was measured while nobody else computed much."""
+    """Return whether other processes used little of the machine while a cell was measured."""
     others = values["others"]
     return others is None or float(others) <= BUSY
 
 
 def _exchanges(seconds: float) -> int:
-    """As many as fit into the time for a cell, within limits, and the warm-up."""
+    """Return the exchanges of a cell: the warm-up and as many as fit into its time, within limits."""
     return WARM_UP + min(MOST, max(LEAST, round(ENOUGH_S / seconds)))
 
 
@@ -147,16 +145,6 @@ def _record(
     })  # fmt: skip
 
 
-def _links(net: Hosts) -> Sequence[Link]:
-    found: Sequence[Link] = ()
-    for _ in range(3):
-        found = net.measure()
-        if all(link.valid for link in found):
-            return found
-    log.warning("a link carries %s: cells over it are marked as not valid", found[0])
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------- calibration
 
 
@@ -166,9 +154,9 @@ def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, prog
         if progress is not None:
             progress(f"calibrating {engine}, {workers} workers, {model}", 0, 1)
         wait_until_calm()
-        found = ENGINES[engine].calibrate(model, workers, CODECS)
+        calibrated = ENGINES[engine].calibrate(model, workers, CODECS)
         finished.add(Record(CALIBRATION, {"key": key, "engine": engine, "workers": workers, "model": model,
-                                        **asdict(found)}))  # fmt: skip
+                                          **asdict(calibrated)}))  # fmt: skip
     values = finished.records[key].values
     times = values["times"]
     times = ModelTimes(**{
@@ -181,26 +169,26 @@ def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, prog
 
 
 def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated:
-    """An exchange of two slots, one of 34, and one of all the model's bytes, without limits."""
+    """Time exchanges of two slots, of 34 slots, and of all the model's bytes over unlimited links."""
     from laconic_lab.bench.cluster.processes import LAB, network
 
     load = os.getloadavg()[0]
     times = times_of(model, codecs)
     step_s = step_together(model, workers)
     with network(LAB, None, workers) as net:
-        found = list(
+        trained = list(
             _train(net, workers, [("few", "none", 33), ("many", "none", 33), (model, "none", WARM_UP + LEAST)])
         )
     computing = [step_together(name, workers, 0.3) for name in ("few", "many")]
-    # Of exchanges the faster ones: others on the machine only ever add to them.
+    # The lower quartile: background load can only make an exchange slower.
     few, many, whole = (
         max(0.0, one["measured_quartiles_s"][0] - seconds)
-        for one, seconds in zip(found, [*computing, step_s], strict=True)
+        for one, seconds in zip(trained, [*computing, step_s], strict=True)
     )
     slots = 34 - 2
     slot_s = max(0.0, (many - few) / slots)
     here = Calibrated(times, step_s, few, slot_s, 0.0, load)
-    # What the model's own bytes add to what is known of an exchange without limits: pushes and pulls at the server.
+    # The model's bytes take the server more time than an exchange of almost no values: pushes and pulls.
     cell = Cell("ps", workers, cells.rate_of(model), "none")
     known = _predict_ps(cell, here, rate=1e15)[1].total_s - step_s
     nbytes = 2 * workers * 4 * times.numel
@@ -222,7 +210,7 @@ def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tupl
     return message, step(Work(here.step_s, ready=here.times.ready), network, message)
 
 
-# ------------------------------------------------------------------------------------------------------------- a run
+# ---------------------------------------------------------------------------------------------------------------- run
 
 
 def _run_ps(cells: Sequence[tuple[Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:
@@ -230,7 +218,7 @@ def _run_ps(cells: Sequence[tuple[Cell, int]], net: Hosts) -> Iterator[dict[str,
 
 
 def job_of(codec: str, workers: int) -> Job:
-    """Gradients both ways by a codec; where packets can be added, as the method ``homomorphic`` has it.
+    """Return a job with gradients both ways by a codec; summable codecs use the options of method ``homomorphic``.
 
     No checkpoint falls into the measurement.
     """
@@ -241,70 +229,62 @@ def job_of(codec: str, workers: int) -> Job:
 
 
 def _train(net: Hosts, workers: int, trainings: Sequence[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
-    """Trainings (a task, a codec, so many exchanges) one after the other, by real processes on the lab's hosts."""
+    """Run trainings (task, codec, exchanges) one after the other by real processes, and yield their measurements."""
     certs = ["--certs", net.certs] if net.certs is not None else []
-    lines: Lines = queue.SimpleQueue()
+    queue = WorkerReports()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        run_dirs = [str(folder / str(place)) for place in range(len(trainings))]
+        run_dirs = [str(folder / str(number)) for number in range(len(trainings))]
         for run_dir, (name, codec, count) in zip(run_dirs, trainings, strict=True):
             Config(
                 model=name, data="random", script=f"{tasks.SCRIPT}:{name}", batch=tasks.BATCH[name], iterations=count,
                 method="", holdout=0.0, job=job_of(codec, workers),
             ).save(Path(run_dir))  # fmt: skip
         server = ["server", *run_dirs, "--host", net.host, *certs]
-        mine = [os.getpid(), stack.enter_context(started(net, 0, server, subprocess.DEVNULL)).pid]
+        pids = [os.getpid(), stack.enter_context(role_process(net, 0, server, subprocess.DEVNULL)).pid]
         for number in range(workers):
             arguments = ["worker", *run_dirs, "--worker", str(number), *certs]
-            worker = stack.enter_context(started(net, 1 + number, arguments, subprocess.PIPE))
-            listen(number, worker, lines)
-            mine.append(worker.pid)
-        others = OtherProcesses(mine)
+            worker = stack.enter_context(role_process(net, 1 + number, arguments, subprocess.PIPE))
+            queue.listen(number, worker)
+            pids.append(worker.pid)
+        others = OtherProcesses(pids)
         for run_dir, (_, _, count) in zip(run_dirs, trainings, strict=True):
-            yield _told(lines, run_dir, workers, count, others)
+            yield _measure(queue, run_dir, workers, count, others)
 
 
-def _told(
-    lines: queue.SimpleQueue[tuple[int, str | None]], run_dir: str, workers: int, count: int, others: OtherProcesses
-) -> dict[str, Any]:
-    """What workers tell after each exchange of a training."""
-    told: list[list[Report]] = [[] for _ in range(workers)]
+def _measure(queue: WorkerReports, run_dir: str, workers: int, count: int, others: OtherProcesses) -> dict[str, Any]:
+    """Collect the reports of a training and return its measurements."""
+    by_worker: list[list[Report]] = [[] for _ in range(workers)]
     load: list[float] = []
-    while min(map(len, told)) < count:
-        try:
-            number, line = lines.get(timeout=SILENCE)
-        except queue.Empty:
-            raise LaconicError(f"no worker has ended an exchange in {SILENCE:.0f} s") from None
-        if line is None:
-            raise LaconicError(f"worker {number} has ended too early; what it said is above")
-        report = json.loads(line)
-        if report["run_dir"] == run_dir:  # else the last word about the one before
+    while min(map(len, by_worker)) < count:
+        number, report = queue.next(REPORT_TIMEOUT_S)
+        if report["run_dir"] == run_dir:  # otherwise it is the last report about the training before
             if not load:
                 load.append(os.getloadavg()[0])
                 others.share()
-            told[number].append(report)
-    return _sums(told) | {"others": others.share(), "load_average": [*load, os.getloadavg()[0]]}
+            by_worker[number].append(report)
+    return _summary(by_worker) | {"others": others.share(), "load_average": [*load, os.getloadavg()[0]]}
 
 
-def _sums(told: Sequence[Sequence[Report]]) -> dict[str, Any]:
-    """Medians over exchanges after the warm-up; of parts, means over workers."""
-    count = min(map(len, told))
+def _summary(by_worker: Sequence[Sequence[Report]]) -> dict[str, Any]:
+    """Return quartiles of the exchanges after the warm-up, and means over workers of their parts."""
+    count = min(map(len, by_worker))
     exchanges = [
-        statistics.fmean(reports[i]["total_s"] - reports[i - 1]["total_s"] for reports in told)
+        statistics.fmean(reports[i]["total_s"] - reports[i - 1]["total_s"] for reports in by_worker)
         for i in range(WARM_UP, count)
     ]
 
-    def part(word: str) -> float:
+    def mean(field: str) -> float:
         return statistics.fmean(
-            (reports[count - 1][word] - reports[WARM_UP - 1][word]) / (count - WARM_UP) for reports in told
+            (reports[count - 1][field] - reports[WARM_UP - 1][field]) / (count - WARM_UP) for reports in by_worker
         )
 
     low, middle, high = statistics.quantiles(exchanges, n=4, method="inclusive")
     return {
         "measured_s": middle, "measured_quartiles_s": [low, high], "exchanges": len(exchanges),
-        **{f"{name}_s": part(name) for name in ("compute", "encode", "communication", "overlapped", "apply")},
-        "measured_push": part("bytes_sent"), "measured_pull": part("bytes_received"),
-        "retries": sum(reports[-1]["retries"] for reports in told),
+        **{f"{name}_s": mean(name) for name in ("compute", "encode", "communication", "overlapped", "apply")},
+        "measured_push": mean("bytes_sent"), "measured_pull": mean("bytes_received"),
+        "retries": sum(reports[-1]["retries"] for reports in by_worker),
     }  # fmt: skip
 
 
@@ -312,7 +292,7 @@ ENGINES: Mapping[str, Engine] = {
     "ps": Engine(_calibrate_ps, _predict_ps, _run_ps),
     "ddp": Engine(ddp.calibrate, ddp.predict, ddp.run),
 }
-"""By name. Another engine is another triple; its cells are predicted, run and reported like these."""
+"""Engines by name."""
 
 
 def all_cells(engines: Sequence[str] | None = None) -> list[Cell]:

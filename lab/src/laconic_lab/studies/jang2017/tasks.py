@@ -1,6 +1,6 @@
-"""What runs that check the planner train: built in each process, by ``laconic server`` and ``laconic worker``.
+"""Tasks of the runs that check the planner, built in each process of ``laconic server`` and ``laconic worker``.
 
-Images are random: times do not depend on them, and labels are learned by heart well enough for gradients to look like
+Images are random: times do not depend on them, and the models memorise their labels well enough to give realistic
 gradients.
 """
 
@@ -19,7 +19,7 @@ SCRIPT = str(Path(__file__).resolve())
 IMAGES = 512
 BATCH = {"mlp": 64, "vgg11": 8, "few": 8, "pair": 8, "many": 8}
 LARGE = {"pair": 2, "many": 16}
-"""Slots that are large enough to be compressed."""
+"""Number of slots that are large enough to be compressed."""
 
 Images = tuple[Tensor, Tensor]
 Built = tuple[nn.Module, Images, Images, Callable[[Tensor, Tensor], Tensor]]
@@ -47,18 +47,18 @@ def vgg11() -> Built:
 
 
 def few() -> Built:
-    """Two slots, next to no numbers: what is left of an exchange."""
+    """Two slots with almost no values: the fixed cost of an exchange."""
     return _built(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 1, 8, 8)
 
 
 def pair() -> Built:
-    """Two slots that are just large enough to be compressed."""
+    """Two slots just large enough to be compressed, and three small ones."""
     layers = [nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)]
     return _built(nn.Sequential(*layers), 1, 8, 8)
 
 
 def many() -> Built:
-    """The same with 34 slots, as many as VGG-11 has of weights and biases."""
+    """The same with 34 slots, as many as VGG-11 has weights and biases."""
     layers: list[nn.Module] = [nn.Flatten()]
     for _ in range(16):
         layers += [nn.Linear(64, 64), nn.Tanh()]

@@ -35,16 +35,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 STUDY = Study(
-    name="kothari2021",
-    title="Kothari, Kaushik and Faisal 2021: six methods and ours",
-    experiments=EXPERIMENTS,
-    claims=CLAIMS,
-    results=Results,
-    run=run,
-    tables=make_tables,
-    plots=make_plots,
-    figures=FIGURES,
+    "kothari2021", "Kothari, Kaushik and Faisal 2021: six methods and ours",
+    EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
     flags=("models", "methods", "seeds", "lanes", "epochs", "data", "links", *TIMING),
     options=_options,
     counts=compared_frames,
-)
+)  # fmt: skip

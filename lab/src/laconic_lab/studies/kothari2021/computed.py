@@ -1,10 +1,10 @@
-"""What a channel sends, computed for all slots at once on the device that holds them, without making frames.
+"""Decoded values and frame sizes of a channel, computed for all slots at once on their device, without frames.
 
-A frame of every slot, every iteration and every worker costs hundreds of small kernels and as many waits on a GPU. Here
-the same arithmetic runs over all slots together: nothing waits for the host, so that a whole iteration can be one CUDA
-graph. Values are those that the frames would decode to, bit for bit, and sizes those that they would have, byte for
-byte: what the values do not decide is computed here, the symbols of an entropy coder are coded by the coder itself on
-the host afterwards. Tests compare every codec here with real frames, and so does every run, by sample.
+Frames of every slot, iteration and worker cost hundreds of small kernels and as many waits on a GPU. Here the same
+arithmetic runs over all slots together without waiting for the host, so that an iteration can be one CUDA graph. Values
+equal those that the frames decode to, bit for bit, and sizes are equal byte for byte. The symbols of an entropy coder
+are coded by the coder itself on the host afterwards. Tests compare every codec here with real frames, and every run
+compares samples.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, num_kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
-from laconic.kernels.reference.quantizers import _bucket_norms, _steps
+from laconic.kernels.reference.quantizers import _bucket_norms, _steps, _stochastic_symbols
 from laconic.kernels.reference.reductions import pairwise_sum
 from laconic.kernels.sections import POSITIONS_HEADER, coded_max_nbytes, low_bits_candidates, num_buckets, packed_nbytes
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
 from laconic.wire import ALIGN, FramePlan
 
-__all__ = ["Computed", "Part", "in_order", "rounding_keys", "splitmix64"]
+__all__ = ["ComputedChannel", "SentValues", "in_order", "rounding_keys", "splitmix64"]
 
 log = logging.getLogger("laconic")
 
 FAR = 0xFFFFFFFF
-"""Above every index within a slot."""
+"""Larger than every index within a slot."""
 
 
-class Part(NamedTuple):
-    """Some of what was sent: values at positions of the flat tensor, or in a stretch of it that begins at ``first``."""
+class SentValues(NamedTuple):
+    """Decoded values at positions of the flat tensor, or at consecutive positions from ``first`` on."""
 
     positions: Tensor | None
     first: int
     values: Tensor
 
     def add_to(self, out: Tensor, weight: float) -> None:
-        """out += weight * values, with two roundings, as frames are added."""
+        """Add weight * values, with two roundings, as frames are added."""
         values = self.values if weight == 1.0 else self.values * weight
         if self.positions is None:
             out[self.first : self.first + values.numel()].add_(values)
@@ -59,24 +59,24 @@ class Part(NamedTuple):
 
 
 def rounding_keys(seeds: np.ndarray) -> Tensor:
-    """Low and high word of the key that stochastic rounding hashes with, for seeds (uint64) of any shape."""
+    """Return the low and high words of the keys of stochastic rounding for seeds (uint64) of any shape."""
     with np.errstate(over="ignore"):
-        keys = splitmix64(splitmix64(seeds) ^ np.uint64(random.ROUNDING * 0xD1B54A32D192ED03 & random.M64))
+        keys = splitmix64(splitmix64(seeds) ^ np.uint64(random.stream_word(random.ROUNDING)))
     words = np.stack([keys & np.uint64(random.M32), keys >> np.uint64(32)], -1)
     return torch.from_numpy(words.astype(np.int64))
 
 
 def splitmix64(x: np.ndarray) -> np.ndarray:
-    """``random.splitmix64`` of many."""
+    """Return ``random.splitmix64`` of many numbers."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: np.ndarray = x ^ (x >> np.uint64(31))
-    return found
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def in_order(slots: Mapping[str, Sequence[int]], policy: Policy) -> list[str]:
-    """Slots, those that the policy exempts behind the others: each kind is then one stretch of a flat tensor."""
+    """Return the slots with exempt ones last, so that slots of one codec are contiguous in a flat tensor."""
     exempt = {
         name: bool(policy.choose(name, TensorSpec(tuple(shape), torch.float32), "none").reason)
         for name, shape in slots.items()
@@ -84,59 +84,59 @@ def in_order(slots: Mapping[str, Sequence[int]], policy: Policy) -> list[str]:
     return sorted(slots, key=lambda name: exempt[name])  # stable
 
 
-class Computed:
-    """A channel over slots that lie one behind the other in a flat float32 tensor.
+class ComputedChannel:
+    """A channel over slots that are consecutive in a flat float32 tensor.
 
     Args:
-        slots: Names and shapes in the order of the flat tensor, those that share a codec side by side.
-        spec: Of the channel.
-        policy: Which slots get another one.
-        device: Where all of it happens.
-        ring: Rounds whose sizes are kept until ``nbytes`` is asked.
+        slots: Names and shapes in the order of the flat tensor; slots of one codec are consecutive.
+        spec: Codec of the channel.
+        policy: Decides which slots get another codec.
+        device: Device of the tensors.
+        ring: Number of rounds whose sizes are kept until ``nbytes`` reads them.
     """
 
     def __init__(
         self, slots: Mapping[str, Sequence[int]], spec: str, policy: Policy, device: torch.device, ring: int = 1
     ) -> None:
         self.ring = ring
-        self._groups: list[_Group] = []
+        self._groups: list[_SlotGroup] = []
         first, names = 0, list(slots)
         specs = [policy.choose(name, TensorSpec(tuple(slots[name]), torch.float32), spec).spec for name in names]
         begin = 0
         for end in range(1, len(names) + 1):
             if end == len(names) or specs[end] != specs[begin]:
                 shapes = [tuple(slots[name]) for name in names[begin:end]]
-                group = _Group(range(begin, end), shapes, first, specs[begin], device, ring)
+                group = _SlotGroup(range(begin, end), shapes, first, specs[begin], device, ring)
                 self._groups.append(group)
                 first += group.numel
                 begin = end
 
     @property
     def seeded(self) -> bool:
-        """Whether a round's values depend on its seeds."""
+        """Whether the values of a round depend on its seeds."""
         return any(isinstance(g.codec.values, QSGD) and g.codec.values.round == "stochastic" for g in self._groups)
 
     def state(self) -> list[Tensor]:
-        """All that is remembered between rounds."""
+        """Return all memory between rounds."""
         return [x for group in self._groups for x in (group.residual, group.velocity) if x is not None]
 
     def memories(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The same as ``Channel.state_dict`` has it, copied."""
-        found: dict[str, Tensor] = {}
+        """Return a copy of the memory in the form of ``Channel.state_dict``."""
+        memories: dict[str, Tensor] = {}
         for group in self._groups:
-            for one, (begin, end), shape in zip(group.members, group.spans, group.shapes, strict=True):
-                for what, x in (("residual", group.residual), ("velocity", group.velocity)):
+            for slot, (begin, end), shape in zip(group.members, group.spans, group.shapes, strict=True):
+                for kind, x in (("residual", group.residual), ("velocity", group.velocity)):
                     if x is not None:
-                        found[f"{names[one]}/{what}"] = x[begin:end].view(shape).clone()
-        return found
+                        memories[f"{names[slot]}/{kind}"] = x[begin:end].view(shape).clone()
+        return memories
 
-    def send(self, x: Tensor, keys: Tensor | None, at: Tensor) -> list[Part]:
-        """One round: what the receiver decodes. The memory moves on.
+    def send(self, x: Tensor, keys: Tensor | None, at: Tensor) -> list[SentValues]:
+        """Return what the receiver decodes in this round, and update the memory.
 
         Args:
-            x: Flat, this round's tensors.
-            keys: ``rounding_keys`` of the slots' seeds, in the slots' order; None when nothing is random.
-            at: Where in the ring this round's sizes go, an int64 tensor of one number on the device.
+            x: This round's tensors, flat.
+            keys: ``rounding_keys`` of the slots' seeds, in the order of the slots; None if nothing is random.
+            at: Index of this round in the ring, an int64 tensor with one element on the device.
         """
         return [
             group.send(
@@ -148,12 +148,12 @@ class Computed:
         ]
 
     def nbytes(self, rounds: int) -> np.ndarray:
-        """Bytes of the frames of the ring's first ``rounds`` rounds: one number a round."""
+        """Return the bytes of all frames of each of the first ``rounds`` rounds in the ring."""
         return sum((group.nbytes(rounds) for group in self._groups), np.zeros(rounds, np.int64))
 
 
-class _Group:
-    """Slots that share a spec, one stretch of the flat tensor."""
+class _SlotGroup:
+    """Consecutive slots of the flat tensor that share a codec."""
 
     def __init__(
         self,
@@ -176,18 +176,18 @@ class _Group:
         self.velocity = torch.zeros(self.numel, device=device) if corrects else None
         codec = self.codec
         if not isinstance(codec.selector, (TopK, type(None))) or (codec.selector and codec.selector.approx):
-            raise ConfigError(f"only topk selects here, not {codec.selector}")
+            raise ConfigError(f"the only selector that is computed here is topk, got {codec.selector}")
         if codec.selector and not isinstance(codec.values, (QSGD, Sign)):
-            raise ConfigError(f"topk needs qsgd or sign behind it here, got {codec}")
+            raise ConfigError(f"topk must be followed by qsgd or sign here, got {codec}")
         if not isinstance(codec.values, (QSGD, Sign, Raw, BF16, type(None))):
-            raise ConfigError(f"only qsgd, sign, bf16 and none code here, not {codec.values}")
+            raise ConfigError(f"only qsgd, sign, bf16 and none are computed here, got {codec.values}")
         self.counts = [num_kept(codec.selector.keep, n) if codec.selector else n for n in self.sizes]
-        self._places = _Places(self, device, ring) if codec.selector else None
+        self._topk = _TopKPositions(self, device, ring) if codec.selector else None
         bucketed = isinstance(codec.values, (QSGD, Sign))
-        self._rows = _Rows(self.counts, codec.values, device, ring, codec.coder is not None) if bucketed else None  # type: ignore[arg-type]
+        self._buckets = _Buckets(self.counts, codec.values, device, ring, codec.coder is not None) if bucketed else None  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def send(self, x: Tensor, keys: Tensor | None, at: Tensor) -> Part:
+    def send(self, x: Tensor, keys: Tensor | None, at: Tensor) -> SentValues:
         if self.residual is not None:
             if self.velocity is not None:
                 assert isinstance(self.stage, MomentumCorrection)
@@ -195,15 +195,15 @@ class _Group:
                 look_ahead = self.stage.nesterov
                 x = torch.add(x, self.velocity, alpha=self.stage.m) if look_ahead else self.velocity
             x = self.residual.add_(x)
-        positions = None if self._places is None else self._places.choose(x, at)
+        positions = None if self._topk is None else self._topk.choose(x, at)
         values = x if positions is None else x[positions]
-        there: Tensor | None = None
-        if self._rows is not None:
-            values, there = self._rows.round_trip(values, keys, at)
+        nonzero: Tensor | None = None
+        if self._buckets is not None:
+            values, nonzero = self._buckets.round_trip(values, keys, at)
         elif isinstance(self.codec.values, BF16):
             values = values.to(torch.bfloat16).to(torch.float32)
         elif self.residual is not None and positions is None:
-            values = values.clone()  # what is sent is all there is, and the residual is about to be emptied
+            values = values.clone()  # all values are sent, and the residual is set to zero below
         if self.residual is not None:
             if positions is None:
                 self.residual.add_(values * -1.0)
@@ -211,33 +211,33 @@ class _Group:
                 self.residual.index_put_((positions,), self.residual[positions] + values * -1.0)
             if self.velocity is not None and positions is not None:
                 left = torch.zeros_like(values)
-                if there is not None:  # a slot of zeros sends nothing, so its momentum stays
-                    left = torch.where(there, left, self.velocity[positions])
+                if nonzero is not None:  # a slot of zeros sends nothing, so it keeps its velocity
+                    left = torch.where(nonzero, left, self.velocity[positions])
                 self.velocity.index_put_((positions,), left)
         if positions is not None:
             positions = positions + self.first
-        return Part(positions, self.first, values)
+        return SentValues(positions, self.first, values)
 
     def nbytes(self, rounds: int) -> np.ndarray:
-        """From what the rounds left in the rings."""
+        """Return the bytes of each round from the rings."""
         total = np.zeros(rounds, np.int64)
-        places = None if self._places is None else self._places.nbytes(rounds)
-        rows = None if self._rows is None else self._rows.read(rounds)
+        positions = None if self._topk is None else self._topk.nbytes(rounds)
+        buckets = None if self._buckets is None else self._buckets.read(rounds)
         for i, (shape, k) in enumerate(zip(self.shapes, self.counts, strict=True)):
             spec = TensorSpec(shape, torch.float32)
-            sections = [] if places is None else [places[:, i]]
-            if rows is None:
+            sections = [] if positions is None else [positions[:, i]]
+            if buckets is None:
                 sections.append(np.full(rounds, (2 if isinstance(self.codec.values, BF16) else 4) * k))
             else:
-                assert self._rows is not None
-                floats, packed = (np.full(rounds, one) for one in self._rows.section_nbytes(i))
-                if rows.symbols is not None:
-                    mine = rows.symbols[:, self._rows.span(i)]
-                    packed = np.array([_coded_nbytes(one, self.codec) for one in mine])
+                assert self._buckets is not None
+                floats, packed = (np.full(rounds, one) for one in self._buckets.section_nbytes(i))
+                if buckets.symbols is not None:
+                    by_round = buckets.symbols[:, self._buckets.span(i)]
+                    packed = np.array([_coded_nbytes(symbols, self.codec) for symbols in by_round])
                 sections += [floats, packed]
             nbytes = _frames_nbytes(self.codec.text, spec, sections)
-            if rows is not None:
-                nbytes = np.where(rows.there[:, i], nbytes, FramePlan.of(self.codec.text, spec, ()).limit)
+            if buckets is not None:
+                nbytes = np.where(buckets.nonzero[:, i], nbytes, FramePlan.of(self.codec.text, spec, ()).limit)
             total += nbytes
         return total
 
@@ -247,7 +247,7 @@ def _memory(stages: Sequence[ChannelStage]) -> ChannelStage | None:
 
 
 def _frames_nbytes(codec: str, spec: TensorSpec, sections: Sequence[np.ndarray]) -> np.ndarray:
-    """Of frames whose sections have these sizes, an array each."""
+    """Return the sizes of frames whose sections have these sizes, an array for each section."""
     total = np.zeros_like(sections[0])
     for nbytes in sections:
         total = (total + ALIGN - 1) // ALIGN * ALIGN + nbytes
@@ -255,22 +255,24 @@ def _frames_nbytes(codec: str, spec: TensorSpec, sections: Sequence[np.ndarray])
 
 
 def _coded_nbytes(symbols: Tensor, codec: Chain) -> int:
-    """The section that the coder itself makes of them."""
+    """Return the size of the section that the coder makes of the symbols."""
     alphabet = codec.values.max_alphabet  # type: ignore[union-attr]
     coder = codec.coder
     assert isinstance(coder, ChunkCoder)
-    room = torch.empty(coded_max_nbytes(symbols.numel(), alphabet), dtype=torch.uint8)
+    buffer = torch.empty(coded_max_nbytes(symbols.numel(), alphabet), dtype=torch.uint8)
     coding = coder.auto if coder.mode == "auto" else coder.pure
-    return kernels.backend_for(symbols).encode_symbols(symbols, alphabet, coding, room)
+    return kernels.backend_for(symbols).encode_symbols(symbols, alphabet, coding, buffer)
 
 
-class _Places:
-    """Which entries a group's Top-k keeps, and the size of the sections that say so."""
+class _TopKPositions:
+    """Selects the largest values of each slot of a group and computes the sizes of the position sections."""
 
-    def __init__(self, group: _Group, device: torch.device, ring: int) -> None:
+    def __init__(self, group: _SlotGroup, device: torch.device, ring: int) -> None:
         self.spans, self.counts = group.spans, group.counts
-        within = [torch.arange(n, dtype=torch.int64) for n in group.sizes]
-        self._rank = torch.cat([FAR - one for one in within]).to(device)  # of equal magnitudes the lowest index wins
+        indices = [torch.arange(n, dtype=torch.int64) for n in group.sizes]
+        self._rank = torch.cat([FAR - index for index in indices]).to(
+            device
+        )  # of equal magnitudes the lowest index is kept
         starts = [begin for begin, _ in self.spans]
         each = torch.tensor(self.counts)
         self._slot = torch.arange(len(starts)).repeat_interleave(each).to(device)
@@ -281,7 +283,7 @@ class _Places:
         self._is_head = self._is_head.to(device)
         self._lasts = (torch.cumsum(each, 0) - 1).to(device)
         low = [(low_bits_candidates(n, k) * 3)[:3] for n, k in zip(group.sizes, self.counts, strict=True)]
-        self._low = torch.tensor(low, dtype=torch.int64).T.contiguous().to(device)  # three to try, slot
+        self._low = torch.tensor(low, dtype=torch.int64).T.contiguous().to(device)  # [candidate, slot]
         fixed = [
             [POSITIONS_HEADER + packed_nbytes(k, bits) for bits in some]
             for k, some in zip(self.counts, low, strict=True)
@@ -295,14 +297,13 @@ class _Places:
         self._selector = _selector(self.spans, self.counts, device)
 
     def choose(self, x: Tensor, at: Tensor) -> Tensor:
-        """Ascending positions within the group."""
+        """Return ascending positions within the group; the sizes of the sections go into the ring."""
         positions = self._largest(x) if self._selector is None else self._selector(x)
         previous = torch.cat([positions.new_zeros(1), positions[:-1]])
         gaps = positions - torch.where(self._is_head, self._before, previous) - 1
-        shifted = (
-            gaps >> self._low[:, self._slot]
-        )  # three to try; a row at a time is summed by all of a GPU, not by a block
-        high = torch.stack([one.cumsum(0)[self._lasts] for one in shifted])
+        shifted = gaps >> self._low[:, self._slot]  # [candidate, position]
+        # One candidate at a time: a whole GPU sums a row, a single block would sum each row of a matrix.
+        high = torch.stack([row.cumsum(0)[self._lasts] for row in shifted])
         unary = self._k + torch.diff(high, dim=1, prepend=high.new_zeros(3, 1))
         rice = (self._fixed + (unary + 7) // 8).amin(0)
         nbytes = torch.where(self._all, POSITIONS_HEADER, torch.minimum(rice, self._bitmap))
@@ -318,34 +319,34 @@ class _Places:
         return torch.cat(chosen).sort().values
 
     def nbytes(self, rounds: int) -> np.ndarray:
-        found: np.ndarray = self._ring[:rounds].cpu().numpy()
-        return found
+        nbytes: np.ndarray = self._ring[:rounds].cpu().numpy()
+        return nbytes
 
 
 def _selector(
     spans: Sequence[tuple[int, int]], counts: Sequence[int], device: torch.device
 ) -> Callable[[Tensor], Tensor] | None:
-    """The same without a sort, where Triton can compile it."""
+    """Return a selection by Triton that does not sort, or None where Triton is not available."""
     if device.type != "cuda":
         return None
     try:
         from laconic.kernels.triton.topk_batched import Selector
     except ImportError as error:
-        log.warning("Top-k sorts on the GPU, which is slow: %s", error)
+        log.warning("top-k sorts on the GPU, which is slow, because Triton is missing: %s", error)
         return None
     return Selector(spans, counts, device).choose
 
 
-class _Kept(NamedTuple):
-    """What the rings of the rows hold, on the host."""
+class _BucketRing(NamedTuple):
+    """Copies of the rings of ``_Buckets`` on the host."""
 
-    there: np.ndarray
-    """Whether a slot has anything but zeros, by round."""
+    nonzero: np.ndarray
+    """Whether a slot has a value other than zero, by round and slot."""
     symbols: Tensor | None
 
 
-class _Rows:
-    """Values of several slots in buckets, each slot beginning with one of its own."""
+class _Buckets:
+    """Quantizes the values of several slots in buckets; every slot begins with a new bucket."""
 
     def __init__(
         self, counts: Sequence[int], quantizer: QSGD | Sign, device: torch.device, ring: int, coded: bool
@@ -353,9 +354,9 @@ class _Rows:
         self.counts, self.quantizer = list(counts), quantizer
         bucket = quantizer.bucket
         rows = [num_buckets(k, bucket) for k in counts]
-        within = [torch.arange(k, dtype=torch.int64) for k in counts]
+        indices = [torch.arange(k, dtype=torch.int64) for k in counts]
         starts = [bucket * sum(rows[:i]) for i in range(len(rows))]
-        self._place = torch.cat([one + start for one, start in zip(within, starts, strict=True)]).to(device)
+        self._place = torch.cat([index + start for index, start in zip(indices, starts, strict=True)]).to(device)
         self._padded = bucket * sum(rows)
         self._whole = self._padded == self._place.numel()
         self._slot_of_row = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).to(device)
@@ -372,7 +373,7 @@ class _Rows:
             self._factor = factors[(element >> 3) & 31].to(device)
             self._slot_of_padded = self._slot_of_row.repeat_interleave(bucket)
         self.stochastic = stochastic
-        self._there = torch.zeros(ring, len(rows), dtype=torch.bool, device=device)
+        self._nonzero = torch.zeros(ring, len(rows), dtype=torch.bool, device=device)
         num = sum(self.counts)
         self._symbols = torch.zeros(ring, num, dtype=torch.uint8, device=device) if coded else None
 
@@ -384,12 +385,12 @@ class _Rows:
         floats, packed = self.quantizer.section_nbytes(self.counts[slot], 4)
         return floats, packed
 
-    def read(self, rounds: int) -> _Kept:
+    def read(self, rounds: int) -> _BucketRing:
         symbols = None if self._symbols is None else self._symbols[:rounds].cpu()
-        return _Kept(self._there[:rounds].cpu().numpy(), symbols)
+        return _BucketRing(self._nonzero[:rounds].cpu().numpy(), symbols)
 
     def round_trip(self, values: Tensor, keys: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor]:
-        """What the values decode to, and for each whether its slot has anything but zeros."""
+        """Return the decoded values, and for each value whether its slot has a value other than zero."""
         bucket = self.quantizer.bucket
         if self._whole:
             rows = values.view(-1, bucket)
@@ -397,8 +398,8 @@ class _Rows:
             rows = values.new_zeros(self._padded).index_copy_(0, self._place, values).view(-1, bucket)
         magnitudes = rows.abs().amax(1)
         largest = magnitudes.new_zeros(len(self.counts)).scatter_reduce_(0, self._slot_of_row, magnitudes, "amax")
-        there = largest > 0
-        self._there.index_copy_(0, at, there.unsqueeze(0))
+        nonzero = largest > 0
+        self._nonzero.index_copy_(0, at, nonzero.unsqueeze(0))
         if isinstance(self.quantizer, Sign):
             scaled = pairwise_sum(rows.abs() * (1.0 / bucket))
             scale = (scaled * (torch.full_like(self._filled, bucket) / self._filled)).clamp(
@@ -406,46 +407,28 @@ class _Rows:
             )
             negative = rows.view(torch.int32) < 0
             symbols = negative.to(torch.int64)
-            each = scale.unsqueeze(1).expand_as(rows)
-            decoded = torch.where(negative, -each, each)
+            scales = scale.unsqueeze(1).expand_as(rows)
+            decoded = torch.where(negative, -scales, scales)
         else:
             bits = self.quantizer.bits
             levels, fraction_bits = (1 << (bits - 1)) - 1, 31 - bits
             norms = _bucket_norms(rows, self.quantizer.norm == "l2")
             noise = self._noise(keys, fraction_bits).view(-1, bucket) if self.stochastic else self._half(rows, bits)
-            symbols = _symbols(rows, norms, levels, fraction_bits, noise)
+            symbols = _stochastic_symbols(rows, norms, levels, fraction_bits, noise)
             centred = (symbols - levels).clamp(max=levels)
             decoded = centred.to(torch.float32) * _steps(norms, levels).unsqueeze(1)
         if self._symbols is not None:
             flat = symbols.view(-1) if self._whole else symbols.view(-1)[self._place]
             self._symbols.index_copy_(0, at, flat.to(torch.uint8).unsqueeze(0))
-        found = decoded.reshape(-1) if self._whole else decoded.reshape(-1)[self._place]
-        return found, there[self._slot]
+        flat_values = decoded.reshape(-1) if self._whole else decoded.reshape(-1)[self._place]
+        return flat_values, nonzero[self._slot]
 
     def _half(self, rows: Tensor, bits: int) -> Tensor:
         return torch.full((1, 1), 1 << (30 - bits), dtype=torch.int64, device=rows.device)
 
     def _noise(self, keys: Tensor | None, fraction_bits: int) -> Tensor:
-        """``random.dither`` with a key for every slot."""
+        """Return ``random.dither`` with a key for every slot."""
         assert keys is not None
-        low, high = keys[:, 0][self._slot_of_padded], keys[:, 1][self._slot_of_padded]
-        h = self._counter ^ low
-        h = h ^ (h >> 16)
-        h = _times(h, 0x7FEB352D)
-        h = h ^ (h >> 15) ^ high
-        h = _times(h, 0x846CA68B)
-        h = h ^ (h >> 16)
-        return _times(h, self._factor) >> (32 - fraction_bits)
-
-
-def _symbols(rows: Tensor, norms: Tensor, levels: int, fraction_bits: int, noise: Tensor) -> Tensor:
-    """As the reference does it, without constants that come from the host: a CUDA graph cannot hold those."""
-    up = torch.where(norms < 2.0**-90, 2.0**64, 1.0).to(torch.float32)
-    scale = (torch.full_like(norms, float(levels << fraction_bits)) / (norms * up)) * (1 - 2.0**-22)
-    scale = torch.where(norms > 0, scale, 0.0)
-    fixed = ((rows * up.unsqueeze(1)) * scale.unsqueeze(1)).to(torch.int32).to(torch.int64)
-    return (fixed + noise + (levels << fraction_bits)) >> fraction_bits
-
-
-def _times(a: Tensor, c: int | Tensor) -> Tensor:
-    return (a * (c & 0xFFFF) + (((a * (c >> 16)) & 0xFFFF) << 16)) & random.M32
+        words = keys[self._slot_of_padded]
+        hashes = random.hash32_by_words(self._counter, words[:, 0], words[:, 1])
+        return random.multiply32(hashes, self._factor) >> (32 - fraction_bits)

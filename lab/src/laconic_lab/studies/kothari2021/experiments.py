@@ -1,4 +1,4 @@
-"""Which settings each experiment trains."""
+"""The settings of each experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHOD_NAMES = (*PAPER, *OURS)
 
 SEEDS = (0, 1, 2)
 THREE = ("1", "5", "laconic", "laconic-min")
-"""Methods of three seeds; the others have one."""
+"""Methods with three seeds; the others have one."""
 
 WORKER_COUNTS = (4, 8)
 MODES = ("sync", "async", "bounded:4")
@@ -43,7 +43,7 @@ def settings_of(
         if method not in METHODS:
             raise ConfigError(f"unknown method {method!r}: expected one of {', '.join(METHODS)}")
         if METHODS[method][1].get("returns") == "sum":
-            raise ConfigError(f"this study decodes what workers push, and nobody does so in method {method!r}")
+            raise ConfigError(f"method {method!r} is no method of this study: packets are summed without decoding")
     if experiment == "resnet50":
         yield from (
             replace(setting_of("vgg11", method), model="resnet50", data="random") for method in methods or METHOD_NAMES
@@ -67,7 +67,7 @@ FOUR_BITS = "qsgd:4,round=nearest"
 
 
 def ingredients(model: str, data: str | None) -> Iterator[Setting]:
-    """``laconic-min`` with one thing changed at a time."""
+    """Yield ``laconic-min`` with one ingredient changed at a time."""
     base = setting_of(model, "laconic-min", data=data).options
     push, small = base["push"], base["push_small"]
 
@@ -77,12 +77,12 @@ def ingredients(model: str, data: str | None) -> Iterator[Setting]:
     def both(channel: str, small: str = small) -> dict[str, object]:
         return {"push": channel, "pull": channel, "push_small": small, "pull_small": small}
 
-    yield changed("without error feedback", **both(_forgetful(push), _forgetful(small)))
-    yield changed("without error feedback at the server", pull=_forgetful(push))
-    yield changed("4 bits a value", **both(_valued(push, FOUR_BITS)))
-    yield changed("4 bits a value, entropy-coded", **both(_valued(push, f"{FOUR_BITS}|rans:auto")))
+    yield changed("without error feedback", **both(_without_feedback(push), _without_feedback(small)))
+    yield changed("without error feedback at the server", pull=_without_feedback(push))
+    yield changed("4 bits a value", **both(_with_values(push, FOUR_BITS)))
+    yield changed("4 bits a value, entropy-coded", **both(_with_values(push, f"{FOUR_BITS}|rans:auto")))
     yield changed("small tensors in float32", **both(push, "none"))
-    yield changed("an epoch of warm-up at 20 %", warm=[[1, _kept(push, 0.2), _kept(push, 0.2)]])
+    yield changed("an epoch of warm-up at 20 %", warm=[[1, _with_keep(push, 0.2), _with_keep(push, 0.2)]])
     yield setting_of(
         model, "3", name="every iteration, without momentum correction", data=data,
         push="ef|topk:0.0012|sign", pull="ef|topk:0.0024|sign", push_small=small, pull_small=small,
@@ -90,18 +90,18 @@ def ingredients(model: str, data: str | None) -> Iterator[Setting]:
     yield each_iteration(model, data, "every iteration, with momentum correction", 0.0012, 0.0024, FOUR_BIT_SMALL)
 
 
-def _forgetful(spec: str) -> str:
-    """The codec without its memory."""
+def _without_feedback(spec: str) -> str:
+    """Return the codec without error feedback."""
     return spec.removeprefix("ef|")
 
 
-def _valued(spec: str, values: str) -> str:
-    """The same entries, their values coded otherwise."""
+def _with_values(spec: str, values: str) -> str:
+    """Return the codec with another value stage."""
     memory, selector, _ = spec.split("|", 2)
     return f"{memory}|{selector}|{values}"
 
 
-def _kept(spec: str, keep: float) -> str:
+def _with_keep(spec: str, keep: float) -> str:
     return "|".join(f"topk:{keep:g}" if stage.startswith("topk:") else stage for stage in spec.split("|"))
 
 
@@ -112,23 +112,23 @@ FOUR_BIT_SMALL = {"push_small": "momentum:0.9|qsgd:4,round=nearest", "pull_small
 def each_iteration(
     model: str, data: str | None, name: str, push: float, pull: float, small: dict[str, str], *warm: float
 ) -> Setting:
-    """Signs of the largest entries after every iteration, with momentum correction (Lin et al. 2018)."""
+    """Return signs of the largest entries after every iteration, with momentum correction (Lin et al. 2018)."""
     channels = {"push": f"momentum:0.9|topk:{push:g}|sign", "pull": f"ef|topk:{pull:g}|sign"}
-    first = [[1, _kept(channels["push"], keep), _kept(channels["pull"], keep)] for keep in warm]
+    first = [[1, _with_keep(channels["push"], keep), _with_keep(channels["pull"], keep)] for keep in warm]
     options: dict[str, object] = {**channels, **small, "momentum": 0.0, **({"warm": first} if warm else {})}
     return setting_of(model, "3", name=name, data=data, **options)
 
 
 def frontier(model: str, data: str | None) -> Iterator[Setting]:
-    """Fewer entries, fewer exchanges, both, and neither."""
+    """Yield settings with fewer entries, fewer exchanges, both and neither."""
 
     def changes(every: int, keep: float | None, **options: object) -> Setting:
         rate = f", rate {options['lr']}" if "lr" in options else ""
-        what = "uncompressed" if keep is None else "signs of all" if keep == 1 else f"signs of {100 * keep:g} %"
+        values = "uncompressed" if keep is None else "signs of all" if keep == 1 else f"signs of {100 * keep:g} %"
         channel = "none" if keep is None else "ef|sign" if keep == 1 else f"ef|topk:{keep:g}|sign"
         small = "none" if keep is None else "ef|bf16"
         return setting_of(
-            model, "6", name=f"changes of {every} iterations, {what}{rate}", data=data, after="mean", every=every,
+            model, "6", name=f"changes of {every} iterations, {values}{rate}", data=data, after="mean", every=every,
             push=channel, pull=channel, push_small=small, pull_small=small, **options,
         )  # fmt: skip
 
@@ -138,31 +138,32 @@ def frontier(model: str, data: str | None) -> Iterator[Setting]:
     for every, keep in ((2, 0.03), (8, 0.032)):
         yield changes(every, keep, lr=higher)
     yield setting_of(model, "1", name=f"method 1, rate {higher}", data=data, lr=higher)
-    several = ((0.005, 0.01, SIXTEEN_BIT_SMALL), (0.0012, 0.0024, FOUR_BIT_SMALL))
-    for push, pull, small in several:
+    compressions = ((0.005, 0.01, SIXTEEN_BIT_SMALL), (0.0012, 0.0024, FOUR_BIT_SMALL))
+    for push, pull, small in compressions:
         name = f"every iteration, signs of {100 * push:g} and {100 * pull:g} %"
         yield each_iteration(model, data, name, push, pull, small)
         yield each_iteration(model, data, f"{name}, two epochs of 5 and 1.25 % first", push, pull, small, 0.05, 0.0125)
 
 
 def workers(methods: Sequence[str] | None, data: str | None) -> Iterator[Setting]:
-    """Four and eight workers. Without rounds workers get the change of the weights, and some methods have no sense.
+    """Yield methods with four and eight workers in all modes.
 
-    The best of all workers, or the mean of their weights, is of those of one round: methods 6 and adaptive.
+    Without rounds the server replies with the change of the weights. Methods 6 and adaptive need rounds: they take the
+    best of all workers, or the mean of their weights.
     """
 
-    def crowd(method: str, count: int, mode: str, **changes: Any) -> Setting:
+    def changed(method: str, count: int, mode: str, **changes: Any) -> Setting:
         return setting_of("lenet5", method, data=data or "digits", workers=count, mode=mode, batch=32, **changes)
 
     for method in methods or METHOD_NAMES:
         for count in WORKER_COUNTS:
             for mode in MODES:
                 options = setting_of("lenet5", method).options
-                of_a_round = options.get("after") == "best" or options.get("sends") == "weights"
-                if mode == "sync" or (options.get("returns") == "weights" and not of_a_round):
-                    yield crowd(method, count, mode)
-                elif not of_a_round:
+                needs_rounds = options.get("after") == "best" or options.get("sends") == "weights"
+                if mode == "sync" or (options.get("returns") == "weights" and not needs_rounds):
+                    yield changed(method, count, mode)
+                elif not needs_rounds:
                     pull = method_options(method, mode)["pull"]
-                    yield crowd(method, count, mode, returns="delta", pull=pull)
+                    yield changed(method, count, mode, returns="delta", pull=pull)
                     if count == WORKER_COUNTS[0] and mode == "async" and pull != options.get("pull", "none"):
-                        yield crowd(method, count, mode, returns="delta", name=f"{method}, changes by the same codec")
+                        yield changed(method, count, mode, returns="delta", name=f"{method}, changes by the same codec")

@@ -83,28 +83,12 @@ class _TimeFields(TypedDict):
     retries: int
 
 
-@dataclass
-class Row:
+class Row(study.Row):
     """All runs of one setting, sorted by seed."""
-
-    runs: list[Mapping[str, Any]]
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return self.runs[0]
 
     @property
     def name(self) -> str:
         return str(self.values["name"])
-
-    @property
-    def seeds(self) -> list[int]:
-        return [run["seed"] for run in self.runs]
-
-    @property
-    def final(self) -> list[float]:
-        """Top-1 after the last epoch, by seed."""
-        return [run["accuracy"][-1] for run in self.runs]
 
     @property
     def best(self) -> list[float]:

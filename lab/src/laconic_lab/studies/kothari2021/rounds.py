@@ -1,6 +1,6 @@
-"""Synchronous exchanges in one process: the server's channels, frames, aggregation and bytes, worker after worker.
+"""Synchronous exchanges in one process, worker after worker, with the server's channels, frames and aggregation.
 
-A test shows that a job ends with the same bits here and behind a server.
+A test shows that a job ends with the same bits and bytes as with a server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laconic_lab.studies.kothari2021.computed import splitmix64
 __all__ = ["FrameRounds", "server_seed", "server_seeds", "worker_seed", "worker_seeds"]
 
 SEEDS = 401
-"""The stream that workers' seeds come from, as in ``laconic.train.worker``."""
+"""Stream of the workers' seeds, as in ``laconic.train.worker``."""
 
 
 def worker_seed(job: Job, sequence: int, worker: int, slot: int) -> int:
@@ -36,27 +36,27 @@ def server_seed(job: Job, sequence: int, slot: int, num_slots: int) -> int:
 
 
 def worker_seeds(job: Job, sequences: np.ndarray, worker: int, slots: np.ndarray) -> np.ndarray:
-    """``worker_seed`` of many (uint64)."""
+    """Return ``worker_seed`` of many exchanges and slots (uint64)."""
     with np.errstate(over="ignore"):
         numbers = (sequences * np.uint64(job.workers) + np.uint64(worker)) << np.uint64(20) | slots
-        found: np.ndarray = splitmix64(np.uint64(random.key(job.seed, SEEDS)) ^ splitmix64(numbers))
-    return found
+        seeds: np.ndarray = splitmix64(np.uint64(random.key(job.seed, SEEDS)) ^ splitmix64(numbers))
+    return seeds
 
 
 def server_seeds(job: Job, sequences: np.ndarray, slots: np.ndarray, num_slots: int) -> np.ndarray:
-    """``server_seed`` of many (uint64, modulo 2^64, which is all that keys depend on)."""
+    """Return ``server_seed`` of many exchanges and slots, modulo 2^64, on which keys depend."""
     with np.errstate(over="ignore"):
-        found: np.ndarray = (np.uint64(job.seed * 0x9E3779B1 & random.M64) + sequences) * np.uint64(num_slots) + slots
-    return found
+        seeds: np.ndarray = (np.uint64(job.seed * 0x9E3779B1 & random.M64) + sequences) * np.uint64(num_slots) + slots
+    return seeds
 
 
 class FrameRounds:
-    """A job whose workers take turns in one process, and whose frames are real.
+    """A job whose workers take turns in one process and exchange real frames.
 
     Args:
-        job: A synchronous one.
-        tasks: One a worker, all with the same weights; each is trained where it is.
-        shards: Who takes which examples.
+        job: A synchronous job.
+        tasks: One task for each worker, all with the same weights; they are trained in place.
+        shards: Data shards of the workers.
         schedule: The learning rate.
     """
 
@@ -71,11 +71,11 @@ class FrameRounds:
         self.memories = [SGD(momentum=job.momentum, weight_decay=job.weight_decay) for _ in tasks]
         self.sequence = 0
         self.bytes_sent = self.bytes_received = 0
-        """Of all workers together."""
+        """Bytes of all workers."""
         self.loss = 0.0
 
     def exchange(self) -> None:
-        """One exchange and the iterations before it."""
+        """Do the iterations up to the next exchange, and the exchange."""
         job = self.job
         pushed, scores, losses = [], [], []
         bases: list[dict[str, Tensor]] = []
@@ -88,12 +88,12 @@ class FrameRounds:
             losses.append(loss)
             scores.append(task.judge() if job.after == "best" else 0.0)
             if job.sends_gradients:
-                leaving = gradients
+                sent = gradients
             else:
                 weights = {name: p.detach() for name, p in self.workers[worker].items()}
-                sends = job.sends == "weights"
-                leaving = weights if sends else {name: x - bases[worker][name] for name, x in weights.items()}
-            pushed.append(self._push(worker, leaving))
+                changes = job.sends == "changes"
+                sent = {name: x - bases[worker][name] for name, x in weights.items()} if changes else weights
+            pushed.append(self._push(worker, sent))
         frames = self._close(pushed, scores)
         for worker in range(job.workers):
             self._receive(worker, frames, bases[worker])
@@ -106,8 +106,8 @@ class FrameRounds:
         task.model.zero_grad(set_to_none=True)
         loss = task.loss(task.batch(self.shards.indices(worker, iteration)))
         loss.backward()  # type: ignore[no-untyped-call]
-        found = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in self.workers[worker].items()}
-        return loss.detach(), found
+        parameters = self.workers[worker].items()
+        return loss.detach(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters}
 
     def _push(self, worker: int, tensors: Mapping[str, Tensor]) -> list[bytes]:
         frames = [
@@ -118,7 +118,7 @@ class FrameRounds:
         return frames
 
     def _close(self, pushed: Sequence[Sequence[bytes]], scores: Sequence[float]) -> Sequence[bytes]:
-        """What the server does when all have come."""
+        """Return the server's reply to a complete round, after its update."""
         if self.job.after == "best":
             frames = pushed[min(range(len(scores)), key=lambda worker: (scores[worker], worker))]
             self._step(self._decoded(frames))
@@ -127,8 +127,8 @@ class FrameRounds:
         if self.job.reply_kind.workers_step:
             frames = self._encoded(combined)
             if self.job.sends_gradients:
-                told = dict(zip(self.names, frames, strict=True))
-                self.memory.step_frames(self.server, told, lr=self.schedule(self.sequence))
+                by_name = dict(zip(self.names, frames, strict=True))
+                self.memory.step_frames(self.server, by_name, lr=self.schedule(self.sequence))
             else:
                 self._step(self._decoded(frames))
             return frames
@@ -155,8 +155,8 @@ class FrameRounds:
     def _receive(self, worker: int, frames: Sequence[bytes], base: Mapping[str, Tensor]) -> None:
         parameters = self.workers[worker]
         if self.job.reply_kind.workers_step and self.job.every == 1:
-            told = dict(zip(self.names, frames, strict=True))
-            self.memories[worker].step_frames(self._tensors(worker), told, lr=self.schedule(self.sequence))
+            by_name = dict(zip(self.names, frames, strict=True))
+            self.memories[worker].step_frames(self._tensors(worker), by_name, lr=self.schedule(self.sequence))
             return
         for name, x in self._decoded(frames).items():
             if self.job.reply_kind.is_weights:

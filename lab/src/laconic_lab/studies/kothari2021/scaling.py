@@ -1,10 +1,9 @@
-"""Four and eight workers, synchronous or not: the server's core and real workers, in threads of one process."""
+"""Runs with four and eight workers in all modes: the server's core and real workers as threads of one process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,18 @@ from laconic.train.in_process import run_in_threads
 from laconic.train.task import build_task
 from laconic.train.worker import Worker
 from laconic_lab.studies.kothari2021.settings import Setting
+from laconic_lab.studies.trainer import single_thread
 
 __all__ = ["train"]
 
-PATIENCE = 120.0
+EXCHANGE_TIMEOUT_S = 120.0
 """Seconds that a worker waits for the others in an exchange."""
 
 
 def train(
     setting: Setting, seed: int, epochs: int, data_dir: Path | None, tick: Callable[[int], None]
 ) -> dict[str, Any]:
-    """One run; what is recorded of it."""
+    """Train one run and return the values of its Record."""
     job = setting.job(seed)
     tasks = [
         build_task(setting.model, setting.data, data_dir=data_dir, seed=seed, holdout=setting.holdout)
@@ -39,26 +39,26 @@ def train(
     shards = Shards(tasks[0].num_train, job.workers, setting.batch, seed)
     iterations = epochs * shards.iterations_per_epoch // job.every * job.every
     schedule = setting.schedule(iterations, shards.iterations_per_epoch)
-    # An asynchronous server steps for every worker's gradient, a synchronous one for their mean. Changes that workers
-    # have made by steps of their own, of full length, count for their part of a mean at the server.
-    part = job.updates_per_exchange
-    missed: list[int] = []
+    # An asynchronous server updates once for each worker's gradient and divides the learning rate; a synchronous one
+    # updates once for their mean. Local changes count as a share of a mean at the server.
+    divisor = job.updates_per_exchange
+    staleness: list[int] = []
 
-    def tell(event: dict[str, Any]) -> None:
+    def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "applied":
-            missed.append(event.get("missed", 0))
+            staleness.append(event.get("missed", 0))
 
     parameters = {name: p.detach().clone() for name, p in tasks[0].model.named_parameters()}
     optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
     exchanges = iterations // job.every
-    core = Core(job, parameters, optimizer, lambda i: schedule(i) / part, tell, exchanges=exchanges)
-    links = [InProcessConnection(core, number, timeout=PATIENCE) for number in range(job.workers)]
+    core = Core(job, parameters, optimizer, lambda i: schedule(i) / divisor, on_event, exchanges=exchanges)
+    links = [InProcessConnection(core, number, timeout=EXCHANGE_TIMEOUT_S) for number in range(job.workers)]
     workers = [
         Worker(number, task, shards, job, schedule, link)
         for number, (task, link) in enumerate(zip(tasks, links, strict=True))
     ]
     began = time.perf_counter()
-    with _one_thread_each():
+    with single_thread():  # torch's threads would compete with the workers'
         failed = run_in_threads(workers, exchanges)
     seconds = time.perf_counter() - began
     if failed and not _diverged(failed[0]):
@@ -74,20 +74,9 @@ def train(
         "push_bytes": [sum(worker.bytes_sent for worker in workers)],
         "pull_bytes": [sum(worker.bytes_received for worker in workers)],
         "seconds": round(seconds, 3),
-        "staleness_mean": sum(missed) / max(1, len(missed)),
-        "staleness_most": max(missed, default=0),
+        "staleness_mean": sum(staleness) / max(1, len(staleness)),
+        "staleness_most": max(staleness, default=0),
     }
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Torch's own threads would only fight with the workers'."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _diverged(error: BaseException) -> bool:

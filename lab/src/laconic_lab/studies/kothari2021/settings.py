@@ -1,4 +1,4 @@
-"""What is trained: a model, a method with all its options, and the hyper-parameters around it."""
+"""Settings of the study: a model, a method with its options, and hyper-parameters."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from laconic.train.models import MODELS as KNOWN
 __all__ = ["HYPER", "MODELS", "Hyper", "Setting", "setting_of"]
 
 MODELS = {"lenet5": "mnist", "vgg11": "cifar10"}
-"""The paper's models, and what it trains them with."""
+"""The paper's models and their data sets."""
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """What the paper leaves open, for each model.
+    """Hyper-parameters of a model that the paper does not state.
 
     Args:
-        lr: The highest learning rate.
-        ramp: Epochs that lead up to it on a straight line; then half a cosine wave leads down to 0.
-        decay: Weight decay as a momentum of 0.9 in the optimizer makes it felt.
-        epochs: The paper's number.
-        rates: The highest learning rate of methods that do better with another one.
+        lr: Highest learning rate.
+        ramp: Epochs of linear warm-up to it; a cosine schedule follows.
+        decay: Weight decay for an optimizer with momentum 0.9.
+        epochs: Number of epochs in the paper.
+        rates: Highest learning rate of methods that need another one.
     """
 
     lr: float
@@ -41,8 +41,8 @@ class Hyper:
 
 HYPER = {
     "lenet5": Hyper(0.02, 1, 0.0, 20),
-    # Both were tried with methods 1 and laconic: each has the one that is better for it. Averaging the weights of
-    # workers that went on by themselves damps what a high rate stirs up.
+    # Both rates were tried with methods 1 and laconic; each has the better one. Averaging the weights of workers after
+    # local steps damps the noise of a high rate.
     "vgg11": Hyper(0.05, 2, 5e-4, 50, {"laconic": 0.08, "laconic-min": 0.08}),
 }
 
@@ -52,17 +52,17 @@ class Setting:
     """One row of a table.
 
     Args:
-        name: Of the row: a method, or what was changed about it.
+        name: Name of the row: a method, or how it was changed.
         model: Name of the model.
         data: Name of the data set.
-        options: Of the job; and ``warm`` for other channels at the start: epochs, push and pull, one after the other.
+        options: Options of the job, and ``warm``: a list of epochs, push and pull codec for the start of a run.
         batch: Examples of a worker in an iteration.
-        holdout: Fraction of the training examples that only judge.
+        holdout: Fraction of the training examples that is held out.
         lr: Highest learning rate.
-        ramp: Epochs up to it.
-        decay: Weight decay as momentum 0.9 makes it felt.
-        workers: How many.
-        mode: Of the job.
+        ramp: Epochs of warm-up.
+        decay: Weight decay for an optimizer with momentum 0.9.
+        workers: Number of workers.
+        mode: Mode of the job.
     """
 
     name: str
@@ -79,14 +79,14 @@ class Setting:
 
     @property
     def layers(self) -> None:
-        """All of them are dense."""
+        """The scheme of compressed layers: none."""
 
     @property
     def rules(self) -> tuple[tuple[str, str], ...]:
         return ()
 
     def job(self, seed: int) -> Job:
-        """Where momentum is in the channel the optimizer has none: its decay acts once, and needs ten times as much."""
+        """Return the job; without momentum in the optimizer, weight decay must be ten times as large."""
         known = {one.name for one in fields(Job)}
         options = {name: value for name, value in self.options.items() if name in known}
         decay = self.decay if options.get("momentum", Job.momentum) else self.decay / (1 - Job.momentum)
@@ -96,7 +96,7 @@ class Setting:
         return Policy(small=self.options.get(f"{direction}_small", "none"))
 
     def channels(self, epoch: float) -> tuple[str, str]:
-        """Push and pull spec at some time."""
+        """Return the push and pull codecs of an epoch."""
         for epochs, push, pull in self.options.get("warm", ()):
             if epoch < epochs:
                 return push, pull
@@ -112,12 +112,12 @@ class Setting:
         return values | {"options": dict(self.options)}
 
     def key(self, experiment: str, epochs: int, seed: int) -> str:
-        """Equal for equal work."""
+        """Return the key of a run; it is equal for equal work."""
         return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
 
 
 def setting_of(model: str, method: str, *, name: str | None = None, data: str | None = None, **changes: Any) -> Setting:
-    """A method on a model, with some of its options changed; None takes an option away."""
+    """Return a method on a model with some options changed; None removes an option."""
     if model not in HYPER:
         raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")
     hyper = HYPER[model]
@@ -126,7 +126,7 @@ def setting_of(model: str, method: str, *, name: str | None = None, data: str | 
     options = {key: value for key, value in options.items() if value is not None}
     data = data or MODELS[model]
     if data not in KNOWN[model].data:
-        raise ConfigError(f"model {model!r} takes {KNOWN[model].takes}, such as {MODELS[model]} has, not {data!r}")
+        raise ConfigError(f"model {model!r} takes {KNOWN[model].takes}, such as {MODELS[model]}, not {data!r}")
     lr = hyper.rates.get(method, hyper.lr)
     values: dict[str, Any] = {"lr": lr, "ramp": hyper.ramp, "decay": hyper.decay, **shape}
     return Setting(name or method, model, data, options, **values)

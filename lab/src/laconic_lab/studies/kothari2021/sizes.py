@@ -1,4 +1,4 @@
-"""ResNet-50, which the paper wished for: its gradients through every method, for bytes and for the time of a round."""
+"""ResNet-50, which the paper names as future work: bytes and times of its gradients with every method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 3
 
 
 def gradients_of(model: str, seed: int, worker: int, *, examples: int = 2) -> dict[str, Tensor]:
-    """Of random images, 224 x 224: only their sizes and their spread over the layers count here."""
+    """Return gradients on random images: only sizes and the spread over the layers matter here."""
     network = build_model(model, seed=seed)
     with seeded(1000 * seed + worker):
         inputs, targets = torch.randn(examples, 3, 224, 224), torch.randint(0, 1000, (examples,))
@@ -32,9 +32,9 @@ def gradients_of(model: str, seed: int, worker: int, *, examples: int = 2) -> di
 
 
 def measure(setting: Setting, gradients: Sequence[Mapping[str, Tensor]], *, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Bytes of an iteration and seconds of an exchange, by its steps; medians over the rounds.
+    """Return the bytes of an iteration and the median seconds of the steps of an exchange.
 
-    What methods push after several iterations is a change of the same shape: a gradient stands for it.
+    Methods that push changes after several iterations are measured with a gradient of the same shape.
     """
     job = setting.job(0)
     push = [Channel(job.push, policy=setting.policy("push")) for _ in gradients]
@@ -44,22 +44,22 @@ def measure(setting: Setting, gradients: Sequence[Mapping[str, Tensor]], *, roun
     for r in range(rounds):
         began = time.perf_counter()
         frames = [
-            [channel.encode(name, x, seed=r * 1000 + i) for i, (name, x) in enumerate(one.items())]
-            for channel, one in zip(push, gradients, strict=True)
+            [channel.encode(name, x, seed=r * 1000 + i) for i, (name, x) in enumerate(by_name.items())]
+            for channel, by_name in zip(push, gradients, strict=True)
         ]
         encoded = time.perf_counter()
         names = list(gradients[0])
-        mean = {name: aggregate.mean([some[i] for some in frames]) for i, name in enumerate(names)}
+        mean = {name: aggregate.mean([pushed[i] for pushed in frames]) for i, name in enumerate(names)}
         aggregated = time.perf_counter()
         answer = [pull.encode(name, x, seed=r * 1000 + i) for i, (name, x) in enumerate(mean.items())]
         answered = time.perf_counter()
         for frame in answer:
             decode(frame)
         ended = time.perf_counter()
-        seconds["encode_s"].append((encoded - began) / len(gradients))  # workers do this side by side
+        seconds["encode_s"].append((encoded - began) / len(gradients))  # workers encode at the same time
         seconds["aggregate_s"].append(aggregated - encoded)
         seconds["answer_s"].append(answered - aggregated)
         seconds["decode_s"].append(ended - answered)
-        nbytes = sum(map(len, (frame for some in frames for frame in some))) + len(gradients) * sum(map(len, answer))
-    found = {name: median(some) for name, some in seconds.items()}
-    return {**found, "bytes_per_iteration": nbytes / job.every, "rounds": rounds, "every": job.every}
+        nbytes = sum(len(frame) for pushed in frames for frame in pushed) + len(gradients) * sum(map(len, answer))
+    medians = {name: median(values) for name, values in seconds.items()}
+    return {**medians, "bytes_per_iteration": nbytes / job.every, "rounds": rounds, "every": job.every}

@@ -14,27 +14,31 @@ from torch import Tensor
 
 from laconic.channels import Channel
 from laconic.frames import decode
-from laconic_lab.studies.kothari2021.computed import Computed, Part, in_order, rounding_keys
+from laconic_lab.studies.kothari2021.computed import ComputedChannel, SentValues, in_order, rounding_keys
 from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, server_seeds, worker_seed, worker_seeds
 from laconic_lab.studies.kothari2021.settings import Setting
-from laconic_lab.studies.stepper import GraphStepper, Settled, Source, Stepper, flattened
+from laconic_lab.studies.stepper import EpochEnd, GraphStepper, Source, Stepper, flattened
 
 __all__ = ["ComputedStepper", "FrameStepper", "LocalStepper", "Source", "Stepper", "can_compute"]
 
 RING = 32
-"""Iterations whose sizes stay on the device until they are read."""
+"""Number of exchanges whose sizes stay on the device until they are read."""
 
 
 def can_compute(setting: Setting) -> bool:
-    """Synchronous exchanges after every iteration, or of the mean of what several iterations changed."""
+    """Return whether a setting exchanges synchronously after every iteration, or means of local changes."""
     options = setting.options
-    after_each = options.get("every", 1) == 1
-    means = (options.get("sends"), options.get("after"), options.get("returns")) == ("changes", "mean", "gradients")
-    return setting.mode == "sync" and (after_each or means)
+    every_iteration = options.get("every", 1) == 1
+    mean_of_changes = (options.get("sends"), options.get("after"), options.get("returns")) == (
+        "changes",
+        "mean",
+        "gradients",
+    )
+    return setting.mode == "sync" and (every_iteration or mean_of_changes)
 
 
 class ComputedStepper(GraphStepper):
-    """Exchanges after every iteration, computed; both workers hold the same weights, so there is one model."""
+    """Computes an exchange after every iteration; the workers' weights are equal, so there is one model."""
 
     setting: Setting
 
@@ -42,51 +46,51 @@ class ComputedStepper(GraphStepper):
         return in_order(shapes, self.setting.policy("push"))
 
     def _prepare(self) -> None:
-        # What workers hold is what they decoded; the server keeps its own where weights travel with a loss.
+        # Workers hold decoded weights; the server keeps its own if the reply is lossy.
         lossy = self.job.reply_kind.is_weights and self.job.pull != "none"
         self.server = self.weights.clone() if lossy else self.weights
         self._at = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._specs: tuple[str, str] | None = None
-        self.push: list[Computed] = []
-        self.pull: Computed
+        self.push: list[ComputedChannel] = []
+        self.pull: ComputedChannel
         self._keys: dict[str, Tensor] = {}
         self._held: Tensor | None = None
-        """What workers hold while the server's weights are judged."""
+        """The workers' weights while the server's are evaluated."""
         self._pushed = self._pulled = 0
         self._pending = 0
 
-    # ------------------------------------------------------------------------------------------------------- an epoch
+    # ---------------------------------------------------------------------------------------------------------- epoch
 
-    def _set_up(self) -> None:
+    def _before_examples(self) -> None:
         if self._held is not None:
             self.weights.copy_(self._held)
             self._held = None
         self._use(self.setting.channels(self.done))
 
-    def _ready(self) -> None:
+    def _after_examples(self) -> None:
         self._fill_keys()
         self._pushed = self._pulled = 0
 
     def _use(self, specs: tuple[str, str]) -> None:
-        """Channels of a phase; what the last ones remembered goes on."""
+        """Set up the channels of a phase; they continue with the memory of the last ones."""
         if specs == self._specs:
             return
         before = [channel.state() for channel in (*self.push, self.pull)] if self.push else []
         policies = (self.setting.policy("push"), self.setting.policy("pull"))
         push, pull = specs
-        self.push = [Computed(self.slots, push, policies[0], self.device, RING) for _ in range(self.job.workers)]
-        self.pull = Computed(self.slots, pull, policies[1], self.device, RING)
+        self.push = [ComputedChannel(self.slots, push, policies[0], self.device, RING) for _ in range(self.job.workers)]
+        self.pull = ComputedChannel(self.slots, pull, policies[1], self.device, RING)
         for channel, old in zip((*self.push, self.pull), before, strict=False):
             for x, y in zip(channel.state(), old, strict=True):
                 x.copy_(y)
         self._specs, self._replays = specs, []
 
     def _sequences(self) -> range:
-        """Exchanges of the epoch that begins."""
+        """Return the sequence numbers of the exchanges of the next epoch."""
         return range(self.done * self.per_epoch, (self.done + 1) * self.per_epoch)
 
     def _fill_keys(self) -> None:
-        """Seeds of the epoch's frames, where anything is random."""
+        """Compute the rounding keys of the epoch's frames, for channels that round stochastically."""
         numbers = [self._model_names.index(name) for name in self.names]
         for name, channel in (*((f"push{w}", one) for w, one in enumerate(self.push)), ("pull", self.pull)):
             if not channel.seeded:
@@ -103,10 +107,10 @@ class ComputedStepper(GraphStepper):
             else:
                 self._keys[name] = keys
 
-    # --------------------------------------------------------------------------------------------------- an iteration
+    # ------------------------------------------------------------------------------------------------------ iteration
 
     def _after_step(self) -> None:
-        self._sized()
+        self._count_exchange()
 
     def _iterate(self) -> None:
         rate = self._rate()
@@ -118,28 +122,28 @@ class ComputedStepper(GraphStepper):
             self._source, self._answer = self._mean, self.pull.send(self._mean, self._key("pull"), self._at)
             update = self._mean
             if not (len(self._answer) == 1 and self._answer[0].values.data_ptr() == self._mean.data_ptr()):
-                update = self._put(self._answer, torch.zeros_like(self.weights))
+                update = self._add(self._answer, torch.zeros_like(self.weights))
             self._descend(self.weights, self.velocity, update, rate)
         else:
             self._descend(self.server, self.velocity, self._mean, rate)
             self._source, self._answer = self.server, self.pull.send(self.server, self._key("pull"), self._at)
             if self.server is not self.weights:
                 self.weights.zero_()
-                self._put(self._answer, self.weights)
+                self._add(self._answer, self.weights)
         self._iteration.add_(1)
         self._in_epoch.add_(1)
         self._at.add_(1).remainder_(RING)
 
-    def _mean_of(self, sent: Sequence[Sequence[Part]]) -> Tensor:
+    def _mean_of(self, sent: Sequence[Sequence[SentValues]]) -> Tensor:
         mean = torch.zeros_like(self.weights)
-        for parts in sent:
-            for part in parts:
-                part.add_to(mean, 1.0 / len(sent))
+        for by_group in sent:
+            for values in by_group:
+                values.add_to(mean, 1.0 / len(sent))
         return mean
 
-    def _put(self, parts: Sequence[Part], out: Tensor) -> Tensor:
-        for part in parts:
-            part.add_to(out, 1.0)
+    def _add(self, sent: Sequence[SentValues], out: Tensor) -> Tensor:
+        for values in sent:
+            values.add_to(out, 1.0)
         return out
 
     def _key(self, channel: str) -> Tensor | None:
@@ -152,8 +156,8 @@ class ComputedStepper(GraphStepper):
 
     # ------------------------------------------------------------------------------------------------- sizes, samples
 
-    def _sized(self) -> None:
-        """Another exchange's sizes lie in the ring."""
+    def _count_exchange(self) -> None:
+        """Count an exchange whose sizes are in the ring, and read the ring when it is full."""
         self._pending += 1
         if self._pending == RING:
             self._flush()
@@ -166,11 +170,11 @@ class ComputedStepper(GraphStepper):
         self._at.zero_()
 
     def _compare(self, sequence: int, stage: int) -> None:
-        """The frames of an exchange for real, beside what was computed."""
+        """Run a stage and compare what it computed with the real frames of the exchange."""
         channels = [*self.push, self.pull]
         before = [channel.memories(self.names) for channel in channels]
         slot = self._pending
-        self._do(stage)
+        self._run_stage(stage)
         push, pull = self._specs or ("none", "none")
         for i, channel in enumerate(channels):
             is_pull = i == len(self.push)
@@ -178,41 +182,41 @@ class ComputedStepper(GraphStepper):
             real = Channel(pull if is_pull else push, policy=self.setting.policy(direction))
             real.load_state_dict({name: x.cpu() for name, x in before[i].items()})
             source = (self._source if is_pull else self._gradients[i]).cpu()
-            parts = self._answer if is_pull else self._sent[i]
-            computed = self._put(parts, torch.zeros_like(self.weights)).cpu()
-            at, nbytes = 0, 0
+            values = self._answer if is_pull else self._sent[i]
+            computed = self._add(values, torch.zeros_like(self.weights)).cpu()
+            begin, nbytes = 0, 0
             for name, shape in self.slots.items():
                 number, numel = self._model_names.index(name), int(np.prod(shape))
                 if is_pull:
                     seed = server_seed(self.job, sequence, number, len(self.names))
                 else:
                     seed = worker_seed(self.job, sequence, i, number)
-                frame = real.encode(name, source[at : at + numel].view(shape), seed=seed)
+                frame = real.encode(name, source[begin : begin + numel].view(shape), seed=seed)
                 nbytes += len(frame)
                 self.curve.frames_compared += 1
-                if not decode(frame).view(-1).equal(computed[at : at + numel]):
+                if not decode(frame).view(-1).equal(computed[begin : begin + numel]):
                     self.curve.frames_other += 1
-                at += numel
+                begin += numel
             if nbytes != int(channel.nbytes(slot + 1)[slot]):
                 self.curve.frames_other += 1
 
-    def settle(self) -> Settled:
+    def finish_epoch(self) -> EpochEnd:
         loss = self._mean_loss()
         self._flush()
-        if self.server is not self.weights:  # the server's are the result
+        if self.server is not self.weights:  # the server's weights are evaluated
             self._held = self.weights.clone()
             self.weights.copy_(self.server)
         return self.task, loss, self._pushed, self._pulled
 
     def state(self) -> dict[str, Tensor]:
-        found = {
+        state = {
             "weights": self.weights if self._held is None else self._held,
             "server": self.server.clone(),
             "velocity": self.velocity,
         }
         for i, channel in enumerate((*self.push, self.pull)):
-            found |= {f"channel/{i}/{j}": x for j, x in enumerate(channel.state())}
-        return found
+            state |= {f"channel/{i}/{j}": x for j, x in enumerate(channel.state())}
+        return state
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._use(self.setting.channels(self.done - 1))
@@ -225,34 +229,34 @@ class ComputedStepper(GraphStepper):
 
 
 class LocalStepper(ComputedStepper):
-    """Workers take steps of their own; every few iterations the mean of what these changed is exchanged, computed."""
+    """Computes exchanges of local changes: workers take several steps and then exchange the mean of their changes."""
 
     def _prepare(self) -> None:
         super()._prepare()
-        own = (self.setting.model, self.seed, self.setting.holdout)
-        self.tasks = [self.source.task(*own) for _ in range(self.job.workers)]
+        options = (self.setting.model, self.seed, self.setting.holdout)
+        self.tasks = [self.source.task(*options) for _ in range(self.job.workers)]
         self.held = [flattened(task, self.names) for task in self.tasks]
         self.velocities = [torch.zeros_like(self.weights) for _ in self.tasks]
         self._exchanged = torch.zeros(1, dtype=torch.int64, device=self.device)
-        """In this epoch."""
+        """Exchanges in this epoch."""
 
     def _sequences(self) -> range:
         every, first = self.job.every, self.done * self.per_epoch
-        # One more than there are in some epochs, so that all epochs have as many keys.
+        # Some epochs have one exchange more: all get as many keys.
         return range(first // every, first // every + self.per_epoch // every + 1)
 
-    def _ready(self) -> None:
-        super()._ready()
+    def _after_examples(self) -> None:
+        super()._after_examples()
         self._exchanged.zero_()
 
     def step(self) -> None:
         with self._on_stream():
-            self._do(0)
+            self._run_stage(0)
             self._count += 1
             sequence, over = divmod(self.done * self.per_epoch + self._count, self.job.every)
             if not over:
-                self._compare(sequence - 1, 1) if sequence - 1 in self._samples else self._do(1)
-                self._sized()
+                self._compare(sequence - 1, 1) if sequence - 1 in self._samples else self._run_stage(1)
+                self._count_exchange()
 
     def _stages(self) -> list[Callable[[], None]]:
         return [self._iterate, self._exchange]
@@ -275,7 +279,7 @@ class LocalStepper(ComputedStepper):
         ]
         self._source = self._mean = self._mean_of(self._sent)
         self._answer = self.pull.send(self._mean, self._key("pull"), self._at)
-        self.weights.add_(self._put(self._answer, torch.zeros_like(self.weights)))
+        self.weights.add_(self._add(self._answer, torch.zeros_like(self.weights)))
         for flat, _ in self.held:
             flat.copy_(self.weights)
         self._exchanged.add_(1)
@@ -289,10 +293,10 @@ class LocalStepper(ComputedStepper):
         return [*super()._mutable(), self._exchanged, *self.velocities, *(flat for flat, _ in self.held)]
 
     def state(self) -> dict[str, Tensor]:
-        found = super().state()
+        state = super().state()
         for worker, (flat, _) in enumerate(self.held):
-            found |= {f"worker/{worker}": flat, f"velocity/{worker}": self.velocities[worker]}
-        return found
+            state |= {f"worker/{worker}": flat, f"velocity/{worker}": self.velocities[worker]}
+        return state
 
     def load(self, state: dict[str, Tensor]) -> None:
         super().load(state)
@@ -302,7 +306,7 @@ class LocalStepper(ComputedStepper):
 
 
 class FrameStepper(Stepper):
-    """Any synchronous job, with real frames; what it exchanges every few iterations is judged at the server."""
+    """Trains any synchronous job with real frames; the server's weights are evaluated."""
 
     setting: Setting
 
@@ -328,7 +332,7 @@ class FrameStepper(Stepper):
             self.rounds.exchange()
             self._loss.append(self.rounds.loss)
 
-    def settle(self) -> Settled:
+    def finish_epoch(self) -> EpochEnd:
         with torch.no_grad():
             for name, p in self.task.model.named_parameters():
                 p.copy_(self.rounds.server[name])
@@ -338,30 +342,32 @@ class FrameStepper(Stepper):
 
     def state(self) -> dict[str, Tensor]:
         rounds = self.rounds
-        found = {f"server/{name}": x for name, x in rounds.server.items()}
-        found |= {f"memory/{name}": x for name, x in rounds.memory.state_dict().items()}
-        found |= {f"pull/{name}": x for name, x in rounds.pull.state_dict().items()}
+        state = {f"server/{name}": x for name, x in rounds.server.items()}
+        state |= {f"memory/{name}": x for name, x in rounds.memory.state_dict().items()}
+        state |= {f"pull/{name}": x for name, x in rounds.pull.state_dict().items()}
         for w in range(self.job.workers):
-            found |= {f"worker/{w}/{name}": p.detach() for name, p in rounds.workers[w].items()}
-            found |= {f"memories/{w}/{name}": x for name, x in rounds.memories[w].state_dict().items()}
-            found |= {f"push/{w}/{name}": x for name, x in rounds.push[w].state_dict().items()}
-        return found
+            state |= {f"worker/{w}/{name}": p.detach() for name, p in rounds.workers[w].items()}
+            state |= {f"memories/{w}/{name}": x for name, x in rounds.memories[w].state_dict().items()}
+            state |= {f"push/{w}/{name}": x for name, x in rounds.push[w].state_dict().items()}
+        return state
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
         rounds, device = self.rounds, self.source.device
 
-        def part(prefix: str, where: torch.device | str = "cpu") -> dict[str, Tensor]:
+        def section(prefix: str, where: torch.device | str = "cpu") -> dict[str, Tensor]:
             return {key[len(prefix) :]: x.to(where) for key, x in state.items() if key.startswith(prefix)}
 
-        server = part("server/")
-        rounds.server = {name: server[name] for name in rounds.names}  # in the slots' order: files have another
-        rounds.memory.load_state_dict(part("memory/"))
-        rounds.pull.load_state_dict(part("pull/"))
+        server = section("server/")
+        rounds.server = {
+            name: server[name] for name in rounds.names
+        }  # in the order of the slots, which files do not keep
+        rounds.memory.load_state_dict(section("memory/"))
+        rounds.pull.load_state_dict(section("pull/"))
         for w in range(self.job.workers):
-            for name, x in part(f"worker/{w}/").items():
+            for name, x in section(f"worker/{w}/").items():
                 rounds.workers[w][name].copy_(x)
-            rounds.memories[w].load_state_dict(part(f"memories/{w}/", device))
-            rounds.push[w].load_state_dict(part(f"push/{w}/"))
+            rounds.memories[w].load_state_dict(section(f"memories/{w}/", device))
+            rounds.push[w].load_state_dict(section(f"push/{w}/"))
         self._iteration = self.done * self.per_epoch
         rounds.sequence = self._iteration // self.job.every

@@ -37,16 +37,9 @@ def _counts(records: Sequence[Record]) -> dict[str, Any]:
 
 
 STUDY = Study(
-    name="oland2015",
-    title="Øland and Raj 2015: as many bits as the entropy asks for",
-    experiments=EXPERIMENTS,
-    claims=CLAIMS,
-    results=Results,
-    run=run,
-    tables=make_tables,
-    plots=make_plots,
-    figures=FIGURES,
+    "oland2015", "Øland and Raj 2015: as many bits as the entropy asks for",
+    EXPERIMENTS, CLAIMS, Results, run, make_tables, make_plots, FIGURES,
     flags=("runs", "epochs", "workers", "seed", "data", *HYPER),
     options=_options,
     counts=_counts,
-)
+)  # fmt: skip

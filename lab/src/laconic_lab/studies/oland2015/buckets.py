@@ -1,8 +1,9 @@
-"""The same rule on buckets of gradients: five workers average coded gradients of the whole network after every step.
+"""The paper's rule on DDP buckets: five workers average coded gradients of the whole network after every step.
 
-The paper quantizes weights, a layer at a time. Frameworks send gradients in buckets of many layers: their few largest
-entries are tens of times a usual one, set the range, and nearly all others share a bin whose centre is not where they
-are. Here: what that does to the gradient and to training, and what ``zero`` and ``tail`` make of it::
+The paper quantizes weights, a layer at a time. Frameworks send gradients in DDP buckets of many layers: their few
+largest entries are tens of times the usual ones and set the range, and nearly all other entries share a bin whose
+centre is far from them. This module measures the effect on gradients and training, with and without ``zero`` and
+``tail``::
 
     python -m laconic_lab.studies.oland2015.buckets results/oland2015/buckets.jsonl
 """
@@ -41,8 +42,8 @@ SPECS = (
     "adaptive:3.0,zero=true,tail=0.001|rans",
 )
 
-LOOKS = 8
-"""Steps of a run at which frames are decoded and explained; their bytes are counted at all of them."""
+SAMPLED_STEPS = 8
+"""Steps of a run at which frames are decoded and explained; bytes are counted at all steps."""
 
 
 def run_buckets(
@@ -58,38 +59,38 @@ def run_buckets(
     data_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Record]:
-    """Train with each codec on the gradients, from the same initial weights; a Record per codec and seed.
+    """Train with each codec from the same initial weights, and return a Record for each codec and seed.
 
-    The network has the paper's layers, rectified and with the cross entropy, as is usual today; each worker sends its
-    whole gradient as one packet a step.
+    The network has the paper's layers with ReLU and cross entropy, as is usual today; each worker sends its whole
+    gradient as one packet in each step.
 
     Args:
-        specs: Codecs, each a spec.
-        seeds: Of initial weights, order of images and sampling.
+        specs: Specs of the codecs.
+        seeds: Seeds of initial weights, order of images and sampling.
         epochs: Passes over the images.
-        workers: Workers, each with an exclusive share.
+        workers: Number of workers, each with an exclusive share.
         batch: Images of a worker's mini-batch.
         lr: Learning rate.
-        momentum: Of the descent, after the exchange.
-        data: ``digits``, ``mnist``, or images at hand.
-        data_dir: Where the files of ``mnist`` lie.
-        progress: Told how many trainings are done, and of how many.
+        momentum: Momentum of the optimizer, after the exchange.
+        data: ``digits``, ``mnist``, or loaded images.
+        data_dir: Folder of the files of ``mnist``.
+        progress: Called with the number of finished trainings and their total.
     """
     images = data if isinstance(data, Images) else load(data, data_dir)
-    found = []
+    records = []
     for spec in specs:
         for seed in seeds:
             settings = {"epochs": epochs, "workers": workers, "batch": batch, "lr": lr, "momentum": momentum}
             values = _train(images, spec, seed, **settings)  # type: ignore[arg-type]
-            found.append(Record(KIND, {"codec": spec, "data": images.name} | settings | values, seed=seed))
+            records.append(Record(KIND, {"codec": spec, "data": images.name} | settings | values, seed=seed))
             if progress is not None:
-                progress(len(found), len(specs) * len(seeds))
-    return found
+                progress(len(records), len(specs) * len(seeds))
+    return records
 
 
 @dataclass
-class _Seen:
-    """Sums over frames: bytes of all, and what was looked at in some."""
+class _FrameStatistics:
+    """Bytes of all frames, and statistics of sampled ones."""
 
     nbytes: int = 0
     numel: int = 0
@@ -97,18 +98,18 @@ class _Seen:
     fullest: list[float] = field(default_factory=list)
     largest: list[float] = field(default_factory=list)
 
-    def frame(self, gradient: Tensor, frame: bytes, *, look: bool) -> None:
+    def add(self, gradient: Tensor, frame: bytes, *, sample: bool) -> None:
         self.nbytes += len(frame)
         self.numel += gradient.numel()
-        if not look or not bool(gradient.any()):
+        if not sample or not bool(gradient.any()):
             return
-        back = decode(frame)
+        decoded = decode(frame)
         self.largest.append(float(gradient.abs().max() / gradient.square().mean().sqrt()))
-        self.errors.append(float((back - gradient).square().sum() / gradient.square().sum()))
+        self.errors.append(float((decoded - gradient).square().sum() / gradient.square().sum()))
         (packet,) = explain(frame)
         if packet.entropy is not None:
-            counts = torch.unique(back, return_counts=True)[1]
-            self.fullest.append(int(counts.max()) / back.numel())
+            counts = torch.unique(decoded, return_counts=True)[1]
+            self.fullest.append(int(counts.max()) / decoded.numel())
 
 
 def _network(seed: int) -> nn.Sequential:
@@ -130,30 +131,30 @@ def _train(
     pixels = images.train_images.reshape(len(images.train_labels), -1).to(torch.float32) / 255
     shares = torch.randperm(len(pixels), generator=order)[: len(pixels) // workers * workers].view(workers, -1)
     steps = shares.shape[1] // batch
-    looked_at = {epochs * steps * i // LOOKS for i in range(LOOKS)}
-    seen, accuracy = _Seen(), []
+    sampled_steps = {epochs * steps * i // SAMPLED_STEPS for i in range(SAMPLED_STEPS)}
+    statistics, accuracy = _FrameStatistics(), []
     for epoch in range(epochs):
-        places = torch.stack([share[torch.randperm(len(share), generator=order)] for share in shares])
+        shuffled = torch.stack([share[torch.randperm(len(share), generator=order)] for share in shares])
         for step in range(steps):
             number, frames = epoch * steps + step, []
             for worker in range(workers):
-                some = places[worker, step * batch : (step + 1) * batch]
-                loss = nn.functional.cross_entropy(model(pixels[some]), images.train_labels[some])
+                chosen = shuffled[worker, step * batch : (step + 1) * batch]
+                loss = nn.functional.cross_entropy(model(pixels[chosen]), images.train_labels[chosen])
                 bucket = torch.cat([g.view(-1) for g in torch.autograd.grad(loss, parameters)])
                 frames.append(encode(bucket, spec, seed=number * workers + worker))
-                seen.frame(bucket, frames[-1], look=number in looked_at)
+                statistics.add(bucket, frames[-1], sample=number in sampled_steps)
             mean = aggregate.mean(frames)
-            at = 0
+            begin = 0
             for parameter in parameters:
-                parameter.grad = mean[at : at + parameter.numel()].view_as(parameter)
-                at += parameter.numel()
+                parameter.grad = mean[begin : begin + parameter.numel()].view_as(parameter)
+                begin += parameter.numel()
             optimizer.step()
         accuracy.append(_accuracy(model, images))
     return {
-        "bits": 8 * seen.nbytes / seen.numel,
-        "relative_error": sum(seen.errors) / len(seen.errors),
-        "fullest_bin": sum(seen.fullest) / len(seen.fullest) if seen.fullest else None,
-        "largest_over_rms": sum(seen.largest) / len(seen.largest),
+        "bits": 8 * statistics.nbytes / statistics.numel,
+        "relative_error": sum(statistics.errors) / len(statistics.errors),
+        "fullest_bin": sum(statistics.fullest) / len(statistics.fullest) if statistics.fullest else None,
+        "largest_over_rms": sum(statistics.largest) / len(statistics.largest),
         "peak": max(accuracy),
         "final": accuracy[-1],
     }
@@ -166,15 +167,15 @@ def _accuracy(model: nn.Module, images: Images) -> float:
 
 
 def main(target: Path) -> None:
-    """Run it, keep the Records, and print their means."""
+    """Run the experiment, write its Records, and print a table of means."""
     records = run_buckets()
     write(records, target)
     print("| codec | coded bits | relative squared error | share of the fullest bin | best (last) % |")
     print("| --- | --- | --- | --- | --- |")
     for spec in SPECS:
-        found = [record.values for record in records if record.values["codec"] == spec]
+        values = [record.values for record in records if record.values["codec"] == spec]
 
-        def mean(key: str, rows: Sequence[Any] = tuple(found)) -> float:
+        def mean(key: str, rows: Sequence[Any] = tuple(values)) -> float:
             return sum(row[key] or 0.0 for row in rows) / len(rows)
 
         best, last = mean("peak"), mean("final")

@@ -1,4 +1,4 @@
-"""What of the quantization error hurts: the same weights, quantized in ways that each keep a part of the error."""
+"""Decomposition of the quantization error: the same weights, quantized so that only a part of the error remains."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ VARIANTS = {
 
 
 def dissect(networks: Networks, seed: int, num_right: Callable[[], Tensor]) -> dict[str, Any]:
-    """Accuracy of the mean of all workers' weights, by how they travel; and the first layer's fullest bin.
+    """Evaluate the mean of all workers' weights in every variant, and measure the first layer's fullest bin.
 
     Args:
-        networks: About to exchange; left as they are.
-        seed: Of the sampling.
-        num_right: Counts the test images that the first worker gets right.
+        networks: Networks before an exchange; they are restored.
+        seed: Seed of the sampling.
+        num_right: Counts the test images that the first worker classifies correctly.
 
     Returns:
-        Each way's [runs] images right, and means over runs of the bin's ``share`` of the weights, its ``width``, the
-        distance ``offset`` of its centre from the mean of its weights, and their standard deviation, ``spread``.
+        For each variant the [runs] correct images, and means over runs of the bin's ``share`` of the weights, its
+        ``width``, the distance ``offset`` of its centre from the mean of its weights, and their standard deviation,
+        ``spread``.
     """
     saved = [networks.state(k) for k in range(networks.workers)]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for variant in VARIANTS:
         for i in range(len(LAYERS)):
             decoded = [_decode(variant, networks.layer(k, i), seed) for k in range(networks.workers)]
             networks.layer(0, i).copy_(sum(decoded[1:], decoded[0]) / networks.workers)
         average_biases(networks)
-        found[variant] = num_right().cpu()
+        results[variant] = num_right().cpu()
         for k, state in enumerate(saved):
             networks.restore(k, state)
-    return found | _fullest_bin(networks.layer(0, 0), seed)
+    return results | _fullest_bin(networks.layer(0, 0), seed)
 
 
 def _decode(variant: str, x: Tensor, seed: int) -> Tensor:
@@ -67,13 +68,13 @@ def _decode(variant: str, x: Tensor, seed: int) -> Tensor:
     if variant in ("paper", "zero", "fix"):
         return values
     assert isinstance(fitted, Linear) and symbols is not None
-    inside, centre, mean = _look(fitted, x, symbols)
+    inside, centre, mean = _fullest(fitted, x, symbols)
     kept = {"shifted": x + (centre - mean), "centred": mean.expand(x.shape), "others": x}[variant]
     return torch.where(inside, kept, x if variant == "shifted" else values)
 
 
-def _look(fitted: Linear, x: Tensor, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which weights are in their run's fullest bin; its centre, and their mean: [runs, 1]."""
+def _fullest(fitted: Linear, x: Tensor, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which weights are in the fullest bin of their run, its centre, and their mean as [runs, 1]."""
     runs, bins = fitted.table.shape
     first = torch.arange(0, runs * bins, bins, device=x.device).unsqueeze(1)
     counts = torch.zeros(runs, bins, device=x.device)
@@ -87,7 +88,7 @@ def _fullest_bin(x: Tensor, seed: int) -> dict[str, float]:
     fitted = quantizers.fit([PAPER] * len(x), x, seed)
     _, symbols = fitted.decode(x)
     assert isinstance(fitted, Linear) and symbols is not None
-    inside, centre, mean = _look(fitted, x, symbols)
+    inside, centre, mean = _fullest(fitted, x, symbols)
     share = inside.to(torch.float32).mean(1)
     squares = ((x - mean).square() * inside).mean(1) / share
     return {

@@ -1,8 +1,8 @@
-"""After an epoch: every worker's layers are quantized, all continue from the mean of what was decoded, bytes counted.
+"""Exchange after an epoch: the layers of every worker are quantized, and all workers continue from the decoded mean.
 
-Two ways to the same weights. ``exchange_packets`` encodes real frames and takes their mean, a run at a time.
-``exchange_batched`` does the same arithmetic on all runs at once and computes the frames' sizes from histograms;
-``Comparison`` holds some of them against real frames.
+``exchange_packets`` encodes real frames and takes their mean, a run at a time. ``exchange_batched`` does the same
+arithmetic on all runs at once and computes the frames' sizes from histograms; ``Comparison`` compares some of them with
+real frames.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from laconic_lab.studies.oland2015.settings import LAYERS, Quantizer
 __all__ = ["Comparison", "Traffic", "Watch", "exchange_batched", "exchange_packets"]
 
 CHUNK = 1 << 26
-"""Weights quantized at once: symbols in int64 are twice the weights' size."""
+"""Number of weights quantized at once: their symbols in int64 take twice the memory of the weights."""
 
 FLOAT_BITS = 32
 HEADER = 16
-"""Bytes of the section in which ``adaptive`` says its range and its levels."""
+"""Bytes of the section with the range and levels of ``adaptive``."""
 
 
 @dataclass
 class Traffic:
-    """What one exchange cost, each [layers, runs].
+    """Cost of one exchange, each [layers, runs].
 
     ``raw_bits`` is the mean over workers of ``log2(levels)``, ``whole_bits`` that of the next integers, and ``nbytes``
     a worker's frame.
@@ -61,7 +61,7 @@ class Traffic:
 
 @dataclass
 class Watch:
-    """Some runs whose layers are kept, as the measured worker sent them and as they were decoded."""
+    """Layers of some runs, as the measured worker sent them and as they were decoded."""
 
     runs: Sequence[int] = ()
     sent: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -70,11 +70,11 @@ class Watch:
 
 
 def families(all_quantizers: Sequence[Quantizer]) -> Iterator[slice]:
-    """Neighbouring runs that can be quantized together."""
-    at = 0
+    """Yield slices of consecutive runs that can be quantized together."""
+    end = 0
     for _, group in groupby(all_quantizers, key=lambda q: q.family):
-        begin, at = at, at + len(list(group))
-        yield slice(begin, at)
+        begin, end = end, end + len(list(group))
+        yield slice(begin, end)
 
 
 def exchange_batched(
@@ -89,20 +89,20 @@ def exchange_batched(
     """Quantize and average all layers of all runs.
 
     Args:
-        networks: Their weights are replaced.
-        all_quantizers: One per run.
-        seed: Of the sampling, common to runs and workers.
+        networks: Networks whose weights are replaced.
+        all_quantizers: One quantizer for each run.
+        seed: Seed of the sampling, common to runs and workers.
         measured: The worker whose bytes are counted.
         gradients: [workers, layers, runs], for ``by=grad``.
-        watch: Filled.
+        watch: Filled with the layers of its runs.
     """
     traffic, watch = Traffic.empty(networks.runs), watch or Watch()
     for i in range(len(LAYERS)):
         layers = [networks.layer(k, i) for k in range(networks.workers)]
         for runs in families(all_quantizers):
-            some, chosen = all_quantizers[runs], [layer[runs] for layer in layers]
+            family, chosen = all_quantizers[runs], [layer[runs] for layer in layers]
             fitted = [
-                quantizers.fit(some, x, seed, None if gradients is None else gradients[k, i, runs])
+                quantizers.fit(family, x, seed, None if gradients is None else gradients[k, i, runs])
                 for k, x in enumerate(chosen)
             ]
             watched = {run: run - runs.start for run in watch.runs if runs.start <= run < runs.stop}
@@ -114,7 +114,7 @@ def exchange_batched(
                 if gradients is not None:
                     watch.gradient[i, run] = gradients[measured, i, run].cpu()
             traffic.raw_bits[i, runs], traffic.whole_bits[i, runs] = _bits(fitted)
-            traffic.nbytes[i, runs] = _nbytes(some, i, fitted[measured], counts, apart)
+            traffic.nbytes[i, runs] = _nbytes(family, i, fitted[measured], counts, apart)
     average_biases(networks)
     return traffic
 
@@ -122,29 +122,30 @@ def exchange_batched(
 def _average(
     layers: Sequence[Tensor], fitted: Sequence[Fitted], measured: int, watched: Sequence[int]
 ) -> tuple[Tensor | None, Tensor]:
-    """Replace every layer by the mean of the decoded ones.
+    """Replace every layer by the mean of the decoded layers.
 
-    Returns [runs, bins] counts of the measured worker's symbols, and its decoded layers of the watched runs.
+    Returns:
+        [runs, bins] counts of the measured worker's symbols, and its decoded layers of the watched runs.
     """
     runs, n = layers[0].shape
     share = torch.full((), 1 / len(layers), device=layers[0].device)  # as ``aggregate.mean`` weighs packets
     one = torch.ones((), dtype=torch.int32, device=layers[0].device)
-    sender, seen = fitted[measured], []
+    sender, watched_values = fitted[measured], []
     counts = one.new_zeros(sender.table.numel()) if isinstance(sender, Linear) else None
-    some = max(1, CHUNK // runs)
-    for at in range(0, n, some):
-        parts = [layer[:, at : at + some] for layer in layers]
-        mean = torch.zeros(parts[0].shape, device=share.device)
-        for k, part in enumerate(parts):
-            values, symbols = fitted[k].decode(part)
+    columns = max(1, CHUNK // runs)
+    for begin in range(0, n, columns):
+        chunks = [layer[:, begin : begin + columns] for layer in layers]
+        mean = torch.zeros(chunks[0].shape, device=share.device)
+        for k, chunk in enumerate(chunks):
+            values, symbols = fitted[k].decode(chunk)
             if k == measured:
-                seen.append(values[watched].cpu())
+                watched_values.append(values[watched].cpu())
                 if counts is not None and symbols is not None:
                     counts.scatter_add_(0, symbols.view(-1), one.expand(symbols.numel()))
             mean.add_(values * share)
-        for part in parts:
-            part.copy_(mean)
-    return None if counts is None else counts.view(runs, -1), torch.cat(seen, 1)
+        for chunk in chunks:
+            chunk.copy_(mean)
+    return None if counts is None else counts.view(runs, -1), torch.cat(watched_values, 1)
 
 
 def _bits(fitted: Sequence[Fitted]) -> tuple[Tensor, Tensor]:
@@ -156,7 +157,7 @@ def _bits(fitted: Sequence[Fitted]) -> tuple[Tensor, Tensor]:
 
 
 def average_biases(networks: Networks) -> None:
-    """Biases travel apart as they are, in float32."""
+    """Average the biases, which are sent in float32."""
     for per_worker in zip(*(networks.biases(k) for k in range(networks.workers)), strict=True):
         mean = torch.zeros_like(per_worker[0])
         for bias in per_worker:
@@ -168,7 +169,7 @@ def average_biases(networks: Networks) -> None:
 def exchange_packets(
     networks: Networks, all_quantizers: Sequence[Quantizer], *, seed: int, gradients: Tensor | None = None
 ) -> Traffic:
-    """The same with real frames, a run at a time; bytes are the mean over all workers."""
+    """Do the same with real frames, a run at a time; bytes are the mean over all workers."""
     traffic = Traffic.empty(networks.runs)
     for run, quantizer in enumerate(all_quantizers):
         for i, shape in enumerate(LAYERS):
@@ -190,20 +191,20 @@ def exchange_packets(
 
 
 def _frame(quantizer: Quantizer, x: Tensor, gradient: Tensor | None, seed: int) -> bytes | bytearray:
-    # The codec asks for a gradient and takes its RMS: one value is its own.
+    # The codec takes the RMS of the gradient; that of one value is the value itself.
     given = gradient.cpu().view(1) if gradient is not None and quantizer.by == "grad" else None
     return encode(x.cpu(), quantizer.spec, seed=seed, gradient=given)
 
 
 @dataclass
 class Comparison:
-    """Real frames beside what was computed for them: how many, and how many differ in values or in size."""
+    """Counts of real frames that were compared with computed ones, and of those that differ in values or in size."""
 
     packets: int = 0
     other_values: int = 0
     other_sizes: int = 0
 
-    def look(self, watch: Watch, all_quantizers: Sequence[Quantizer], traffic: Traffic, seed: int) -> None:
+    def compare(self, watch: Watch, all_quantizers: Sequence[Quantizer], traffic: Traffic, seed: int) -> None:
         for (i, run), sent in watch.sent.items():
             frame = _frame(all_quantizers[run], sent.reshape(LAYERS[i]), watch.gradient.get((i, run)), seed)
             self.packets += 1
@@ -215,7 +216,7 @@ class Comparison:
 
 
 def _apart(sender: Fitted, x: Tensor) -> list[Tensor] | None:
-    """Each run's positions of the values that travel apart."""
+    """Return for each run the positions of values that are sent apart."""
     if not isinstance(sender, Linear) or sender.limit is None:
         return None
     beyond = x.abs() > sender.limit.unsqueeze(1)
@@ -224,22 +225,22 @@ def _apart(sender: Fitted, x: Tensor) -> list[Tensor] | None:
 
 
 def _nbytes(
-    some: Sequence[Quantizer], i: int, sender: Fitted, counts: Tensor | None, apart: Sequence[Tensor] | None
+    family: Sequence[Quantizer], i: int, sender: Fitted, counts: Tensor | None, apart: Sequence[Tensor] | None
 ) -> Tensor:
-    """[runs]: bytes of the frames that the measured worker would send."""
+    """Return the [runs] bytes of the frames that the measured worker would send."""
     if sender.levels is None or sender.low is None:
-        return torch.full((len(some),), _plain_nbytes(some[0], i), dtype=torch.float64)
-    coded = [0] * len(some) if counts is None else cpu.huffman_nbytes(counts.cpu().to(torch.int64)).tolist()
+        return torch.full((len(family),), _plain_nbytes(family[0], i), dtype=torch.float64)
+    coded = [0] * len(family) if counts is None else cpu.huffman_nbytes(counts.cpu().to(torch.int64)).tolist()
     constants, zeros = (sender.levels == 1).tolist(), (sender.low == 0).tolist()
     nbytes = []
-    for run, (q, constant, zero) in enumerate(zip(some, constants, zeros, strict=True)):
+    for run, (q, constant, zero) in enumerate(zip(family, constants, zeros, strict=True)):
         beyond = () if apart is None else _apart_nbytes(apart[run], i)
         if constant and not any(beyond):
             nbytes.append(_constant_nbytes(q, i, zero))
         elif counts is None:
             nbytes.append(_plain_nbytes(q, i))
         else:
-            # Nothing follows the coded section, so that its bytes just add up.
+            # The coded section is the last one, so that its bytes add up without padding.
             nbytes.append(_frame_nbytes(q, i, (HEADER, *beyond, 0)) + (0 if constant else coded[run]))
     return torch.tensor(nbytes, dtype=torch.float64)
 
@@ -258,7 +259,7 @@ def _frame_nbytes(quantizer: Quantizer, i: int, sections: tuple[int, ...]) -> in
 
 @lru_cache
 def _plain_nbytes(quantizer: Quantizer, i: int) -> int:
-    """Of a codec whose frames do not depend on the values."""
+    """Return the size of frames that do not depend on the values."""
     rows, cols = LAYERS[i]
     return len(_frame(quantizer, torch.linspace(-1, 1, rows * cols).view(rows, cols), None, 0))
 

@@ -1,4 +1,4 @@
-"""Which settings each experiment trains."""
+"""The settings of each experiment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EXPERIMENTS", "settings_of", "units_of"]
 EXPERIMENTS = ("headline", "fixed", "grid", "entropy", "map", "collapse", "beyond", "gradients")
 
 UNIT_RUNS = 250
-"""Runs of a Record: independent of any machine's memory, so that a study can go on on another."""
+"""Runs of a Record; independent of memory, so that a study can continue on another machine."""
 
 FIXED_BITS = range(2, 31)
 CEILING = 10
@@ -35,7 +35,7 @@ def c(floor: float, **fields: object) -> Quantizer:
 HEADLINE = (BASELINE, c(5), c(6))
 ZERO = c(5, zero=True)
 FIX = c(4, zero=True, tail=0.001)
-"""What the library offers against the collapse: zero is a level, and a thousandth of the weights travels apart."""
+"""Remedy for the collapse: zero is a level, and a thousandth of the weights is sent apart in float32."""
 
 
 GRADIENT_CODECS = (
@@ -44,7 +44,7 @@ GRADIENT_CODECS = (
 
 
 def settings_of(experiment: str, default: Setting) -> Iterator[Setting]:
-    """The settings of a part around the default hyper-parameters."""
+    """Yield the settings of an experiment around the default hyper-parameters."""
     if experiment == "headline":
         yield from (replace(default, quantizer=q) for q in HEADLINE)
     elif experiment == "fixed":
@@ -54,9 +54,9 @@ def settings_of(experiment: str, default: Setting) -> Iterator[Setting]:
         yield replace(default, quantizer=BASELINE)
         for floor in FLOORS_UNDER_CEILING:
             m = CEILING - floor
-            # Nothing left to adapt: ten bits for everybody.
+            # Nothing left to adapt: ten bits for every layer.
             yield replace(default, quantizer=c(floor, m=m) if m else Quantizer("uniform", bits=CEILING))
-        # c = 6 lies on both lines.
+        # c = 6 is on both lines.
         yield from (replace(default, quantizer=c(floor)) for floor in FLOORS_AT_FOUR if floor != CEILING - 4)
     elif experiment == "entropy":
         yield replace(default, quantizer=BASELINE)
@@ -68,7 +68,7 @@ def settings_of(experiment: str, default: Setting) -> Iterator[Setting]:
         yield from (replace(point, quantizer=q) for point in plane(default) for q in (ZERO, FIX))
         yield from (replace(default, quantizer=c(floor, by="grad")) for floor in GRADIENT_FLOORS)
     elif experiment == "gradients":
-        # Half the rate: with all of it some runs saturate at the start, whatever the codec.
+        # Half the learning rate: with the full one some runs saturate at the start with every codec.
         sender = replace(default, lr=default.lr / 2, l1=0.0, sends="gradients")
         yield from (replace(sender, quantizer=q) for q in GRADIENT_CODECS)
     else:
@@ -76,14 +76,14 @@ def settings_of(experiment: str, default: Setting) -> Iterator[Setting]:
 
 
 def plane(default: Setting) -> Iterator[Setting]:
-    """Learning rate × l1."""
+    """Yield a grid of learning rates and l1 weights."""
     for lr in LEARNING_RATES:
         for l1 in L1_WEIGHTS:
             yield replace(default, lr=lr, l1=l1)
 
 
 def lines(default: Setting) -> Iterator[Setting]:
-    """Through the default: decay, mini-batch and pixels."""
+    """Yield other values of decay, mini-batch and pixels."""
     yield from (replace(default, decay=decay) for decay in DECAYS if decay != default.decay)
     yield from (replace(default, batch=batch) for batch in BATCHES if batch != default.batch)
     yield replace(default, pixels="centred" if default.pixels == "unit" else "unit")

@@ -1,11 +1,11 @@
-"""A training step of all runs in two kernels: on a GPU it is the weights' way through memory that takes the time.
+"""A training step of all runs in two kernels; on a GPU the time is that of reading and writing the weights.
 
-The first layer's weights are read and written once a step: the kernel that changes a block of them also takes it
-through the next mini-batch. Products take float16 operands and add up in float32: float16 has TF32's mantissa, and the
-weights, of which each product gets a rounded copy, stay float32. Derivatives travel between the kernels without the
+The first layer's weights are read and written once a step: the kernel that updates a block of them also multiplies it
+with the next mini-batch. Products take float16 operands and accumulate in float32: float16 has TF32's mantissa, and the
+weights, of which each product gets a rounded copy, stay float32. Derivatives are passed between the kernels without the
 learning rate and times 64, in the middle of float16's range.
 
-Blocks are loaded and stored through descriptors: what lies outside a tensor reads as zero and is not written.
+Blocks are loaded and stored through descriptors: elements outside a tensor read as zero and are not written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAIN = 64.0
 UNITS, PIXELS, CHUNK = 128, 32, 32
 FIRST = {"num_warps": 8, "num_stages": 4}
 UPPER = {"num_warps": 4, "num_stages": 2}
-"""Blocks, and how they are worked on: the fastest on an H200 with 1,000 runs and 100 images, of those that fit."""
+"""Block sizes and launch options: the fastest on an H200 with 1,000 runs and 100 images."""
 
 
 def jit(kernel: Callable[..., Any]) -> Any:
@@ -58,7 +58,7 @@ def _first_layer(  # type: ignore[no-untyped-def]
     HIDDEN: tl.constexpr, GAIN: tl.constexpr, IMAGES: tl.constexpr, UNITS: tl.constexpr,  # noqa: N803
     PIXELS: tl.constexpr, UPDATE: tl.constexpr, FORWARD: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """A block of units: w -= shrink * sign(w) + step * d' x, then h = tanh(next_x w' + bias)."""
+    """Update a block of units, w -= shrink * sign(w) + step * d' x; then compute h = tanh(next_x w' + bias)."""
     start = tl.program_id(0) * UNITS
     unit = start + tl.arange(0, UNITS)
     if UPDATE:
@@ -84,7 +84,7 @@ def _upper_layers(  # type: ignore[no-untyped-def]
     HIDDEN: tl.constexpr, INNER: tl.constexpr, CLASSES: tl.constexpr, GAIN: tl.constexpr,  # noqa: N803
     IMAGES: tl.constexpr, INNERS: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """A run: from h to the outputs and back, layers two and three and all biases changed, d written."""
+    """Compute the outputs of a run from h and back, update layers two and three and all biases, and write d."""
     run = tl.program_id(0)
     image, inner, output = tl.arange(0, IMAGES), tl.arange(0, INNERS), tl.arange(0, OUTPUTS)
     rate, pull = tl.load(step + run) / GAIN, tl.load(shrink + run)
@@ -97,18 +97,18 @@ def _upper_layers(  # type: ignore[no-untyped-def]
     bias2 = tl.load(b2 + run * INNER + inner, mask=inner < INNER, other=0.0)
     a2 = _tanh(total + bias2[None, :])
 
-    at3 = w3 + run * CLASSES * INNER + output[:, None] * INNER + inner[None, :]
-    there3 = (output < CLASSES)[:, None] & (inner < INNER)[None, :]
-    weights3 = tl.load(at3, mask=there3, other=0.0)
+    pointers3 = w3 + run * CLASSES * INNER + output[:, None] * INNER + inner[None, :]
+    valid3 = (output < CLASSES)[:, None] & (inner < INNER)[None, :]
+    weights3 = tl.load(pointers3, mask=valid3, other=0.0)
     bias3 = tl.load(b3 + run * CLASSES + output, mask=output < CLASSES, other=0.0)
     y = _tanh(tl.dot(a2.to(tl.float16), tl.trans(weights3).to(tl.float16)) + bias3[None, :])
-    asked = (image < images)[:, None] & (output < CLASSES)[None, :]
-    wanted = tl.load(targets + image[:, None] * CLASSES + output[None, :], mask=asked, other=0.0)
-    d3 = tl.where(asked, (y - wanted) * (1 - y * y) * GAIN, 0.0)
+    valid = (image < images)[:, None] & (output < CLASSES)[None, :]
+    target = tl.load(targets + image[:, None] * CLASSES + output[None, :], mask=valid, other=0.0)
+    d3 = tl.where(valid, (y - target) * (1 - y * y) * GAIN, 0.0)
     d2 = tl.dot(d3.to(tl.float16), weights3.to(tl.float16)) * (1 - a2 * a2)
 
     change3 = tl.dot(tl.trans(d3).to(tl.float16), a2.to(tl.float16)) * rate
-    tl.store(at3, weights3 - _sign(weights3) * pull - change3, mask=there3)
+    tl.store(pointers3, weights3 - _sign(weights3) * pull - change3, mask=valid3)
     tl.store(b3 + run * CLASSES + output, bias3 - tl.sum(d3, 0) * rate, mask=output < CLASSES)
     tl.store(b2 + run * INNER + inner, bias2 - tl.sum(d2, 0) * rate, mask=inner < INNER)
 
@@ -126,7 +126,7 @@ def _upper_layers(  # type: ignore[no-untyped-def]
 
 
 def _tile(size: int) -> int:
-    """The next power of two that a product takes."""
+    """Return the next power of two that a product accepts."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -142,7 +142,7 @@ def first_layer(
     batches: tuple[Tensor | None, Tensor | None],
     rates: tuple[Tensor, Tensor],
 ) -> None:
-    """Change the weights by one mini-batch and its derivatives, then take the next one through; either may be missing.
+    """Update the weights with one mini-batch and compute the activations of the next one; either may be missing.
 
     Args:
         w: [runs * hidden, inputs], float32.
@@ -150,15 +150,15 @@ def first_layer(
         h: [images, runs * hidden], float32, for the activations of the second mini-batch.
         d: The same in float16, the derivatives that ``upper_layers`` wrote for the first one.
         batches: [images, inputs] in float16.
-        rates: [runs] each: what a derivative is multiplied with, and what l1 takes off a magnitude.
+        rates: [runs] each: the factor of a derivative, and what l1 subtracts from a magnitude.
     """
     (x, next_x), (step, shrink) = batches, rates
     width, inputs = w.shape
-    some = [one for one in batches if one is not None]
-    images = _tile(len(some[0]))
+    given = [batch for batch in batches if batch is not None]
+    images = _tile(len(given[0]))
     _first_layer[(triton.cdiv(width, UNITS),)](
         _blocks(w, UNITS, PIXELS), bias, _blocks(h, images, UNITS), _blocks(d, images, UNITS),
-        _blocks(some[0], images, PIXELS), _blocks(some[-1], images, PIXELS),
+        _blocks(given[0], images, PIXELS), _blocks(given[-1], images, PIXELS),
         step, shrink, width, inputs, HIDDEN=width // len(step), GAIN=GAIN, IMAGES=images, UNITS=UNITS, PIXELS=PIXELS,
         UPDATE=x is not None, FORWARD=next_x is not None, **FIRST,
     )  # fmt: skip
@@ -173,16 +173,16 @@ def upper_layers(
     targets: Tensor,
     rates: tuple[Tensor, Tensor],
 ) -> None:
-    """The rest of a step, for what ``first_layer`` left in ``h``.
+    """Do the rest of a step with the activations that ``first_layer`` left in ``h``.
 
     Args:
         h: [images, runs * hidden], float32.
-        d: The same in float16: written.
+        d: The same in float16; written.
         w2: [runs, inner, hidden], changed.
         w3: [runs, classes, inner], changed.
-        biases: Of the three layers, changed.
+        biases: Biases of the three layers, changed.
         targets: [images, classes].
-        rates: As above.
+        rates: As for ``first_layer``.
     """
     runs, inner, hidden = w2.shape
     images, inners, classes = len(targets), _tile(inner), w3.shape[1]

@@ -1,9 +1,9 @@
 """Many 784-392-50-10 networks trained at once, as one computation.
 
-Runs differ by their initial weights and settings and see the images in the same order, so that the first layer, nearly
-all of the work, is one matrix product for all runs of a worker: its weights lie below each other as
-[runs * 392, 784]. The gradient of that layer never exists: its product is added to the weights in place. On a GPU,
-mini-batches of up to 128 images go through the kernels of ``fused``.
+Runs differ in their initial weights and settings and get the images in the same order, so that the first layer, nearly
+all of the work, is one matrix product for all runs of a worker, with stacked weights [runs * 392, 784]. The gradient of
+that layer is never stored: its product is added to the weights in place. On a GPU, mini-batches of up to 128 images use
+the kernels of ``fused``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["Batches", "Networks", "scaled"]
 log = logging.getLogger("laconic")
 
 INITIAL, ORDER = 201, 202
-"""Streams of the seed, apart from those that codecs draw from."""
+"""Streams of the seed, different from those of codecs."""
 
 INITIAL_RUNS = 64
-"""Runs whose weights are drawn at once: the hash takes several copies in int64."""
+"""Runs whose weights are drawn at once: the hash needs several copies in int64."""
 
 PIXELS, HIDDEN, INNER, CLASSES = 784, 392, 50, 10
 TEST_IMAGES = 1000
-"""Images that are classified at once: activations of all runs are as large as these are many."""
+"""Images that are classified at once; the activations of all runs grow with them."""
 
 Rates = tuple[Tensor, Tensor]
-"""[runs] each: what the derivative of a mini-batch's sum of squared errors is multiplied with, and what l1 takes off
-each magnitude."""
+"""[runs] each: the factor of the derivative of a mini-batch's sum of squared errors, and what l1 subtracts from each
+magnitude."""
 
 
 class Networks:
@@ -58,27 +58,27 @@ class Networks:
         self.lr, self.decay, self.l1 = (
             torch.tensor([getattr(s, name) for s in settings], dtype=torch.float64) for name in ("lr", "decay", "l1")
         )
-        self._room: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def layer(self, worker: int, i: int) -> Tensor:
-        """Its weights as [runs, values]."""
+        """Return the weights of a layer as [runs, values]."""
         return (self.w1, self.w2, self.w3)[i][worker].view(self.runs, -1)
 
     def biases(self, worker: int) -> tuple[Tensor, Tensor, Tensor]:
         return self.b1[worker], self.b2[worker], self.b3[worker]
 
     def common(self) -> list[Tensor]:
-        """A copy of the first worker's layers: of all, after an exchange."""
+        """Return a copy of the first worker's layers, which after an exchange are those of all workers."""
         return [self.layer(0, i).clone() for i in range(len(LAYERS))]
 
     def add(self, layers: Sequence[Tensor], sign: int) -> None:
-        """To every worker's."""
+        """Add tensors to the layers of every worker."""
         for k in range(self.workers):
             for i, x in enumerate(layers):
                 self.layer(k, i).add_(x, alpha=sign)
 
     def state(self, worker: int) -> list[Tensor]:
-        """A copy of its weights and biases."""
+        """Return a copy of a worker's weights and biases."""
         return [x.clone() for x in self._tensors(worker)]
 
     def restore(self, worker: int, state: Sequence[Tensor]) -> None:
@@ -91,10 +91,10 @@ class Networks:
     # ------------------------------------------------------------------------------------------------------ training
 
     def train_epoch(self, epoch: int, batches: Batches) -> None:
-        """One pass of every worker over its own share."""
+        """Train every worker for one pass over its share."""
         fits = self.device.type == "cuda" and batches.batch <= fused.MOST_IMAGES
         if fits and not fused.AVAILABLE and epoch == 0:
-            log.warning("triton is not installed: training takes twice as long")
+            log.warning("training takes twice as long because Triton is not installed")
         rates = self.rates(epoch, batches.batch)
         for worker, (images, targets) in enumerate(batches.epoch(epoch)):
             if fits and fused.AVAILABLE:
@@ -104,7 +104,7 @@ class Networks:
                     self.step(worker, x, t, rates)
 
     def rates(self, epoch: int, images: int) -> Rates:
-        """Of an epoch, for mini-batches of so many images."""
+        """Return the rates of an epoch for mini-batches of so many images."""
         lr = self.lr * self.decay**epoch
         step, shrink = lr / (images * CLASSES / 2), lr * self.l1
         return step.to(self.device, torch.float32), shrink.to(self.device, torch.float32)
@@ -118,12 +118,12 @@ class Networks:
             fused.first_layer(*first, (x, images[i + 1] if i + 1 < len(images) else None), rates)
 
     def step(self, k: int, x: Tensor, t: Tensor, rates: Rates) -> None:
-        """One mini-batch of one worker."""
+        """Train one worker with one mini-batch."""
         step, shrink = rates
         h, a2, y = self._forward(k, x)
-        # The error is multiplied with the rate, so that every product after it is a step already.
+        # The error is multiplied by the rate, so that every later product is a step already.
         d3, d2, d1 = self._backward(k, h, a2, y, t, step.view(-1, 1, 1))
-        # The l1 term pulls at the same weights that the error was taken at: first, and after their last use.
+        # The l1 term applies to the weights at which the error was computed: after their last use, before the update.
         for w in (self.layer(k, i) for i in range(len(LAYERS))):
             w.addcmul_(w.sign(), shrink.view(-1, 1), value=-1)
         self.w3[k].baddbmm_(d3.transpose(1, 2), a2, alpha=-1)
@@ -141,7 +141,7 @@ class Networks:
     def _backward(
         self, k: int, h: Tensor, a2: Tensor, y: Tensor, t: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by what goes into each tanh, times ``scale``."""
+        """Return the derivatives with respect to the inputs of each tanh, times ``scale``."""
         tanh_backward = torch.ops.aten.tanh_backward.grad_input  # d * (1 - h²) in place, in one pass
         d3 = (y - t).mul_(scale)
         tanh_backward(d3, y, grad_input=d3)
@@ -156,16 +156,16 @@ class Networks:
         return h.view(-1, self.runs, HIDDEN).transpose(0, 1)
 
     def _buffer(self, dtype: torch.dtype, images: int) -> Tensor:
-        """[images, runs * hidden], made once: activations of all runs are gigabytes."""
-        kept = self._room.get(str(dtype))
+        """Return a reused buffer [images, runs * hidden]: the activations of all runs are gigabytes."""
+        kept = self._buffers.get(str(dtype))
         if kept is None or len(kept) < images:
-            kept = self._room[str(dtype)] = torch.empty(images, self.runs * HIDDEN, dtype=dtype, device=self.device)
+            kept = self._buffers[str(dtype)] = torch.empty(images, self.runs * HIDDEN, dtype=dtype, device=self.device)
         return kept[:images]
 
-    # ------------------------------------------------------------------------------------------------------- looking
+    # ---------------------------------------------------------------------------------------------------- evaluation
 
     def gradient_rms(self, worker: int, batches: Batches) -> Tensor:
-        """[layers, runs]: the root mean square of the derivative of the worker's MSE, over its whole share."""
+        """Return [layers, runs], the root mean square of the derivative of the worker's MSE over its whole share."""
         sums = [torch.zeros_like(w[worker]) for w in (self.w1, self.w2, self.w3)]
         images = 0
         for x, t in batches.share(worker):
@@ -179,7 +179,7 @@ class Networks:
         return torch.stack(squares).sqrt_().div_(images)
 
     def num_right(self, images: Tensor, labels: Tensor) -> Tensor:
-        """[runs]: how many of the images the first worker's networks classify right."""
+        """Return [runs], the number of images that the first worker's networks classify correctly."""
         right = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
         for x, label in zip(torch.split(images, TEST_IMAGES), torch.split(labels, TEST_IMAGES), strict=True):
             right += (self._forward(0, x)[2].argmax(2) == label).sum(1)
@@ -187,19 +187,19 @@ class Networks:
 
 
 def initial(seed: int, run_ids: Sequence[int], i: int, device: torch.device) -> Tensor:
-    """Layer i of each run: uniform in ± sqrt(6 / (inputs + outputs)), a hash of seed, run and position alone.
+    """Return layer i of each run: uniform in ± sqrt(6 / (inputs + outputs)), a hash of seed, run and position.
 
-    So a run starts the same in every batch, next to whichever others, and on every device.
+    A run has the same weights in every batch and on every device.
     """
     rows, cols = LAYERS[i]
     bound = math.sqrt(6 / (rows + cols))
     key = random.key(seed, INITIAL + 16 * i)
     weights = torch.empty((len(run_ids), rows, cols), device=device)
     position = torch.arange(rows * cols, dtype=torch.int64, device=device)
-    for at in range(0, len(run_ids), INITIAL_RUNS):
-        some = torch.tensor(run_ids[at : at + INITIAL_RUNS], dtype=torch.int64, device=device).view(-1, 1) << 32
-        unit = random.hash32(some + position, key).to(torch.float32) * 2.0**-32
-        weights[at : at + len(some)] = ((unit * 2 - 1) * bound).view(-1, rows, cols)
+    for begin in range(0, len(run_ids), INITIAL_RUNS):
+        chunk = torch.tensor(run_ids[begin : begin + INITIAL_RUNS], dtype=torch.int64, device=device).view(-1, 1) << 32
+        unit = random.hash32(chunk + position, key).to(torch.float32) * 2.0**-32
+        weights[begin : begin + len(chunk)] = ((unit * 2 - 1) * bound).view(-1, rows, cols)
     return weights
 
 
@@ -207,7 +207,7 @@ def initial(seed: int, run_ids: Sequence[int], i: int, device: torch.device) -> 
 
 
 class Batches:
-    """Images on the device, in exclusive shares, in an order that depends on seed and epoch only."""
+    """Images on the device in exclusive shares, in an order that depends on seed and epoch only."""
 
     def __init__(
         self, images: Tensor, labels: Tensor, *, workers: int, batch: int, seed: int, pixels: str, device: torch.device
@@ -220,14 +220,14 @@ class Batches:
         self.shares = self._shuffled(0, len(images))[: self.size * workers].view(workers, -1)
 
     def _shuffled(self, draw: int, n: int) -> Tensor:
-        # On the CPU: the same order whatever the device.
+        # On the CPU, so that the order does not depend on the device.
         generator = torch.Generator().manual_seed(random.key(self.seed, ORDER + 16 * draw) >> 1)
         return torch.randperm(n, generator=generator)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each worker's images and targets as [steps, batch, ...].
+        """Yield each worker's images and targets as [steps, batch, ...].
 
-        What does not fill a mini-batch waits for another epoch's order.
+        Images that do not fill a mini-batch are left out of the epoch.
         """
         for worker in range(self.workers):
             order = self._shuffled(1 + epoch * self.workers + worker, self.size)[: self.steps * self.batch]
@@ -241,6 +241,6 @@ class Batches:
 
 
 def scaled(images: Tensor, pixels: str, device: torch.device) -> Tensor:
-    """Grey values as [images, 784] in [0, 1], or in [-1, 1]."""
+    """Return grey values as [images, 784] in [0, 1], or in [-1, 1]."""
     unit = images.to(device).view(len(images), PIXELS).to(torch.float32) / 255
     return unit if pixels == "unit" else unit * 2 - 1

@@ -1,8 +1,7 @@
-"""The codecs' quantizers for the layers of many runs at once: the same symbols and values as their packets hold.
+"""The quantizers of the codecs for layers of many runs at once, with the same symbols and decoded values.
 
-A layer comes as [runs, values]; what belongs to a run is a vector. Operations are those of the codecs one by one, in
-their precision and order, and numbers that divide are tensors: CUDA divides by a plain number as multiplication with
-its reciprocal, which rounds differently.
+A layer is [runs, values]; parameters of a run are elements of a vector. Operations have the precision and order of the
+codecs. Divisors are tensors, because CUDA multiplies by the reciprocal of a plain number, which rounds differently.
 """
 
 from __future__ import annotations
@@ -28,36 +27,36 @@ class Fitted(Protocol):
 
     @property
     def levels(self) -> Tensor | None:
-        """[runs]: bins, 1 where all weights are equal; None where values travel as they are."""
+        """[runs]: number of bins, 1 where all weights are equal; None where values are not quantized."""
 
     @property
     def low(self) -> Tensor | None:
         """[runs]: the lower end of the range."""
 
     def decode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What a receiver reads for these columns of the layer; and, where a coder follows, symbol + bins * run."""
+        """Return the decoded values of these columns of the layer and, if a coder follows, symbol + bins * run."""
 
 
 def fit(quantizers: Sequence[Quantizer], x: Tensor, seed: int, gradient: Tensor | None = None) -> Fitted:
-    """Quantizers of one family, one a run, for a layer.
+    """Fit the quantizers of one family to a layer.
 
     Args:
-        quantizers: One per run.
+        quantizers: One quantizer for each run.
         x: The layer.
-        seed: As given to ``laconic.encode``.
-        gradient: [runs], the RMS of its derivative, for ``by=grad``.
+        seed: The seed of ``laconic.encode``.
+        gradient: [runs], the RMS of the layer's derivative, for ``by=grad``.
     """
     first = quantizers[0]
     if first.kind == "none":
         return Exact()
-    low, high = x.amin(1) + 0.0, x.amax(1) + 0.0  # + 0.0: whichever of -0 and +0 was met first
+    low, high = x.amin(1) + 0.0, x.amax(1) + 0.0  # + 0.0 turns -0 into +0
     if first.kind == "uniform":
         return Fixed(low, high, _vector([q.bits for q in quantizers], x).exp2())
     c = _vector([q.c for q in quantizers], x)
-    some = sample(x, first.f, seed)
+    sampled = sample(x, first.f, seed)
     limit = None
     if first.tail > 0:
-        limit = _limit(first.tail, x, some, torch.maximum(-low, high))
+        limit = _limit(first.tail, x, sampled, torch.maximum(-low, high))
         low, high = torch.maximum(low, -limit) + 0.0, torch.minimum(high, limit) + 0.0
     if first.zero:
         low, high = low.clamp(max=0), high.clamp(min=0)
@@ -65,7 +64,7 @@ def fit(quantizers: Sequence[Quantizer], x: Tensor, seed: int, gradient: Tensor 
         assert gradient is not None
         levels = (gradient.to(torch.float64) + 1.0) * c.exp2()
     else:
-        bits = entropy(some, low, high, _vector([q.m for q in quantizers], x)) + c
+        bits = entropy(sampled, low, high, _vector([q.m for q in quantizers], x)) + c
         integer = torch.tensor([q.integer for q in quantizers], device=x.device)
         levels = torch.where(integer, bits.ceil(), bits).exp2()
     # A grid around zero may need two levels more than it was given.
@@ -73,11 +72,11 @@ def fit(quantizers: Sequence[Quantizer], x: Tensor, seed: int, gradient: Tensor 
     return Linear(low, high, levels, zero=first.zero, limit=limit)
 
 
-def _limit(tail: float, x: Tensor, some: Tensor, largest: Tensor) -> Tensor:
-    """[runs]: the magnitude beyond which values travel apart; the largest one where too many would."""
-    n, sampled = x.shape[1], some.shape[1]
-    rank = min(sampled, max(1, math.floor(tail * sampled + 0.5)))
-    limit = some.abs().topk(rank, 1).values[:, -1]
+def _limit(tail: float, x: Tensor, sampled: Tensor, largest: Tensor) -> Tensor:
+    """Return [runs], the magnitude above which values are sent apart; the largest one where too many would be."""
+    n, count = x.shape[1], sampled.shape[1]
+    rank = min(count, max(1, math.floor(tail * count + 0.5)))
+    limit = sampled.abs().topk(rank, 1).values[:, -1]
     most = min(n, max(64, math.ceil(4 * tail * n)))
     return torch.where((x.abs() > limit.unsqueeze(1)).sum(1) > most, largest, limit)
 
@@ -90,31 +89,31 @@ def _vector(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def sample_positions(n: int, f: float, seed: int) -> Tensor | None:
-    """Which values of a layer the codec looks at: one out of each slot of equal size; None for all."""
+    """Return the positions of a layer that the codec samples, one in each interval of equal size; None for all."""
     count = min(n, max(MIN_SAMPLE, math.ceil(f * n)))
     if count == n:
         return None
-    slot = torch.arange(count + 1, dtype=torch.int64) * n // count
-    width = slot[1:] - slot[:-1]
+    begins = torch.arange(count + 1, dtype=torch.int64) * n // count
+    width = begins[1:] - begins[:-1]
     drawn = random.hash32(torch.arange(count, dtype=torch.int64), random.key(seed, random.SAMPLING))
-    return slot[:-1] + (drawn * width >> 32)
+    return begins[:-1] + (drawn * width >> 32)
 
 
 def sample(x: Tensor, f: float, seed: int) -> Tensor:
-    """[runs, sampled]."""
+    """Return the sampled values as [runs, sampled]."""
     positions = sample_positions(x.shape[1], f, seed)
     return x if positions is None else x.index_select(1, positions.to(x.device))
 
 
-def entropy(some: Tensor, low: Tensor, high: Tensor, m: Tensor) -> Tensor:
-    """[runs], in bits and float64: of the histogram of [runs, sampled] values over 2^m bins of [low, high]."""
-    runs, sampled = some.shape
-    symbols, _ = Linear(low, high, m.exp2(), zero=False).symbols(some)
-    counts = torch.zeros(runs, int(m.max().exp2()), dtype=torch.int64, device=some.device)
-    counts.scatter_add_(1, symbols, torch.ones((), dtype=torch.int64, device=some.device).expand(symbols.shape))
-    found = counts.to(torch.float64)
-    total = torch.full((), sampled, dtype=torch.float64, device=some.device)
-    return (math.log2(sampled) - torch.where(counts > 0, found * found.log2(), 0.0).sum(1) / total).clamp(min=0)
+def entropy(sampled: Tensor, low: Tensor, high: Tensor, m: Tensor) -> Tensor:
+    """Return [runs], the entropy in bits of [runs, sampled] values over 2^m bins of [low, high], in float64."""
+    runs, count = sampled.shape
+    symbols, _ = Linear(low, high, m.exp2(), zero=False).symbols(sampled)
+    counts = torch.zeros(runs, int(m.max().exp2()), dtype=torch.int64, device=sampled.device)
+    counts.scatter_add_(1, symbols, torch.ones((), dtype=torch.int64, device=sampled.device).expand(symbols.shape))
+    c = counts.to(torch.float64)
+    total = torch.full((), count, dtype=torch.float64, device=sampled.device)
+    return (math.log2(count) - torch.where(counts > 0, c * c.log2(), 0.0).sum(1) / total).clamp(min=0)
 
 
 # --------------------------------------------------------------------------------------------------------- quantizers
@@ -141,7 +140,7 @@ class Fixed:
         index = x.to(torch.float64).sub_(low.unsqueeze(1)).mul_(inverse.unsqueeze(1)).trunc_()
         index = torch.minimum(index, (self.levels - 1).unsqueeze(1), out=index)
         width = (high - low) / self.levels
-        # A constant's width is zero, so whatever its index it decodes to itself.
+        # The width of a constant is zero, so it decodes to itself whatever its index.
         return index.add_(0.5).mul_(width.unsqueeze(1)).add_(low.unsqueeze(1)).to(torch.float32), None
 
 
@@ -152,8 +151,8 @@ class Linear:
         low: [runs], the lower end.
         high: [runs], the upper end.
         levels: [runs], how many bins.
-        zero: The grid is moved so that zero is a centre.
-        limit: [runs]; larger magnitudes travel as they are.
+        zero: Whether the grid is moved so that zero is a centre.
+        limit: [runs]; larger magnitudes are sent apart in float32.
     """
 
     def __init__(self, low: Tensor, high: Tensor, levels: Tensor, *, zero: bool, limit: Tensor | None = None) -> None:
@@ -183,10 +182,10 @@ class Linear:
         self.table = torch.where(constant.unsqueeze(1), least.unsqueeze(1), table).to(torch.float32)
 
     def symbols(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[runs, columns] in int64, and scratch of x's size."""
+        """Return [runs, columns] symbols in int64, and a scratch tensor of x's size."""
         scratch = x * self.pre.unsqueeze(1)
         scratch.sub_(self.base.unsqueeze(1)).mul_(self.inverse.unsqueeze(1))
-        # Clamped before the fraction is cut off: the same, and no float outside the integers is ever converted.
+        # Clamped before the conversion, so that no float outside the range of integers is converted.
         scratch.clamp_(min=0)
         torch.minimum(scratch, (self.levels - 1).to(torch.float32).unsqueeze(1), out=scratch)
         return scratch.to(torch.int64), scratch
@@ -202,7 +201,7 @@ class Linear:
 
 
 def _power(spread: Tensor) -> Tensor:
-    """What values are multiplied by, so that no difference overflows and no quotient does."""
+    """Return the factor of values that keeps differences and quotients from overflowing."""
     return torch.where(spread < 2.0**-64, 2.0**64, torch.where(spread > 2.0**64, 2.0**-64, 1.0)).to(torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""What is trained: a quantizer, the hyper-parameters around it, and the frame that all runs share."""
+"""Settings of the study: a quantizer, its hyper-parameters, and what all runs share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from laconic.errors import ConfigError
 __all__ = ["BASELINE", "LAYERS", "NUM_WEIGHTS", "CommonSettings", "Quantizer", "Setting"]
 
 LAYERS = ((392, 784), (50, 392), (10, 50))
-"""Outputs and inputs of each."""
+"""Outputs and inputs of each layer."""
 NUM_WEIGHTS = sum(rows * cols for rows, cols in LAYERS)
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How a layer's weights travel; the fields are those of the codec of that name.
+    """How a layer's weights are sent; the fields are those of the codec of that name.
 
     Args:
         kind: ``none`` (float32), ``uniform`` (``bits`` for every layer) or ``adaptive``.
@@ -34,7 +34,7 @@ class Quantizer:
 
     @property
     def spec(self) -> str:
-        """The codec in the grammar of specs."""
+        """The spec of the codec."""
         if self.kind == "none":
             return "none"
         if self.kind == "uniform":
@@ -48,7 +48,7 @@ class Quantizer:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """Quantizers of one family differ in numbers only, so their runs are quantized together."""
+        """Key of the quantizers that differ only in numbers, so that their runs are quantized together."""
         if self.kind != "adaptive":
             return (self.kind,)
         return ("adaptive", self.f, self.by, self.zero, self.tail)
@@ -59,11 +59,11 @@ BASELINE = Quantizer()
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of an experiment: a quantizer, and the hyper-parameters that the paper leaves open.
+    """One point of an experiment: a quantizer, and hyper-parameters that the paper does not state.
 
     Args:
         lr: Learning rate of the first epoch, on the mean over batch and outputs of the squared error.
-        decay: What an epoch multiplies it with.
+        decay: Factor of the learning rate after each epoch.
         l1: Weight of the sum of magnitudes of the weights (not of the biases) in the loss.
         batch: Images of a mini-batch, per worker.
         pixels: ``unit`` for grey values in [0, 1], ``centred`` for [-1, 1].
@@ -96,10 +96,10 @@ class CommonSettings:
 
     Args:
         data: Name of the images, see ``laconic.train.data``.
-        workers: Workers, each with an exclusive share of the images.
+        workers: Number of workers, each with an exclusive share of the images.
         epochs: Passes over the images; weights are exchanged after each.
-        seed: Of initial weights, shares, order of images and sampling.
-        default: The hyper-parameters wherever a part does not vary them.
+        seed: Seed of initial weights, shares, order of images and sampling.
+        default: Hyper-parameters that an experiment does not vary.
     """
 
     data: str = "digits"
@@ -114,5 +114,5 @@ class CommonSettings:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def values(self) -> dict[str, Any]:
-        """The frame alone: settings have their own."""
+        """Return the common values of a Record; settings add their own."""
         return {"data": self.data, "workers": self.workers, "epochs": self.epochs, "seed": self.seed}

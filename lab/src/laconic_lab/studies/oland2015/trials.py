@@ -1,4 +1,4 @@
-"""Train a batch of runs and keep what the study asks about."""
+"""Training of a batch of runs, and the values of their Records."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["ENTROPY_BITS", "ENTROPY_RATES", "Series", "Unit", "train"]
 
 ENTROPY_BITS = (4, 6, 8, 10)
 ENTROPY_RATES = (1.0, 0.3, 0.1, 0.03, 0.01)
-"""Histograms and samples of the entropy part: M in bits, and F."""
+"""Histograms (M in bits) and samples (F) of the experiment ``entropy``."""
 
 WATCHED_RUNS = 12
 NEAR = 0.1
-"""Points of accuracy below the best that count as there: the peak itself is a noisy epoch."""
+"""Points of accuracy below the best that count as near it: the best epoch itself is noisy."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Some runs of one setting: what is trained together, written together and skipped together.
+    """Runs of one setting that are trained, recorded and skipped together.
 
     Args:
         experiment: Name of the experiment.
         setting: What is trained.
         first: Number of the first run; runs of one number start from the same weights in every setting.
-        runs: How many.
+        runs: Number of runs.
     """
 
     experiment: str
@@ -48,12 +48,12 @@ class Unit:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether curves are kept: maps are many settings, and their curves would be megabytes that nobody reads."""
+        """Whether curves are recorded; those of the many settings of a map would be megabytes."""
         return self.experiment not in ("map", "beyond", "gradients")
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Units of the same company can be trained as one batch."""
+        """Key of units that can be trained as one batch."""
         setting = self.setting
         return setting.batch, setting.pixels, setting.sends, setting.quantizer.by, self.experiment
 
@@ -61,16 +61,16 @@ class Unit:
         return {"part": self.experiment, "first_run": self.first, "runs": self.runs} | self.setting.values()
 
     def key(self, common: CommonSettings) -> str:
-        """Names the unit's Record: a changed configuration is another key."""
+        """Return the key of the unit's Record; it changes with the configuration."""
         text = json.dumps(common.values() | self.values(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass
 class Series:
-    """What was seen of a unit's runs, epoch by epoch; tensors have epochs first and runs last.
+    """Results of a unit's runs, epoch by epoch; the first dimension of tensors is epochs, the last runs.
 
-    ``comparison`` is that of the whole batch that the unit was trained in.
+    ``comparison`` is that of the whole batch in which the unit was trained.
     """
 
     unit: Unit
@@ -85,10 +85,10 @@ class Series:
     comparison: Comparison = field(default_factory=Comparison)
 
     def values(self) -> dict[str, Any]:
-        """Rounded to what a figure can show: Records are kept in the repository."""
+        """Return the values of a Record, rounded to what a figure can show."""
         peak, peak_epoch = self.accuracy.max(0)  # the first epoch that reaches the maximum
         near_epoch = (self.accuracy >= peak - NEAR - 1e-9).to(torch.int8).argmax(0)
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "peak": rounded(peak, 3),
             "final": rounded(self.accuracy[-1], 3),
             "peak_epoch": (peak_epoch + 1).tolist(),
@@ -102,20 +102,20 @@ class Series:
         for name in ("raw_bits", "whole_bits", "coded_bits"):
             layers = getattr(self, name)
             per_epoch = (layers * weights.view(1, -1, 1)).sum(1)
-            found[name] = rounded(per_epoch.mean(0), 4)
-            found[f"{name}_by_layer"] = rounded(layers.mean((0, 2)), 4)
+            values[name] = rounded(per_epoch.mean(0), 4)
+            values[f"{name}_by_layer"] = rounded(layers.mean((0, 2)), 4)
             if self.unit.by_epoch and name != "whole_bits":
-                found[f"{name}_by_epoch"] = rounded(per_epoch.mean(1), 4)
+                values[f"{name}_by_epoch"] = rounded(per_epoch.mean(1), 4)
         if self.unit.by_epoch:
-            found["accuracy_by_epoch"] = rounded(self.accuracy.mean(1), 3)
-            found["accuracy_std_by_epoch"] = rounded(self.accuracy.std(1, correction=0), 3)
+            values["accuracy_by_epoch"] = rounded(self.accuracy.mean(1), 3)
+            values["accuracy_std_by_epoch"] = rounded(self.accuracy.std(1, correction=0), 3)
         if self.derivative is not None and self.entropy is not None:
-            found |= _looked_at(self.derivative, self.entropy)
-        return found | (self.anatomy or {})
+            values |= _entropy_values(self.derivative, self.entropy)
+        return values | (self.anatomy or {})
 
 
-def _looked_at(derivative: Tensor, entropy: Tensor) -> dict[str, Any]:
-    """derivative [epochs, layers, runs], entropy [epochs, layers, bits, rates, runs]."""
+def _entropy_values(derivative: Tensor, entropy: Tensor) -> dict[str, Any]:
+    """Return the values of a derivative [epochs, layers, runs] and an entropy [epochs, layers, bits, rates, runs]."""
     m, f, whole = ENTROPY_BITS.index(4), ENTROPY_RATES.index(0.03), ENTROPY_RATES.index(1.0)
     chosen = entropy[:, :, m, f]
     x, y = (derivative + 1).log2(), chosen
@@ -132,15 +132,15 @@ def _looked_at(derivative: Tensor, entropy: Tensor) -> dict[str, Any]:
 
 
 def rounded(x: Tensor, digits: int) -> list[Any]:
-    """Nested lists, NaN as None."""
+    """Return rounded nested lists with None for NaN."""
 
-    def tidy(value: Any) -> Any:
+    def rounded_value(value: Any) -> Any:
         if isinstance(value, list):
-            return [tidy(one) for one in value]
+            return [rounded_value(item) for item in value]
         return None if value != value else round(value, digits)
 
-    found: list[Any] = tidy(x.tolist())
-    return found
+    values: list[Any] = rounded_value(x.tolist())
+    return values
 
 
 def train(
@@ -162,7 +162,7 @@ def train(
         real_packets: Exchange frames, a run at a time, instead of computing what they would decode to.
         tick: Called after each epoch with the number of runs.
     """
-    # Families side by side: neighbours are quantized together.
+    # Consecutive runs of one family are quantized together.
     units = sorted(units, key=lambda unit: str(unit.setting.quantizer.family))
     settings = [unit.setting for unit in units for _ in range(unit.runs)]
     run_ids = [unit.first + r for unit in units for r in range(unit.runs)]
@@ -172,7 +172,7 @@ def train(
         workers=common.workers, batch=first.batch, seed=common.seed, pixels=first.pixels, device=device,
     )  # fmt: skip
     test_images, test_labels = scaled(images.test_images, first.pixels, device), images.test_labels.to(device)
-    seen = _Seen(common.epochs, len(settings), looks=experiment == "entropy")
+    results = _BatchResults(common.epochs, len(settings), entropy=experiment == "entropy")
     with _fast_products():
         networks = Networks(settings, run_ids, common.workers, common.seed, device)
         num_right = partial(networks.num_right, test_images, test_labels)
@@ -185,21 +185,23 @@ def train(
             else:
                 networks.train_epoch(epoch, batches)
                 if experiment == "entropy":
-                    seen.look(epoch, networks, measured, batches, seed)
+                    results.measure_entropy(epoch, networks, measured, batches, seed)
                 elif experiment == "collapse" and epoch + 1 in error_decomposition.EPOCHS:
-                    seen.dissect(epoch, error_decomposition.dissect(networks, seed, num_right), len(test_labels))
+                    results.add_variants(
+                        epoch, error_decomposition.dissect(networks, seed, num_right), len(test_labels)
+                    )
                 traffic = exchange(seed, measured, watched)
-            seen.right[epoch] = num_right().cpu()
+            results.right[epoch] = num_right().cpu()
             for name in ("raw_bits", "whole_bits", "nbytes"):
-                getattr(seen, name)[epoch] = getattr(traffic, name)
+                getattr(results, name)[epoch] = getattr(traffic, name)
             tick(len(settings))
     measured_on = "all workers' packets" if real_packets else "worker (epoch mod workers), from its histogram"
-    return list(seen.series(units, len(test_labels), measured_on, exchange.comparison))
+    return list(results.series(units, len(test_labels), measured_on, exchange.comparison))
 
 
 @dataclass
 class _Exchange:
-    """One way or the other of ``exchange``, with the gradients that ``by=grad`` asks for."""
+    """An exchange with real or computed frames; ``by=grad`` also needs gradients."""
 
     networks: Networks
     all_quantizers: list[Quantizer]
@@ -218,17 +220,17 @@ class _Exchange:
         traffic = exchange_batched(
             self.networks, self.all_quantizers, seed=seed, measured=measured, gradients=gradients, watch=watch
         )
-        self.comparison.look(watch, self.all_quantizers, traffic, seed)
+        self.comparison.compare(watch, self.all_quantizers, traffic, seed)
         return traffic
 
 
 def _train_by_step(
     networks: Networks, epoch: int, batches: Batches, exchange: _Exchange, seed: int, measured: int, watched: list[int]
 ) -> Traffic:
-    """An epoch in which workers exchange gradients after every mini-batch; its mean traffic.
+    """Train an epoch with an exchange of gradients after every mini-batch, and return the mean traffic.
 
-    What travels is a worker's step from the common weights, the gradient times the rate: quantizers that look at
-    range and distribution do not see the difference.
+    A worker sends its step from the common weights, which is the gradient times the learning rate: range and
+    distribution, on which quantizers depend, have the same shape.
     """
     rates = networks.rates(epoch, batches.batch)
     shares = list(batches.epoch(epoch))
@@ -244,17 +246,17 @@ def _train_by_step(
 
 
 def _watched(units: Sequence[Unit]) -> list[int]:
-    """The first run of some units, spread over the batch."""
-    starts, at = [], 0
+    """Return the first runs of some units, spread over the batch."""
+    starts, start = [], 0
     for unit in units:
-        starts.append(at)
-        at += unit.runs
+        starts.append(start)
+        start += unit.runs
     return starts[:: -(-len(starts) // WATCHED_RUNS)]
 
 
 @contextmanager
 def _fast_products() -> Iterator[None]:
-    """Matrix products in TF32 where there is such a thing; weights and everything else stay float32."""
+    """Use TF32 for matrix products where the device has it; everything else stays float32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -263,10 +265,10 @@ def _fast_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class _Seen:
-    """ByteBudget for what is seen of a batch."""
+class _BatchResults:
+    """Results of all runs of a batch."""
 
-    def __init__(self, epochs: int, runs: int, *, looks: bool) -> None:
+    def __init__(self, epochs: int, runs: int, *, entropy: bool) -> None:
         layers = len(LAYERS)
         self.right = torch.zeros(epochs, runs, dtype=torch.float64)
         self.raw_bits, self.whole_bits, self.nbytes, self.derivative = (
@@ -274,37 +276,38 @@ class _Seen:
         )
         self.anatomy: dict[str, Any] = {}
         self.entropy = None
-        if looks:
+        if entropy:
             shape = (epochs, layers, len(ENTROPY_BITS), len(ENTROPY_RATES), runs)
             self.entropy = torch.zeros(shape, dtype=torch.float64)
 
-    def look(self, epoch: int, networks: Networks, worker: int, batches: Batches, seed: int) -> None:
-        """At what a worker is about to send: its derivative, and its entropy by histograms and samples."""
+    def measure_entropy(self, epoch: int, networks: Networks, worker: int, batches: Batches, seed: int) -> None:
+        """Measure the derivative of a worker, and the entropy of its weights by histograms and samples."""
         assert self.entropy is not None
         self.derivative[epoch] = networks.gradient_rms(worker, batches).cpu()
         for i in range(len(LAYERS)):
             x = networks.layer(worker, i)
             low, high = x.amin(1), x.amax(1)
             for f, rate in enumerate(ENTROPY_RATES):
-                some = quantizers.sample(x, rate, seed)
+                sampled = quantizers.sample(x, rate, seed)
                 for m, bits in enumerate(ENTROPY_BITS):
-                    every = torch.full_like(low, bits, dtype=torch.float64)
-                    self.entropy[epoch, i, m, f] = quantizers.entropy(some, low, high, every).cpu()
+                    bits_by_run = torch.full_like(low, bits, dtype=torch.float64)
+                    self.entropy[epoch, i, m, f] = quantizers.entropy(sampled, low, high, bits_by_run).cpu()
 
-    def dissect(self, epoch: int, found: dict[str, Any], num_images: int) -> None:
+    def add_variants(self, epoch: int, results: dict[str, Any], num_images: int) -> None:
+        """Add the results of ``error_decomposition.dissect``."""
         self.anatomy.setdefault("anatomy_epochs", []).append(epoch + 1)
-        for name, value in found.items():
+        for name, value in results.items():
             if isinstance(value, Tensor):
                 value = 100 * float(value.to(torch.float64).mean()) / num_images
             self.anatomy.setdefault(f"anatomy_{name}", []).append(float(f"{value:.4g}"))
 
     def series(self, units: Sequence[Unit], num_images: int, measured: str, comparison: Comparison) -> Iterator[Series]:
-        at = 0
+        start = 0
         sizes = torch.tensor([rows * cols for rows, cols in LAYERS], dtype=torch.float64).view(1, -1, 1)
         coded_bits = self.nbytes * 8 / sizes
         for unit in units:
-            runs = slice(at, at + unit.runs)
-            at += unit.runs
+            runs = slice(start, start + unit.runs)
+            start += unit.runs
             yield Series(
                 unit,
                 100 * self.right[:, runs] / num_images,
