@@ -24,7 +24,7 @@ def run_folder(path: Path, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("example", report.EXAMPLES)
-def test_examples_run(run: Run, work_dir: Path, example: str) -> None:
+def test_example_of_the_help_runs(run: Run, work_dir: Path, example: str) -> None:
     for name in ("demo/1", "one", "two"):
         run_folder(Path("runs") / name)
     results = Path(__file__).parents[2] / "results"
@@ -34,7 +34,7 @@ def test_examples_run(run: Run, work_dir: Path, example: str) -> None:
     words = shlex.split(example)
     page = Path(words[words.index("-o") + 1] if "-o" in words else "report.html")
     text = page.read_text()
-    assert text.startswith("<!doctype html>") and ("cost" in text) == ("--price-hour" in words or "cost" in text)
+    assert text.startswith("<!doctype html>") and ("an hour for each worker" in text) == ("--price-hour" in words)
     if "--json" in words:
         told = json.loads(done.stdout)
         assert told["path"] == str(page) and told["bytes"] == page.stat().st_size and told["claims"] > 10
@@ -43,7 +43,7 @@ def test_examples_run(run: Run, work_dir: Path, example: str) -> None:
         assert f"wrote {page}: " in done.stdout and "open it in a browser" in done.stdout
 
 
-def test_what_is_not_shown_is_said(run: Run, work_dir: Path) -> None:
+def test_records_that_are_not_shown_are_named_on_stderr(run: Run, work_dir: Path) -> None:
     run_folder(Path("runs/a"))
     (Path("runs") / "b").mkdir()
     (Path("runs") / "b" / "config.json").write_text("{}")
@@ -63,12 +63,12 @@ def test_what_is_not_shown_is_said(run: Run, work_dir: Path) -> None:
         (["file"], "does not hold records"),
         (["runs", "-o", "empty"], "empty is a folder"),
         (["runs", "-o", "file/report.html"], "cannot write the page to file/report.html"),
-        (["runs", "--price-hour", "-1"], "--price-hour must be a number, not below 0, got -1"),
-        (["runs", "--price-gb", "nan"], "--price-gb must be a number"),
+        (["runs", "--price-hour", "-1"], "--price-hour must be finite and at least 0, got -1"),
+        (["runs", "--price-gb", "nan"], "--price-gb must be finite"),
         ([], "RUN"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(run: Run, work_dir: Path, args: list[str], words: str) -> None:
+def test_invalid_input_prints_one_line_and_exits_with_2(run: Run, work_dir: Path, args: list[str], words: str) -> None:
     Path("empty").mkdir()
     Path("file").write_text("text\n")
     run_folder(Path("runs/a"))

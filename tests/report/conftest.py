@@ -1,4 +1,4 @@
-"""The page as a reader sees it; and a few runs to show."""
+"""Pages opened in a browser, and a few runs to report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 class Opened:
-    """A page as a reader sees it, and what it should not have done."""
+    """A page in a browser, with its errors and requests."""
 
     def __init__(self, browser: Any, path: Path, **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **context})
@@ -28,7 +28,7 @@ class Opened:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Any]:
-    """Opens files; all that were are closed at the end."""
+    """Return a function that opens pages; all of them are closed after the test."""
     pages: list[Opened] = []
 
     def open_page(path: Path, **context: Any) -> Opened:
@@ -36,13 +36,16 @@ def opened(browser: Any) -> Iterator[Any]:
         return pages[-1]
 
     yield open_page
-    for one in pages:
-        one.context.close()
+    for page in pages:
+        page.context.close()
 
 
-@pytest.fixture(scope="session")
-def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three short runs by real servers and workers: as they are, compressed, and without rounds."""
+@pytest.fixture(scope="module")
+def demo_runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train three short runs by real servers and workers: dense, compressed, and asynchronous.
+
+    The browser is only requested so that nothing is trained without one.
+    """
     pytest.importorskip("grpc")
     from laconic.cluster.job import Job
     from laconic.train.launch import launch

@@ -32,7 +32,7 @@ UNLABELLED = """[...document.querySelectorAll("button, select, input, svg[data-c
 TWICE = """[...document.querySelectorAll("[id]")].map((e) => e.id).filter((id, i, all) => all.indexOf(id) !== i)"""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def report(demo_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_page(build(gather([demo_runs]).records, prices=Prices(1.0, 0.1)).html, path)

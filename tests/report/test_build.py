@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
@@ -8,17 +7,16 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 import pytest
-from reported import record
 
 from laconic.errors import FileError
-from laconic.records import Record, RecordError, read
+from laconic.records import Record, RecordError
 from laconic.report import Prices, Report, build, write_page
 from laconic.report.plots import Data, Plot, Section
 from laconic.report.plugins import ByKind
-from laconic.report.runs import overview, runs_of
-from laconic_lab.studies.study import claim_records
+from laconic.report.run_plots import overview
+from laconic.report.runs import runs_of
+from report_records import embedded, record
 
-RESULTS = Path(__file__).parents[2] / "results"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -29,7 +27,7 @@ def summary(method: str, sent: float, **more: Any) -> Record:
 
 
 class Outline(HTMLParser):
-    """What is open, what was seen."""
+    """Collects the elements of a page and checks that they are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,47 +48,40 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def embedded(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found
-    blocks: dict[str, Any] = json.loads(found[1])
-    return blocks
-
-
 def test_table_has_speed_up_and_cost() -> None:
     runs = runs_of([summary("1", 5e6), summary("5", 50_000.0, total_s=1.8)])
-    table = overview(runs, Prices(hour=10.0, gigabyte=0.5))
-    row = dict(zip(table.columns, table.rows[1], strict=True))
+    priced = overview(runs, Prices(hour=10.0, gigabyte=0.5))
+    row = dict(zip(priced.table.columns, priced.table.rows[1], strict=True))
     assert row["bytes, of the baseline"] == "1/100" and row["speed-up"] == "2.00×" and row["MB in all"] == "10.00"
-    first = dict(zip(table.data.columns, table.data.rows[0], strict=True))
+    first = dict(zip(priced.data.columns, priced.data.rows[0], strict=True))
     assert first["cost"] == pytest.approx(3.6 / 3600 * 3 * 10 + 1.0 * 0.5)  # three machines, and a gigabyte
-    assert "10 an hour" in table.notes and "0.5 a gigabyte" in table.notes and "is 1." in table.notes
-    assert "cost" not in overview(runs, Prices()).columns
+    assert all(part in priced.table.caption for part in ("10 an hour", "0.5 a gigabyte", "is 1."))
+    assert "cost" not in overview(runs, Prices()).table.columns
 
 
-def test_runs_are_compared_with_their_own_kind() -> None:
+def test_runs_are_compared_with_method_1_of_the_same_model() -> None:
     other = {"model": "lenet5", "run": "other"}
     runs = runs_of([summary("1", 1000.0), summary("5", 10.0), summary("5", 100.0, **other)])
-    table = overview(runs, Prices())
+    table = overview(runs, Prices()).table
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["bytes, of the baseline"] for row in rows] == ["1", "1/100", "1"]
     assert [row["model"] for row in rows] == ["mlp", "mlp", "lenet5"] and "workers" not in table.columns
 
 
-def test_page_needs_nothing_else_and_closes_what_it_opens() -> None:
+def test_page_is_well_formed_and_loads_nothing() -> None:
     text = build([summary("1", 5e6), summary("5", 5e4)], title="a title", command="laconic demo").html
     outline = Outline(text)
     assert outline.open == [] and outline.all("html") == [{"lang": "en"}]
     assert {tag for tag, _ in outline.tags}.isdisjoint({"link", "img", "iframe", "object", "embed", "form"})
     assert not any({"src", "srcset", "style"} & set(attributes) for _, attributes in outline.tags)
-    assert all(str(one["href"]).startswith("#") for one in outline.all("a"))
+    assert all(str(link["href"]).startswith("#") for link in outline.all("a"))
     assert not re.search(r"url\(|@import|\son\w+=", text)
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in text and "unsafe" not in text and "prefers-color-scheme: dark" in text
     assert "Measured on: a chip, 2 cores." in text and "commit abc" in text and "Again: laconic demo" in text
 
 
-def test_names_from_outside_stay_text() -> None:
+def test_markup_in_names_stays_text() -> None:
     nasty = "</script><script>alert('&')</script><img src=x onerror=alert(1)>"
     track = {"worker": 0, "iteration": [1], "seconds": [1.0], "loss": [1.0], "bytes_sent": [1], "bytes_received": [1]}
     records = [
@@ -100,14 +91,14 @@ def test_names_from_outside_stay_text() -> None:
                slots=[{"slot": nasty, "numel": 1, "sent": 1, "received": 1, "errors": [0.5]}]),
         record(nasty, a=1),
     ]  # fmt: skip
-    made = build(records, title=nasty, command=nasty, skipped=[nasty])
-    outline = Outline(made.html)
+    report = build(records, title=nasty, command=nasty, skipped=[nasty])
+    outline = Outline(report.html)
     assert outline.open == [] and len(outline.all("script")) == 5 and outline.all("img") == []
-    assert "<script>alert" not in made.html and embedded(made.html)["plots"]
-    assert any(nasty in line for line in made.skipped)
+    assert "<script>alert" not in report.html and embedded(report.html)["plots"]
+    assert any(nasty in line for line in report.skipped)
 
 
-def test_numbers_that_are_none_are_left_out_of_the_rows() -> None:
+def test_values_that_are_not_finite_become_null() -> None:
     data = Data(("a", "b"), [("x", float("nan")), ("y", 1.0), (None, float("inf"))])
     assert data.values()["cells"] == [
         {"words": ["x", "y"], "at": [0, 1, None]},
@@ -198,39 +189,7 @@ def test_track_with_columns_of_different_lengths_is_named() -> None:
     assert any("runs: a: fields must have the same length" in line for line in report.skipped)
 
 
-@pytest.mark.parametrize(
-    "study, plots, marks",
-    [
-        ("kothari2021", ["kothari-vgg11-bytes", "kothari-vgg11-time", "kothari-vgg11-frontier", "kothari-staleness"],
-         {("kothari-vgg11-bytes", 86.0), ("kothari-vgg11-bytes", 79.0), ("kothari-vgg11-frontier", 137e3)}),
-        ("oland2015", ["oland-accuracy", "oland-bits", "oland-layers", "oland-settings", "oland-map"],
-         {("oland-bits", 3.55), ("oland-settings", 3.78)}),
-        ("jang2017", ["predicted-measured", "jang-table1", "jang-kernels"], {("jang-table1", 1.079)}),
-        ("homomorphic", ["homomorphic-rho", "homomorphic-h"], {("homomorphic-h", 1.0)}),
-    ],
-)  # fmt: skip
-def test_studies_have_their_figures_with_claims_drawn_in(
-    study: str, plots: list[str], marks: set[tuple[str, float]]
-) -> None:
-    records = [one for path in sorted((RESULTS / study).glob("*.jsonl")) for one in read(path)]
-    claims, unjudged = claim_records(records)
-    made = build(records)
-    assert unjudged == [] and set(plots) <= set(made.plots) and made.runs == 0
-    drawn = {(plot["id"], mark["value"]) for plot in embedded(made.html)["plots"] for mark in plot["marks"]}
-    assert marks <= drawn
-    assert not any("left out" in line for line in made.skipped)
-    if study != "homomorphic":
-        assert f"{study}-claimed" in made.plots and all(one.values["study"] == study for one in claims)
-
-
-@pytest.mark.parametrize("folder", ["ddp", "cluster", "bench", "faults", "layers", "demo"])
-def test_every_published_record_is_drawn_or_named(folder: str) -> None:
-    records = [one for path in sorted((RESULTS / folder).glob("*.jsonl")) for one in read(path)]
-    made = build(records)
-    assert made.plots and not any("left out" in line for line in made.skipped)
-
-
-def test_page_is_written_as_a_whole(tmp_path: Path) -> None:
+def test_page_is_written_atomically(tmp_path: Path) -> None:
     write_page("one", tmp_path / "new" / "demo.html")
     write_page("two", tmp_path / "new" / "demo.html")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["demo.html"]

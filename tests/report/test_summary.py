@@ -35,7 +35,7 @@ def test_table_compares_with_method_1_or_else_the_first() -> None:
     assert other.columns[3] == "of method 6" and [row[3] for row in other.rows] == ["1", "355.4"]
 
 
-def test_columns_follow_what_the_runs_know() -> None:
+def test_columns_without_figures_are_left_out() -> None:
     known = summary("1", 10_000.0, overlapped_s=0.5, bytes_saved=2_500_000, restarts=1, servers=2, what="all of it")
     columns = compare([known, summary("4", 0.0)]).columns
     assert columns[1] == "what it does"

@@ -1,4 +1,4 @@
-"""Records to pages: one table for terminals, one HTML file with everything. Sees Records and the planner's models."""
+"""Reports about Records: a table for terminals, and one HTML file with tables, plots and the planner's sliders."""
 
 from laconic.report.build import Report, build
 from laconic.report.page import write_page

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from laconic.records import Record, RecordError, checked_values
-from laconic.report import page, plugins, runs, whatif
+from laconic.report import page, plugins, run_plots, runs, whatif
 from laconic.report.plots import Section
 
 __all__ = ["Report", "build"]
@@ -64,7 +64,7 @@ def build(
         by_kind.setdefault(record.kind, []).append(record.values)
     trained = runs.runs_of([record for record in valid if record.kind in runs.SCHEMAS])
     drawings: list[tuple[str, Callable[[], Section]]] = [
-        ("runs", lambda: runs.section(trained, prices or runs.Prices()))
+        ("runs", lambda: run_plots.section(trained, prices or runs.Prices()))
     ]
     drawings += [drawing for plugin in extensions for drawing in plugin.sections(by_kind)]
     sections = []

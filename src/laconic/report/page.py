@@ -1,7 +1,7 @@
-"""One HTML file that opens offline: sections as text and tables, charts drawn by the script inside it.
+"""Render a report as one HTML file that needs no network and no other file.
 
-Nothing of a Record becomes markup: text is escaped, rows lie in a JSON block that no ``<`` can end, and the page's
-policy lets no script run but ours, by their hashes.
+Texts of Records never become markup: they are escaped, rows are in a JSON block without any ``<``, and the page's
+content security policy allows only our scripts, by their hashes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from importlib import resources
@@ -18,12 +18,12 @@ from typing import Any
 
 from laconic.errors import FileError
 from laconic.report.javascript import formulas_script
-from laconic.report.plots import Data, Figures, Plot, Section
+from laconic.report.plots import Data, DataTable, Plot, Section
 
 __all__ = ["render", "write_page"]
 
-LONG = 30
-"""Letters of a last column that is given room."""
+LONG_TEXT = 30
+"""A last column with texts of more characters than this gets a minimum width."""
 SCRIPTS = ("chart.js", "whatif.js", "page.js")
 
 
@@ -35,18 +35,18 @@ def render(
     skipped: Sequence[str] = (),
     what_if: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        sections: With something in them.
-        title: Of the page.
-        origin: Lines at the end: machine, versions, what to type to get it again.
-        skipped: What was found and is not shown, and why.
-        what_if: What ``whatif.settings`` gives; None leaves that part out.
+        sections: Sections with at least one table or plot.
+        title: Heading of the page.
+        origin: Lines at the end: machine, versions, command.
+        skipped: A line for everything that is not shown, with the reason.
+        what_if: The result of ``whatif.settings``; None leaves that part out.
     """
-    data = _Store()
-    parts = [_section(one, data) for one in sections]
-    links = [(one.ident, one.title) for one in sections]
+    data = _PageData()
+    parts = [_section(section, data) for section in sections]
+    links = [(section.ident, section.title) for section in sections]
     if what_if is not None:
         parts.append(_asset("whatif.html"))
         links.append(("what-if", "What if"))
@@ -64,7 +64,7 @@ def render(
         title=escape(title),
         policy=policy,
         style=style,
-        links="\n".join(f'<li><a href="#{escape(ident)}">{escape(words)}</a></li>' for ident, words in links),
+        links="\n".join(f'<li><a href="#{escape(ident)}">{escape(text)}</a></li>' for ident, text in links),
         body="\n".join(parts),
         origin="\n".join(f"<p>{escape(line)}</p>" for line in origin),
         data=_json(blocks),
@@ -73,7 +73,7 @@ def render(
 
 
 def write_page(text: str, path: Path) -> None:
-    """Replace ``path`` by a page, as a whole."""
+    """Write a page atomically."""
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,8 @@ def write_page(text: str, path: Path) -> None:
         raise FileError(f"cannot write the page to {path}: {error.strerror or error}") from error
 
 
-class _Store:
-    """Rows that are drawn, each once, however many plots do."""
+class _PageData:
+    """Plots and their rows as JSON; rows that several plots share are stored once."""
 
     def __init__(self) -> None:
         self.tables: dict[str, Any] = {}
@@ -94,25 +94,26 @@ class _Store:
         self._names: dict[int, str] = {}
 
     def name(self, data: Data) -> str:
+        """Return the key of a plot's rows."""
         if id(data) not in self._names:
             self._names[id(data)] = f"t{len(self.tables)}"
             self.tables[self._names[id(data)]] = data.values()
         return self._names[id(data)]
 
     def add(self, plot: Plot) -> None:
-        assert all(one["id"] != plot.ident for one in self.plots), plot.ident
+        assert all(other["id"] != plot.ident for other in self.plots), plot.ident
         self.plots.append(plot.values(self.name(plot.data)))
 
 
-def _section(section: Section, store: _Store) -> str:
+def _section(section: Section, page_data: _PageData) -> str:
     lines = [f'<section id="{escape(section.ident)}">', f"<h2>{escape(section.title)}</h2>"]
     if section.about:
         lines.append(f"<p>{escape(section.about)}</p>")
-    lines += [_table(table, store) for table in section.tables]
+    lines += [_table(table, page_data) for table in section.tables]
     if section.plots:
         lines.append('<div class="plots">')
         for plot in section.plots:
-            store.add(plot)
+            page_data.add(plot)
             lines.append(
                 f'<figure data-plot="{escape(plot.ident)}"><figcaption><h3>{escape(plot.title)}</h3>'
                 f"<p>{escape(plot.about)}</p></figcaption></figure>"
@@ -121,28 +122,28 @@ def _section(section: Section, store: _Store) -> str:
     return "\n".join([*lines, "</section>"])
 
 
-def _table(table: Figures, store: _Store) -> str:
-    ident = escape(table.ident)
-    side = [' class="figure"' if i >= table.words else "" for i in range(len(table.columns))]
-    if table.rows and not _figures(row[-1] for row in table.rows):  # words at the end
-        side[-1] = ' class="long"' if max(len(row[-1]) for row in table.rows) > LONG else ""
-    head = "".join(f'<th scope="col"{c}>{escape(name)}</th>' for c, name in zip(side, table.columns, strict=True))
+def _table(data_table: DataTable, page_data: _PageData) -> str:
+    ident, table = escape(data_table.ident), data_table.table
+    classes = [' class="figure"' if i >= table.text_columns else "" for i in range(len(table.columns))]
+    if table.rows and not _all_numbers(row[-1] for row in table.rows):
+        classes[-1] = ' class="long"' if max(len(row[-1]) for row in table.rows) > LONG_TEXT else ""
+    head = "".join(f'<th scope="col"{c}>{escape(name)}</th>' for c, name in zip(classes, table.columns, strict=True))
     body = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(side[1:], row[1:], strict=True))
+        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(classes[1:], row[1:], strict=True))
         + "</tr>"
         for row in table.rows
     )
-    notes = f"<p class='note'>{escape(table.notes)}</p>" if table.notes else ""
+    notes = f"<p class='note'>{escape(table.caption)}</p>" if table.caption else ""
     return (
         f'<div class="wide" role="region" aria-labelledby="{ident}" tabindex="0">\n<table>\n'
         f'<caption id="{ident}">{escape(table.title)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n'
-        f'</tbody>\n</table>\n</div>\n<div class="tools"><button type="button" data-csv="{store.name(table.data)}" '
-        f'data-name="{ident}">CSV</button></div>\n{notes}'
+        '</tbody>\n</table>\n</div>\n<div class="tools"><button type="button" '
+        f'data-csv="{page_data.name(data_table.data)}" data-name="{ident}">CSV</button></div>\n{notes}'
     )
 
 
-def _figures(cells: Any) -> bool:
+def _all_numbers(cells: Iterable[str]) -> bool:
     return all(not any(letter.isalpha() for letter in cell) or cell.endswith("×") for cell in cells)
 
 
@@ -152,7 +153,7 @@ def _skipped(skipped: Sequence[str]) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end its block, whatever its strings say."""
+    """Return JSON without characters that could end its block."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -176,7 +177,7 @@ _PAGE = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<a class="skip" href="#main">To the figures</a>
+<a class="skip" href="#main">Skip to the content</a>
 <header>
 <h1>{title}</h1>
 <nav aria-label="Sections"><ul>
@@ -185,7 +186,7 @@ _PAGE = """<!doctype html>
 <button type="button" id="theme" aria-live="polite">Dark</button>
 </header>
 <main id="main">
-<noscript><p>Plots are drawn by the script in this page, which is switched off here. Tables are below.</p></noscript>
+<noscript><p>Plots are drawn by the scripts of this page, and scripts are disabled. Tables are below.</p></noscript>
 {body}
 </main>
 <footer>

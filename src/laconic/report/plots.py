@@ -1,4 +1,4 @@
-"""What a page is made of: sections of tables and plots, and the rows behind each."""
+"""Sections of a report: tables and plots, with the data behind them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["Data", "Figures", "Mark", "Plot", "Section", "number"]
+from laconic.tables import Table
+
+__all__ = ["Data", "DataTable", "Mark", "Plot", "Section", "number"]
 
 Cell: TypeAlias = "str | float | int | None"
 
 
 def number(value: Any) -> float | int | None:
-    """A finite number, or None: a Record may hold anything."""
+    """Return a finite number unchanged, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
@@ -21,11 +23,11 @@ def number(value: Any) -> float | int | None:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Rows of one kind. Several plots may draw the same; its CSV is all of it.
+    """Rows that one or several plots draw, and that can be downloaded as CSV.
 
     Args:
-        columns: Names, with units.
-        rows: As many cells each.
+        columns: Column names, with units.
+        rows: One cell for each column.
     """
 
     columns: tuple[str, ...]
@@ -36,22 +38,22 @@ class Data:
             assert len(row) == len(self.columns), (self.columns, row)
 
     def values(self) -> dict[str, Any]:
-        """Column by column; words as numbers of a list of them."""
-        found = []
+        """Return the columns as JSON; a text column is a list of its distinct texts and an index for each row."""
+        columns: list[dict[str, Any]] = []
         for place in range(len(self.columns)):
             cells = [row[place] for row in self.rows]
             if any(isinstance(cell, str) for cell in cells):
-                words = list(dict.fromkeys(str(cell) for cell in cells if cell is not None))
-                numbers = {word: i for i, word in enumerate(words)}
-                found.append({"words": words, "at": [None if c is None else numbers[str(c)] for c in cells]})
+                texts = list(dict.fromkeys(str(cell) for cell in cells if cell is not None))
+                index = {text: i for i, text in enumerate(texts)}
+                columns.append({"words": texts, "at": [None if cell is None else index[str(cell)] for cell in cells]})
             else:
-                found.append({"numbers": [number(cell) for cell in cells]})
-        return {"columns": list(self.columns), "cells": found}
+                columns.append({"numbers": [number(cell) for cell in cells]})
+        return {"columns": list(self.columns), "cells": columns}
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A value that others claim, drawn into a plot as a line."""
+    """A claimed value, drawn into a plot as a line."""
 
     axis: str
     value: float
@@ -60,23 +62,25 @@ class Mark:
 
 @dataclass(frozen=True)
 class Plot:
-    """One chart.
+    """One chart: columns of its data, mapped to axes and colours.
+
+    The page draws it as interactive SVG; laconic-lab draws SVG files of its documentation from the same objects.
 
     Args:
-        ident: Unique on the page.
-        title: Over it.
-        about: What it shows, in a sentence.
-        kind: ``line``, ``points`` or ``bars`` (with a word on the y axis and lengths along x).
-        data: What is behind it.
-        x: Column; of bars the lengths.
-        y: Column; of bars the words.
-        series: Column by which rows are coloured, and switched on and off.
-        group: Column of several lines in one colour, such as seeds.
+        ident: Identifier, unique on the page.
+        title: Heading.
+        about: One sentence about what it shows.
+        kind: ``line``, ``points`` or ``bars`` (horizontal: texts on the y axis, lengths along x).
+        data: The rows that are drawn.
+        x: Column of the x axis; the length of bars.
+        y: Column of the y axis; the text of bars.
+        series: Column that chooses the colour; series can be switched on and off.
+        group: Column that separates several lines of one colour, such as seeds.
         pick: Column of which one value at a time is shown.
-        begin: The value that is shown first; the first by default.
-        detail: Columns that are told of a point beside x and y.
-        log: Axes that begin logarithmic: ``x``, ``y`` or ``xy``.
-        stacked: Of bars: series follow each other instead of lying below each other.
+        begin: Value of ``pick`` that is shown first; the first by default.
+        detail: Further columns that are shown for a point.
+        log: Axes that start logarithmic: ``x``, ``y`` or ``xy``.
+        stacked: Whether bars of different series follow each other in one line.
         marks: Lines at claimed values.
         low: Column with the lower ends of error bars along y.
         high: Column with their upper ends.
@@ -115,25 +119,12 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A table: text to look at, and the numbers behind it.
-
-    Args:
-        title: Over it.
-        columns: Headings.
-        rows: Text.
-        words: How many columns, from the first, are words; others are set as figures.
-        data: For its CSV.
-        notes: Below it.
-    """
+class DataTable:
+    """A table of texts with the numbers behind it, which can be downloaded as CSV."""
 
     ident: str
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    words: int
+    table: Table
     data: Data
-    notes: str = ""
 
 
 @dataclass
@@ -143,7 +134,7 @@ class Section:
     ident: str
     title: str
     about: str = ""
-    tables: list[Figures] = field(default_factory=list)
+    tables: list[DataTable] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
 
     def __bool__(self) -> bool:

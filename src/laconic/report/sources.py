@@ -1,4 +1,4 @@
-"""Where Records come from: folders of runs, files of Records, folders of either."""
+"""Read Records from folders of runs, files of Records, and folders of either."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from laconic.records import Record, read
 __all__ = ["Sources", "gather"]
 
 CONFIG, SUMMARY, RECORDS = "config.json", "summary.json", "records.jsonl"
-"""Of a run's folder."""
-OTHERS = ("events", "reports")
-"""Files of JSON lines that lie in a run's folder and hold no Records."""
+"""Files of a run's folder."""
+OTHER_FILES = ("events", "reports")
+"""Names of JSON-lines files in a run's folder that hold no Records."""
 
 
 @dataclass
 class Sources:
-    """What was found.
+    """Records and where they come from.
 
     Args:
-        records: All, in order; those of a run with a ``run`` that no other has.
-        runs: Folders of runs that were read.
-        skipped: What was there and could not be read, and why.
+        records: All Records, in order; those of a run have a ``run`` that no other run has.
+        runs: Folders of the runs that were read.
+        skipped: A line for each file or run that could not be read, with the reason.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -35,50 +35,50 @@ class Sources:
 
 
 def gather(paths: Sequence[Path]) -> Sources:
-    """Records of all of these.
+    """Return the Records of all paths.
 
     Raises:
-        ConfigError: A path does not exist or cannot be read, or there is nothing to show in any.
+        ConfigError: A path does not exist or cannot be read, or none has anything to show.
     """
-    found = Sources()
+    sources = Sources()
     folders: list[Path] = []
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path} does not exist: name a run's folder, a file of Records or a folder of these")
         try:
-            folders += _read(path, found)
+            folders += _read(path, sources)
         except OSError as error:
             raise ConfigError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
     for folder, label in zip(folders, _labels(folders), strict=True):
-        _read_run(folder, label, found)
-    if not found.records:
-        besides = f" ({'; '.join(found.skipped[:3])})" if found.skipped else ""
+        _read_run(folder, label, sources)
+    if not sources.records:
+        details = f" ({'; '.join(sources.skipped[:3])})" if sources.skipped else ""
         raise ConfigError(
-            f"no run and no Records in {' '.join(map(str, paths))}{besides}: make one by `laconic train --run-dir DIR`"
+            f"no run and no Records in {' '.join(map(str, paths))}{details}: make one by `laconic train --run-dir DIR`"
         )
-    return found
+    return sources
 
 
-def _read(path: Path, found: Sources) -> list[Path]:
-    """Files of Records at once; the folders of runs, to be named when all are known."""
+def _read(path: Path, sources: Sources) -> list[Path]:
+    """Read files of Records, and return the folders of runs, which get their labels when all are known."""
     if path.is_file():
-        found.records += _file(path)
+        sources.records += _read_file(path)
         return []
     if (path / CONFIG).exists() or (path / SUMMARY).exists():
         return [path]
     folders: list[Path] = []
-    for one in sorted(path.iterdir()):
-        if one.is_dir():
-            folders += _read(one, found)
-        elif one.suffix == ".jsonl" and one.stem.split("-")[0] not in OTHERS:
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir():
+            folders += _read(entry, sources)
+        elif entry.suffix == ".jsonl" and entry.stem.split("-")[0] not in OTHER_FILES:
             try:
-                found.records += _file(one)
+                sources.records += _read_file(entry)
             except ConfigError as error:
-                found.skipped.append(str(error))
+                sources.skipped.append(str(error))
     return folders
 
 
-def _file(path: Path) -> list[Record]:
+def _read_file(path: Path) -> list[Record]:
     try:
         records = read(path)
     except FileError as error:
@@ -90,36 +90,36 @@ def _file(path: Path) -> list[Record]:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """Names of folders; as many folders above them as tell them apart."""
+    """Return the names of folders, with as many parent folders as are needed to distinguish them."""
     parts = [folder.resolve().parts for folder in folders]
     depth = 1
-    while depth < 6 and len({one[-depth:] for one in parts}) < len(set(parts)):
+    while depth < 6 and len({part[-depth:] for part in parts}) < len(set(parts)):
         depth += 1
-    return ["/".join(one[-depth:]) for one in parts]
+    return ["/".join(part[-depth:]) for part in parts]
 
 
-def _read_run(folder: Path, label: str, found: Sources) -> None:
+def _read_run(folder: Path, label: str, sources: Sources) -> None:
     try:
-        records = _file(folder / RECORDS) if (folder / RECORDS).exists() else list(_summary(folder))
+        records = _read_file(folder / RECORDS) if (folder / RECORDS).exists() else list(_summary(folder))
     except (ConfigError, OSError) as error:
-        found.skipped.append(f"{label}: {error}")
+        sources.skipped.append(f"{label}: {error}")
         return
     if not records:
-        found.skipped.append(f"{label}: the run has not ended, it has no {SUMMARY}")
+        sources.skipped.append(f"{label}: the run has not ended, it has no {SUMMARY}")
         return
-    found.runs.append(folder)
-    found.records += [replace(record, values={**record.values, "run": label}) for record in records]
+    sources.runs.append(folder)
+    sources.records += [replace(record, values={**record.values, "run": label}) for record in records]
 
 
 def _summary(folder: Path) -> Iterable[Record]:
-    """Of a run before there were Records in its folder, or of a server on a host of its own."""
+    """Yield the summary of a run whose folder has no Records: an older run, or a server on a host of its own."""
     path = folder / SUMMARY
     if not path.exists():
         return
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from None
+        raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} does not hold a run's summary")
     yield Record("train.run", values, machine={}, versions={}, commit=None, at="")

@@ -1,4 +1,4 @@
-"""Runs side by side: one table for the terminal and README."""
+"""A table that compares runs, for the terminal and the README."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from laconic.tables import Table
 __all__ = ["NOTES", "NOTHING", "WORDS", "compare", "fixed", "fraction"]
 
 Run: TypeAlias = "Record | Mapping[str, Any]"
-"""The summary of a run (``laconic train --json``), or a Record whose values are one."""
+"""The summary of a run (``laconic train --json``), or a Record with these values."""
 
 BASELINE = "1"
+"""The method that others are compared with."""
 WORDS = "what it does"
 """The column of a run's ``what``."""
 NOTHING = "–"
@@ -28,71 +29,54 @@ SECONDS = (
 )
 
 NOTES = (
-    "kB are frames of all workers, sent and received, counted where they leave. Seconds are those of the slowest "
-    "worker: encode may run beside computing, waiting is how long exchanges held it up. One run each: small "
+    "kB are the frames of all workers, sent and received, counted where they leave. Seconds are those of the slowest "
+    "worker: encoding may overlap with computing, waiting is the time that exchanges delayed it. One run each: small "
     "differences in accuracy and time are chance."
 )
 
 
 def compare(runs: Sequence[Run]) -> Table:
-    """The table of some runs, in their order. Columns that no run has figures for are left out."""
-    summaries = [_values(run) for run in runs]
+    """Return a table of runs, in their order. Columns without any figure are left out."""
+    summaries = [run.values if isinstance(run, Record) else run for run in runs]
     if not summaries:
-        raise InputError("expected the figures of at least one run, got none")
-    whole, name = _baseline(summaries)
-    described = any("what" in summary for summary in summaries)
-    columns = [
-        "method",
-        *([WORDS] if described else []),
-        "accuracy %",
-        "kB per iteration",
-        f"of method {name}",
+        raise InputError("expected at least one run, got none")
+    baseline = next((summary for summary in summaries if summary["method"] == BASELINE), summaries[0])
+    columns = ["method", "accuracy %", "kB per iteration", f"of method {baseline['method']}"]
+    rows = [
+        [
+            str(summary["method"]),
+            fixed(summary.get("accuracy"), 1),
+            fixed(summary["wire_bytes_per_iteration"] / 1000, 1),
+            fraction(summary["wire_bytes_per_iteration"], baseline["wire_bytes_per_iteration"]),
+        ]
+        for summary in summaries
     ]
-    rows = []
-    for summary in summaries:
-        sent = summary["wire_bytes_per_iteration"]
-        cells = [str(summary["method"]), *([str(summary.get("what", ""))] if described else [])]
-        rows.append([*cells, fixed(summary.get("accuracy"), 1), _kilobytes(sent), fraction(sent, whole)])
-    extra: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = []
+
+    def add_column(heading: str, cell: Callable[[Mapping[str, Any]], str], place: int | None = None) -> None:
+        columns.insert(len(columns) if place is None else place, heading)
+        for row, summary in zip(rows, summaries, strict=True):
+            row.insert(len(row) if place is None else place, cell(summary))
+
+    described = any("what" in summary for summary in summaries)
+    if described:
+        add_column(WORDS, lambda summary: str(summary.get("what", "")), 1)
     if any(summary.get("bytes_saved") is not None for summary in summaries):
-        extra.append(("MB saved", lambda summary: fixed(_scaled(summary.get("bytes_saved"), 1e6), 1)))
+        add_column("MB saved", lambda summary: fixed(summary.get("bytes_saved"), 1, 1e6))
     for key, heading in SECONDS:
         if any(summary.get(key) is not None for summary in summaries):
-            extra.append((heading, lambda summary, key=key: fixed(summary.get(key), 2)))  # type: ignore[misc]
-    if any(summary.get("restarts") for summary in summaries):  # nothing to see where nothing fell over
-        extra.append(("restarts", lambda summary: str(summary.get("restarts", NOTHING))))
-    for heading, cell in extra:
-        columns.append(heading)
-        for row, summary in zip(rows, summaries, strict=True):
-            row.append(cell(summary))
+            add_column(heading, lambda summary, key=key: fixed(summary.get(key), 2))  # type: ignore[misc]
+    if any(summary.get("restarts") for summary in summaries):
+        add_column("restarts", lambda summary: str(summary.get("restarts", NOTHING)))
     return Table(tuple(columns), tuple(tuple(row) for row in rows), 1 + described)
 
 
-def _values(run: Run) -> Mapping[str, Any]:
-    return run.values if isinstance(run, Record) else run
-
-
-def _baseline(summaries: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
-    """Bytes and name of the run that others are compared with."""
-    chosen = next((one for one in summaries if one["method"] == BASELINE), summaries[0])
-    return float(chosen["wire_bytes_per_iteration"]), str(chosen["method"])
-
-
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
-
-
-def fixed(value: float | None, digits: int) -> str:
-    """With commas; a dash for what is not known."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
-
-
-def _kilobytes(nbytes: float) -> str:
-    return f"{nbytes / 1000:,.1f}"
+def fixed(value: float | None, digits: int, unit: float = 1.0) -> str:
+    """Return a number with thousands separators; a dash for None and for what is not finite."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value / unit:,.{digits}f}"
 
 
 def fraction(part: float, whole: float) -> str:
-    """1, 1/7.9, 1/270; or how many times as much."""
+    """Return a share as 1, 1/7.9 or 1/270, or how many times as much it is."""
     if part <= 0 or whole <= 0:
         return NOTHING
     times = whole / part

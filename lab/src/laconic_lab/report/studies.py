@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from laconic.records import Record
-from laconic.report.plots import Cell, Data, Figures, Mark, Plot, Section
+from laconic.report.plots import Cell, Data, DataTable, Mark, Plot, Section
 from laconic_lab.studies.claims import Finding, claims_table
 from laconic_lab.studies.study import Study
 
@@ -22,14 +23,14 @@ def study_section(study: Study[Any], records: Sequence[Record]) -> Section:
     return Section(study.name, study.title, tables=tables, plots=plots)
 
 
-def _claims(study: str, findings: Sequence[Finding]) -> Figures:
+def _claims(study: str, findings: Sequence[Finding]) -> DataTable:
     columns = ("key", "claim", "section", "relation", "claimed", "tolerance", "unit", "measured", "low", "high", "runs",
                "how", "verdict", "on")  # fmt: skip
     values = [finding.values() for finding in findings]
     table = claims_table(findings)
-    rows = [tuple(row) for row in table.rows]
     data = Data(columns, [tuple(one[name] for name in columns) for one in values])
-    return Figures(f"{study}-claims", "Claims and findings", tuple(table.columns), rows, len(table.columns), data)
+    shown = replace(table, text_columns=len(table.columns), title="Claims and findings")
+    return DataTable(f"{study}-claims", shown, data)
 
 
 def _measured_over_claimed(study: str, findings: Sequence[Finding]) -> Iterator[Plot]:
