@@ -8,7 +8,7 @@ from the same bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +24,7 @@ from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
-from laconic.residuals import ResidualMemory
+from laconic.residuals import KeepsResiduals, ResidualMemory
 
 __all__ = ["Channel", "ChannelStats", "channel"]
 
@@ -45,7 +45,7 @@ class ChannelStats:
     """Slots that do not get the channel's own spec, with the reason."""
 
 
-class Channel:
+class Channel(KeepsResiduals):
     """Encodes slots by one spec and keeps, per slot, what was not sent.
 
     Args:
@@ -253,29 +253,6 @@ class Channel:
             elif memory_stage is not None:
                 self._memory.reset_overflowed(slots[i])
         return spans
-
-    # -------------------------------------------------------------------------------------------------------- memory
-
-    def forget(self, slots: Iterable[str], why: str) -> None:
-        """Drop the residuals of these slots, because they no longer describe what is exchanged.
-
-        Args:
-            slots: Slots without a residual are ignored.
-            why: Completes the log message "residuals are reset: ".
-        """
-        self._memory.forget(slots, why)
-
-    def residual(self, slot: str) -> Tensor | None:
-        """Return what a slot has yet to send; None if it has no residual."""
-        return self._memory.residual(slot)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return all memory as ``slot/residual`` and ``slot/velocity``, to be saved with the model."""
-        return self._memory.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the memory by a saved one; an invalid state changes nothing."""
-        self._memory.load_state_dict(state)
 
 
 def channel(spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonfinite: str = "raise") -> Channel:

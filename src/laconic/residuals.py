@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
 
-__all__ = ["ResidualMemory", "SlotMemory"]
+__all__ = ["KeepsResiduals", "ResidualMemory", "SlotMemory"]
 
 log = logging.getLogger("laconic")
 
@@ -144,3 +144,30 @@ class ResidualMemory:
             raise InputError(f"{slot + '/velocity'!r} must have a residual of the same shape beside it")
         if self._companion == "start" and companion.dim() != 2:
             raise InputError(f"{slot + '/start'!r} must be a matrix, got {companion.dim()} dimensions")
+
+
+class KeepsResiduals:
+    """Public methods of a class that keeps its residuals in ``_memory``."""
+
+    _memory: ResidualMemory
+
+    def forget(self, slots: Iterable[str], why: str) -> None:
+        """Drop the residuals of these slots, because they no longer describe what is exchanged.
+
+        Args:
+            slots: Slots without a residual are ignored.
+            why: Completes the log message "residuals are reset: ".
+        """
+        self._memory.forget(slots, why)
+
+    def residual(self, slot: str) -> Tensor | None:
+        """Return what a slot has yet to send; None if it has no residual."""
+        return self._memory.residual(slot)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all memory, to be saved with the model: ``slot/residual``, ``slot/velocity`` or ``slot/start``."""
+        return self._memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the memory by a saved one; an invalid state changes nothing."""
+        self._memory.load_state_dict(state)

@@ -133,7 +133,7 @@ def bundle(given, spec="qsgd:4"):
     message = torch.empty(len(packed), dtype=torch.uint8)
     message[:] = torch.frombuffer(packed, dtype=torch.uint8)
     layout = multi_tensor.layout_of(spec, tuple(tuple(x.shape) for x in given.values()))
-    template = BundleTemplate(tuple(given), layout.moulds)
+    template = BundleTemplate(tuple(given), layout.templates)
     at = template.offsets[0]
     assert (
         template.matches(message)
@@ -170,9 +170,9 @@ def test_invalid_frames_are_rejected():
         assert not layout.matches(first), wrong
         message[at + wrong] ^= 1
     assert layout.matches(first)
-    template = BundleTemplate(tuple(given), layout.moulds)
+    template = BundleTemplate(tuple(given), layout.templates)
     assert template.matches(message) and not template.matches(message[:-1]) and not template.matches(message[:8])
-    assert not BundleTemplate(tuple(given)[::-1], layout.moulds).matches(message)
+    assert not BundleTemplate(tuple(given)[::-1], layout.templates).matches(message)
     norms = layout.floats[3] + at
     message[norms : norms + 4].view(torch.float32)[0] = -1.0
     with kernels.use_backend("triton"), pytest.raises(FrameError, match="scale"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
-from laconic.residuals import ResidualMemory
+from laconic.residuals import KeepsResiduals, ResidualMemory
 
 __all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
 
@@ -54,14 +54,15 @@ class JoinedSlots:
             at += num_buckets(size, SUM_BLOCK) * SUM_BLOCK
 
 
-class Contributor:
+class Contributor(KeepsResiduals):
     """One worker's tensors for sums, round by round, with error feedback if the spec begins with ``ef``.
 
     A round of a slot is ``probe``, then ``encode`` with the agreed value, or ``skip``. Only ``encode`` changes the
     residual, so a round that all workers skip changes nothing but a count.
 
     With ``ef|thc`` the residual is kept after the rotation, which is the same in every round: this takes one transform
-    a round, and none back.
+    a round, and none back. Residuals are flat; ``slot/start`` in ``state_dict``, where ``powersgd`` continues, is the
+    same on all workers.
 
     Args:
         spec: ``ef|thc:4``, ``shared:8,round=stochastic``, …
@@ -265,28 +266,6 @@ class Contributor:
         family = self.summing.family
         assert isinstance(family, PackedInts)
         return family
-
-    # ------------------------------------------------------------------------------------------------------- memory
-
-    def forget(self, slots: Iterable[str], why: str) -> None:
-        """Drop the residuals of these slots, because they no longer describe what is exchanged.
-
-        Args:
-            slots: Slots without a residual are ignored.
-            why: Completes the log message "residuals are reset: ".
-        """
-        self._memory.forget(slots, why)
-
-    def residual(self, slot: str) -> Tensor | None:
-        """Return a slot's residual, flat, for ``thc`` after the rotation; None if there is none."""
-        return self._memory.residual(slot)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return all memory, to be saved with the model.
-
-        ``slot/residual`` belongs to this worker; ``slot/start``, where ``powersgd`` continues, is the same on all.
-        """
-        return self._memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one; an invalid state changes nothing."""
