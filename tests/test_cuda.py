@@ -1,4 +1,4 @@
-"""On CUDA: same bytes as on the CPU, tensors stay on their device, whether Triton serves or plain torch."""
+"""CUDA tensors give the bytes of CPU tensors and stay on their device, with Triton and without it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPECS = [
     *laws.CODED,
 ]
 
-# Machines with a GPU are often images of their own, with torch and little else.
+# Images of GPU machines often have torch and little else.
 needs_zstd = pytest.mark.skipif(find_spec("zstandard") is None, reason="no zstandard")
 every_spec = pytest.mark.parametrize(
     "spec", [pytest.param(spec, marks=needs_zstd) if "zstd" in spec else spec for spec in SPECS]
@@ -55,7 +55,7 @@ def test_a_cuda_tensor_gives_the_bytes_of_its_cpu_copy(spec, n, dtype):
 
 
 @every_spec
-def test_packets_decode_and_add_up_on_the_device(spec):
+def test_packets_decode_and_accumulate_on_the_device(spec):
     x = _values(5000, torch.float32).cuda()
     codec = laconic.codec(spec)
     packet = codec.encode(x, seed=1)
@@ -69,7 +69,7 @@ def test_packets_decode_and_add_up_on_the_device(spec):
 
 
 @pytest.mark.parametrize("spec", ["ef|topk:0.01|qsgd:4", "momentum:0.9|topk:0.01"])
-def test_a_channel_remembers_on_the_device(spec):
+def test_a_channel_keeps_its_residual_on_the_device(spec):
     on_cpu, on_cuda = laconic.channel(spec), laconic.channel(spec)
     for step in range(5):
         x = _values(8192, torch.float32).view(64, 128) * (step + 1)
@@ -79,7 +79,7 @@ def test_a_channel_remembers_on_the_device(spec):
 
 
 @pytest.mark.parametrize("spec", ["adaptive:5.0|huffman", "adaptive:4.0,tail=0.01|rans", "uniform:12|rans:auto"])
-def test_several_chunks_of_a_coder_give_the_bytes_of_their_cpu_copy(spec):
+def test_several_coded_chunks_give_the_bytes_of_their_cpu_copy(spec):
     x = _values(1_100_003, torch.float32)
     frame = laconic.encode(x, spec, seed=3)
     assert laconic.encode(x.cuda(), spec, seed=3) == frame
@@ -88,10 +88,10 @@ def test_several_chunks_of_a_coder_give_the_bytes_of_their_cpu_copy(spec):
 
 
 @pytest.mark.parametrize("on", ["cpu", "cuda"])
-def test_a_gradient_on_either_device_decides_the_levels(on):
+def test_levels_by_gradient_are_the_same_for_a_gradient_on_either_device(on):
     x, gradient = _values(5000, torch.float32), _values(70_001, torch.float32)
-    wanted = laconic.encode(x, "adaptive:4.0,by=grad|huffman", gradient=gradient)
-    assert laconic.encode(x.cuda(), "adaptive:4.0,by=grad|huffman", gradient=gradient.to(on)) == wanted
+    expected = laconic.encode(x, "adaptive:4.0,by=grad|huffman", gradient=gradient)
+    assert laconic.encode(x.cuda(), "adaptive:4.0,by=grad|huffman", gradient=gradient.to(on)) == expected
 
 
 @pytest.mark.parametrize("kind", ["huge", "subnormal", "mostly zero", "far from zero"])
@@ -106,7 +106,7 @@ def test_adaptive_bins_are_the_same_at_the_ends_of_float32(kind):
         assert laconic.encode(x.cuda(), spec) == laconic.encode(x, spec), spec
 
 
-def test_frames_with_coded_symbols_that_lie_are_refused_on_the_device():
+def test_invalid_coded_symbols_raise_frame_error_on_the_device():
     codec = laconic.codec("adaptive:5.0|rans")
     packet = codec.encode(_values(5000, torch.float32).cuda())
     for at in (4, 5, 6, 40, -1):
@@ -116,7 +116,7 @@ def test_frames_with_coded_symbols_that_lie_are_refused_on_the_device():
             codec.decode(laconic.Packet(packet.codec, packet.spec, (packet.sections[0], section)))
 
 
-def test_non_finite_values_are_refused_on_the_device():
+def test_non_finite_values_raise_on_the_device():
     x = torch.zeros(1000, device="cuda")
     x[7] = torch.nan
     for spec in SPECS:
@@ -125,7 +125,7 @@ def test_non_finite_values_are_refused_on_the_device():
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
-def test_the_largest_of_several_slots_are_those_that_a_stable_sort_puts_first():
+def test_the_selector_keeps_what_a_stable_sort_puts_first():
     from laconic.kernels.triton.topk_batched import Selector
 
     torch.manual_seed(0)
@@ -136,8 +136,8 @@ def test_the_largest_of_several_slots_are_those_that_a_stable_sort_puts_first():
     spans = list(zip([0, *ends[:-1]], ends, strict=True))
     selector = Selector(spans, counts, torch.device("cuda"))
     for x in (many, few, torch.zeros_like(few)):
-        wanted = [
+        expected = [
             x[begin:end].abs().sort(descending=True, stable=True).indices[:k].sort().values + begin
             for (begin, end), k in zip(spans, counts, strict=True)
         ]
-        assert torch.equal(selector.choose(x), torch.cat(wanted))
+        assert torch.equal(selector.choose(x), torch.cat(expected))

@@ -93,34 +93,34 @@ def section(mode, low_bits, k, body):
     return torch.tensor(list((mode | low_bits << 8 | k << 16).to_bytes(8, "little") + bytes(body)), dtype=torch.uint8)
 
 
+INVALID_POSITIONS = [
+    section(ALL, 0, 9, []),
+    section(ALL, 0, 10, [0]),
+    section(ALL, 1, 10, []),
+    section(3, 0, 1, [1]),
+    section(BITMAP, 0, 2, [1, 0]),
+    section(BITMAP, 0, 1, [3, 0]),
+    section(BITMAP, 0, 1, [0, 4]),  # position 10, the maximum is 9
+    section(BITMAP, 0, 0, [0, 0]),
+    section(BITMAP, 0, 1, [1]),
+    section(RICE, 0, 0, []),
+    section(RICE, 0, 1, [0]),
+    section(RICE, 0, 2, [1]),
+    section(RICE, 0, 1, [3]),
+    section(RICE, 0, 1, [0, 4]),  # position 10, the maximum is 9
+    section(RICE, 0, 1, [1, 0]),  # a byte after the last position
+    section(RICE, 40, 1, [1] * 8),
+    section(RICE, 31, 1, [255, 255, 255, 127, 1]),
+    section(RICE, 31, 1, [0, 0, 0, 0, 128]),
+    section(RICE, 0, 11, [255, 7]),
+    section(RICE, 0, 1 << 47, [255] * 8),
+    torch.zeros(3, dtype=torch.uint8),
+]
+"""Position sections of 10 values that no encoder writes."""
+
+
 @BACKENDS
-@pytest.mark.parametrize(
-    "invalid",
-    [
-        section(ALL, 0, 9, []),
-        section(ALL, 0, 10, [0]),
-        section(ALL, 1, 10, []),
-        section(3, 0, 1, [1]),
-        section(BITMAP, 0, 2, [1, 0]),
-        section(BITMAP, 0, 1, [3, 0]),
-        section(BITMAP, 0, 1, [0, 4]),  # position 10, the maximum is 9
-        section(BITMAP, 0, 0, [0, 0]),
-        section(BITMAP, 0, 1, [1]),
-        section(RICE, 0, 0, []),
-        section(RICE, 0, 1, [0]),
-        section(RICE, 0, 2, [1]),
-        section(RICE, 0, 1, [3]),
-        section(RICE, 0, 1, [0, 4]),  # position 10, the maximum is 9
-        section(RICE, 0, 1, [1, 0]),  # a byte after the last position
-        section(RICE, 40, 1, [1] * 8),
-        section(RICE, 31, 1, [255, 255, 255, 127, 1]),
-        section(RICE, 31, 1, [0, 0, 0, 0, 128]),
-        section(RICE, 0, 11, [255, 7]),
-        section(RICE, 0, 1 << 47, [255] * 8),
-        torch.zeros(3, dtype=torch.uint8),
-    ],
-    ids=lambda invalid: invalid.tolist().__repr__()[:60],
-)
+@pytest.mark.parametrize("invalid", INVALID_POSITIONS, ids=lambda invalid: invalid.tolist().__repr__()[:60])
 def test_invalid_positions_raise_frame_error(backend, invalid):
     with pytest.raises(FrameError):
         read(backend, invalid, 10)

@@ -10,32 +10,15 @@ import struct
 
 import pytest
 import torch
-from triton_support import (
-    DEVICE,
-    INTERPRETED,
-    MARKS,
-    bits_to_bytes,
-    core_section,
-    decode_or_none,
-    fallbacks,
-    flips_are_rejected_or_agree,
-    gpu_only,
-    on_device,
-    rejected,
-    section_agrees,
-    triton_kernels,
-    triton_section,
-    u16,
-    values_agree,
-    with_size,
-)
+import triton_support as support
+from triton_support import DEVICE, core_section, gpu_only, on_device, rejected, triton_kernels
 
 import laws
 import symbols as kinds
 from laconic.kernels.reference import code_tables
 from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RAW, Coding, coded_max_nbytes
 
-pytestmark = MARKS
+pytestmark = support.MARKS
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +26,7 @@ def undivided_streams(monkeypatch):
     """The interpreter runs programs one after another: splitting streams only costs time, and has tests of its own."""
     from laconic.kernels.triton import huffman_decode
 
-    if INTERPRETED:
+    if support.INTERPRETED:
         monkeypatch.setattr(huffman_decode, "MAX_PARTS", 1)
 
 
@@ -56,13 +39,13 @@ SIZES = (1, 2, 15, 16, 17, 300, 2047, 2048, 2053, 65_535, 65_536 + 7)
     "kind, n, alphabet", [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in FEW]
 )
 def test_triton_writes_and_reads_the_sections_of_the_core(kind, n, alphabet):
-    section_agrees(kind, n, alphabet)
+    support.section_agrees(kind, n, alphabet)
 
 
 def decoded_symbols_agree(kind: str, n: int, alphabet: int) -> None:
-    symbols, before = kinds.make(kind, n, alphabet), fallbacks()
+    symbols, before = kinds.make(kind, n, alphabet), support.fallbacks()
     decoded = triton_kernels().decode_symbols(on_device(core_section(symbols, alphabet)), n, alphabet)
-    assert torch.equal(decoded.cpu(), symbols) and fallbacks() == before, (kind, n, alphabet)
+    assert torch.equal(decoded.cpu(), symbols) and support.fallbacks() == before, (kind, n, alphabet)
 
 
 def split_streams(parts: int, sync_bits: int, monkeypatch) -> None:
@@ -93,28 +76,28 @@ def test_streams_split_into_parts_decode_for_every_distribution(n, alphabet, par
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
 @pytest.mark.parametrize("alphabet", [2, 3, 100, 256, 257, 4096])
 def test_sections_agree_for_every_distribution(kind, alphabet):
-    section_agrees(kind, 2500, alphabet)
+    support.section_agrees(kind, 2500, alphabet)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", SIZES)
 def test_sections_agree_for_every_size(n):
-    section_agrees("normal", n, 90)
-    section_agrees("even", n, 300)
+    support.section_agrees("normal", n, 90)
+    support.section_agrees("even", n, 300)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind, alphabet", [("normal", 92), ("skewed", 300)])
 def test_sections_of_two_chunks_agree(kind, alphabet):
-    section_agrees(kind, CHUNK + 300, alphabet)
+    support.section_agrees(kind, CHUNK + 300, alphabet)
 
 
 @gpu_only
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
 @pytest.mark.parametrize("alphabet", [2, 92, 256, 4096])
 def test_sections_of_many_chunks_agree(kind, alphabet):
-    section_agrees(kind, 9 * CHUNK + 70_001, alphabet)
+    support.section_agrees(kind, 9 * CHUNK + 70_001, alphabet)
 
 
 @pytest.mark.slow
@@ -122,7 +105,7 @@ def test_a_constant_chunk_before_another_chunk_agrees():
     symbols = torch.full((CHUNK + 40,), 3, dtype=torch.uint8)
     symbols[-2:] = 5
     section = core_section(symbols, 7)
-    assert triton_section(symbols, 7) == section
+    assert support.triton_section(symbols, 7) == section
     assert torch.equal(triton_kernels().decode_symbols(on_device(section), CHUNK + 40, 7).cpu(), symbols)
 
 
@@ -142,36 +125,36 @@ def test_sections_at_any_alignment_are_read_and_written(before):
 
 @pytest.mark.parametrize("weight", [None, -0.3])
 def test_decoded_values_agree(weight):
-    before = fallbacks()
-    values_agree(on_device(core_section(kinds.make("normal", 24, 11), 11)), 24, laws.normal(11), weight)
-    assert fallbacks() == before
+    before = support.fallbacks()
+    support.values_agree(on_device(core_section(kinds.make("normal", 24, 11), 11)), 24, laws.normal(11), weight)
+    assert support.fallbacks() == before
 
 
-THREE = u16(0) + u16(2) + "110" + "1000" + "101" + "0"
-STREAM = bits_to_bytes("01011001110")
+THREE = support.u16(0) + support.u16(2) + "110" + "1000" + "101" + "0"
+STREAM = support.bits_to_bytes("01011001110")
 INVALID_TABLES = {
-    "class 0": u16(0) + u16(2) + "110" + "0000" + "101" + "0",
-    "length below 1": u16(0) + u16(2) + "110" + "1000" + "100" + "0",
-    "length above 15": u16(0) + u16(2) + "110" + "1111" + "101" + "0",
-    "symbol outside the alphabet": u16(14) + u16(2) + "110" + "1000" + "101" + "0",
-    "symbol 65,535": u16(65535) + u16(65535) + "110" + "1000" + "101" + "0",
-    "ends with a run": u16(0) + u16(3) + "110" + "1000" + "101" + "0" + "1111",
-    "run past the last symbol": u16(0) + u16(5) + "110" + "1000" + "111" + "0001" + "000" + "101" + "0",
-    "run of 4,096": u16(0) + u16(15) + "110" + "1000" + "111" + "0" * 12 + "1" + "0" * 12,
-    "run length without end": u16(0) + u16(15) + "110" + "1000" + "111" + "0" * 60,
+    "class 0": support.u16(0) + support.u16(2) + "110" + "0000" + "101" + "0",
+    "length below 1": support.u16(0) + support.u16(2) + "110" + "1000" + "100" + "0",
+    "length above 15": support.u16(0) + support.u16(2) + "110" + "1111" + "101" + "0",
+    "symbol outside the alphabet": support.u16(14) + support.u16(2) + "110" + "1000" + "101" + "0",
+    "symbol 65,535": support.u16(65535) + support.u16(65535) + "110" + "1000" + "101" + "0",
+    "ends with a run": support.u16(0) + support.u16(3) + "110" + "1000" + "101" + "0" + "1111",
+    "run past the last symbol": support.u16(0) + support.u16(5) + "110" + "1000" + "111" + "0001" + "000" + "101" + "0",
+    "run of 4,096": support.u16(0) + support.u16(15) + "110" + "1000" + "111" + "0" * 12 + "1" + "0" * 12,
+    "run length without end": support.u16(0) + support.u16(15) + "110" + "1000" + "111" + "0" * 60,
     "nonzero padding": THREE + "00001",
-    "one symbol": u16(3) + u16(0) + "110" + "1000",
-    "incomplete code": u16(0) + u16(1) + "110" + "0100" + "0",
-    "oversubscribed code": u16(0) + u16(2) + "110" + "1000" + "0" + "0",
+    "one symbol": support.u16(3) + support.u16(0) + "110" + "1000",
+    "incomplete code": support.u16(0) + support.u16(1) + "110" + "0100" + "0",
+    "oversubscribed code": support.u16(0) + support.u16(2) + "110" + "1000" + "0" + "0",
     "ones": "1" * 400,
     "empty": "",
 }
 
 
 def test_a_handmade_code_table_is_read():
-    section = with_size(bytes([HUFFMAN]) + bits_to_bytes(THREE) + STREAM)
+    section = support.with_size(bytes([HUFFMAN]) + support.bits_to_bytes(THREE) + STREAM)
     assert not rejected(section, 7, 16)
-    assert decode_or_none(triton_kernels(), section, 7, 16).tolist() == [0, 1, 2, 0, 0, 2, 1]
+    assert support.decode_or_none(triton_kernels(), section, 7, 16).tolist() == [0, 1, 2, 0, 0, 2, 1]
 
 
 def unary_code(symbols) -> str:
@@ -179,12 +162,14 @@ def unary_code(symbols) -> str:
     return "".join("1" * symbol + "0" * (symbol < 15) for symbol in symbols)
 
 
-LONG = u16(0) + u16(15) + "110" + "1000" + 14 * "101" + "0"
+LONG = support.u16(0) + support.u16(15) + "110" + "1000" + 14 * "101" + "0"
 
 
 def test_codes_longer_than_the_lookup_prefix_are_read():
     symbols = [15, 14, 0, 13, 15, 1, 12, 11, 2, 15, 15, 14, 0, 0, 13, 3, 12, 15]
-    section = with_size(bytes([HUFFMAN]) + bits_to_bytes(LONG) + bits_to_bytes(unary_code(symbols)))
+    section = support.with_size(
+        bytes([HUFFMAN]) + support.bits_to_bytes(LONG) + support.bits_to_bytes(unary_code(symbols))
+    )
     assert not rejected(section, len(symbols), 16), "read as the core reads it"
     assert rejected(section[:-1], len(symbols), 16)
 
@@ -206,10 +191,12 @@ def test_long_codes_in_many_streams_agree():
     each = -(-n // 30)
     bits = [unary_code(symbols[j * each : (j + 1) * each]) for j in range(30)]
     starts = [sum(map(len, bits[:j])) for j in range(1, 30)]
-    head = bytes([HUFFMAN]) + bits_to_bytes(LONG)
+    head = bytes([HUFFMAN]) + support.bits_to_bytes(LONG)
     for error in (0, 1):
         packed_starts = struct.pack("<29I", starts[0] + error, *starts[1:])
-        assert rejected(with_size(head + packed_starts + bits_to_bytes("".join(bits))), n, 16) == bool(error)
+        assert rejected(support.with_size(head + packed_starts + support.bits_to_bytes("".join(bits))), n, 16) == bool(
+            error
+        )
 
 
 QUICK_INVALID = ("length above 15", "symbol 65,535", "run length without end", "incomplete code", "ones", "empty")
@@ -219,7 +206,7 @@ QUICK_INVALID = ("length above 15", "symbol 65,535", "run length without end", "
     "case", [pytest.param(case, marks=() if case in QUICK_INVALID else pytest.mark.slow) for case in INVALID_TABLES]
 )
 def test_an_invalid_code_table_is_rejected(case):
-    assert rejected(with_size(bytes([HUFFMAN]) + bits_to_bytes(INVALID_TABLES[case]) + STREAM), 7, 16)
+    assert rejected(support.with_size(bytes([HUFFMAN]) + support.bits_to_bytes(INVALID_TABLES[case]) + STREAM), 7, 16)
 
 
 @pytest.mark.slow
@@ -236,15 +223,19 @@ def test_chunks_of_a_wrong_size_are_rejected():
     for data in (b"", b"\0" * 9, b"\1\0\0\0\2"):
         assert rejected(data, 10, 16)
     for body in (b"\0", b"\0\0", b"\0\4\0", b"\0\1\0\0", b"\4\0\0", b"\xff"):
-        assert rejected(with_size(body), 7, 4)
+        assert rejected(support.with_size(body), 7, 4)
 
 
 def split_section(section: bytes, n: int, alphabet: int):
     """Return what precedes the stream starts, the starts, and the bits."""
-    _, _, taken = code_tables.read_code_table(section[5:], alphabet, with_frequencies=False)
+    _, _, nbytes = code_tables.read_code_table(section[5:], alphabet, with_frequencies=False)
     streams = 30 if n >= 65536 else 6 if n >= 2048 else 1
-    at = 5 + taken
-    return section[4:at], list(struct.unpack_from(f"<{streams - 1}I", section, at)), section[at + 4 * (streams - 1) :]
+    starts_begin = 5 + nbytes
+    return (
+        section[4:starts_begin],
+        list(struct.unpack_from(f"<{streams - 1}I", section, starts_begin)),
+        section[starts_begin + 4 * (streams - 1) :],
+    )
 
 
 @pytest.mark.slow
@@ -254,7 +245,7 @@ def test_streams_with_wrong_starts_are_rejected():
     head, starts, bits = split_section(core_section(kinds.make("normal", n, alphabet), alphabet), n, alphabet)
 
     def with_starts(others, rest=bits):
-        return with_size(head + struct.pack(f"<{len(others)}I", *others) + rest)
+        return support.with_size(head + struct.pack(f"<{len(others)}I", *others) + rest)
 
     assert not rejected(with_starts(starts), n, alphabet)
     cases = [[starts[0] + 1, *starts[1:]], [*starts[:-1], 2**32 - 1], [starts[1], starts[0], *starts[2:]], starts[:-1]]
@@ -269,7 +260,7 @@ def test_missing_or_extra_bytes_are_rejected():
     n, alphabet = 24, 7
     section = core_section(kinds.make("normal", n, alphabet), alphabet)
     for rest in (section[:-1], section + b"\0", section[: len(section) // 2]):
-        assert rejected(with_size(rest[4:]), n, alphabet)
+        assert rejected(support.with_size(rest[4:]), n, alphabet)
     assert rejected(section, n // 2, alphabet)
 
 
@@ -277,7 +268,7 @@ def test_missing_or_extra_bytes_are_rejected():
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind, n, alphabet", [("normal", 40, 8), ("geometric", 60, 4096), ("one symbol", 50, 16)])
 def test_every_flipped_bit_is_rejected_or_decoded_as_by_the_core(kind, n, alphabet):
-    flips_are_rejected_or_agree(core_section(kinds.make(kind, n, alphabet), alphabet), n, alphabet)
+    support.flips_are_rejected_or_agree(core_section(kinds.make(kind, n, alphabet), alphabet), n, alphabet)
 
 
 @pytest.mark.slow
@@ -287,7 +278,7 @@ def test_random_bytes_are_rejected_or_decoded_as_by_the_core():
     for _ in range(150):
         n, alphabet = generator.choice((1, 5, 60)), generator.choice((2, 5, 256, 4096))
         mode, nbytes = generator.choice((HUFFMAN, HUFFMAN, CONSTANT, RAW)), generator.choice((0, 2, 9, 60, 300))
-        rejected(with_size(bytes([mode]) + generator.randbytes(nbytes)), n, alphabet)
+        rejected(support.with_size(bytes([mode]) + generator.randbytes(nbytes)), n, alphabet)
 
 
 @gpu_only
@@ -295,4 +286,4 @@ def test_flipped_bits_in_many_streams_are_rejected_or_decoded_as_by_the_core():
     n, alphabet, generator = 70_000, 100, random.Random(1)
     section = core_section(kinds.make("normal", n, alphabet), alphabet)
     bits = [*range(64), *(generator.randrange(8 * len(section)) for _ in range(300))]
-    flips_are_rejected_or_agree(section, n, alphabet, bits)
+    support.flips_are_rejected_or_agree(section, n, alphabet, bits)

@@ -7,23 +7,8 @@ import struct
 
 import pytest
 import torch
-from triton_support import (
-    DEVICE,
-    MARKS,
-    bits_to_bytes,
-    core_section,
-    decode_or_none,
-    flips_are_rejected_or_agree,
-    gpu_only,
-    on_device,
-    rejected,
-    section_agrees,
-    triton_kernels,
-    triton_section,
-    u16,
-    values_agree,
-    with_size,
-)
+import triton_support as support
+from triton_support import DEVICE, core_section, gpu_only, on_device, rejected, triton_kernels
 
 import laws
 import symbols as kinds
@@ -31,7 +16,7 @@ from laconic.kernels import cpu
 from laconic.kernels.reference import code_tables
 from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, packed_nbytes, symbol_bits
 
-pytestmark = MARKS
+pytestmark = support.MARKS
 
 CODINGS = [coding for coding in Coding if coding != Coding.HUFFMAN]
 LOW = 1 << 15
@@ -55,7 +40,7 @@ def chunk_modes(section: bytes, n: int) -> list[int]:
     ],
 )
 def test_triton_writes_and_reads_the_sections_of_the_core(kind, n, alphabet, coding, mode):
-    assert chunk_modes(section_agrees(kind, n, alphabet, coding), n) == [mode]
+    assert chunk_modes(support.section_agrees(kind, n, alphabet, coding), n) == [mode]
 
 
 @pytest.mark.slow
@@ -64,26 +49,26 @@ def test_triton_writes_and_reads_the_sections_of_the_core(kind, n, alphabet, cod
 @pytest.mark.parametrize("alphabet", [2, 3, 100, 256, 257, 4096])
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
 def test_sections_agree_for_every_distribution(kind, alphabet, coding):
-    section_agrees(kind, 777, alphabet, coding)
+    support.section_agrees(kind, 777, alphabet, coding)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 255, 256, 257, 16_383, 16_384, 16_384 + 257])
 def test_sections_agree_for_every_size(n):
-    section_agrees("normal", n, 90, Coding.RANS)
-    section_agrees("even", n, 300, Coding.HUFFMAN_AUTO)
+    support.section_agrees("normal", n, 90, Coding.RANS)
+    support.section_agrees("even", n, 300, Coding.HUFFMAN_AUTO)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_frequencies_of_the_finer_scale_agree():
     """Cases where frequencies of 2^12 are too coarse or too few; some frequencies must shrink here."""
-    section = section_agrees("all but equal", 2000, 1500, Coding.RANS)
+    section = support.section_agrees("all but equal", 2000, 1500, Coding.RANS)
     assert section[4:6] == bytes([RANS, 15])
-    section = section_agrees("one in the middle", 100_000, 4, Coding.RANS)
+    section = support.section_agrees("one in the middle", 100_000, 4, Coding.RANS)
     assert section[4:6] == bytes([RANS, 15])
-    assert section_agrees("heavy tail", 2500, 2000, Coding.RANS)[4:6] == bytes([RANS, 12])
+    assert support.section_agrees("heavy tail", 2500, 2000, Coding.RANS)[4:6] == bytes([RANS, 12])
 
 
 def mixture(n: int, alphabet: int) -> torch.Tensor:
@@ -101,10 +86,10 @@ def test_chunks_of_several_modes_in_one_section_agree(alphabet, coding):
     symbols, table = mixture(n, alphabet), laws.normal(alphabet)
     section = core_section(symbols, alphabet, coding)
     assert len(set(chunk_modes(section, n))) >= 2
-    assert triton_section(symbols, alphabet, coding) == section
+    assert support.triton_section(symbols, alphabet, coding) == section
     assert torch.equal(triton_kernels().decode_symbols(on_device(section), n, alphabet).cpu(), symbols)
     for weight in (None, -0.3):
-        values_agree(on_device(section), n, table, weight)
+        support.values_agree(on_device(section), n, table, weight)
 
 
 @gpu_only
@@ -112,7 +97,7 @@ def test_chunks_of_several_modes_in_one_section_agree(alphabet, coding):
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
 @pytest.mark.parametrize("alphabet", [2, 92, 256, 4096])
 def test_sections_of_many_chunks_agree(kind, alphabet, coding):
-    section_agrees(kind, 3 * CHUNK + 16_384 + 7, alphabet, coding)
+    support.section_agrees(kind, 3 * CHUNK + 16_384 + 7, alphabet, coding)
 
 
 @pytest.mark.slow
@@ -132,7 +117,7 @@ def test_unaligned_sections_are_read_and_written():
 @pytest.mark.parametrize("coding, weight", [(Coding.RANS, None), (Coding.RANS_AUTO, -0.3)])
 def test_decoded_values_agree(coding, weight):
     section = on_device(core_section(kinds.make("even", 24, 11), 11, coding))
-    values_agree(section, 24, laws.normal(11), weight)
+    support.values_agree(section, 24, laws.normal(11), weight)
 
 
 def test_a_section_with_other_modes_than_the_previous_one_is_added_once():
@@ -147,34 +132,42 @@ def test_a_section_with_other_modes_than_the_previous_one_is_added_once():
 
 # Two frequencies of one half, symbols 3 and 5: class 12 given explicitly, then the same class, each with eleven bits of
 # mantissa, and a run of one between them.
-HALVES = u16(3) + u16(2) + "110" + "0011" + "0" * 11 + "111" + "1" + "0" + "0" * 11
+HALVES = support.u16(3) + support.u16(2) + "110" + "0011" + "0" * 11 + "111" + "1" + "0" + "0" * 11
 STATES = struct.pack("<4I", 1 << 16, (1 << 16) + 2048, 1 << 16, (1 << 16) + 2048)
 INVALID_TABLES = {
-    "class 0": u16(3) + u16(2) + "110" + "0000" + "111" + "1" + "0",
-    "class above 15": u16(3) + u16(1) + "110" + "1111" + "0" * 14 + "101" + "0" * 15,
-    "symbol outside the alphabet": u16(14) + u16(2) + HALVES[32:],
-    "symbol 65,535": u16(65535) + u16(65535) + HALVES[32:],
-    "ends with a run": u16(3) + u16(3) + HALVES[32:] + "1111",
-    "run past the last symbol": u16(3) + u16(2) + "110" + "0011" + "0" * 11 + "111" + "01" + "1",
-    "run of 4,096": u16(0) + u16(15) + "110" + "0011" + "0" * 11 + "111" + "0" * 12 + "1" + "0" * 12,
+    "class 0": support.u16(3) + support.u16(2) + "110" + "0000" + "111" + "1" + "0",
+    "class above 15": support.u16(3) + support.u16(1) + "110" + "1111" + "0" * 14 + "101" + "0" * 15,
+    "symbol outside the alphabet": support.u16(14) + support.u16(2) + HALVES[32:],
+    "symbol 65,535": support.u16(65535) + support.u16(65535) + HALVES[32:],
+    "ends with a run": support.u16(3) + support.u16(3) + HALVES[32:] + "1111",
+    "run past the last symbol": support.u16(3) + support.u16(2) + "110" + "0011" + "0" * 11 + "111" + "01" + "1",
+    "run of 4,096": support.u16(0) + support.u16(15) + "110" + "0011" + "0" * 11 + "111" + "0" * 12 + "1" + "0" * 12,
     "nonzero padding": HALVES + "1",
     "truncated": HALVES[:-12],
-    "frequencies below the scale": u16(3) + u16(0) + "110" + "0011" + "0" * 11,
-    "frequencies above the scale": u16(3) + u16(2) + "110" + "0011" + "0" * 11 + "0" + "0" * 11 + "0" + "0" * 11,
-    "one symbol": u16(3) + u16(0) + "110" + "1011" + "0" * 12,
+    "frequencies below the scale": support.u16(3) + support.u16(0) + "110" + "0011" + "0" * 11,
+    "frequencies above the scale": support.u16(3)
+    + support.u16(2)
+    + "110"
+    + "0011"
+    + "0" * 11
+    + "0"
+    + "0" * 11
+    + "0"
+    + "0" * 11,
+    "one symbol": support.u16(3) + support.u16(0) + "110" + "1011" + "0" * 12,
     "ones": "1" * 400,
     "empty": "",
 }
 
 
 def with_table(table: str, rest: bytes, scale: int = 12) -> bytes:
-    return with_size(bytes([RANS, scale]) + bits_to_bytes(table) + rest)
+    return support.with_size(bytes([RANS, scale]) + support.bits_to_bytes(table) + rest)
 
 
 def test_a_handmade_frequency_table_is_read():
     section = with_table(HALVES, STATES)
     assert not rejected(section, 4, 16)
-    assert decode_or_none(triton_kernels(), section, 4, 16).tolist() == [3, 5, 3, 5]
+    assert support.decode_or_none(triton_kernels(), section, 4, 16).tolist() == [3, 5, 3, 5]
 
 
 QUICK_INVALID = ("frequencies above the scale", "ones")
@@ -208,9 +201,9 @@ def test_invalid_scales_states_and_words_are_rejected():
 @pytest.mark.parametrize("n, alphabet", [(300, 16), (16_390, 2)])
 def test_missing_or_extra_words_are_rejected(n, alphabet):
     section = core_section(kinds.make("normal", n, alphabet), alphabet, Coding.RANS)[4:]
-    assert not rejected(with_size(section), n, alphabet)
+    assert not rejected(support.with_size(section), n, alphabet)
     for case in (section[:-1], section[:-2], section + b"\0", section + b"\0\0", section + b"\xff" * 64, section[:-40]):
-        assert rejected(with_size(case), n, alphabet)
+        assert rejected(support.with_size(case), n, alphabet)
 
 
 @pytest.mark.slow
@@ -227,8 +220,10 @@ def test_raw_chunks_of_a_wrong_size_or_with_unknown_symbols_are_rejected(n, alph
             packed = torch.empty(packed_nbytes(n, bits), dtype=torch.uint8)
             cpu.pack(symbols, bits, packed)
             body = bytes([RAW, *packed.tolist()])
-            assert rejected(with_size(body), n, alphabet) is (symbol >= alphabet)
-            assert rejected(with_size(body + b"\0"), n, alphabet) and rejected(with_size(body[:-1]), n, alphabet)
+            assert rejected(support.with_size(body), n, alphabet) is (symbol >= alphabet)
+            assert rejected(support.with_size(body + b"\0"), n, alphabet) and rejected(
+                support.with_size(body[:-1]), n, alphabet
+            )
 
 
 @pytest.mark.slow
@@ -238,7 +233,7 @@ def test_raw_chunks_of_a_wrong_size_or_with_unknown_symbols_are_rejected(n, alph
     [("normal", 40, 8, Coding.RANS), ("even", 30, 3, Coding.RANS_AUTO), ("geometric", 60, 300, Coding.RANS)],
 )
 def test_every_flipped_bit_is_rejected_or_decoded_as_by_the_core(kind, n, alphabet, coding):
-    flips_are_rejected_or_agree(core_section(kinds.make(kind, n, alphabet), alphabet, coding), n, alphabet)
+    support.flips_are_rejected_or_agree(core_section(kinds.make(kind, n, alphabet), alphabet, coding), n, alphabet)
 
 
 @pytest.mark.slow
@@ -248,7 +243,7 @@ def test_random_bytes_are_rejected_or_decoded_as_by_the_core():
     for _ in range(120):
         n, alphabet = generator.choice((1, 5, 60)), generator.choice((2, 5, 256, 4096))
         body = bytes([generator.choice((RANS, RANS, RAW))]) + generator.choice((b"", b"\x0c", b"\x0f"))
-        rejected(with_size(body + generator.randbytes(generator.choice((0, 2, 9, 60, 300)))), n, alphabet)
+        rejected(support.with_size(body + generator.randbytes(generator.choice((0, 2, 9, 60, 300)))), n, alphabet)
 
 
 @gpu_only
@@ -258,7 +253,7 @@ def test_flipped_bits_in_many_rows_are_rejected_or_decoded_as_by_the_core(alphab
     kind = "normal" if coding == Coding.RANS else "even"
     section = core_section(kinds.make(kind, n, alphabet), alphabet, coding)
     bits = [*range(64), *(generator.randrange(8 * len(section)) for _ in range(200))]
-    flips_are_rejected_or_agree(section, n, alphabet, bits)
+    support.flips_are_rejected_or_agree(section, n, alphabet, bits)
 
 
 @gpu_only
@@ -270,8 +265,8 @@ def test_swapped_frequencies_are_rejected_or_decoded_as_by_the_core():
         section = core_section(symbols, alphabet, Coding.RANS)
         if section[4] != RANS:
             continue
-        _, shares, taken = code_tables.read_code_table(section[6:], alphabet, with_frequencies=True)
+        _, frequencies, nbytes = code_tables.read_code_table(section[6:], alphabet, with_frequencies=True)
         a, b = generator.sample(range(alphabet), 2)
-        shares[a], shares[b] = shares[b], shares[a]
-        book = code_tables.write_code_table([share.bit_length() for share in shares], shares)
-        rejected(with_size(section[4:6] + book + section[6 + taken :]), n, alphabet)
+        frequencies[a], frequencies[b] = frequencies[b], frequencies[a]
+        table = code_tables.write_code_table([frequency.bit_length() for frequency in frequencies], frequencies)
+        rejected(support.with_size(section[4:6] + table + section[6 + nbytes :]), n, alphabet)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import test_packing
 import test_parity
 import torch
+from test_packing_and_positions import INVALID_POSITIONS
 from triton_support import DEVICE, MARKS, agree, gpu_only, no_compile_fallback, triton_kernels  # noqa: F401
 
 import laconic
@@ -104,9 +104,7 @@ SOON = ("normal", "two values")
      for kind in (*SOON, "outliers", "zeros and a one", "constant", *ORDERS)],
 )  # fmt: skip
 def test_topk_of_many_values_is_exact(kind, few_samples, exact_passes):
-    """Cases where the sample admits a few more than k values, too many (ties, zeros), or values far above its
-    threshold.
-    """
+    """The sample admits a few more than k values, too many (ties, zeros), or values far above its threshold."""
     n = 6001
     x = {**test_parity.KINDS, **ORDERS}[kind](n)
     for k in (1, 23):
@@ -150,8 +148,7 @@ def scatter(section, values, out, weight):
 
 @pytest.mark.parametrize("weight", [None, 0.5])
 def test_invalid_position_sections_are_rejected_before_anything_is_added(weight):
-    cases = next(mark for mark in test_packing.test_positions_that_lie_are_refused.pytestmark if mark.args[0] == "lie")
-    for section in cases.args[1]:
+    for section in INVALID_POSITIONS:
         out = torch.ones(10, device=DEVICE)
         with pytest.raises(FrameError):
             scatter(section, torch.ones(2, device=DEVICE), out, weight)

@@ -56,11 +56,11 @@ SYNC_BITS = 1536
 
 
 @triton.jit
-def _stream_start(section, behind, stream, mask):
+def _stream_start(section, table_end, stream, mask):
     """Load where a stream begins; the first one has no such word."""
     value = tl.zeros((LANES,), tl.int64)
     for k in tl.static_range(4):
-        byte = tl.load(section + behind + 4 * (stream - 1) + k, mask=mask & (stream > 0), other=0)
+        byte = tl.load(section + table_end + 4 * (stream - 1) + k, mask=mask & (stream > 0), other=0)
         value = value | (byte.to(tl.int64) << (8 * k))
     return value
 

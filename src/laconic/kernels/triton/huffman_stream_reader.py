@@ -37,9 +37,7 @@ def _bits(memory, ring, bit, ASM: tl.constexpr):
 
 @triton.jit
 def _entry(memory, shared, low, high, limits, symbols, LONG: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr):
-    """Return the next symbol and, in the lowest 8 bits, its code length; with LONG also for codes beyond the lookup
-    table.
-    """
+    """Return the next symbol and, in the lowest 8 bits, its code length; LONG allows codes beyond the lookup table."""
     entry = shared_memory.load(memory, shared + (low & (4 * PREFIXES - 4)).to(tl.int32, bitcast=True), ASM)
     if LONG:
         long = entry == 0
@@ -73,9 +71,7 @@ def _skip_four(
     memory, shared, ring, bit, part_begin, stop, first_symbol, count, limits, symbols,
     NUMBER: tl.constexpr, LONG: tl.constexpr, BINS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Skip up to four symbols before ``stop``; count those that begin after ``begin``, and track where the first one
-    does.
-    """
+    """Skip up to four symbols before ``stop``; count those from ``part_begin`` on, and note the first."""
     low, high = _bits(memory, ring, bit, ASM)
     for _ in tl.static_range(NUMBER):
         entry = _entry(memory, shared, low, high, limits, symbols, LONG, BINS, ASM)

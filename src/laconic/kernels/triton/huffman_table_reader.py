@@ -27,9 +27,7 @@ PREFIXES = tl.constexpr(4096)
 
 @triton.jit
 def _words_at(section, nbytes, begin):
-    """Return the words from the one that holds byte ``begin``, how many are whole, and the bytes after the last whole
-    one.
-    """
+    """Return the words from byte ``begin`` on, how many are whole, and the bytes after the last whole one."""
     words = section.to(tl.pointer_type(tl.int32)) + (begin >> 2)
     whole = tl.minimum((nbytes >> 2) - (begin >> 2), 1 << 30).to(tl.int32)
     rest = whole * 0
@@ -52,8 +50,7 @@ def _more_bits(words, whole, rest, word, held, count):
 
 @triton.jit
 def _read_classes(section, nbytes, begin, end, lengths, alphabet):
-    """Read the coded table at byte ``begin`` into ``lengths``, which are zeros; return its bytes, or -1 if it is
-    invalid.
+    """Read the coded table at byte ``begin`` into zeroed ``lengths``; return its bytes, or -1 if it is invalid.
 
     The table must end before ``end``.
     """
@@ -136,8 +133,9 @@ def order_offset(BINS: tl.constexpr):
 
 @triton.jit
 def lookup_offset(BINS: tl.constexpr):
-    """Offset of the lookup table by the next PREFIX_BITS bits, lowest first: symbol, and in the lowest 8 bits the code
-    length; 0 for longer codes.
+    """Offset of the lookup table by the next PREFIX_BITS bits, lowest first.
+
+    An entry is a symbol and, in the lowest 8 bits, its code length; 0 for longer codes.
     """
     return 2 * BINS
 
@@ -150,8 +148,10 @@ def limits_offset(BINS: tl.constexpr):
 
 @triton.jit
 def chunk_info_offset(BINS: tl.constexpr):
-    """Offset of the chunk's mode (-1 if invalid), constant symbol, bytes before the starts and before the bits, bytes
-    in all, an unused word, and (int64) where the chunk begins.
+    """Offset of the chunk's fields.
+
+    They are mode (-1 if invalid), constant symbol, bytes before the starts and before the bits, bytes in all, an unused
+    word, and (int64) where the chunk begins.
     """
     return 2 * BINS + PREFIXES + 32
 

@@ -60,9 +60,7 @@ def _below(memory, numbers, count, value, STEPS: tl.constexpr, EQUAL: tl.constex
 
 @triton.jit
 def _code_lengths(memory, shared, keys, used, BINS: tl.constexpr, STEPS: tl.constexpr, ASM: tl.constexpr):
-    """Return the code length of each leaf in the order of ``keys`` (count and symbol, ascending); needs 20 rows of
-    scratch.
-    """
+    """Return the code length of each leaf in the order of ``keys`` (count and symbol); needs 20 rows of scratch."""
     leaves = shared
     packages = leaves + 4 * BINS
     items = packages + 4 * BINS

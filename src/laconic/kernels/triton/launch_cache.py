@@ -33,9 +33,7 @@ def launch(
     cache: CompiledLaunches,
     launches: Callable[[], Sequence[tuple[int, Mapping[str, Any]]]],
 ) -> None:
-    """Launch a kernel once or several times: each entry of ``launches()`` is a number of programs, constants and
-    options.
-    """
+    """Launch a kernel once or several times: ``launches()`` returns programs, constants and options of each launch."""
     key = (tensors[0].device, *[(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors])
     compiled_launches = cache.get(key)
     if compiled_launches is not None:

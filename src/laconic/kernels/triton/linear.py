@@ -12,16 +12,8 @@ from torch import Tensor
 from laconic.kernels import random
 from laconic.kernels.interface import Grid, LinearGrid, UniformGrid
 from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes, symbol_bits, symbol_dtype
-from laconic.kernels.triton import launch_cache
-from laconic.kernels.triton.grid_sync import (
-    BARRIER_WORD,
-    PARTS,
-    SINGLE_LAUNCH_NUMEL,
-    STATE_WORDS,
-    grid_barrier,
-    launch,
-    split_into_parts,
-)
+from laconic.kernels.triton import grid_sync, launch_cache
+from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.packing import BYTES, PackedSection, pack_tail
 from laconic.kernels.triton.tile import (
@@ -154,6 +146,22 @@ def _range_of_all(ends, state, parts, ZERO: tl.constexpr, PARTS: tl.constexpr):
     return low, high
 
 
+@triton.jit
+def _range_phase(
+    x, ends, state, bounds, n, span, parts, program, programs,
+    PHASE: tl.constexpr, ZERO: tl.constexpr, STORE_BOUNDS: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Compute the range of each part (PHASE 0), then of all (PHASE 1)."""
+    if PHASE == 0:
+        _range_by_parts(x, ends, n, span, parts, program, programs, SPAN, PARTS)
+    elif program == 0:
+        low, high = _range_of_all(ends, state, parts, ZERO, PARTS)
+        if STORE_BOUNDS:
+            floats = bounds.to(tl.pointer_type(tl.float32))
+            tl.store(floats, low)
+            tl.store(floats + 1, high)
+
+
 @triton.jit(do_not_specialize=["span", "parts", "levels"])
 def _uniform_encode(
     x, ends, state, bounds, packed, tail, n, full, span, parts, levels,
@@ -164,14 +172,8 @@ def _uniform_encode(
     program, programs = tl.program_id(0), tl.num_programs(0)
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
-        if phase == 0:
-            _range_by_parts(x, ends, n, span, parts, program, programs, SPAN, PARTS)
-        if phase == 1:
-            if program == 0:
-                low, high = _range_of_all(ends, state, parts, False, PARTS)
-                section = bounds.to(tl.pointer_type(tl.float32))
-                tl.store(section, low)
-                tl.store(section + 1, high)
+        if phase < 2:
+            _range_phase(x, ends, state, bounds, n, span, parts, program, programs, phase, False, True, SPAN, PARTS)
         if phase == 2:
             low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
             high = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64)
@@ -206,11 +208,8 @@ def _range_histogram(
     program, programs = tl.program_id(0), tl.num_programs(0)
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
-        if phase == 0:
-            _range_by_parts(x, ends, n, span, parts, program, programs, SPAN, PARTS)
-        if phase == 1:
-            if program == 0:
-                _range_of_all(ends, state, parts, ZERO, PARTS)
+        if phase < 2:
+            _range_phase(x, ends, state, state, n, span, parts, program, programs, phase, ZERO, False, SPAN, PARTS)
         if phase == 2:
             low = tl.load(state + 1).to(tl.float32, bitcast=True).to(tl.float64)
             spread = tl.load(state + 2).to(tl.float32, bitcast=True).to(tl.float64) - low
@@ -232,16 +231,16 @@ def _range_histogram(
 
 
 def range_histogram(x: Tensor, bins: int, zero: bool, count: int, seed: int) -> Tensor:
-    """Return amax_bits and the range as bits, padded to ``STATE_WORDS``, then the histogram of a sample."""
+    """Return amax_bits and the range as bits, padded to ``grid_sync.STATE_WORDS``, then the histogram of a sample."""
     n = x.numel()
-    span, parts = split_into_parts(n, TILE)
-    state = torch.zeros(STATE_WORDS + bins, dtype=torch.int32, device=x.device)
+    span, parts = grid_sync.split_into_parts(n, TILE)
+    state = torch.zeros(grid_sync.STATE_WORDS + bins, dtype=torch.int32, device=x.device)
     ends = torch.empty(3 * PARTS, device=x.device)
     keys = split64(random.key(seed, random.SAMPLING))
     constants = exact_options(ZERO=zero, ALL=count == n, BINS=max(32, 2 * bins), SPAN=TILE, PARTS=PARTS)
-    launch(
+    grid_sync.launch(
         _range_histogram, x.device, (x, ends, state), (n, span, parts, count, bins, *keys), constants,
-        (parts, 1, num_buckets(count, TILE)), (4, 8, 4), single_launch=n <= SINGLE_LAUNCH_NUMEL,
+        (parts, 1, num_buckets(count, TILE)), (4, 8, 4), single_launch=n <= grid_sync.SINGLE_LAUNCH_NUMEL,
         cache=launches_for("range", n, count, bins, zero),
     )  # fmt: skip
     return state
@@ -251,17 +250,17 @@ def uniform_encode(x: Tensor, levels: int, bounds: Tensor, packed: Tensor) -> Te
     """Encode without synchronization; return amax_bits and the range as bits, on the device."""
     n, bits = x.numel(), symbol_bits(levels)
     section, first = PackedSection(packed, n, bits), word_aligned(bounds)
-    span, parts = split_into_parts(n, TILE)
-    state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=x.device)
+    span, parts = grid_sync.split_into_parts(n, TILE)
+    state = torch.zeros(grid_sync.STATE_WORDS, dtype=torch.int32, device=x.device)
     ends = torch.empty(3 * PARTS, device=x.device)
     grids: tuple[int, ...] = (parts, 1, num_buckets(n, TILE))
     if section.full < n:
         grids += (num_buckets((n - section.full) * bits, 8 * BYTES),)
     tensors = (x, ends, state, first, section.target, section.tail)
     constants = exact_options(BITS=bits, PERIOD=packing_period(bits), SPAN=TILE, BYTES=BYTES, PARTS=PARTS)
-    launch(
+    grid_sync.launch(
         _uniform_encode, x.device, tensors, (n, section.full, span, parts, levels), constants, grids, (4, 8, 2, 4),
-        single_launch=n <= SINGLE_LAUNCH_NUMEL, cache=launches_for("uniform", n, levels),
+        single_launch=n <= grid_sync.SINGLE_LAUNCH_NUMEL, cache=launches_for("uniform", n, levels),
     )  # fmt: skip
     section.copy_back()
     if first is not bounds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -110,15 +110,35 @@ def _program_part(table, parts):
 
 @triton.jit
 def _outputs(row, BUCKET: tl.constexpr):
-    """Return an encoder's outputs (scales, symbols, tail), and the numbers of values, values in full groups and
-    buckets.
-    """
+    """Return an encoder's outputs (scales, symbols, tail), and its numbers of values, grouped values and buckets."""
     tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
     n = tl.load(row + 5)
-    return (
-        _load_pointer(row, 2, True), _load_pointer(row, 3, True), tail, n, n // _GROUP * _GROUP,
-        (n + BUCKET - 1) // BUCKET,
+    scales, packed = _load_pointer(row, 2, True), _load_pointer(row, 3, True)
+    return scales, packed, tail, n, n // _GROUP * _GROUP, (n + BUCKET - 1) // BUCKET
+
+
+@triton.jit
+def _inputs(row, BUCKET: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return a decoder's inputs (scales, symbols), its output, and the same numbers."""
+    packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
+    n = tl.load(row + 5)
+    scales, out = _load_pointer(row, 2, True), _load_pointer(row, 0, ALIGNED)
+    return scales, packed, out, n, n // _GROUP * _GROUP, (n + BUCKET - 1) // BUCKET
+
+
+def _launch_decode(
+    kernel: Any, outs: Tensors, scales: Addresses, packed: Addresses, weight: float | None, *, bucket: int, tile: int,
+    **constants: int,
+) -> Tensor:  # fmt: skip
+    """Launch a decoder over tensors and sections at addresses, multiples of 16; return its flag."""
+    buckets, warps = tile_shape(bucket, tile)
+    table_args = _TensorTable.of(outs, buckets * bucket, scale_addresses=scales, packed=packed)
+    flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
+    kernel[table_args.grid](
+        table_args.table, table_args.parts, flag, weight or 0.0, BUCKET=bucket, BUCKETS=buckets,
+        ADD=weight is not None, ALIGNED=table_args.aligned, **constants, **exact_options(num_warps=warps),
     )  # fmt: skip
+    return flag
 
 
 # ------------------------------------------------------------------------------------------------------------- amax
@@ -175,33 +195,35 @@ def _pack_tails(table, BITS: tl.constexpr, BYTES: tl.constexpr):
         pack_tail(symbols, out, (n - full).to(tl.int32), 0, BITS, BYTES)
 
 
-def _pack_tails_of(tensors: Sequence[Tensor], table_args: _TensorTable, bits: int) -> None:
-    """Pack the values after the last full group of each tensor."""
+def _launch_encode(
+    kernel: Any, tensors: Tensors, table_args: _TensorTable, bits: int, warps: int, **constants: int
+) -> Tensor:
+    """Launch an encoder over tensors, and pack the values after the last full group of each; return amax_bits."""
+    amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    kernel[table_args.grid](
+        table_args.table, table_args.parts, amax_bits, ALIGNED=table_args.aligned, **constants,
+        **exact_options(num_warps=warps),
+    )  # fmt: skip
     if any(x.numel() % GROUP for x in tensors):
         _pack_tails[(len(tensors),)](table_args.table, BITS=bits, BYTES=BYTES)
+    return amax_bits
 
 
 def qsgd_encode_all(
     tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int], norms: Addresses,
     packed: Addresses,
 ) -> Tensor:  # fmt: skip
-    """Encode each tensor by the largest magnitude with 2, 4 or 8 bits, to addresses (multiples of 16); return
-    amax_bits.
-    """
+    """Encode each tensor by its largest magnitude, with 2, 4 or 8 bits, to addresses; return amax_bits."""
     bits, bucket, _, stochastic = coding
     buckets, warps = tile_shape(bucket, QSGD_TILE if residuals is None else FEEDBACK_TILE)
     table_args = _TensorTable.of(
         tensors, buckets * bucket, residuals=tensors if residuals is None else residuals, scale_addresses=norms,
         packed=packed, random_keys=[random.key(seed, random.ROUNDING) for seed in seeds], tails=True,
     )  # fmt: skip
-    amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
-    _encode[table_args.grid](
-        table_args.table, table_args.parts, amax_bits, BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket,
-        BUCKETS=buckets, STOCHASTIC=stochastic, FEEDBACK=residuals is not None, ALIGNED=table_args.aligned,
-        **exact_options(num_warps=warps),
+    return _launch_encode(
+        _encode, tensors, table_args, bits, warps, BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket,
+        BUCKETS=buckets, STOCHASTIC=stochastic, FEEDBACK=residuals is not None,
     )  # fmt: skip
-    _pack_tails_of(tensors, table_args, bits)
-    return amax_bits
 
 
 @triton.jit
@@ -210,26 +232,15 @@ def _decode(
     BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     _, row, program = _program_part(table, parts)
-    packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
-    n = tl.load(row + 5)
-    decode_part(
-        program, _load_pointer(row, 2, True), packed, _load_pointer(row, 0, ALIGNED), flag, n, n // _GROUP * _GROUP,
-        (n + BUCKET - 1) // BUCKET, weight, BITS, BUCKET, BUCKETS, ADD,
-    )  # fmt: skip
+    norms, packed, out, n, full, count = _inputs(row, BUCKET, ALIGNED)
+    decode_part(program, norms, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
 
 
 def qsgd_decode_all(
     norms: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None
 ) -> Tensor:
     """Decode into each tensor from sections at addresses, multiples of 16; return the flag."""
-    buckets, warps = tile_shape(bucket, QSGD_TILE)
-    table_args = _TensorTable.of(outs, buckets * bucket, scale_addresses=norms, packed=packed)
-    flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
-    _decode[table_args.grid](
-        table_args.table, table_args.parts, flag, weight or 0.0, BITS=bits, BUCKET=bucket, BUCKETS=buckets,
-        ADD=weight is not None, ALIGNED=table_args.aligned, **exact_options(num_warps=warps),
-    )  # fmt: skip
-    return flag
+    return _launch_decode(_decode, outs, norms, packed, weight, bucket=bucket, tile=QSGD_TILE, BITS=bits)
 
 
 # ------------------------------------------------------------------------------------------------------------ sign
@@ -251,13 +262,9 @@ def sign_encode_all(tensors: Tensors, *, bucket: int, sides: int, means: Address
     """Encode each tensor by ``sign`` or, with two sides, ``onebit``, in buckets of at least 256; return amax_bits."""
     buckets, warps, stages = sign_tile_shape(bucket)
     table_args = _TensorTable.of(tensors, buckets * bucket, scale_addresses=means, packed=packed, tails=True)
-    amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
-    _encode_signs[table_args.grid](
-        table_args.table, table_args.parts, amax_bits, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides,
-        ALIGNED=table_args.aligned, **exact_options(num_warps=warps),
-    )  # fmt: skip
-    _pack_tails_of(tensors, table_args, 1)
-    return amax_bits
+    return _launch_encode(
+        _encode_signs, tensors, table_args, 1, warps, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides
+    )
 
 
 @triton.jit
@@ -266,26 +273,15 @@ def _decode_signs(
     BUCKET: tl.constexpr, BUCKETS: tl.constexpr, SIDES: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     _, row, program = _program_part(table, parts)
-    packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
-    n = tl.load(row + 5)
-    sign_decode_part(
-        program, _load_pointer(row, 2, True), packed, _load_pointer(row, 0, ALIGNED), flag, n, n // _GROUP * _GROUP,
-        (n + BUCKET - 1) // BUCKET, weight, BUCKET, BUCKETS, SIDES, ADD,
-    )  # fmt: skip
+    means, packed, out, n, full, count = _inputs(row, BUCKET, ALIGNED)
+    sign_decode_part(program, means, packed, out, flag, n, full, count, weight, BUCKET, BUCKETS, SIDES, ADD)
 
 
 def sign_decode_all(
     means: Addresses, packed: Addresses, *, bucket: int, sides: int, outs: Tensors, weight: float | None
 ) -> Tensor:
     """Decode ``sign`` or ``onebit`` into each tensor from sections at addresses, multiples of 16; return the flag."""
-    buckets, warps = tile_shape(bucket)
-    table_args = _TensorTable.of(outs, buckets * bucket, scale_addresses=means, packed=packed)
-    flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
-    _decode_signs[table_args.grid](
-        table_args.table, table_args.parts, flag, weight or 0.0, BUCKET=bucket, BUCKETS=buckets, SIDES=sides,
-        ADD=weight is not None, ALIGNED=table_args.aligned, **exact_options(num_warps=warps),
-    )  # fmt: skip
-    return flag
+    return _launch_decode(_decode_signs, outs, means, packed, weight, bucket=bucket, tile=TILE, SIDES=sides)
 
 
 # --------------------------------------------------------------------------------------------------- packed integers
@@ -317,9 +313,7 @@ def _gather(table, parts, out, rotation_low, rotation_high, ROTATED: tl.constexp
 def gather_blocks(
     tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
 ) -> None:
-    """Gather the blocks of all tensors, rotated if a seed is given, plus their residuals; zeros after the end of a
-    tensor.
-    """
+    """Gather the blocks of all tensors, rotated if a seed is given, plus their residuals; pad with zeros."""
     table_args = _TensorTable.of(tensors, SUM_BLOCK, residuals=residuals)
     assert out.numel() == table_args.grid[0] * SUM_BLOCK
     _gather[table_args.grid](
@@ -343,8 +337,8 @@ def _scatter(
     if ROTATED:
         coded = (n + 1023) // 1024 * 1024
     clip = load_clips(clips, number + tl.arange(0, 1), number + 1, flag)
-    each: tl.constexpr = 32 // WIDTH
-    words: tl.constexpr = (128 + each - 1) // each * 8
+    per_word: tl.constexpr = 32 // WIDTH
+    words: tl.constexpr = (128 + per_word - 1) // per_word * 8
     integers = integers.to(tl.pointer_type(tl.int32)) + (number - block).to(tl.int64) * words
     out = _load_pointer(row, 0, ALIGNED)
     if begin + 1024 <= n:

@@ -81,8 +81,10 @@ def _amax_bits(v):
 
 @triton.jit
 def _squares(x, begin, n, BLOCKS: tl.constexpr):
-    """Compute ``reference.pairwise_sum`` of each block's squares. A sum of two has only one order, so the first three
-    of ten stages run within a thread, on eight neighbouring vectors of 16.
+    """Compute ``reference.pairwise_sum`` of each block's squares.
+
+    A sum of two has only one order, so the first three of ten stages run within a thread, on eight neighbouring vectors
+    of 16.
     """
     offsets = tl.arange(0, BLOCKS * 8)[:, None] * 128 + tl.arange(0, 16)[None, :]
     vectors = ()

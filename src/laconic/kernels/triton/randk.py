@@ -19,17 +19,9 @@ from torch import Tensor
 from laconic.errors import FrameError
 from laconic.kernels import random
 from laconic.kernels.sections import num_buckets
+from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, store_bitmap, tile_parts
-from laconic.kernels.triton.grid_sync import (
-    BARRIER_WORD,
-    MAX_NUMEL,
-    PARTS,
-    SINGLE_LAUNCH_NUMEL,
-    STATE_WORDS,
-    grid_barrier,
-    launch,
-    split_into_parts,
-)
+from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.scatter import (
     GAPS,
@@ -41,7 +33,7 @@ from laconic.kernels.triton.scatter import (
     scatter_tile,
 )
 from laconic.kernels.triton.tile import hash32, split64
-from laconic.kernels.triton.topk import LIST_SPAN, count_above, count_digits, list_bitmap, next_digit, select_positions
+from laconic.kernels.triton.topk import LIST_SPAN, list_bitmap, refine_digits, select_positions
 
 __all__ = ["randk_decode", "randk_encode", "random_positions"]
 
@@ -50,7 +42,7 @@ BINS, MORE_BINS = 256, 1024
 
 MARKED_WORD, AMAX_WORD, KTH_WORD, NONFINITE_WORD = 1, 2, 5, 7
 WARPS = (4, 4, 8, 8, 8, 8, 8, 8, 4)
-"""Warps of a program when a phase has its own launch."""
+"""Warps of a program when a phase has its own grid_sync.launch."""
 
 
 @triton.jit
@@ -147,17 +139,11 @@ def _randk_phases(
                 state, digits, marked_positions, distances, last, key_low, key_high, capacity, program, programs,
                 LIST_SPAN, BINS,
             )  # fmt: skip
-        if phase == 3:
-            digit = next_digit(state, digits, k, program, 0, BINS)
-            count_digits(state, digits + BINS, distances, digit, capacity, program, programs, BINS, LIST_SPAN, BINS)
-        if phase == 4:
-            digit = next_digit(state, digits, k, program, 1, BINS)
-            count_digits(state, digits + 2 * BINS, distances, digit, capacity, program, programs, 1, LIST_SPAN, BINS)
-        if phase == 5:
-            digit = next_digit(state, digits, k, program, 2, BINS)
-            count_above(
-                state, above, equal, distances, digit, capacity, span, chosen_parts, program, programs, LIST_SPAN, BINS
-            )
+        if (phase >= 3) & (phase <= 5):
+            refine_digits(
+                state, digits, distances, above, equal, k, capacity, span, chosen_parts, program, programs, phase - 3,
+                LIST_SPAN, BINS,
+            )  # fmt: skip
         if phase == 6:
             while part < chosen_parts:
                 select_positions(
@@ -208,11 +194,11 @@ def _layout(n: int, k: int, bins: int) -> _Layout | None:
     """Return None if the hashes are too far apart, or if nearly all positions are kept."""
     margin = 5 * k**0.5 + 16
     limit = int((k + margin) / n * 2**32)
-    if not 0 < k < n <= MAX_NUMEL or limit >= 1 << 31 or 2 * margin / n * 2**32 >= bins**3:
+    if not 0 < k < n <= grid_sync.MAX_NUMEL or limit >= 1 << 31 or 2 * margin / n * 2**32 >= bins**3:
         return None
     tiles, tiles_per_part, parts = tile_parts(n)
     capacity = num_buckets(int(k + margin + 6 * (k + margin) ** 0.5 + 16), 16) * 16
-    span, chosen_parts = split_into_parts(capacity, LIST_SPAN)
+    span, chosen_parts = grid_sync.split_into_parts(capacity, LIST_SPAN)
     busy = min(528, num_buckets(capacity, LIST_SPAN))
     out_tiles = num_buckets(n, SPAN)
     return _Layout(
@@ -240,13 +226,13 @@ def _run(
 
     The seed is written to the section, or read from it if it is None.
     """
-    single_launch, add = n <= SINGLE_LAUNCH_NUMEL, weight is not None
+    single_launch, add = n <= grid_sync.SINGLE_LAUNCH_NUMEL, weight is not None
     bins = MORE_BINS if single_launch else BINS
     layout = _layout(n, k, bins)
     if layout is None or (section is not None and section.data_ptr() % 4):
         return None
     device = like.device
-    counters = torch.zeros(STATE_WORDS + 3 * bins + PARTS, dtype=torch.int32, device=device)
+    counters = torch.zeros(grid_sync.STATE_WORDS + 3 * bins + PARTS, dtype=torch.int32, device=device)
     work = torch.empty(layout.work, dtype=torch.int32, device=device)
     tensors = (
         counters if x is None else x.view(torch.int32), counters, work,
@@ -264,7 +250,7 @@ def _run(
     grids = layout.grids[:7] if out is None else layout.grids
     if add:
         grids = (*grids[:8], num_buckets(k, GAPS))
-    launch(
+    grid_sync.launch(
         _randk_phases, device, tensors, numbers, constants, grids, WARPS, single_launch=single_launch,
         cache=launches_for("drawing", n, k, x is None, section is None, out is None, add),
     )  # fmt: skip
@@ -288,9 +274,7 @@ def randk_encode(x: Tensor, k: int, seed: int, section: Tensor) -> tuple[Tensor,
 
 
 def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weight: float | None) -> bool:
-    """Store float32 values times the gain at their random positions, zeros elsewhere, or add them; False: nothing was
-    added.
-    """
+    """Store float32 values times the gain at their random positions, or add them; False: nothing was added."""
     result = _run(
         out.numel(), values.numel(), out, section=section, values=values, out=out, gain=gain, weight=weight
     )  # fmt: skip

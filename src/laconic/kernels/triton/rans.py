@@ -13,7 +13,7 @@ import triton.language as tl
 from laconic.kernels.sections import CHUNK, RANS
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.rans_tables import num_states
-from laconic.kernels.triton.shared_memory import load2, load4, load8, load16, store2, sync_warp, wait_fetched
+from laconic.kernels.triton.shared_memory import load2, load4, load_symbol, store2, sync_warp, wait_fetched
 
 __all__ = ["DECODE_SHARED_NBYTES", "LANES", "SHARED_TABLE_BINS", "encode_shared_nbytes", "rans_decode", "rans_encode"]
 
@@ -58,8 +58,7 @@ def _vote(flag):
 
 @triton.jit
 def _word_addresses(address, flag, below, ASM: tl.constexpr):
-    """Return where each lane finds its word, after those of the lower lanes whose flag is set, and the end of all
-    words.
+    """Return where each lane finds its word, after those of the lower lanes with a flag, and the end of all words.
 
     On the device this is a warp vote.
     """
@@ -125,10 +124,7 @@ def _entries(
     address = ring + (group & (GROUPS_AHEAD - 1)) * (GROUP_ROWS * LANES * SYMBOL) + (lane % STRIDE) * SYMBOL
     entries = ()
     for k in tl.static_range(GROUP_ROWS):
-        if SYMBOL == 1:
-            symbol = load8(memory, address + k * STRIDE, ASM)
-        else:
-            symbol = load16(memory, address + 2 * k * STRIDE, ASM)
+        symbol = load_symbol(memory, address + SYMBOL * k * STRIDE, SYMBOL, ASM)
         entries = entries + (_entry(table, memory, table_shared, symbol, IN_SHARED, ASM),)  # type: ignore[assignment]
     return entries
 
@@ -162,8 +158,9 @@ def _push_chunk(
     symbols, table, memory, table_shared, ring, words, chunk_size,
     STRIDE: tl.constexpr, SYMBOL: tl.constexpr, IN_SHARED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Push all symbols of a chunk with STRIDE states, from its end; return states and first word. Idle lanes follow
-    along.
+    """Push all symbols of a chunk with STRIDE states, from its end; return states and first word.
+
+    Idle lanes follow along.
     """
     lane = tl.arange(0, LANES)
     below = (tl.full((LANES,), 1, tl.int32) << lane) - 1
@@ -318,7 +315,7 @@ def _pop_chunk(
     x, words, rest, whole, shift, slots, table, memory, shared, scale, out, chunk_size, lanes,
     IN_SHARED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Pop all symbols of a chunk; return the final states and the number of words consumed. NEAR needs all lanes.
+    """Pop all symbols of a chunk; return the final states and the words consumed. IN_SHARED needs all lanes.
 
     Words are fetched one group before they enter the ring, which always holds as many as a group can consume. The
     contents after the last word do not matter: a chunk that consumes them is rejected.

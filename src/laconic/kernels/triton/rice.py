@@ -1,5 +1,4 @@
-"""Rice coding of positions: sums of the gaps' high parts choose the parameter, then the section is written word by
-word.
+"""Rice coding of positions: sums of the gaps' high parts choose the parameter, then the section is written.
 
 Low parts are packed and high parts are set in unary by atomic ORs into zeroed words: a gap may share a word with gaps
 of other programs.
@@ -14,16 +13,8 @@ from torch import Tensor
 
 from laconic.kernels.reference.positions import plan_of
 from laconic.kernels.sections import RICE, PositionPlan, low_bits_candidates, num_buckets
-from laconic.kernels.triton.grid_sync import (
-    BARRIER_WORD,
-    MAX_NUMEL,
-    PARTS,
-    SINGLE_LAUNCH_NUMEL,
-    STATE_WORDS,
-    grid_barrier,
-    launch,
-    split_into_parts,
-)
+from laconic.kernels.triton import grid_sync
+from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.tile import low_bits_location
 
@@ -145,23 +136,24 @@ def _encode_phases(
 
 
 def rice_encode(positions: Tensor, n: int, out: Tensor) -> tuple[PositionPlan, bool] | None:
-    """Choose the coding of ascending int32 positions; return it and whether ``out`` holds it. None for none or all of
-    n.
+    """Choose the coding of ascending int32 positions; return it and whether ``out`` holds it.
+
+    None for none or all of n positions.
     """
     k = positions.numel()
-    if not 0 < k < n <= MAX_NUMEL:
+    if not 0 < k < n <= grid_sync.MAX_NUMEL:
         return None
     nwords = 0 if out.data_ptr() % 4 else out.numel() // 4
     candidates = low_bits_candidates(n, k)
-    span, parts = split_into_parts(k, GAPS)
-    state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=out.device)
+    span, parts = grid_sync.split_into_parts(k, GAPS)
+    state = torch.zeros(grid_sync.STATE_WORDS, dtype=torch.int32, device=out.device)
     sums = torch.empty(3 * PARTS, dtype=torch.int32, device=out.device)
-    launch(
+    grid_sync.launch(
         _encode_phases, out.device, (positions, state, sums, out),
         (k, candidates[0], len(candidates), span, parts, nwords),
         {"GAPS": GAPS, "PARTS": PARTS, "enable_fp_fusion": False},
-        (max(parts, min(64, num_buckets(nwords, GAPS))), parts), (4, 8), single_launch=k <= SINGLE_LAUNCH_NUMEL,
-        cache=launches_for("gaps", n, k, nwords),
+        (max(parts, min(64, num_buckets(nwords, GAPS))), parts), (4, 8),
+        single_launch=k <= grid_sync.SINGLE_LAUNCH_NUMEL, cache=launches_for("gaps", n, k, nwords),
     )  # fmt: skip
     result = state.tolist()
     plan = plan_of(n, k, list(zip(candidates, result[SUMS:], strict=False)))

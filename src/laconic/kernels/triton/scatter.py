@@ -24,18 +24,9 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels.sections import POSITIONS_HEADER, num_buckets
+from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import popcount
-from laconic.kernels.triton.grid_sync import (
-    BARRIER_WORD,
-    MAX_NUMEL,
-    PARTS,
-    SINGLE_LAUNCH_NUMEL,
-    STATE_WORDS,
-    grid_barrier,
-    launch,
-    split_into_parts,
-    sum_before,
-)
+from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier, sum_before
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.tile import low_bits_location, word_aligned
 
@@ -54,7 +45,7 @@ __all__ = [
 
 WORDS, GAPS, SPAN, SEARCH_SPAN = 128, 2048, 4096, 256
 WARPS = (4, 8, 8, 8, 4)
-"""Warps of a program when a phase has its own launch."""
+"""Warps of a program when a phase has its own grid_sync.launch."""
 
 
 @triton.jit
@@ -350,8 +341,8 @@ class _Layout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _layout(nbytes: int, n: int, k: int, add: bool, started: bool) -> _Layout:
-    unary_span, unary_parts = split_into_parts(max(1, (nbytes + 3) // 4 - 2), WORDS)
-    gap_span, gap_parts = split_into_parts(k, GAPS)
+    unary_span, unary_parts = grid_sync.split_into_parts(max(1, (nbytes + 3) // 4 - 2), WORDS)
+    gap_span, gap_parts = grid_sync.split_into_parts(k, GAPS)
     tiles = num_buckets(n, SPAN)
     starts = num_buckets(tiles + 1, SEARCH_SPAN) if started else 0
     last = num_buckets(k, GAPS) if add else tiles
@@ -364,17 +355,17 @@ def _layout(nbytes: int, n: int, k: int, add: bool, started: bool) -> _Layout:
 
 def can_decode(section: Tensor, n: int) -> bool:
     """Return whether these kernels can decode such a section."""
-    return n <= MAX_NUMEL and POSITIONS_HEADER <= section.numel() <= MAX_NUMEL // 8
+    return n <= grid_sync.MAX_NUMEL and POSITIONS_HEADER <= section.numel() <= grid_sync.MAX_NUMEL // 8
 
 
 def _run(
     section: Tensor, n: int, k: int, values: Tensor | None, out: Tensor | None, weight: float | None
 ) -> Tensor | None:
     """Decode the positions and scatter the values, if given; None if the section is not a Rice code of k positions."""
-    single_launch, add = n <= SINGLE_LAUNCH_NUMEL, weight is not None
+    single_launch, add = n <= grid_sync.SINGLE_LAUNCH_NUMEL, weight is not None
     started = not single_launch and not add
     layout = _layout(section.numel(), n, k, add, started)
-    state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=section.device)
+    state = torch.zeros(grid_sync.STATE_WORDS, dtype=torch.int32, device=section.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
     positions = torch.empty(k, dtype=torch.int32, device=section.device)
     tensors = (
@@ -387,7 +378,7 @@ def _run(
         "GAPS": GAPS, "SPAN": SPAN, "SEARCH_SPAN": SEARCH_SPAN, "PARTS": PARTS, "enable_fp_fusion": False,
     }  # fmt: skip
     grids = layout.grids if out is not None else layout.grids[:3]
-    launch(
+    grid_sync.launch(
         _decode_phases, section.device, tensors, numbers, constants, grids, WARPS, single_launch=single_launch,
         cache=launches_for("placing", section.numel(), n, k, add, values is None, out is None),
     )  # fmt: skip

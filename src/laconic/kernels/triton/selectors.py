@@ -12,16 +12,9 @@ from torch import Tensor
 
 from laconic.kernels.reference.selection import SAMPLES, index_dtype
 from laconic.kernels.sections import num_buckets
+from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, store_bitmap, tile_parts
-from laconic.kernels.triton.grid_sync import (
-    BARRIER_WORD,
-    MAX_NUMEL,
-    PARTS,
-    SINGLE_LAUNCH_NUMEL,
-    STATE_WORDS,
-    grid_barrier,
-    launch,
-)
+from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.linear import sample
 from laconic.kernels.triton.tile import exact_options
@@ -54,9 +47,7 @@ def _above(
     x, counters, words, positions, values, n, limit, tiles, tiles_per_part, parts, capacity,
     FIRST: tl.constexpr, LAST: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Phases: mark the magnitudes that reach the limit (not 0); list them; gather them. State: their number, the
-    largest.
-    """
+    """Phases: mark the magnitudes that reach the limit (not 0); list them; gather them."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     for phase in tl.static_range(FIRST, LAST + 1):
         part = program
@@ -95,22 +86,22 @@ def above(x: Tensor, limit: int) -> tuple[Tensor, Tensor, int]:
     One synchronization, for their number. The capacity is a guess; if it was too small, the selection runs again.
     """
     n = x.numel()
-    if limit == 0 or n > MAX_NUMEL:  # all entries; a bitmap is for few
+    if limit == 0 or n > grid_sync.MAX_NUMEL:  # all entries; a bitmap is for few
         positions = torch.nonzero((x.view(torch.int32) & 0x7FFFFFFF) >= limit).view(-1).to(index_dtype(n))
         return positions, x.index_select(0, positions), _amax_bits_of(x)
     tiles, tiles_per_part, parts = tile_parts(n)
     bits = x.view(torch.int32)
-    counters = torch.zeros(STATE_WORDS + PARTS, dtype=torch.int32, device=x.device)
+    counters = torch.zeros(grid_sync.STATE_WORDS + PARTS, dtype=torch.int32, device=x.device)
     words = torch.empty(tiles * WORDS, dtype=torch.int32, device=x.device)
     capacity = min(n, max(n // 32, 1 << 16))
     constants = exact_options(WORDS=WORDS, BLOCK=BLOCK, PARTS=PARTS)
     while True:
         positions, values = (torch.empty(capacity, dtype=torch.int32, device=x.device) for _ in range(2))
-        launch(
+        grid_sync.launch(
             _above, x.device, (bits, counters, words, positions, values),
             (n, limit, tiles, tiles_per_part, parts, capacity), constants,
-            (tiles, parts, min(4096, num_buckets(capacity, 1024))), (4, 4, 4), single_launch=n <= SINGLE_LAUNCH_NUMEL,
-            cache=launches_for("above", n, capacity),
+            (tiles, parts, min(4096, num_buckets(capacity, 1024))), (4, 4, 4),
+            single_launch=n <= grid_sync.SINGLE_LAUNCH_NUMEL, cache=launches_for("above", n, capacity),
         )  # fmt: skip
         _, count, key = counters[:3].tolist()
         if count <= capacity:

@@ -25,8 +25,7 @@ __all__ = [
     "load",
     "load2",
     "load4",
-    "load8",
-    "load16",
+    "load_symbol",
     "shift_right64",
     "store",
     "store2",
@@ -230,26 +229,16 @@ def load4(memory, address, ASM: tl.constexpr):
 
 
 @triton.jit
-def load8(memory, address, ASM: tl.constexpr):
-    """Load one byte."""
+def load_symbol(memory, address, NBYTES: tl.constexpr, ASM: tl.constexpr):
+    """Load a symbol of one byte, or of two bytes from an even address."""
     if ASM == "":
-        value = tl.load(memory.to(tl.pointer_type(tl.uint8)) + address).to(tl.int32)
+        if NBYTES == 1:
+            value = tl.load(memory.to(tl.pointer_type(tl.uint8)) + address).to(tl.int32)
+        else:
+            value = tl.load(memory.to(tl.pointer_type(tl.int16)) + (address >> 1)).to(tl.int32) & 0xFFFF
     else:
-        value = tl.inline_asm_elementwise(
-            "ld.shared.u8 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
-        )
-    return value
-
-
-@triton.jit
-def load16(memory, address, ASM: tl.constexpr):
-    """Load two bytes from an even address."""
-    if ASM == "":
-        value = tl.load(memory.to(tl.pointer_type(tl.int16)) + (address >> 1)).to(tl.int32) & 0xFFFF
-    else:
-        value = tl.inline_asm_elementwise(
-            "ld.shared.u16 $0, [$1];", "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1
-        )
+        asm: tl.constexpr = "ld.shared.u8 $0, [$1];" if NBYTES == 1 else "ld.shared.u16 $0, [$1];"
+        value = tl.inline_asm_elementwise(asm, "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1)
     return value
 
 

@@ -36,8 +36,7 @@ def _sign_rows(
     x, offsets, begin, n,
     GROUPS: tl.constexpr, SCALE: tl.constexpr, SIDES: tl.constexpr, PARITY: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Read every other row of each group; return sign bits, sums in the reference's order, largest magnitude,
-    negatives.
+    """Read every other row of each group; return sign bits, sums in the reference's order, amax_bits, negatives.
 
     A thread keeps its columns from row to row, so that packing and adding need no other thread.
     """
@@ -62,29 +61,21 @@ def _sign_rows(
             b = tl.where(bits < 0, a, 0.0)
             a = tl.where(bits < 0, 0.0, a)
         if r % 2 == 0:
-            a0 = a
-            b0 = b
+            one = (a, b)
         else:
-            a = a0 + a
-            b = b0 + b
+            a, b = one[0] + a, one[1] + b
             if r % 4 == 1:
-                a1 = a
-                b1 = b
+                two = (a, b)
             else:
-                a = a1 + a
-                b = b1 + b
+                a, b = two[0] + a, two[1] + b
                 if r % 8 == 3:
-                    a2 = a
-                    b2 = b
+                    four = (a, b)
                 else:
-                    a = a2 + a
-                    b = b2 + b
+                    a, b = four[0] + a, four[1] + b
                     if r == 7:
-                        a3 = a
-                        b3 = b
+                        eight = (a, b)
                     else:
-                        plus = a3 + a
-                        minus = b3 + b
+                        plus, minus = eight[0] + a, eight[1] + b
     return word, plus, minus, largest, negatives
 
 
@@ -257,9 +248,7 @@ def _sign_decode(
 
 
 def sign_tile_shape(bucket: int) -> tuple[int, int, int]:
-    """Return buckets, warps and stages of a program with buckets of at least a group: a thread has four columns of a
-    group.
-    """
+    """Return buckets, warps and stages of a program: a thread has four columns of a packing group."""
     buckets = max(1, 4096 // bucket)
     return buckets, buckets * bucket // 4096, (bucket // GROUP).bit_length() - 1
 

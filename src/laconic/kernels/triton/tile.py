@@ -214,8 +214,7 @@ def load_symbols(packed, offsets, begin, n, full, BITS: tl.constexpr, EDGE: tl.c
 
 @triton.jit
 def low_bits_location(offsets, k, bits):
-    """Return word, bit and word step of each of k symbols after the 8 bytes of header; a symbol may continue a step
-    further.
+    """Return word, bit and word step of each of k symbols after the header: a symbol may continue a step further.
 
     ``bits`` is a run-time argument.
     """

@@ -25,33 +25,14 @@ from torch import Tensor
 
 from laconic.kernels.reference.positions import plan_of
 from laconic.kernels.sections import RICE, low_bits_candidates, num_buckets
+from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import BLOCK, WORDS, load_bits, pop_lowest_bit, popcount, store_bitmap, tile_parts
-from laconic.kernels.triton.grid_sync import (
-    BARRIER_WORD,
-    MAX_NUMEL,
-    PARTS,
-    SINGLE_LAUNCH_NUMEL,
-    STATE_WORDS,
-    grid_barrier,
-    launch,
-    split_into_parts,
-    sum_before,
-)
+from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier, sum_before
 from laconic.kernels.triton.launch_cache import CompiledLaunches
 from laconic.kernels.triton.rice import GAPS, sum_gaps, write_gaps, zero_words
 from laconic.kernels.triton.tile import hash32
 
-__all__ = [
-    "BINS",
-    "LIST_SPAN",
-    "TopK",
-    "count_above",
-    "count_digits",
-    "list_bitmap",
-    "next_digit",
-    "sampled_topk",
-    "select_positions",
-]
+__all__ = ["BINS", "LIST_SPAN", "TopK", "list_bitmap", "refine_digits", "sampled_topk", "select_positions"]
 
 LIST_SPAN = 2048
 BINS = 256
@@ -65,14 +46,12 @@ FULL_CAPACITY_NUMEL = 1 << 16
 """Up to this many values the capacity suffices for all of them."""
 
 WARPS = (32, 4, 4, 8, 8, 8, 8, 8, 4, 8)
-"""Warps of a program when a phase has its own launch."""
+"""Warps of a program when a phase has its own grid_sync.launch."""
 
 
 @triton.jit
 def _limit(x, state, n, rank, WHOLE: tl.constexpr, SAMPLES: tl.constexpr, LOG: tl.constexpr):
-    """Find the magnitude of a rank (from 1 on) among samples: exact if all values are samples, else to 20 bits, rounded
-    down.
-    """
+    """Find the magnitude of a rank (from 1 on) among samples: exact for all values, else to 20 bits, rounded down."""
     slot = tl.arange(0, SAMPLES)
     if WHOLE:
         magnitude = tl.load(x + slot, mask=slot < n, other=0) & 0x7FFFFFFF
@@ -135,7 +114,7 @@ def _pick_digit(counts, wanted, BINS: tl.constexpr):
 
 
 @triton.jit
-def next_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexpr):
+def _next_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexpr):
     """Determine one more digit of the k-th largest's distance from the histogram; return all digits so far.
 
     The state keeps them and the number still wanted for the next step; after the last step these are distance and ties.
@@ -154,7 +133,7 @@ def next_digit(state, digits, k, program, STEP: tl.constexpr, BINS: tl.constexpr
 
 
 @triton.jit
-def count_digits(
+def _count_digits(
     state, counts, values, prefix, capacity, program, programs,
     UNIT: tl.constexpr, LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
@@ -192,7 +171,7 @@ def _gather(
 
 
 @triton.jit
-def count_above(
+def _count_above(
     state, above, equal, values, kth, capacity, span, parts, program, programs,
     LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
@@ -214,6 +193,21 @@ def count_above(
         tl.store(above + part, more)
         tl.store(equal + part, same)
         part += programs
+
+
+@triton.jit
+def refine_digits(
+    state, digits, values, above, equal, k, capacity, span, parts, program, programs,
+    STEP: tl.constexpr, LIST_SPAN: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Determine one more digit of the k-th largest's distance, and count by it: the next digits, or what is above."""
+    digit = _next_digit(state, digits, k, program, STEP, BINS)
+    if STEP < 2:
+        counts = digits + (STEP + 1) * BINS
+        unit: tl.constexpr = BINS if STEP == 0 else 1
+        _count_digits(state, counts, values, digit, capacity, program, programs, unit, LIST_SPAN, BINS)
+    else:
+        _count_above(state, above, equal, values, digit, capacity, span, parts, program, programs, LIST_SPAN, BINS)
 
 
 @triton.jit
@@ -300,17 +294,11 @@ def _topk_phases(
                 part += programs
         if phase == 3:
             _gather(x, state, digits, marked_positions, values, capacity, program, programs, LIST_SPAN, BINS)
-        if phase == 4:
-            digit = next_digit(state, digits, k, program, 0, BINS)
-            count_digits(state, digits + BINS, values, digit, capacity, program, programs, BINS, LIST_SPAN, BINS)
-        if phase == 5:
-            digit = next_digit(state, digits, k, program, 1, BINS)
-            count_digits(state, digits + 2 * BINS, values, digit, capacity, program, programs, 1, LIST_SPAN, BINS)
-        if phase == 6:
-            digit = next_digit(state, digits, k, program, 2, BINS)
-            count_above(
-                state, above, equal, values, digit, capacity, span, chosen_parts, program, programs, LIST_SPAN, BINS
-            )
+        if (phase >= 4) & (phase <= 6):
+            refine_digits(
+                state, digits, values, above, equal, k, capacity, span, chosen_parts, program, programs, phase - 4,
+                LIST_SPAN, BINS,
+            )  # fmt: skip
         if phase == 7:
             part = program
             while part < chosen_parts:
@@ -358,8 +346,8 @@ def _layout(n: int, k: int, samples: int, nwords: int) -> _Layout:
     # The sample's error works both ways: this many may be marked.
     capacity = n if n <= FULL_CAPACITY_NUMEL else min(n, int((rank + 6 * rank**0.5 + 8) * n / samples) + LIST_SPAN)
     capacity = num_buckets(capacity, 16) * 16
-    span, chosen_parts = split_into_parts(capacity, LIST_SPAN)
-    gap_span, gap_parts = split_into_parts(k, GAPS)
+    span, chosen_parts = grid_sync.split_into_parts(capacity, LIST_SPAN)
+    gap_span, gap_parts = grid_sync.split_into_parts(k, GAPS)
     candidates = low_bits_candidates(n, k)
     positions = 5 * PARTS + 2 * capacity
     busy = min(528, num_buckets(capacity, LIST_SPAN))
@@ -368,7 +356,7 @@ def _layout(n: int, k: int, samples: int, nwords: int) -> _Layout:
          gap_span, gap_parts, nwords),
         {"WHOLE": n <= samples, "SAMPLES": samples, "LOG": samples.bit_length() - 1, "LIST_SPAN": LIST_SPAN,
          "WORDS": WORDS, "BLOCK": BLOCK, "GAPS": GAPS, "PARTS": PARTS, "BINS": BINS, "enable_fp_fusion": False},
-        STATE_WORDS + 3 * BINS + PARTS, positions + num_buckets(k, 16) * 16 + tiles * WORDS, positions,
+        grid_sync.STATE_WORDS + 3 * BINS + PARTS, positions + num_buckets(k, 16) * 16 + tiles * WORDS, positions,
         (max(1, min(64, num_buckets(nwords, LIST_SPAN))), tiles, parts, busy, busy, busy, busy, chosen_parts,
          gap_parts, gap_parts),
         tuple(candidates), capacity, {},
@@ -391,19 +379,19 @@ def sampled_topk(x: Tensor, k: int, out: Tensor) -> TopK | None:
     None if the sample was wrong, if there are too many values, or if all are kept. One synchronization.
     """
     n = x.numel()
-    if not 0 < k < n <= MAX_NUMEL:
+    if not 0 < k < n <= grid_sync.MAX_NUMEL:
         return None
-    small = n <= SINGLE_LAUNCH_NUMEL
+    small = n <= grid_sync.SINGLE_LAUNCH_NUMEL
     nwords = 0 if out.data_ptr() % 4 else out.numel() // 4
     layout = _layout(n, k, SAMPLES if small else MORE_SAMPLES, nwords)
     counters = torch.zeros(layout.counters, dtype=torch.int32, device=x.device)
     work = torch.empty(layout.work, dtype=torch.int32, device=x.device)
     values = torch.empty(k, dtype=torch.float32, device=x.device)
-    launch(
+    grid_sync.launch(
         _topk_phases, x.device, (x.view(torch.int32), counters, work, values.view(torch.int32), out), layout.arguments,
         layout.constants, layout.grids, WARPS, single_launch=small, cache=layout.cache,
     )  # fmt: skip
-    state = counters[:STATE_WORDS].tolist()
+    state = counters[: grid_sync.STATE_WORDS].tolist()
     if not k <= state[MARKED_WORD] <= layout.capacity or state[KTH_WORD] >= BINS**3 - 1:
         return None
     plan = plan_of(n, k, list(zip(layout.candidates, state[SUMS_WORD:], strict=False)))
