@@ -93,5 +93,5 @@ def test_too_few_levels_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             return *ends, [sum(counts), *[0] * (bins - 1)]
 
         monkeypatch.setattr(backend, "range_histogram", broken)
-    with pytest.raises(WrongResultError, match="more than .* away from"):
+    with pytest.raises(WrongResultError, match=r"more than .* away from"):
         check(codec("adaptive:5.0|huffman"), gradient_like(5000, 0))

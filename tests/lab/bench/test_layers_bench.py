@@ -62,7 +62,7 @@ def test_settings_are_checked_and_give_the_command_line() -> None:
     assert {goal for case in CASES for _, goal in case.schemes} >= {0.25, 0.12, 0.45, 1.15}
     for options, words in (
         ({"cases": ("nothing",)}, "unknown case 'nothing'"),
-        ({"cases": ("linear 0-4",)}, "nothing to time"),
+        ({"cases": ("linear 0-4",)}, "unknown case"),
         ({"repeat": 2}, "at least 3 turns"),
         ({"device": "nope"}, "there is no device 'nope'"),
     ):
