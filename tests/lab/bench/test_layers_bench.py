@@ -50,9 +50,7 @@ def test_unsteady_timings_leave_h_empty(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_wrong_layer_raises_before_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "expand", lambda model: torch.nn.Linear(128, 128))
-    with pytest.raises(
-        WrongResultError, match=r"linear 128-128 by lowrank:0\.2: the expanded layer differs"
-    ):
+    with pytest.raises(WrongResultError, match=r"linear 128-128 by lowrank:0\.2: the expanded layer differs"):
         run_layers(LayerSettings(cases=("linear 128-128",), schemes=("lowrank:0.2",), repeat=3))
 
 
