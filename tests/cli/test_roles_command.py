@@ -73,16 +73,16 @@ def test_worker_with_json_prints_its_last_report(run: Run, prepared: Path, monke
         for iteration in (1, 2):
             report({"run_dir": str(run_dir), "iteration": iteration})
 
-    monkeypatch.setattr("laconic.train.roles.work", work)
+    monkeypatch.setattr("laconic.train.worker_process.work", work)
     result = json.loads(run("worker", "run", "--worker", "0", "--json").stdout)
     assert result == {"worker": 0, "runs": [{"run_dir": "run", "iteration": 2}]}
 
 
 @pytest.mark.parametrize("role", [("server",), ("worker", "--worker", "0")], ids=lambda role: role[0])
 def test_folder_without_a_run_is_one_line(run: Run, work_dir: Path, role: tuple[str, ...]) -> None:
-    assert_error(run(*role, "nowhere"), 1, "nowhere is no run folder", "config.json")
+    assert_error(run(*role, "nowhere"), 1, "nowhere is not a run folder", "config.json")
     Path("run").mkdir()
-    assert_error(run(*role, "run"), 1, "run is no run folder")
+    assert_error(run(*role, "run"), 1, "run is not a run folder")
     Path("run/config.json").write_text("{}")
     assert_error(run(*role, "run"), 1, "run/config.json does not hold a configuration")
     assert_error(run(*role), 2, "RUN_DIR")

@@ -108,7 +108,7 @@ class Run:
         )
         shards = Shards(task.num_train, self.job.workers, BATCH, self.job.seed)
         memory = Folder(self.folder / f"worker-{number}")
-        return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, memory=memory)
+        return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, store=memory)
 
     def go(self, *, dies: int | None = None, at: int | None = None, delivered: bool = False) -> None:
         """Run to the end; one worker may crash and is restarted."""
@@ -120,7 +120,7 @@ class Run:
             except Crash:
                 worker = self.worker(number)
                 worker.run(self.exchanges)
-            worker.link.leave()
+            worker.connection.leave()
 
         in_threads(*(lambda number=number: live(number) for number in range(self.job.workers)))
 
@@ -213,7 +213,7 @@ def test_worker_without_its_files_continues_without_residuals_and_logs_it(
     def worker(number: int, **options: Any) -> Worker:
         made = make(number, **options)
         if number == 1 and run._lives > 2:
-            made.memory = Folder(tmp_path / "elsewhere")
+            made.store = Folder(tmp_path / "elsewhere")
         return made
 
     run.worker = worker  # type: ignore[method-assign]
