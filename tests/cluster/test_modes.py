@@ -96,9 +96,9 @@ def run(
     def live(worker: Worker) -> None:
         try:
             worker.run(exchanges)
-            worker.link.leave()
+            worker.connection.leave()
         finally:
-            worker.link.close()
+            worker.connection.close()
 
     began = time.monotonic()
     in_threads(*(lambda worker=worker: live(worker) for worker in outcome.workers))
