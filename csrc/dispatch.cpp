@@ -1,4 +1,4 @@
-// Chooses the variant of the hot loops for this machine.
+// Which variant of the hot loops this machine runs.
 
 #include "core.hpp"
 
@@ -30,12 +30,12 @@ const Simd* simd_named(const char* name) {
 
 const Simd& simd() {
   static const Simd& chosen = []() -> const Simd& {
-    // For tests and comparisons. A variant that this machine cannot run is ignored.
+    // For tests and comparisons; a name this machine cannot run is passed over.
     if (const char* wanted = std::getenv("LACONIC_ISA")) {
-      if (const Simd* named = simd_named(wanted)) return *named;
+      if (const Simd* found = simd_named(wanted)) return *found;
     }
     for (const char* name : {"avx512", "avx2"}) {
-      if (const Simd* best = simd_named(name)) return *best;
+      if (const Simd* found = simd_named(name)) return *found;
     }
     return simd_baseline;
   }();

@@ -1,4 +1,4 @@
-// terngrad: the rounding of qsgd to three levels, five values per byte.
+// terngrad: the rounding of qsgd to three levels, five values a byte.
 #pragma once
 
 #include "qsgd.hpp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,21 +27,10 @@ EXAMPLES = (
 def calibrate(
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")],
     model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A model to time, and codecs on its gradients; may be repeated.",
-            autocompletion=complete.one_of(*complete.MODELS),
-        ),
+        list[str] | None, complete.model_option("A model to time, and codecs on its gradients; may be repeated.")
     ] = None,
     codec: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="A codec to time; may be repeated.",
-            show_default="a stock of 14",
-            autocompletion=complete.specs,
-        ),
+        list[str] | None, complete.spec_option("A codec to time; may be repeated.", "a stock of 14")
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Examples of a step.", min=1, show_default="64; fewer for large models")
@@ -87,6 +77,9 @@ def calibrate(
         calibration.check_model(one)
     if peer is not None:
         parse_peer(peer)
+    if transport and (find_spec("grpc") is None or find_spec("cryptography") is None):
+        print_stderr("laconic: the transport is not measured: it needs pip install 'laconic[cluster]'")
+        transport = False
     with progress_bar("calibrating") as (bar, task):
         bar.update(task, total=calibration.step_count(model or [], codec))
         profile = calibration.calibrate(

@@ -7,8 +7,13 @@ them with the packages that define them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-__all__ = ["DATA", "METHODS", "MODELS", "MODES", "SCHEMES", "STAGES", "one_of", "specs"]
+import typer
+
+__all__ = [
+    "DATA", "METHODS", "MODELS", "MODES", "SCHEMES", "STAGES", "model_option", "one_of", "spec_option", "specs",
+]  # fmt: skip
 
 STAGES = (
     "adaptive", "bf16", "deflate", "ef", "fp16", "huffman", "mean", "momentum", "none", "onebit", "powersgd", "qsgd",
@@ -40,3 +45,13 @@ def specs(incomplete: str) -> list[str]:
     """
     before, bar, last = incomplete.rpartition("|")
     return [before + bar + name for name in STAGES if name.startswith(last)]
+
+
+def model_option(text: str) -> Any:
+    """Return a typer option for the name of a model."""
+    return typer.Option(metavar="NAME", help=text, autocompletion=one_of(*MODELS))
+
+
+def spec_option(text: str, show_default: str) -> Any:
+    """Return a typer option for codec specs."""
+    return typer.Option(metavar="SPEC", help=text, show_default=show_default, autocompletion=specs)

@@ -29,14 +29,7 @@ EXAMPLES = (
 
 
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A model of the profile, with its own step time.",
-            autocompletion=complete.one_of(*complete.MODELS),
-        ),
-    ] = None,
+    model: Annotated[str | None, complete.model_option("A model of the profile, with its own step time.")] = None,
     params: Annotated[int | None, typer.Option(help="Number of parameters of any other model.")] = None,
     step_time: Annotated[
         float | None,
@@ -52,13 +45,7 @@ def plan(
     latency: Annotated[str, typer.Option(metavar="TIME", help="Round trip between two hosts: 5ms.")] = "0",
     every: Annotated[int, typer.Option(help="Iterations between two exchanges.")] = 1,
     codec: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="A codec to compare; may be repeated.",
-            show_default="those of the profile",
-            autocompletion=complete.specs,
-        ),
+        list[str] | None, complete.spec_option("A codec to compare; may be repeated.", "those of the profile")
     ] = None,
     rho: Annotated[
         float | None, typer.Option(help="With --h: share of the parameters that compressed layers keep.")

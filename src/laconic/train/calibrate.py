@@ -147,7 +147,7 @@ def _about(device: str, threads: int) -> str:
     where = properties.get("gpu") if device == "cuda" else f"{properties['cores']} cores of {properties['cpu']}"
     return (
         f"{where}, {threads} thread{'s' * (threads != 1)} a process. Transport: one server and {TRANSPORT_WORKERS} "
-        "workers on this machine, over loopback."
+        "workers on this machine, over loopback with TLS."
     )
 
 
@@ -194,10 +194,14 @@ def _random_batch(name: str, size: int) -> tuple[Tensor, Tensor]:
 def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:
     """Measure exchanges of a real parameter server and two workers on this machine, and fit the transport to them.
 
+    They use TLS, as servers and workers on different hosts do.
+
     Args:
         profile: Codec times and slowdown of this machine, by which the rest of an exchange is explained.
         exchanges: Number of exchanges of each of ``transport_tasks.TASKS``.
     """
+    from laconic.cluster.certificates import new_job
+
     script = Path(transport_tasks.__file__).resolve()
     job = Job(workers=TRANSPORT_WORKERS, push="none", pull="none", returns="gradients", checkpoint_every=100_000)
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +212,9 @@ def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:
             )
             for task in transport_tasks.TASKS
         }  # fmt: skip
-        summaries = launch(runs)
+        certs = Path(folder) / "certs"
+        new_job(certs, name="calibration", hosts=["127.0.0.1"], workers=TRANSPORT_WORKERS, days=1)
+        summaries = launch(runs, certs=certs)
         measured = [
             _exchange(profile, config, _seconds(run_dir), summary)
             for (run_dir, config), summary in zip(runs.items(), summaries, strict=True)

@@ -21,6 +21,7 @@ from laconic.errors import ConfigError, FileError, LaconicError
 from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
 from laconic.train.metrics import write_records
+from laconic.train.roles import SUPERVISED
 from laconic.train.run import (
     CHECKPOINTS,
     CONFIG,
@@ -32,7 +33,6 @@ from laconic.train.run import (
     trainable,
     write_atomically,
 )
-from laconic.train.supervision import SUPERVISED
 from laconic.train.task import Task
 
 __all__ = ["launch"]
@@ -51,6 +51,7 @@ def launch(
     resume: bool = False,
     restarts: int = 3,
     device: str = "cpu",
+    certs: Path | None = None,
     on_reports: Callable[[list[Report]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Train one run after the other with the same processes on this host; return a summary of each run.
@@ -60,6 +61,7 @@ def launch(
         resume: Continue the runs in these folders.
         restarts: How often a process that dies is restarted.
         device: Where workers train and encode: ``cpu``, ``cuda`` or ``auto``.
+        certs: Certificates of server and workers, if they shall use TLS, which they need not on one host.
         on_reports: Called repeatedly with the newest report of each worker in each run.
     """
     device_of(device)
@@ -67,7 +69,7 @@ def launch(
     for run_dir, config in runs.items():
         tasks[run_dir] = config.task()  # errors of data and model are raised here, once
         config.parts(trainable(tasks[run_dir].model))
-        config.subspace_state(tasks[run_dir])
+        config.residents(tasks[run_dir])
         if resume:
             if Config.load(run_dir) != config:
                 raise ConfigError(f"{run_dir} has another configuration: resume it with the same flags")
@@ -78,7 +80,7 @@ def launch(
         for server in range(config.servers):
             (run_dir / server_file(SERVER, server)).unlink(missing_ok=True)
     first = next(iter(runs.values()))
-    with _running(list(runs), device) as processes:
+    with _running(list(runs), device, certs) as processes:
         for index in range(first.servers):
             processes.start(f"server {index}", resume=resume)
         for number in range(first.job.workers):
@@ -99,8 +101,8 @@ def launch(
 class _Processes:
     """The server and worker processes of runs; they end with the launcher."""
 
-    def __init__(self, run_dirs: list[Path], device: str) -> None:
-        self._run_dirs, self._device = run_dirs, device
+    def __init__(self, run_dirs: list[Path], device: str, certs: Path | None) -> None:
+        self._run_dirs, self._device, self._certs = run_dirs, device, certs
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._reports: dict[tuple[str, int, str], Report] = {}
         """The newest report by process name, number of its restarts, and run."""
@@ -118,6 +120,7 @@ class _Processes:
             arguments += ["--index", number, "--port", str(port), *(["--resume"] if resume else [])]
         else:
             arguments += ["--worker", number, "--device", self._device]
+        arguments += ["--certs", str(self._certs)] if self._certs is not None else []
         restart = self._restarts[name] = self._restarts.get(name, -1) + 1
         process = subprocess.Popen(
             [sys.executable, "-m", "laconic", *arguments], stdout=subprocess.PIPE, text=True, env=_environment()
@@ -229,8 +232,8 @@ class _Processes:
 
 
 @contextmanager
-def _running(run_dirs: list[Path], device: str) -> Iterator[_Processes]:
-    processes = _Processes(run_dirs, device)
+def _running(run_dirs: list[Path], device: str, certs: Path | None) -> Iterator[_Processes]:
+    processes = _Processes(run_dirs, device, certs)
     try:
         yield processes
     finally:

@@ -1,12 +1,11 @@
-"""Benchmarks: codecs beside memcpy and the usual alternatives, DDP, parameter server, layers, GPU.
+"""Measuring codecs: against the same run's memcpy, and against what one would use instead.
 
-Everything is checked for correctness before it is timed (``checks``).
+Right before fast: nothing is timed that was not checked first (``checks``).
 """
 
 from __future__ import annotations
 
-from laconic_lab.bench.codec_results import SETS, SPECS, CodecResult, PeerResult, Report, Settings
-from laconic_lab.bench.codecs import run
+from laconic_lab.bench.codecs import SETS, SPECS, CodecResult, PeerResult, Report, Settings, run
 from laconic_lab.bench.coders import Rate
 from laconic_lab.bench.timing import Timing
 

@@ -1,4 +1,4 @@
-"""Tables of parameter-server benchmark Records, for the terminal and for pages."""
+"""Records of the cluster bench as tables: the same for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from laconic_lab.bench.cluster.profiling import OF_FRAMES, STEPS
 __all__ = ["ClusterTable", "tables"]
 
 CPU_TARGETS = {("4", "homomorphic"): 0.25}
-"""Goals: processor time of a server round relative to another method's."""
+"""The server's processor time of a round, of that of another method."""
 JUDGED = "vgg11"
-"""Goals apply to a model of this size; other sizes are not judged."""
+"""Goals are for a model of this size; of others figures are shown, and not judged."""
 RATES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """A table of text cells with ``words`` leading text columns, notes, and the outcome of each goal."""
+    """Cells as text, the first ``words`` columns words and the others figures; and what to say below.
+
+    ``verdicts`` says of each goal whether it was met.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -31,7 +34,7 @@ class ClusterTable:
 
 
 def tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """Return the tables of each part that the Records contain."""
+    """Of each part that the records have something of."""
     found: list[ClusterTable] = []
     by_kind: dict[str, list[Record]] = {}
     for record in records:
@@ -82,7 +85,7 @@ def _aggregation(record: Record) -> ClusterTable:
 
 def _steps(record: Record) -> ClusterTable:
     v = record.values
-    steps = {step: v["steps"][step] for step in STEPS if step in v["steps"]}  # in the order of execution
+    steps = {step: v["steps"][step] for step in STEPS if step in v["steps"]}  # in the order in which they are done
     rows = [(step, _ms(one["wall_s"]), _ms(one["cpu_s"]), f"{one['calls']:.0f}") for step, one in steps.items()]
     wall, cpu = (sum(one[key] for one in steps.values()) for key in ("wall_s", "cpu_s"))
     rows.append(("the rest: gRPC, receiving, sending", "", _ms(v["server_cpu_s"] - cpu), ""))
@@ -122,7 +125,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
             )
         )
     first = records[0]
-    if first.values["model"] == JUDGED:  # headers matter for small frames
+    if first.values["model"] == JUDGED:  # of small frames, headers are a good part
         agree = all(record.values["link_agrees"] for record in records)
         goals.append(_verdict(agree, "the interface counted what the frames are, to 6 %"))
     measured = "; ".join(
@@ -157,13 +160,13 @@ def _slots(record: Record) -> str:
 
 
 def _name(part: str, record: Record) -> str:
-    """Return the block name: ``rounds`` for two workers without bundling, a longer one otherwise."""
+    """Where it goes on a page: two workers' tensors one by one are what others stand beside."""
     words = [part, *([] if _workers(record) == "two" else [_workers(record)])]
     return "-".join([*words, *(["bundled"] if record.values.get("slots") == 1 else [])])
 
 
 def _with_split(records: Sequence[Record]) -> list[Record]:
-    """Return the Records of a rate that have the server's profile and a baseline to compare with."""
+    """Those of a rate at which there is something to compare, with what their servers' time went into."""
     split = [one for one in records if one.values.get("server_frames_cpu_s") is not None]
     pairs = {
         one.values["rate"]
@@ -176,7 +179,7 @@ def _with_split(records: Sequence[Record]) -> list[Record]:
 
 
 def _processor(records: Sequence[Record]) -> ClusterTable:
-    """Return the table of the server's processor time."""
+    """What a server's rounds cost it."""
     rows = []
     for record in records:
         v = record.values

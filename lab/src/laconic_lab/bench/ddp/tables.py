@@ -1,4 +1,4 @@
-"""Tables of DDP benchmark Records, for the terminal and for pages."""
+"""Records of the DDP bench as tables: the same for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["ddp_tables"]
 RATES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 JUDGED = "vgg11"
 EXCHANGE = {"laconic qsgd:4": 6.0, "laconic ef|thc:4": 4.0, "laconic ef|topk:0.01|qsgd:4": 30.0}
-"""Goals: speed-up of an exchange over plain DDP at 100 Mbit/s."""
+"""Times as fast as plain DDP, per exchange, at 100 Mbit/s."""
 AT_GIGABIT = 3.0
 NONE_COSTS = 1.05
 
 
 def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """Return one table per rate, and one per set of training runs."""
+    """One a rate; of training runs another one."""
     found = []
     trained = [record for record in records if record.kind == "bench.ddp.train"]
     for key in dict.fromkeys((record.values["rate"], record.values["ranks"]) for record in trained):
@@ -34,14 +34,14 @@ def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
 
 
 class _Trained(NamedTuple):
-    """Training with one exchange, over seeds."""
+    """A way of training, over seeds."""
 
     accuracy: float
     points: float
-    """Mean difference to plain DDP in points, seed by seed."""
+    """From plain DDP's, seed by seed."""
     train_s: float
     reached_s: float
-    """Infinite where fewer than half of the seeds reached the accuracy."""
+    """Infinite where fewer than half of the seeds came as far."""
     sent: float | None
 
     @classmethod
