@@ -74,11 +74,11 @@ def _aggregation(record: Record) -> ClusterTable:
         ),
     )
     notes = (
-        f"{_about(record)}, loopback, {v['workers']} workers, {v['numel']:,} values a worker (the slots of "
-        f"{v['model']}), {v['nbytes_per_round'] / 1e6:.1f} MB a round up and down: medians and quartiles of "
+        f"{_about(record)}, loopback, {v['workers']} workers, {v['numel']:,} values per worker (the slots of "
+        f"{v['model']}), {v['nbytes_per_round'] / 1e6:.1f} MB per round up and down: medians and quartiles of "
         f"{v['rounds']} rounds of each, in turns. Measured by `{v['command']}`."
     )
-    goal = f"{v['ratio']:.2f} of what gRPC alone moves, at least {v['target']:.2f}"
+    goal = f"{v['ratio']:.2f} of bare gRPC's throughput, at least {v['target']:.2f}"
     goals = (_verdict(v["ratio"] >= v["target"], goal),) if v["model"] == JUDGED else ()
     return ClusterTable("aggregation", ("", "MB/s", "ms a round", "quartiles", "of gRPC alone"), rows, 1, notes, goals)
 
@@ -90,14 +90,14 @@ def _steps(record: Record) -> ClusterTable:
     wall, cpu = (sum(one[key] for one in steps.values()) for key in ("wall_s", "cpu_s"))
     rows.append(("the rest: gRPC, receiving, sending", "", _ms(v["server_cpu_s"] - cpu), ""))
     notes = (
-        f"Of the server's process, both workers together, in rounds of their own with clocks in them "
-        f"({_ms(v['marked_round_s'])} ms a round): {_ms(wall)} ms are steps of ours, partly at the same time; the "
-        f"process took {_ms(v['server_cpu_s'])} ms of processor time a round and touched "
-        f"{v['server_faults']:,.0f} pages of fresh memory, with gRPC alone {_ms(v['bare_server_cpu_s'])} ms and "
+        f"The server process with both workers, in separate profiled rounds "
+        f"({_ms(v['marked_round_s'])} ms per round): {_ms(wall)} ms are our steps, partly concurrent; the "
+        f"process took {_ms(v['server_cpu_s'])} ms of processor time per round and touched "
+        f"{v['server_faults']:,.0f} pages of fresh memory, with bare gRPC {_ms(v['bare_server_cpu_s'])} ms and "
         f"{v['bare_server_faults']:,.0f}."
     )
     if v["not_clocked"]:
-        notes += f" Not clocked, because they are no more: {', '.join(v['not_clocked'])}."
+        notes += f" Not profiled, because they no longer exist: {', '.join(v['not_clocked'])}."
     return ClusterTable(
         "steps", ("the server's step", "ms a round", "of processor time", "calls"), tuple(rows), 1, notes
     )
@@ -127,7 +127,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
     first = records[0]
     if first.values["model"] == JUDGED:  # of small frames, headers are a good part
         agree = all(record.values["link_agrees"] for record in records)
-        goals.append(_verdict(agree, "the interface counted what the frames are, to 6 %"))
+        goals.append(_verdict(agree, "the interface's byte count matches the frames', within 6 %"))
     measured = "; ".join(
         f"{_rate(link.values['rate'])}: "
         + ", ".join(f"{one['goodput'] / 1e6:,.1f} Mbit/s" for one in link.values["links"])
@@ -135,11 +135,11 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
     )
     notes = (
         f"{_about(first)}; a server and {_workers(first)} workers, {first.values['numel']:,} values ({_slots(first)} "
-        f"of {first.values['model']}), links made by {first.values['made_of']}. Payload that they carried before, to "
-        f"the server and from it: {measured}. A round is from the first worker's first byte encoded to the last's "
-        f"last decoded: medians and quartiles, and so many iterations of training ask for one; encode, wait and decode "
-        f"are those of the worker that ended last. kB are frames of all workers both ways, link is what the server's "
-        f"interface counted over them. Measured by "
+        f"of {first.values['model']}), links emulated by {first.values['made_of']}. Goodput before the rounds, to "
+        f"the server and from it: {measured}. A round lasts from the first worker's start of encoding to the "
+        f"last worker's end of decoding: medians and quartiles. encode, wait and decode are those of the worker that "
+        f"ended last; kB are the frames of all workers in both directions, link is the excess counted by the server's "
+        f"interface. Measured by "
         f"`{first.values['command']}`."
     )
     columns = (
@@ -199,9 +199,9 @@ def _processor(records: Sequence[Record]) -> ClusterTable:
         )
     notes = (
         f"The server's processor time of a round with {_workers(records[0])} workers, {_slots(records[0])} of "
-        f"{records[0].values['model']}, ms, in rounds of their own with "
-        f"clocks in them and one thread a step: what is done with frames, and the rest, which moves bytes (gRPC, TLS "
-        f"where links are network namespaces, the kernel's share), also in ns a byte. Measured by "
+        f"{records[0].values['model']}, ms, in separate profiled "
+        f"rounds with one thread per step: work on frames, and the rest, which moves bytes (gRPC, TLS "
+        f"where links are network namespaces, the kernel's share), also in ns per byte. Measured by "
         f"`{records[0].values['command']}`."
     )
     columns = ("link", "method", "all", *OF_FRAMES, "with frames", "moving bytes", "kB a round", "ns a byte")
@@ -217,7 +217,7 @@ def _processor_goals(records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
             mine, others = by_name.get((rate, method)), by_name.get((rate, base))
             if mine is None or others is None:
                 continue
-            for key, what in (("server_cpu_s_per_round", "all"), ("server_frames_cpu_s", "what is done with frames")):
+            for key, what in (("server_cpu_s_per_round", "all"), ("server_frames_cpu_s", "work on frames")):
                 share = mine[key] / others[key]
                 text = (
                     f"the server's processor time by {method} at {_rate(rate)}, {what}: {share:.2f} of method {base}'s"
@@ -241,8 +241,8 @@ def _load(record: Record) -> ClusterTable:
     )
     notes = (
         f"{_about(record)}, loopback, mode async, {v['seconds']:g} s of pushes of {v['push_nbytes']:,} bytes, each "
-        f"answered with as many; clients are threads of {v['processes']} processes without torch, each with a "
-        f"connection of its own, and share the machine's cores with the server. Measured by `{v['command']}`."
+        f"answered with as many; clients are threads of {v['processes']} processes without torch, each with its "
+        f"own connection, and share the machine's cores with the server. Measured by `{v['command']}`."
     )
     goals = (
         _verdict(not v["errors"], "no error"),
