@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the core with the address and undefined-behaviour sanitizers and runs the tests that feed it hostile frames and
-# compare it with the reference, once per instruction set this machine has. Everything goes to build/asan; the installed
-# package is left alone. Extra arguments go to pytest; `asan.sh fuzz ARGUMENTS` fuzzes instead, with fuzz/run.py.
+# Builds the core with the address and undefined-behaviour sanitizers and runs the tests of hostile frames and of parity
+# with the reference, once per instruction set of this machine. Everything is built in build/asan; the installed package
+# is not touched. Extra arguments go to pytest; `asan.sh fuzz ARGUMENTS` runs fuzz/run.py instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,19 +13,19 @@ for path in "${tests[@]}"; do
   test -e "$path" || { echo "asan: $path is missing" >&2; exit 1; }
 done
 
-# Sanitizers and a clang without its runtime as a shared library do not go together: g++ by default.
+# clang may lack the sanitizer runtime as a shared library, so g++ is the default.
 export CXX=${CXX:-g++}
 runtime() {
   local path
   path=$("$CXX" -print-file-name="$1")
-  test -e "$path" || { echo "asan: $CXX has no $1; install its sanitizer runtime" >&2; exit 1; }
+  test -e "$path" || { echo "asan: $CXX has no $1: install its sanitizer runtime" >&2; exit 1; }
   realpath "$path"
 }
-# The interpreter is not instrumented, so the runtime must come first. libstdc++ beside it, or the interceptor of
-# __cxa_throw finds nothing to forward to.
+# The interpreter is not instrumented, so the runtime must be loaded first; libstdc++, too, or the interceptor of
+# __cxa_throw has nothing to forward to.
 preload="$(runtime libasan.so):$(runtime libubsan.so):$(runtime libstdc++.so)"
 
-# Without isolation when the build tools are at hand (no downloads), else as `make` does it.
+# Without build isolation if the build tools are installed (no downloads), otherwise as `make` does it.
 isolation=()
 if "$python" -c 'import nanobind, scikit_build_core' 2>/dev/null; then isolation=(--no-build-isolation); fi
 rm -rf "$work/package"
@@ -33,7 +33,7 @@ rm -rf "$work/package"
   --config-settings=build-dir="$work/cmake" --config-settings=cmake.define.LACONIC_SANITIZE=ON .
 
 # The installed package is editable: a .pth file puts its import hook before any path. Without `site` (-S) no .pth file
-# is read, and the path below decides. The guard runs inside pytest and stops it if another core was loaded after all.
+# is read, and PYTHONPATH decides. The guard runs inside pytest and stops it if another core was loaded.
 cat > "$work/package/laconic_asan_guard.py" <<'GUARD'
 import os
 import pathlib
@@ -49,14 +49,14 @@ def pytest_configure(config):
     if b"__asan_" not in loaded.read_bytes() or b"__ubsan_" not in loaded.read_bytes():
         raise SystemExit(f"asan: {loaded} is not built with the sanitizers")
     if laconic._core.isa != os.environ["LACONIC_ISA"]:
-        raise SystemExit(f"asan: asked for {os.environ['LACONIC_ISA']}, the core runs {laconic._core.isa}")
+        raise SystemExit(f"asan: expected {os.environ['LACONIC_ISA']}, the core runs {laconic._core.isa}")
     print(f"asan: {loaded}, {laconic._core.isa}")
 GUARD
 
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 export PYTHONPATH=$work/package:$site
-# torch and the interpreter leak on purpose at exit. A frame may ask for more memory than there is: that must come back
-# as an error, not end the process.
+# torch and the interpreter leak on purpose at exit. A frame may request more memory than there is, which must be an
+# error and not end the process.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 export LACONIC_MUTATIONS=${LACONIC_MUTATIONS:-100000}
 export PYTHONDONTWRITEBYTECODE=1
@@ -65,7 +65,7 @@ for isa in ${LACONIC_ISAS:-baseline avx2 avx512}; do
   export LACONIC_ISA=$isa
   chosen=$(LD_PRELOAD=$preload "$python" -S -c 'import laconic._core; print(laconic._core.isa)')
   if [ "$chosen" != "$isa" ]; then
-    echo "asan: this machine does not run $isa, skipped"
+    echo "asan: this machine does not support $isa, skipped"
     continue
   fi
   if [ "${1:-}" = fuzz ]; then
@@ -73,9 +73,9 @@ for isa in ${LACONIC_ISAS:-baseline avx2 avx512}; do
     LD_PRELOAD=$preload "$python" -S fuzz/run.py --blind --sanitized "${@:2}"
     continue
   fi
-  # The deselected tests limit the address space, in which the sanitizer's shadow memory finds no room, or measure time
-  # and memory.
-  # A finding ends the process at once. Its report goes to stderr, which pytest would keep to itself: --capture=sys.
+  # The deselected tests limit the address space, which the sanitizer's shadow memory exceeds, or measure time and
+  # memory.
+  # A finding ends the process at once; --capture=sys lets its report reach stderr.
   LD_PRELOAD=$preload "$python" -S -m pytest -p laconic_asan_guard -p no:cacheprovider --capture=sys -q --timeout 1800 \
     --deselect tests/test_hostile.py::test_a_few_bytes_that_claim_more_than_memory_raise_frame_error \
     --deselect tests/codecs/test_coded_chains.py::test_bombs_neither_take_time_nor_memory "${tests[@]}" "$@"

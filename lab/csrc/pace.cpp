@@ -1,10 +1,11 @@
-// Holds back what a process sends: preloaded (LD_PRELOAD) by laconic_lab.network.paced_sockets, with LACONIC_PACE="RATE BURST".
+// Limits the send rate of a process. laconic_lab.network.paced_sockets preloads it (LD_PRELOAD) with
+// LACONIC_PACE="RATE BURST".
 //
-// All TCP sockets of a process share one token bucket of RATE bytes a second, of which BURST may pass at once. A
-// blocking socket waits its turn. A non-blocking one takes what there are tokens for, and says EAGAIN after a nap where
-// there are none: whoever moves bytes in a loop (gloo) then reads what has come before it tries again, and the nap keeps
-// it from spinning, because such a socket is always ready. (A loop that waits for readiness to change, as gRPC's does,
-// would wait for ever: this is for gloo and for plain sockets.)
+// All TCP sockets of a process share one token bucket of RATE bytes per second and BURST bytes. A blocking socket waits
+// for tokens. A non-blocking one sends as many bytes as there are tokens, or sleeps briefly and returns EAGAIN if there
+// are none: a loop that polls its sockets (gloo) then reads what has arrived before it tries again, and the sleep keeps
+// it from spinning, because such a socket is always ready. A loop that waits for readiness to change, such as that of
+// gRPC, would wait forever: this is for gloo and plain sockets only.
 
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -27,7 +28,7 @@ constexpr double longest_nap = 1e-3, shortest_nap = 5e-5, chunk_time = 1e-3;
 constexpr int most_pieces = 64;
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-double rate = 0, burst_s = 0, free_at = 0;  // the bucket is full when free_at lies burst_s back
+double rate = 0, burst_s = 0, free_at = 0;  // the bucket is full if free_at is burst_s in the past
 size_t chunk = 0;
 uint64_t sent = 0;
 
@@ -35,7 +36,8 @@ __attribute__((constructor)) void begin() {
   const char* text = std::getenv("LACONIC_PACE");
   double bytes = 0;
   if (text == nullptr || std::sscanf(text, "%lf %lf", &rate, &bytes) != 2 || !(rate > 0) || !(bytes > 0)) {
-    std::fprintf(stderr, "laconic: LACONIC_PACE must be bytes a second and bytes at once, got '%s'\n", text ? text : "");
+    std::fprintf(stderr,
+                 "laconic: LACONIC_PACE must be two numbers above 0, bytes per second and burst bytes, got '%s'\n", text ? text : "");
     std::_Exit(2);
   }
   burst_s = bytes / rate;
@@ -58,16 +60,16 @@ bool paced(int fd) {
   const int before = errno;
   int domain = 0, type = 0;
   socklen_t size = sizeof(int);
-  const bool found = getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
-                     (domain == AF_INET || domain == AF_INET6) &&
-                     getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM;
+  const bool is_tcp = getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
+                      (domain == AF_INET || domain == AF_INET6) &&
+                      getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM;
   errno = before;
-  return found;
+  return is_tcp;
 }
 
 bool waits(int fd, int flags) { return !(flags & MSG_DONTWAIT) && !(fcntl(fd, F_GETFL) & O_NONBLOCK); }
 
-// Seconds until something may be sent; takes tokens for so many bytes when that is now.
+// Returns the seconds until bytes may be sent; takes their tokens if that is now.
 double take(size_t bytes) {
   pthread_mutex_lock(&mutex);
   const double t = now(), left = free_at - t;
@@ -84,7 +86,7 @@ void settle(size_t taken, ssize_t used) {
   pthread_mutex_unlock(&mutex);
 }
 
-// The first pieces of a message, of so many bytes at most.
+// The next pieces of a message after `skip` bytes, at most `limit` bytes of them.
 size_t head(const msghdr& message, size_t skip, size_t limit, iovec* pieces, size_t& count) {
   size_t bytes = 0;
   count = 0;
@@ -118,11 +120,11 @@ ssize_t send_slowly(int fd, const msghdr& message, int flags) {
       return -1;
     }
     if (done) part.msg_control = nullptr, part.msg_controllen = 0;
-    const ssize_t found = syscall(SYS_sendmsg, fd, &part, flags);
-    settle(bytes, found);
-    if (found < 0) return done ? static_cast<ssize_t>(done) : found;
-    done += static_cast<size_t>(found);
-    if (!bytes || (!blocking && static_cast<size_t>(found) < bytes)) return static_cast<ssize_t>(done);
+    const ssize_t result = syscall(SYS_sendmsg, fd, &part, flags);
+    settle(bytes, result);
+    if (result < 0) return done ? static_cast<ssize_t>(done) : result;
+    done += static_cast<size_t>(result);
+    if (!bytes || (!blocking && static_cast<size_t>(result) < bytes)) return static_cast<ssize_t>(done);
     iovec rest[most_pieces];
     size_t count = 0;
     if (!head(message, done, 1, rest, count)) return static_cast<ssize_t>(done);
@@ -143,12 +145,12 @@ ssize_t send_one(int fd, const void* data, size_t size, int flags, const sockadd
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Bytes that went through here.
+// The number of bytes that were sent through these functions.
 EXPORT uint64_t laconic_paced_bytes() {
   pthread_mutex_lock(&mutex);
-  const uint64_t found = sent;
+  const uint64_t total = sent;
   pthread_mutex_unlock(&mutex);
-  return found;
+  return total;
 }
 
 EXPORT ssize_t write(int fd, const void* data, size_t size) {

@@ -84,7 +84,7 @@ def num_blocks(n: int) -> int:
 
 def packed_int_count(n: int, rotated: bool) -> int:
     """Number of integers that n values become: a rotation fills the last block."""
-    return num_blocks(n) * SUM_BLOCK if rotated else n
+    return -(-n // SUM_BLOCK) * SUM_BLOCK if rotated else n
 
 
 def packed_ints_nbytes(n: int, coding: PackedIntCoding) -> int:

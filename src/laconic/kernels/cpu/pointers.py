@@ -15,8 +15,7 @@ _STORE: Final = math.nan
 """The weight that makes the core store instead of accumulate."""
 
 
-def threads() -> int:
-    return torch.get_num_threads()
+threads = torch.get_num_threads
 
 
 def floats_at(x: Tensor) -> int:
@@ -33,7 +32,9 @@ def bytes_at(section: Tensor, nbytes: int) -> int:
 
 def bucket_floats_at(section: Tensor, n: int, bucket: int, per_bucket: int = 1) -> int:
     """Return the address of a section with this many float32 for each bucket of n values."""
-    return bytes_at(section, 4 * per_bucket * -(-n // bucket))
+    nbytes = 4 * per_bucket * -(-n // bucket)
+    assert section.dtype == torch.uint8 and section.is_contiguous() and section.numel() == nbytes, (section, nbytes)
+    return section.data_ptr()
 
 
 def packed_at(section: Tensor, n: int, bits: int) -> int:
