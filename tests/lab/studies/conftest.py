@@ -12,7 +12,7 @@ def _one_thread(_restore_num_threads: None) -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def source() -> Source:
     """A tenth of the digits: an epoch is three iterations."""
     digits = Source("digits", None, torch.device("cpu"))

@@ -45,10 +45,11 @@ FIGURES = {
 
 def test_equal_plots_give_equal_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    first, again = (draw_all(FIGURES, PLOTS, tmp_path / folder) for folder in ("a", "b"))
-    assert [path.name for path in first] == ["curves.svg", "one.svg", "bars.svg"]
-    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
-    curves, single, bars = (path.read_text() for path in first)
+    drawn = draw_all(FIGURES, PLOTS, tmp_path / "first")
+    assert [path.name for path in drawn] == ["curves.svg", "one.svg", "bars.svg"]
+    (again,) = draw_all({"one": FIGURES["one"]}, PLOTS, tmp_path / "second")
+    assert again.read_bytes() == drawn[1].read_bytes()
+    curves, single, bars = (path.read_text() for path in drawn)
     assert "Lines: fast" in curves and "Lines: slow" in curves and "paper" in curves
     assert "Lines: fast" in single and "Lines: slow" not in single and "Points" in single
     assert "compute" in bars and "wait" in bars

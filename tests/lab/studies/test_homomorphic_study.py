@@ -1,4 +1,4 @@
-"""Runs whose gradients are summed: computed as frames would sum them, resumed to the bit, and told as they were."""
+"""Runs with summed gradients equal those with real frames, can be resumed, and are recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small(layers: str | None = None, codec: str = "none", **changes: Any) -> Set
     return replace(setting_of("mlp", layers, codec, workers=2, data="digits", **changes), batch=50)
 
 
-WAYS = [
+SETTINGS = [
     small(None, "ef|thc:2"),
     small(None, "ef|thc:1", carry=False, decay=1e-3),
     small(None, "shared:4"),
@@ -40,8 +40,8 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("setting", WAYS, ids=lambda one: f"{one.name}, {one.at_renewal}")
-def test_computed_sums_are_those_of_frames(source: Source, setting: Setting) -> None:
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.name}, {setting.at_renewal}")
+def test_computed_sums_equal_sums_of_frames(source: Source, setting: Setting) -> None:
     computed = SummedStepper(setting, 1, 2, source, computed=True)
     framed = SummedStepper(setting, 1, 2, source, computed=False)
     for stepper in (computed, framed):
@@ -53,7 +53,7 @@ def test_computed_sums_are_those_of_frames(source: Source, setting: Setting) -> 
 
 
 @pytest.mark.parametrize("computed", [True, False], ids=["computed", "framed"])
-def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, computed: bool) -> None:
+def test_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, source: Source, computed: bool) -> None:
     setting = small("subspace:0.1,T=4", "ef|thc:1", decay=1e-3)
     unit = trainer.Unit("products", setting, 3, 0)
     whole, first, second = (SummedStepper(setting, 0, 3, source, computed=computed) for _ in range(3))
@@ -67,7 +67,7 @@ def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, source: Source, comput
     assert second.curve.accuracy == whole.curve.accuracy
 
 
-def test_a_wrong_frame_would_be_seen(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sum_is_counted_as_a_differing_frame(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     stepper = SummedStepper(small(None, "ef|thc:2"), 0, 1, source, computed=True)
     right = Round.mean
     monkeypatch.setattr(Round, "mean", lambda self, values: right(self, values) * 1.0001)
@@ -75,7 +75,7 @@ def test_a_wrong_frame_would_be_seen(source: Source, monkeypatch: pytest.MonkeyP
     assert stepper.curve.frames_other > 0
 
 
-def test_rounds_compute_the_same_with_carried_scales() -> None:
+def test_carried_scales_give_the_sums_of_frames() -> None:
     shapes = {"a": (40, 60), "b": (7,)}
     rows = torch.randn(3, 2407, generator=torch.Generator().manual_seed(0))
     one = Round(shapes, "ef|thc:2", 3, torch.device("cpu"), carry=True)
@@ -87,7 +87,7 @@ def test_rounds_compute_the_same_with_carried_scales() -> None:
     assert one.mean(rows).equal(other.mean(rows))
 
 
-def test_what_cannot_be_computed_or_shared_is_refused() -> None:
+def test_unsupported_setting_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="round to nearest"):
         Round({"a": (8,)}, "thc:2,round=stochastic", 2, torch.device("cpu"), carry=False)
     with pytest.raises(ConfigError, match="evenly"):
@@ -96,7 +96,8 @@ def test_what_cannot_be_computed_or_shared_is_refused() -> None:
         list(settings_of("sums", ["resnet"]))
 
 
-def test_records_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_runs_are_not_trained_again(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "Source", lambda *arguments: source)
     settings = [small("hashed:0.1"), small(None, "ef|thc:4")]
 
     def go() -> list[Record]:
@@ -110,7 +111,10 @@ def test_records_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sum(values["push_bytes"]) == values["iterations"] * values["workers"] * values["push_nbytes"]
 
 
-def test_a_step_and_a_round_are_timed() -> None:
+def test_speed_times_a_step_and_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "TURNS", 3)
+    monkeypatch.setattr(speed, "CODED", 1 << 16)
+    monkeypatch.setattr(speed, "BUDGET_S", 1.0)
     step = speed._step(speed.Case("mlp", "subspace:0.1"), torch.device("cpu"))
     assert step["compressed_s"] > 0 and step["rho"] == pytest.approx(0.103, abs=0.001)
     round_ = speed._codec("ef|thc:4", torch.device("cpu"))
@@ -139,7 +143,7 @@ def test_goals_compare_means_with_dense_ones() -> None:
     assert (findings["vgg_2"].verdict, findings["vgg_1"].verdict) == ("yes, one run", "no, one run")
 
 
-def test_the_bound_is_that_of_the_planner() -> None:
+def test_bound_equals_the_planners() -> None:
     step = {"part": "speed", "device": "cpu", "case": "vgg11", "scheme": "lowrank:0.1", "dense_s": 1.0,
             "compressed_s": 0.5, "h": 0.5, "rho": 0.1, "numel": 9_231_114, "numel_compressed": 923_111}  # fmt: skip
     codec = {"part": "speed", "device": "cpu", "codec": "ef|thc:1", "values": 9_231_114, "encode_s": 0.03,
@@ -154,19 +158,19 @@ def test_the_bound_is_that_of_the_planner() -> None:
     assert rows["dense × ef|thc:1"][4] == "1.35"
 
 
-def test_committed_records_are_those_of_the_parts() -> None:
-    for part in TRAINED:
-        wanted = {
-            setting.key(part, HYPER[setting.model].epochs, seed)
-            for setting in settings_of(part, tuple(HYPER))
-            for seed in seeds_of(part, setting, None)
+def test_committed_records_belong_to_the_experiments() -> None:
+    for experiment in TRAINED:
+        keys = {
+            setting.key(experiment, HYPER[setting.model].epochs, seed)
+            for setting in settings_of(experiment, tuple(HYPER))
+            for seed in seeds_of(experiment, setting, None)
         }
-        kept = read(COMMITTED / f"{part}.jsonl")
-        assert {record.values["key"] for record in kept} <= wanted
-        assert all(record.values["frames_other"] == 0 for record in kept)
+        records = read(COMMITTED / f"{experiment}.jsonl")
+        assert {record.values["key"] for record in records} <= keys
+        assert all(record.values["frames_other"] == 0 for record in records)
 
 
-def test_keys_tell_everything_about_a_run() -> None:
-    part, epochs, seed, values = json.loads(small(None, "ef|thc:2").key("sums", 3, 7))
-    assert (part, epochs, seed) == ("sums", 3, 7) and values["codec"] == "ef|thc:2" and values["rules"] == []
+def test_key_holds_everything_about_a_run() -> None:
+    experiment, epochs, seed, values = json.loads(small(None, "ef|thc:2").key("sums", 3, 7))
+    assert (experiment, epochs, seed) == ("sums", 3, 7) and values["codec"] == "ef|thc:2" and values["rules"] == []
     assert set(EXPERIMENTS) - set(TRAINED) == {"speed"}

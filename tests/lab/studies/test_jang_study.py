@@ -30,28 +30,28 @@ def a_run(
     })  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------------------- experiments
 
 
-def test_the_reader_is_of_the_size_it_says_and_learns() -> None:
+def test_line_reader_has_the_documented_size_and_learns() -> None:
     torch.manual_seed(0)
     model = reader.LineReader()
     numel = sum(parameter.numel() for parameter in model.parameters())
     assert f"{numel:,} parameters" in (reader.LineReader.__doc__ or "")
-    pictures, said = reader.lines(4, characters=4)
-    assert pictures.shape == (4, 1, 32, 64) and said.shape == (4, 4) and int(said.min()) >= 1
+    pictures, labels = reader.lines(4, characters=4)
+    assert pictures.shape == (4, 1, 32, 64) and labels.shape == (4, 4) and int(labels.min()) >= 1
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(12):
         optimizer.zero_grad()
-        loss = reader.ctc(model(pictures), said)
+        loss = reader.ctc(model(pictures), labels)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_table_1_is_measured_on_weights_and_on_data() -> None:
+def test_table1_measures_weights_and_data() -> None:
     rows = {(row["what"], row["way"]): row for row in compression.measure("digits", None, model="mlp")}
     gzip = rows["mlp", "gzip"]
     assert gzip["nbytes"] == 4 * 327_880 and 1.03 < gzip["nbytes"] / gzip["compressed_nbytes"] < 1.15
@@ -63,7 +63,7 @@ def test_table_1_is_measured_on_weights_and_on_data() -> None:
     assert rows["mlp", "bf16"]["relative_squared_error"] < 1e-4 < rows["mlp", "qsgd:4"]["relative_squared_error"]
 
 
-def test_shares_of_operations_add_up() -> None:
+def test_shares_of_operations_add_up_to_one() -> None:
     found = operations.share("cpu", model="vgg11", batch=2, steps=1)
     assert sum(found["groups"].values()) == pytest.approx(1.0)
     assert found["groups"]["convolution"] > 0.2 and max(found["operations"].values()) <= 1
@@ -71,7 +71,7 @@ def test_shares_of_operations_add_up() -> None:
         operations.share("tpu")
 
 
-def test_parts_are_kept_and_not_measured_again(tmp_path: Path) -> None:
+def test_recorded_experiment_is_not_measured_again(tmp_path: Path) -> None:
     kept = Record("jang2017.kernels", {"key": '["kernels", "cpu"]', "device": "cpu", "groups": {}})
     (tmp_path / "kernels.jsonl").write_text(kept.to_json() + "\n")
     (found,) = STUDY.run("kernels", device="cpu", records=tmp_path)
@@ -81,7 +81,7 @@ def test_parts_are_kept_and_not_measured_again(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------- predicted and measured
 
 
-def test_all_cells_of_the_parameter_server() -> None:
+def test_every_cell_of_the_parameter_server_has_a_job_and_a_task() -> None:
     found = runs.all_cells(["ps"])
     assert len(found) == len({cell.key for cell in found}) == 24
     for cell in found:
@@ -91,12 +91,12 @@ def test_all_cells_of_the_parameter_server() -> None:
         assert built.__doc__ and tasks.BATCH[cell.model]
 
 
-def test_a_cell_is_predicted_from_what_was_calibrated() -> None:
-    """1 MB through one server's 11.95 MB/s by two workers, both ways; a step of 0.1 s twice as long in a crowd."""
+def test_prediction_of_a_server_cell_adds_up_its_calibrated_parts() -> None:
+    """Two workers send 1 MB each way at 11.95 MB/s; a step of 0.1 s takes twice as long with two processes."""
     messages = {"qsgd:4": {"push": 1e6, "encode_s": 0.01, "decode_s": 0.02, "add_s": 0.005}}
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), messages, (2,), apply_s=0.01)
-    here = runs.Calibrated(times, 0.2, 0.03, 0.001, 0.0, 0.5)
-    message, found = runs.ENGINES["ps"].predict(runs.Cell("ps", 2, "100mbit", "qsgd:4"), here)
+    calibrated = runs.Calibrated(times, 0.2, 0.03, 0.001, 0.0, 0.5)
+    message, found = runs.ENGINES["ps"].predict(runs.Cell("ps", 2, "100mbit", "qsgd:4"), calibrated)
     assert isinstance(found, Step) and message.push == 1e6
     wire = 2e6 / (100e6 * 0.956 / 8)
     # Compute, encode (twice as long), push, two additions, the server's encoding and step, pull, decode and step
@@ -105,7 +105,7 @@ def test_a_cell_is_predicted_from_what_was_calibrated() -> None:
     assert found.total_s == pytest.approx(by_hand)
 
 
-def test_what_others_compute_is_seen() -> None:
+def test_load_of_other_processes_marks_a_cell() -> None:
     mine, nobody = OtherProcesses([os.getpid()]), OtherProcesses([])
     end = time.process_time() + 0.3
     while time.process_time() < end:
@@ -116,23 +116,23 @@ def test_what_others_compute_is_seen() -> None:
     assert [runs.calm_cell({"others": share}) for share in (0.1, None, 0.2)] == [True, True, False]
 
 
-def test_gradients_leave_in_ddps_buckets() -> None:
-    """The first is full with 1 MB, others with 25: 0.4 M values, then 8 M, then what is left."""
+def test_gradients_are_sent_in_ddp_buckets() -> None:
+    """The first bucket holds 1 MB, others 25 MB: 0.3 M values, then 8.1 M, then the rest."""
     numels, ready = (300_000, 100_000, 8_000_000, 50_000), ((0.4, 0.0), (0.5, 0.0), (0.8, 0.0), (1.0, 1.0))
     found = ddp.bucketed(ModelTimes(numels, 8, 1.0, ready))
     assert [at for at, _ in found] == [0.4, 0.8, 1.0]
     assert [share for _, share in found] == pytest.approx([300 / 8450, 8400 / 8450, 1.0])
 
 
-def test_a_ddp_cell_is_predicted_too() -> None:
+def test_prediction_of_a_ddp_cell_is_a_ring() -> None:
     times = ModelTimes((2_000_000,), 8, 0.1, ((1.0, 1.0),), {}, (2,))
-    here = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
-    _, plain = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 4, "100mbit", "none"), here)
+    calibrated = cells.Calibrated(times, 0.1, 0.01, 0.0, 0.0, 0.5, {"twoshot": (0.02, 0.0), "sum": (0.03, 0.0)})
+    _, plain = runs.ENGINES["ddp"].predict(cells.Cell("ddp", 4, "100mbit", "none"), calibrated)
     # A ring: 1.5 times 8 MB over 11.95 MB/s, after a step of 0.1 s.
     assert plain.total_s == pytest.approx(0.1 + 1.5 * 8e6 / 11.95e6 + 0.01, rel=1e-3)  # frames have headers
 
 
-def test_exchanges_after_the_warm_up_count() -> None:
+def test_summary_counts_exchanges_after_the_warm_up() -> None:
     reports = [
         [
             {"total_s": 0.5 * i + (3.0 if i else 0.0), "compute": 0.1 * i, "encode": 0.0, "communication": 0.2 * i,
@@ -141,12 +141,12 @@ def test_exchanges_after_the_warm_up_count() -> None:
         ]
         for _ in range(2)
     ]  # fmt: skip
-    found = runs._summary(reports)
-    assert found["measured_s"] == pytest.approx(0.5) and found["exchanges"] == 12 - runs.WARM_UP
-    assert found["compute_s"] == pytest.approx(0.1) and found["measured_push"] == pytest.approx(100)
+    summary = runs._summary(reports)
+    assert summary["measured_s"] == pytest.approx(0.5) and summary["exchanges"] == 12 - runs.WARM_UP
+    assert summary["compute_s"] == pytest.approx(0.1) and summary["measured_push"] == pytest.approx(100)
 
 
-def test_the_report_counts_errors_and_choices() -> None:
+def test_tables_count_errors_and_choices() -> None:
     results = Results([
         a_run("none", 2.0, 2.0), a_run("qsgd:4", 0.5, 0.55), a_run("thc:4", 0.6, 0.5),
         a_run("none", 1.0, 1.25, workers=4), a_run("qsgd:4", 0.5, 0.4, workers=4),
@@ -161,7 +161,7 @@ def test_the_report_counts_errors_and_choices() -> None:
     assert tables["Recommended and best"].rows[0][3:6] == ["qsgd:4", "thc:4", "10.0 %"]
 
 
-def test_curves_use_the_measured_layers() -> None:
+def test_curves_use_measured_layers() -> None:
     """H and rho come from the Records of laconic's layers."""
     layer = {"case": "alexnet", "device": "cpu", "scheme": "lowrank:0.1", "rho": 0.1, "h": 0.5}
     results = Results([Record(LAYERS, layer), Record(LAYERS, layer | {"device": "cuda"})])

@@ -1,4 +1,4 @@
-"""What the study computes is what a server and its workers would: bit for bit, byte for byte."""
+"""Computed exchanges equal those of a server and its workers, bit for bit and byte for byte."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from laconic_lab.studies.kothari2021.rounds import FrameRounds, server_seed, ser
 BATCH, RATE = 16, Schedule(0.05)
 
 
-def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
-    """The job by the server's core and real workers, in threads."""
+def run_with_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
+    """Run a job with the server's core and real workers as threads."""
     first = build_task("lenet5", "digits", seed=job.seed)
     parameters = {name: p.detach().clone() for name, p in first.model.named_parameters()}
     optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
@@ -40,12 +40,11 @@ def behind_a_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
     return core, workers
 
 
-@pytest.mark.parametrize("decay", [0.0, 1e-4])
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "homomorphic"])
-def test_a_job_ends_with_the_bits_and_bytes_that_it_has_behind_a_server(method: str, decay: float) -> None:
+@pytest.mark.parametrize("method, decay", [*((name, 1e-4) for name in METHODS if name != "homomorphic"), ("1", 0.0)])
+def test_rounds_in_one_process_equal_those_of_a_server(method: str, decay: float) -> None:
     job = Job(lr=0.05, weight_decay=decay, seed=3, **method_options(method))
     exchanges = 4 if job.every == 1 else 2
-    core, workers = behind_a_server(job, exchanges)
+    core, workers = run_with_server(job, exchanges)
     tasks = [build_task("lenet5", "digits", seed=3) for _ in range(2)]
     rounds = FrameRounds(job, tasks, Shards(tasks[0].num_train, 2, BATCH, 3), RATE)
     for _ in range(exchanges):
@@ -74,7 +73,7 @@ CHANNELS = [
 
 
 @pytest.mark.parametrize("spec, small", CHANNELS)
-def test_computed_values_sizes_and_memories_are_those_of_frames(spec: str, small: str) -> None:
+def test_computed_values_sizes_and_memories_equal_those_of_frames(spec: str, small: str) -> None:
     policy = Policy(small=small)
     names = in_order(SLOTS, policy)
     assert names == ["a", "c", "large", "bias", "scalar", "b"]
@@ -100,12 +99,12 @@ def test_computed_values_sizes_and_memories_are_those_of_frames(spec: str, small
 
 
 @pytest.mark.parametrize("spec", ["randk:0.1", "uniform:8", "topk:0.1", "topk:0.1,approx=true|qsgd:4"])
-def test_what_cannot_be_computed_is_refused(spec: str) -> None:
+def test_unsupported_codec_raises_config_error(spec: str) -> None:
     with pytest.raises(ConfigError, match="here"):
         ComputedChannel({"a": (100, 100)}, spec, Policy(), torch.device("cpu"))
 
 
-def test_seeds_of_many_are_the_seeds_of_each() -> None:
+def test_vectorised_seeds_equal_single_seeds() -> None:
     job = Job(seed=5, workers=3)
     sequences, slots = np.arange(2, 5, dtype=np.uint64)[:, None], np.arange(4, dtype=np.uint64)[None]
     workers, servers = worker_seeds(job, sequences, 2, slots), server_seeds(job, sequences, slots, 4)

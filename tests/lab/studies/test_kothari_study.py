@@ -1,4 +1,4 @@
-"""The study itself: Records, resuming, and lanes that agree."""
+"""Experiments of kothari2021: steppers that agree, resumed runs, Records and settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WARM = {"warm": [[1, "momentum:0.9|topk:0.1|sign", "ef|topk:0.1|sign"]]}
 
 
 @pytest.mark.parametrize("method, changes", [("2w", {}), ("4", {}), ("4", MOMENTUM | WARM)])
-def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes: dict[str, Any]) -> None:
+def test_computed_stepper_trains_like_frames(source: Source, method: str, changes: dict[str, Any]) -> None:
     setting = small(method, **changes)
     computed, framed = ComputedStepper(setting, 1, 2, source), FrameStepper(setting, 1, 2, source)
     for stepper in (computed, framed):
@@ -47,9 +47,11 @@ def test_computed_lane_trains_as_frames_do(source: Source, method: str, changes:
     assert (compared, computed.curve.frames_other) == (4 * 3 * 10, 0)
 
 
-@pytest.mark.parametrize("kind", [ComputedStepper, FrameStepper])
-@pytest.mark.parametrize("setting", [small("2w"), small("4", **MOMENTUM)], ids=["2w", "momentum"])
-def test_a_run_goes_on_where_it_was_saved(
+@pytest.mark.parametrize(
+    "kind, setting",
+    [(ComputedStepper, small("2w")), (ComputedStepper, small("4", **MOMENTUM)), (FrameStepper, small("4"))],
+)
+def test_resumed_run_ends_like_an_uninterrupted_one(
     tmp_path: Path, source: Source, kind: type[Stepper], setting: Setting
 ) -> None:
     unit = trainer.Unit("accuracy", setting, 3, 0)
@@ -65,9 +67,10 @@ def test_a_run_goes_on_where_it_was_saved(
     assert again.keys() == wanted.keys() and all(again[name].equal(wanted[name]) for name in wanted)
 
 
-def test_what_is_in_the_records_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, int, int]] = []
-    settings = [small("5"), small("6")]
+def test_recorded_runs_are_not_trained_again(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "Source", lambda *arguments: source)
+    reported: list[tuple[str, int, int]] = []
+    settings = [small("1"), small("5")]
 
     def go() -> list[Any]:
         return STUDY.run(
@@ -76,15 +79,15 @@ def test_what_is_in_the_records_is_not_trained_again(tmp_path: Path, monkeypatch
             epochs=1,
             records=tmp_path,
             device="cpu",
-            progress=lambda *one: told.append(one),
+            progress=lambda *one: reported.append(one),
         )
 
-    found = go()
-    assert [record.values["name"] for record in found] == ["5", "6"]
-    assert found[0].values["iterations"] == 30 and found[1].values["iterations"] == 20
-    assert len(read(tmp_path / "accuracy.jsonl")) == 2 and told[-1] == ("accuracy", 2, 2)
+    first = go()
+    assert [record.values["name"] for record in first] == ["1", "5"]
+    assert [record.values["iterations"] for record in first] == [3, 3]
+    assert len(read(tmp_path / "accuracy.jsonl")) == 2 and reported[-1] == ("accuracy", 2, 2)
     monkeypatch.setattr(runner, "train", None)
-    assert [record.to_json() for record in go()] == [record.to_json() for record in found]
+    assert [record.to_json() for record in go()] == [record.to_json() for record in first]
     assert not list((tmp_path).glob("partial/*"))
 
 
@@ -96,7 +99,7 @@ def test_stepper_with_frames_is_made_on_request(source: Source) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_crowds_count_staleness(mode: str) -> None:
+def test_run_with_many_workers_counts_staleness(mode: str) -> None:
     changes = {"returns": "delta"} if mode != "sync" else {}
     ticks: list[int] = []
     values = scaling.train(small("5", workers=3, mode=mode, batch=128, **changes), 0, 1, None, ticks.append)
@@ -104,7 +107,7 @@ def test_crowds_count_staleness(mode: str) -> None:
     assert (values["staleness_most"] > 0) == (mode != "sync")
 
 
-def test_without_rounds_changes_are_rounded_to_the_nearest() -> None:
+def test_changes_without_rounds_are_rounded_to_nearest() -> None:
     found = {(s.name, s.workers, s.mode): s for s in experiments.settings_of("workers", ["lenet5"], None, None)}
     changed = found["5", 8, "async"].options
     assert (changed["returns"], changed["pull"]) == ("delta", "topk:0.01|qsgd:4,round=nearest")
@@ -114,22 +117,22 @@ def test_without_rounds_changes_are_rounded_to_the_nearest() -> None:
     assert {(name, 8, "async") for name in ("1", "2", "2w", "3", "4", "laconic", "laconic-min")} <= found.keys()
 
 
-def test_every_part_has_settings_that_jobs_accept() -> None:
-    for part in experiments.EXPERIMENTS:
-        for setting in experiments.settings_of(part, list(HYPER), None, None):
+def test_every_setting_makes_a_valid_job() -> None:
+    for experiment in experiments.EXPERIMENTS:
+        for setting in experiments.settings_of(experiment, list(HYPER), None, None):
             setting.job(0)
-            json.loads(setting.key(part, 1, 0))
+            json.loads(setting.key(experiment, 1, 0))
     names = [s.name for s in experiments.settings_of("accuracy", ["vgg11"], None, None)]
     assert set(names) <= set(METHODS) and len(experiments.seeds_of("accuracy", small("laconic"), None)) == 3
 
 
-def test_warm_up_is_one_channel_after_the_other() -> None:
+def test_warm_up_phases_follow_each_other() -> None:
     setting = small("laconic", warm=[[1, "a", "b"], [2, "c", "d"]])
     last = (setting.options["push"], setting.options["pull"])
     assert [setting.channels(epoch) for epoch in range(5)] == [("a", "b"), ("c", "d"), ("c", "d"), last, last]
 
 
-def test_decay_is_felt_alike_with_momentum_in_the_channel() -> None:
+def test_decay_is_ten_times_as_large_with_momentum_in_the_channel() -> None:
     dense, ours = setting_of("vgg11", "1").job(0), setting_of("vgg11", "4", **MOMENTUM).job(0)
     assert ours.momentum == 0 and ours.weight_decay == pytest.approx(dense.weight_decay / (1 - dense.momentum))
 
@@ -137,19 +140,18 @@ def test_decay_is_felt_alike_with_momentum_in_the_channel() -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"experiment": "figure9"}, "unknown experiment"),
         ({"models": ["resnet50"]}, "unknown model 'resnet50'"),
         ({"methods": ["7"]}, "unknown method '7'"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"device": "tpu"}, "device must be auto, cpu or cuda"),
     ],
 )
-def test_mistakes_are_told(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_raise_config_error(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         STUDY.run(**arguments)
 
 
-def test_sizes_of_a_round() -> None:
+def test_sizes_of_a_round_follow_from_the_method() -> None:
     both = [{"w": torch.randn(100, 100), "b": torch.randn(10)} for _ in range(2)]
     found = {name: sizes.measure(small(name), both, rounds=1) for name in ("1", "laconic", "adaptive")}
     assert found["1"]["bytes_per_iteration"] > 4 * 40_040

@@ -1,4 +1,4 @@
-"""Times behind the real server: what is measured, what is left out, and what is measured again."""
+"""Times of a real server: what is measured, left out, and measured again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from laconic_lab.studies.record_log import RecordLog
 
 
 def report(done: int, **values: Any) -> dict[str, Any]:
-    """What a worker tells after so many exchanges of 2 s, half of it computing."""
+    """Return the report of a worker after so many exchanges of 2 s, half of which is computation."""
     reported = {"total_s": 5 + 2.0 * done, "compute": 1.0 * done, "encode": 0.1 * done, "communication": 0.8 * done,
             "overlapped": 0.3 * done, "apply": 0.2 * done, "bytes_sent": 100 * done, "bytes_received": 50 * done,
             "retries": 0}  # fmt: skip
@@ -33,7 +33,7 @@ def report(done: int, **values: Any) -> dict[str, Any]:
 REPORTS = [[report(i + 1) for i in range(6)], [report(i + 1, compute=3.0 * (i + 1)) for i in range(7)]]
 
 
-def test_what_counts_comes_after_the_warm_up() -> None:
+def test_summary_leaves_out_the_warm_up() -> None:
     found = times._summary(REPORTS, 2, every=5)
     assert (found["iterations"], found["total_s"], found["compute_s"]) == (20, 8.0, 8.0)
     assert found["exchange_s"] == [2.0] * 4 and found["median_s"] == pytest.approx(0.4)
@@ -43,18 +43,18 @@ def test_what_counts_comes_after_the_warm_up() -> None:
 @pytest.mark.parametrize(
     "exchanges, seconds, ends", [(99, 1, False), (100, 1, True), (20, 30, True), (19, 31, False), (20, 29, False)]
 )
-def test_a_turn_ends_when_it_has_enough(exchanges: int, seconds: float, ends: bool) -> None:
+def test_turn_ends_after_enough_exchanges_or_seconds(exchanges: int, seconds: float, ends: bool) -> None:
     assert times._Enough(exchanges=100, least=20, seconds=30).reached(exchanges, seconds) == ends
 
 
 @pytest.mark.parametrize("changes", [{"links": ["10gbit"]}, {"turns": 0}, {"iterations": 0}, {"cell_seconds": 0.0}])
-def test_plans_are_checked(changes: dict[str, Any]) -> None:
+def test_invalid_plan_raises_config_error(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"at least 1|unknown link '10gbit'"):
         Plan(**changes)
 
 
 @pytest.mark.slow
-def test_server_and_workers_are_timed(tmp_path: Path) -> None:
+def test_times_of_a_real_server_and_workers_are_recorded(tmp_path: Path) -> None:
     settings = [setting_of("lenet5", "5", data="digits")]
     plan = Plan(iterations=4, turns=1, links=["100mbit"])
     reported: list[tuple[str, int, int]] = []
@@ -73,7 +73,7 @@ def test_server_and_workers_are_timed(tmp_path: Path) -> None:
 
 
 class Wire(SimpleNamespace):
-    """A network whose link carries what we say, and on which nothing runs."""
+    """A network with a given link on which nothing runs."""
 
     made_of, certs, host = "words", None, "127.0.0.1"
 
@@ -87,7 +87,7 @@ class Wire(SimpleNamespace):
         return lambda argv, **options: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], **options)
 
 
-def test_what_is_in_doubt_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_or_busy_turns_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wire, trained, load = Wire(goodput=5e8), [], [9.0]
 
     @contextmanager
@@ -120,6 +120,6 @@ def test_what_is_in_doubt_is_measured_again(tmp_path: Path, monkeypatch: pytest.
     assert list(found) == [("lenet5", "1gbit", "1"), ("lenet5", "1gbit", "6")] and found["lenet5", "1gbit", "1"].valid
 
 
-def test_a_server_that_ends_is_reported(tmp_path: Path) -> None:
+def test_server_that_ends_raises_laconic_error(tmp_path: Path) -> None:
     with pytest.raises(LaconicError, match="the server has ended with exit code 3"):
         times._train(Wire(), tmp_path, 1, times._Enough(1, 1, 1.0))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is computed for all runs at once is what real frames hold, bit for bit and byte for byte."""
+"""Exchanges computed for all runs at once equal real frames, bit for bit and byte for byte."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def networks(weights: str, workers: int = 2) -> Networks:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_batched_exchange_is_that_of_real_frames(weights: str) -> None:
+def test_batched_exchange_equals_real_frames(weights: str) -> None:
     gradients = torch.rand(2, len(LAYERS), len(QUANTIZERS), generator=torch.Generator().manual_seed(0))
     batched, real = networks(weights), networks(weights)
     watch, comparison = Watch(range(len(QUANTIZERS))), Comparison()
@@ -85,7 +85,7 @@ def test_batched_exchange_is_that_of_real_frames(weights: str) -> None:
         assert all(map(torch.equal, batched.biases(k), real.biases(k)))
 
 
-def test_comparison_sees_a_difference() -> None:
+def test_comparison_counts_differing_packets() -> None:
     found, watch, comparison = networks("initial"), Watch(range(len(QUANTIZERS))), Comparison()
     traffic = exchange_batched(
         found, QUANTIZERS, seed=5, measured=0, gradients=torch.rand(2, 3, len(QUANTIZERS)), watch=watch
@@ -96,7 +96,7 @@ def test_comparison_sees_a_difference() -> None:
     assert (comparison.other_values, comparison.other_sizes) == (1, 1)
 
 
-def test_sample_is_the_kernels() -> None:
+def test_sample_equals_the_kernels() -> None:
     x = torch.randn(2, 5000)
     assert torch.equal(quantizers.sample(x, 0.3, 7)[1], cpu.sample(x[1].contiguous(), 1500, 7))
     assert quantizers.sample_positions(900, 0.3, 7) is None

@@ -1,4 +1,4 @@
-"""Many networks at once train as each would alone."""
+"""Networks trained in a batch equal networks trained alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loss(tensors: list[Tensor], x: Tensor, t: Tensor, l1: float) -> Tensor:
     return (y - t).square().mean() + l1 * sum(w.abs().sum() for w in (w1, w2, w3))
 
 
-def test_a_step_follows_autograd() -> None:
+def test_step_equals_autograd() -> None:
     settings = [Setting(lr=0.5, l1=1e-3), Setting(lr=0.2, decay=0.5)]
     networks = Networks(settings, [3, 9], 1, 0, CPU)
     images, targets = next(iter(batches().epoch(0)))
@@ -50,7 +50,7 @@ def test_a_step_follows_autograd() -> None:
             torch.testing.assert_close(bias.view(2, -1)[run], wanted, rtol=1e-4, atol=2e-6)
 
 
-def test_derivative_is_that_of_the_whole_share() -> None:
+def test_gradient_rms_covers_the_whole_share() -> None:
     networks, data = Networks([Setting()], [0], 3, 0, CPU), batches()
     before = [networks.layer(1, i).view(shape).clone() for i, shape in enumerate([(392, 784), (50, 392), (10, 50)])]
     before = [x.requires_grad_() for x in [*before, *(b.view(-1).clone() for b in networks.biases(1))]]
@@ -60,7 +60,7 @@ def test_derivative_is_that_of_the_whole_share() -> None:
     torch.testing.assert_close(networks.gradient_rms(1, data).view(-1), expected, rtol=1e-4, atol=1e-8)
 
 
-def test_runs_do_not_know_each_other() -> None:
+def test_run_does_not_depend_on_others_in_the_batch() -> None:
     settings = [Setting(lr=0.5), Setting(lr=0.1, l1=1e-3)]
     data = batches()
     together = Networks(settings, [4, 5], 3, 7, CPU)
@@ -73,7 +73,7 @@ def test_runs_do_not_know_each_other() -> None:
             torch.testing.assert_close(alone.layer(2, i)[0], together.layer(2, i)[run], rtol=1e-4, atol=1e-6)
 
 
-def test_shares_are_exclusive_and_orders_repeat() -> None:
+def test_shares_are_exclusive_and_orders_are_repeatable() -> None:
     data = batches(count=61)
     assert len(set(data.shares.flatten().tolist())) == 60
     first, again, other = (next(iter(data.epoch(epoch)))[0] for epoch in (0, 0, 1))
@@ -83,7 +83,7 @@ def test_shares_are_exclusive_and_orders_repeat() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not fused.AVAILABLE, reason="no CUDA device")
 @pytest.mark.parametrize("batch", [10, 100, 128])
-def test_fused_kernels_follow_the_plain_step(batch: int) -> None:
+def test_fused_kernels_equal_the_plain_step(batch: int) -> None:
     device = torch.device("cuda")
     settings = [Setting(lr=0.5, l1=1e-3), Setting(lr=0.2), Setting()]
     data = Batches(*some_images(2 * batch), workers=1, batch=batch, seed=0, pixels="unit", device=device)

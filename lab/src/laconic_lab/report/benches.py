@@ -1,4 +1,4 @@
-"""Records of benches and fault campaigns as plots."""
+"""Plots of benchmarks and fault campaigns."""
 
 from __future__ import annotations
 
@@ -12,97 +12,98 @@ __all__ = ["cluster", "codecs", "ddp", "faults", "layers"]
 
 Values = Mapping[str, Any]
 Records = Mapping[str, Sequence[Values]]
+Rows = list[tuple[Cell, ...]]
 
 
 def ddp(records: Records) -> list[Plot]:
-    """Steps over links, and trainings."""
-    found: list[Plot] = []
-    steps = [one for one in records.get("bench.ddp", []) if one["failed"] is None]
+    """Return the steps over links, and the trainings."""
+    plots: list[Plot] = []
+    steps = [step for step in records.get("bench.ddp", []) if step["failed"] is None]
     if steps:
-        rows: list[tuple[Cell, ...]] = [
-            (one["rate"], one["way"], 1e3 * one["step_s"], 1e3 * one["exposed_s"], one["step_speed_up"],
-             (one["sent_nbytes_per_step"] or 0) / 1e3, one["relative_squared_error"])
-            for one in steps
+        rows: Rows = [
+            (step["rate"], step["way"], 1e3 * step["step_s"], 1e3 * step["exposed_s"], step["step_speed_up"],
+             (step["sent_nbytes_per_step"] or 0) / 1e3, step["relative_squared_error"])
+            for step in steps
         ]  # fmt: skip
         columns = ("link", "way", "ms a step", "ms exposed", "speed-up", "kB sent", "relative squared error")
         data = Data(columns, rows)
-        found += [
-            Plot("ddp-steps", "DDP: a step", "Milliseconds of a step over each link.", "bars", data, "ms a step", "way",
-                 pick="link", detail=("ms exposed", "speed-up", "kB sent")),
-            Plot("ddp-error", "DDP: error against bytes", "What one exchange loses, by what a rank sends.", "points",
+        plots += [
+            Plot("ddp-steps", "DDP: time of a step", "Milliseconds of a step over each link.", "bars", data,
+                 "ms a step", "way", pick="link", detail=("ms exposed", "speed-up", "kB sent")),
+            Plot("ddp-error", "DDP: error by bytes", "Error of one exchange by the bytes that a rank sends.", "points",
                  data, "kB sent", "relative squared error", series="way", pick="link", log="xy"),
         ]  # fmt: skip
-    trainings = [one for one in records.get("bench.ddp.train", []) if one["failed"] is None]
+    trainings = [training for training in records.get("bench.ddp.train", []) if training["failed"] is None]
     if trainings:
-        rows = [
-            (f"{one['model']}, {one['ranks']} ranks, {one['rate']}", one["way"], *point)
-            for one in trainings
-            for point in one["curve"]
-        ]
-        data = Data(("training", "way", "iteration", "seconds", "accuracy %"), rows)
-        found.append(
-            Plot("ddp-accuracy-time", "DDP: accuracy against time", "As trained.", "line", data, "seconds",
-                 "accuracy %",
-                 series="way", pick="training", detail=("iteration",))
+        plots += _ddp_trainings(trainings)
+    return plots
+
+
+def _ddp_trainings(trainings: Sequence[Values]) -> list[Plot]:
+    by_time: Rows = []
+    by_bytes: Rows = []
+    for training in trainings:
+        name = f"{training['model']}, {training['ranks']} ranks, {training['rate']}"
+        per_step = training["sent_nbytes_per_step"]
+        for iteration, seconds, accuracy in training["curve"]:
+            by_time.append((name, training["way"], iteration, seconds, accuracy))
+            if per_step is not None:
+                sent = per_step * iteration * training["ranks"] / 1e6
+                by_bytes.append((name, training["way"], sent, accuracy))
+    data = Data(("training", "way", "iteration", "seconds", "accuracy %"), by_time)
+    plots = [
+        Plot("ddp-accuracy-time", "DDP: accuracy by time", "As trained.", "line", data, "seconds", "accuracy %",
+             series="way", pick="training", detail=("iteration",))
+    ]  # fmt: skip
+    if by_bytes:
+        data = Data(("training", "way", "MB sent", "accuracy %"), by_bytes)
+        plots.append(
+            Plot("ddp-accuracy-bytes", "DDP: accuracy by bytes", "MB sent by all ranks.", "line", data, "MB sent",
+                 "accuracy %", series="way", pick="training", log="x")
         )  # fmt: skip
-        sent: list[tuple[Cell, ...]] = [
-            (f"{one['model']}, {one['ranks']} ranks, {one['rate']}", one["way"],
-             one["sent_nbytes_per_step"] * point[0] * one["ranks"] / 1e6, point[2])
-            for one in trainings if one["sent_nbytes_per_step"] is not None
-            for point in one["curve"]
-        ]  # fmt: skip
-        if sent:
-            data = Data(("training", "way", "MB sent", "accuracy %"), sent)
-            found.append(
-                Plot("ddp-accuracy-bytes", "DDP: accuracy against bytes", "MB sent by all ranks.", "line", data,
-                     "MB sent", "accuracy %", series="way", pick="training", log="x")
-            )  # fmt: skip
-    return found
+    return plots
 
 
 def cluster(records: Records) -> list[Plot]:
-    """Rounds over links, and what 64 clients do to a server."""
-    found: list[Plot] = []
-    rounds = records.get("cluster.round", [])
-    if rounds:
-        rows: list[tuple[Cell, ...]] = [
-            (f"{one['rate']}, {one['workers']} workers{', bundled' if one.get('slots') == 1 else ''}", one["method"],
-             1e3 * one["round_s"], one["speed_up"],
-             (one["sent_nbytes_per_round"] + one["received_nbytes_per_round"]) / 1e3)
-            for one in rounds
-        ]  # fmt: skip
+    """Return the rounds over links, and the memory of a server with many clients."""
+    plots: list[Plot] = []
+    rows: Rows = [
+        (f"{one['rate']}, {one['workers']} workers{', bundled' if one.get('slots') == 1 else ''}", one["method"],
+         1e3 * one["round_s"], one["speed_up"],
+         (one["sent_nbytes_per_round"] + one["received_nbytes_per_round"]) / 1e3)
+        for one in records.get("cluster.round", [])
+    ]  # fmt: skip
+    if rows:
         data = Data(("link", "method", "ms a round", "speed-up", "kB a round"), rows)
-        found.append(
-            Plot("cluster-rounds", "Rounds of a parameter server", "Median milliseconds, nothing computed.", "bars",
-                 data,
-                 "ms a round", "method", pick="link", detail=("speed-up", "kB a round"))
+        plots.append(
+            Plot("cluster-rounds", "Rounds of a parameter server", "Median milliseconds without computation.", "bars",
+                 data, "ms a round", "method", pick="link", detail=("speed-up", "kB a round"))
         )  # fmt: skip
-    for one in records.get("cluster.load", [])[:1]:
-        rows = [(second, nbytes / 1e6, files) for second, nbytes, files in one["rss_over_time"]]
+    for load in records.get("cluster.load", [])[:1]:
+        rows = [(second, nbytes / 1e6, files) for second, nbytes, files in load["rss_over_time"]]
         data = Data(("seconds", "MB resident", "descriptors"), rows)
-        found.append(
-            Plot("cluster-load", f"A server with {one['clients']} clients", "Its memory.", "line", data, "seconds",
+        plots.append(
+            Plot("cluster-load", f"A server with {load['clients']} clients", "Its memory.", "line", data, "seconds",
                  "MB resident", detail=("descriptors",))
         )  # fmt: skip
-    return found
+    return plots
 
 
 def codecs(records: Records) -> list[Plot]:
-    """How fast, and how small."""
-    rows: list[tuple[Cell, ...]] = [
-        (one["spec"], one["bits_per_value"], one["encode_x_memcpy"], one["decode_x_memcpy"],
-         one["relative_squared_error"])
-        for one in records.get("bench.codec", [])
+    """Return the speed of codecs by their size."""
+    rows: Rows = [
+        (codec["spec"], codec["bits_per_value"], codec["encode_x_memcpy"], codec["decode_x_memcpy"],
+         codec["relative_squared_error"])
+        for codec in records.get("bench.codec", [])
     ]  # fmt: skip
     if not rows:
         return []
     data = Data(("codec", "bits a value", "encode, × memcpy", "decode, × memcpy", "relative squared error"), rows)
+    about = "Speed over that of a memcpy in the same run, by size."
     return [
-        Plot("codec-encode", "Codecs: encoding", "Speed over a memcpy's of the same run, by size.", "points", data,
-             "bits a value", "encode, × memcpy", series="codec", detail=("relative squared error",), log="x",
-             marks=(Mark("y", 1.0, "memcpy"),)),
-        Plot("codec-decode", "Codecs: decoding", "Likewise.", "points", data, "bits a value", "decode, × memcpy",
-             series="codec", detail=("relative squared error",), log="x", marks=(Mark("y", 1.0, "memcpy"),)),
+        Plot(f"codec-{verb}", f"Codecs: {verb}", about, "points", data, "bits a value", f"{verb}, × memcpy",
+             series="codec", detail=("relative squared error",), log="x", marks=(Mark("y", 1.0, "memcpy"),))
+        for verb in ("encode", "decode")
     ]  # fmt: skip
 
 
@@ -112,19 +113,19 @@ def layers(records: Records) -> list[Plot]:
 
 
 def faults(records: Records) -> list[Plot]:
-    """How long each fault took to get over, and whether a promise broke."""
-    scenes = records.get("faults.scene", [])
-    if not scenes:
+    """Return the longest scenario of each fault, and how many invariants were broken."""
+    by_fault: dict[tuple[str, str], list[Values]] = {}
+    for scenario in records.get("faults.scene", []):
+        by_fault.setdefault((scenario["fault"], scenario["mode"]), []).append(scenario)
+    rows: Rows = [
+        (fault, mode, len(scenarios), sum(one["broken"] is not None for one in scenarios),
+         max(one["seconds"] for one in scenarios))
+        for (fault, mode), scenarios in by_fault.items()
+    ]  # fmt: skip
+    if not rows:
         return []
-    kept: dict[tuple[str, str], list[Values]] = {}
-    for one in scenes:
-        kept.setdefault((one["fault"], one["mode"]), []).append(one)
-    rows: list[tuple[Cell, ...]] = [
-        (fault, mode, len(some), sum(one["broken"] is not None for one in some), max(one["seconds"] for one in some))
-        for (fault, mode), some in kept.items()
-    ]
-    data = Data(("fault", "mode", "scenes", "promises broken", "seconds, longest"), rows)
+    data = Data(("fault", "mode", "scenarios", "invariants broken", "seconds, longest"), rows)
     return [
-        Plot("faults", "Faults", "The longest scene of each.", "bars", data, "seconds, longest", "fault", series="mode",
-             detail=("scenes", "promises broken"))
+        Plot("faults", "Faults", "The longest scenario of each fault.", "bars", data, "seconds, longest", "fault",
+             series="mode", detail=("scenarios", "invariants broken"))
     ]  # fmt: skip

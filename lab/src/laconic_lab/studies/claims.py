@@ -126,9 +126,10 @@ def findings_of(claims: Iterable[Claim], results: Any) -> list[Finding]:
 def claims_table(findings: Iterable[Finding]) -> Table:
     """Return the table of claims that every study shows."""
     rows = [
-        (one.claim.statement, one.claim.section, one.claim.claimed, one.found, f"{one.difference:+.3g}",
-         one.evidence.how, one.verdict, one.evidence.basis)
-        for one in findings
+        (claim.statement, claim.section, claim.claimed, finding.found, f"{finding.difference:+.3g}", how,
+         finding.verdict, basis)
+        for finding in findings
+        for claim, (_, basis, how) in [finding]
     ]  # fmt: skip
     columns = ("claim", "section", "claimed", "here (95 %)", "difference", "how", "verdict", "basis")
     return Table(columns, rows, text_columns=len(columns), title="Claims")

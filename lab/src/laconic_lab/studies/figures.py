@@ -95,10 +95,9 @@ def _draw(plt: Any, groups: Sequence[Sequence[_Axes]]) -> Any:
     columns = _columns([len(group) for group in groups])
     lines = math.ceil(len(shown) / columns)
     series = list(dict.fromkeys(name for axes in shown for name in _names(axes)))
-    words = [_words(axes) for axes in shown]
-    labels = 0.05 * max((len(word) for some in words for word in some), default=0)
+    labels = 0.05 * max((len(word) for axes in shown for word in _words(axes)), default=0)
     width = max(6.4, (4.2 + labels) * columns) if len(shown) == 1 else (4.2 + labels) * columns
-    height = max(3.0, *(0.9 + 0.24 * len(some) * _bars_each(axes) for some, axes in zip(words, shown, strict=True)))
+    height = max(3.0, *(0.9 + 0.24 * len(_words(axes)) * _bars_each(axes) for axes in shown))
     per_row = max(1, min(6, int(width / (0.5 + 0.075 * max(map(len, series))))))
     legend = 0.18 * math.ceil(len(series) / per_row)
     figure, grid = plt.subplots(lines, columns, figsize=(width, height * lines + legend), squeeze=False)
@@ -142,22 +141,22 @@ def _draw_plane(place: Any, axes: _Axes, colours: Mapping[str, int]) -> dict[str
     plot, handles = axes.plot, {}
     complete = [row for row in axes.rows if row[plot.x] is not None and row[plot.y] is not None]
     for name in _names(axes):
-        mine = [row for row in complete if plot.series is None or str(row[plot.series]) == name]
+        rows = [row for row in complete if plot.series is None or str(row[plot.series]) == name]
         number = colours[name]
         colour = COLOURS[number % len(COLOURS)]
         if plot.kind == "points":
             style: dict[str, Any] = {"linestyle": "", "marker": MARKERS[number // len(COLOURS) % 5], "markersize": 4.5}
         else:
             style = {"linestyle": DASHES[number // len(COLOURS) % 4], "linewidth": 1.2}
-            style |= {"marker": "o", "markersize": 3} if len(mine) <= 12 else {}
-        groups = dict.fromkeys(row[plot.group] if plot.group else None for row in mine)
+            style |= {"marker": "o", "markersize": 3} if len(rows) <= 12 else {}
+        groups = dict.fromkeys(row[plot.group] if plot.group else None for row in rows)
         for group in groups:
-            some = [row for row in mine if plot.group is None or row[plot.group] == group]
-            xs, ys = [row[plot.x] for row in some], [row[plot.y] for row in some]
+            line = [row for row in rows if plot.group is None or row[plot.group] == group]
+            xs, ys = [row[plot.x] for row in line], [row[plot.y] for row in line]
             (handles[name],) = place.plot(xs, ys, color=colour, **style)
         if plot.low is not None and plot.high is not None:
-            whiskers = [[row[plot.y] - row[plot.low] for row in mine], [row[plot.high] - row[plot.y] for row in mine]]
-            xs, ys = [row[plot.x] for row in mine], [row[plot.y] for row in mine]
+            whiskers = [[row[plot.y] - row[plot.low] for row in rows], [row[plot.high] - row[plot.y] for row in rows]]
+            xs, ys = [row[plot.x] for row in rows], [row[plot.y] for row in rows]
             place.errorbar(xs, ys, yerr=whiskers, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2)
     _marks(place, plot)
     if plot.diagonals:
@@ -202,7 +201,7 @@ def _draw_bars(place: Any, axes: _Axes, colours: Mapping[str, int]) -> dict[str,
     if "x" in plot.log:
         place.set_xscale("log")
     if axes.span is not None:
-        top = max(max(some) for some in lengths.values())
+        top = max(max(bars) for bars in lengths.values())
         place.set_xlim(top - axes.span, top + 0.05 * axes.span)
     return handles
 

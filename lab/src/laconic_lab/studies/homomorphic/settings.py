@@ -95,7 +95,7 @@ class Setting:
         return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
 
     def values(self) -> dict[str, Any]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
         return values | {"rules": [list(rule) for rule in self.rules]}
 
     def key(self, experiment: str, epochs: int, seed: int) -> str:

@@ -56,11 +56,11 @@ def calibrate(model: str, workers: int, codecs: Sequence[str]) -> cells.Calibrat
         for way, codec in (("twoshot", "qsgd:4"), ("sum", "thc:4")):
             pair, many = (_exchange_s(net, name, workers, codec) for name in ("pair", "many"))
             ways[way] = (pair, max(0.0, (many - pair) / (tasks.LARGE["many"] - tasks.LARGE["pair"])))
-    here = cells.Calibrated(times, step_s, plain, 0.0, 0.0, load, ways)
+    calibrated = cells.Calibrated(times, step_s, plain, 0.0, 0.0, load, ways)
     cell = cells.Cell("ddp", workers, cells.rate_of(model), "none")
-    known = predict(cell, here, rate=1e15)[1].total_s - step_s
+    known = predict(cell, calibrated, rate=1e15)[1].total_s - step_s
     nbytes = 2 * (workers - 1) / workers * 4 * times.numel
-    return replace(here, byte_s=max(0.0, whole - known) / nbytes)
+    return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
 
 
 def _exchange_s(net: Hosts, name: str, workers: int, codec: str) -> float:
@@ -69,20 +69,22 @@ def _exchange_s(net: Hosts, name: str, workers: int, codec: str) -> float:
     return max(0.0, faster - cells.step_together(name, workers, 0.3))
 
 
-def predict(cell: cells.Cell, here: cells.Calibrated, rate: float | None = None) -> tuple[Message, Step]:
+def predict(cell: cells.Cell, calibrated: cells.Calibrated, rate: float | None = None) -> tuple[Message, Step]:
     way = "none" if cell.codec == "none" else "sum" if cell.codec in cells.SUMMED else "twoshot"
-    fixed = here.fixed_s
+    fixed = calibrated.fixed_s
     if way != "none":
-        base, slot_s = here.ways[way]
-        large = sum(dims > 1 and numel >= 4096 for numel, dims in here.times.layout())
+        base, slot_s = calibrated.ways[way]
+        large = sum(dims > 1 and numel >= 4096 for numel, dims in calibrated.times.layout())
         fixed = base + slot_s * (large - tasks.LARGE["pair"])
     network = Network(
-        cell.workers, rate or parse_rate(cell.rate), "ring" if way == "sum" else "twoshot", byte_s=here.byte_s,
+        cell.workers, rate or parse_rate(cell.rate), "ring" if way == "sum" else "twoshot", byte_s=calibrated.byte_s,
         exchange_s=fixed,
     )  # fmt: skip
-    message = message_of(cells.generic(), Workload.of_model(here.times), cell.codec, network).slower(here.slowdown)
-    message = replace(message, add_s=message.add_s * here.slowdown)  # every rank adds, at the same time
-    return message, step(Work(here.step_s, ready=bucketed(here.times)), network, message)
+    message = message_of(cells.generic(), Workload.of_model(calibrated.times), cell.codec, network).slower(
+        calibrated.slowdown
+    )
+    message = replace(message, add_s=message.add_s * calibrated.slowdown)  # every rank adds, at the same time
+    return message, step(Work(calibrated.step_s, ready=bucketed(calibrated.times)), network, message)
 
 
 def run(wanted: Sequence[tuple[cells.Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:

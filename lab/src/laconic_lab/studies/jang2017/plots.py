@@ -129,7 +129,7 @@ def _table1(results: Results) -> list[Plot]:
     if not rows:
         return []
     data = Data(("what", "way", "times smaller", "compress s", "decompress s"), rows)
-    marks = tuple(Mark("x", one.value, "paper, gzip on AlexNet") for one in CLAIMS if one.key == "gzip_weights")
+    marks = tuple(Mark("x", claim.value, "paper, gzip on AlexNet") for claim in CLAIMS if claim.key == "gzip_weights")
     return [
         Plot("jang-table1", "Table 1: how much smaller", "Original over compressed size.", "bars", data,
              "times smaller", "way", pick="what", detail=("compress s", "decompress s"), log="x", marks=marks)

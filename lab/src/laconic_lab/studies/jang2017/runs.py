@@ -108,14 +108,14 @@ def measure_all(
     missing = [cell for cell in wanted if not kept(cell)]
     for engine, workers, rate in dict.fromkeys(cell[:3] for cell in missing):
         group = [cell for cell in missing if cell[:3] == (engine, workers, rate)]
-        here = _calibrated(finished, engine, workers, group[0].model, progress)
+        calibrated = _calibrated(finished, engine, workers, group[0].model, progress)
         with network(LAB, rate, workers) as net:
             links = measured_links(net)
-            modelled = {cell: ENGINES[engine].predict(cell, here) for cell in group}
+            modelled = {cell: ENGINES[engine].predict(cell, calibrated) for cell in group}
             wait_until_calm(calm)
             counts = [(cell, _exchanges(modelled[cell][1].exchange_s)) for cell in group]
             for cell, measured in zip(group, ENGINES[engine].run(counts, net), strict=True):
-                finished.add(_record(cell, here, *modelled[cell], measured, links))
+                finished.add(_record(cell, calibrated, *modelled[cell], measured, links))
                 done += 1
                 if progress is not None:
                     progress(str(cell), len(wanted) - len(missing) + done, len(wanted))
@@ -134,14 +134,19 @@ def _exchanges(seconds: float) -> int:
 
 
 def _record(
-    cell: Cell, here: Calibrated, message: Message, modelled: Step, measured: dict[str, Any], links: Sequence[Link]
+    cell: Cell,
+    calibrated: Calibrated,
+    message: Message,
+    modelled: Step,
+    measured: dict[str, Any],
+    links: Sequence[Link],
 ) -> Record:
     return Record(RUN, {
-        "key": cell.key, "part": EXPERIMENT, **cell._asdict(), "model": cell.model, "numel": here.times.numel,
+        "key": cell.key, "part": EXPERIMENT, **cell._asdict(), "model": cell.model, "numel": calibrated.times.numel,
         "predicted_s": modelled.total_s, "predicted": asdict(modelled), "predicted_push": message.push,
         "predicted_pull": message.pull, **measured,
         "link_goodput": [link.goodput for link in links], "link_round_trip_s": [link.round_trip for link in links],
-        "valid": all(link.valid for link in links), "calibration_load": here.load,
+        "valid": all(link.valid for link in links), "calibration_load": calibrated.load,
     })  # fmt: skip
 
 
@@ -182,32 +187,32 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
     computing = [step_together(name, workers, 0.3) for name in ("few", "many")]
     # The lower quartile: background load can only make an exchange slower.
     few, many, whole = (
-        max(0.0, one["measured_quartiles_s"][0] - seconds)
-        for one, seconds in zip(trained, [*computing, step_s], strict=True)
+        max(0.0, measured["measured_quartiles_s"][0] - seconds)
+        for measured, seconds in zip(trained, [*computing, step_s], strict=True)
     )
     slots = 34 - 2
     slot_s = max(0.0, (many - few) / slots)
-    here = Calibrated(times, step_s, few, slot_s, 0.0, load)
+    calibrated = Calibrated(times, step_s, few, slot_s, 0.0, load)
     # The model's bytes take the server more time than an exchange of almost no values: pushes and pulls.
     cell = Cell("ps", workers, cells.rate_of(model), "none")
-    known = _predict_ps(cell, here, rate=1e15)[1].total_s - step_s
+    known = _predict_ps(cell, calibrated, rate=1e15)[1].total_s - step_s
     nbytes = 2 * workers * 4 * times.numel
-    return replace(here, byte_s=max(0.0, whole - known) / nbytes)
+    return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
 
 
 # ------------------------------------------------------------------------------------------------------- prediction
 
 
-def _predict_ps(cell: Cell, here: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
+def _predict_ps(cell: Cell, calibrated: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
     network = Network(
         cell.workers,
         rate or parse_rate(cell.rate),
-        byte_s=here.byte_s,
-        exchange_s=here.fixed_s + here.slot_s * (len(here.times.numels) - 2),
+        byte_s=calibrated.byte_s,
+        exchange_s=calibrated.fixed_s + calibrated.slot_s * (len(calibrated.times.numels) - 2),
     )
-    load = Workload.of_model(here.times)
-    message = message_of(cells.generic(), load, cell.codec, network).slower(here.slowdown)
-    return message, step(Work(here.step_s, ready=here.times.ready), network, message)
+    load = Workload.of_model(calibrated.times)
+    message = message_of(cells.generic(), load, cell.codec, network).slower(calibrated.slowdown)
+    return message, step(Work(calibrated.step_s, ready=calibrated.times.ready), network, message)
 
 
 # ---------------------------------------------------------------------------------------------------------------- run

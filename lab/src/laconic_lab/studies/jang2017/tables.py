@@ -69,27 +69,27 @@ def _pair(update: Update) -> list[str]:
 
 
 def _figure5(results: Results) -> Table:
-    here = results.gzip_here
+    measured_gzip = results.gzip_here
     rows = []
     for m in SHOWN:
         best, worst = ALEXNET.naive(m, GZIP, server_decompressions=1), ALEXNET.naive(m, GZIP)
         row = [str(m), f"{ALEXNET.vanilla(m).total:.3g}", f"{best.total:.3g}", f"{worst.total:.3g}"]
-        if here is not None:
-            row.append(f"{ALEXNET.naive(m, here).total:.3g}")
+        if measured_gzip is not None:
+            row.append(f"{ALEXNET.naive(m, measured_gzip).total:.3g}")
         rows.append(row)
     columns = ["workers", "vanilla, s", "gzip, server decompresses one, s", "gzip, all of them, s",
-               *(["the same with gzip as fast as here, s"] if here else [])]  # fmt: skip
+               *(["the same with gzip as fast as here, s"] if measured_gzip else [])]  # fmt: skip
     return make_table("Figure 5", columns, rows)
 
 
 def _figure6a(results: Results) -> Table:
     columns = ["workers", "ideal", "vanilla", "rho 0.2, h 1", "rho 0.5, h 1",
-               *(f"{one.scheme}: rho {one.rho:.3f}, h {one.h:.2f}" for one in results.layers)]  # fmt: skip
+               *(f"{layer.scheme}: rho {layer.rho:.3f}, h {layer.h:.2f}" for layer in results.layers)]  # fmt: skip
     rows = []
     for m in SHOWN:
         updates = [ALEXNET.ideal(m), ALEXNET.vanilla(m), *(ALEXNET.homomorphic(m, rho=r, h=1.0) for r in (0.2, 0.5)),
-                   *(ALEXNET.homomorphic(m, rho=one.rho, h=one.h) for one in results.layers)]  # fmt: skip
-        rows.append([str(m), *(f"{ALEXNET.speed_up(one):.2f}" for one in updates)])
+                   *(ALEXNET.homomorphic(m, rho=layer.rho, h=layer.h) for layer in results.layers)]  # fmt: skip
+        rows.append([str(m), *(f"{ALEXNET.speed_up(update):.2f}" for update in updates)])
     return make_table("Figure 6a", columns, rows)
 
 
@@ -105,13 +105,13 @@ def _figure6bc() -> Table:
 def _figure7(results: Results) -> Table:
     reader = results.reader()
     columns = ["workers", "vanilla", "gzip", "h 1.3, rho 0.2"]
-    columns += [f"{one.scheme} (measured)" for one in results.layers]
+    columns += [f"{layer.scheme} (measured)" for layer in results.layers]
     columns += ["reader: vanilla", "reader: h 1.5, rho 0.5"] if reader else []
     rows = []
     for m in SHOWN:
-        row = [str(m), *(f"{one.total:.3g}" for one in (
+        row = [str(m), *(f"{update.total:.3g}" for update in (
             ALEXNET.vanilla(m), ALEXNET.naive(m, GZIP), ALEXNET.homomorphic(m, rho=0.2, h=1.3),
-            *(ALEXNET.homomorphic(m, rho=one.rho, h=one.h) for one in results.layers)))]  # fmt: skip
+            *(ALEXNET.homomorphic(m, rho=layer.rho, h=layer.h) for layer in results.layers)))]  # fmt: skip
         if reader is not None:
             row += [f"{reader.vanilla(m).total:.3g}", f"{reader.homomorphic(m, rho=0.5, h=1.5).total:.3g}"]
         rows.append(row)

@@ -230,7 +230,7 @@ class _SlotGroup:
                 sections.append(np.full(rounds, (2 if isinstance(self.codec.values, BF16) else 4) * k))
             else:
                 assert self._buckets is not None
-                floats, packed = (np.full(rounds, one) for one in self._buckets.section_nbytes(i))
+                floats, packed = (np.full(rounds, nbytes) for nbytes in self._buckets.section_nbytes(i))
                 if buckets.symbols is not None:
                     by_round = buckets.symbols[:, self._buckets.span(i)]
                     packed = np.array([_coded_nbytes(symbols, self.codec) for symbols in by_round])
@@ -274,22 +274,22 @@ class _TopKPositions:
             device
         )  # of equal magnitudes the lowest index is kept
         starts = [begin for begin, _ in self.spans]
-        each = torch.tensor(self.counts)
-        self._slot = torch.arange(len(starts)).repeat_interleave(each).to(device)
-        self._before = torch.tensor(starts, dtype=torch.int64).repeat_interleave(each).to(device) - 1
-        heads = torch.cumsum(each, 0) - each
-        self._is_head = torch.zeros(int(each.sum()), dtype=torch.bool)
+        counts = torch.tensor(self.counts)
+        self._slot = torch.arange(len(starts)).repeat_interleave(counts).to(device)
+        self._before = torch.tensor(starts, dtype=torch.int64).repeat_interleave(counts).to(device) - 1
+        heads = torch.cumsum(counts, 0) - counts
+        self._is_head = torch.zeros(int(counts.sum()), dtype=torch.bool)
         self._is_head[heads] = True
         self._is_head = self._is_head.to(device)
-        self._lasts = (torch.cumsum(each, 0) - 1).to(device)
+        self._lasts = (torch.cumsum(counts, 0) - 1).to(device)
         low = [(low_bits_candidates(n, k) * 3)[:3] for n, k in zip(group.sizes, self.counts, strict=True)]
         self._low = torch.tensor(low, dtype=torch.int64).T.contiguous().to(device)  # [candidate, slot]
         fixed = [
-            [POSITIONS_HEADER + packed_nbytes(k, bits) for bits in some]
-            for k, some in zip(self.counts, low, strict=True)
+            [POSITIONS_HEADER + packed_nbytes(k, bits) for bits in candidates]
+            for k, candidates in zip(self.counts, low, strict=True)
         ]
         self._fixed = torch.tensor(fixed, dtype=torch.int64).T.contiguous().to(device)
-        self._k = each.to(device)
+        self._k = counts.to(device)
         bitmaps = [POSITIONS_HEADER + -(-n // 8) for n in group.sizes]
         self._bitmap = torch.tensor(bitmaps, dtype=torch.int64).to(device)
         self._all = torch.tensor([k == n for k, n in zip(self.counts, group.sizes, strict=True)]).to(device)

@@ -139,7 +139,7 @@ class TimedMethod:
     @property
     def median(self) -> float:
         """Median seconds of an iteration; iterations between two exchanges count as one value, their mean."""
-        return float(median(one / turn["every"] for turn in self.turns for one in turn["exchange_s"]))
+        return float(median(seconds / turn["every"] for turn in self.turns for seconds in turn["exchange_s"]))
 
     def minutes(self, name: str = "total_s") -> float:
         """Return the minutes of all of the paper's epochs, extrapolated from the timed iterations."""
@@ -219,7 +219,7 @@ def _timed_methods(turns: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, s
         newest[key][1][values["turn"]] = values
     models = list(MODEL_NAMES)
     timed = {}
-    for key in sorted(newest, key=lambda one: (models.index(one[0]), LINKS.index(one[1]), method_order(one[2]))):
+    for key in sorted(newest, key=lambda key: (models.index(key[0]), LINKS.index(key[1]), method_order(key[2]))):
         all_turns = [turn for _, turn in sorted(newest[key][1].items())]
         valid = [turn for turn in all_turns if turn["valid"]] or all_turns
         timed[key] = TimedMethod([turn for turn in valid if not busy(turn)] or valid)

@@ -87,7 +87,7 @@ class Setting:
 
     def job(self, seed: int) -> Job:
         """Return the job; without momentum in the optimizer, weight decay must be ten times as large."""
-        known = {one.name for one in fields(Job)}
+        known = {option.name for option in fields(Job)}
         options = {name: value for name, value in self.options.items() if name in known}
         decay = self.decay if options.get("momentum", Job.momentum) else self.decay / (1 - Job.momentum)
         return Job(workers=self.workers, mode=self.mode, lr=self.lr, weight_decay=decay, seed=seed, **options)
@@ -108,7 +108,7 @@ class Setting:
         return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
 
     def values(self) -> dict[str, Any]:
-        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        values: dict[str, Any] = {option.name: getattr(self, option.name) for option in fields(self)}
         return values | {"options": dict(self.options)}
 
     def key(self, experiment: str, epochs: int, seed: int) -> str:

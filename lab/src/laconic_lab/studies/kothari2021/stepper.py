@@ -92,7 +92,7 @@ class ComputedStepper(GraphStepper):
     def _fill_keys(self) -> None:
         """Compute the rounding keys of the epoch's frames, for channels that round stochastically."""
         numbers = [self._model_names.index(name) for name in self.names]
-        for name, channel in (*((f"push{w}", one) for w, one in enumerate(self.push)), ("pull", self.pull)):
+        for name, channel in (*((f"push{w}", push) for w, push in enumerate(self.push)), ("pull", self.pull)):
             if not channel.seeded:
                 continue
             sequences = np.array(self._sequences(), dtype=np.uint64)[:, None]

@@ -248,7 +248,7 @@ def _summary(all_reports: Sequence[Sequence[Report]], warm_up: int, every: int) 
     )
     return seconds | {
         "iterations": iterations,
-        "exchange_s": [round(one, 6) for one in exchanges],
+        "exchange_s": [round(seconds_each, 6) for seconds_each in exchanges],
         "median_s": median(exchanges) / every,
         "push_bytes_per_iteration": sent / iterations,
         "pull_bytes_per_iteration": received / iterations,

@@ -129,9 +129,9 @@ def _average(
     """
     runs, n = layers[0].shape
     share = torch.full((), 1 / len(layers), device=layers[0].device)  # as ``aggregate.mean`` weighs packets
-    one = torch.ones((), dtype=torch.int32, device=layers[0].device)
+    unit = torch.ones((), dtype=torch.int32, device=layers[0].device)
     sender, watched_values = fitted[measured], []
-    counts = one.new_zeros(sender.table.numel()) if isinstance(sender, Linear) else None
+    counts = unit.new_zeros(sender.table.numel()) if isinstance(sender, Linear) else None
     columns = max(1, CHUNK // runs)
     for begin in range(0, n, columns):
         chunks = [layer[:, begin : begin + columns] for layer in layers]
@@ -141,7 +141,7 @@ def _average(
             if k == measured:
                 watched_values.append(values[watched].cpu())
                 if counts is not None and symbols is not None:
-                    counts.scatter_add_(0, symbols.view(-1), one.expand(symbols.numel()))
+                    counts.scatter_add_(0, symbols.view(-1), unit.expand(symbols.numel()))
             mean.add_(values * share)
         for chunk in chunks:
             chunk.copy_(mean)
@@ -149,7 +149,7 @@ def _average(
 
 
 def _bits(fitted: Sequence[Fitted]) -> tuple[Tensor, Tensor]:
-    per_worker = [one.levels.log2() for one in fitted if one.levels is not None]
+    per_worker = [worker.levels.log2() for worker in fitted if worker.levels is not None]
     if not per_worker:
         return torch.tensor(FLOAT_BITS), torch.tensor(FLOAT_BITS)
     bits = torch.stack(per_worker)
