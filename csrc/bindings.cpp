@@ -1,5 +1,6 @@
-// The only file that knows Python. Tensors arrive as addresses and sizes: laconic/kernels/cpu/ is the only caller and has
-// checked them (a DLPack exchange per tensor would cost more than encoding a small one). All work runs without the GIL.
+// The only file that knows Python. Tensors arrive as addresses and sizes: laconic/kernels/cpu/ is the only caller and
+// has checked them (a DLPack exchange per tensor would cost more than encoding a small one). All work runs without the
+// GIL.
 
 #include "core.hpp"
 
@@ -39,7 +40,7 @@ int64_t rows_per_range(int64_t each) { return each < kSplit ? (kSplit + each - 1
 
 uint32_t bucket_encode(EncodeLoop loop, int64_t step, Address x, int64_t n, int bits, int64_t bucket, bool l2,
                        bool stochastic, uint64_t key, Address floats, Address packed, int threads) {
-  const BucketEncode args{at<const float>(x),   n,      bits, bucket, l2, stochastic, hash_key(key), at<uint8_t>(floats),
+  const BucketEncode args{at<const float>(x), n, bits, bucket, l2, stochastic, hash_key(key), at<uint8_t>(floats),
                           at<uint8_t>(packed), nullptr};
   return encode_buckets(loop, args, step, threads);
 }
@@ -399,7 +400,8 @@ NB_MODULE(_core, m) {
         [](Address p, Address q, int64_t rows, int64_t columns, int rank, Address out, float weight, int threads) {
     const Sink sink = sink_of(out, rows * columns, weight);
     for_ranges(rows, rows_per_range(columns), threads, [&](int64_t begin, int64_t end) {
-      simd().lowrank_decode({nullptr, rows, columns, rank}, at<const uint8_t>(p), at<const uint8_t>(q), sink, begin, end);
+      simd().lowrank_decode({nullptr, rows, columns, rank}, at<const uint8_t>(p), at<const uint8_t>(q), sink, begin,
+                            end);
     });
   }, Unlocked());
 

@@ -1,5 +1,5 @@
-// Codebooks: lengths of a prefix code, shares of rANS, and both as few bits for the receiver. All in whole numbers, so
-// that every backend comes to the same book.
+// Code tables: Huffman lengths, rANS frequencies, and their bytes. Integer arithmetic only, so that every backend
+// writes the same table.
 
 #include "core.hpp"
 
@@ -15,7 +15,7 @@ struct Leaf {
   int symbol;
 };
 
-// Symbols in use, the rarest first, the lower one first among equals.
+// The symbols that occur, in ascending order of their counts; of equal ones the lower symbol first.
 std::vector<Leaf> leaves_of(const uint32_t* counts, int alphabet) {
   std::vector<Leaf> leaves;
   leaves.reserve(static_cast<size_t>(alphabet));
@@ -28,7 +28,8 @@ std::vector<Leaf> leaves_of(const uint32_t* counts, int alphabet) {
 
 int bits_for(uint32_t values) { return values > 1 ? 32 - __builtin_clz(values - 1) : 0; }
 
-// The limit keeps the reader's table in a near cache, at little cost: rare symbols get codes a few bits too short.
+// The limit keeps the decoder's table in the L1 cache at a small cost in size, since only rare symbols have longer
+// codes.
 int length_limit(int used) {
   return std::min(kMaxLength, std::max(12, bits_for(static_cast<uint32_t>(used)) + 3));
 }
@@ -41,14 +42,14 @@ int code_lengths(const uint32_t* counts, int alphabet, uint8_t* lengths) {
   std::memset(lengths, 0, static_cast<size_t>(alphabet));
   const std::vector<Leaf> leaves = leaves_of(counts, alphabet);
   const int used = static_cast<int>(leaves.size()), limit = length_limit(used);
-  const size_t room = 2 * static_cast<size_t>(used);
-  std::vector<uint64_t> items(room), merged(room);
-  std::vector<uint8_t> is_leaf(room * static_cast<size_t>(limit));
+  const size_t capacity = 2 * static_cast<size_t>(used);
+  std::vector<uint64_t> items(capacity), merged(capacity);
+  std::vector<uint8_t> is_leaf(capacity * static_cast<size_t>(limit));
   int count = used;
   for (int i = 0; i < used; ++i) items[i] = leaves[i].weight;
   std::fill_n(is_leaf.begin(), used, uint8_t{1});
   for (int level = 1; level < limit; ++level) {
-    uint8_t* leaf_here = is_leaf.data() + room * static_cast<size_t>(level);
+    uint8_t* leaf_here = is_leaf.data() + capacity * static_cast<size_t>(level);
     const int pairs = count / 2;
     int leaf = 0, pair = 0, total = 0;
     while (leaf < used || pair < pairs) {
@@ -63,7 +64,7 @@ int code_lengths(const uint32_t* counts, int alphabet, uint8_t* lengths) {
   }
   int chosen = 2 * used - 2, longest = 0;
   for (int level = limit - 1; level >= 0 && chosen > 0; --level) {
-    const uint8_t* leaf_here = is_leaf.data() + room * static_cast<size_t>(level);
+    const uint8_t* leaf_here = is_leaf.data() + capacity * static_cast<size_t>(level);
     int among = 0;
     for (int i = 0; i < chosen; ++i) among += leaf_here[i];
     for (int i = 0; i < among; ++i) ++lengths[leaves[i].symbol];
@@ -85,21 +86,22 @@ void scale_frequencies(const uint32_t* counts, int alphabet, int64_t n, int scal
     left -= frequencies[s];
     if (part) remainders.push_back({exact % static_cast<uint64_t>(n), s});
   }
-  if (left > 0) {  // to those cut off most
+  if (left > 0) {  // one more for the symbols with the largest remainders
     const auto larger = [](const Leaf& a, const Leaf& b) {
       return a.weight > b.weight || (a.weight == b.weight && a.symbol < b.symbol);
     };
     std::sort(remainders.begin(), remainders.end(), larger);
     for (int64_t i = 0; i < left; ++i) ++frequencies[remainders[static_cast<size_t>(i)].symbol];
-  } else if (left < 0) {  // what the rare ones got too much, the others give in proportion: less than a third each
+  } else if (left < 0) {  // rare symbols were raised to 1; the others lose in proportion, less than a third each
     std::vector<Leaf> leaves = leaves_of(counts, alphabet);
-    int64_t givers = 0, owed = -left;
-    for (const Leaf& leaf : leaves) givers += frequencies[leaf.symbol] > 1 ? frequencies[leaf.symbol] : 0;
-    for (auto leaf = leaves.rbegin(); owed > 0 && leaf != leaves.rend(); ++leaf) {
+    int64_t reducible = 0, excess = -left;
+    for (const Leaf& leaf : leaves) reducible += frequencies[leaf.symbol] > 1 ? frequencies[leaf.symbol] : 0;
+    for (auto leaf = leaves.rbegin(); excess > 0 && leaf != leaves.rend(); ++leaf) {
       uint32_t& freq = frequencies[leaf->symbol];
-      const int64_t part = (-left * freq + givers - 1) / givers, give = std::min({part, owed, int64_t{freq} - 1});
-      freq -= static_cast<uint32_t>(give);
-      owed -= give;
+      const int64_t part = (-left * freq + reducible - 1) / reducible;
+      const int64_t reduction = std::min({part, excess, int64_t{freq} - 1});
+      freq -= static_cast<uint32_t>(reduction);
+      excess -= reduction;
     }
   }
 }
@@ -119,9 +121,9 @@ uint32_t log2_fixed(uint32_t f) {
   return static_cast<uint32_t>(whole) << 16 | fraction;
 }
 
-// A book is u16 first symbol in use, u16 symbols from there to the last one less one, and for each of these a token:
-// 0 the class before (8 at first), 10s one less or one more, 110vvvv class v, 111 and an Elias gamma number: a run of
-// symbols not in use. A class is followed by its mantissa.
+// A table is u16 first symbol that occurs, u16 distance to the last one, and tokens: 0 the previous class (initially
+// 8), 10s one less or one more, 110vvvv class v, 111 and an Elias gamma number: a run of symbols that do not occur. A
+// class is followed by its mantissa.
 namespace {
 
 constexpr int kFirstClass = 8;
@@ -170,7 +172,7 @@ int64_t write_code_table(const uint8_t* classes, const uint32_t* mantissa, int a
   TableWriter writer{out};
   writer.put(static_cast<uint32_t>(first), 16);
   writer.put(static_cast<uint32_t>(last - first), 16);
-  int before = kFirstClass;
+  int previous = kFirstClass;
   for (int s = first; s <= last; ++s) {
     if (!classes[s]) {
       const int begin = s;
@@ -182,7 +184,7 @@ int64_t write_code_table(const uint8_t* classes, const uint32_t* mantissa, int a
       writer.put(run & ((1u << below) - 1), below);
       continue;
     }
-    const int here = classes[s], change = here - before;
+    const int here = classes[s], change = here - previous;
     if (change == 0) {
       writer.put(0, 1);
     } else if (change == 1 || change == -1) {
@@ -191,7 +193,7 @@ int64_t write_code_table(const uint8_t* classes, const uint32_t* mantissa, int a
       writer.put(0b011u | static_cast<uint32_t>(here) << 3, 7);
     }
     if (mantissa) writer.put(mantissa[s] & ((1u << (here - 1)) - 1), here - 1);
-    before = here;
+    previous = here;
   }
   writer.finish();
   return (writer.bits + 7) / 8;
@@ -203,9 +205,9 @@ int64_t read_code_table(const uint8_t* in, int64_t nbytes, int alphabet, uint8_t
   TableReader reader{in, 8 * nbytes};
   const int first = static_cast<int>(reader.take(16)), last = first + static_cast<int>(reader.take(16));
   if (reader.failed || last >= alphabet) return -1;
-  int before = kFirstClass;
+  int previous = kFirstClass;
   for (int s = first; s <= last && !reader.failed;) {
-    int here = before;
+    int here = previous;
     if (reader.take(1)) {
       if (!reader.take(1)) {
         here += reader.take(1) ? 1 : -1;
@@ -217,19 +219,19 @@ int64_t read_code_table(const uint8_t* in, int64_t nbytes, int alphabet, uint8_t
         if (below >= 12) return -1;
         const uint32_t run = 1u << below | reader.take(below);
         s += static_cast<int>(run);
-        if (s > last) return -1;  // the last symbol is in use
+        if (s > last) return -1;  // the last symbol occurs
         continue;
       }
     }
     if (here < 1 || here > kMaxLength) return -1;
     classes[s] = static_cast<uint8_t>(here);
     if (frequencies) frequencies[s] = 1u << (here - 1) | reader.take(here - 1);
-    before = here;
+    previous = here;
     ++s;
   }
   if (reader.failed) return -1;
   const int64_t used = (reader.at + 7) / 8;
-  return reader.take(static_cast<int>(8 * used - reader.at)) ? -1 : used;  // what is left of the last byte is zero
+  return reader.take(static_cast<int>(8 * used - reader.at)) ? -1 : used;  // the padding must be zero
 }
 
 }  // namespace laconic

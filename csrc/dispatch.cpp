@@ -1,4 +1,4 @@
-// Which variant of the hot loops this machine runs.
+// Chooses the variant of the hot loops for this machine.
 
 #include "core.hpp"
 
@@ -30,12 +30,12 @@ const Simd* simd_named(const char* name) {
 
 const Simd& simd() {
   static const Simd& chosen = []() -> const Simd& {
-    // For tests and comparisons; a name this machine cannot run is passed over.
+    // For tests and comparisons. A variant that this machine cannot run is ignored.
     if (const char* wanted = std::getenv("LACONIC_ISA")) {
-      if (const Simd* found = simd_named(wanted)) return *found;
+      if (const Simd* named = simd_named(wanted)) return *named;
     }
     for (const char* name : {"avx512", "avx2"}) {
-      if (const Simd* found = simd_named(name)) return *found;
+      if (const Simd* best = simd_named(name)) return *best;
     }
     return simd_baseline;
   }();

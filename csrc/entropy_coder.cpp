@@ -1,10 +1,10 @@
-// Sections of coded symbols: a directory of chunks, each with a codebook of its own, so that threads share the work.
+// Sections of coded symbols: a directory of chunks, each with its own code table, so that threads share the work.
 //
-//   u32 bytes of each chunk, then the chunks. A chunk is a mode and what the mode says:
+//   u32 bytes of each chunk, then the chunks. A chunk is a mode, followed by
 //   constant  u16 symbol
-//   raw       the symbols, packed
-//   huffman   book, u32 bit at which each stream but the first begins, the bits
-//   rans      u8 scale, book, u32 state of each lane, u16 words
+//   raw       the packed symbols
+//   huffman   code table, u32 first bit of each stream but the first, the bits
+//   rans      u8 scale, code table with frequencies, u32 states, u16 words
 
 #include "core.hpp"
 
@@ -19,18 +19,18 @@ namespace {
 
 enum Mode : uint8_t { kConstant = 0, kRaw = 1, kHuffman = 2, kRans = 3 };
 constexpr int kScales[] = {12, 15};
-constexpr int kLeastTable = 11;  // bits of the smallest table that Huffman's reader knows
-constexpr int64_t kSlack = 64;  // what writers may touch beyond what they keep
+constexpr int kLeastTable = 11;  // bits of the smallest table of the Huffman decoder
+constexpr int64_t kSlack = 64;  // bytes that writers may touch behind their output
 
 int symbol_bits(int alphabet) { return alphabet > 1 ? 32 - __builtin_clz(static_cast<uint32_t>(alphabet - 1)) : 0; }
 int streams_for(int64_t n) { return n >= 65536 ? kHuffmanStreams : n >= 2048 ? 6 : 1; }
 int rans_states_for(int64_t n) { return n >= 16384 ? kRansStates : 4; }
 int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
-// A class of seven bits and fourteen of mantissa a symbol; then what the optimal code cannot exceed (one of equal
-// lengths), and rANS by less than two bits: a share is cut to no less than a third of what it should be.
+// At most seven bits of class and fourteen of mantissa per symbol. An optimal code never exceeds one of equal lengths,
+// and rANS exceeds that by less than two bits, because no frequency is less than a third of its exact value.
 int64_t chunk_max_nbytes(int64_t n, int alphabet) {
-  const int64_t book = 4 + (static_cast<int64_t>(alphabet) * 21 + 7) / 8;
-  return 2 + book + 4 * kRansStates + n * (symbol_bits(alphabet) + 2) / 8 + kSlack;
+  const int64_t table = 4 + (static_cast<int64_t>(alphabet) * 21 + 7) / 8;
+  return 2 + table + 4 * kRansStates + n * (symbol_bits(alphabet) + 2) / 8 + kSlack;
 }
 
 template <class T>
@@ -45,7 +45,7 @@ T read(const uint8_t* in) {
   return value;
 }
 
-// What one thread needs for a chunk; kept, since fresh memory costs more than filling it.
+// Memory of one thread for a chunk, kept because fresh memory costs more than filling it.
 struct Workspace {
   std::vector<uint8_t> symbols = std::vector<uint8_t>(2 * kChunk);
   uint32_t counts[kMaxAlphabet], freqs[kMaxAlphabet], other[kMaxAlphabet];
@@ -56,12 +56,12 @@ struct Workspace {
   std::vector<uint32_t> value = std::vector<uint32_t>(size_t{1} << kMaxLength);
 };
 Workspace& workspace() {
-  static thread_local std::unique_ptr<Workspace> mine;
-  if (!mine) mine = std::make_unique<Workspace>();
-  return *mine;
+  static thread_local std::unique_ptr<Workspace> workspace;
+  if (!workspace) workspace = std::make_unique<Workspace>();
+  return *workspace;
 }
 
-// How a chunk would be coded, and in how many bytes (for rANS a close estimate).
+// How to code a chunk, and its bytes (for rANS a close estimate).
 struct Plan {
   Mode mode;
   int64_t nbytes;
@@ -72,8 +72,8 @@ Plan plan_huffman(const uint32_t* counts, int alphabet, int64_t n, uint8_t* leng
   const int longest = code_lengths(counts, alphabet, lengths);
   int64_t bits = 0;
   for (int s = 0; s < alphabet; ++s) bits += static_cast<int64_t>(counts[s]) * lengths[s];
-  const int64_t book = write_code_table(lengths, nullptr, alphabet, nullptr);
-  return {kHuffman, 1 + book + 4 * (streams_for(n) - 1) + (bits + 7) / 8, longest, 0};
+  const int64_t table = write_code_table(lengths, nullptr, alphabet, nullptr);
+  return {kHuffman, 1 + table + 4 * (streams_for(n) - 1) + (bits + 7) / 8, longest, 0};
 }
 
 void classes_of(const uint32_t* freqs, int alphabet, uint8_t* classes) {
@@ -91,10 +91,10 @@ Plan plan_rans(const uint32_t* counts, int alphabet, int used, int64_t n, Worksp
     for (int s = 0; s < alphabet; ++s) {
       if (counts[s]) cost += counts[s] * (static_cast<uint64_t>(scale << 16) - log2_fixed(freqs[s]));
     }
-    const int64_t book = write_code_table(work.classes, freqs, alphabet, nullptr);
-    // A state ends in four bytes, of which it began with nearly two and one is of use on average.
-    const int64_t nbytes = 2 + book + 3 * rans_states_for(n) + static_cast<int64_t>((cost + (1 << 19) - 1) >> 19);
-    // The small scale reads faster: the larger must save one byte in 512.
+    const int64_t table = write_code_table(work.classes, freqs, alphabet, nullptr);
+    // A final state takes four bytes and carries about one byte of information on average.
+    const int64_t nbytes = 2 + table + 3 * rans_states_for(n) + static_cast<int64_t>((cost + (1 << 19) - 1) >> 19);
+    // The smaller scale decodes faster, so the larger one must save one byte in 512.
     if (best.scale && nbytes + nbytes / 512 >= best.nbytes) continue;
     if (best.scale) std::memcpy(work.freqs, freqs, static_cast<size_t>(alphabet) * sizeof(uint32_t));
     best.nbytes = nbytes;
@@ -112,7 +112,7 @@ Plan choose(const uint32_t* counts, int alphabet, int64_t n, Coding coding, Work
   const Plan huffman = plan_huffman(counts, alphabet, n, work.lengths);
   const Plan rans = plan_rans(counts, alphabet, used, n, work);
   const Plan raw{kRaw, 1 + packed_nbytes(n, symbol_bits(alphabet)), 0, 0};
-  // The coder named by the stage is kept when another would save less than one byte in 2,048.
+  // The preferred coder is kept unless another one saves more than one byte in 2,048.
   Plan best = coding == Coding::huffman_auto ? huffman : rans;
   for (const Plan& other : {huffman, rans, raw}) {
     if (other.nbytes + other.nbytes / 2048 < best.nbytes) best = other;
@@ -120,7 +120,7 @@ Plan choose(const uint32_t* counts, int alphabet, int64_t n, Coding coding, Work
   return best;
 }
 
-// Canonical codes, the shorter first, then the lower symbol; bits reversed, since the first one is read first.
+// Canonical codes, ordered by length, then by symbol; bits are reversed because the lowest is read first.
 template <class F>
 void for_each_code(const uint8_t* lengths, int alphabet, F body) {
   uint32_t next[kMaxLength + 2] = {};
@@ -195,7 +195,7 @@ uint8_t* write_rans(const Symbol* symbols, int64_t n, int alphabet, const Plan& 
 
 template <class Symbol>
 int64_t encode_chunk(const Symbol* symbols, int64_t n, int alphabet, Coding coding, Workspace& work, uint8_t* out,
-                   int64_t room) {
+                     int64_t capacity) {
   if constexpr (sizeof(Symbol) == 1) {
     simd().count_symbols8(symbols, n, alphabet, work.counts);
   } else {
@@ -211,7 +211,7 @@ int64_t encode_chunk(const Symbol* symbols, int64_t n, int alphabet, Coding codi
       at += packed_nbytes(n, symbol_bits(alphabet));
       break;
     case kHuffman: at = write_huffman(symbols, n, alphabet, plan, work, at); break;
-    case kRans: at = write_rans(symbols, n, alphabet, plan, work, at, out + room); break;
+    case kRans: at = write_rans(symbols, n, alphabet, plan, work, at, out + capacity); break;
   }
   return at - out;
 }
@@ -237,7 +237,7 @@ const Symbol* chunk_symbols(const Symbols& source, int64_t begin, int64_t n, Wor
 
 // --------------------------------------------------------------------------------------------------------- reading
 
-// Where a chunk's values go: through a table into floats, or as symbols.
+// The destination of a chunk: floats, looked up in a table, or symbols.
 struct Target {
   const float* table;
   Sink sink;
@@ -268,16 +268,16 @@ struct Target {
 
 bool read_huffman(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int alphabet, const Target& target,
                   Workspace& work) {
-  const int64_t book = read_code_table(in, nbytes, alphabet, work.lengths, nullptr);
-  if (book < 0) return false;
+  const int64_t table_nbytes = read_code_table(in, nbytes, alphabet, work.lengths, nullptr);
+  if (table_nbytes < 0) return false;
   HuffmanRead how{};
   how.longest = kLeastTable;
   how.streams = streams_for(n);
-  const uint8_t* starts = in + book;
+  const uint8_t* starts = in + table_nbytes;
   how.bits = starts + 4 * (how.streams - 1);
   how.nbytes = in + nbytes - how.bits;
   if (how.nbytes < 1) return false;
-  // The code must be complete: every pattern of bits is then a code, and the table has no holes.
+  // The code must be complete, so that the table has an entry for every bit pattern.
   uint32_t filled = 0, used = 0;
   for (int s = 0; s < alphabet; ++s) {
     if (work.lengths[s]) filled += 1u << (kMaxLength - work.lengths[s]), ++used;
@@ -309,10 +309,10 @@ bool read_rans(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int 
   RansRead how{};
   how.scale = in[0];
   if (how.scale != kScales[0] && how.scale != kScales[1]) return false;
-  const int64_t book = read_code_table(in + 1, nbytes - 1, alphabet, work.classes, work.freqs);
-  if (book < 0) return false;
+  const int64_t table_nbytes = read_code_table(in + 1, nbytes - 1, alphabet, work.classes, work.freqs);
+  if (table_nbytes < 0) return false;
   how.num_states = rans_states_for(n);
-  how.states = in + 1 + book;
+  how.states = in + 1 + table_nbytes;
   how.words = how.states + 4 * how.num_states;
   how.end = in + nbytes;
   if (how.end < how.words || (how.end - how.words) % 2) return false;
@@ -322,7 +322,7 @@ bool read_rans(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int 
   uint32_t slot = 0;
   for (int s = 0; s < alphabet; ++s) {
     const uint32_t freq = work.freqs[s], value = target.entry(s);
-    if (freq >> how.scale) return false;  // all of it: a constant, which has a mode of its own
+    if (freq >> how.scale) return false;  // a constant must use its own mode
     for (uint32_t i = 0; i < freq; ++i, ++slot) {
       work.step[slot] = i << 16 | freq;
       work.value[slot] = value;
@@ -373,7 +373,7 @@ bool read_chunk(const uint8_t* in, int64_t nbytes, int64_t begin, int64_t n, int
   }
 }
 
-// Where each chunk begins, and the end; empty when the directory does not fit the section.
+// The offset of each chunk, and the end; empty if the directory does not fit the section.
 std::vector<int64_t> chunk_bounds(const uint8_t* section, int64_t nbytes, int64_t n) {
   const int64_t chunks = chunks_of(n);
   if (nbytes < 5 * chunks) return {};
@@ -430,11 +430,12 @@ int64_t encode_symbols(const Symbols& source, int64_t n, int alphabet, Coding co
     Workspace& work = workspace();
     const int64_t begin = i * kChunk, count = std::min(kChunk, n - begin);
     uint8_t* to = out + 4 * chunks + i * slot;
-    const int64_t room = chunk_max_nbytes(count, alphabet);
-    sizes[static_cast<size_t>(i)] =
-        alphabet <= 256
-            ? encode_chunk(chunk_symbols<uint8_t>(source, begin, count, work), count, alphabet, coding, work, to, room)
-            : encode_chunk(chunk_symbols<uint16_t>(source, begin, count, work), count, alphabet, coding, work, to, room);
+    const int64_t capacity = chunk_max_nbytes(count, alphabet);
+    const auto encode = [&](const auto* symbols) {
+      return encode_chunk(symbols, count, alphabet, coding, work, to, capacity);
+    };
+    sizes[static_cast<size_t>(i)] = alphabet <= 256 ? encode(chunk_symbols<uint8_t>(source, begin, count, work))
+                                                    : encode(chunk_symbols<uint16_t>(source, begin, count, work));
   });
   uint8_t *entry = out, *to = out + 4 * chunks;
   for (int64_t i = 0; i < chunks; ++i) {
@@ -456,7 +457,7 @@ bool decode_values(const uint8_t* section, int64_t nbytes, int64_t n, int alphab
 
 namespace {
 
-// Five a byte: in full groups of 320 every 64th symbol, in the tail neighbours.
+// Five symbols per byte: every 64th of a full group of 320, neighbours in the tail.
 template <class F>
 void for_each_trit(int64_t n, F body) {
   constexpr int64_t span = 5 * kTritGroupBytes;
@@ -504,7 +505,8 @@ void unpack_symbols(const uint8_t* packed, int64_t n, int alphabet, bool trits, 
 }
 void pack_symbols(const void* symbols, int64_t n, int alphabet, bool trits, uint8_t* packed) {
   if (trits) {
-    std::memset(packed, 0, static_cast<size_t>(n / (5 * kTritGroupBytes) * kTritGroupBytes + (n % (5 * kTritGroupBytes) + 4) / 5));
+    constexpr int64_t span = 5 * kTritGroupBytes;
+    std::memset(packed, 0, static_cast<size_t>(n / span * kTritGroupBytes + (n % span + 4) / 5));
     const auto* in = static_cast<const uint8_t*>(symbols);
     for_each_trit(n, [&](int64_t i, int64_t byte, int digit) {
       packed[byte] = static_cast<uint8_t>(packed[byte] + in[i] * kPowers[digit]);

@@ -8,7 +8,7 @@ namespace laconic {
 namespace {
 
 template <class Index>
-struct Gaps {  // successive gaps: how many positions are skipped before each
+struct Gaps {  // how many positions are skipped before each position
   const Index* positions;
   int64_t previous = -1;
   uint64_t operator()(int64_t i) {
@@ -34,7 +34,7 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
     for (int j = 0; j < 3; ++j) high[j] += gap >> (first + j);
   }
   PositionPlan best{PositionMode::bitmap, 0, kPositionsHeader + (n + 7) / 8};
-  for (int low_bits = middle + 1; low_bits >= first; --low_bits) {  // of equal sizes the smallest parameter
+  for (int low_bits = middle + 1; low_bits >= first; --low_bits) {  // among equal sizes the smallest parameter wins
     if (low_bits > kMaxLowBits) continue;
     const int64_t unary = k + static_cast<int64_t>(high[low_bits - first]);
     const int64_t nbytes = kPositionsHeader + packed_nbytes(k, low_bits) + (unary + 7) / 8;
@@ -83,31 +83,31 @@ template <class Index>
 static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits,
                       int64_t n, Index* positions) {
   uint32_t symbols[kGroup];
-  int64_t found = 0, position = -1, last_end = -1;
+  int64_t count_read = 0, position = -1, last_end = -1;
   for (int64_t byte = 0; byte < unary_nbytes; byte += 8) {
     uint64_t word = 0;
     const int64_t here = unary_nbytes - byte < 8 ? unary_nbytes - byte : 8;
     std::memcpy(&word, unary + byte, static_cast<size_t>(here));
     for (; word; word &= word - 1) {
-      if (found == k) return false;
-      if (found % kGroup == 0) {
-        const int64_t count = k - found < kGroup ? k - found : kGroup;
-        simd().unpack(low + found / kGroup * 32 * low_bits, count, low_bits, symbols);
+      if (count_read == k) return false;
+      if (count_read % kGroup == 0) {
+        const int64_t count = k - count_read < kGroup ? k - count_read : kGroup;
+        simd().unpack(low + count_read / kGroup * 32 * low_bits, count, low_bits, symbols);
       }
       const int64_t end = byte * 8 + __builtin_ctzll(word), high = end - last_end - 1;
       last_end = end;
       if (high > n >> low_bits) return false;
-      position += (high << low_bits) + symbols[found % kGroup] + 1;
+      position += (high << low_bits) + symbols[count_read % kGroup] + 1;
       if (position >= n) return false;
-      positions[found++] = static_cast<Index>(position);
+      positions[count_read++] = static_cast<Index>(position);
     }
   }
-  return found == k && last_end >= (unary_nbytes - 1) * 8;
+  return count_read == k && last_end >= (unary_nbytes - 1) * 8;
 }
 
 template <class Index>
 static bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) {
-  int64_t found = 0;
+  int64_t count_read = 0;
   const int64_t nbytes = (n + 7) / 8;
   for (int64_t byte = 0; byte < nbytes; byte += 8) {
     uint64_t word = 0;
@@ -115,11 +115,11 @@ static bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* posi
     std::memcpy(&word, bitmap + byte, static_cast<size_t>(here));
     for (; word; word &= word - 1) {
       const int64_t position = byte * 8 + __builtin_ctzll(word);
-      if (found == k || position >= n) return false;
-      positions[found++] = static_cast<Index>(position);
+      if (count_read == k || position >= n) return false;
+      positions[count_read++] = static_cast<Index>(position);
     }
   }
-  return found == k;
+  return count_read == k;
 }
 
 template <class Index>

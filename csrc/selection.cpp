@@ -1,8 +1,9 @@
 // Selection: exact top-k in about one pass, thresholds, random positions.
 //
-// Top-k: a threshold a little too low is taken from a sample, one pass keeps what reaches it (about k entries), and the
-// exact k-th magnitude is found among those. When the sample misleads (too few, or far too many as with a constant
-// tensor), counting magnitudes by their high and low bits gives the exact threshold with no memory beyond the result.
+// Top-k: a sample gives a threshold that is slightly too low, one pass keeps the entries that reach it (about k), and
+// the exact k-th magnitude is selected among those. If the sample misleads (too few entries, or far too many, as in a
+// constant tensor), counting magnitudes by their high and low bits gives the exact threshold without memory beyond the
+// result.
 
 #include "core.hpp"
 
@@ -25,22 +26,22 @@ uint32_t magnitude_at(const float* x, int64_t i) {
   return b & kMagnitude;
 }
 
-// Scratch that outlives a call: fresh pages cost more than the work done in them.
+// Memory that outlives a call, because fresh pages cost more than the work done in them.
 struct Workspace {
   std::vector<uint32_t> offset, bits, high, low;
 
   Kept kept(int64_t capacity) {
-    const size_t room = static_cast<size_t>(capacity) + 64;
-    if (offset.size() < room) {
-      offset.resize(room);
-      bits.resize(room);
+    const size_t size = static_cast<size_t>(capacity) + 64;
+    if (offset.size() < size) {
+      offset.resize(size);
+      bits.resize(size);
     }
     return {offset.data(), bits.data(), 0, capacity};
   }
 };
 thread_local Workspace workspace;
 
-// But not hundreds of megabytes of it, in every thread that ever met a large tensor.
+// Frees a large workspace at the end of a call: each thread would keep hundreds of megabytes.
 struct Trimmed {
   static constexpr size_t kMost = size_t{1} << 24;
   ~Trimmed() {
@@ -50,7 +51,7 @@ struct Trimmed {
   }
 };
 
-// The largest bin such that it and those above hold at least `wanted`; `above` gets what lies strictly above it.
+// The largest bin that, with all bins above it, holds at least `wanted` entries; `above` receives the number above it.
 size_t bin_holding(const std::vector<uint32_t>& bins, int64_t wanted, int64_t* above) {
   int64_t seen = 0;
   for (size_t bin = bins.size(); bin-- > 0;) {
@@ -92,7 +93,7 @@ uint32_t kth_largest(int64_t m, int64_t k, uint32_t most, ValueAt value_at, int6
   return bin << kHighShift | rest;
 }
 
-// The same for values that are spread evenly: those to be left out lie in a band at the bottom, known up to chance.
+// The same for uniformly distributed values: those to drop lie in a low band whose width is known up to chance.
 template <class ValueAt>
 uint32_t kth_largest_uniform(int64_t m, int64_t k, uint32_t most, ValueAt value_at, int64_t* larger) {
   const double left_out = static_cast<double>(m - k) + 1.0;
@@ -112,9 +113,9 @@ uint32_t kth_largest_uniform(int64_t m, int64_t k, uint32_t most, ValueAt value_
   return kth;
 }
 
-// A magnitude that about `wanted` of the n entries reach or exceed, a little low rather than high.
+// A magnitude that slightly more than k of the n entries reach.
 uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
-  // Whole cache lines, spread evenly with a jitter so that no period in the data lines up with them.
+  // Whole cache lines, evenly spaced with a jitter, so that no period of the data aligns with them.
   constexpr int64_t lines = 8192, line = 16, samples = lines * line;
   auto& high = workspace.high;
   high.assign(size_t{1} << 16, 0);
@@ -130,7 +131,8 @@ uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
   return static_cast<uint32_t>(bin) << kHighShift;
 }
 
-// Keeps what is above the k-th amax_bits, and of those equal to it the first few, in place of the order given.
+// Keeps the entries above the k-th magnitude, and the first of those equal to it, in their order. Returns the amax
+// bits.
 template <class Index, class At>
 uint32_t keep_top(int64_t m, int64_t k, uint32_t kth, int64_t larger, At at, Index* positions, float* values) {
   int64_t ties = k - larger, count = 0;
@@ -162,14 +164,14 @@ uint32_t topk_by_counting(const float* x, int64_t n, int64_t k, Index* positions
   }, positions, values);
 }
 
-// Candidates of all ranges in order, in the caller's workspace; compact(begin, end, kept) finds those of a range. False
-// when they overflow.
+// Collects the candidates of all ranges in order, in the caller's workspace; compact(begin, end, kept) appends those of
+// a range. Returns false if they exceed the capacity.
 template <class Compact>
 bool collect_candidates(int64_t n, Compact compact, int64_t capacity, int threads, Kept* kept,
                        std::vector<int64_t>* starts, int64_t range) {
   const int64_t ranges = (n + range - 1) / range;
   starts->assign(static_cast<size_t>(ranges) + 1, 0);
-  auto one_after_the_other = [&] {
+  auto sequentially = [&] {
     *kept = workspace.kept(capacity);
     for (int64_t r = 0; r < ranges; ++r) {
       if (!compact(r * range, std::min(n, (r + 1) * range), kept)) return false;
@@ -177,8 +179,8 @@ bool collect_candidates(int64_t n, Compact compact, int64_t capacity, int thread
     }
     return true;
   };
-  if (ranges == 1) return one_after_the_other();
-  // Each range its own share of the room, then moved together.
+  if (ranges == 1) return sequentially();
+  // Each range fills its own share of the workspace; the shares are then joined.
   const int64_t share = capacity / ranges + 8192;
   *kept = workspace.kept((share + 64) * ranges);
   std::vector<int64_t> counts(static_cast<size_t>(ranges));
@@ -191,8 +193,8 @@ bool collect_candidates(int64_t n, Compact compact, int64_t capacity, int thread
   });
   int64_t total = 0;
   for (int64_t r = 0; r < ranges; ++r) {
-    // Too many in one place for its share: whether there are too many in all must not depend on the threads.
-    if (!fits[static_cast<size_t>(r)]) return one_after_the_other();
+    // One range exceeds its share: whether all exceed the capacity must not depend on the number of threads.
+    if (!fits[static_cast<size_t>(r)]) return sequentially();
     const int64_t count = counts[static_cast<size_t>(r)], from = r * (share + 64);
     std::memmove(all.offset + total, all.offset + from, static_cast<size_t>(count) * 4);
     std::memmove(all.bits + total, all.bits + from, static_cast<size_t>(count) * 4);
@@ -303,10 +305,10 @@ template <class Index>
 int64_t threshold_select(const float* x, int64_t n, uint32_t threshold, Index* positions, float* values,
                          int64_t capacity) {
   int64_t at = 0;
-  for (int64_t begin = 0; begin < n; begin += kSplit) {  // piece by piece: the scratch stays in cache
+  for (int64_t begin = 0; begin < n; begin += kSplit) {  // range by range, so that the workspace stays in the cache
     Kept kept = workspace.kept(kSplit + 64);
     simd().compact(x, begin, std::min(n, begin + kSplit), threshold, &kept);
-    // Another thread may have changed x since it was counted: never write past the room there is.
+    // Another thread may have changed x since its entries were counted: never write past the capacity.
     const int64_t count = std::min(kept.count, capacity - at);
     if (count == 0) continue;
     for (int64_t i = 0; i < count; ++i) positions[at + i] = static_cast<Index>(begin + kept.offset[i]);
@@ -333,7 +335,7 @@ void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int t
       return simd().compact_hashes(key, begin, end, at_most, part);
     };
     if (!collect_candidates(n, small, capacity, threads, &kept, &starts, range) || kept.count < k) continue;
-    // What was kept is the complement of a hash: how far that lies above the least of them orders the same.
+    // The kept bits are complements of hashes; their distances from the smallest one have the same order.
     const auto distance = [&](int64_t i) { return kept.bits[i] - ~at_most; };
     int64_t larger;
     const uint32_t kth = kth_largest_uniform(kept.count, k, at_most, distance, &larger);
@@ -351,10 +353,8 @@ void random_positions(int64_t n, int64_t k, HashKey key, Index* positions, int t
 
 template <class Index, class Word>
 void gather(const Word* x, const Index* positions, int64_t k, Word* out, int threads) {
-  const int64_t piece = int64_t{1} << 14;
-  parallel_for((k + piece - 1) / piece, threads, [&](int64_t part) {
-    const int64_t end = std::min(k, (part + 1) * piece);
-    for (int64_t i = part * piece; i < end; ++i) out[i] = x[positions[i]];
+  for_ranges(k, int64_t{1} << 14, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] = x[positions[i]];
   });
 }
 

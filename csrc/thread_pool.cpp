@@ -1,4 +1,4 @@
-// A small thread pool: started on first use, grown on demand, rebuilt in a forked child (whose threads are gone).
+// A small thread pool: started on first use, grown on demand, rebuilt in a forked child, which has no threads.
 
 #include "core.hpp"
 
@@ -18,7 +18,7 @@ struct Job {
   void* context;
   int64_t tasks;
   std::atomic<int64_t> next{0};
-  int helpers = 0;  // still inside; guarded by Pool::mutex
+  int helpers = 0;  // workers that have not finished; guarded by Pool::mutex_
 
   void work() {
     for (int64_t i; (i = next.fetch_add(1)) < tasks;) task(context, i);
@@ -28,7 +28,7 @@ struct Job {
 class Pool {
  public:
   void run(Job& job, int threads) {
-    // One job at a time: a second caller does its own work instead of waiting for the first one's helpers.
+    // One job at a time: a second caller works alone instead of waiting for the workers.
     if (!turn_.try_lock()) return job.work();
     {
       std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-"""What every codec promises, as functions of its spec. A new codec's test file runs them all and adds its own."""
+"""The laws of codecs: properties that every codec has, as functions of its spec. Each codec's test file runs them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PACKED_INTS = (
     "randk:0.5|thc:7",
 )
 LINEAR = ("powersgd:2", "randk:0.5|mean", "union")
-"""Codecs whose packets can be added, as any other codec: what they are for is in sums/."""
+"""Codecs whose packets can be added; their sums are tested in sums/."""
 
 SELECTORS = ("topk:0.01", "topk:0.3", "topk:1.0", "topk:0.05,approx=true", "randk:0.1", "randk:0.5,scale=false",
              "threshold:0.5", "threshold:1e-30")  # fmt: skip
@@ -79,7 +79,7 @@ CODED = (
     "uniform:6|deflate",
     "uniform:8|zstd",
 )
-"""Chains with a coder. Their reference goes symbol by symbol: large sizes of these are for the slow run."""
+"""Chains with a coder. Their reference codes symbol by symbol, so large sizes are in the slow tests."""
 
 EVERY = CASTS + QUANTIZERS + PACKED_INTS + LINEAR + ADAPTIVE + SELECTORS + CHAINS + CODED
 UNBIASED = (
@@ -103,12 +103,20 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def weights(n, seed=0):
+    return normal(n, seed=seed) * 0.05
+
+
+def gradients(n, seed=0):
+    return normal(n, seed=seed) * torch.exp(2 * normal(n, seed=seed + 1)) * 1e-3
+
+
 def roundtrip(x: Tensor, spec: str, seed: int = 0) -> Tensor:
     return laconic.decode(laconic.encode(x, spec, seed=seed))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last bit: the sign of a zero counts, as it does not for ``torch.equal``."""
+    """Return whether two tensors have the same bits; unlike ``torch.equal``, +0 and -0 differ."""
     return a.shape == b.shape and a.dtype == b.dtype and bytes_of(a) == bytes_of(b)
 
 
@@ -152,8 +160,8 @@ def strides_do_not_matter(spec: str) -> None:
         assert laconic.encode(x, spec, seed=3) == laconic.encode(x.clone().contiguous(), spec, seed=3), name
 
 
-def lazily_negated_tensors_are_read_as_they_are(spec: str) -> None:
-    # The imaginary part of a conjugate is a view with the sign still to be flipped: its memory holds the opposite.
+def lazily_negated_tensors_are_resolved(spec: str) -> None:
+    # The imaginary part of a conjugate is a view with a pending negation: its memory holds the opposite sign.
     x = torch.complex(normal(1), normal(1, seed=2)).conj().imag
     assert x.is_neg() and x.is_contiguous()
     assert laconic.encode(x, spec) == laconic.encode(x.resolve_neg(), spec)
@@ -226,7 +234,7 @@ def encode_into_writes_the_same_bytes(spec: str) -> None:
             nbytes = laconic.encode_into(x, spec, buffer, seed=9)
             held = bytes(buffer) if isinstance(buffer, bytearray) else bytes_of(buffer)
             assert held[:nbytes] == frame
-            assert held[room:] == b"\xaa" * 32, "wrote past what max_nbytes promised"
+            assert held[room:] == b"\xaa" * 32, "wrote beyond max_nbytes"
         assert laconic.encode_into(x, spec, memoryview(bytearray(room)), seed=9) == len(frame)
         if room > len(frame):
             continue
@@ -242,7 +250,7 @@ def packets_pack_to_the_same_frame(spec: str) -> None:
         assert bytes(wire.pack(wire.unpack(frame))) == frame
 
 
-def any_buffer_decodes(spec: str) -> None:
+def any_buffer_type_decodes(spec: str) -> None:
     x = normal(901, seed=12)
     frame = laconic.encode(x, spec)
     wanted = laconic.decode(frame)
@@ -252,7 +260,7 @@ def any_buffer_decodes(spec: str) -> None:
         assert same_bits(laconic.decode(blob), wanted)
 
 
-def damage_is_noticed(spec: str) -> None:
+def damage_raises_frame_error(spec: str) -> None:
     frame = laconic.encode(normal(257, seed=13), spec)
     for end in range(len(frame)):
         with pytest.raises(FrameError):
@@ -266,18 +274,19 @@ def damage_is_noticed(spec: str) -> None:
             laconic.decode(flipped)
 
 
-def nonfinite_input_is_refused(spec: str) -> None:
+def nonfinite_input_raises(spec: str) -> None:
     for dtype in DTYPES:
+        lengths = ((1, 0), (40, 39), (1000, 517), (9001, 9000)) if dtype == torch.float32 else ((300, 17),)
         for bad in (math.nan, math.inf, -math.inf):
-            for n, at in ((1, 0), (40, 39), (1000, 0), (1000, 517), (9001, 9000)):
+            for n, at in lengths:
                 x = normal(n, dtype=dtype)
                 x[at] = bad
                 with pytest.raises(NonFiniteError, match="finite"):
                     laconic.encode(x, spec)
-                with pytest.raises(ValueError):
-                    laconic.encode_into(x, spec, bytearray(laconic.max_nbytes(spec, x)))
-                dropped = laconic.decode(laconic.encode(x, spec, nonfinite="skip"))
-                assert same_bits(dropped, torch.zeros_like(x))
+            with pytest.raises(ValueError):
+                laconic.encode_into(x, spec, bytearray(laconic.max_nbytes(spec, x)))
+            dropped = laconic.decode(laconic.encode(x, spec, nonfinite="skip"))
+            assert same_bits(dropped, torch.zeros_like(x))
     x = normal(100, dtype=torch.float64) * 1e300
     if laconic.codec(spec).keeps_dtype:
         assert bool(torch.isfinite(roundtrip(x, spec)).all())
@@ -321,7 +330,7 @@ def backends_agree(spec: str) -> None:
 
 
 def agree(x: Tensor, spec: str, seed: int = 0) -> None:
-    """The C++ core and the reference write the same bytes and read the same bits back."""
+    """Check that the C++ core and the reference write the same bytes and decode to the same bits."""
     frame = laconic.encode(x, spec, seed=seed)
     with kernels.use_backend("reference"):
         truth = laconic.encode(x, spec, seed=seed)
@@ -333,7 +342,7 @@ def agree(x: Tensor, spec: str, seed: int = 0) -> None:
 CODEC = (
     shape_and_dtype_return,
     strides_do_not_matter,
-    lazily_negated_tensors_are_read_as_they_are,
+    lazily_negated_tensors_are_resolved,
     input_is_untouched,
     seed_decides_bytes,
     extreme_values_stay_finite,
@@ -342,9 +351,9 @@ CODEC = (
     text_parses_back,
     encode_into_writes_the_same_bytes,
     packets_pack_to_the_same_frame,
-    any_buffer_decodes,
-    damage_is_noticed,
-    nonfinite_input_is_refused,
+    any_buffer_type_decodes,
+    damage_raises_frame_error,
+    nonfinite_input_raises,
     decode_fills_out,
     accumulate_adds_weighted_values,
     backends_agree,
@@ -355,7 +364,7 @@ CODEC = (
 
 
 def z_scores(spec: str, x: Tensor, seeds: int) -> Tensor:
-    """How many standard errors the mean over seeds lies from the input, per element."""
+    """Return how many standard errors the mean over seeds is from the input, per element."""
     codec, truth = laconic.codec(spec), x.double()
     total, squares, farthest = torch.zeros_like(truth), torch.zeros_like(truth), 0.0
     for seed in range(seeds):
@@ -363,15 +372,15 @@ def z_scores(spec: str, x: Tensor, seeds: int) -> Tensor:
         total += error
         squares += error * error
         farthest = max(farthest, float(error.abs().max()))
-    # A value close to a level strays so rarely that no seed may show it: count one stray more than was seen.
+    # A value close to a level is rounded away so rarely that no seed may show it: count one such error more.
     variance = (squares + farthest**2) / seeds - (total / seeds) ** 2
     return total / seeds / (variance / seeds).sqrt()
 
 
 def looks_unbiased(spec: str, x: Tensor, seeds: int) -> bool:
-    """No element is off by more than chance allows, nor all of them together in one direction, nor in their squares."""
+    """Return whether the errors are within chance: of each element, of their sum, and of their squares."""
     z = z_scores(spec, x, seeds).view(-1)
     n = z.numel()
-    together = float(z.sum() / n**0.5)
+    bias = float(z.sum() / n**0.5)
     spread = float((z * z).sum() - n) / (2 * n) ** 0.5
-    return float(z.abs().max()) < 5.5 and abs(together) < 6 and spread < 8
+    return float(z.abs().max()) < 5.5 and abs(bias) < 6 and spread < 8

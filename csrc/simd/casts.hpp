@@ -23,14 +23,14 @@ INLINE bool copy_checked(const uint8_t* from, uint8_t* to, int64_t count, Word e
     i = before_line(to, 4, count);
     plain(0, i);
     const u8v mask = splat_u(static_cast<uint32_t>(exponent));
-    i8 found = {};
+    i8 not_finite = {};
     for (; i + 16 <= count; i += 16) {
       fetch_ahead(reinterpret_cast<const float*>(from) + (i / kBlock + 1) * kBlock, i % kBlock / 16);
       const u8v low = load<u8v>(from + 4 * i), high = load<u8v>(from + 4 * i + 32);
-      found |= (i8)((low & mask) == mask) | (i8)((high & mask) == mask);
+      not_finite |= (i8)((low & mask) == mask) | (i8)((high & mask) == mask);
       stream_line(to + 4 * i, (__m256i)low, (__m256i)high);
     }
-    for (int lane = 0; lane < 8; ++lane) bad |= static_cast<Word>(found[lane]);
+    for (int lane = 0; lane < 8; ++lane) bad |= static_cast<Word>(not_finite[lane]);
     finish_stores();
   }
 #endif

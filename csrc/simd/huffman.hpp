@@ -1,9 +1,9 @@
-// Huffman coding: symbols to one bit stream, and several places of it back to values at once.
+// Huffman coding: symbols to one bit stream, and several streams back to values at once.
 //
-// The writer keeps its bits at the top of a word: an entry is the code, read-first bit lowest, at the top of 64 bits
-// and its length in the lowest byte, so appending is a shift and an or. The reader keeps a mark above its bits: its
-// leading zeros say how much was read, which spares a register a stream. Six streams are under way at once: fewer wait
-// for the table, more do not fit the registers.
+// The writer keeps its bits at the top of a word: a table entry has the code, first bit lowest, at the top of 64 bits
+// and its length in the lowest byte, so appending is a shift and an or. The reader keeps a marker bit above its bits,
+// whose leading zeros count the bits that were read; this saves a register per stream. Six streams are decoded at once:
+// fewer would wait for the table, more would not fit the registers.
 #pragma once
 
 #include "sink.hpp"
@@ -28,7 +28,7 @@ INLINE void huffman_write_as(const Symbol* symbols, int64_t n, const uint64_t* t
   };
   int64_t i = 0;
   for (; i + PerFlush <= n; i += PerFlush) {
-    // Two codes become one off the path that the next word waits for.
+    // Joining two codes first shortens the dependency chain.
     const uint64_t a = table[symbols[i]], b = table[symbols[i + 1]];
     append(a >> (b & 63) | b, a + b);
     if constexpr (PerFlush == 4) {
@@ -49,7 +49,8 @@ INLINE void huffman_write_as(const Symbol* symbols, int64_t n, const uint64_t* t
   sink.held = held;
   sink.count = static_cast<int>(count & 7);
 }
-// Up to seven bits wait from before and eight hold a length: 49 are free, four codes of twelve bits or three of more.
+// Up to seven bits are pending and eight hold a length, so 49 are free: four codes of up to twelve bits, or three
+// longer ones.
 template <class Symbol>
 void huffman_write(const Symbol* symbols, int64_t n, const uint64_t* table, int longest, BitSink& sink) {
   if (longest <= 12) {
@@ -68,7 +69,7 @@ void huffman_write16(const uint16_t* symbols, int64_t n, const uint64_t* table, 
 constexpr int kFlight = 6;
 constexpr uint64_t kMark = uint64_t{1} << 63;
 
-// What a decoded entry's upper half becomes.
+// Destinations of the upper half of a decoded entry.
 struct ToFloat {
   float* out;
   INLINE void put(float* to, uint32_t value) const { std::memcpy(to, &value, 4); }
@@ -89,7 +90,7 @@ struct ToSymbol {
   INLINE void put(Symbol* to, uint32_t value) const { *to = static_cast<Symbol>(value); }
 };
 
-// One symbol after the other, never a byte past the end. Returns the bit behind the last, or -1.
+// Decodes symbol by symbol without reading past the end. Returns the bit after the last symbol, or -1.
 template <class To>
 int64_t huffman_read_on(const HuffmanRead& r, int64_t bit, int64_t from, int64_t to, const To& sink) {
   for (int64_t i = from; i < to; ++i) {
@@ -105,12 +106,12 @@ int64_t huffman_read_on(const HuffmanRead& r, int64_t bit, int64_t from, int64_t
   return bit;
 }
 
-// `Flight` streams side by side, as long as no load can reach past the end; then each alone. Registers are what is
-// short: the places in the stream stay in memory, and the outputs are reached from two pointers and one stride.
+// Decodes `Flight` streams side by side as long as no load can reach past the end, then each alone. Registers are
+// scarce: the stream positions stay in memory, and the outputs are addressed by two pointers and one stride.
 template <int Flight, int Longest, class To>
 INLINE bool huffman_read_flight(const HuffmanRead& r, int first, const To& sink) {
-  constexpr int kRounds = 8;                         // between two looks at the end: at most seven bytes a round
-  constexpr int PerRefill = Longest <= 14 ? 4 : 3;   // 56 bits are there after a refill
+  constexpr int kRounds = 8;                         // between two checks of the end; at most seven bytes per round
+  constexpr int PerRefill = Longest <= 14 ? 4 : 3;   // a refill provides 56 bits
   constexpr uint64_t mask = (uint64_t{1} << Longest) - 1;
   const uint8_t* volatile at[Flight];
   uint64_t held[Flight];
@@ -132,7 +133,7 @@ INLINE bool huffman_read_flight(const HuffmanRead& r, int first, const To& sink)
     for (int round = 0; round < kRounds; ++round) {
       auto* high = low + 3 * length;
       int64_t stride = length;
-      asm("" : "+r"(stride), "+r"(high));  // not worth six registers
+      asm("" : "+r"(stride), "+r"(high));  // keeps the compiler from using six registers
       unroll<Flight>([&](auto s) {
         auto* to = s < 3 ? low + s * stride : high + (s - 3) * stride;
         const unsigned used = static_cast<unsigned>(__builtin_clzll(held[s]));

@@ -1,4 +1,4 @@
-// Bins of equal width in single precision: symbols for the packing and for the coders, and counts of symbols.
+// Bins of equal width in single precision: packed symbols, plain symbols for coders, and counts of symbols.
 #pragma once
 
 #include "packing.hpp"
@@ -13,7 +13,7 @@ typedef uint16_t h8 __attribute__((vector_size(16)));
 INLINE i8 bins_of(f8 v, const LinearGrid& grid) {
   const f8 top = splat(static_cast<float>(grid.levels - 1)), zero = {};
   f8 t = (v * grid.pre - grid.base) * grid.inverse;
-  t = t > zero ? t : zero;  // a NaN, too: symbols are indices
+  t = t > zero ? t : zero;  // also for a NaN: symbols are indices
   t = t < top ? t : top;
   return __builtin_convertvector(t, i8);
 }
@@ -80,7 +80,7 @@ void table_decode(const uint8_t* packed, int bits, const float* table, Sink sink
   }
 }
 
-// Several tables, so that a symbol met twice in a row does not wait for its own count to be stored.
+// Several tables, so that repeated symbols do not wait for the store of their count.
 void count_symbols8(const uint8_t* symbols, int64_t n, int alphabet, uint32_t* counts) {
   constexpr int kTables = 8;
   uint32_t table[kTables][256] = {};

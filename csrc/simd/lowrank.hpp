@@ -1,4 +1,4 @@
-// Products of a matrix with a few vectors, in a fixed order of additions: what low rank is made of.
+// Products of a matrix with its low-rank factors, in a fixed order of additions.
 #pragma once
 
 #include "sink.hpp"
@@ -63,7 +63,9 @@ void lowrank_decode(const LowRank& a, const uint8_t* p, const uint8_t* q, Sink s
     float* out = sink.out + i * a.columns;
     for (; j + 8 <= a.columns; j += 8) {
       f8 sum = load<f8>(q + 4 * j) * read_float(p, i * a.rank);
-      for (int k = 1; k < a.rank; ++k) sum = sum + load<f8>(q + 4 * (k * a.columns + j)) * read_float(p, i * a.rank + k);
+      for (int k = 1; k < a.rank; ++k) {
+        sum = sum + load<f8>(q + 4 * (k * a.columns + j)) * read_float(p, i * a.rank + k);
+      }
       if (sink.accumulate) {
         store(out + j, load<f8>(out + j) + sum * sink.weight);
       } else {

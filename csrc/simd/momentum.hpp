@@ -1,4 +1,4 @@
-// What a channel remembers, moved on by one round.
+// The momentum of a channel.
 #pragma once
 
 #include "vector.hpp"
@@ -6,7 +6,7 @@
 namespace laconic {
 namespace {
 
-// velocity = m * velocity + x; residual += velocity. One pass, because memory sets the pace.
+// velocity = m * velocity + x; residual += velocity. One pass, because memory bandwidth is the limit.
 void add_momentum(const float* __restrict x, float m, float* __restrict velocity, float* __restrict residual,
                   int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {

@@ -1,5 +1,5 @@
-// Integers that can be added while packed: levels of a scale that all senders share, in lanes that never carry, after a
-// rotation by random signs and a Hadamard matrix where one is wanted. Blocks of 1,024 values.
+// Packed integers that can be added without decoding: levels of a scale that all workers share, in fields wide enough
+// for the sum, optionally after a rotation by random signs and a Hadamard matrix. Blocks of 1,024 values.
 #pragma once
 
 #include "packing.hpp"
@@ -10,7 +10,7 @@
 namespace laconic {
 namespace {
 
-constexpr float kClipLimit = 0x1.fffffp127f;  // what a clip is cut to, so that no level of it leaves float32
+constexpr float kClipLimit = 0x1.fffffp127f;  // the largest clip: none of its levels leaves float32
 constexpr float kLargeClip = 0x1p90f, kTinyClip = 0x1p-90f;
 constexpr int kSumBlockRows = kSumBlock / 8;
 
@@ -40,7 +40,7 @@ INLINE void across_vectors(f8* v) {
   });
 }
 
-// Ten stages of butterflies, from neighbours to halves, over values that `load` gives row by row; `store` takes them.
+// Ten stages of butterflies, from neighbours to halves, over values that `get` returns row by row and `put` receives.
 template <class Load, class Store>
 INLINE void hadamard(float* scratch, Load get, Store put) {
   for (int part = 0; part < 16; ++part) {
@@ -57,7 +57,7 @@ INLINE void hadamard(float* scratch, Load get, Store put) {
   }
 }
 
-// One bit a value: bit `row` of a lane's word for each group of 256.
+// One sign bit per value: bit `row` of a lane's word, for each group of 256.
 struct Signs {
   u8v word[kSumBlock / kGroup];
   INLINE f8 flip(int row, f8 v) const {
@@ -67,18 +67,17 @@ struct Signs {
 INLINE Signs signs_of(HashKey key, int64_t at) {
   Signs signs;
   for (int64_t g = 0; g < kSumBlock / kGroup; ++g) {
-    const uint64_t counter = static_cast<uint64_t>(at / kGroup + g) << 3;
-    signs.word[g] = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
+    signs.word[g] = group_hash(key, static_cast<uint64_t>(at / kGroup + g));
   }
   return signs;
 }
 
-// A block's values, those past the end zero.
-INLINE const float* padded_block(const float* x, int64_t at, int64_t n, float* room) {
+// A block, padded with zeros.
+INLINE const float* padded_block(const float* x, int64_t at, int64_t n, float* buffer) {
   if (n - at >= kSumBlock) return x + at;
-  std::memcpy(room, x + at, (n - at) * 4);
-  std::memset(room + (n - at), 0, (kSumBlock - (n - at)) * 4);
-  return room;
+  std::memcpy(buffer, x + at, (n - at) * 4);
+  std::memset(buffer + (n - at), 0, (kSumBlock - (n - at)) * 4);
+  return buffer;
 }
 
 INLINE void rotate_block(const float* x, float factor, HashKey key, int64_t at, float* scratch, float* out) {
@@ -87,11 +86,12 @@ INLINE void rotate_block(const float* x, float factor, HashKey key, int64_t at, 
            [&](int row, f8 v) { store(out + 8 * row, v); });
 }
 
-// out = H (s x) / 32, plus what `more` holds when there is one.
-void rotate_blocks(const float* x, int64_t n, HashKey key, const float* addend, float* out, int64_t begin, int64_t end) {
-  alignas(64) float room[kSumBlock], scratch[kSumBlock];
+// out = H (s x) / 32, plus `addend` if it is not null.
+void rotate_blocks(const float* x, int64_t n, HashKey key, const float* addend, float* out, int64_t begin,
+                   int64_t end) {
+  alignas(64) float padded[kSumBlock], scratch[kSumBlock];
   for (int64_t at = begin; at < end; at += kSumBlock) {
-    const float* block = padded_block(x, at, n, room);
+    const float* block = padded_block(x, at, n, padded);
     const Signs signs = signs_of(key, at);
     hadamard(scratch, [&](int row) { return signs.flip(row, load<f8>(block + 8 * row) * 0x1p-5f); },
              [&](int row, f8 v) {
@@ -111,9 +111,9 @@ INLINE float block_scale(const float* block, uint32_t largest, bool rms) {
 }
 
 void block_scales(const float* x, int64_t n, bool rms, float* out, int64_t begin, int64_t end) {
-  alignas(64) float room[kSumBlock];
+  alignas(64) float padded[kSumBlock];
   for (int64_t at = begin; at < end; at += kSumBlock) {
-    const float* block = padded_block(x, at, n, room);
+    const float* block = padded_block(x, at, n, padded);
     const uint32_t largest = largest_magnitude(block, kSumBlock, x + (at / kBlock + 1) * kBlock, at % kBlock / 16);
     out[at / kSumBlock] = block_scale(block, largest, rms);
   }
@@ -123,7 +123,7 @@ void block_scales(const float* x, int64_t n, bool rms, float* out, int64_t begin
 
 INLINE int integers_per_word(int width) { return 32 / width; }
 
-// Rows of eight symbols side by side in words, none across two of them.
+// Rows of eight symbols side by side in words; no symbol straddles two words.
 INLINE void write_words(const uint32_t* symbols, int rows, int width, uint8_t* out) {
   const int per_word = integers_per_word(width);
   for (int row = 0; row < rows; out += 32) {
@@ -177,16 +177,15 @@ struct BlockPacking {
 
 INLINE float prescale_of(float clip) { return clip > kLargeClip ? 0x1p-64f : clip < kTinyClip ? 0x1p64f : 1.0f; }
 
-// Levels of a block: v * inverse + offset (+ noise), cut to a whole number from 0 to the top.
-template <bool Stochastic, bool Lifted>
-INLINE void quantize_block(const float* v, float lift, float inverse, float offset, float top, HashKey key, int64_t at,
-                           const float* ahead, int64_t line, bool fetch_all, uint32_t* symbols) {
+// Levels of a block: v * inverse + offset (+ noise), truncated and clamped to [0, top].
+template <bool Stochastic, bool Prescaled>
+INLINE void quantize_block(const float* v, float prescale, float inverse, float offset, float top, HashKey key,
+                           int64_t at, const float* ahead, int64_t line, bool fetch_all, uint32_t* symbols) {
   const f8 scale = splat(inverse), shift = splat(offset), most_ = splat(top), zero = {};
   for (int64_t g = 0; g < kSumBlock / kGroup; ++g) {
     u8v hash = {};
     if constexpr (Stochastic) {
-      const uint64_t counter = static_cast<uint64_t>(at / kGroup + g) << 3;
-      hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
+      hash = group_hash(key, static_cast<uint64_t>(at / kGroup + g));
     }
     const auto* factors = kRowFactors.at;
     asm("" : "+r"(factors));
@@ -197,7 +196,7 @@ INLINE void quantize_block(const float* v, float lift, float inverse, float offs
         if (fetch_all) fetch_ahead(ahead, line + g * 16 + row / 2);
       }
       f8 x = load<f8>(v + g * kGroup + 8 * row);
-      if constexpr (Lifted) x = x * lift;
+      if constexpr (Prescaled) x = x * prescale;
       f8 t = x * scale + shift;
       if constexpr (Stochastic) {
         const i8 noise = (i8)((hash * load<u8v>(factors[row])) >> 8);
@@ -211,13 +210,13 @@ INLINE void quantize_block(const float* v, float lift, float inverse, float offs
 }
 
 uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end) {
-  alignas(64) float room[kSumBlock], scratch[kSumBlock], rotated[kSumBlock];
+  alignas(64) float padded[kSumBlock], scratch[kSumBlock], rotated[kSumBlock];
   alignas(64) uint32_t symbols[kSumBlock];
   const BlockPacking packing(a.coding);
   const float top = static_cast<float>(a.coding.levels), half = 0.5f * top;
   uint32_t amax_bits = 0;
   for (int64_t at = begin; at < end; at += kSumBlock) {
-    const float* block = padded_block(a.x, at, a.n, room);
+    const float* block = padded_block(a.x, at, a.n, padded);
     const float* ahead = a.x + (at / kBlock + 1) * kBlock;
     const int64_t line = at % kBlock / 16, here = least(kSumBlock, a.n - at);
     float clip;
@@ -231,18 +230,18 @@ uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end)
     } else {
       clip = read_float(a.clips, at / kSumBlock);
     }
-    float lift = prescale_of(clip);
-    const float inverse = clip > 0.0f ? half / (clip * lift) : 0.0f;
+    float prescale = prescale_of(clip);
+    const float inverse = clip > 0.0f ? half / (clip * prescale) : 0.0f;
     const float offset = clip > 0.0f ? (a.stochastic ? half : half + 0.5f) : 0.0f;
     if (a.rotate) {
-      rotate_block(block, lift * 0x1p-5f, a.signs, at, scratch, rotated);
+      rotate_block(block, prescale * 0x1p-5f, a.signs, at, scratch, rotated);
       block = rotated;
-      lift = 1.0f;
+      prescale = 1.0f;
     }
-    const bool lifted = lift != 1.0f;
-    auto quantize = a.stochastic ? (lifted ? quantize_block<true, true> : quantize_block<true, false>)
-                                 : (lifted ? quantize_block<false, true> : quantize_block<false, false>);
-    quantize(block, lift, inverse, offset, top, a.noise, at, ahead, line, !a.own_clips, symbols);
+    const bool prescaled = prescale != 1.0f;
+    auto quantize = a.stochastic ? (prescaled ? quantize_block<true, true> : quantize_block<true, false>)
+                                 : (prescaled ? quantize_block<false, true> : quantize_block<false, false>);
+    quantize(block, prescale, inverse, offset, top, a.noise, at, ahead, line, !a.own_clips, symbols);
     if (a.feedback) {
       const float step = clip / top;
       float* v = a.feedback + at;
@@ -258,7 +257,7 @@ uint32_t packed_int_encode(const PackedIntEncode& a, int64_t begin, int64_t end)
 
 template <Store How>
 bool packed_int_decode_as(const PackedIntDecode& a, int64_t begin, int64_t end) {
-  alignas(64) float scratch[kSumBlock], turned[kSumBlock];
+  alignas(64) float scratch[kSumBlock], rotated[kSumBlock];
   alignas(64) uint32_t symbols[kSumBlock];
   const BlockPacking packing(a.coding);
   const f8 weight = splat(a.sink.weight);
@@ -291,16 +290,16 @@ bool packed_int_decode_as(const PackedIntDecode& a, int64_t begin, int64_t end) 
         const u8v s = load<u8v>(symbols + 8 * row);
         largest = larger(largest, s);
         return __builtin_convertvector((i8)(s + s) - total, f8) * step;
-      }, [&](int row, f8 v) { store(turned + 8 * row, signs.flip(row, v)); });
+      }, [&](int row, f8 v) { store(rotated + 8 * row, signs.flip(row, v)); });
       if (__builtin_expect(large, 0)) {
-        for (float& v : turned) {
+        for (float& v : rotated) {
           const float up = v * 0x1p64f;
           v = up > kFloatMax ? kFloatMax : up < -kFloatMax ? -kFloatMax : up;
         }
       }
-      // Only now, and in order: lines that are streamed in parts are slow.
-      for (int64_t i = 0; i < here / 8; ++i) emit<How>(a.sink.out + at + 8 * i, load<f8>(turned + 8 * i), weight);
-      for (int64_t i = here / 8 * 8; i < here; ++i) emit_one(a.sink, at + i, turned[i]);
+      // Stored at the end and in order, because streaming parts of a cache line is slow.
+      for (int64_t i = 0; i < here / 8; ++i) emit<How>(a.sink.out + at + 8 * i, load<f8>(rotated + 8 * i), weight);
+      for (int64_t i = here / 8 * 8; i < here; ++i) emit_one(a.sink, at + i, rotated[i]);
     }
     if (fold_max(largest) > static_cast<uint32_t>(total)) return false;
   }
@@ -317,9 +316,9 @@ bool packed_int_decode(const PackedIntDecode& a, int64_t begin, int64_t end) {
 
 // -------------------------------------------------------------------------------------------------------------- sums
 
-// Words of lanes: 32-bit additions, which carry nothing from lane to lane as long as no sum outgrows its lane.
+// Adds 32-bit words; no integer carries into the next as long as sums fit their width.
 void packed_int_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
-  constexpr int64_t kBytes = kBlock * 4;  // lines of the next block are fetched interleaved over its pages
+  constexpr int64_t kBytes = kBlock * 4;  // cache lines of the next block are fetched interleaved over its pages
   int64_t i = begin;
   for (; i + 64 <= end; i += 64) {
     const int64_t next = (i / kBytes + 1) * kBytes, line = i % kBytes / 64;
@@ -336,10 +335,10 @@ void packed_int_add(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end
   }
 }
 
-// Packed symbols added to a sum in lanes of 8, 16 or 32 bits, which is packed vertically, too, its last group filled.
+// Adds packed symbols to a vertically packed sum of 8, 16 or 32 bits per symbol whose last group is padded.
 template <int SumWidth>
 INLINE void packed_int_accumulate_as(const uint8_t* packed, int width, uint8_t* sum, int64_t begin, int64_t end) {
-  constexpr int rows = 32 / SumWidth;  // that share a word
+  constexpr int rows = 32 / SumWidth;  // rows that share a word
   const UnpackGroup unpack = unpack_group_of(width);
   alignas(64) uint32_t symbols[kGroup];
   for (int64_t at = begin; at < end; at += kGroup) {
@@ -367,7 +366,7 @@ void packed_int_accumulate(const uint8_t* packed, int width, int sum_width, uint
   packed_int_accumulate_as<32>(packed, width, sum, begin, end);
 }
 
-// The way back: such a sum in as few bits as it needs.
+// Packs such a sum with fewer bits per symbol.
 template <int SumWidth>
 INLINE void packed_int_repack_as(const uint8_t* sum, int width, uint8_t* packed, int64_t begin, int64_t end) {
   constexpr int rows = 32 / SumWidth;

@@ -1,4 +1,4 @@
-// Bit packing: 32 rows of 8 lanes a group, each lane a bit stream of its own; the tail one plain bit stream.
+// Vertical bit packing: a group is 32 rows of 8 lanes, each lane its own bit stream; the tail is one plain bit stream.
 #pragma once
 
 #include "vector.hpp"
@@ -6,7 +6,7 @@
 namespace laconic {
 namespace {
 
-// Collects rows of 8 symbols into words: each lane is a bit stream of its own.
+// Collects rows of 8 symbols into words of their lanes' bit streams.
 template <int Bits>
 struct RowWriter {
   uint8_t* out;
@@ -27,8 +27,8 @@ struct RowWriter {
   }
 };
 
-// The same for a symbol that is the integer part of a fixed-point number: where words hold whole symbols, one shift
-// and a mask put it in its place.
+// The same for a symbol that is the integer part of a fixed-point number: if words hold whole symbols, one shift and a
+// mask move it to its bits.
 template <int Bits, int FractionBits, int Row>
 INLINE void put_fixed(RowWriter<Bits>& writer, u8v fixed) {
   constexpr int place = Row * Bits % 32, shift = FractionBits - place;

@@ -19,7 +19,7 @@ INLINE float bucket_norm(const float* x, int64_t bucket, uint32_t largest, bool 
   return norm;
 }
 
-// What a value is multiplied by to become fixed point, and the exact shift up that a tiny bucket needs first.
+// The factor that makes a value fixed point, and the exact power of two that a tiny bucket is scaled up by first.
 struct Scale {
   float up, factor;
 };
@@ -31,7 +31,7 @@ INLINE Scale scale_of(float norm, int levels, int fraction_bits) {
   return {up, quotient * (1.0f - 0x1p-22f)};
 }
 
-// The odd factor of each row: what turns one hash per lane and group into 32 numbers. See kernels/random.py.
+// The odd factor of each row, which derives 32 numbers from one hash per lane and group. See kernels/random.py.
 constexpr uint32_t row_factor(uint64_t row) {
   uint64_t x = row + 0x9E3779B97F4A7C15u;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
@@ -40,7 +40,7 @@ constexpr uint32_t row_factor(uint64_t row) {
 }
 
 struct RowFactors {
-  alignas(64) uint32_t at[32][8];  // two rows a register, where registers are that wide
+  alignas(64) uint32_t at[32][8];  // AVX-512 loads two rows at once
   constexpr RowFactors() : at() {
     for (int row = 0; row < 32; ++row) {
       for (int lane = 0; lane < 8; ++lane) at[row][lane] = row_factor(static_cast<uint64_t>(row));
@@ -50,22 +50,21 @@ struct RowFactors {
 constexpr RowFactors kRowFactors;
 
 // One group of 256 values in fixed point, row by row: put(row, v) gets levels * x / norm + levels + noise, with
-// FractionBits bits after the point. Two halves may have different scales (buckets of 128).
+// FractionBits fractional bits. The two halves may have different scales (buckets of 128).
 template <int FractionBits, int Levels, bool Stochastic, class Put>
 INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t group, HashKey key, const float* ahead,
                            int64_t line, Put put) {
   constexpr uint32_t offset = static_cast<uint32_t>(Levels) << FractionBits;
-  const uint64_t counter = group << 3;
-  const u8v hash = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
+  const u8v hash = group_hash(key, group);
   const bool tiny = first.up != 1.0f || second.up != 1.0f;
-  alignas(32) float lifted[kGroup];
+  alignas(32) float scaled[kGroup];
   if (__builtin_expect(tiny, 0)) {
-    for (int64_t i = 0; i < kGroup; ++i) lifted[i] = x[i] * (i < 128 ? first.up : second.up);
-    x = lifted;
+    for (int64_t i = 0; i < kGroup; ++i) scaled[i] = x[i] * (i < 128 ? first.up : second.up);
+    x = scaled;
   }
   const f8 scales[2] = {splat(first.factor), splat(second.factor)};
   const auto* factors = kRowFactors.at;
-  asm("" : "+r"(factors));  // as operands in memory: as constants they would be rebuilt in registers for every row
+  asm("" : "+r"(factors));  // keeps them in memory: constants would be rebuilt in registers for every row
   unroll<32>([&](auto row) {
     if constexpr (row % 2 == 0 && row / 2 % 4 != 3) fetch_ahead(ahead, line + row / 2);
     const u8v fixed = (u8v) __builtin_convertvector(load<f8>(x + 8 * row) * scales[row / 16], i8);
@@ -78,8 +77,8 @@ INLINE void quantize_group(const float* x, Scale first, Scale second, uint64_t g
 }
 
 #if defined(__AVX512F__)
-// The same for widths that divide 32, two rows a register. Rotating a fixed-point value and masking it puts a symbol in
-// its place, to the left or to the right, in one step for both rows.
+// The same for widths that divide 32, two rows per register. A rotation and a mask move the symbols of both rows to
+// their bits at once.
 template <int Bits>
 struct Places {
   alignas(64) uint32_t rotate[16 / Bits][16], mask[16 / Bits][16];
@@ -97,12 +96,11 @@ template <int Bits>
 constexpr Places<Bits> kPlaces;
 
 template <int Bits, bool Stochastic>
-INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_t group, HashKey key, const float* ahead,
-                              int64_t line, uint8_t* out) {
+INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_t group, HashKey key,
+                              const float* ahead, int64_t line, uint8_t* out) {
   constexpr int F = 31 - Bits, pairs = 16 / Bits;
   constexpr uint32_t offset = ((1u << (Bits - 1)) - 1) << F;
-  const uint64_t counter = group << 3;
-  const u8v narrow = hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
+  const u8v narrow = group_hash(key, group);
   const __m512i hash = _mm512_broadcast_i64x4((__m256i)narrow);
   const __m512i shift = _mm512_set1_epi32(static_cast<int>(Stochastic ? offset : offset + (1u << (F - 1))));
   const __m512 scales[2] = {_mm512_set1_ps(first.factor), _mm512_set1_ps(second.factor)};
@@ -126,18 +124,18 @@ INLINE void quantize_and_pack(const float* x, Scale first, Scale second, uint64_
 }
 #endif
 
-// Walks a range in batches: first the norms of its buckets, then `group(values, scales of its halves, where, count)`
-// for each group, the last of which may be partial. Returns the largest amax_bits; stops at one that is not finite.
+// Processes a range in batches: first the norms of its buckets, then `group(values, scales of both halves, index,
+// count)` for each group; the last one may be partial. Returns the amax bits; stops at a value that is not finite.
 template <int FractionBits, int Levels, class Group>
 INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Group group) {
-  // The norms of a batch come first, then its groups: one bucket at a time would wait for each division in turn.
+  // All norms of a batch first: one bucket at a time would wait for each division.
   const int64_t unit = a.bucket < kBatch ? kBatch : a.bucket;
   Scale scales[kBatch / 128];
   uint32_t amax_bits = 0;
   for (int64_t at = begin; at < end; at += unit) {
     const int64_t here = least(unit, end - at);
     const float* x = a.x + at;
-    if (here < unit) {  // the end: padded with zeros, which change neither norm nor sum
+    if (here < unit) {  // the end, padded with zeros, which change neither norm nor sum
       std::memcpy(a.scratch, x, here * 4);
       std::memset(a.scratch + here, 0, (unit - here) * 4);
       x = a.scratch;
@@ -224,7 +222,7 @@ INLINE bool steps_at(const BucketDecode& a, int64_t at, float steps[2]) {
 template <int Levels>
 INLINE f8 level_values(u8v symbols, f8 step) {
   i8 q = (i8)symbols - Levels;
-  q = q > Levels ? (i8{} + Levels) : q;  // the one pattern that no encoder writes
+  q = q > Levels ? (i8{} + Levels) : q;  // the only pattern that no encoder writes
   return __builtin_convertvector(q, f8) * step;
 }
 

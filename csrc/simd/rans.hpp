@@ -1,10 +1,9 @@
-// rANS coding: lanes take turns with the symbols and share one stream of 16-bit words.
+// rANS coding: interleaved states take turns with the symbols and freq_start one stream of 16-bit words.
 //
-// States lie in [2^15, 2^31): a division by a frequency is then exact as a multiplication by a 32-bit reciprocal. The
-// writer goes from the last symbol to the first, so the reader meets words in the order of memory. With 32 lanes and
-// vectors a step is a look-up, a product and an expansion of the next words into the lanes that need one. The look-ups
-// are loads of their own: gathers are several times slower where processors guard them against leaks, and nothing runs
-// beside them.
+// States lie in [2^15, 2^31), so that a division by a frequency is exact as a multiplication by a 32-bit reciprocal.
+// The writer goes from the last symbol to the first, so the reader meets words in the order of memory. With 32 states
+// in vectors a step is a table look-up, a product and an expansion of the next words into the lanes that need one.
+// Look-ups are scalar loads: gathers are several times slower on processors with mitigations against data leaks.
 #pragma once
 
 #include "huffman.hpp"
@@ -14,34 +13,34 @@ namespace {
 
 constexpr int64_t kRansBlock = 512;  // symbols looked up together, apart from the chain of states
 
-// Keeps the compiler from making a gather of a loop of loads.
-INLINE uint32_t one_by_one(uint32_t index) {
+// Keeps the compiler from turning a loop of loads into a gather.
+INLINE uint32_t scalar_index(uint32_t index) {
   asm("" : "+r"(index));
   return index;
 }
 
-INLINE uint32_t rans_push(uint32_t x, uint32_t share, uint32_t reciprocal, int scale) {
-  const uint32_t freq = share & 0xFFFF, start = share >> 16;
+INLINE uint32_t rans_push(uint32_t x, uint32_t freq_start, uint32_t reciprocal, int scale) {
+  const uint32_t freq = freq_start & 0xFFFF, start = freq_start >> 16;
   const int shift = freq > 1 ? 32 - __builtin_clz(freq - 1) : 0;
   const uint32_t quotient = static_cast<uint32_t>(static_cast<uint64_t>(x) * reciprocal >> (31 + shift));
   return x + quotient * ((1u << scale) - freq) + start;
 }
 
-// Symbols [from, to) of at most kLanes in a row, the last first, one by one.
+// Encodes symbols [from, to) one by one, the last first.
 template <class Symbol>
 INLINE uint8_t* rans_write_some(const RansWrite& w, const Symbol* symbols, int64_t from, int64_t to, uint32_t* state,
                                 uint8_t* out) {
   for (int64_t i = to - 1; i >= from; --i) {
     uint32_t& x = state[i & (w.num_states - 1)];
     const uint64_t entry = w.table[symbols[i]];
-    const uint32_t share = static_cast<uint32_t>(entry);
-    if (x >= (share & 0xFFFF) << (31 - w.scale)) {
+    const uint32_t freq_start = static_cast<uint32_t>(entry);
+    if (x >= (freq_start & 0xFFFF) << (31 - w.scale)) {
       const uint16_t word = static_cast<uint16_t>(x);
       out -= 2;
       std::memcpy(out, &word, 2);
       x >>= 16;
     }
-    x = rans_push(x, share, static_cast<uint32_t>(entry >> 32), w.scale);
+    x = rans_push(x, freq_start, static_cast<uint32_t>(entry >> 32), w.scale);
   }
   return out;
 }
@@ -57,10 +56,10 @@ INLINE void lanes_store16(uint16_t* p, Lanes v) {
 INLINE Lanes rans_push_lanes(const RansWrite& w, Lanes x, const uint64_t* entries, uint8_t*& out) {
   const Lanes low = _mm512_loadu_si512(entries), high = _mm512_loadu_si512(entries + 8);
   const Lanes even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const Lanes share = _mm512_permutex2var_epi32(low, even, high);
+  const Lanes freq_start = _mm512_permutex2var_epi32(low, even, high);
   const Lanes reciprocal =
       _mm512_permutex2var_epi32(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
-  const Lanes freq = _mm512_and_si512(share, _mm512_set1_epi32(0xFFFF)), start = _mm512_srli_epi32(share, 16);
+  const Lanes freq = _mm512_and_si512(freq_start, _mm512_set1_epi32(0xFFFF)), start = _mm512_srli_epi32(freq_start, 16);
   const Lanes limit = _mm512_sll_epi32(freq, _mm_cvtsi32_si128(31 - w.scale));
   const __mmask16 full = _mm512_cmpge_epu32_mask(x, limit);
   const int words = __builtin_popcount(full);
@@ -87,11 +86,11 @@ INLINE void lanes_store16(uint16_t* p, Lanes v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
 }
-// For each mask of eight lanes: the bytes that move its lanes' words to the end, and those that deal words to them.
-struct Deal {
+// For each mask of eight lanes: the shuffles that move the words of its lanes to the end, and words to its lanes.
+struct WordShuffles {
   alignas(16) uint8_t to_end[256][16];
   alignas(16) uint8_t to_lanes[256][16];
-  constexpr Deal() : to_end(), to_lanes() {
+  constexpr WordShuffles() : to_end(), to_lanes() {
     for (int mask = 0; mask < 256; ++mask) {
       int next = 0, last = 7;
       for (int i = 0; i < 16; ++i) to_end[mask][i] = to_lanes[mask][i] = 0x80;
@@ -110,24 +109,24 @@ struct Deal {
     }
   }
 };
-constexpr Deal kDeal;
+constexpr WordShuffles kWordShuffles;
 INLINE Lanes rans_push_lanes(const RansWrite& w, Lanes x, const uint64_t* entries, uint8_t*& out) {
   const __m256 low = _mm256_loadu_ps(reinterpret_cast<const float*>(entries));
   const __m256 high = _mm256_loadu_ps(reinterpret_cast<const float*>(entries + 4));
-  const Lanes share = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88)), 0xD8);
+  const Lanes freq_start = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88)), 0xD8);
   const Lanes reciprocal = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0xDD)), 0xD8);
-  const Lanes freq = _mm256_and_si256(share, _mm256_set1_epi32(0xFFFF)), start = _mm256_srli_epi32(share, 16);
+  const Lanes freq = _mm256_and_si256(freq_start, _mm256_set1_epi32(0xFFFF)), start = _mm256_srli_epi32(freq_start, 16);
   const Lanes limit = _mm256_sll_epi32(freq, _mm_cvtsi32_si128(31 - w.scale));
-  // Both are below 2^31, so a signed comparison serves.
+  // Both are below 2^31, so a signed comparison is correct.
   const Lanes full = _mm256_cmpgt_epi32(x, _mm256_sub_epi32(limit, _mm256_set1_epi32(1)));
   const unsigned mask = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(full)));
   const Lanes word = _mm256_and_si256(x, _mm256_set1_epi32(0xFFFF));
   const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(word), _mm256_extracti128_si256(word, 1));
-  const __m128i order = _mm_load_si128(reinterpret_cast<const __m128i*>(kDeal.to_end[mask]));
+  const __m128i order = _mm_load_si128(reinterpret_cast<const __m128i*>(kWordShuffles.to_end[mask]));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out - 16), _mm_shuffle_epi8(words, order));
   out -= 2 * __builtin_popcount(mask);
   x = _mm256_blendv_epi8(x, _mm256_srli_epi32(x, 16), full);
-  // Bits of freq - 1 by way of the exponent of 2 freq - 1.
+  // The number of bits of freq - 1, from the float exponent of 2 freq - 1.
   const Lanes twice = _mm256_sub_epi32(_mm256_add_epi32(freq, freq), _mm256_set1_epi32(1));
   const Lanes exponent = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(twice)), 23);
   const Lanes shift = _mm256_add_epi32(exponent, _mm256_set1_epi32(31 - 127));
@@ -141,10 +140,10 @@ INLINE Lanes rans_push_lanes(const RansWrite& w, Lanes x, const uint64_t* entrie
 }
 #endif
 
-// Writes backwards from `end`; returns where the words begin. There is room for 16 bytes before that.
+// Writes backwards from `end`; returns the first word. The 16 bytes before it may be overwritten.
 template <class Symbol>
 uint8_t* rans_write(const RansWrite& w, const Symbol* symbols, int64_t n, uint8_t* end, uint32_t* state) {
-  for (int lane = 0; lane < w.num_states; ++lane) state[lane] = kRansLow;
+  for (int i = 0; i < w.num_states; ++i) state[i] = kRansLow;
   uint8_t* out = end;
   int64_t i = n;
 #if defined(__AVX2__)
@@ -157,7 +156,7 @@ uint8_t* rans_write(const RansWrite& w, const Symbol* symbols, int64_t n, uint8_
     uint64_t entries[kRansBlock];
     while (i > 0) {
       const int64_t count = least(kRansBlock, i), begin = i - count;
-      for (int64_t j = 0; j < count; ++j) entries[j] = w.table[one_by_one(symbols[begin + j])];
+      for (int64_t j = 0; j < count; ++j) entries[j] = w.table[scalar_index(symbols[begin + j])];
       for (; i > begin; i -= kRansStates) {
         unroll<kVectors>([&](auto k) {
           constexpr int v = kVectors - 1 - k;
@@ -199,7 +198,7 @@ INLINE const uint8_t* rans_read_some(const RansRead& r, const uint8_t* in, int64
 }
 
 #if defined(__AVX2__)
-// Each value is put where it belongs as its slot is looked up. Loads of their own instead of a gather: see above.
+// Looks up the steps of the slots, and stores each slot's value. Scalar loads instead of a gather: see above.
 template <class To>
 INLINE Lanes rans_look_up(const RansRead& r, Lanes slot, const To& sink, int64_t i) {
   alignas(64) uint16_t slots[kWidth];
@@ -208,7 +207,7 @@ INLINE Lanes rans_look_up(const RansRead& r, Lanes slot, const To& sink, int64_t
   unroll<kWidth / 4>([&](auto q) {
     uint32_t at[4];
     unroll<4>([&](auto k) {
-      at[k] = one_by_one(slots[4 * q + k]);
+      at[k] = scalar_index(slots[4 * q + k]);
       sink.put(sink.out + i + 4 * q + k, r.value[at[k]]);
     });
     quarter[q] = _mm_setr_epi32(static_cast<int>(r.step[at[0]]), static_cast<int>(r.step[at[1]]),
@@ -241,10 +240,10 @@ INLINE Lanes rans_pop_lanes(const RansRead& r, Lanes x, const uint8_t*& in, cons
   x = _mm256_add_epi32(_mm256_mullo_epi32(freq, upper), _mm256_srli_epi32(step, 16));
   const Lanes low = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(kRansLow)), x);
   const unsigned mask = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(low)));
-  const __m128i order = _mm_load_si128(reinterpret_cast<const __m128i*>(kDeal.to_lanes[mask]));
-  const __m128i dealt = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)), order);
+  const __m128i order = _mm_load_si128(reinterpret_cast<const __m128i*>(kWordShuffles.to_lanes[mask]));
+  const __m128i moved = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)), order);
   in += 2 * __builtin_popcount(mask);
-  const Lanes refilled = _mm256_or_si256(_mm256_slli_epi32(x, 16), _mm256_cvtepu16_epi32(dealt));
+  const Lanes refilled = _mm256_or_si256(_mm256_slli_epi32(x, 16), _mm256_cvtepu16_epi32(moved));
   return _mm256_blendv_epi8(x, refilled, low);
 #endif
 }
@@ -268,9 +267,9 @@ bool rans_read_to(const RansRead& r, int64_t n, const To& sink) {
   }
 #endif
   in = rans_read_some(r, in, i, n, state, sink);
-  bool back = in == r.end;
-  for (int lane = 0; lane < r.num_states; ++lane) back &= state[lane] == kRansLow;
-  return back;
+  bool ends_well = in == r.end;
+  for (int k = 0; k < r.num_states; ++k) ends_well &= state[k] == kRansLow;
+  return ends_well;
 }
 bool rans_read_floats(const RansRead& r, const Sink& sink, int64_t begin, int64_t n) {
   if (sink.accumulate) return rans_read_to(r, n, ToSum{sink.out + begin, sink.weight});

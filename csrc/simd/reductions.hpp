@@ -1,4 +1,4 @@
-// Largest magnitudes, and sums in the one order that every backend keeps.
+// Largest magnitudes, and sums in the order that every backend keeps.
 #pragma once
 
 #include "vector.hpp"
@@ -32,13 +32,13 @@ INLINE uint32_t largest_magnitude(const float* x, int64_t n, const float* ahead,
 #endif
 }
 
-// The fixed order of reference.pairwise_sum: rows of 16 lanes, neighbours first, then the lanes folded in half.
+// The order of reference.pairwise_sum: vectors of 16 are added pairwise, neighbours first, then folded in half.
 struct Lanes16 {
   f8 low, high;
 };
 template <class Map>
 INLINE Lanes16 sum_rows(const float* x, int64_t rows, const float* ahead, int64_t line, Map map) {
-  // A stack of partial sums, one per level: merge while the finished count has trailing ones.
+  // A stack of partial sums, one per level: merge as long as the number of finished sums has trailing ones.
   Lanes16 stack[16];
   int depth = 0;
   for (int64_t done = 0; done < rows / 8; ++done) {

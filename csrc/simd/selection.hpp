@@ -1,4 +1,4 @@
-// Selection: what reaches a threshold, gathered; and values back to their positions.
+// Selection: collects the entries that reach a threshold, and scatters values to positions.
 #pragma once
 
 #include "sink.hpp"
@@ -22,8 +22,8 @@ struct Compress {
 constexpr Compress kCompress;
 #endif
 
-// Appends offset + lane and raw bits of the lanes whose key (raw & mask) is at least the threshold. Writes up to
-// 16 entries past the count, so the arrays have that much room to spare.
+// Appends offset + lane and raw bits of the lanes whose masked bits are at least the threshold. Writes up to 16 entries
+// past the count, so the arrays must be that much larger.
 INLINE int64_t append16(const uint32_t* raw, uint32_t mask, uint32_t threshold, uint32_t offset, uint32_t* offsets,
                         uint32_t* bits, int64_t count) {
 #if defined(__AVX512F__)
@@ -38,9 +38,9 @@ INLINE int64_t append16(const uint32_t* raw, uint32_t mask, uint32_t threshold, 
 #elif defined(__AVX2__)
   for (int half = 0; half < 16; half += 8) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(raw + half));
-    const __m256i key = _mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(mask)));
+    const __m256i masked = _mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(mask)));
     const __m256i limit = _mm256_set1_epi32(static_cast<int>(threshold));
-    const __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(key, limit), key);
+    const __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(masked, limit), masked);
     const unsigned hit = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(reached)));
     const __m256i order = _mm256_load_si256(reinterpret_cast<const __m256i*>(kCompress.order[hit]));
     const __m256i index = _mm256_add_epi32(order, _mm256_set1_epi32(static_cast<int>(offset) + half));
@@ -74,7 +74,7 @@ bool compact(const float* x, int64_t begin, int64_t end, uint32_t threshold, Kep
   for (int64_t at = begin; at < end; at += kBlock) {
     const int64_t stop = least(at + kBlock, end);
     if (count + (stop - at) > kept->capacity) {
-      // Room for the worst case is short: look before writing.
+      // The worst case exceeds the capacity: count before writing.
       int64_t reached = 0;
       for (int64_t i = at; i < stop; ++i) reached += (raw[i] & kMagnitude) >= threshold;
       if (count + reached + 16 > kept->capacity) return false;
@@ -157,7 +157,7 @@ void scatter(const Index* positions, const float* values, int64_t k, Sink sink, 
     for (; i < k && positions[i] < end; ++i) sink.out[positions[i]] = values[i];
     return;
   }
-  // A window in L1 is filled, streamed out and emptied again, so every line of the output is written once and none is
+  // A buffer in L1 is filled, streamed out and cleared, so each cache line of the output is written once and never
   // read.
   constexpr int64_t window = 2048;
   alignas(64) float buffer[window] = {};

@@ -1,4 +1,4 @@
-// sign and onebit: a bit a value, and one or two means per bucket.
+// sign and onebit: a bit per value, and one or two means per bucket.
 #pragma once
 
 #include "packing.hpp"
@@ -26,8 +26,8 @@ void pack_signs(const float* x, int64_t count, uint8_t* out) {
   }
 }
 
-// Walks a range bucket by bucket; `scale(values padded to the bucket, the block
-// ahead, where, count)` writes its floats and returns a amax_bits.
+// Processes a range bucket by bucket; `scale(values padded to the bucket, the block ahead, index, count)` writes the
+// bucket's floats and returns its amax bits.
 template <class ScaleFn>
 INLINE uint32_t each_sign_bucket(const BucketEncode& a, int64_t begin, int64_t end, ScaleFn scale) {
   uint32_t amax_bits = 0;
@@ -99,7 +99,7 @@ uint32_t onebit_encode(const BucketEncode& a, int64_t begin, int64_t end) {
   });
 }
 
-// Bits to one of two values: plus where the bit is clear, minus where it is set.
+// Decodes bits to `plus` where the bit is clear and `minus` where it is set.
 template <Store How>
 INLINE void signs_to_values(const Sink& sink, const uint8_t* packed, int64_t at, int64_t first_bit_group, int64_t count,
                             float plus, float minus, int64_t skip) {

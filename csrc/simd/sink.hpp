@@ -1,4 +1,4 @@
-// How decoded values reach memory: stored, streamed past the cache, or added to what is there.
+// Writes decoded values to memory: stored, streamed past the cache, or accumulated.
 #pragma once
 
 #include "vector.hpp"
@@ -6,7 +6,7 @@
 namespace laconic {
 namespace {
 
-// How eight decoded values reach memory. Streaming stores spare the read that a plain store makes of its line first.
+// Streaming stores avoid the read of a cache line that precedes a plain store.
 enum class Store { plain, stream, add };
 
 template <Store How>
@@ -37,13 +37,13 @@ INLINE Store how_to_store(const Sink& sink) {
   return large && reinterpret_cast<uintptr_t>(sink.out) % 32 == 0 ? Store::stream : Store::plain;
 }
 #if defined(__AVX2__)
-// One whole line at once. Parts of a line with other traffic between them are flushed one by one, ten times slower.
+// Streams a whole cache line at once: parts of a line with other stores between them are flushed ten times slower.
 INLINE void stream_line(uint8_t* to, __m256i low, __m256i high) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), low);
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), high);
 }
 #endif
-// Elements of a size that come before the first whole line of an output.
+// The number of elements before the first whole cache line of an output.
 INLINE int64_t before_line(const uint8_t* to, int64_t size, int64_t count) {
   const int64_t gap = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 63);
   return gap % size ? count : least(gap / size, count);

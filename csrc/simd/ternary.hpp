@@ -1,4 +1,4 @@
-// terngrad: the rounding of qsgd to three levels, five values a byte.
+// terngrad: the rounding of qsgd to three levels, five values per byte.
 #pragma once
 
 #include "qsgd.hpp"

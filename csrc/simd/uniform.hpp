@@ -8,7 +8,7 @@ namespace laconic {
 namespace {
 
 uint32_t value_range(const float* x, int64_t begin, int64_t end, float* low, float* high) {
-  constexpr int kChains = 4;  // a minimum takes four cycles: so many must be under way at once
+  constexpr int kChains = 4;  // a minimum has a latency of four cycles, so four run at once
   f8 least_of[kChains], most_of[kChains];
   for (int c = 0; c < kChains; ++c) least_of[c] = most_of[c] = splat(x[begin]);
   u8v largest = {};
@@ -53,8 +53,8 @@ struct UniformBins {
     low = d4{c.low, c.low, c.low, c.low};
     scale = d4{inverse, inverse, inverse, inverse};
   }
-  // Cut at both ends, and a NaN at the lower one: another thread may change a tensor between its range and this, and
-  // symbols are indices.
+  // Clamped at both ends (a NaN to 0), because another thread may have changed the tensor since its range was computed,
+  // and symbols are indices.
   INLINE i4 of(const float* v) const {
     d4 t = (__builtin_convertvector(load<f4>(v), d4) - low) * scale;
     t = t > d4{} ? t : d4{};

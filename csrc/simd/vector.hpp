@@ -1,8 +1,8 @@
-// Vectors of 8 lanes, the fetch ahead, and the counter-based hash: what every loop is made of.
+// Vectors of 8 lanes, prefetching, and the counter-based hash: the basis of every loop.
 //
-// Vectors are the compiler's own: one source, whatever registers the target has. Memory sets the pace, so two things
-// matter most: each block is read once while it is in L1, and the lines of the next block are fetched interleaved over
-// its pages, which keeps more of them in flight than the hardware's own prefetch does.
+// Vectors are compiler extensions: one source for all instruction sets. Memory bandwidth is the limit, so two things
+// matter most: each block is read once while it is in L1, and the cache lines of the next block are prefetched
+// interleaved over its pages, which keeps more of them in flight than the hardware prefetcher does.
 #pragma once
 
 #include "../core.hpp"
@@ -43,7 +43,7 @@ INLINE void store(void* p, V v) {
 INLINE f8 splat(float v) { return f8{v, v, v, v, v, v, v, v}; }
 INLINE u8v splat_u(uint32_t v) { return u8v{v, v, v, v, v, v, v, v}; }
 INLINE u8v bits_of(f8 v) { return (u8v)v; }
-INLINE u8v larger(u8v a, u8v b) { return (u8v)((i8)a > (i8)b ? (i8)a : (i8)b); }  // magnitudes fit a signed word
+INLINE u8v larger(u8v a, u8v b) { return (u8v)((i8)a > (i8)b ? (i8)a : (i8)b); }  // magnitudes fit a signed integer
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE uint32_t most(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -62,7 +62,7 @@ INLINE void unroll(F&& body) {
   unroll(body, std::make_integer_sequence<int, N>{});
 }
 
-// One line of the block ahead for each line consumed. `line` counts lines within the block, pages interleaved.
+// Prefetches one cache line of the next block for each line consumed. `line` is the line within the block.
 INLINE void fetch_ahead(const float* next_block, int64_t line) {
   __builtin_prefetch(reinterpret_cast<const char*>(next_block) + (line & 7) * kPage + (line >> 3) * 64, 0, 3);
 }
@@ -78,7 +78,7 @@ INLINE uint32_t magnitude_bits(float v) {
   std::memcpy(&b, &v, 4);
   return b & kMagnitude;
 }
-INLINE bool finite_and_positive(float v) {  // what a norm or a mean magnitude must be; -0 is harmless
+INLINE bool finite_and_positive(float v) {  // as a norm or a mean magnitude must be; -0 is harmless
   return magnitude_bits(v) < kNonFinite && !(v < 0.0f);
 }
 
@@ -94,6 +94,11 @@ INLINE u8v low_key_word(HashKey key, uint64_t counter) {
   return splat_u(key.low ^ (static_cast<uint32_t>(counter >> 32) * 0x9E3779B9u));
 }
 constexpr u8v kLanes = {0, 1, 2, 3, 4, 5, 6, 7};
+// The hash of each lane of a packing group.
+INLINE u8v group_hash(HashKey key, uint64_t group) {
+  const uint64_t counter = group << 3;
+  return hash8(splat_u(static_cast<uint32_t>(counter)) + kLanes, low_key_word(key, counter), splat_u(key.high));
+}
 
 }  // namespace
 }  // namespace laconic

@@ -24,7 +24,7 @@ from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
-from laconic.residuals import KeepsResiduals, ResidualMemory
+from laconic.residuals import KeepsResiduals
 
 __all__ = ["Channel", "ChannelStats", "channel"]
 
@@ -70,8 +70,7 @@ class Channel(KeepsResiduals):
         self.policy = Policy.of(policy)
         self.nonfinite = nonfinite
         self.stats = ChannelStats()
-        self._memory = ResidualMemory("velocity", self.stats)
-        self._warn_once = counters.LogOnce("channel.stats")
+        super().__init__("velocity", self.stats)
         self._own_buffer = torch.empty(0, dtype=torch.uint8)
         for text in (spec, self.policy.small, *self.policy.rules.values()):
             stages, codec = parse(text)
@@ -173,7 +172,7 @@ class Channel(KeepsResiduals):
                 residual.add_(flat)
             nbytes, packet = self._write(residual, codec, seed, buffer)
         except NonFiniteError:
-            self._memory.reset_overflowed(slot)
+            self._reset_overflowed(slot)
             raise
         codec.accumulate(packet.to(residual.device), residual, -1.0)
         if velocity is not None:
@@ -183,14 +182,14 @@ class Channel(KeepsResiduals):
         return nbytes
 
     def _residual(self, slot: str, like: Tensor) -> Tensor:
-        memory = self._memory.fitting(slot, like.shape, like.device)
+        memory = self._fitting_memory(slot, like.shape, like.device)
         if memory.residual is None:
             memory.residual = torch.zeros_like(like)
         return memory.residual
 
     def _add_momentum(self, slot: str, flat: Tensor, residual: Tensor, stage: MomentumCorrection) -> Tensor:
         """Add the momentum-corrected tensor to the residual; return the velocity."""
-        memory = self._memory[slot]
+        memory = self._memory(slot)
         if memory.companion is None:
             memory.companion = torch.zeros_like(flat)
         velocity = memory.companion
@@ -251,7 +250,7 @@ class Channel(KeepsResiduals):
                 self.stats.bytes_in += tensors[i].numel() * tensors[i].element_size()
                 self.stats.bytes_out += span[1] - span[0]
             elif memory_stage is not None:
-                self._memory.reset_overflowed(slots[i])
+                self._reset_overflowed(slots[i])
         return spans
 
 

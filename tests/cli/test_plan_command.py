@@ -110,7 +110,7 @@ def test_example_script_prints_what_the_command_computes(
         ((*BASE, "--latency", "5 minutes"), "a time is a number"),
         ((*BASE, "--profile", "nix"), "profile must be a file or one of cpu, h200, jang2017, got 'nix'"),
         ((*BASE, "--what-if", "nowhere"), "--what-if takes model and step time from the run"),
-        (("--what-if", "nowhere"), "nowhere is no run folder"),
+        (("--what-if", "nowhere"), "nowhere is not a run folder"),
     ],
 )
 def test_invalid_input_prints_one_line(run: Run, words: tuple[str, ...], message: str) -> None:

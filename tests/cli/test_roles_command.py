@@ -73,16 +73,16 @@ def test_worker_with_json_prints_its_last_report(run: Run, prepared: Path, monke
         for iteration in (1, 2):
             report({"run_dir": str(run_dir), "iteration": iteration})
 
-    monkeypatch.setattr("laconic.train.roles.work", work)
+    monkeypatch.setattr("laconic.train.worker_process.work", work)
     result = json.loads(run("worker", "run", "--worker", "0", "--json").stdout)
     assert result == {"worker": 0, "runs": [{"run_dir": "run", "iteration": 2}]}
 
 
 @pytest.mark.parametrize("role", [("server",), ("worker", "--worker", "0")], ids=lambda role: role[0])
 def test_folder_without_a_run_is_one_line(run: Run, work_dir: Path, role: tuple[str, ...]) -> None:
-    assert_error(run(*role, "nowhere"), 1, "nowhere is no run folder", "config.json")
+    assert_error(run(*role, "nowhere"), 1, "nowhere is not a run folder", "config.json")
     Path("run").mkdir()
-    assert_error(run(*role, "run"), 1, "run is no run folder")
+    assert_error(run(*role, "run"), 1, "run is not a run folder")
     Path("run/config.json").write_text("{}")
     assert_error(run(*role, "run"), 1, "run/config.json does not hold a configuration")
     assert_error(run(*role), 2, "RUN_DIR")
@@ -93,7 +93,7 @@ def test_unusable_address_is_one_line(run: Run, prepared: Path, busy: int) -> No
     assert_error(run("server", "run", "--port", busy), 2, f"cannot listen on 127.0.0.1:{busy}", "in use", "--port")
     assert_error(run("server", "run", "--port", "70000"), 2, "--port")
     assert_error(run("server", "run", "--host", "192.0.2.1"), 2, "cannot listen on 192.0.2.1:0")
-    assert_error(run("server", "run", "--host", "0.0.0.0"), 2, "only TLS is allowed", "laconic certs new")
+    assert_error(run("server", "run", "--host", "0.0.0.0"), 2, "needs TLS", "laconic certs new")
     assert_error(run("server", "run", "--certs", "nowhere"), 1, "nowhere")
     assert [path.name for path in Path("run").iterdir()] == ["config.json"]
 
@@ -120,7 +120,7 @@ def test_missing_grpc_is_one_line_and_starts_nothing(
 def test_unreachable_server_is_one_line(run: Run, prepared: Path) -> None:
     for address in ("nonsense", "10.0.0.5", "10.0.0.5:", ":50051", "10.0.0.5:port", "10.0.0.5:70000"):
         assert_error(run("worker", "run", "--worker", "0", "--server", address), 2, "must be host:port", repr(address))
-    assert_error(run("worker", "run", "--worker", "0", "--server", "10.0.0.5:50051"), 2, "only TLS is allowed")
+    assert_error(run("worker", "run", "--worker", "0", "--server", "10.0.0.5:50051"), 2, "needs TLS")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     result = run("worker", "run", "--worker", "0", "--server", f"127.0.0.1:{port}", "--patience", "0.5")

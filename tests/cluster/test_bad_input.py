@@ -32,8 +32,7 @@ from laconic.cluster.server import Server
 from laconic.errors import LaconicError
 from laconic.optim import Schedule
 from laconic.train import Shards, launch
-from laconic.train.roles import trainable
-from laconic.train.run import CHECKPOINTS, CONFIG, SERVER, Config
+from laconic.train.run import CHECKPOINTS, CONFIG, SERVER, Config, trainable
 from laconic.train.worker import Worker
 
 FORKS = """

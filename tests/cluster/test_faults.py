@@ -1,4 +1,4 @@
-"""Real processes, killed at a step of the run: it ends as if nothing had happened, and leaves nothing behind."""
+"""Real processes killed at a step of the run: it ends with the same weights and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import train
 
 from laconic.cluster import checkpoint
 from laconic.cluster.job import Job
@@ -27,15 +28,15 @@ from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
 ITERATIONS = 60
 
 
-REMEMBERING = {
+WITH_RESIDUALS = {
     "push": "momentum:0.9|topk:0.005|sign", "pull": "ef|topk:0.01|sign", "push_small": "momentum:0.9|bf16",
     "pull_small": "ef|bf16", "returns": "gradients", "momentum": 0.0,
 }  # fmt: skip
-"""An exchange after every iteration, and memories on both sides that must survive."""
+"""An exchange after every iteration, and residuals on both sides that must be restored."""
 
 
 def config_of(method: str = "custom", **options: Any) -> Config:
-    preset = REMEMBERING if method == "custom" else method_options(method)
+    preset = WITH_RESIDUALS if method == "custom" else method_options(method)
     job = Job(**{"workers": 2, "lr": 0.05} | preset | options)
     return Config(model="mlp", data="digits", batch=32, iterations=ITERATIONS, method=method, job=job)
 
@@ -47,13 +48,13 @@ def events_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.load_latest(run_dir / CHECKPOINTS)
-    assert found is not None and found.meta["version"] == ITERATIONS
-    return {name: x for name, x in found.tensors.items() if name.startswith("parameter/")}
+    newest = checkpoint.load_latest(run_dir / CHECKPOINTS)
+    assert newest is not None and newest.meta["version"] == ITERATIONS
+    return {name: x for name, x in newest.tensors.items() if name.startswith("parameter/")}
 
 
 def at_version(run_dir: Path, version: int, act: Any) -> threading.Thread:
-    """Act as soon as the history tells of that update."""
+    """Act as soon as the event log contains that version."""
 
     def watch() -> None:
         end = time.monotonic() + 120
@@ -68,102 +69,99 @@ def at_version(run_dir: Path, version: int, act: Any) -> threading.Thread:
     return thread
 
 
-def pids(word: str, run_dir: Path) -> list[int]:
-    """Processes of this run whose command line has that word."""
-    found = []
+def pids(role: str, run_dir: Path) -> list[int]:
+    """Return the processes of a run whose command line contains a role."""
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 command = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if str(run_dir).encode() in command and word.encode() in command:
-                found.append(int(entry.name))
-    return found
+            if str(run_dir).encode() in command and role.encode() in command:
+                result.append(int(entry.name))
+    return result
 
 
-def kill(word: str, run_dir: Path, which: int = 0) -> None:
-    os.kill(sorted(pids(word, run_dir))[which], signal.SIGKILL)
+def kill(role: str, run_dir: Path, which: int = 0) -> None:
+    os.kill(sorted(pids(role, run_dir))[which], signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run without a fault."""
-    run_dir = tmp_path_factory.mktemp("clean") / "run"
-    launch({run_dir: config_of()})
-    return run_dir
+def clean() -> dict[str, torch.Tensor]:
+    """Return the weights of the same run without a fault, made in one process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes of a run
+    config = config_of()
+    core, _ = train(config.job, config.exchanges)
+    torch.set_num_threads(threads)
+    return core.parameters
 
 
-def same_weights(a: Path, b: Path) -> None:
-    one, other = weights_of(a), weights_of(b)
-    assert set(one) == set(other)
-    for name, x in one.items():
-        assert torch.equal(x, other[name]), name
+def check_weights(run_dir: Path, expected: dict[str, torch.Tensor]) -> None:
+    weights = weights_of(run_dir)
+    assert len(weights) == len(expected)
+    for name, x in expected.items():
+        assert torch.equal(x, weights[f"parameter/{name}"]), name
 
 
 def applied_once(run_dir: Path) -> None:
-    """P1 over all lives of the server: what an update counts is what remained of it after the last resumption."""
+    """Check P1 over all processes of the server: only updates that were not undone count."""
     counts: Counter[tuple[int, int]] = Counter()
     for event in events_of(run_dir):
-        if event["event"] in ("resumed", "rewound"):  # later updates were undone, and are made again
+        if event["event"] in ("resumed", "rewound"):  # later updates are made again
             counts = Counter({key: n for key, n in counts.items() if key[1] < event["version"]})
         elif event["event"] == "applied":
             counts[event["worker"], event["sequence"]] += 1
     assert set(counts.values()) == {1} and len(counts) == 2 * ITERATIONS
 
 
-def test_a_clean_run_applies_every_push_once(clean: Path) -> None:
-    applied_once(clean)
-    assert pids("worker", clean) == pids("server", clean) == []
-    kept = [event["version"] for event in events_of(clean) if event["event"] == "checkpoint"]
-    assert kept == [20, 40, 60]
-
-
-def test_a_killed_worker_is_started_again_and_the_run_ends_the_same(tmp_path: Path, clean: Path) -> None:
+def test_killed_worker_and_server_restart_and_the_run_ends_with_the_same_weights(
+    tmp_path: Path, clean: dict[str, torch.Tensor]
+) -> None:
     run_dir = tmp_path / "run"
-    killer = at_version(run_dir, 25, lambda: kill("worker", run_dir, 1))
+    killers = [
+        at_version(run_dir, 25, lambda: kill("worker", run_dir, 1)),
+        at_version(run_dir, 47, lambda: kill("server", run_dir)),
+    ]
     launch({run_dir: config_of()})
-    killer.join(1)
-    lives = Counter(event["worker"] for event in events_of(run_dir) if event["event"] == "welcome")
-    assert sorted(lives.values()) == [1, 2]
+    for killer in killers:
+        killer.join(1)
+    events = events_of(run_dir)
+    incarnations = {(event["worker"], event["incarnation"]) for event in events if event["event"] == "welcome"}
+    assert sorted(Counter(worker for worker, _ in incarnations).values()) == [1, 2]
+    resumed = [event["version"] for event in events if event["event"] == "resumed"]
+    assert resumed == [40]  # P2: fewer than 20 iterations were lost
     applied_once(run_dir)
-    same_weights(run_dir, clean)
-    assert pids("worker", run_dir) == []
-
-
-def test_a_killed_server_is_started_again_and_the_run_ends_the_same(tmp_path: Path, clean: Path) -> None:
-    run_dir = tmp_path / "run"
-    killer = at_version(run_dir, 33, lambda: kill("server", run_dir))
-    launch({run_dir: config_of()})
-    killer.join(1)
-    resumed = [event["version"] for event in events_of(run_dir) if event["event"] == "resumed"]
-    assert resumed == [20]  # P2: fewer than 20 iterations were lost
-    applied_once(run_dir)
-    same_weights(run_dir, clean)
+    check_weights(run_dir, clean)
     assert pids("worker", run_dir) == pids("server", run_dir) == []
 
 
-def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_ends_the_same(tmp_path: Path, clean: Path) -> None:
+def test_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path: Path, clean: dict[str, torch.Tensor]) -> None:
     run_dir = tmp_path / "run"
-    config_of().save(run_dir)
-    flags = [word for name, value in REMEMBERING.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [word for name, value in WITH_RESIDUALS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     arguments = [*flags, "--iterations", str(ITERATIONS), "--batch", "32", "--run-dir", str(run_dir)]
-    (run_dir / "config.json").unlink()
     command = [sys.executable, "-m", "laconic", "train", *arguments]
-    train = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    at_version(run_dir, 33, lambda: os.killpg(train.pid, signal.SIGINT)).join(120)
-    _, said = train.communicate(timeout=60)
-    assert train.returncode == 130 and "--resume" in said, said
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    at_version(run_dir, 33, lambda: os.killpg(process.pid, signal.SIGINT)).join(120)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in stderr, stderr
     assert pids("worker", run_dir) == pids("server", run_dir) == []
     stopped = events_of(run_dir)[-1]
     assert stopped["event"] == "stopped" and stopped["version"] >= 33
     launch({run_dir: config_of()}, resume=True)
     applied_once(run_dir)
-    same_weights(run_dir, clean)
+    check_weights(run_dir, clean)
+    assert [event["version"] for event in events_of(run_dir) if event["event"] == "checkpoint"] == [20, 40, 60]
+    assert json.loads((run_dir / SERVER).read_text()) == {"done": True}
+    with pytest.raises(FileError, match="--resume"):
+        launch({run_dir: config_of()})
+    with pytest.raises(ConfigError, match="another configuration"):
+        launch({run_dir: config_of("4")}, resume=True)
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_for_a_while_changes_nothing(tmp_path: Path, clean: Path) -> None:
+def test_worker_that_is_stopped_for_a_while_changes_no_bit(tmp_path: Path, clean: dict[str, torch.Tensor]) -> None:
     run_dir = tmp_path / "run"
 
     def pause() -> None:
@@ -175,11 +173,11 @@ def test_a_worker_that_is_stopped_for_a_while_changes_nothing(tmp_path: Path, cl
     at_version(run_dir, 20, pause)
     launch({run_dir: config_of()})
     applied_once(run_dir)
-    same_weights(run_dir, clean)
+    check_weights(run_dir, clean)
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
+def test_worker_that_dies_repeatedly_ends_the_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     script = tmp_path / "build.py"
     script.write_text(
@@ -193,13 +191,3 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None
     with pytest.raises(LaconicError, match=r"worker . has died 2 times, the last time with exit code 3"):
         launch({run_dir: replace(config_of(), script=f"{script}:build")}, restarts=1)
     assert pids("worker", run_dir) == pids("server", run_dir) == []
-
-
-def test_folders_are_not_mixed_up(tmp_path: Path, clean: Path) -> None:
-    with pytest.raises(FileError, match="--resume"):
-        launch({clean: config_of()})
-    with pytest.raises(ConfigError, match="another configuration"):
-        launch({clean: config_of("4")}, resume=True)
-    with pytest.raises(FileError, match="no run folder"):
-        Config.load(tmp_path)
-    assert json.loads((clean / SERVER).read_text()) == {"done": True}

@@ -39,7 +39,7 @@ from laconic_lab.faults.invariants import applied_once, lost_at_most
 
 FORKS = """
 import json, os, resource, signal, sys
-import torch, laconic.train.roles, laconic.cluster.server, laconic.cluster.core
+import torch, laconic.train.server_process, laconic.train.worker_process, laconic.cluster.server, laconic.cluster.core
 from laconic.cli import main
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -1,21 +1,19 @@
-"""What the modes are for: who is slow holds up nobody who need not wait, and no gradient is older than was agreed."""
+"""The modes of a server: a slow worker does not delay others, staleness stays within its bound, weights agree."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH, core_of
+from helpers import BATCH, Events, client_of, core_of, in_threads, job_of, serving
 from torch import Tensor
 
-from laconic.cluster.client import Client, Patience
+from laconic.cluster.client import Client
 from laconic.cluster.core import Core
 from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
@@ -29,12 +27,12 @@ from laconic.train.worker import Worker
 from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
 
 PACE = 0.04
-"""Seconds that a batch takes at least: more than the work itself, so that it decides how long an epoch takes."""
+"""Seconds of sleep per batch: more than the computation, so that it determines the length of an epoch."""
 SLOW = 4
 
 
-class Paced:
-    """A task whose batches take their time; everything else is the task's own."""
+class SlowTask:
+    """A task whose loss sleeps first."""
 
     def __init__(self, task: Task, seconds: float) -> None:
         self._task, self._seconds = task, seconds
@@ -49,11 +47,11 @@ class Paced:
 
 @dataclass
 class Outcome:
-    """A job that has ended."""
+    """A finished job."""
 
     core: Core
     workers: list[Worker]
-    events: list[dict[str, Any]]
+    events: Events
     seconds: float
     snapshots: Counter[int] = field(default_factory=Counter)
 
@@ -61,7 +59,7 @@ class Outcome:
         return sum(e["event"] == kind and worker in (None, e.get("worker")) for e in self.events)
 
     def accuracy(self, weights: dict[str, Tensor] | None = None) -> float:
-        """Of the server's weights on the test set."""
+        """Return the accuracy of the server's weights on the test set."""
         task = self.workers[0].task
         with torch.no_grad():
             for name, x in (weights or self.core.parameters).items():
@@ -78,8 +76,8 @@ def run(
     bundled: bool = False,
     before_each: Callable[[Worker, int], None] | None = None,
 ) -> Outcome:
-    """The whole job, a thread a worker. ``before_each`` is called with the number of the exchange that begins."""
-    events: list[dict[str, Any]] = []
+    """Run a job with one thread per worker; ``before_each`` is called with a worker and the exchange that begins."""
+    events: Events = []
     first = build_task("mlp", "digits", seed=job.seed)
     parameters = {name: p.detach().clone() for name, p in first.model.named_parameters()}
     layout = Layout.of(parameters, bundled=bundled)
@@ -89,9 +87,8 @@ def run(
         task: Any = build_task("mlp", "digits", seed=job.seed)
         shards = Shards(task.num_train, job.workers, BATCH, job.seed)
         counted = _counting(link(core, number), outcome.snapshots, number)
-        task = Paced(task, pace(number))
+        task = SlowTask(task, pace(number))
         outcome.workers.append(Worker(number, task, shards, job, Schedule(job.lr), counted, layout=layout))
-    failed: list[BaseException] = []
     if before_each is not None:
         for worker in outcome.workers:
             _watched(worker, before_each)
@@ -99,51 +96,32 @@ def run(
     def live(worker: Worker) -> None:
         try:
             worker.run(exchanges)
-            worker.link.leave()
-        except BaseException as error:
-            failed.append(error)
+            worker.connection.leave()
         finally:
-            worker.link.close()
+            worker.connection.close()
 
-    threads = [threading.Thread(target=live, args=(worker,), daemon=True) for worker in outcome.workers]
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(*(lambda worker=worker: live(worker) for worker in outcome.workers))
     outcome.seconds = time.monotonic() - began
     if isinstance(link, Sockets):
         link.stop()
-    assert not failed, failed
-    assert not any(thread.is_alive() for thread in threads)
     return outcome
 
 
 class Sockets:
-    """Links over loopback: pushes begin to arrive while they are computed, as between processes."""
+    """Connections over loopback: pushes begin to arrive while they are computed, as between processes."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
 
     def __call__(self, core: Core, worker: int) -> Client:
         self._server = self._server or Server(core, "127.0.0.1:0")
-        return client_of(self._server.port, core, worker)
+        client: Client = client_of(self._server, worker)
+        return client
 
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop(0)
-
-
-def client_of(port: int, core: Core, worker: int, incarnation: int = 0, kind: type[Client] = Client) -> Client:
-    limits = core.job.pull_limits(core.parameters.values())
-    return kind(
-        f"127.0.0.1:{port}",
-        worker=worker,
-        incarnation=incarnation,
-        slots=core.slots,
-        limits=limits,
-        patience=Patience(total=5),
-    )
 
 
 def _watched(worker: Worker, before_each: Callable[[Worker, int], None]) -> None:
@@ -167,12 +145,12 @@ def _counting(link: Any, snapshots: Counter[int], number: int) -> Any:
     return link
 
 
-def last_is_slow(job: Job) -> Callable[[int], float]:
+def last_worker_is_slow(job: Job) -> Callable[[int], float]:
     return lambda worker: SLOW * PACE if worker == job.workers - 1 else PACE
 
 
-def quick(**options: Any) -> Job:
-    return Job(**{"workers": 2, "lr": 0.1, "momentum": 0.0} | options)
+def fast_job(**options: Any) -> Job:
+    return job_of(**{"lr": 0.1} | options)
 
 
 EPOCH = 16
@@ -180,29 +158,29 @@ EPOCH = 16
 
 
 @pytest.fixture(scope="module")
-def in_step() -> Outcome:
+def synchronous() -> Outcome:
     """The synchronous job with a slow worker."""
-    job = quick()
-    return run(job, EPOCH, pace=last_is_slow(job))
+    job = fast_job()
+    return run(job, EPOCH, pace=last_worker_is_slow(job))
 
 
-@pytest.mark.parametrize("mode", ["async", "bounded:3", "bounded:6"])
-def test_who_does_not_wait_for_a_slow_worker_is_done_earlier(mode: str, in_step: Outcome) -> None:
-    job = quick(mode=mode)
-    free = run(job, EPOCH, pace=last_is_slow(job))
-    assert in_step.seconds > SLOW * PACE * EPOCH  # the slow one did half of the batches
-    assert free.seconds < 0.75 * in_step.seconds
+@pytest.mark.parametrize("mode", ["async", "bounded:3"])
+def test_job_without_rounds_ends_earlier_than_one_that_waits_for_a_slow_worker(mode: str, synchronous: Outcome) -> None:
+    job = fast_job(mode=mode)
+    free = run(job, EPOCH, pace=last_worker_is_slow(job))
+    assert synchronous.seconds > SLOW * PACE * EPOCH  # the slow worker did half of the batches
+    assert free.seconds < 0.75 * synchronous.seconds
     all_work_once(free.events, 2 * EPOCH)
     applied_once(free.events)
     assert free.core.finished(EPOCH) and free.core.version == 2 * EPOCH
-    assert free.count("applied", 1) < free.count("applied", 0)  # the slow one did less
+    assert free.count("applied", 1) < free.count("applied", 0)  # the slow worker did less
     assert 0 < staleness(free.events) <= (job.update_mode.staleness_bound or 2 * SLOW)
-    assert min(free.accuracy(), in_step.accuracy()) > 70
+    assert min(free.accuracy(), synchronous.accuracy()) > 70
 
 
-def test_a_bound_holds_also_when_it_holds_up_everybody() -> None:
-    job = quick(workers=4, mode="bounded:1")
-    outcome = run(job, 8, pace=last_is_slow(job))
+def test_bound_of_one_holds_for_four_workers() -> None:
+    job = fast_job(workers=4, mode="bounded:1")
+    outcome = run(job, 8, pace=last_worker_is_slow(job))
     assert staleness(outcome.events) == 1
     all_work_once(outcome.events, 32)
 
@@ -210,7 +188,7 @@ def test_a_bound_holds_also_when_it_holds_up_everybody() -> None:
 # --------------------------------------------------------------------------------------------------- backup workers
 
 
-def late_and_applied(events: list[dict[str, Any]]) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+def late_and_applied(events: Events) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     late, applied = (
         {(e["worker"], e["sequence"]) for e in events if e["event"] == kind} for kind in ("late", "applied")
     )
@@ -218,58 +196,60 @@ def late_and_applied(events: list[dict[str, Any]]) -> tuple[set[tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
-def three_in_step() -> Outcome:
-    """All of three workers wait for the slow one."""
-    job = quick(workers=3, momentum=0.5)
-    return run(job, 16, pace=last_is_slow(job), link=Sockets())
+def three_synchronous() -> Outcome:
+    """Three workers that all wait for the slow one."""
+    job = fast_job(workers=3, momentum=0.5)
+    return run(job, 16, pace=last_worker_is_slow(job), link=Sockets())
 
 
 @pytest.mark.parametrize("returns", ["weights", "gradients", "delta"])
-def test_a_round_does_not_wait_for_a_backup_worker(returns: str, three_in_step: Outcome) -> None:
-    exchanges = three_in_step.core.version
-    job = quick(workers=3, backup=1, returns=returns, momentum=0.5)
-    outcome = run(job, exchanges, pace=last_is_slow(job), link=Sockets())
-    assert outcome.seconds < 0.75 * three_in_step.seconds
+def test_round_does_not_wait_for_a_backup_worker(returns: str, three_synchronous: Outcome) -> None:
+    exchanges = three_synchronous.core.version
+    job = fast_job(workers=3, backup=1, returns=returns, momentum=0.5)
+    outcome = run(job, exchanges, pace=last_worker_is_slow(job), link=Sockets())
+    assert outcome.seconds < 0.75 * three_synchronous.seconds
     assert outcome.core.version == exchanges
     late, applied = late_and_applied(outcome.events)
     assert late and {worker for worker, _ in late} == {2}
     assert not late & applied
-    assert len(applied) == 2 * exchanges  # two of three, every round
+    assert len(applied) == 2 * exchanges  # two of three in every round
     applied_once(outcome.events, backup=True)
-    if returns != "weights":  # what it is told is a change of weights that it does not hold
+    if returns != "weights":  # a change needs weights that it does not hold
         assert outcome.snapshots[2] > 1
     assert outcome.accuracy() > 70
 
 
 @pytest.mark.parametrize("returns", ["gradients", "delta"])
-def test_who_is_behind_never_computes_on_weights_that_nobody_had(returns: str) -> None:
-    """It must not take the last change for all that it missed."""
-    job = quick(workers=3, backup=1, returns=returns, momentum=0.5)
+def test_late_worker_computes_on_the_weights_of_some_version(returns: str) -> None:
+    """It must not apply only the last of several changes."""
+    job = fast_job(workers=3, backup=1, returns=returns, momentum=0.5)
     held: dict[int, dict[str, Tensor]] = {}
     seen: list[tuple[int, int, float]] = []
 
-    class Watched(Sockets):
+    class WatchedSockets(Sockets):
         def __call__(self, core: Core, worker: int) -> Client:
             if not held:
                 held[0] = {name: x.clone() for name, x in core.parameters.items()}
                 core.on_update(lambda v: held.update({v: {name: x.clone() for name, x in core.parameters.items()}}))
             return super().__call__(core, worker)
 
-    def look(worker: Worker, sequence: int) -> None:
-        far = max(float((p.detach() - held[sequence][name]).abs().max()) for name, p in worker.parameters.items())
-        seen.append((worker.number, sequence, far))
+    def compare(worker: Worker, sequence: int) -> None:
+        difference = max(
+            float((p.detach() - held[sequence][name]).abs().max()) for name, p in worker.parameters.items()
+        )
+        seen.append((worker.number, sequence, difference))
 
-    outcome = run(job, 16, pace=last_is_slow(job), link=Watched(), before_each=look)
+    outcome = run(job, 16, pace=last_worker_is_slow(job), link=WatchedSockets(), before_each=compare)
     assert outcome.count("late", 2)
     assert {number for number, _, _ in seen} == {0, 1, 2}
-    assert not [one for one in seen if one[2] > 1e-5]
+    assert max(difference for _, _, difference in seen) <= 1e-5
 
 
 # ------------------------------------------------------------------------------------------------------------ delta
 
 
 def distance(outcome: Outcome, worker: int) -> float:
-    """How far a worker's weights are from the server's, as a share of how far the server's have come."""
+    """Return how far a worker's weights are from the server's, relative to how far the server's have moved."""
     start = {name: p.detach() for name, p in build_task("mlp", "digits", seed=0).model.named_parameters()}
     mine = outcome.workers[worker].parameters
     apart = sum(float((mine[name].detach() - x).square().sum()) for name, x in outcome.core.parameters.items())
@@ -277,12 +257,20 @@ def distance(outcome: Outcome, worker: int) -> float:
     return float((apart / travelled) ** 0.5)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("pull, most", [("none", 1e-6), ("ef|qsgd:8", 0.05), ("ef|topk:0.05", 0.6), ("topk:0.05", 0.6)])
-def test_changes_of_weights_keep_workers_near_the_server(mode: str, pull: str, most: float) -> None:
-    job = quick(mode=mode, returns="delta", pull=pull)
+@pytest.mark.parametrize(
+    "mode, pull, most",
+    [
+        ("sync", "none", 1e-6),
+        ("sync", "ef|qsgd:8", 0.05),
+        ("sync", "topk:0.05", 0.6),
+        ("async", "none", 1e-6),
+        ("async", "ef|topk:0.05", 0.6),
+    ],
+)
+def test_delta_keeps_workers_near_the_server(mode: str, pull: str, most: float) -> None:
+    job = fast_job(mode=mode, returns="delta", pull=pull)
     outcome = run(job, 30)
-    # Without rounds the other worker's last pushes are behind this one's last pull.
+    # Without rounds one worker has not pulled the other's last pushes.
     nearest = min(distance(outcome, worker) for worker in range(2))
     assert nearest <= most
     if mode == "sync":
@@ -293,26 +281,27 @@ def test_changes_of_weights_keep_workers_near_the_server(mode: str, pull: str, m
     assert outcome.accuracy() > 70
 
 
-def test_a_server_knows_exactly_what_its_workers_hold() -> None:
-    """Sender and receiver add the very same decoded numbers: what a lossy pull leaves out is never forgotten."""
+def test_server_has_exactly_the_weights_that_its_workers_hold() -> None:
+    """Both add the same decoded frames, so the rest of a lossy pull is sent later."""
     for mode in ("sync", "async"):
-        outcome = run(quick(mode=mode, returns="delta", pull="ef|topk:0.02|qsgd:4"), 12)
+        outcome = run(fast_job(mode=mode, returns="delta", pull="ef|topk:0.02|qsgd:4"), 12)
         for number, worker in enumerate(outcome.workers):
             held = outcome.core._weights.held if mode == "sync" else outcome.core._members.sessions[number].held
             for name, x in held.items():
                 assert torch.equal(worker.parameters[name].detach(), x), (mode, number, name)
 
 
-@pytest.mark.parametrize("mode", ["async", "bounded:2"])
-@pytest.mark.parametrize("method", ["4", "5", "laconic", "laconic-min"])
-def test_methods_need_no_rounds(method: str, mode: str) -> None:
-    job = quick(**{"mode": mode} | method_options(method, mode))
+@pytest.mark.parametrize(
+    "method, mode", [("4", "async"), ("5", "bounded:2"), ("laconic", "async"), ("laconic-min", "bounded:2")]
+)
+def test_methods_train_without_rounds(method: str, mode: str) -> None:
+    job = fast_job(**{"mode": mode} | method_options(method, mode))
     assert job.returns == "delta"
     outcome = run(job, 48 // job.every)
     assert outcome.accuracy() > 70
 
 
-def test_without_rounds_a_change_counts_for_its_part_of_a_mean() -> None:
+def test_change_without_rounds_is_divided_by_the_number_of_workers() -> None:
     job = Job(workers=4, mode="async", sends="changes", every=2, returns="weights")
     core = core_of(job, {"w": torch.zeros(3)}, [])
     core._weights.step({"w": torch.tensor([4.0, 8.0, -2.0])})
@@ -323,9 +312,9 @@ def test_without_rounds_a_change_counts_for_its_part_of_a_mean() -> None:
 
 
 @pytest.mark.parametrize("returns", ["weights", "gradients", "delta"])
-def test_bundled_or_layer_by_layer_is_the_same_when_nothing_is_lost(returns: str) -> None:
-    job = quick(returns=returns, momentum=0.9)
-    single, bundle = run(job, 12), run(job, 12, bundled=True)
+def test_bundled_and_layerwise_slots_give_the_same_bits_without_compression(returns: str) -> None:
+    job = fast_job(returns=returns, momentum=0.9)
+    single, bundle = run(job, 6), run(job, 6, bundled=True)
     (only,) = bundle.core.parameters.values()
     flat = torch.cat([x.reshape(-1) for x in single.core.parameters.values()])
     assert torch.equal(only.reshape(-1), flat)
@@ -337,11 +326,11 @@ def test_bundled_or_layer_by_layer_is_the_same_when_nothing_is_lost(returns: str
 
 
 class Crash(BaseException):
-    """The end of a worker's life."""
+    """Ends a worker."""
 
 
-class Mortal(Client):
-    """A client that dies in an exchange: before its push, or after it and without the answer."""
+class CrashingClient(Client):
+    """A client that crashes in an exchange: before its push, or before it gets the reply."""
 
     die_at, delivered = -1, False
 
@@ -353,31 +342,22 @@ class Mortal(Client):
         raise Crash
 
 
-@contextmanager
-def serving(core: Core) -> Iterator[Server]:
-    server = Server(core, "127.0.0.1:0")
-    try:
-        yield server
-    finally:
-        server.stop(0)
-
-
-@pytest.mark.parametrize("mode, returns", [("async", "weights"), ("async", "delta"), ("bounded:2", "weights")])
-@pytest.mark.parametrize("delivered", [False, True], ids=["push lost", "answer lost"])
-def test_a_worker_that_comes_again_takes_up_its_work(mode: str, returns: str, delivered: bool) -> None:
+@pytest.mark.parametrize(
+    "mode, returns, delivered",
+    [("async", "weights", False), ("async", "delta", False), ("async", "delta", True), ("bounded:2", "weights", True)],
+)
+def test_restarted_worker_continues_its_work(mode: str, returns: str, delivered: bool) -> None:
     exchanges, dies_at = 15, 6
-    job = quick(mode=mode, returns=returns)
-    events: list[dict[str, Any]] = []
+    job = fast_job(mode=mode, returns=returns)
+    events: Events = []
     task = build_task("mlp", "digits", seed=0)
     core = core_of(
         job, {name: p.detach().clone() for name, p in task.model.named_parameters()}, events, exchanges=exchanges
     )
-    failed: list[BaseException] = []
 
     def life(number: int, incarnation: int, die_at: int) -> None:
         task = build_task("mlp", "digits", seed=0)
-        client = client_of(server.port, core, number, incarnation, Mortal)
-        assert isinstance(client, Mortal)
+        client = client_of(server, number, incarnation, kind=CrashingClient)
         client.die_at, client.delivered = die_at, delivered
         shards = Shards(task.num_train, 2, BATCH, 0)
         worker = Worker(number, task, shards, job, Schedule(job.lr), client)
@@ -389,20 +369,12 @@ def test_a_worker_that_comes_again_takes_up_its_work(mode: str, returns: str, de
 
     def live(number: int) -> None:
         try:
-            try:
-                life(number, 0, dies_at if number == 1 else -1)
-            except Crash:
-                life(number, 1, -1)
-        except BaseException as error:
-            failed.append(error)
+            life(number, 0, dies_at if number == 1 else -1)
+        except Crash:
+            life(number, 1, -1)
 
     with serving(core) as server:
-        threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not failed and not any(thread.is_alive() for thread in threads), failed
+        in_threads(lambda: live(0), lambda: live(1))
     assert [e["incarnation"] for e in events if e["event"] == "welcome" and e["worker"] == 1] == [0, 1]
     all_work_once(events, 2 * exchanges)
     applied_once(events)

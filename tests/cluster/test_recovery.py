@@ -1,12 +1,12 @@
-"""Losing workers and servers in every method: the run ends with the bits that it would have ended with anyway.
+"""Lost workers and servers in every method: the run ends with the same bits as without the failure.
 
-Crashes are of threads here, at a step of the run; what survives is what is on the disk. Real processes are killed in
-``test_faults``.
+Here threads crash at a step of the run, and only files survive. Real processes are killed in ``test_faults``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH
+from helpers import BATCH, in_threads
 from torch import Tensor
 
 from laconic.cluster.checkpoint import Folder
@@ -32,11 +32,11 @@ from laconic_lab.faults.invariants import applied_once, lost_at_most
 
 
 class Crash(BaseException):
-    """The end of a worker's life."""
+    """Ends a worker."""
 
 
-class Fragile(InProcessConnection):
-    """A link that dies before or after it has pushed an exchange."""
+class CrashingConnection(InProcessConnection):
+    """A connection that crashes before or after it has pushed an exchange."""
 
     def __init__(self, core: Core, worker: int, *, incarnation: int, die_at: int | None, delivered: bool) -> None:
         super().__init__(core, worker, incarnation=incarnation)
@@ -45,17 +45,17 @@ class Fragile(InProcessConnection):
     def exchange(self, sequence: int, frames: Any, score: Callable[[], float]) -> Reply:
         if sequence != self._die_at:
             return super().exchange(sequence, frames, score)
-        if self._delivered:  # the push arrives, its answer does not
+        if self._delivered:  # the push arrives, its reply does not
             threading.Thread(target=self._deliver, args=(sequence, list(frames), score), daemon=True).start()
         raise Crash
 
     def _deliver(self, sequence: int, frames: Any, score: Callable[[], float]) -> None:
-        with contextlib.suppress(RefusedError):  # nobody is there to hear it
+        with contextlib.suppress(RefusedError):  # no worker is left
             super().exchange(sequence, frames, score)
 
 
 class Run:
-    """A job of two workers whose files are under a folder, so that all of it can die and come back."""
+    """A job of two workers whose files are in a folder, so that all of it can be restarted."""
 
     def __init__(self, job: Job, folder: Path, exchanges: int, *, servers: int = 1) -> None:
         self.job, self.folder, self.exchanges, self.servers = job, folder, exchanges, servers
@@ -63,7 +63,7 @@ class Run:
         self.cores = [self.core(server) for server in range(servers)]
         self._lives = 0
 
-    def parts(self) -> list[dict[str, Tensor]]:
+    def shards(self) -> list[dict[str, Tensor]]:
         task = build_task("mlp", "digits", seed=self.job.seed)
         return partition({name: p.detach().clone() for name, p in task.model.named_parameters()}, self.servers)
 
@@ -71,7 +71,7 @@ class Run:
         checkpoint_store = Folder(self.folder / f"server-{server}")
         core = Core(
             self.job,
-            self.parts()[server],
+            self.shards()[server],
             SGD(momentum=self.job.momentum),
             Schedule(self.job.lr),
             self.events[server].append,
@@ -92,25 +92,26 @@ class Run:
         return core
 
     def task(self) -> Task:
-        """A worker's own."""
+        """Return a worker's task."""
         return build_task("mlp", "digits", seed=self.job.seed)
 
     def worker(self, number: int, *, die_at: int | None = None, delivered: bool = False) -> Worker:
         self._lives += 1
         task = self.task()
         links = [
-            Fragile(core, number, incarnation=self._lives, die_at=die_at, delivered=delivered) for core in self.cores
+            CrashingConnection(core, number, incarnation=self._lives, die_at=die_at, delivered=delivered)
+            for core in self.cores
         ]
         numbers = {name: i for i, (name, _) in enumerate(task.model.named_parameters())}
         link = (
-            links[0] if self.servers == 1 else ShardedConnection(links, [[*map(numbers.get, p)] for p in self.parts()])
+            links[0] if self.servers == 1 else ShardedConnection(links, [[*map(numbers.get, p)] for p in self.shards()])
         )
         shards = Shards(task.num_train, self.job.workers, BATCH, self.job.seed)
         memory = Folder(self.folder / f"worker-{number}")
-        return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, memory=memory)
+        return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, store=memory)
 
     def go(self, *, dies: int | None = None, at: int | None = None, delivered: bool = False) -> None:
-        """To the end; a worker may die on the way and is started again."""
+        """Run to the end; one worker may crash and is restarted."""
 
         def live(number: int) -> None:
             worker = self.worker(number, die_at=at if number == dies else None, delivered=delivered)
@@ -119,23 +120,9 @@ class Run:
             except Crash:
                 worker = self.worker(number)
                 worker.run(self.exchanges)
-            worker.link.leave()
+            worker.connection.leave()
 
-        failed: list[BaseException] = []
-
-        def watched(number: int) -> None:
-            try:
-                live(number)
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=watched, args=(number,)) for number in range(self.job.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not failed, failed
-        assert not any(thread.is_alive() for thread in threads)
+        in_threads(*(lambda number=number: live(number) for number in range(self.job.workers)))
 
     def weights(self) -> dict[str, Tensor]:
         return {name: x for core in self.cores for name, x in core.parameters.items()}
@@ -154,30 +141,46 @@ def same(run: Run, other: Run) -> None:
         assert torch.equal(x, other.weights()[name]), name
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize("delivered", [False, True], ids=["push lost", "answer lost"])
-def test_a_lost_worker_changes_nothing(method: str, delivered: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def clean_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Return a function that returns a method's run without a failure, made once."""
+
+    @functools.cache
+    def run(method: str) -> Run:
+        job, exchanges = job_of(method)
+        result = Run(job, tmp_path_factory.mktemp("clean"), exchanges)
+        result.go()
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "method, delivered", [(name, bool(i % 2)) for i, name in enumerate([*METHODS, "1", "laconic"])]
+)
+def test_lost_worker_changes_no_bit(
+    method: str, delivered: bool, tmp_path: Path, clean_run: Callable[[str], Run]
+) -> None:
+    """``delivered``: its push arrives and only the reply is lost."""
     job, exchanges = job_of(method)
-    clean = Run(job, tmp_path / "clean", exchanges)
-    clean.go()
+    clean = clean_run(method)
     hurt = Run(job, tmp_path / "hurt", exchanges)
     hurt.go(dies=1, at=exchanges - 2, delivered=delivered)
     same(hurt, clean)
     assert len(applied_once(hurt.events[0])) == 2 * exchanges
     losses = lost_at_most(hurt.events[0], job.exchanges_per_checkpoint)
-    if job.every == 1:  # else it dies right after a checkpoint
-        assert bool(losses) == job.remembers  # what workers do not remember need not be made again
+    if job.every == 1:  # otherwise it crashes right after a checkpoint
+        assert bool(losses) == job.remembers  # without state of workers nothing is repeated
     assert not [e for e in hurt.events[0] if e["event"] == "memory_lost"]
 
 
 @pytest.mark.parametrize("method", ["1", "5", "6", "laconic", "2w"])
-def test_a_lost_server_changes_nothing(method: str, tmp_path: Path) -> None:
+def test_lost_server_changes_no_bit(method: str, tmp_path: Path, clean_run: Callable[[str], Run]) -> None:
     job, exchanges = job_of(method)
-    clean = Run(job, tmp_path / "clean", exchanges)
-    clean.go()
+    clean = clean_run(method)
     first = Run(job, tmp_path / "hurt", exchanges)
     first.exchanges = exchanges // 2 + 1
-    first.cores = [first.core()]  # so that it stops half way, somewhere after a checkpoint
+    first.cores = [first.core()]  # it stops half way, some exchanges after a checkpoint
     first.go()
     again = Run(job, tmp_path / "hurt", exchanges)
     assert 0 < again.cores[0].version <= first.exchanges
@@ -186,32 +189,31 @@ def test_a_lost_server_changes_nothing(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["1", "laconic"])
-def test_several_servers_are_one(method: str, tmp_path: Path) -> None:
+def test_several_servers_give_the_bits_of_one(method: str, tmp_path: Path, clean_run: Callable[[str], Run]) -> None:
     job, exchanges = job_of(method)
-    one = Run(job, tmp_path / "one", exchanges)
-    one.go()
+    one = clean_run(method)
     three = Run(job, tmp_path / "three", exchanges, servers=3)
     three.go()
     hurt = Run(job, tmp_path / "hurt", exchanges, servers=3)
     hurt.go(dies=0, at=exchanges - 2, delivered=True)
     same(hurt, three)
-    if job.pull == "none":  # else seeds are by slot and server
+    if job.pull == "none":  # otherwise rounding seeds depend on the server
         same(three, one)
     for events in hurt.events:
         applied_once(events)
 
 
-def test_a_worker_without_its_files_goes_on_with_an_empty_memory_and_says_so(
+def test_worker_without_its_files_continues_without_residuals_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, exchanges = job_of("laconic")
     run = Run(job, tmp_path, exchanges)
-    forgetful = run.worker
+    make = run.worker
 
     def worker(number: int, **options: Any) -> Worker:
-        made = forgetful(number, **options)
+        made = make(number, **options)
         if number == 1 and run._lives > 2:
-            made.memory = Folder(tmp_path / "elsewhere")
+            made.store = Folder(tmp_path / "elsewhere")
         return made
 
     run.worker = worker  # type: ignore[method-assign]
@@ -223,7 +225,7 @@ def test_a_worker_without_its_files_goes_on_with_an_empty_memory_and_says_so(
 
 
 @pytest.mark.parametrize(
-    "offers, held, version, lost",
+    "offers, available, version, lost",
     [
         ([{5, 4}, {5, 4}], {5, 4, 0}, 5, set()),
         ([{5, 4}, {4, 0}], {5, 4, 0}, 4, set()),
@@ -232,6 +234,8 @@ def test_a_worker_without_its_files_goes_on_with_an_empty_memory_and_says_so(
         ([{9}, {8}], {5, 4}, 5, {0, 1}),
     ],
 )
-def test_agreement(offers: list[set[int]], held: set[int], version: int, lost: set[int]) -> None:
-    found = agree({worker: Offer(frozenset(one)) for worker, one in enumerate(offers)}, held)
-    assert (found.version, set(found.lost)) == (version, lost)
+def test_agreement_is_the_newest_common_version(
+    offers: list[set[int]], available: set[int], version: int, lost: set[int]
+) -> None:
+    agreed = agree({worker: Offer(frozenset(versions)) for worker, versions in enumerate(offers)}, available)
+    assert (agreed.version, set(agreed.lost)) == (version, lost)

@@ -78,7 +78,7 @@ def test_worker_without_its_files_continues_from_the_last_upload(
     def worker(number: int, **options: Any) -> Worker:
         made = make(number, **options)
         if number == 1 and run._lives > 2:
-            made.memory = Folder(tmp_path / "elsewhere")
+            made.store = Folder(tmp_path / "elsewhere")
         return made
 
     run.worker = worker  # type: ignore[method-assign]
@@ -105,7 +105,7 @@ def test_server_lost_before_the_last_upload_changes_no_bit(tmp_path: Path, monke
             made.append(made[0])
             hurt.cores = [hurt.core()]  # the state on disk
             for each in made:
-                each.link.core = hurt.cores[0]  # type: ignore[attr-defined]
+                each.connection.core = hurt.cores[0]  # type: ignore[attr-defined]
             raise regather()
         upload(self, version, frames)
 
@@ -147,7 +147,7 @@ def test_killed_worker_restores_its_renewed_subspaces(tmp_path: Path) -> None:
     """The server has of them only what was uploaded; T=5 and checkpoints every 8 do not coincide."""
     config = replace(config_of("homomorphic", checkpoint_every=8), layers="subspace:0.1,T=5", iterations=24)
     task = config.task()
-    residents = config.residents(task)
+    residents = config.subspace_state(task)
     assert residents is not None
     slots = {name: x.clone() for name, x in trainable(task.model).items()}
     clean = core_of(config.job, slots, exchanges=24, resident=residents)

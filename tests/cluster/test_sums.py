@@ -166,7 +166,7 @@ def test_slow_worker_catches_up_with_the_uploaded_weights_of_another() -> None:
 
     def live(worker: Worker) -> None:
         worker.run(12)
-        worker.link.leave()
+        worker.connection.leave()
 
     in_threads(*(lambda worker=worker: live(worker) for worker in workers))
     assert core.version == 12 and core.holds_current_weights
@@ -200,17 +200,17 @@ def test_non_finite_values_make_all_workers_drop_the_same_round(
     nan_at: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = sum_job(workers=2, **options)
-    init = Worker.__post_init__
+    init = Worker.__init__
 
-    def init_with_nan(self: Worker) -> None:
-        init(self)
+    def init_with_nan(self: Worker, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
         if self.number == 1:
             self.task = NanTask(self.task, nan_at)  # type: ignore[assignment]
 
-    monkeypatch.setattr(Worker, "__post_init__", init_with_nan)
+    monkeypatch.setattr(Worker, "__init__", init_with_nan)
     with caplog.at_level(logging.WARNING):
         core, workers = train(job, 5)
-    assert [worker.summands.dropped for worker in workers if worker.summands] == [1, 1]
+    assert [worker.encoder.summing.dropped for worker in workers if worker.encoder.summing] == [1, 1]
     assert "all workers drop this round" in caplog.text and core.version == 5
     for name, x in core.parameters.items():
         assert bool(torch.isfinite(x).all())

@@ -41,7 +41,7 @@ def config(scheme: str = "subspace:0.1,T=4", exchanges: int = 10, *, servers: in
 
 def cores_of(config: Config, folder: Path | None = None) -> list[Core]:
     task = config.task()
-    residents = config.residents(task)
+    residents = config.subspace_state(task)
     found = []
     for number, part in enumerate(config.parts(trainable(task.model))):
         part = {name: x.clone() for name, x in part.items()}
@@ -77,7 +77,7 @@ def workers_of(config: Config, cores: list[Core], folder: Path | None = None, *,
         link: Any = ShardedConnection(links, parts) if len(links) > 1 else links[0]
         shards = Shards(task.num_train, config.job.workers, BATCH, config.job.seed)
         memory = None if folder is None else Folder(folder / f"worker-{number}")
-        found.append(Worker(number, task, shards, config.job, config.rates(), link, memory=memory))
+        found.append(Worker(number, task, shards, config.job, config.rates(), link, store=memory))
     return found
 
 
@@ -217,11 +217,13 @@ def test_worker_without_its_disk_gets_the_last_uploaded_weights(tmp_path: Path) 
 def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Seven exchanges with T=4 renew each of two layers once, in every channel on both sides."""
     _, (worker, _) = run(config(exchanges=7, **method_options("homomorphic")))
-    assert worker.summands is not None and worker.summands.residual_resets == 1  # fc2 has few
+    assert worker.encoder.summing is not None and worker.encoder.summing.residual_resets == 1  # fc2 has few
     options = method_options("laconic") | {"every": 1, "sends": "gradients"}
     (core,), (worker, _) = run(config(exchanges=4, **options))
-    assert worker.channel.stats.residual_resets == 2 == core._weights.channel.stats.residual_resets
-    assert worker.channel.residual("fc1.z") is None and worker.channel.residual("head.weight") is not None
+    assert worker.encoder.channel.stats.residual_resets == 2 == core._weights.channel.stats.residual_resets
+    assert (
+        worker.encoder.channel.residual("fc1.z") is None and worker.encoder.channel.residual("head.weight") is not None
+    )
     messages = [record.message for record in caplog.records if "its subspace was drawn anew" in record.message]
     assert len(messages) == 5  # two workers in each run, and a server: logged once each
 
@@ -232,24 +234,24 @@ def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.
         ({"mode": "async"}, "mode async: give mode sync"),
         ({"mode": "bounded:2"}, "mode bounded:2: give mode sync"),
         ({"returns": "delta", "pull": "topk:0.1"}, "give returns=gradients, or pull=none"),
-        ({"pull": "qsgd:4"}, "with a loss"),
+        ({"pull": "qsgd:4"}, "a lossy reply"),
     ],
 )
 def test_renewal_needs_equal_weights_in_all_processes(options: dict[str, Any], words: str) -> None:
     found = config(**options)
     with pytest.raises(ConfigError, match=words) as caught:
-        found.residents(found.task())
-    assert "take T=0 without weight decay" in str(caught.value)
+        found.subspace_state(found.task())
+    assert "use T=0 without weight decay" in str(caught.value)
     still = replace(found, layers="subspace:0.1,T=0")
-    assert still.residents(still.task()) is None
+    assert still.subspace_state(still.task()) is None
     dense = replace(found, layers="monarch:0.2")
-    assert dense.residents(dense.task()) is None
+    assert dense.subspace_state(dense.task()) is None
 
 
 def test_bundled_slots_cannot_be_renewed() -> None:
     found = replace(config(), bundled=True)
     with pytest.raises(ConfigError, match="bundled slots: give --layerwise"):
-        found.residents(found.task())
+        found.subspace_state(found.task())
 
 
 def test_fixed_subspace_has_no_state_besides_its_coordinates() -> None:
@@ -271,10 +273,10 @@ def test_server_sends_the_dense_weights_once() -> None:
         workers = workers_of(found, [core])
         for worker in workers:
             parameters = trainable(worker.task.model)
-            residents = found.residents(worker.task)
+            residents = found.subspace_state(worker.task)
             assert residents is not None
             dense = [residents.tensors().get(name, x) for name, x in parameters.items()]
-            worker.link = Client(
+            worker.connection = Client(
                 f"127.0.0.1:{server.port}", worker=worker.number, incarnation=1, slots=Slots.of(parameters),
                 limits=found.job.pull_limits(parameters.values()), resident=found.job.pull_limits(dense),
             )  # fmt: skip
@@ -283,7 +285,7 @@ def test_server_sends_the_dense_weights_once() -> None:
         for worker in workers:
             assert_equal(_dense(worker.task.model), dense_weights(found, [core]))
             assert worker.bytes_received < 6 * 0.11 * 4 * 327_880
-            worker.link.close()
+            worker.connection.close()
     finally:
         server.stop()
 

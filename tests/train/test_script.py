@@ -83,7 +83,7 @@ def test_script_can_import_modules_beside_it(tmp_path: Path, monkeypatch: pytest
 
 def test_invalid_script_name_raises_an_error(tmp_path: Path) -> None:
     for script in ("my.py", "my.py:", ":build", "my.py:a b", "C:\\my.py", ""):
-        with pytest.raises(ConfigError, match=r"given as FILE\.py:FUNCTION, such as my\.py:build, got"):
+        with pytest.raises(ConfigError, match=r"must be FILE\.py:FUNCTION, such as my\.py:build, got"):
             build_task(script=script)
     with pytest.raises(FileError, match="there is no file"):
         build_task(script=f"{tmp_path}/none.py:build")

@@ -74,7 +74,7 @@ def server(
     on SIGTERM. In both cases it saves a checkpoint in RUN_DIR/checkpoints, and
     --resume continues from it. RUN_DIR/events.jsonl is the event log.
     """
-    from laconic.train.roles import serve
+    from laconic.train.server_process import serve
 
     check_grpc()
     _check_free(host, port)
@@ -137,8 +137,8 @@ def worker(
     To restart a worker that has died, run the same command: the server rejects
     what its previous process still sends, and tells it where to continue.
     """
-    from laconic.train.roles import work
     from laconic.train.run import Config
+    from laconic.train.worker_process import work
 
     check_grpc()
     for address in addresses or ():

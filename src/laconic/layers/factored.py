@@ -6,12 +6,14 @@ without changes.
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from laconic.layers.functional import with_parameters
 
 __all__ = ["LowRankConv2d", "LowRankLinear", "MonarchLinear", "truncated"]
 
@@ -19,8 +21,6 @@ FULL_SVD = 1024
 """Largest side for a full SVD; beyond it, if few directions are needed, subspace iteration is used."""
 
 OVERSAMPLING, POWER_ITERATIONS = 16, 4
-
-L = TypeVar("L", bound=nn.Module)
 
 
 def truncated(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ class LowRankLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.right), self.left, self.bias)
 
-    def dense(self) -> nn.Linear:
+    def dense(self) -> nn.Module:
         return _linear(self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -159,7 +159,7 @@ class MonarchLinear(nn.Module):
             y = y + self.bias
         return y.view(*x.shape[:-1], self.outputs)
 
-    def dense(self) -> nn.Linear:
+    def dense(self) -> nn.Module:
         return _linear(self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -174,46 +174,35 @@ class LowRankConv2d(nn.Module):
     Stride, padding and dilation are the first one's.
     """
 
-    def __init__(self, narrow: nn.Conv2d, widen: nn.Conv2d) -> None:
+    def __init__(self, narrow: nn.Module, widen: nn.Module) -> None:
         super().__init__()
+        assert isinstance(narrow, nn.Conv2d) and isinstance(widen, nn.Conv2d)
         self.narrow, self.widen = narrow, widen
 
     @classmethod
     def project(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
-        result = cls._like(layer, rank)
-        result._set_factors(*truncated(_by_group(layer), rank))
-        return result
+        return cls._of_factors(layer, *truncated(_by_group(layer), rank))
 
     @classmethod
     def fresh(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
         """Draw factors whose product has the variance of the layer's weight."""
-        result = cls._like(layer, rank)
         groups, outputs, inputs = _by_group(layer).shape
         right = _normal(layer.weight, (groups, rank, inputs), 1 / inputs)
         left = _normal(layer.weight, (groups, outputs, rank), _variance(layer.weight) * inputs / rank)
-        result._set_factors(left, right)
-        return result
+        return cls._of_factors(layer, left, right)
 
     @classmethod
-    def _like(cls, layer: nn.Conv2d, rank: int) -> LowRankConv2d:
-        weight, inner = layer.weight, rank * layer.groups
-        narrow = _uninitialized(
-            nn.Conv2d, layer.in_channels, inner, layer.kernel_size, stride=layer.stride, padding=layer.padding,
-            dilation=layer.dilation, groups=layer.groups, bias=False, padding_mode=layer.padding_mode,
-            device=weight.device, dtype=weight.dtype,
-        )  # fmt: skip
-        widen = _uninitialized(
-            nn.Conv2d, inner, layer.out_channels, 1, groups=layer.groups, bias=layer.bias is not None,
-            device=weight.device, dtype=weight.dtype,
-        )  # fmt: skip
-        if layer.bias is not None:
-            widen.bias = _bias(layer.bias)
-        return cls(narrow, widen)
-
-    @torch.no_grad()
-    def _set_factors(self, left: Tensor, right: Tensor) -> None:
-        self.narrow.weight.copy_(right.reshape(self.narrow.weight.shape))
-        self.widen.weight.copy_(left.reshape(self.widen.weight.shape))
+    def _of_factors(cls, layer: nn.Conv2d, left: Tensor, right: Tensor) -> LowRankConv2d:
+        inner = right.shape[1] * layer.groups
+        narrow = copy.copy(layer)
+        narrow.out_channels = inner
+        widen = nn.Conv2d(inner, layer.out_channels, 1, groups=layer.groups, bias=False, device="meta")
+        result = cls(
+            with_parameters(narrow, right.reshape(inner, *layer.weight.shape[1:]), None),
+            with_parameters(widen, left.reshape(layer.out_channels, -1, 1, 1), None),
+        )
+        result.widen.bias = _bias(layer.bias)
+        return result
 
     @property
     def rank(self) -> int:
@@ -233,24 +222,10 @@ class LowRankConv2d(nn.Module):
         y: Tensor = self.widen(self.narrow(x))
         return y
 
-    def dense(self) -> nn.Conv2d:
-        like, weight = self.narrow, self.weight
-        layer = _uninitialized(
-            nn.Conv2d, like.in_channels, self.widen.out_channels, like.kernel_size, stride=like.stride,
-            padding=like.padding, dilation=like.dilation, groups=like.groups, bias=self.bias is not None,
-            padding_mode=like.padding_mode, device=weight.device, dtype=weight.dtype,
-        )  # fmt: skip
-        layer.weight = nn.Parameter(weight.detach().clone())
-        if self.bias is not None:
-            layer.bias = _bias(self.bias)
-        return layer
-
-
-def _uninitialized(kind: type[L], *args: Any, **kwargs: Any) -> L:
-    """Return a layer whose parameters are not initialized."""
-    layer = nn.utils.skip_init(kind, *args, **kwargs)  # type: ignore[no-untyped-call]
-    assert isinstance(layer, kind)
-    return layer
+    def dense(self) -> nn.Module:
+        layer = copy.copy(self.narrow)
+        layer.out_channels = self.widen.out_channels
+        return with_parameters(layer, self.weight, self.bias)
 
 
 def _by_group(layer: nn.Conv2d) -> Tensor:
@@ -274,10 +249,6 @@ def _normal(like: Tensor, shape: tuple[int, ...], variance: float) -> Tensor:
     return (torch.randn(shape) * math.sqrt(variance)).to(like)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     outputs, inputs = weight.shape
-    layer = _uninitialized(nn.Linear, inputs, outputs, bias=bias is not None, device=weight.device, dtype=weight.dtype)
-    layer.weight = nn.Parameter(weight.detach().clone())
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone())
-    return layer
+    return with_parameters(nn.Linear(inputs, outputs, device="meta"), weight, bias)

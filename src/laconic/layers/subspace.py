@@ -124,7 +124,7 @@ class _MovedWeight(torch.autograd.Function):
         return project_gradient(gradient, ctx.saved_tensors[0], ctx.whole).view(1, -1), None, None, None
 
 
-class _CachedWeight(torch.autograd.Function):
+class _CachedWeight(_MovedWeight):
     """The moved weight, taken from a cache."""
 
     @staticmethod
@@ -132,10 +132,6 @@ class _CachedWeight(torch.autograd.Function):
         ctx.save_for_backward(signs)
         ctx.whole = whole
         return cached.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return project_gradient(gradient, ctx.saved_tensors[0], ctx.whole).view(1, -1), None, None, None
 
 
 class SubspaceLayer(nn.Module):

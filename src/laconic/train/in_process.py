@@ -20,7 +20,7 @@ def run_in_threads(workers: Sequence[Worker], exchanges: int) -> list[BaseExcept
         except BaseException as error:
             errors.append(error)
         finally:
-            worker.link.leave()
+            worker.connection.leave()
 
     threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
     for thread in threads:

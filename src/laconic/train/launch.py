@@ -21,7 +21,6 @@ from laconic.errors import ConfigError, FileError, LaconicError
 from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
 from laconic.train.metrics import write_records
-from laconic.train.roles import SUPERVISED
 from laconic.train.run import (
     CHECKPOINTS,
     CONFIG,
@@ -33,6 +32,7 @@ from laconic.train.run import (
     trainable,
     write_atomically,
 )
+from laconic.train.supervision import SUPERVISED
 from laconic.train.task import Task
 
 __all__ = ["launch"]
@@ -69,7 +69,7 @@ def launch(
     for run_dir, config in runs.items():
         tasks[run_dir] = config.task()  # errors of data and model are raised here, once
         config.parts(trainable(tasks[run_dir].model))
-        config.residents(tasks[run_dir])
+        config.subspace_state(tasks[run_dir])
         if resume:
             if Config.load(run_dir) != config:
                 raise ConfigError(f"{run_dir} has another configuration: resume it with the same flags")

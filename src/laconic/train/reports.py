@@ -1,4 +1,4 @@
-"""Summary of the newest reports of a run's workers, for a progress line."""
+"""What workers report: progress and times of one worker, and the summary of all workers of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ReportSummary", "summarize"]
+__all__ = ["Progress", "ReportSummary", "Times", "summarize"]
+
+
+@dataclass
+class Times:
+    """Seconds of a worker by activity.
+
+    Args:
+        compute: Forward, backward, local steps, and the loss on held-out examples.
+        encode: Encoding of frames; it runs beside backward where possible.
+        communication: Waiting after the computation: the exposed part of communication.
+        overlapped: Communication beside the computation, from the first frame on.
+        apply: Decoding replies and applying them.
+    """
+
+    compute: float = 0.0
+    encode: float = 0.0
+    communication: float = 0.0
+    overlapped: float = 0.0
+    apply: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a worker after an exchange; ``bytes_raw`` is float32 in both directions in every iteration."""
+
+    iteration: int
+    loss: float
+    bytes_sent: int
+    bytes_received: int
+    bytes_raw: int
 
 
 @dataclass(frozen=True)

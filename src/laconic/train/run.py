@@ -1,4 +1,4 @@
-"""A run: a folder with its configuration, which server, workers and launcher share; see ``laconic.watch.folder``."""
+"""Configuration of a run, shared by its servers, workers and launcher; ``laconic.watch.folder`` lists its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
 from laconic.train.bundling import Layout
 from laconic.train.data_shards import Shards
-from laconic.train.subspace_state import Residents
+from laconic.train.subspace_state import SubspaceState
 from laconic.train.task import Task, build_task
 from laconic.watch.folder import (
     CHECKPOINTS,
@@ -61,24 +61,24 @@ def whole_exchanges(iterations: int, job: Job) -> int:
 
 @dataclass(frozen=True)
 class Config:
-    """All that decides a run. Two runs of equal configurations end with equal weights when they are synchronous.
+    """Configuration of a run. Two synchronous runs with equal configurations end with equal weights.
 
     Args:
         model: Name of the model.
         data: Name of the data set.
-        data_dir: Where its files lie; None for embedded data or the environment's folder.
+        data_dir: Folder of the data set; None for embedded data or the folder of the environment variable.
         script: ``file.py:function`` that builds the task instead of model and data.
-        batch: Examples of a worker in an iteration.
-        iterations: How many there are.
-        method: The method that the job's options came from, for the record.
-        schedule: How the learning rate changes.
-        warmup: Iterations that lead up to it.
-        holdout: Fraction of the training examples that only judge.
-        servers: How many share the parameters.
-        bundled: Whether parameters travel as one vector instead of one by one.
-        layers: The scheme by which the model's layers are compressed; None leaves them dense.
-        layers_init: How they begin: ``fresh`` or ``project``.
-        job: What server and workers agree on.
+        batch: Examples per worker and iteration.
+        iterations: Number of iterations.
+        method: Name of the method that set the job's options.
+        schedule: Schedule of the learning rate.
+        warmup: Iterations until the full learning rate.
+        holdout: Fraction of the training examples that are held out.
+        servers: Number of servers that share the parameters.
+        bundled: Whether parameters are exchanged as one vector instead of one by one.
+        layers: Scheme of compressed layers; None leaves them dense.
+        layers_init: Initial weights of compressed layers: ``fresh`` or ``project``.
+        job: Options that server and workers agree on.
     """
 
     model: str = "mlp"
@@ -105,7 +105,7 @@ class Config:
         if self.servers < 1:
             raise ConfigError(f"servers must be a whole number, at least 1, got {self.servers}")
         if self.servers > 1 and self.job.update_mode.staleness_bound:
-            raise ConfigError("mode bounded needs one server: several cannot agree on who is too old")
+            raise ConfigError("mode bounded needs servers=1: several servers cannot agree on the staleness")
         if self.layers is not None:
             parse_scheme(self.layers)
         if self.layers_init not in INITS:
@@ -136,28 +136,28 @@ class Config:
         if iterations < 1:
             raise ConfigError(f"expected at least one iteration, got {iterations}")
         resolved = replace(self, iterations=whole_exchanges(iterations, self.job))
-        resolved.residents(task)
+        resolved.subspace_state(task)
         return resolved
 
-    def residents(self, task: Task) -> Residents | None:
-        """What of the task's model changes and is not exchanged."""
-        return Residents.of(task.model, self.job, self.rates(), bundled=self.bundled)
+    def subspace_state(self, task: Task) -> SubspaceState | None:
+        """Return the state of the task's subspace layers that is not exchanged, or None."""
+        return SubspaceState.of(task.model, self.job, self.rates(), bundled=self.bundled)
 
     def restore(self, task: Task, slots: Mapping[str, Tensor], resident: Mapping[str, Tensor], exchanges: int) -> None:
-        """The task's model as it is after that many exchanges."""
+        """Load the weights after that many exchanges into the task's model."""
         parameters = trainable(task.model)
         with torch.no_grad():
             for name, x in self.layout(parameters).unpack(slots).items():
                 parameters[name].copy_(x)
-        found = self.residents(task)
-        if found is not None:
-            found.load(resident, exchanges)
+        subspaces = self.subspace_state(task)
+        if subspaces is not None:
+            subspaces.load(resident, exchanges)
 
     def layout(self, parameters: Mapping[str, Tensor]) -> Layout:
         return Layout.of(parameters, bundled=self.bundled, pieces=self.servers)
 
     def parts(self, parameters: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """The slots of each server."""
+        """Return the slots of each server."""
         return partition(self.layout(parameters).pack(parameters), self.servers)
 
     def rates(self) -> Schedule:
@@ -172,9 +172,9 @@ class Config:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
-        known = {one.name for one in fields(cls)}
+        known = {field_.name for field_ in fields(cls)}
         if set(values) != known:
-            raise ConfigError(f"a configuration has the fields {', '.join(sorted(known))}")
+            raise ConfigError(f"a configuration must have the fields {', '.join(sorted(known))}")
         return cls(**{**values, "job": Job.from_json(values["job"])})
 
     def save(self, run_dir: Path) -> None:
@@ -186,7 +186,7 @@ class Config:
         try:
             return cls.from_json(json.loads((run_dir / CONFIG).read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise FileError(f"{run_dir} is no run folder: it has no {CONFIG}") from None
+            raise FileError(f"{run_dir} is not a run folder: it has no {CONFIG}") from None
         except OSError as error:
             raise FileError(f"cannot read {run_dir / CONFIG}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError) as error:

@@ -1,11 +1,10 @@
-"""A worker: take a batch, compute, send, receive, go on.
+"""A worker: computes gradients, pushes them, applies the replies, and rejoins after a fault.
 
-Gradients leave as backward produces them: a hook tells a thread that a parameter's gradient is ready, and it encodes
-and sends it while backward goes on. What is left of communication after backward is the exposed part, which is all
-that a step waits for.
+Gradients are sent while backward runs: a hook tells a thread that a parameter's gradient is ready, and the thread
+encodes and sends it. A step waits only for the rest of the communication after backward, the exposed part.
 
-A worker may remember more than the server can tell it: residuals of its channel, momentum of its own steps. It keeps
-that beside the server's checkpoints, and when somebody was lost, all go back to a version that everybody remembers.
+A worker may have state that the server cannot restore: residuals of its channel, momentum of its local steps. It saves
+this state when the server saves checkpoints; after a fault all workers go back to a version that all of them have.
 """
 
 from __future__ import annotations
@@ -15,45 +14,40 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from laconic.cluster.connection import Connection
-from laconic.cluster.homomorphic.worker import SummingWorker, scale_frame
 from laconic.cluster.job import Job
-from laconic.cluster.protocol import NOTHING_LEFT, Frame
+from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.cluster.push_buffer import PushBuffer
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.weights import SUBSPACE_RENEWED
 from laconic.errors import FileError
-from laconic.frames import decode, encode
-from laconic.kernels import random
-from laconic.optim import SGD, Schedule
+from laconic.frames import encode
+from laconic.optim import Schedule
 from laconic.train.bundling import Layout
 from laconic.train.data_shards import Shards
-from laconic.train.metrics import SlotCount, relative_error
-from laconic.train.subspace_state import Residents
+from laconic.train.push_encoder import PushEncoder
+from laconic.train.replica import Replica
+from laconic.train.reports import Progress, Times
 from laconic.train.task import Task
 from laconic.wire import Buffer
 
-__all__ = ["Memory", "Progress", "Times", "Worker"]
+__all__ = ["StateStore", "Worker"]
 
 log = logging.getLogger("laconic")
 
-SEEDS = 401
-"""Stream of the seed that frames' seeds come from."""
-ERRORS = 5
-"""Exchanges of a run in which what encoding loses is measured, about: frames are decoded again for it."""
-LATEST = 5.0
-"""Seconds after which another worker hands in the last weights when worker 0 has not."""
+FINAL_UPLOAD_DELAY = 5.0
+"""Seconds after which another worker uploads the final weights if worker 0 has not."""
 
 
-class Memory(Protocol):
-    """Where a worker keeps what only it remembers; ``laconic.cluster.checkpoint.Folder`` is one."""
+class StateStore(Protocol):
+    """Where a worker saves state that only it has; ``laconic.cluster.checkpoint.Folder`` implements it."""
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None: ...
     def versions(self) -> Sequence[int]: ...
@@ -61,239 +55,200 @@ class Memory(Protocol):
     def forget(self, after: int) -> None: ...
 
 
-@dataclass
-class Times:
-    """Seconds of a worker.
-
-    Args:
-        compute: Forward, backward, steps of its own, and judging.
-        encode: Making frames; runs beside backward where it can.
-        communication: What it waited for after computing: the exposed part.
-        overlapped: What went on beside computing, from the first frame on.
-        apply: Decoding what came and taking it over.
-    """
-
-    compute: float = 0.0
-    encode: float = 0.0
-    communication: float = 0.0
-    overlapped: float = 0.0
-    apply: float = 0.0
-
-
 @dataclass(frozen=True)
-class Progress:
-    """After an exchange. ``bytes_raw`` is what 32 bits a value both ways, every iteration, would have taken."""
-
-    iteration: int
-    loss: float
-    bytes_sent: int
-    bytes_received: int
-    bytes_raw: int
-
-
-@dataclass(frozen=True)
-class At:
-    """Where a worker is: the exchange it is in, and the piece of work where pieces are handed out."""
+class Position:
+    """The exchange that a worker is in; in modes async and bounded also the ticket of its work."""
 
     sequence: int
     ticket: int | None = None
 
 
-@dataclass
 class Worker:
     """One worker of a job, on its own copy of the task.
 
     Args:
-        number: Its number.
-        task: What it trains.
-        shards: Which examples are its own.
-        job: What was agreed.
+        number: The worker's number.
+        task: The task to train.
+        shards: The data shards.
+        job: The job.
         schedule: The learning rate.
-        link: Its connection.
-        layout: How parameters become slots; each its own by default.
-        memory: Where to keep what only this worker remembers; None keeps nothing.
+        connection: The connection to the servers.
+        layout: Mapping of parameters to slots; default: one slot per parameter.
+        store: Where to save state that only this worker has; None saves nothing.
     """
 
-    number: int
-    task: Task
-    shards: Shards
-    job: Job
-    schedule: Schedule
-    link: Connection
-    layout: Layout | None = None
-    memory: Memory | None = None
-    times: Times = field(default_factory=Times)
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-    def __post_init__(self) -> None:
-        self.parameters = {name: p for name, p in self.task.model.named_parameters() if p.requires_grad}
-        self._layout = self.layout or Layout.of(self.parameters)
-        packed = self._layout.pack(self.parameters)
-        self.slots = {name: i for i, name in enumerate(packed)}
-        self.counts = {name: SlotCount(x.numel()) for name, x in packed.items()}
-        self._errors_every = ERRORS
-        self.channel = self.job.push_channel()
-        self.summands: SummingWorker | None = None
-        if not self.job.reply_kind.server_has_weights:
-            self.summands = SummingWorker(self.job, self.number, packed)
-        self._unsettled: dict[str, Tensor] = {}
-        """Scales of a round whose workers settle them before they push."""
-        self._deposited = 0
-        self.optimizer = SGD(momentum=self.job.momentum, weight_decay=self.job.weight_decay)
-        self._residents = Residents.of(self.task.model, self.job, self.schedule, bundled=self._layout.bundled)
-        self._base: dict[str, Tensor] = {}
-        self._attempt, self._begun = 0, False
+    def __init__(
+        self,
+        number: int,
+        task: Task,
+        shards: Shards,
+        job: Job,
+        schedule: Schedule,
+        connection: Connection,
+        layout: Layout | None = None,
+        store: StateStore | None = None,
+    ) -> None:
+        self.number, self.task, self.job, self.connection = number, task, job, connection
+        self._shards, self.store = shards, store
+        self.times = Times()
+        self.replica = Replica(task, job, schedule, layout)
+        slots = self.replica.layout.pack(self.replica.parameters)
+        self.encoder = PushEncoder(job, number, slots, self.times)
+        self.bytes_received = self._bytes_uploaded = self._uploaded_version = 0
+        self._attempt, self._joined = 0, False
         self._pending: Future[Reply] = Future()
-        self._raw = 8 * self.task.dense_numel
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="laconic-encode")
-        self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-push")
+        self._encode_thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-encode")
+        self._push_thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-push")
 
-    # ------------------------------------------------------------------------------------------------------- running
+    @property
+    def bytes_sent(self) -> int:
+        return self.encoder.bytes_sent + self._bytes_uploaded
 
-    def run(self, exchanges: int, tell: Callable[[Progress], None] | None = None) -> None:
-        """From where the server says to the end of that many exchanges, or until no work is left."""
-        self._errors_every = max(ERRORS, exchanges // ERRORS)
-        at = self.join()
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return self.replica.parameters
+
+    def run(self, exchanges: int, on_progress: Callable[[Progress], None] | None = None) -> None:
+        """Train from the server's position to the end of that many exchanges, or until no work is left."""
+        self.encoder.sample_errors(exchanges)
+        position = self.join()
         done, progress = 0, None
         while True:
-            if at.ticket == NOTHING_LEFT or (at.ticket is None and at.sequence >= exchanges):
-                if self.summands is None or at.ticket == NOTHING_LEFT or self._hand_in(at.sequence):
+            if position.ticket == NOTHING_LEFT or (position.ticket is None and position.sequence >= exchanges):
+                if self.encoder.summing is None or position.ticket == NOTHING_LEFT:
                     break
-                at = self.join()
+                if self._upload_final_weights(position.sequence):
+                    break
+                position = self.join()
                 continue
-            outbox = PushBuffer()
-            loss = self._iterate(at, outbox) if self.job.every == 1 else self._iterate_locally(at, outbox)
-            reply = self._answer(at, outbox)
-            if isinstance(reply, At):
-                at = reply
+            push = PushBuffer()
+            loss = self._iterate(position, push) if self.job.every == 1 else self._iterate_locally(position, push)
+            reply = self._await_reply(position, push)
+            if isinstance(reply, Position):
+                position = reply
                 continue
-            began = time.perf_counter()
-            self._receive(reply)
-            if self._residents is not None:
-                self._renew(self._residents, reply.sequence)
-            self.times.apply += time.perf_counter() - began
-            self.bytes_received += reply.nbytes
-            for count, frame in zip(self.counts.values(), reply.frames, strict=True):
-                count.received += len(frame)
-            at = At(reply.sequence, reply.ticket)
-            self._remember(at.sequence, last=at.sequence == exchanges)
+            self._apply(reply)
+            position = Position(reply.sequence, reply.ticket)
+            self._save_state(position.sequence, last=position.sequence == exchanges)
             done += 1
-            if tell is not None:
-                raw = done * self.job.every * self._raw
-                progress = Progress(at.sequence * self.job.every, loss, self.bytes_sent, self.bytes_received, raw)
-                tell(progress)
-        if tell is not None and progress is not None and progress.bytes_sent < self.bytes_sent:
-            tell(replace(progress, bytes_sent=self.bytes_sent))
+            if on_progress is not None:
+                iteration, raw = position.sequence * self.job.every, done * self.job.every * 8 * self.task.dense_numel
+                progress = Progress(iteration, loss, self.bytes_sent, self.bytes_received, raw)
+                on_progress(progress)
+        if on_progress is not None and progress is not None and progress.bytes_sent < self.bytes_sent:
+            on_progress(replace(progress, bytes_sent=self.bytes_sent))
 
-    def join(self, current: int | None = None) -> At:
-        """Agree with all others from where to go on, and be there.
+    # ------------------------------------------------------------------------------------------------------- joining
+
+    def join(self, current: int | None = None) -> Position:
+        """Agree with all workers on the exchange to continue at, and restore the state of that exchange.
 
         Args:
-            current: The exchange that this worker is in the middle of: it can go on from there, too.
+            current: The exchange in which this worker is: it can continue there, too.
         """
-        standing = self.link.hello()
-        if standing.over:
-            return At(max(standing.versions), NOTHING_LEFT)
+        status = self.connection.hello()
+        if status.over:
+            return Position(max(status.versions), NOTHING_LEFT)
         self._attempt += 1
-        remembered = {0, *(self.memory.versions() if self.memory is not None else ())}  # nothing is remembered of 0
+        saved = {0, *(self.store.versions() if self.store is not None else ())}  # version 0 has no state
         if current is not None:
-            remembered.add(current)
-        offered = standing.versions & remembered if self.job.remembers else standing.versions
-        lost = not offered
-        sequence, lost = self.link.join(self._attempt, Offer(offered or standing.versions, lost))
-        return At(sequence) if sequence == current else self._go_back(sequence, lost)
+            saved.add(current)
+        offered = status.versions & saved if self.job.remembers else status.versions
+        sequence, lost = self.connection.join(self._attempt, Offer(offered or status.versions, not offered))
+        return Position(sequence) if sequence == current else self._restore(sequence, lost)
 
-    def _go_back(self, sequence: int, lost: bool) -> At:
-        """Take over the server's weights, its optimizer's memory where workers take the same steps, and one's own."""
-        self._unsettled = {}
-        if self.summands is not None and self._recall_all(sequence, lost):
-            return At(sequence)
-        reply = self.link.snapshot()
-        self.bytes_received += reply.nbytes if self.summands is not None and sequence else 0  # not where others begin
-        count = len(self.slots)
-        self._load(reply.frames[:count])
-        memory = dict(zip(self.slots, map(decode, reply.frames[count : 2 * count]), strict=False))
-        rest = reply.frames[2 * count :]
-        if self._residents is not None:
-            self._residents.load(dict(zip(self.slots, map(decode, rest[:count]), strict=True)), reply.sequence)
-            rest = rest[count:]
-        anew = self.job.exact or not self._begun  # without rounds what it remembers stays true wherever the others are
-        self._begun = True
-        if memory and self.job.momentum and self.job.every == 1:
-            self.optimizer.load_state_dict(memory)
-        elif anew:
-            self.optimizer.load_state_dict({})
-        if self.summands is not None:
-            self.summands.restart(rest, empty=anew)
-            if anew and sequence:
-                self._say_forgotten(sequence)
-        elif anew and self.job.remembers:
-            self._recall(sequence, lost)
-        return At(reply.sequence, reply.ticket)
+    def _restore(self, sequence: int, lost: bool) -> Position:
+        """Load the server's weights, its optimizer's state if workers take the same steps, and one's own state."""
+        self.encoder.discard_probes()
+        summing = self.encoder.summing
+        if summing is not None and self._load_all_state(sequence, lost):
+            return Position(sequence)
+        reply = self.connection.snapshot()
+        self.bytes_received += reply.nbytes if summing is not None and sequence else 0  # not the initial weights
+        optimizer_state, scale_frames = self.replica.load_snapshot(reply.frames, reply.sequence)
+        # Without rounds a worker's own state stays valid wherever the others are.
+        fresh = self.job.exact or not self._joined
+        self._joined = True
+        if optimizer_state and self.job.momentum and self.job.every == 1:
+            self.replica.optimizer.load_state_dict(optimizer_state)
+        elif fresh:
+            self.replica.optimizer.load_state_dict({})
+        if summing is not None:
+            summing.restart(scale_frames, empty=fresh)
+            if fresh and sequence:
+                self._warn_lost_state(sequence)
+        elif fresh and self.job.remembers:
+            self._load_state(sequence, lost)
+        return Position(reply.sequence, reply.ticket)
 
-    def _recall_all(self, sequence: int, lost: bool) -> bool:
-        """Where workers hold the weights: be where one was at an exchange, if it is remembered."""
-        if self.memory is None or lost or not self.job.exact or sequence not in self.memory.versions():
+    def _saved_state(self, sequence: int, lost: bool) -> Mapping[str, Tensor] | None:
+        """Return the saved state of an exchange, or None; later states are deleted."""
+        # Without rounds the others have continued: old residuals would send again what was sent since.
+        if self.store is None or lost or not self.job.exact or sequence not in self.store.versions():
+            return None
+        tensors, _ = self.store.fetch(sequence)
+        self.store.forget(sequence)
+        return tensors
+
+    def _load_all_state(self, sequence: int, lost: bool) -> bool:
+        """With returns=sum: restore weights and everything else of an exchange if they were saved."""
+        tensors = self._saved_state(sequence, lost)
+        if tensors is None or self.encoder.summing is None:
             return False
-        assert self.summands is not None
-        tensors, _ = self.memory.fetch(sequence)
-        self._set(_part(tensors, "parameter"))
-        self.optimizer.load_state_dict(_part(tensors, "optimizer"))
-        self.summands.load_state_dict(_part(tensors, "summands"))
-        if self._residents is not None:
-            self._residents.load(_part(tensors, "resident"), sequence)
-        self.memory.forget(sequence)
-        self._begun = True
+        self.replica.set(_with_prefix(tensors, "parameter"))
+        self.replica.optimizer.load_state_dict(_with_prefix(tensors, "optimizer"))
+        self.encoder.summing.load_state_dict(_with_prefix(tensors, "summands"))
+        if self.replica.subspaces is not None:
+            self.replica.subspaces.load(_with_prefix(tensors, "resident"), sequence)
+        self._joined = True
         return True
 
-    def _recall(self, sequence: int, lost: bool) -> None:
-        self.channel.load_state_dict({})
-        # Without rounds others went on meanwhile: an old memory would send again what was sent since.
-        if self.job.exact and self.memory is not None and not lost and sequence in self.memory.versions():
-            tensors, _ = self.memory.fetch(sequence)
-            self.channel.load_state_dict(_part(tensors, "channel"))
-            if self.job.every > 1:
-                self.optimizer.load_state_dict(_part(tensors, "optimizer"))
-            self.memory.forget(sequence)
-        elif sequence:
-            self._say_forgotten(sequence)
+    def _load_state(self, sequence: int, lost: bool) -> None:
+        tensors = self._saved_state(sequence, lost)
+        self.encoder.channel.load_state_dict({} if tensors is None else _with_prefix(tensors, "channel"))
+        if tensors is not None and self.job.every > 1:
+            self.replica.optimizer.load_state_dict(_with_prefix(tensors, "optimizer"))
+        elif tensors is None and sequence:
+            self._warn_lost_state(sequence)
 
-    def _renew(self, residents: Residents, sequence: int) -> None:
-        """Momentum and what was not sent pointed along directions that some slots no longer have."""
-        if self.job.reply_kind.workers_step:  # otherwise the server did, before it told of its weights
-            self.optimizer.spend(self._tensors(), residents.spending(), lr=self.schedule(sequence))
-        slots = residents.after(sequence)
-        self.optimizer.forget(slots)
-        self.channel.forget(slots, SUBSPACE_RENEWED)
-        if self.summands is not None:
-            self.summands.forget(slots, SUBSPACE_RENEWED)
+    def _warn_lost_state(self, sequence: int) -> None:
+        log.warning("worker %d continues at exchange %d with an empty memory", self.number, sequence)
 
-    def _say_forgotten(self, sequence: int) -> None:
-        log.warning(
-            "worker %d goes on at exchange %d with an empty memory: what it had not sent is lost", self.number, sequence
-        )
-
-    def _remember(self, sequence: int, *, last: bool = False) -> None:
-        if self.memory is None or not self.job.remembers or not self.job.exact:
+    def _save_state(self, sequence: int, *, last: bool) -> None:
+        summing, subspaces = self.encoder.summing, self.replica.subspaces
+        if self.store is None or not self.job.remembers or not self.job.exact:
             return
-        if sequence % self.job.exchanges_per_checkpoint and not (last and self.summands is not None):
+        if sequence % self.job.exchanges_per_checkpoint and not (last and summing is not None):
             return
-        tensors = {f"channel/{name}": x for name, x in self.channel.state_dict().items()}
-        if self.summands is not None:
-            tensors = {f"summands/{name}": x for name, x in self.summands.state_dict().items()}
-            tensors |= {f"parameter/{name}": x for name, x in self._tensors().items()}
-            if self._residents is not None:
-                tensors |= {f"resident/{name}": x for name, x in self._residents.tensors().items()}
-        if self.job.every > 1 or self.summands is not None:
-            tensors |= {f"optimizer/{name}": x for name, x in self.optimizer.state_dict().items()}
+        parts: dict[str, Mapping[str, Tensor]] = {}
+        if summing is None:
+            parts["channel"] = self.encoder.channel.state_dict()
+        else:
+            parts |= {"summands": summing.state_dict(), "parameter": self.replica.tensors()}
+            parts["resident"] = {} if subspaces is None else subspaces.tensors()
+        if self.job.every > 1 or summing is not None:
+            parts["optimizer"] = self.replica.optimizer.state_dict()
+        tensors = {f"{prefix}/{name}": x for prefix, part in parts.items() for name, x in part.items()}
         try:
-            self.memory.save(sequence, tensors, {})
+            self.store.save(sequence, tensors, {})
         except FileError as error:
-            log.warning("%s: if this worker is lost now, all go back to an earlier exchange", error)
+            log.warning("%s: if this worker dies now, all workers go back to an earlier exchange", error)
 
-    def _answer(self, at: At, outbox: PushBuffer) -> Reply | At:
-        """What comes back for a push that is on its way, or where to go on instead."""
+    # ---------------------------------------------------------------------------------------------------- exchanging
+
+    def _start_push(self, sequence: int, push: PushBuffer) -> None:
+        self._pending = self._push_thread.submit(self._push, sequence, push)
+
+    def _push(self, sequence: int, push: PushBuffer) -> Reply:
+        if self.encoder.summing is not None:
+            due = self.number == 0 and sequence % self.job.exchanges_per_checkpoint == 0
+            if due and sequence and self._uploaded_version != sequence:
+                self._upload_weights(sequence)
+            self.bytes_received += self.encoder.agree_and_encode(self.connection, sequence, push)
+        return self.connection.exchange(sequence, push, push.score)
+
+    def _await_reply(self, position: Position, push: PushBuffer) -> Reply | Position:
+        """Return the reply to a push, or the position at which to continue instead."""
         began = time.perf_counter()
         try:
             while True:
@@ -304,97 +259,82 @@ class Worker:
                         raise
                     log.info("worker %d: %s", self.number, error)
                     if error.reason == "deposit":
-                        self._deposit(at.sequence)
+                        self._upload_weights(position.sequence)
                     else:
-                        # In a round whose scales must be settled all begin again: else some would wait for the others.
-                        settles = self._settles
-                        there = self.join(at.sequence if error.reason == "regather" and not settles else None)
-                        if there != at or settles:
-                            return there
-                self._pending = self._send(at.sequence, outbox)
+                        # If scales must be agreed on, all workers repeat the round: otherwise some would wait forever.
+                        must_agree = self.encoder.must_agree
+                        current = position.sequence if error.reason == "regather" and not must_agree else None
+                        joined = self.join(current)
+                        if joined != position or must_agree:
+                            return joined
+                self._start_push(position.sequence, push)
         finally:
             self.times.communication += time.perf_counter() - began
 
-    def _send(self, sequence: int, outbox: PushBuffer) -> Future[Reply]:
-        return self._sender.submit(self._push, sequence, outbox)
+    def _upload_weights(self, sequence: int) -> None:
+        frames = [encode(x.cpu(), "none") for x in self.replica.upload_tensors()]
+        self.connection.upload_weights(sequence, frames)
+        self._bytes_uploaded += sum(map(len, frames))
+        self._uploaded_version = sequence
 
-    def _push(self, sequence: int, outbox: PushBuffer) -> Reply:
-        if self.summands is not None:
-            due = self.number == 0 and sequence % self.job.exchanges_per_checkpoint == 0
-            if due and sequence and self._deposited != sequence:
-                self._deposit(sequence)
-            if self._unsettled:
-                self._settle(sequence, outbox)
-        return self.link.exchange(sequence, outbox, outbox.score)
+    def _upload_final_weights(self, sequence: int) -> bool:
+        """Upload the final weights, from worker 0 or from the next worker if it fails.
 
-    # ------------------------------------------------------------------------------- where workers hold the weights
-
-    def _settle(self, sequence: int, outbox: PushBuffer) -> None:
-        """Agree on scales, then encode."""
-        assert self.summands is not None
-        scales = [scale_frame(self._unsettled[name]) for name in self.slots]
-        agreed = self.link.agree_scales(sequence, scales)
-        self.bytes_sent += sum(map(len, scales))
-        self.bytes_received += sum(map(len, agreed))
-        for (name, slot), frame in zip(self.slots.items(), agreed, strict=True):
-            settled = self.summands.read_scales(name, frame)
-            message = self.summands.encode_on(
-                name, self._unsettled[name], settled, seed=self._round_seed(name, sequence)
-            )
-            self.bytes_sent += len(message)
-            self.counts[name].sent += len(message)
-            outbox.put(slot, message)
-        self._unsettled = {}
-        outbox.end()
-
-    def _deposit(self, sequence: int) -> None:
-        """The weights of this exchange, as they were before one's own steps, and the optimizer's memory."""
-        weights = self._base if self.job.every > 1 and self._base else self._tensors()
-        tensors = list(self._layout.pack(weights).values())
-        if (self.job.every == 1 and self.job.momentum) or self._residents is not None:
-            memory = self.optimizer.state_dict() if self.job.every == 1 else {}  # of own steps it is one's own
-            tensors += [
-                memory.get(name, torch.zeros_like(x)) for name, x in zip(self.slots, list(tensors), strict=True)
-            ]
-        if self._residents is not None:
-            held = self._residents.tensors()
-            tensors += [held.get(name, torch.zeros(1)) for name in self.slots]
-        frames = [encode(x.cpu(), "none") for x in tensors]
-        self.link.upload_weights(sequence, frames)
-        self.bytes_sent += sum(map(len, frames))
-        self._deposited = sequence
-
-    def _hand_in(self, sequence: int) -> bool:
-        """The last weights go to the server: from worker 0, or from whoever is left when it fails to.
-
-        False when the server has lost what it had, and all must go on from an earlier exchange.
+        Returns False if the server has lost its state and all workers must continue from an earlier exchange.
         """
-        self._base, since = {}, time.monotonic()
+        self.replica.end_local_steps()
+        waiting_since = time.monotonic()
         while True:
-            standing = self.link.hello()
-            if max(standing.versions) < sequence:
+            status = self.connection.hello()
+            if max(status.versions) < sequence:
                 return False
-            if standing.weights == "here":
+            if status.weights == "here":
                 return True
-            if standing.weights == "coming":
-                since = time.monotonic()
-            if self.number == 0 or time.monotonic() > since + LATEST + self.number:
+            if status.weights == "coming":
+                waiting_since = time.monotonic()
+            if self.number == 0 or time.monotonic() > waiting_since + FINAL_UPLOAD_DELAY + self.number:
                 try:
-                    self._deposit(sequence)
+                    self._upload_weights(sequence)
                 except RefusedError as error:
                     log.info("worker %d: %s", self.number, error)
             else:
                 time.sleep(0.05)
 
-    # --------------------------------------------------------------------------------------------------- iterations
+    def _apply(self, reply: Reply) -> None:
+        began = time.perf_counter()
+        self._receive(reply)
+        renewed = self.replica.renew_subspaces(reply.sequence)
+        if renewed:
+            self.encoder.forget(renewed, SUBSPACE_RENEWED)
+        self.times.apply += time.perf_counter() - began
+        self.bytes_received += reply.nbytes
+        for count, frame in zip(self.encoder.counts.values(), reply.frames, strict=True):
+            count.received += len(frame)
 
-    def _examples(self, at: At, step: int = 0) -> Tensor:
-        """The examples of a step: those of this worker, or of whichever worker's share the ticket is."""
-        number, exchange = (self.number, at.sequence) if at.ticket is None else _share(at.ticket, self.job.workers)
-        return self.shards.indices(number, exchange * self.job.every + step)
+    @torch.no_grad()
+    def _receive(self, reply: Reply) -> None:
+        if self.job.reply_kind.is_weights:
+            self.replica.load(reply.frames)
+            return
+        frames: Mapping[str, Buffer] | None = dict(zip(self.replica.slots, reply.frames, strict=True))
+        if self.encoder.summing is not None:
+            frames = self.encoder.summing.read_reply(dict(zip(self.replica.slots, reply.frames, strict=True)))
+        if frames is not None:
+            self.replica.apply(frames, reply.sequence)
+        elif self.job.every > 1:  # all workers drop this round: the values of one were not finite
+            self.replica.undo_local_steps(self.number)
 
-    def _iterate(self, at: At, outbox: PushBuffer) -> float:
-        """One batch; its gradient leaves while it is computed."""
+    # ----------------------------------------------------------------------------------------------------- computing
+
+    def _examples(self, position: Position, step: int = 0) -> Tensor:
+        """Return the example numbers of a step: a ticket counts the exchanges of all workers."""
+        number, exchange = self.number, position.sequence
+        if position.ticket is not None:
+            exchange, number = divmod(position.ticket, self.job.workers)
+        return self._shards.indices(number, exchange * self.job.every + step)
+
+    def _iterate(self, position: Position, push: PushBuffer) -> float:
+        """Compute the gradients of one batch; they are sent while backward runs."""
         ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         hooks = [
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.put(name))  # type: ignore[no-untyped-call]
@@ -403,181 +343,66 @@ class Worker:
         began = time.perf_counter()
         try:
             self.task.model.zero_grad(set_to_none=True)
-            batch = self.task.batch(self._examples(at))
-            if not self._settles:
-                self._pending = self._send(at.sequence, outbox)
-            encoding = self._encoder.submit(self._fill, outbox, self._gradients(ready), at.sequence)
+            batch = self.task.batch(self._examples(position))
+            if not self.encoder.must_agree:
+                self._start_push(position.sequence, push)
+            encoding = self._encode_thread.submit(self.encoder.fill, push, self._gradients(ready), position.sequence)
             loss = self.task.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            outbox.fail(error)
+            push.fail(error)
             raise
         finally:
             ready.put(None)
             for hook in hooks:
                 hook.remove()
         computed = time.perf_counter()
-        first = encoding.result()
-        if self._settles:
-            self._pending = self._send(at.sequence, outbox)
+        first_frame = encoding.result()
+        if self.encoder.must_agree:
+            self._start_push(position.sequence, push)
         self.times.compute += computed - began
         self.times.communication += time.perf_counter() - computed
-        self.times.overlapped += max(0.0, computed - first)
+        self.times.overlapped += max(0.0, computed - first_frame)
         return float(loss.detach())
 
     def _gradients(self, ready: queue.SimpleQueue[str | None]) -> Iterator[tuple[str, Tensor]]:
-        """Slots of gradients in the order in which backward makes them; zeros for parameters it did not reach."""
+        """Yield the slots of gradients as backward computes them; zeros for parameters that it did not reach."""
+        layout = self.replica.layout
         missing = dict.fromkeys(self.parameters)
         while (name := ready.get()) is not None:
             gradient = self.parameters[name].grad
-            if name in missing and gradient is not None and not self._layout.bundled:
+            if name in missing and gradient is not None and not layout.bundled:
                 del missing[name]
                 yield name, gradient
         rest = {name: _gradient(self.parameters[name]) for name in missing}
-        yield from (self._layout.pack(rest) if self._layout.bundled else rest).items()
+        yield from (layout.pack(rest) if layout.bundled else rest).items()
 
-    def _fill(
-        self, outbox: PushBuffer, slots: Iterator[tuple[str, Tensor]], sequence: int, score: float = 0.0
-    ) -> float:
-        """Encode slots into the outbox; when the first was there."""
-        first = 0.0
-        if self.summands is not None and self.summands.must_agree:
-            seeded = ((name, x, self._round_seed(name, sequence)) for name, x in slots)
-            self._unsettled = {name: self.summands.probe(name, x.detach(), seed=seed) for name, x, seed in seeded}
-            return time.perf_counter()
-        try:
-            for name, x in slots:
-                outbox.put(self.slots[name], self._frame(name, x, sequence))
-                first = first or time.perf_counter()
-            outbox.end(score)
-        except BaseException as error:
-            outbox.fail(error)
-            raise
-        return first
-
-    def _iterate_locally(self, at: At, outbox: PushBuffer) -> float:
-        """Several steps of one's own, then the change of the weights (or the weights) leaves."""
+    def _iterate_locally(self, position: Position, push: PushBuffer) -> float:
+        """Take several local steps, then push the weights or their changes."""
         began = time.perf_counter()
-        self._base = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.replica.begin_local_steps()
         loss = torch.zeros(())
         for step in range(self.job.every):
             self.task.model.zero_grad(set_to_none=True)
-            loss = self.task.loss(self.task.batch(self._examples(at, step)))
+            loss = self.task.loss(self.task.batch(self._examples(position, step)))
             loss.backward()  # type: ignore[no-untyped-call]
-            gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-            rate = self.schedule(at.sequence * self.job.every + step)
-            self.optimizer.step(self._tensors(), gradients, lr=rate)
+            self.replica.local_step(position.sequence * self.job.every + step)
         score = self.task.judge() if self.job.after == "best" else 0.0
         computed = time.perf_counter()
         self.times.compute += computed - began
-        if not self._settles:
-            self._pending = self._send(at.sequence, outbox)
-        self._fill(outbox, iter(self._layout.pack(self._changes()).items()), at.sequence, score)
-        if self._settles:
-            self._pending = self._send(at.sequence, outbox)
+        must_agree = self.encoder.must_agree
+        if not must_agree:
+            self._start_push(position.sequence, push)
+        self.encoder.fill(push, self.replica.local_result().items(), position.sequence, score)
+        if must_agree:
+            self._start_push(position.sequence, push)
         self.times.communication += time.perf_counter() - computed
         return float(loss.detach())
-
-    def _changes(self) -> dict[str, Tensor]:
-        weights = self._tensors()
-        if self.job.sends == "weights":
-            return weights
-        return {name: x - self._base[name] for name, x in weights.items()}
-
-    @property
-    def _settles(self) -> bool:
-        """Whether workers agree on scales in this round before they push."""
-        return self.summands is not None and self.summands.must_agree
-
-    def _round_seed(self, name: str, sequence: int, worker: int = 0) -> int:
-        """The same for all workers, unless one is named."""
-        key = random.key(self.job.seed, SEEDS)
-        return random.splitmix64(
-            key ^ random.splitmix64((sequence * self.job.workers + worker) << 20 | self.slots[name])
-        )
-
-    def _frame(self, name: str, x: Tensor, sequence: int) -> Frame:
-        began = time.perf_counter()
-        frame: Frame
-        if self.summands is not None:
-            frame = self.summands.encode(name, x.detach(), seed=self._round_seed(name, sequence))
-        else:
-            frame = self.channel.encode(name, x.detach(), seed=self._round_seed(name, sequence, worker=self.number))
-        self.bytes_sent += len(frame)
-        self.counts[name].sent += len(frame)
-        self.times.encode += time.perf_counter() - began
-        if self.summands is None and sequence % self._errors_every == 0:
-            error = relative_error(x.detach(), decode(frame, device=x.device), self.channel.residual(name))
-            self.counts[name].errors += [] if error is None else [error]
-        return frame
-
-    # ----------------------------------------------------------------------------------------------------- receiving
-
-    @torch.no_grad()
-    def _receive(self, reply: Reply) -> None:
-        if self.job.reply_kind.is_weights:
-            self._load(reply.frames)
-            return
-        told: Mapping[str, Buffer] | None = dict(zip(self.slots, reply.frames, strict=True))
-        if self.summands is not None:
-            told = self.summands.read_reply(dict(zip(self.slots, reply.frames, strict=True)))
-            if told is None:
-                self._drop()
-                return
-        assert told is not None
-        if self.job.reply_kind.workers_step and self.job.every == 1:
-            self._follow(told, self.schedule(reply.sequence - 1))
-            return
-        decoded = self._layout.unpack({name: decode(frame, device=self.task.device) for name, frame in told.items()})
-        for name, change in decoded.items():
-            weights = self.parameters[name]
-            if self.job.every > 1:
-                weights.copy_(self._base[name])
-            weights.add_(change)
-
-    def _drop(self) -> None:
-        """All workers drop this round: somebody's values were not finite. Steps of one's own are taken back."""
-        if self.job.every == 1:
-            return
-        for name, x in self._base.items():
-            self.parameters[name].copy_(x)
-        memory = self.optimizer.state_dict()
-        if not all(bool(torch.isfinite(x).all()) for x in memory.values()):
-            log.warning("worker %d: its momentum is not finite and begins anew", self.number)
-            self.optimizer.load_state_dict({})
-
-    def _follow(self, frames: Mapping[str, Buffer], rate: float) -> None:
-        """Take the step that the server has taken."""
-        slots = self._layout.pack(self.parameters)
-        self.optimizer.step_frames(slots, frames, lr=rate)
-        if self._layout.bundled:  # else they are the parameters themselves
-            for name, x in self._layout.unpack(slots).items():
-                self.parameters[name].copy_(x)
-
-    @torch.no_grad()
-    def _load(self, frames: Sequence[Frame]) -> None:
-        told = (decode(frame, device=self.task.device) for frame in frames)
-        self._set(self._layout.unpack(dict(zip(self.slots, told, strict=True))))
-
-    @torch.no_grad()
-    def _set(self, weights: Mapping[str, Tensor]) -> None:
-        for name, x in weights.items():
-            self.parameters[name].copy_(x)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: parameter.data for name, parameter in self.parameters.items()}
-
-
-def _share(ticket: int, workers: int) -> tuple[int, int]:
-    """Whose exchange a ticket is: all tickets are all exchanges of all workers."""
-    exchange, number = divmod(ticket, workers)
-    return number, exchange
 
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    prefix = f"{part}/"
-    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}/"): x for name, x in tensors.items() if name.startswith(f"{prefix}/")}

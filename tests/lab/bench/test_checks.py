@@ -71,7 +71,7 @@ def test_wrong_selection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spec", ["adaptive:5.0|huffman", "uniform:8|rans"])
 @pytest.mark.parametrize("backends", [(cpu,), (cpu, reference)], ids=["core", "both"])
-def test_coder_that_loses_is_caught(monkeypatch, spec, backends) -> None:  # type: ignore[no-untyped-def]
+def test_lossy_coder_is_caught(monkeypatch, spec, backends) -> None:  # type: ignore[no-untyped-def]
     """Even by one level, which the bound on values would let pass now and then."""
     for backend in backends:
         real = backend.decode_values
@@ -93,5 +93,5 @@ def test_too_few_levels_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             return *ends, [sum(counts), *[0] * (bins - 1)]
 
         monkeypatch.setattr(backend, "range_histogram", broken)
-    with pytest.raises(WrongResultError, match="further off"):
+    with pytest.raises(WrongResultError, match=r"more than .* away from"):
         check(codec("adaptive:5.0|huffman"), gradient_like(5000, 0))

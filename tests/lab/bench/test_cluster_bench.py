@@ -46,11 +46,11 @@ def aggregation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("records") / "aggregation.jsonl"
     done = command("--part", "aggregation", "--model", "lenet5", "--rounds", "2", "--record", str(path))
     assert done.returncode == 0, done.stderr
-    assert "gRPC alone" in done.stdout and "parameter server" in done.stdout and "1 records written" in done.stderr
+    assert "gRPC alone" in done.stdout and "parameter server" in done.stdout and "1 Records written" in done.stderr
     return path
 
 
-def test_aggregation_stands_beside_bare_grpc(aggregation: Path) -> None:
+def test_aggregation_is_compared_with_bare_grpc(aggregation: Path) -> None:
     (record,) = read(aggregation)
     v = record.values
     assert record.kind == "cluster.aggregation" and v["numel"] == numel(model_shapes("lenet5")) == 61_706
@@ -60,7 +60,7 @@ def test_aggregation_stands_beside_bare_grpc(aggregation: Path) -> None:
     assert v["command"] == "laconic bench cluster --part aggregation --model lenet5 --rounds 2"
 
 
-def test_every_step_of_the_server_is_clocked(aggregation: Path) -> None:
+def test_every_step_of_the_server_is_profiled(aggregation: Path) -> None:
     """A function that was renamed would silently take its time to the rest: it is to be named here anew."""
     v = read(aggregation)[0].values
     assert v["not_clocked"] == [] and set(v["steps"]) == set(STEPS)
@@ -85,11 +85,11 @@ def test_rounds_over_a_paced_proxy() -> None:
 
 @pytest.mark.slow
 @namespaces
-def test_rounds_between_hosts_and_their_interfaces_count_the_same_bytes() -> None:
+def test_rounds_between_hosts_match_interface_byte_counts() -> None:
     check_rounds(LAB)
 
 
-def test_bytes_that_do_not_add_up_are_no_result() -> None:
+def test_wrong_byte_counts_raise_wrong_result_error() -> None:
     result = RoundResult("1", "unshaped", (1.0,), {}, sent=10, received=20, link_received=11, link_sent=21)
     before = {"received": 5, "sent": 5}
     _check_bytes(result, before, {"received": 15, "sent": 25}, "method 1")
@@ -100,7 +100,7 @@ def test_bytes_that_do_not_add_up_are_no_result() -> None:
 
 
 @pytest.mark.parametrize("method", ["1", "laconic", "homomorphic"])
-def test_what_is_expected_is_the_same_every_time_and_depends_on_the_seed(method: str) -> None:
+def test_expected_replies_depend_on_the_seed_only(method: str) -> None:
     job = job_of(method, 2)
     assert (
         expected(job, SHAPES, 3, rounds=2) == expected(job, SHAPES, 3, rounds=2) != expected(job, SHAPES, 4, rounds=2)
@@ -125,7 +125,7 @@ def test_sixty_four_clients_for_thirty_seconds() -> None:
     assert result.rss_slope <= FLAT
 
 
-def test_a_trend_is_that_of_the_line() -> None:
+def test_slope_is_that_of_the_fitted_line() -> None:
     assert slope([(0, 100.0), (10, 100.0), (20, 100.0)]) == 0 == slope([(0, 1.0)])
     samples = tuple(Sample(at, 1000 if at < 10 else 100 + at, 7) for at in range(31))
     result = LoadResult(1, 1, 30.0, 1, (0.1, 0.2, 0.3), 1, 1, (), samples)
@@ -133,7 +133,7 @@ def test_a_trend_is_that_of_the_line() -> None:
     assert result.values()["flat"] is False and result.tail == pytest.approx(1.5)
 
 
-def test_marks_leave_nothing_behind() -> None:
+def test_profiling_restores_the_functions() -> None:
     from laconic.aggregate import OpenedFrame
 
     before = OpenedFrame.add_to
@@ -144,9 +144,9 @@ def test_marks_leave_nothing_behind() -> None:
     assert OpenedFrame.add_to is before
 
 
-def test_settings_say_what_is_wrong_and_how_to_run_again() -> None:
+def test_settings_are_checked_and_give_the_command_line() -> None:
     for wrong, message in (
-        ({"parts": ("speed",)}, "--part takes aggregation, rounds, load, got 'speed'"),
+        ({"parts": ("speed",)}, "--part must be one of aggregation, rounds, load, got 'speed'"),
         ({"slow_rounds": 0}, "slow-rounds must be at least 1, got 0"),
         ({"seconds": 0.0}, "seconds must be from 1 to 3600"),
     ):
@@ -157,13 +157,13 @@ def test_settings_say_what_is_wrong_and_how_to_run_again() -> None:
     assert ClusterSettings().command() == "laconic bench cluster" and ClusterSettings().parts == PARTS
 
 
-def test_a_wrong_word_is_told_in_a_line() -> None:
+def test_invalid_argument_gives_one_line() -> None:
     done = command("--part", "rounds", "--methods", "1,7")
     assert done.returncode == 2 and done.stderr.startswith("laconic: unknown method '7'") and not done.stdout
 
 
 @pytest.mark.slow
-def test_load_as_json() -> None:
+def test_load_prints_json() -> None:
     done = command("--part", "load", "--clients", "2", "--processes", "1", "--seconds", "1", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -188,7 +188,7 @@ def test_cluster_page_is_filled_from_records(aggregation: Path, tmp_path: Path) 
         assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_what_a_server_does_with_frames_stands_beside_what_moves_bytes() -> None:
+def test_processor_table_separates_frames_from_moving_bytes() -> None:
     def record(method: str, cpu: float, frames: float) -> Record:
         split = {"server_cpu_s": cpu, "server_frames_cpu_s": frames, "server_steps_cpu_s": dict.fromkeys(STEPS, 0.001)}
         done = RoundResult(method, "unshaped", (0.1, 0.2, 0.3), dict.fromkeys(("encode_s", "wait_s", "decode_s"), 0.1),

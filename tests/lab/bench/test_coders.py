@@ -17,19 +17,19 @@ from laconic_lab.bench.peers import message_nbytes
 from laconic_lab.bench.samples import SAMPLES, gradient_like
 
 
-def test_entropy_is_shannons() -> None:
+def test_entropy_matches_shannons_formula() -> None:
     assert entropy(torch.arange(256, dtype=torch.uint8)) == 8.0
     assert entropy(torch.zeros(100, dtype=torch.uint8)) == 0.0
     assert entropy(torch.tensor([0, 0, 0, 700], dtype=torch.int16)) == pytest.approx(2 - 0.75 * math.log2(3))
 
 
-def test_overhead_is_over_the_entropy() -> None:
+def test_overhead_is_relative_to_the_entropy() -> None:
     assert Rate(numel=8000, entropy=4.0, nbytes=4040).overhead == pytest.approx(1.0)
     assert Rate(numel=8000, entropy=0.0, nbytes=40).overhead is None
 
 
 @pytest.mark.parametrize("dtype, alphabet", [(torch.uint8, 2), (torch.uint8, 200), (torch.int16, 1000)])
-def test_stock_coders_give_symbols_back(dtype: torch.dtype, alphabet: int) -> None:
+def test_stock_coders_are_lossless(dtype: torch.dtype, alphabet: int) -> None:
     given = torch.randn(20_011, generator=torch.Generator().manual_seed(0)).mul(alphabet / 8).add(alphabet / 2)
     given = given.clamp(0, alphabet - 1).to(dtype)
     bound = entropy(given)
@@ -46,14 +46,14 @@ def test_one_symbol_alone_is_coded() -> None:
         assert torch.equal(peer.decode(peer.encode(given.to(peer.dtype or given.dtype))).to(given.dtype), given)
 
 
-def test_stock_coders_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_stock_coder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert [note.split()[0] for note in missing()] == ["zstandard", "constriction"]
     assert [peer.name for peer in coder_peers(torch.uint8, 1000)] == ["zlib, Huffman only"]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_samples_depend_on_the_seed_alone(name: str) -> None:
+def test_samples_depend_on_the_seed_only(name: str) -> None:
     make = SAMPLES[name]
     x = make(5000, 3)
     assert x.shape == (5000,) and x.dtype == torch.float32 and bool(torch.isfinite(x).all())
@@ -81,7 +81,7 @@ def test_symbols_are_those_of_the_quantizer(spec: str) -> None:
     assert rate.entropy == entropy(found) and rate.overhead is not None and 0 < rate.overhead < 25
 
 
-def test_symbols_behind_a_selector_are_those_kept() -> None:
+def test_symbols_behind_a_selector_are_those_of_kept_values() -> None:
     chain, x = codec("topk:0.01|qsgd:4|rans"), gradient_like(20_000, 0)
     assert symbols(chain, x, 0).numel() == 200
     assert measure(chain, x, 0).numel == 200
@@ -126,8 +126,8 @@ def test_two_threads_are_compared_with_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert run(["sign"], Settings(numel=5000, repeat=1), with_peers=False).codecs[0].scaling("encode") is None
 
 
-def test_data_and_sets_are_in_the_command() -> None:
+def test_command_contains_data_and_sets() -> None:
     assert Settings().command(SETS["coders"]) == "laconic bench --only coders"
     assert Settings(data=("weights",)).command(["sign"]) == "laconic bench sign --data weights"
-    with pytest.raises(ConfigError, match="data must be of gaussian, weights, grads, got noise"):
+    with pytest.raises(ConfigError, match="data must be among gaussian, weights, grads, got noise"):
         Settings(data=("noise",))

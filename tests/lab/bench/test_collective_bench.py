@@ -6,7 +6,7 @@ from laconic.errors import ConfigError
 from laconic_lab.bench.collective import CollectiveSettings, run_collective
 
 
-def test_a_small_run_is_right_and_says_how_long_it_took() -> None:
+def test_small_run_is_correct_and_timed() -> None:
     settings = CollectiveSettings(("shared:8",), numel=3000, repeat=2)
     found = run_collective(settings)
     assert [each.name for each in found] == ["fp32", "bf16", "shared:8"]

@@ -7,13 +7,13 @@ from laconic.records import Record
 from laconic_lab.bench.ddp import DDPSettings, ddp_tables, run_ddp
 
 
-def test_settings_say_what_to_type_and_what_is_wrong() -> None:
+def test_settings_are_checked_and_give_the_command_line() -> None:
     assert DDPSettings().command() == "laconic bench ddp"
     settings = DDPSettings(("local 10 ef|topk:0.1",), ("ddp", "fp16"), train=True, lr=0.1, ranks=4)
     assert settings.command() == "laconic bench ddp 'local 10 ef|topk:0.1' --stock ddp,fp16 --ranks 4 --train --lr 0.1"
     assert settings.ways == ("ddp", "fp16", "local 10 ef|topk:0.1") and DDPSettings().ways[-1].startswith("laconic ")
     for match, wrong in (
-        ("--stock takes", {"stock": ("ddp", "horovod")}),
+        ("--stock must be one of", {"stock": ("ddp", "horovod")}),
         ("must have 'ddp'", {"stock": ("fp16",)}),
         ("qsdg", {"specs": ("qsdg:4",)}),
         ("ranks", {"ranks": 1}),
@@ -34,7 +34,7 @@ def record(way: str, step_s: float, **more: object) -> Record:
     return Record("bench.ddp", values | more)
 
 
-def test_goals_are_judged_by_exchanges() -> None:
+def test_goals_are_judged_by_exchange_times() -> None:
     records = [record("ddp", 3.01), record("laconic qsgd:4", 0.51), record("laconic ef|topk:0.01|qsgd:4", 0.12)]
     (table,) = ddp_tables([*records, record("quantize-tensor", 0, failed="IndexError")])
     assert table.name == "ddp-100mbit" and table.rows[-1][1] == "fails" and len(table.rows) == 4
@@ -43,7 +43,7 @@ def test_goals_are_judged_by_exchanges() -> None:
     assert "(paced sockets)" in ddp_tables([record("ddp", 3.01, made_of="paced sockets")])[0].notes
 
 
-def test_training_is_judged_by_accuracy_and_by_time() -> None:
+def test_training_is_judged_by_accuracy_and_time() -> None:
     common = {
         "rate": "100mbit", "ranks": 2, "model": "lenet5", "data": "mnist", "links": [], "epochs": 1, "batch": 8,
         "iterations": 9, "plain_accuracy": 98.0, "command": "c", "failed": None, "sent_nbytes_per_step": None,
@@ -59,7 +59,7 @@ def test_training_is_judged_by_accuracy_and_by_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_run_measures_every_way() -> None:
+def test_small_run_measures_every_exchange() -> None:
     settings = DDPSettings(("none", "ef|topk:0.01|qsgd:4"), ("ddp", "fp16"), ("unshaped",), model="mlp", steps=2)
     records = run_ddp(settings)
     assert [one.values["way"] for one in records] == list(settings.ways)
@@ -73,7 +73,7 @@ def test_a_small_run_measures_every_way() -> None:
 
 
 @pytest.mark.slow
-def test_slow_sockets_make_steps_as_slow_as_their_rate() -> None:
+def test_paced_sockets_slow_steps_to_their_rate() -> None:
     settings = DDPSettings(("qsgd:4",), ("ddp",), ("100mbit",), model="mlp", steps=3, paced=True)
     by_way = {one.values["way"]: one.values for one in run_ddp(settings)}
     plain, ours = by_way["ddp"], by_way["laconic qsgd:4"]

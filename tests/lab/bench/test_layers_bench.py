@@ -20,7 +20,7 @@ def found() -> list[Record]:
     return run_layers(LayerSettings(cases=("linear 256-128", "mlp"), schemes=("monarch:0.2", "subspace:0.1"), repeat=3))
 
 
-def test_a_record_for_each_scheme_of_each_case(found: list[Record]) -> None:
+def test_each_scheme_of_each_case_gives_a_record(found: list[Record]) -> None:
     assert [(r.values["case"], r.values["scheme"]) for r in found] == [
         (case, scheme) for case in ("linear 256-128", "mlp") for scheme in ("monarch:0.2", "subspace:0.1")
     ]
@@ -42,27 +42,25 @@ def test_goals_are_judged(found: list[Record]) -> None:
     assert "laconic bench layers 'linear 256-128' mlp --scheme monarch:0.2" in table.notes
 
 
-def test_a_busy_machine_gives_no_h(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsteady_timings_leave_h_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MAX_VARIATION", -1.0)
     (record,) = run_layers(LayerSettings(cases=("linear 128-128",), schemes=("lowrank:0.2",), repeat=3))
     assert record.values["h"] is None
 
 
-def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_layer_raises_before_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "expand", lambda model: torch.nn.Linear(128, 128))
-    with pytest.raises(
-        WrongResultError, match=r"linear 128-128 by lowrank:0\.2: the expanded layer computes something"
-    ):
+    with pytest.raises(WrongResultError, match=r"linear 128-128 by lowrank:0\.2: the expanded layer differs"):
         run_layers(LayerSettings(cases=("linear 128-128",), schemes=("lowrank:0.2",), repeat=3))
 
 
-def test_settings() -> None:
+def test_settings_are_checked_and_give_the_command_line() -> None:
     assert LayerSettings().command() == "laconic bench layers" and LayerSettings().judges
     assert not LayerSettings(threads=2).judges and not LayerSettings(batch=3).judges
     assert {goal for case in CASES for _, goal in case.schemes} >= {0.25, 0.12, 0.45, 1.15}
     for options, words in (
-        ({"cases": ("nothing",)}, "nothing to time by the name 'nothing'"),
-        ({"cases": ("linear 0-4",)}, "nothing to time"),
+        ({"cases": ("nothing",)}, "unknown case 'nothing'"),
+        ({"cases": ("linear 0-4",)}, "unknown case"),
         ({"repeat": 2}, "at least 3 turns"),
         ({"device": "nope"}, "there is no device 'nope'"),
     ):

@@ -7,11 +7,12 @@ from laconic.codecs import codec
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic_lab.bench import SETS, SPECS, Settings, run
-from laconic_lab.bench.codecs import FLOORS, gradient_like
+from laconic_lab.bench.codec_results import FLOORS
+from laconic_lab.bench.codecs import gradient_like
 from laconic_lab.bench.peers import PLAIN, Peer, general, message_nbytes, peers_of
 
 
-def test_report_holds_every_codec_beside_its_plain_torch() -> None:
+def test_report_contains_every_codec_and_its_torch_version() -> None:
     report = run(settings=Settings(numel=5000, repeat=1))
     assert [result.spec for result in report.codecs if result.data == "gaussian"] == list(SPECS)
     assert {peer.of for peer in report.peers if peer.name == PLAIN} == set(SETS["codecs"])
@@ -25,7 +26,7 @@ def test_report_holds_every_codec_beside_its_plain_torch() -> None:
         assert Record.from_json(record.to_json()) == record
 
 
-def test_threads_are_put_back() -> None:
+def test_thread_count_is_restored() -> None:
     before = torch.get_num_threads()
     run(["none"], Settings(numel=1000, repeat=1, threads=before + 1), with_peers=False)
     assert torch.get_num_threads() == before
@@ -43,22 +44,22 @@ def test_settings_are_checked(settings: dict[str, int]) -> None:
         Settings(**settings)
 
 
-def test_command_leaves_out_what_is_default() -> None:
+def test_command_omits_defaults() -> None:
     assert Settings().command(SPECS) == "laconic bench"
     assert Settings(threads=2).command(["topk:0.1|sign"]) == "laconic bench 'topk:0.1|sign' --threads 2"
 
 
-def test_floors_name_codecs() -> None:
+def test_goals_name_known_codecs() -> None:
     assert all(codec(spec) for spec in FLOORS)
 
 
-def test_floors_are_judged_on_large_tensors_and_one_thread() -> None:
+def test_goals_apply_to_large_tensors_and_one_thread() -> None:
     assert Settings().judges() and not Settings(threads=2).judges() and not Settings(numel=1_000_000).judges()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates its quantized tensors
 @pytest.mark.parametrize("spec", SETS["codecs"])
-def test_peers_do_what_they_say(spec: str) -> None:
+def test_alternatives_stay_within_their_error(spec: str) -> None:
     x = gradient_like(20_011, 0)
     for peer in peers_of(codec(spec), x.numel()):
         message = peer.encode(x)
@@ -69,13 +70,13 @@ def test_peers_do_what_they_say(spec: str) -> None:
             assert float((x - y).square().sum() / x.square().sum()) <= peer.max_error
 
 
-def test_lossless_tools_lose_nothing() -> None:
+def test_lossless_tools_are_lossless() -> None:
     x = gradient_like(5000, 0)
     for peer in general(x.numel()):
         assert peer.decode is not None and torch.equal(peer.decode(peer.encode(x)), x)
 
 
-def test_wrong_peer_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_alternative_raises_wrong_result_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from laconic_lab.bench import peers
     from laconic_lab.bench.checks import WrongResultError
 

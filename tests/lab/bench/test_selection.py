@@ -16,7 +16,7 @@ def bench(*args: str) -> Result:
     return CliRunner().invoke(app, ["bench", *args], prog_name="laconic")
 
 
-def test_coders_stand_beside_stock_ones() -> None:
+def test_coders_are_compared_with_stock_coders() -> None:
     result = bench("uniform:8|huffman", "--data", "weights", *SMALL)
     assert result.exit_code == 0, result.output
     for text in ("entropy %", "weights", "uniform:8|huffman", "zlib, Huffman only", "two threads"):
@@ -24,7 +24,7 @@ def test_coders_stand_beside_stock_ones() -> None:
     assert "plain torch" not in result.stdout and "zlib level 1" not in result.stdout
 
 
-def test_a_set_can_be_chosen() -> None:
+def test_only_selects_a_set() -> None:
     result = bench("--only", "coders", "--data", "grads", "--no-peers", "--json", *SMALL)
     found = json.loads(result.stdout)
     assert found["command"] == "laconic bench --only coders --numel 20000 --repeat 2 --data grads"
@@ -35,12 +35,12 @@ def test_a_set_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "args, words",
     [
-        (["--only", "nothing"], "--only takes codecs or coders, got 'nothing'"),
-        (["sign", "--only", "coders"], "take one or the other"),
-        (["sign", "--data", "noise"], "data must be of gaussian, weights, grads, got noise"),
+        (["--only", "nothing"], "--only must be codecs or coders, got 'nothing'"),
+        (["sign", "--only", "coders"], "exclude each other"),
+        (["sign", "--data", "noise"], "data must be among gaussian, weights, grads, got noise"),
     ],
 )
-def test_wrong_choices_are_told_in_one_line(args: list[str], words: str) -> None:
+def test_invalid_selection_gives_one_line(args: list[str], words: str) -> None:
     result = bench(*args)
     assert result.exit_code == 2
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1 and not result.stdout

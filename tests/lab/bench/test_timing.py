@@ -32,5 +32,5 @@ def test_stopwatch_stops_at_its_budget_and_scales_its_copies() -> None:
     assert max(part.copies) < min(whole.copies)
 
 
-def test_per_call_divides() -> None:
+def test_per_call_divides_by_the_number_of_calls() -> None:
     assert 0.001 <= per_call(lambda: time.sleep(0.001), calls=20, batches=3) < 0.015

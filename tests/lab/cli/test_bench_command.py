@@ -12,16 +12,16 @@ from laconic.records import read
 SMALL = ("--numel", "20000", "--repeat", "2")
 
 
-def test_table_has_codecs_peers_floors_and_ceilings(run: Run) -> None:
+def test_table_shows_codecs_alternatives_goals_and_ceilings(run: Run) -> None:
     result = run("bench", "topk:0.01", "fp16", *SMALL)
     assert result.exit_code == 0, result.output
     for text in ("topk:0.01", "plain torch", "torch.topk", "np.argpartition", "copy_ to float16", "zlib level 1"):
         assert text in result.stdout
     assert "only reads runs at" in result.stdout
-    assert "none is judged here" in result.stdout and "missed" not in result.stdout
+    assert "not judged here" in result.stdout and "missed" not in result.stdout
 
 
-def test_json_is_one_object_and_records_hold_the_same(run: Run, work_dir: Path) -> None:
+def test_json_output_matches_the_records(run: Run, work_dir: Path) -> None:
     result = run("bench", "qsgd:4", "sign", *SMALL, "--no-peers", "--json", "--records", "out/bench.jsonl")
     found = json.loads(result.stdout)
     assert [codec["spec"] for codec in found["codecs"]] == ["qsgd:4", "sign"] and found["peers"] == []
@@ -30,7 +30,7 @@ def test_json_is_one_object_and_records_hold_the_same(run: Run, work_dir: Path) 
     assert [record.kind for record in records] == ["bench.machine", "bench.codec", "bench.codec"]
     assert records[1].values["encode_s"] == found["codecs"][0]["encode_s"]
     assert records[0].values["command"] == "laconic bench qsgd:4 sign --numel 20000 --repeat 2"
-    assert "3 records" in result.stderr
+    assert "3 Records" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_json_is_one_object_and_records_hold_the_same(run: Run, work_dir: Path) 
         (["qsgd:4", "--records", "."], 1, "is a folder"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(run: Run, work_dir: Path, args: list[str], code: int, words: str) -> None:
+def test_invalid_arguments_give_one_line(run: Run, work_dir: Path, args: list[str], code: int, words: str) -> None:
     result = run("bench", *args)
     assert result.exit_code == code
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1 and not result.stdout

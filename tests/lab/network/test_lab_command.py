@@ -120,9 +120,9 @@ def test_unnamed_lab_is_the_only_or_the_default_one(run, monkeypatch):
         monkeypatch.setattr("laconic_lab.network.labs", lambda up=up: up)
         assert command._chosen(None) == chosen and command._chosen("b") == "b"
     monkeypatch.setattr("laconic_lab.network.labs", lambda: ["a", "b"])
-    one_line(run("lab", "down"), 2, "which lab? --name one of a, b")
+    one_line(run("lab", "down"), 2, "several labs exist: --name one of a, b")
     monkeypatch.setattr("laconic_lab.network.labs", list)
-    one_line(run("lab", "run", "--host", 1, "--", "true"), 2, "no lab is up")
+    one_line(run("lab", "run", "--host", 1, "--", "true"), 2, "no lab exists")
 
 
 def test_every_command_without_root_gives_one_line(run, monkeypatch):

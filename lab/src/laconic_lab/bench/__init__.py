@@ -1,11 +1,12 @@
-"""Measuring codecs: against the same run's memcpy, and against what one would use instead.
+"""Benchmarks: codecs beside memcpy and the usual alternatives, DDP, parameter server, layers, GPU.
 
-Right before fast: nothing is timed that was not checked first (``checks``).
+Everything is checked for correctness before it is timed (``checks``).
 """
 
 from __future__ import annotations
 
-from laconic_lab.bench.codecs import SETS, SPECS, CodecResult, PeerResult, Report, Settings, run
+from laconic_lab.bench.codec_results import SETS, SPECS, CodecResult, PeerResult, Report, Settings
+from laconic_lab.bench.codecs import run
 from laconic_lab.bench.coders import Rate
 from laconic_lab.bench.timing import Timing
 

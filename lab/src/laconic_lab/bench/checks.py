@@ -1,6 +1,6 @@
-"""Right before fast: what a codec must do on the very tensor it is timed on.
+"""Correctness checks of a codec on the tensor it is timed on.
 
-The bounds here come from each method's definition and are computed in plain torch, apart from the kernels under test.
+The bounds follow from each method's definition and are computed in plain torch, independently of the kernels.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from laconic_lab.bench.coders import uncoded
 __all__ = ["PARITY_NUMEL", "check", "relative_error"]
 
 PARITY_NUMEL = 100_003
-"""Values of the slice on which the core is compared with the reference, byte by byte; prime, so that tails occur."""
+"""Values on which C++ and reference are compared byte by byte; a prime, so that buckets have tails."""
 
 
 def relative_error(x: Tensor, y: Tensor) -> float:
-    """Squared error over squared norm."""
+    """Return the squared error over the squared norm."""
     x, y = x.double(), y.double()
     norm = float(x.square().sum())
     return float((x - y).square().sum()) / norm if norm else float((x - y).abs().max() > 0)
 
 
 def check(chain: Chain, x: Tensor, *, seed: int = 0) -> float:
-    """The relative error of one round trip of a flat float32 tensor; ``WrongResultError`` when it is not right."""
+    """Return the relative error of one round trip of a flat float32 tensor; ``WrongResultError`` if it is wrong."""
     _same_as_reference(chain, x[:PARITY_NUMEL], seed)
     frame = encode(x, chain, seed=seed)
     packet, _ = open_packet(frame)
     y = decode(frame)
     if not bool(torch.isfinite(y).all()):
-        raise WrongResultError(f"{chain}: decoded to something that is not finite")
+        raise WrongResultError(f"{chain}: decoded values are not finite")
     total = torch.zeros_like(x)
     chain.accumulate(packet, total, 2.0)
     if not torch.allclose(total, 2 * y, rtol=1e-6, atol=0.0):
         raise WrongResultError(f"{chain}: accumulating differs from decoding and adding")
     if chain.coder is not None and not torch.equal(y, decode(encode(x, uncoded(chain), seed=seed))):
-        raise WrongResultError(f"{chain}: decoded to other values than {uncoded(chain)}, and a coder must lose nothing")
+        raise WrongResultError(f"{chain}: a coder must be lossless, but {uncoded(chain)} decodes to other values")
     if chain.selector is None:
         _check_values(chain, chain.values, x, y)
     else:
         positions = chain.positions(packet)
-        if positions is None:  # nothing was sent: every value that mattered was zero
+        if positions is None:  # nothing was sent, because all selected values were zero
             _check_nothing(chain, chain.selector, x, y)
             return relative_error(x, y)
         where = positions.to(torch.int64)
@@ -74,9 +74,9 @@ def _same_as_reference(chain: Chain, x: Tensor, seed: int) -> None:
     with kernels.use_backend("reference"):
         wanted_frame, wanted = encode(x, chain, seed=seed), decode(frame)
     if frame != wanted_frame:
-        raise WrongResultError(f"{chain}: the core's bytes differ from the reference's on {x.numel()} values")
+        raise WrongResultError(f"{chain}: the C++ bytes differ from the reference's for {x.numel()} values")
     if not torch.equal(decode(frame), wanted):
-        raise WrongResultError(f"{chain}: the core decodes to other values than the reference, of {x.numel()}")
+        raise WrongResultError(f"{chain}: C++ and reference decode {x.numel()} values differently")
 
 
 # ---------------------------------------------------------------------------------------------------------- selection
@@ -85,7 +85,7 @@ def _same_as_reference(chain: Chain, x: Tensor, seed: int) -> None:
 def _check_nothing(chain: Chain, selector: Selector, x: Tensor, y: Tensor) -> None:
     limit = selector.t if isinstance(selector, Threshold) else math.inf if isinstance(selector, RandK) else 0.0
     if bool(y.any()) or float(x.abs().max()) > limit:
-        raise WrongResultError(f"{chain}: sent nothing of a tensor whose largest magnitude is {float(x.abs().max()):g}")
+        raise WrongResultError(f"{chain}: nothing was sent of a tensor with amax {float(x.abs().max()):g}")
 
 
 def _check_selection(chain: Chain, selector: Selector, x: Tensor, y: Tensor, where: Tensor) -> None:
@@ -111,25 +111,25 @@ def _check_selection(chain: Chain, selector: Selector, x: Tensor, y: Tensor, whe
 
 
 def _check_values(chain: Chain, stage: ValueStage | None, x: Tensor, y: Tensor) -> None:
-    """Whether y is what this stage may make of x."""
+    """Raise ``WrongResultError`` unless y is within the stage's error bound of x."""
     if not x.numel():
         return
     bound = _BOUNDS.get(type(stage)) if stage is not None else _raw
-    if bound is None:  # another package's stage: parity with its reference is all that can be asked
+    if bound is None:  # a plug-in stage: only parity with the reference can be checked
         return
     wanted, slack = bound(stage, x)
-    # Decoded values were rounded to float32, some of them after a multiplication.
+    # Decoded values are rounded to float32, some of them after a multiplication.
     excess = (y - wanted).abs() - slack - 1e-6 * wanted.abs()
     worst = int(excess.argmax())
     if float(excess[worst]) > 0:
         raise WrongResultError(
-            f"{chain}: value {worst} is {float(x[worst]):g} and decoded to {float(y[worst]):g}, further off than "
-            f"{float(slack[worst]):g} from {float(wanted[worst]):g}"
+            f"{chain}: value {worst} is {float(x[worst]):g} and decoded to {float(y[worst]):g}, more than "
+            f"{float(slack[worst]):g} away from {float(wanted[worst]):g}"
         )
 
 
 def _bucketed(x: Tensor, bucket: int) -> Tensor:
-    """Buckets as rows; the last is filled up with zeros."""
+    """Return the buckets as rows; the last row is padded with zeros."""
     return torch.nn.functional.pad(x, (0, -x.numel() % bucket)).view(-1, bucket)
 
 
@@ -164,7 +164,7 @@ def _adaptive(stage: Adaptive, x: Tensor) -> tuple[Tensor, Tensor]:
     share = torch.histc(x, 2**stage.m, low, high).double() / x.numel()
     entropy = -float(share.xlogy(share).sum()) / math.log(2)
     levels = max(2.0, min(2 ** (entropy + stage.c), MAX_ALPHABET))
-    # The codec estimates the entropy from a sample: a quarter more is a third of a bit.
+    # The codec estimates the entropy from a sample; a quarter more allows a third of a bit.
     return x, torch.full_like(x, (high - low) / levels / 2 * 1.25 + 1e-6 * float(x.abs().max()))
 
 
@@ -214,4 +214,4 @@ _BOUNDS: dict[type, Callable[..., tuple[Tensor, Tensor]]] = {
     Sign: _sign,
     OneBit: _onebit,
 }
-"""What a stage should decode to, and how far off it may be, value by value."""
+"""For each stage, the expected decoded values and the allowed error of each."""

@@ -1,7 +1,7 @@
-"""Entropy coders: the symbols they get, the entropy that bounds them, and stock coders on the same symbols.
+"""Entropy coders: their symbols, the entropy bound, and stock coders on the same symbols.
 
-Stock coders get symbols ready-made, where ours make them from floats in the same time; both build their own models and
-send them. What a coder could at best do is the entropy of the symbols, each taken by itself.
+Stock coders receive ready-made symbols while ours quantize floats in the same time; both build and send their own
+models. The bound is the zero-order entropy of the symbols.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ __all__ = ["ANS", "ZSTD", "Rate", "coder_peers", "entropy", "measure", "missing"
 ZSTD, ANS = "zstd level {} on symbols", "constriction ANS"
 
 SLICE = 4_000_000
-"""Symbols for coders that take a second for what others do in a tenth."""
+"""Number of symbols for slow coders."""
 
 
 def entropy(symbols: Tensor) -> float:
-    """Bits a symbol of a code that knows how often each occurs, and nothing else."""
+    """Return the zero-order entropy in bits per symbol."""
     counts = torch.bincount(symbols)
     share = counts[counts > 0].double() / symbols.numel()
     return -float((share * share.log2()).sum())
 
 
 def uncoded(chain: Chain) -> Chain:
-    """The chain without its coder: the same symbols, each in as many bits as the largest needs."""
+    """Return the chain without its coder: the same symbols in fixed-width bits."""
     return replace(chain, coder=None)
 
 
 def symbols(chain: Chain, x: Tensor, seed: int) -> Tensor:
-    """What the chain's coder gets for x, as uint8 or, with more than 256 levels, int16."""
+    """Return the symbols that the chain's coder receives for x: uint8, or int16 with more than 256 levels."""
     plain = uncoded(chain)
     assert isinstance(plain.values, Quantizer)
     sections, n = plain.encode(x, seed=seed).sections, x.numel()
@@ -53,7 +53,7 @@ def symbols(chain: Chain, x: Tensor, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Rate:
-    """Symbols, and the bytes that a coder made of them, tables and all."""
+    """A number of symbols and the bytes they were coded in, code tables included."""
 
     numel: int
     entropy: float
@@ -65,7 +65,7 @@ class Rate:
 
     @property
     def overhead(self) -> float | None:
-        """What was written over the entropy, in percent of it; None where there is nothing to say (one symbol)."""
+        """Excess over the entropy in percent; None if the entropy is zero."""
         return 100 * (self.bits / self.entropy - 1) if self.entropy else None
 
     def values(self) -> dict[str, Any]:
@@ -78,23 +78,23 @@ class Rate:
 
 
 def measure(chain: Chain, x: Tensor, seed: int) -> Rate:
-    """What the coder at the end of a chain makes of x: a packet's last section."""
-    found = symbols(chain, x, seed)
-    return Rate(found.numel(), entropy(found), chain.encode(x, seed=seed).sections[-1].numel())
+    """Measure the coder of a chain on x: the size of the packet's last section."""
+    coded = symbols(chain, x, seed)
+    return Rate(coded.numel(), entropy(coded), chain.encode(x, seed=seed).sections[-1].numel())
 
 
 # -------------------------------------------------------------------------------------------------------- stock coders
 
 
 def coder_peers(dtype: torch.dtype, n: int) -> list[Peer]:
-    """Stock coders for n symbols of this dtype (uint8 or int16), as far as they are installed."""
+    """Return the installed stock coders for n symbols of this dtype (uint8 or int16)."""
     return [*_zstd(dtype), _zlib_huffman(dtype, n), *_constriction(n)]
 
 
 def missing() -> list[str]:
-    """What to tell about stock coders that are left out."""
+    """Return a note for each stock coder that is not installed."""
     return [
-        f"{name} is not installed, so it does not stand beside the coders: pip install 'laconic[bench]'"
+        f"{name} is not installed and is left out: pip install 'laconic-lab[coders]'"
         for name in ("zstandard", "constriction")
         if importlib.util.find_spec(name) is None
     ]
@@ -105,7 +105,7 @@ def _view(symbols: Tensor) -> memoryview:
 
 
 def _back(raw: bytes, dtype: torch.dtype) -> Tensor:
-    """Not copied, which would be a good part of a fast coder's time: torch warns, and nobody writes into it."""
+    """Return the bytes as a tensor without a copy, which would be much of a fast coder's time; torch warns."""
     with quiet():
         return torch.frombuffer(raw, dtype=dtype)
 
@@ -120,9 +120,11 @@ def _zstd(dtype: torch.dtype) -> list[Peer]:
     import zstandard
 
     def peer(level: int) -> Peer:
-        press, unpress = zstandard.ZstdCompressor(level=level), zstandard.ZstdDecompressor()
+        compressor, decompressor = zstandard.ZstdCompressor(level=level), zstandard.ZstdDecompressor()
         return Peer(
-            ZSTD.format(level), lambda x: press.compress(_view(x)), lambda m: _back(unpress.decompress(m), dtype)
+            ZSTD.format(level),
+            lambda x: compressor.compress(_view(x)),
+            lambda m: _back(decompressor.decompress(m), dtype),
         )
 
     return [peer(1), peer(3)]
@@ -130,8 +132,8 @@ def _zstd(dtype: torch.dtype) -> list[Peer]:
 
 def _zlib_huffman(dtype: torch.dtype, n: int) -> Peer:
     def encode(symbols: Tensor) -> bytes:
-        press = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
-        return press.compress(_view(symbols)) + press.flush()
+        compressor = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
+        return compressor.compress(_view(symbols)) + compressor.flush()
 
     def decode(message: bytes) -> Tensor:
         return _back(zlib.decompress(message, -zlib.MAX_WBITS), dtype)
@@ -141,7 +143,7 @@ def _zlib_huffman(dtype: torch.dtype, n: int) -> Peer:
 
 
 def _constriction(n: int) -> list[Peer]:
-    """Its coders take int32 and a table of probabilities, for which the counts travel."""
+    """constriction's coders take int32 and a probability table, so the symbol counts are sent."""
     if importlib.util.find_spec("constriction") is None:
         return []
     from constriction import stream

@@ -1,4 +1,4 @@
-"""Compressed all-reduce against plain ones, in processes of one host."""
+"""Times compressed all-reduce beside plain all-reduce, with processes on one host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["CollectiveResult", "CollectiveSettings", "run_collective"]
 
 @dataclass(frozen=True)
 class CollectiveSettings:
-    """What to run: tensors of ``numel`` values, ``ranks`` processes of one thread each on gloo, over loopback."""
+    """Settings: tensors of ``numel`` values and ``ranks`` single-threaded processes on gloo over loopback."""
 
     specs: tuple[str, ...] = ("shared:8", "thc:4")
     numel: int = 25_000_000
@@ -46,14 +46,14 @@ class CollectiveSettings:
 
 @dataclass(frozen=True)
 class CollectiveResult:
-    """Seconds of each round of the slowest rank; rounds of all ways take turns."""
+    """Seconds of the slowest rank in each round; the rounds of all reductions alternate."""
 
     name: str
     seconds: tuple[float, ...]
     error: float
     """Squared error of the mean over its squared norm."""
     nbytes: int
-    """What a rank gives to all-reduces."""
+    """Bytes that a rank passes to all-reduce."""
 
     @property
     def median(self) -> float:
@@ -70,7 +70,7 @@ class CollectiveResult:
 
 
 def run_collective(settings: CollectiveSettings) -> list[CollectiveResult]:
-    """fp32 and bf16 means first, then each spec."""
+    """Time fp32 and bf16 means, then each spec."""
     with tempfile.TemporaryDirectory() as folder:
         ranks, spawn = range(settings.ranks), get_context("spawn")
         workers = [spawn.Process(target=_rank, args=(rank, settings, folder)) for rank in ranks]
@@ -79,12 +79,12 @@ def run_collective(settings: CollectiveSettings) -> list[CollectiveResult]:
         for worker in workers:
             worker.join()
         if any(worker.exitcode for worker in workers):
-            raise WrongResultError("a rank ended with an error; what it said stands above")
+            raise WrongResultError("a rank failed; its error output is above")
         found = json.loads((Path(folder) / "results.json").read_text())
     results = [CollectiveResult(name, tuple(seconds), error, nbytes) for name, seconds, error, nbytes in found]
     for result in results:
         if not result.error < (0.9 if result.name not in ("fp32", "bf16") else 1e-3):
-            raise WrongResultError(f"{result.name}: the mean is off by {result.error:g} of its square")
+            raise WrongResultError(f"{result.name}: the relative squared error of the mean is {result.error:g}")
     return results
 
 
@@ -127,7 +127,7 @@ def _rank(rank: int, settings: CollectiveSettings, folder: str) -> None:
             taken = torch.tensor([time.perf_counter() - began])
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
             errors[name] = float((out - wanted).square().sum()) / norm if norm else 0.0
-            if turn:  # the first allocates
+            if turn:  # the first turn allocates
                 seconds[name].append(float(taken))
     if rank == 0:
         nbytes = {"fp32": 4 * settings.numel, "bf16": 2 * settings.numel}

@@ -1,8 +1,8 @@
-"""Codecs on a GPU, against the same run's copy on that device, plain torch and casts to 16 bits.
+"""Times codecs on a GPU relative to a device copy, beside plain torch and casts to 16 bits.
 
-Each operation stands between two copies, by the device's own clock. *encode* and *decode* are what a codec's caller
-gets, with the one wait each has (is all finite, is all zero; is the frame right). *launch* is the same work without
-that wait, as a CUDA graph would hold it.
+Each operation lies between two copies, timed by CUDA events. *encode* and *decode* include the one host
+synchronisation each of them needs (non-finite or all-zero values; frame validity). *launch* is the same work without
+it, as in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from laconic.packet import Packet, TensorSpec
 from laconic.records import Record
 from laconic_lab.bench import peers
 from laconic_lab.bench.checks import PARITY_NUMEL, relative_error
-from laconic_lab.bench.codecs import KeptArena, Progress
+from laconic_lab.bench.codec_results import Progress
+from laconic_lab.bench.codecs import KeptArena
 from laconic_lab.bench.timing import MIN_ROUNDS, Timing, quartiles
 
 __all__ = ["FLOORS", "SPECS", "DeviceResult", "DeviceSettings", "run_device"]
@@ -62,23 +63,23 @@ FLOORS: dict[tuple[str, str], float] = {
     ("adaptive:5.0|rans", "encode"): 0.2,
     ("adaptive:5.0|rans", "decode"): 0.3,
 }
-"""Targets on an H200 with 2^28 values, in multiples of the copy's speed; judged by the launch where there is one."""
+"""Goals on an H200 with 2^28 values in multiples of the copy's speed, judged by *launch* where it exists."""
 
 SMALL_NUMEL = 1 << 20
-"""4 MB: where launches, not memory, set the pace."""
+"""4 MB: launches dominate."""
 
 Operation = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What to run.
+    """Settings of a GPU benchmark.
 
     Args:
-        device: ``cuda``, or one of several as ``cuda:1``.
+        device: ``cuda`` or ``cuda:1``.
         numel: Values of the tensor.
         repeat: Rounds per measurement.
-        seed: Of the data and of the codecs.
+        seed: Seed of the data and of the codecs.
     """
 
     device: str = "cuda"
@@ -95,7 +96,7 @@ class DeviceSettings:
 
 
 class DeviceWatch:
-    """Times operations in turns, a copy of ``payload`` between any two, by events of the device's stream."""
+    """Times operations in turns with a copy of ``payload`` between any two, by CUDA events."""
 
     def __init__(self, payload: Tensor) -> None:
         self.source, self.target = payload, torch.empty_like(payload)
@@ -117,7 +118,7 @@ class DeviceWatch:
             torch.cuda.synchronize(self.source.device)
 
     def measure(self, operations: Mapping[str, Operation], repeat: int) -> dict[str, Timing]:
-        """Each operation ``repeat`` times (three at least), after three runs that compile and do not count."""
+        """Run each operation ``repeat`` times (at least three) after three warm-up runs."""
         for operation in operations.values():
             for _ in range(3 if self.on_device else 1):
                 operation()
@@ -142,7 +143,7 @@ class DeviceWatch:
         self.target.copy_(self.source)
 
     def per_call(self, operation: Operation, *, calls: int = 50, batches: int = 5) -> float:
-        """Seconds of one call of something short, by the host's clock, launched one after the other."""
+        """Return the host seconds of one call of a short operation, launched repeatedly."""
         found = []
         for batch in range(batches + 1):
             self.wait()
@@ -150,14 +151,14 @@ class DeviceWatch:
             for _ in range(calls):
                 operation()
             self.wait()
-            if batch:  # the first one compiles
+            if batch:  # the first call compiles
                 found.append((time.perf_counter() - begin) / calls)
         return quartiles(tuple(found))[1]
 
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """One codec; ``plain`` is the same method in torch, on the same device."""
+    """Measurements of one codec; ``plain`` is the same method in torch on the same device."""
 
     spec: str
     numel: int
@@ -172,14 +173,14 @@ class DeviceResult:
         return 8 * self.nbytes / self.numel
 
     def judged(self, way: str) -> Timing | None:
-        """What a floor of this way is held against."""
+        """Return the timing that a goal is compared with."""
         return self.timings.get(f"{way}_launch") or self.timings.get(way)
 
     def floor(self, way: str) -> float | None:
         return FLOORS.get((self.spec, way))
 
     def speed_up(self, way: str) -> float | None:
-        """Times as fast as plain torch."""
+        """Return the speed-up over plain torch."""
         ours, plain = self.judged(way), self.plain.get(way)
         return None if ours is None or plain is None else plain.median / ours.median
 
@@ -201,7 +202,7 @@ class DeviceResult:
 def run_device(
     specs: Sequence[str] = SPECS, settings: DeviceSettings | None = None, *, progress: Progress | None = None
 ) -> tuple[list[DeviceResult], list[Record]]:
-    """Check and time codecs on a device; the results, and Records of them and of the device."""
+    """Check and time codecs on a device; return the results and their Records."""
     settings = settings or DeviceSettings()
     chains = {spec: codec(spec) for spec in specs}
     device = torch.device(settings.device)
@@ -245,14 +246,14 @@ def _yardsticks(x: Tensor, watch: DeviceWatch, settings: DeviceSettings) -> dict
 
 
 def _check(chain: Chain, x: Tensor, seed: int) -> None:
-    """The bytes of a slice on the device are those of the CPU, and they read back to the same bits."""
+    """Raise ``WrongResultError`` unless device and CPU give the same bytes and decode to the same bits."""
     part = x[:PARITY_NUMEL]
     frame = encode(part.cpu(), chain, seed=seed)
     if encode(part, chain, seed=seed) != frame:
-        raise WrongResultError(f"{chain}: the device writes other bytes than the CPU")
+        raise WrongResultError(f"{chain}: the device's bytes differ from the CPU's")
     there = chain.decode(chain.encode(part, seed=seed), out=torch.empty_like(part))
     if not torch.equal(there.cpu().view(torch.int32), decode(frame).view(torch.int32)):
-        raise WrongResultError(f"{chain}: the device reads other values than the CPU")
+        raise WrongResultError(f"{chain}: the device decodes other values than the CPU")
 
 
 def _time_codec(spec: str, chain: Chain, x: Tensor, watch: DeviceWatch, settings: DeviceSettings) -> DeviceResult:
@@ -282,7 +283,7 @@ def _time_codec(spec: str, chain: Chain, x: Tensor, watch: DeviceWatch, settings
 
 
 def _error(x: Tensor, y: Tensor) -> float:
-    """In parts: float64 copies of all of it would take sixteen times its room."""
+    """Compute the relative error in parts, because float64 copies of everything would take too much memory."""
     part = min(x.numel(), 1 << 24)
     return relative_error(x[:part], y[:part])
 
@@ -307,7 +308,7 @@ def _operations(chain: Chain, x: Tensor, packet: Packet, out: Tensor, seed: int)
 
 
 def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tensor, seed: int) -> dict[str, Operation]:
-    """The kernels of fixed size by themselves; error feedback and sums, which only these have."""
+    """Return the fixed-size kernels as operations, with error feedback and sums."""
     from laconic.kernels.triton import packed_int_sums, packed_ints, qsgd, sign, ternary
 
     stage, sections = chain.values, tuple(section.clone() for section in packet.sections)
@@ -361,7 +362,7 @@ def _launches(chain: Chain, x: Tensor, packet: Packet, out: Tensor, total: Tenso
 
 
 def _carried(x: Tensor, packet: Packet, chain: Chain) -> Operation:
-    """Top-k by the threshold of a step before: one pass."""
+    """Return the operation of top-k with the threshold of an earlier step: one pass."""
     from laconic.kernels.triton import selectors
 
     values = packet.sections[-1].clone().view(torch.float32)

@@ -1,8 +1,7 @@
-"""What compressing all gradients adds to a training step on a GPU, in turns with the step alone.
+"""Times a training step on a GPU with and without compression of all gradients, in turns.
 
-Twice: *in place*, where flat buckets of gradients, as DDP has them, are encoded and decoded where backward has just
-put them; and *attached*, with all that ``laconic.attach`` does: a frame of each slot, by its policy, on the host and
-back, in a group of one rank, which owns all shards and so encodes and reads all of them.
+*In place* encodes and decodes flat buckets of gradients, as DDP has them. *Attached* does all that ``laconic.attach``
+does: a frame per slot by its policy, to the host and back, in a group of one rank that owns all shards.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from laconic_lab.bench.timing import quartiles
 __all__ = ["StepSettings", "run_steps"]
 
 SIDES = {"1 x 28 x 28": (1, 28, 10), "3 x 32 x 32": (3, 32, 10), "3 x 224 x 224": (3, 224, 1000)}
-"""Channels, side and classes, by the first words of what a model says it takes."""
+"""Channels, image side and classes of each input kind."""
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What to run.
+    """Settings of the step benchmark.
 
     Args:
-        model: A model of images.
-        device: ``cuda``, or one of several.
-        batch: Images of a step.
+        model: An image model.
+        device: ``cuda`` or ``cuda:1``.
+        batch: Images per step.
         repeat: Turns.
-        bucket: Values of a bucket; 25 MB of float32, as in DDP.
-        seed: Of weights, inputs and codecs.
+        bucket: Values of a DDP bucket; 25 MB of float32 by default.
+        seed: Seed of weights, inputs and codecs.
     """
 
     model: str = "resnet50"
@@ -60,13 +59,13 @@ class StepSettings:
 
 
 class _Step:
-    """One forward and backward in bf16, its gradients in flat buckets."""
+    """A forward and backward pass in bf16 with gradients in flat buckets."""
 
     def __init__(self, settings: StepSettings) -> None:
         takes = MODELS[settings.model].takes if settings.model in MODELS else ""
         found = next((size for words, size in SIDES.items() if takes.startswith(words)), None)
         if found is None:
-            raise ConfigError(f"--step takes a model of images, not {settings.model!r}")
+            raise ConfigError(f"--step must be an image model, got {settings.model!r}")
         channels, side, classes = found
         device = torch.device(settings.device)
         generator = torch.Generator().manual_seed(settings.seed)
@@ -124,9 +123,9 @@ class _Step:
 
 @contextmanager
 def _one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Create a process group with this process as its only rank."""
     if dist.is_initialized():
-        raise ConfigError("--step makes a process group of its own: run it outside of torchrun")
+        raise ConfigError("--step creates its own process group: run it outside torchrun")
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -136,7 +135,7 @@ def _one_rank() -> Iterator[None]:
 
 
 def run_steps(specs: Sequence[str], settings: StepSettings | None = None) -> list[Record]:
-    """A Record for each codec: the step alone, with it, and the difference in percent of the step."""
+    """Return a Record per codec: the step without and with it, and the difference in percent."""
     settings = settings or StepSettings()
     chains = {spec: codec(spec) for spec in specs}
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
@@ -147,7 +146,7 @@ def run_steps(specs: Sequence[str], settings: StepSettings | None = None) -> lis
         for spec, chain in chains.items():
             works["compressed", spec] = lambda chain=chain: step.compressed(chain)  # type: ignore[misc]
             works["attached", spec] = lambda spec=spec: step.attached(spec)  # type: ignore[misc]
-        for work in works.values():  # compiles, and lets libraries choose their kernels and DDP its buckets
+        for work in works.values():  # compiles kernels and lets libraries and DDP settle
             for _ in range(3):
                 work()
         runs: dict[tuple[str, str], list[float]] = {name: [] for name in works}
@@ -174,6 +173,6 @@ def _seconds(name: str, runs: Sequence[float]) -> dict[str, object]:
 
 
 def _percent(name: str, runs: Sequence[float], beside: Sequence[float]) -> dict[str, object]:
-    """How much longer than what ran beside it, turn by turn."""
+    """Return how much longer a step took than its neighbour, turn by turn."""
     low, middle, high = quartiles(tuple(100 * (a / b - 1) for a, b in zip(runs, beside, strict=True)))
     return {f"{name}_percent": middle, f"{name}_percent_quartiles": [low, high]}

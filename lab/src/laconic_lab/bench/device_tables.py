@@ -1,4 +1,4 @@
-"""Records of the bench on a GPU as tables for the page."""
+"""Tables of GPU benchmark Records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from laconic_lab.bench.cluster.tables import ClusterTable
 __all__ = ["device_tables"]
 
 STEP_ADDS = 5.0
-"""Percent of a bf16 step that encoding and decoding all its gradients may add."""
+"""Goal: percent of a bf16 step that encoding and decoding all gradients may add."""
 
 OTHERS = {"feedback": "error feedback", "sum": "packed sums", "carried": "by an earlier threshold"}
 
 
 def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """Codecs against the copy, and what they add to a training step."""
+    """Return the table of codecs and the table of training steps."""
     codecs = [record for record in records if record.kind == "bench.device.codec"]
     steps = [record for record in records if record.kind == "bench.device.step"]
     found = []
@@ -34,7 +34,7 @@ def _codecs(device: Record, records: Sequence[Record]) -> ClusterTable:
     notes = (
         f"{device.machine.get('gpu', 'No GPU')}, torch {device.versions['torch']}, {v['numel']:,} gaussian float32, "
         f"median of {v['repeat']} rounds, each between two copies; in multiples of the copy's "
-        f"{v['copy_payload_gb_per_s']:,.0f} GB/s of payload. Beside it a cast to fp16 runs at "
+        f"{v['copy_payload_gb_per_s']:,.0f} GB/s of payload. A cast to fp16 runs at "
         f"{v['cast_to_fp16_x_copy']:.2f} and one from it at {v['cast_from_fp16_x_copy']:.2f}. Where sizes are fixed "
         "the launches alone are timed, as a CUDA graph holds them; else all that must be waited for. The last column "
         f"is a call for 4 MB; a launch by itself takes {v['launch_floor_us']:.0f} µs there. By `{v['command']}`."

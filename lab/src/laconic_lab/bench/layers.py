@@ -1,6 +1,6 @@
-"""Compressed layers beside dense ones: numbers kept (rho) and step time (h), layer by layer and for whole models.
+"""Times compressed layers beside dense ones: parameters kept (rho) and relative step time (h).
 
-A step is forward, backward and SGD with momentum. What is timed was checked first: ``expand`` must compute the same.
+A step is forward, backward and SGD with momentum. Before timing, ``expand`` is checked to compute the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CASES", "Case", "LayerSettings", "layer_table", "run_layers"]
 
 KIND = "bench.layers"
 ATTEMPTS = 3
-"""Measurements of a case whose turns vary too much, before it is left without an h."""
+"""Attempts to measure a case whose turns vary too much before h is left empty."""
 
 ALL = LayerPolicy(first_conv=True, output=True)
 FC = "monarch:0.05,conv=0.2"
@@ -32,7 +32,7 @@ FC = "monarch:0.05,conv=0.2"
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed: a layer, or a model; and by which schemes, with the h that each shall not exceed, if any."""
+    """A layer or model to time, and its schemes, each with the goal for h if there is one."""
 
     name: str
     batch: int
@@ -59,15 +59,17 @@ SHAPES = {"mlp": (1, 28, 28), "lenet5": (1, 28, 28), "vgg11": (3, 32, 32), "alex
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Args:
-    cases: Names of ``CASES``, ``linear N-M``, or a model of images.
-    schemes: Instead of a case's own.
-    batch: Instead of a case's own.
-    repeat: Turns of each.
-    budget_s: No turn is begun after so many seconds.
-    threads: Of torch.
-    device: Where both are.
-    seed: Of weights and inputs.
+    """Settings of the layer benchmark.
+
+    Args:
+        cases: Names of ``CASES``, ``linear N-M``, or an image model.
+        schemes: Schemes to use instead of the cases' own.
+        batch: Batch size to use instead of the cases' own.
+        repeat: Turns of each.
+        budget_s: No turn begins after this many seconds.
+        threads: Threads of torch.
+        device: Device of both layers.
+        seed: Seed of weights and inputs.
 
     >>> LayerSettings(cases=("mlp",), schemes=("hashed:0.1",), repeat=5).command()
     'laconic bench layers mlp --scheme hashed:0.1 --repeat 5'
@@ -84,7 +86,7 @@ class LayerSettings:
 
     def __post_init__(self) -> None:
         if self.repeat < 3 or self.threads < 1 or (self.batch is not None and self.batch < 1):
-            raise ConfigError("at least 3 turns, one thread and a batch of one are needed")
+            raise ConfigError("repeat must be >= 3, threads >= 1 and batch >= 1")
         for name in self.cases:
             _case(name)
         try:
@@ -105,7 +107,7 @@ class LayerSettings:
 
     @property
     def judges(self) -> bool:
-        """Goals are for one thread of a CPU, or a device, and the cases' own batches."""
+        """Whether goals apply: one CPU thread or a device, with the cases' own batch sizes."""
         return self.batch is None and (self.threads == 1 or self.device != "cpu")
 
 
@@ -118,7 +120,7 @@ def _case(name: str) -> Case:
 
 
 def _build(name: str, *, dry: bool = False) -> tuple[nn.Module, tuple[int, ...], LayerPolicy | None]:
-    """A model or layer, the shape of one input, and the policy that compresses it."""
+    """Return a model or layer, the shape of one input, and the compression policy."""
     kind, _, sizes = name.partition(" ")
     sides = sizes.split(" ")[0].split("-")
     if kind == "linear" and len(sides) == 2 and all(side.isdecimal() and int(side) for side in sides):
@@ -129,11 +131,11 @@ def _build(name: str, *, dry: bool = False) -> tuple[nn.Module, tuple[int, ...],
     if name in MODELS and name in SHAPES:
         return (nn.Identity() if dry else build_model(name, seed=0)), SHAPES[name], None
     known = ", ".join([case.name for case in CASES] + [one for one in SHAPES if one not in ("mlp", "alexnet")])
-    raise ConfigError(f"there is nothing to time by the name {name!r}: take {known}, or 'linear 1024-512'")
+    raise ConfigError(f"unknown case {name!r}: expected one of {known}, or 'linear 1024-512'")
 
 
 def run_layers(settings: LayerSettings, tell: Callable[[str], None] = lambda what: None) -> list[Record]:
-    """A Record for each scheme of each case."""
+    """Return a Record for each scheme of each case."""
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     found = []
@@ -179,7 +181,7 @@ def _run_case(case: Case, settings: LayerSettings, tell: Callable[[str], None]) 
 
 
 def _steady(model: nn.Module, small: nn.Module, inputs: Tensor, settings: LayerSettings) -> Timings:
-    """The first of a few measurements that a busy machine has not spoilt, or the steadiest."""
+    """Return the first measurement whose turns vary little, or the steadiest of a few."""
     tried = []
     for _ in range(ATTEMPTS):
         tried.append(timings(model, small, inputs, repeat=settings.repeat, budget_s=settings.budget_s))
@@ -190,19 +192,19 @@ def _steady(model: nn.Module, small: nn.Module, inputs: Tensor, settings: LayerS
 
 @torch.no_grad()
 def _check(small: nn.Module, x: Tensor, case: str, scheme: str) -> None:
-    """Right before fast."""
-    dense, found = expand(small).eval()(x).float(), small.eval()(x).float()
+    """Raise ``WrongResultError`` unless the expanded layer computes the same."""
+    dense, compressed = expand(small).eval()(x).float(), small.eval()(x).float()
     small.train()
-    error = float((dense - found).norm() / dense.norm())
+    error = float((dense - compressed).norm() / dense.norm())
     if not error < 1e-2 if x.device.type != "cpu" else not error < 1e-4:
-        raise WrongResultError(f"{case} by {scheme}: the expanded layer computes something else, by {error:.2g}")
+        raise WrongResultError(f"{case} by {scheme}: the expanded layer differs by {error:.2g}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- table
 
 
 def layer_table(records: Sequence[Record]) -> ClusterTable:
-    """For people, and for the page about layers."""
+    """Return the table of layers with its goals."""
     first = records[0]
     rows, verdicts = [], []
     for record in records:

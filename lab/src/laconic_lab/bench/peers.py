@@ -1,7 +1,7 @@
-"""What one would use instead: the same methods as they are usually written in torch, and stock tools.
+"""The alternatives to our codecs: the same methods as usually written in torch, and stock tools.
 
-The torch code is straightforward and vectorised, not slowed down: it allocates its results, leaves symbols in int8 and
-indices in int64, as the usual implementations do. Where a tool has an ``out`` it gets one.
+The torch code is straightforward and vectorised: it allocates its results and keeps symbols in int8 and indices in
+int64, as the usual implementations do. A tool with an ``out`` argument gets one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["PLAIN", "Peer", "general", "peers_of", "quiet"]
 PLAIN = "plain torch"
 
 ZLIB_NUMEL = 1_000_000
-"""zlib takes minutes for what others do in milliseconds, so it gets a slice."""
+"""Number of values for zlib, which is a thousand times slower than the rest."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Peer:
     """One alternative.
 
     Args:
-        name: What it is.
+        name: Name shown in tables.
         encode: Tensor to message.
-        decode: Message to tensor; None for something that only selects.
-        max_error: The relative squared error it may have on gaussian data; checked before it is timed.
-        note: What to know when comparing.
-        numel: It works on this many of the values only.
-        dtype: It is handed its values in this dtype; the conversion is not timed.
+        decode: Message to tensor; None for selection only.
+        max_error: Largest allowed relative squared error on gaussian data, checked before timing.
+        note: Remark for the comparison.
+        numel: Number of values it is timed on, if not all.
+        dtype: Dtype of its input; the conversion is not timed.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Peer:
 
 
 def message_nbytes(message: Any) -> int:
-    """Bytes of a message as it would be sent."""
+    """Return the bytes of a message on the wire."""
     if isinstance(message, Tensor):
         return message.numel() * message.element_size()
     if isinstance(message, np.ndarray):
@@ -73,7 +73,7 @@ def message_nbytes(message: Any) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Torch deprecates its quantized tensors with a warning at each call; as a yardstick they still serve."""
+    """Suppress torch's deprecation warnings of quantized tensors, which are timed here for comparison."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -83,7 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Method(Protocol):
-    """One method in torch: tensor -> tensors -> tensor."""
+    """A method written in torch: tensor -> tensors -> tensor."""
 
     @property
     def max_error(self) -> float: ...
@@ -134,7 +134,7 @@ class _TorchQSGD:
 
 @dataclass(frozen=True)
 class _TorchTernGrad:
-    """One scale for the tensor, as in the paper and in most code."""
+    """TernGrad with one scale per tensor, as in the paper and in most implementations."""
 
     max_error: float = 8.0
 
@@ -149,11 +149,11 @@ class _TorchTernGrad:
 
 @dataclass(frozen=True)
 class _TorchPackedInts:
-    """Levels on a clip per 1,024 values, a byte or two each; the rotation as two products with a 32 x 32 matrix."""
+    """Levels on a clip per 1,024 values, in one or two bytes; the rotation is two products with a 32 x 32 matrix."""
 
     levels: int
     clip: float | None
-    """In units of the root mean square, after a rotation; None for the largest magnitude, without one."""
+    """Clip in units of the root mean square after rotation; None: clip at amax, without rotation."""
     max_error: float
 
     def _rotate(self, rows: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ class _TorchPackedInts:
         while matrix.shape[0] < 32:
             matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
         matrix = matrix / 32**0.5
-        turned: Tensor = matrix @ rows.view(-1, 32, 32) @ matrix
-        return turned.view(-1, 1024)
+        rotated: Tensor = matrix @ rows.view(-1, 32, 32) @ matrix
+        return rotated.view(-1, 1024)
 
     def _signs(self, n: int) -> Tensor:
         return torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).mul_(2).sub_(1).view(-1, 1024)
@@ -279,7 +279,7 @@ def _select(selector: Selector, x: Tensor) -> Tensor | None:
 
 
 def _plain(chain: Chain, n: int) -> Peer | None:
-    """The chain in torch, or None for another package's stage."""
+    """Return the chain written in torch, or None for a plug-in stage."""
     method, selector = _value_method(chain.values), chain.selector
     if method is None:
         return None
@@ -301,7 +301,7 @@ def _plain(chain: Chain, n: int) -> Peer | None:
         y[where] = decoded * gain if gain != 1.0 else decoded
         return y
 
-    # Dropping entries costs at most the norm; scaling up what is left can cost n / k times it.
+    # Dropping entries costs at most the norm; scaling up the rest can cost n / k times the norm.
     return Peer(PLAIN, encode, decode, 1.0 + 2 * gain * (gain > 1) + method.max_error)
 
 
@@ -338,7 +338,7 @@ def _torch_topk(keep: float) -> Peer:
 
 
 def peers_of(chain: Chain, n: int) -> list[Peer]:
-    """What one would use instead of a codec without an entropy coder, for tensors of n values."""
+    """Return the alternatives to a codec without an entropy coder, for n values."""
     if chain.coder is not None:
         return []
     plain = _plain(chain, n)
@@ -353,7 +353,7 @@ def peers_of(chain: Chain, n: int) -> list[Peer]:
 
 
 def general(n: int) -> list[Peer]:
-    """Tools for any bytes: lossless, so they suit no codec in particular."""
+    """Return lossless general-purpose compressors."""
     part = min(n, ZLIB_NUMEL)
 
     def view(x: Tensor) -> memoryview:

@@ -1,8 +1,8 @@
-"""Timing against a yardstick: every measurement stands between two copies of the same payload.
+"""Timing relative to memcpy: each measurement lies between two copies of the same payload.
 
-Machines differ and so do moments on one machine; the ratio to a copy made just before and after repeats far better than
-seconds do. The copy is libc's memcpy between two buffers that were there before: what a program could at best do with
-the payload if it did not compress it.
+Speed varies between machines and over time on one machine; the ratio to copies made just before and after is far more
+repeatable than seconds. The copy is libc's memcpy between two existing buffers, the least that a program does with an
+uncompressed payload.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_ROUNDS = 3
 
 
 def quartiles(values: tuple[float, ...]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile."""
+    """Return the first quartile, the median and the third quartile."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -34,7 +34,7 @@ def quartiles(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Runs of one operation, each with the mean of the copies before and after it, in seconds of wall clock."""
+    """Wall-clock seconds of the runs of one operation, and of the copies around each run (mean of two)."""
 
     seconds: tuple[float, ...]
     copies: tuple[float, ...]
@@ -45,7 +45,7 @@ class Timing:
 
     @property
     def speed(self) -> float:
-        """Times as fast as memcpy: the median over the runs of copy / operation."""
+        """Speed relative to memcpy: the median of copy time over operation time."""
         return self.speed_quartiles[1]
 
     @property
@@ -53,7 +53,7 @@ class Timing:
         return quartiles(tuple(copy / run for copy, run in zip(self.copies, self.seconds, strict=True)))
 
     def values(self, name: str) -> dict[str, Any]:
-        """For a Record: seconds and multiples of memcpy's speed, each with quartiles."""
+        """Return seconds and multiples of memcpy's speed with quartiles, for a Record."""
         seconds, speed = quartiles(self.seconds), self.speed_quartiles
         return {
             f"{name}_s": seconds[1],
@@ -65,11 +65,11 @@ class Timing:
 
 
 class Stopwatch:
-    """Times operations in turns, a memcpy of ``payload`` between any two of them.
+    """Times operations in turns with a memcpy of ``payload`` between any two of them.
 
     Args:
-        payload: A contiguous CPU tensor. A buffer of its size is kept for the copies.
-        budget_s: No new round of turns is begun once this long was spent, after three.
+        payload: A contiguous CPU tensor; a second buffer of its size is kept.
+        budget_s: After three rounds, no new round begins once this much time is spent.
     """
 
     def __init__(self, payload: Tensor, *, budget_s: float = 8.0) -> None:
@@ -84,18 +84,18 @@ class Stopwatch:
         self.copy()
 
     def copy(self) -> float:
-        """Seconds of one copy."""
+        """Return the seconds of one copy."""
         begin = time.perf_counter()
         self._memcpy(self.target.data_ptr(), self.source.data_ptr(), self.nbytes)
         return time.perf_counter() - begin
 
     def measure(self, operations: Mapping[str, Operation], repeat: int, *, share: float = 1.0) -> dict[str, Timing]:
-        """Each operation ``repeat`` times, after one run that does not count.
+        """Run each operation ``repeat`` times after a warm-up run.
 
         Args:
-            operations: What to time, by name.
-            repeat: Rounds; fewer (three at least) when the budget is spent.
-            share: The part of the payload that the operations work on; the copies are scaled down to it.
+            operations: Operations by name.
+            repeat: Rounds; fewer, but at least three, when the budget is spent.
+            share: Fraction of the payload that the operations process; copy times are scaled by it.
         """
         runs: dict[str, list[tuple[float, float]]] = {name: [] for name in operations}
         for operation in operations.values():
@@ -114,19 +114,19 @@ class Stopwatch:
                 self.copies.append(after)
                 before = after
         return {
-            name: Timing(tuple(run for run, _ in found), tuple(copy for _, copy in found))
-            for name, found in runs.items()
+            name: Timing(tuple(run for run, _ in pairs), tuple(copy for _, copy in pairs))
+            for name, pairs in runs.items()
         }
 
 
 def per_call(operation: Operation, *, calls: int = 50, batches: int = 5) -> float:
-    """Seconds of one call of something short: the median over batches of calls."""
+    """Return the seconds of one call of a short operation: the median over batches of calls."""
     for _ in range(3):
         operation()
-    found = []
+    seconds = []
     for _ in range(batches):
         begin = time.perf_counter()
         for _ in range(calls):
             operation()
-        found.append((time.perf_counter() - begin) / calls)
-    return statistics.median(found)
+        seconds.append((time.perf_counter() - begin) / calls)
+    return statistics.median(seconds)

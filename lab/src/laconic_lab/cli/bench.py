@@ -1,4 +1,4 @@
-"""``laconic bench``: codecs when nothing else is said, ``laconic bench cluster`` and ``laconic bench layers``."""
+"""``laconic bench``: codecs by default, or one of its subcommands."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ EXAMPLES = (
 )  # fmt: skip
 
 DEFAULT = "codecs"
-"""What ``laconic bench`` does when its first word is no bench."""
+"""The subcommand that ``laconic bench`` runs when none is named."""
 
 QUICK_NUMEL, QUICK_REPEAT = 1_000_000, 3
 
 WIDE = 140
-"""Columns that the whole table needs; in fewer it leaves some of its own out rather than cut words."""
+"""Width of the full table; narrower terminals get fewer columns."""
 
 COLUMNS = ("bits per\nvalue", "encode\n× memcpy", "floor", "decode\n× memcpy", "floor")
 MORE_COLUMNS = ("over bare\nkernel %", "add\n× memcpy", "to and from\nbytes ×", "1,000 values\nµs", "error²")
@@ -47,55 +47,58 @@ MORE_CODER_COLUMNS = ("two threads\n× one", "1,000 values\nµs", "error²")
 
 
 def bench(
-    # Names of other benches (laconic bench cluster) are no codec specs: nobody's codec is hidden by them.
+    # The names of subcommands are not valid codec specs.
     specs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SPEC", help="Codecs; by default a set.", autocompletion=complete.specs),
+        typer.Argument(metavar="SPEC", help="Codec specs.", autocompletion=complete.specs),
     ] = None,
     numel: Annotated[int | None, typer.Option(help="Values of the tensor.", min=1000, show_default="25000000")] = None,
     repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy has one.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy uses one.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the data and the codecs.")] = 0,
     device: Annotated[
-        str, typer.Option(help="cpu, or cuda: codecs on a GPU, against the copy there, 2^28 values by default.")
+        str, typer.Option(help="cpu, or cuda to time codecs on a GPU beside a device copy, with 2^28 values.")
     ] = "cpu",
     step: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="With --device: what it adds to a bf16 step, e.g. of resnet50."),
+        typer.Option(
+            metavar="MODEL", help="With --device cuda: time a bf16 training step of this model, e.g. resnet50."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="What entropy coders are timed on: gaussian, weights, grads; all by default."
-        ),
+        typer.Option(metavar="NAME", help="Data for entropy coders: gaussian, weights, grads."),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="SET", help="A part of the default set: codecs, or coders (entropy coders).")
+        str | None, typer.Option(metavar="SET", help="Part of the default set: codecs or coders (entropy coders).")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A million values, three rounds: a look, no figures.")] = False,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time what one would use instead, too.")] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A million values and three rounds, for a quick look.")
+    ] = False,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time the usual alternatives.")] = True,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time codecs against the same run's memcpy, and against what one would use instead.
+    """Time codecs relative to memcpy, beside the usual alternatives.
 
-    Every codec is checked first: its bytes against the reference, its error against the method's bound.
+    Every codec is checked first: its bytes against the reference, its error
+    against the method's bound.
     """
     from laconic.records import write
     from laconic_lab.bench import Settings, run
 
     if device != "cpu":
         if only or data:
-            raise ConfigError("--device takes codecs by name: --only and --data belong to the CPU's bench")
+            raise ConfigError("--only and --data cannot be used with --device cuda: name the codecs")
         if step is not None:
             bench_device.bench_step(specs, device, step, repeat, seed, records, json)
         else:
             bench_device.bench_device(specs, device, numel, repeat, seed, quick, records, json)
         return
     if step is not None:
-        raise ConfigError("--step goes with --device cuda: on a CPU laconic bench layers times steps")
+        raise ConfigError("--step needs --device cuda; on a CPU use laconic bench layers")
     settings = Settings(
         numel=numel or (QUICK_NUMEL if quick else Settings.numel),
         repeat=repeat or (QUICK_REPEAT if quick else Settings.repeat),
@@ -114,7 +117,7 @@ def bench(
         )
     if records is not None:
         write(report.records(), records)
-        print_stderr(f"{len(report.records())} records written to {records}")
+        print_stderr(f"{len(report.records())} Records written to {records}")
     if json:
         print_json(_json(report))
     else:
@@ -127,9 +130,9 @@ def _chosen(specs: list[str] | None, only: str | None) -> Sequence[str]:
     if only is None:
         return specs or SPECS
     if only not in SETS:
-        raise ConfigError(f"--only takes {' or '.join(SETS)}, got {only!r}")
+        raise ConfigError(f"--only must be {' or '.join(SETS)}, got {only!r}")
     if specs:
-        raise ConfigError(f"--only {only} names a set, and {specs[0]!r} a codec: take one or the other")
+        raise ConfigError(f"--only {only} and the codec {specs[0]!r} exclude each other")
     return SETS[only]
 
 
@@ -179,12 +182,11 @@ def _print(report: Report) -> None:
     if coders:
         console.print(_coder_table(report, judged, wide))
     console.print(
-        "Speeds are multiples of memcpy's on the same payload. encode, decode: into kept buffers, header and checksums "
-        "included"
+        "Speeds are multiples of memcpy's on the same payload. encode, decode: into preallocated buffers, header and "
+        "checksums included"
         + (
-            ", quartiles beside them; add: decode-accumulate; to and from bytes: laconic.encode and laconic.decode as "
-            "they stand; error²: "
-            "squared error over squared norm."
+            ", quartiles beside them; add: decode-accumulate; to and from bytes: laconic.encode and laconic.decode; "
+            "error²: squared error over squared norm."
             if wide
             else f". {WIDE} columns show more, --json shows all."
         ),
@@ -192,9 +194,8 @@ def _print(report: Report) -> None:
     )
     if coders:
         console.print(
-            "Coders: ours begin with floats and end with floats, stock ones get symbols ready-made and give them back; "
-            "bits count code tables, entropy is that of the symbols one by one; above 256 levels zlib and zstd get two "
-            "bytes a symbol.",
+            "Coders: ours take and return floats, stock coders symbols; bits include code tables, entropy is the "
+            "zero-order entropy of the symbols; above 256 levels zlib and zstd get two bytes per symbol.",
             markup=False,
         )
     for name, note in {peer.name: peer.note for peer in report.peers if peer.note}.items():
@@ -202,7 +203,7 @@ def _print(report: Report) -> None:
     for note in report.notes:
         console.print(f"{note}.", markup=False)
     if not judged:
-        console.print("Floors are for one thread and 25,000,000 values, so none is judged here.")
+        console.print("Goals apply to one thread and 25,000,000 values and are not judged here.")
 
 
 def _table(first: str, columns: Sequence[str]) -> Table:
@@ -217,7 +218,7 @@ def _table(first: str, columns: Sequence[str]) -> Table:
 
 
 def _codec_table(report: Report, judged: bool, wide: bool) -> Table:
-    table = _table("codec, and what\none would use instead", (*COLUMNS, *(MORE_COLUMNS if wide else ())))
+    table = _table("codec and\nits alternatives", (*COLUMNS, *(MORE_COLUMNS if wide else ())))
     for result in report.codecs:
         if result.rate is None:
             table.add_row(*_codec_cells(result, judged, wide))
@@ -231,9 +232,7 @@ def _codec_table(report: Report, judged: bool, wide: bool) -> Table:
 
 
 def _coder_table(report: Report, judged: bool, wide: bool) -> Table:
-    table = _table(
-        "entropy coders, and stock\nones on the symbols", (*CODER_COLUMNS, *(MORE_CODER_COLUMNS if wide else ()))
-    )
+    table = _table("entropy coders and\nstock coders", (*CODER_COLUMNS, *(MORE_CODER_COLUMNS if wide else ())))
     data = ""
     for result in report.codecs:
         if result.rate is None:
@@ -331,7 +330,7 @@ def _peer_cells(result: PeerResult, wide: bool) -> list[str]:
 
 
 class _Benches(TyperGroup):
-    """``laconic bench qsgd:4`` is ``laconic bench codecs qsgd:4``: codecs came first, and scripts call them so."""
+    """A group that treats ``laconic bench qsgd:4`` as ``laconic bench codecs qsgd:4``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] != "--help"):
@@ -340,12 +339,12 @@ class _Benches(TyperGroup):
 
 
 def _root() -> None:
-    """Measure: codecs unless another word follows.
+    """Run benchmarks: codecs by default.
 
-    laconic bench is short for laconic bench codecs, whose --help has its
-    options; laconic bench cluster measures a server and its workers, laconic
-    bench collective means over processes, laconic bench ddp steps of
-    DistributedDataParallel, laconic bench layers what compressed layers save.
+    laconic bench is short for laconic bench codecs, whose --help lists its
+    options. The others: cluster (a server and its workers), collective (means
+    over processes), ddp (steps of DistributedDataParallel), layers
+    (compressed layers).
     """
 
 

@@ -28,46 +28,51 @@ EXAMPLES = (
 
 def cluster(
     part: Annotated[
-        list[str] | None, typer.Option("--part", metavar="NAME", help="aggregation, rounds, load; all by default.")
+        list[str] | None, typer.Option("--part", metavar="NAME", help="aggregation, rounds or load.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Whose slots are exchanged.", show_default="vgg11")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose slots are exchanged.", show_default="vgg11")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds that count.", show_default="9")] = None,
     slow_rounds: Annotated[
-        int | None, typer.Option(help="The same of rounds of more than two seconds.", show_default="3")
+        int | None, typer.Option(help="Timed rounds where a round takes more than two seconds.", show_default="3")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Of rounds.", show_default="2")] = None,
     methods: Annotated[
         str | None,
-        typer.Option(metavar="M,M,…", help="Of rounds; all stand beside the first.", show_default="1,4,5,laconic"),
+        typer.Option(
+            metavar="M,M,…", help="Methods of rounds; the first is the baseline.", show_default="1,4,5,laconic"
+        ),
     ] = None,
     rates: Annotated[
         str | None, typer.Option(metavar="R,R,…", help="Of links.", show_default="unshaped,1gbit,100mbit")
     ] = None,
     bundled: Annotated[
-        bool, typer.Option("--bundled", help="Of rounds: all tensors as one vector, as laconic train --bundled.")
+        bool,
+        typer.Option("--bundled", help="For rounds: exchange all tensors as one vector, like laconic train --bundled."),
     ] = False,
     paced: Annotated[
-        bool, typer.Option("--paced", help="Slow links by a proxy on loopback, as happens anyway without root.")
+        bool, typer.Option("--paced", help="Emulate slow links by a proxy on loopback, as always without root.")
     ] = False,
     clients: Annotated[int | None, typer.Option(help="Of load.", show_default="64")] = None,
-    processes: Annotated[int | None, typer.Option(help="In which these are threads.", show_default="4")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that the clients are threads of.", show_default="4")
+    ] = None,
     seconds: Annotated[float | None, typer.Option(help="How long they push.", show_default="30")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the gradients.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A small model and few rounds: a look, no figures.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small model and few rounds, for a quick look.")] = False,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a server and its workers: processes of their own that train nothing.
+    """Time a server and its workers, as processes that exchange without training.
 
-    aggregation: bytes per second through a server against gRPC alone.
-    rounds: exchanges by several methods over links of several rates; as root
+    aggregation: throughput of a server relative to bare gRPC.
+    rounds: exchanges of several methods over links of several rates; as root
     in network namespaces, each host with a shaped link and mutual TLS.
-    load: many clients without torch at one server; errors, times and memory.
+    load: many clients without torch at one server: errors, latency, memory.
 
-    All is checked first: answers against the same job in one process, bytes
-    against the frames', sums against what was acknowledged.
+    Results are checked: replies against the same job in one process, bytes
+    against the frames, sums against the acknowledged pushes.
     """
     from laconic_lab.bench.cluster import ClusterSettings
 
@@ -98,7 +103,7 @@ def cluster(
         found = run(settings, tell=lambda what: bar.update(task, description=what))
     if record is not None:
         write(found, record)
-        print_stderr(f"{len(found)} records written to {record}")
+        print_stderr(f"{len(found)} Records written to {record}")
     if json:
         print_json({"command": settings.command(), "records": [_json(one) for one in found]})
     else:

@@ -23,19 +23,19 @@ def collective(
         list[str] | None, typer.Argument(metavar="SPEC…", help="Summable codecs.", show_default="shared:8 thc:4")
     ] = None,
     numel: Annotated[int, typer.Option(help="Values of the tensor.")] = 25_000_000,
-    ranks: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Number of single-threaded processes.")] = 2,
     repeat: Annotated[int, typer.Option(help="Rounds that count.")] = 9,
     seed: Annotated[int, typer.Option(help="Seed of the gradients.")] = 0,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time means over processes of this host, on gloo: fp32, bf16, and compressed.
+    """Time means over processes of this host on gloo: fp32, bf16 and compressed.
 
-    Rounds of all ways take turns, and a round lasts until its slowest rank
-    has the mean. Loopback is as fast as a network of 10 Gbit/s, so the
-    gain on a slower one is larger.
+    The rounds alternate, and a round lasts until the slowest rank has the
+    mean. Loopback is about as fast as a 10 Gbit/s network; the gain on a
+    slower one is larger.
     """
     from rich.table import Table
 

@@ -25,42 +25,49 @@ def ddp(
         list[str] | None, typer.Argument(metavar="SPEC…", help="Codecs and channels.", show_default="several")
     ] = None,
     stock: Annotated[
-        str | None, typer.Option(metavar="W,W,…", help="What to stand beside them, ddp always.", show_default="all")
+        str | None,
+        typer.Option(
+            metavar="W,W,…", help="torch's exchanges to compare with; ddp is always included.", show_default="all"
+        ),
     ] = None,
     rates: Annotated[
         str | None, typer.Option(metavar="R,R,…", help="Of links.", show_default="unshaped,1gbit,100mbit")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes, of one thread each.", show_default="2")] = None,
-    model: Annotated[str | None, typer.Option(help="Whose parameters are exchanged.", show_default="vgg11")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of single-threaded processes.", show_default="2")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose parameters are exchanged.", show_default="vgg11")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps that count.", show_default="9")] = None,
     slow_steps: Annotated[
-        int | None, typer.Option(help="The same of steps of more than two seconds.", show_default="3")
+        int | None, typer.Option(help="Timed steps where a step takes more than two seconds.", show_default="3")
     ] = None,
-    limit_s: Annotated[float | None, typer.Option(help="A step that takes longer hangs.", show_default="60")] = None,
+    limit_s: Annotated[
+        float | None, typer.Option(help="A step that takes longer counts as hung.", show_default="60")
+    ] = None,
     train: Annotated[
-        bool, typer.Option("--train", help="Train the model by each way; 'local 10 SPEC' is local SGD.")
+        bool, typer.Option("--train", help="Train the model with each exchange; 'local 10 SPEC' is local SGD.")
     ] = False,
     data: Annotated[str | None, typer.Option(help="To train with.", show_default="digits")] = None,
     epochs: Annotated[int | None, typer.Option(help="Of training.", show_default="2")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a rank in a step.", show_default="32")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples per rank and step.", show_default="32")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.02")] = None,
     test_every: Annotated[int | None, typer.Option(help="Steps between tests.", show_default="100")] = None,
     paced: Annotated[
-        bool, typer.Option("--paced", help="Slow links by slow sockets, as happens anyway without root.")
+        bool, typer.Option("--paced", help="Emulate slow links by paced sockets, as always without root.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the gradients, or of the training.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A small model and few steps: a look, no figures.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small model and few steps, for a quick look.")] = False,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time steps of DistributedDataParallel: plain, with torch's hooks, and attached.
 
-    Gradients are made up, so that a step is its exchange. Steps of all ways
-    take turns; the means are checked first. With root each rank is a host in
-    a network namespace of its own, without it its sockets are slow; each link
-    is measured before and after.
+    Gradients are pre-generated, so that a step is its exchange. Steps of all
+    exchanges alternate; the means are checked first. With root each rank is a
+    host in its own network namespace, without root its sockets are paced;
+    each link is measured before and after.
     """
     from laconic.records import write
     from laconic_lab.bench.ddp import DDPSettings, ddp_tables, run_ddp
@@ -79,7 +86,7 @@ def ddp(
         found = run_ddp(settings, tell=lambda what: bar.update(task, description=what))
     if record is not None:
         write(found, record)
-        print_stderr(f"{len(found)} records written to {record}")
+        print_stderr(f"{len(found)} Records written to {record}")
     if json:
         print_json({"command": settings.command(), "records": [{"kind": one.kind, **one.values} for one in found]})
         return

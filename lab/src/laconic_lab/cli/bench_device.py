@@ -16,7 +16,7 @@ __all__ = ["bench_device", "bench_step"]
 QUICK_NUMEL, QUICK_REPEAT = 1 << 24, 5
 
 COLUMNS = ("bits per\nvalue", "encode\n× copy", "decode\n× copy", "add\n× copy", "other\n× copy",
-           "with the wait\nencode / decode", "× plain torch\nencode / decode", "4 MB, µs\nencode / decode")  # fmt: skip
+           "with sync\nencode / decode", "× plain torch\nencode / decode", "4 MB, µs\nencode / decode")  # fmt: skip
 
 
 def bench_device(
@@ -48,7 +48,7 @@ def bench_device(
         )
     if records is not None:
         write(written, records)
-        print_stderr(f"{len(written)} records written to {records}")
+        print_stderr(f"{len(written)} Records written to {records}")
     if json:
         shown = [{"kind": record.kind, **record.values} for record in written]
         print_json({"command": settings.command(specs or SPECS), "records": shown})
@@ -69,7 +69,7 @@ def bench_step(
     found = run_steps(chosen, settings)
     if records is not None:
         write(found, records)
-        print_stderr(f"{len(found)} records written to {records}")
+        print_stderr(f"{len(found)} Records written to {records}")
     if json:
         shown = [{"kind": record.kind, **record.values} for record in found]
         print_json({"command": settings.command(chosen), "records": shown})
@@ -106,9 +106,9 @@ def _print(found: list[DeviceResult], yardstick: Record) -> None:
         table.add_row(*_cells(result))
     console.print(table)
     console.print(
-        "encode, decode: launches alone where sizes are fixed, else with all that must be waited for; beside them the "
+        "encode, decode: launches alone where sizes are fixed, else with host synchronisation; beside them the "
         "target. add: decode-accumulate. other: fb error feedback fused into encode, sum packed words added, carried "
-        "top-k by an earlier threshold. Every codec's bytes were those of the CPU before it was timed.",
+        "top-k by an earlier threshold. Every codec's bytes were compared with the CPU's before timing.",
         markup=False,
     )
 

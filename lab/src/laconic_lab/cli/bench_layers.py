@@ -18,27 +18,25 @@ EXAMPLES = (
 
 
 def layers(
-    cases: Annotated[
-        list[str] | None, typer.Argument(metavar="WHAT", help="linear N-M, or a model of images; by default a set.")
-    ] = None,
+    cases: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help="linear N-M, or an image model.")] = None,
     scheme: Annotated[
-        list[str] | None, typer.Option("--scheme", metavar="SCHEME:RHO", help="Instead of each one's own.")
+        list[str] | None, typer.Option("--scheme", metavar="SCHEME:RHO", help="Instead of the case's own.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Instead of each one's own.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Instead of the case's own.")] = None,
     repeat: Annotated[int, typer.Option("--repeat", help="Turns of each.", min=3)] = 9,
     threads: Annotated[int, typer.Option("--threads", help="Of torch.", min=1)] = 1,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "cpu",
     seed: Annotated[int, typer.Option("--seed", help="Of weights and inputs.")] = 0,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object a line.")
+        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time steps of compressed layers and models against the dense ones', in turns.
+    """Time steps of compressed layers and models beside dense ones, in turns.
 
-    rho: numbers that are trained, over the dense layer's. h: the time of a
-    step, over the dense one's; with one thread the processor's time counts.
-    A machine too busy to say gives no h.
+    rho: trained parameters relative to the dense layer. h: step time relative
+    to the dense layer, as processor time with one thread. On a busy machine
+    h is left empty.
     """
     from laconic.records import write
     from laconic_lab.bench.layers import LayerSettings, layer_table, run_layers
@@ -53,7 +51,7 @@ def layers(
         found = run_layers(settings, tell=lambda what: bar.update(task, description=what))
     if record is not None:
         write(found, record)
-        print_stderr(f"{len(found)} records written to {record}")
+        print_stderr(f"{len(found)} Records written to {record}")
     if json:
         print_json({"command": settings.command(), "records": [{"kind": r.kind, **r.values} for r in found]})
         return

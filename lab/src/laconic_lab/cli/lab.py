@@ -39,30 +39,33 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def up(
     hosts: Annotated[int, typer.Option(metavar="N", help="How many hosts.")] = 2,
     rate: Annotated[
-        str | None, typer.Option(help="Of each host's cable, each way: 100mbit, 1gbit.", show_default="unlimited")
+        str | None,
+        typer.Option(help="Rate of each host's link in each direction: 100mbit, 1gbit.", show_default="unlimited"),
     ] = None,
     delay: Annotated[
-        str, typer.Option(help="Added on each cable, each way: two hosts at 5ms are 20 ms apart, there and back.")
+        str,
+        typer.Option(help="Added on each link in each direction; the round trip of two hosts with 5ms takes 20 ms."),
     ] = "0",
-    loss: Annotated[float, typer.Option(help="Percent of packets that each host loses on arrival.")] = 0.0,
-    jitter: Annotated[str, typer.Option(help="At most so much more delay, for each packet anew.")] = "0",
+    loss: Annotated[float, typer.Option(help="Percent of incoming packets that each host drops.")] = 0.0,
+    jitter: Annotated[str, typer.Option(help="Upper bound of a random extra delay per packet.")] = "0",
     corrupt: Annotated[
-        float, typer.Option(help="Percent of packets on each cable with a bit flipped, unseen by TCP.")
+        float, typer.Option(help="Percent of packets with one flipped bit that TCP does not notice.")
     ] = 0.0,
     congestion: Annotated[
-        str | None, typer.Option(help="TCP's congestion control on all hosts.", show_default="the machine's")
+        str | None, typer.Option(help="TCP congestion control of all hosts.", show_default="the machine's")
     ] = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Several labs may be up, each with its name.")] = DEFAULT,
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the lab; several may exist.")] = DEFAULT,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure each cable, both ways: over a second a host.")
+        bool,
+        typer.Option("--measure/--no-measure", help="Measure each link in both directions, about a second per host."),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Build hosts on one switch out of network namespaces, on this machine.
+    """Build hosts on one switch from network namespaces on this machine.
 
-    They stay until `laconic lab down`. Needs root, and the programs ip and tc
-    (and nft for loss). A link is good if its goodput is within 6 % of 0.956 of
-    its rate: the rest is headers.
+    They stay until `laconic lab down`. Needs root and the programs ip and tc
+    (and nft for loss). A link is valid if its goodput is within 6 % of 0.956
+    of its rate; the rest is headers.
     """
     from laconic_lab.network import Host, Lab
 
@@ -74,7 +77,7 @@ def up(
         if measure and hosts > 1:
             with progress_bar("measuring") as (bar, task):
                 bar.update(task, total=hosts)
-                for a in range(1, hosts + 1):  # in a ring: each cable once out and once in
+                for a in range(1, hosts + 1):  # in a ring: each link once in each direction
                     b = a % hosts + 1
                     links.append((a, b, lab.measure(a, b, seconds=0.6)))
                     bar.advance(task)
@@ -90,7 +93,7 @@ def up(
             stdout_console().print(f"{a} to {b}: {link}", markup=False, soft_wrap=True)
     if not all(link.valid for _, _, link in links):
         print_stderr(
-            "laconic: not every link has the rate asked for: the machine may be busy, or loss and delay hold TCP back"
+            "laconic: not every link reaches its rate: the machine may be busy, or loss and delay slow TCP down"
         )
 
 
@@ -99,18 +102,18 @@ def run(
     host: Annotated[int | None, typer.Option(metavar="I", help="The host, from 1.")] = None,
     everywhere: Annotated[bool, typer.Option("--all", help="On every host at once.")] = False,
     name: Name = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with what was printed in it.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object that contains the output.")] = False,
 ) -> None:
     """Run a command on a host, or on all.
 
-    In the command {host} becomes the host's number, {rank} that less one,
-    {hosts} how many there are and {address} its address. The exit code is the
-    command's; with --all that of the first host where it is not 0.
+    In the command {host} is replaced by the host's number, {rank} by the number
+    minus one, {hosts} by the number of hosts and {address} by the address. The
+    exit code is the command's; with --all the first that is not 0.
     """
     from laconic_lab.network import Lab
 
     if (host is None) != everywhere:
-        raise ConfigError("lab run wants either --host I or --all")
+        raise ConfigError("lab run needs either --host I or --all")
     lab = Lab.attach(_chosen(name))
     if host is not None and not json:
         raise typer.Exit(_code(lab.run(host, _filled(lab, host, command)).returncode))
@@ -131,9 +134,9 @@ def run(
 
 
 def status(name: Name = None, json: Json = False) -> None:
-    """Show the labs that are up, what each is like and what has passed.
+    """Show the existing labs with their settings and traffic.
 
-    A lab whose owner is gone was left behind: remove it by `laconic lab down`.
+    A lab whose owner is gone was left behind: remove it with `laconic lab down`.
     """
     from laconic_lab.network import Lab, labs, stale
 
@@ -163,17 +166,17 @@ def status(name: Name = None, json: Json = False) -> None:
 
 def down(
     name: Name = None,
-    stale: Annotated[bool, typer.Option("--stale", help="All whose owner was killed, and no other.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Remove all labs whose owner was killed.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove a lab: kill what runs on its hosts, and clear it away.
+    """Kill the processes on a lab's hosts and remove the lab.
 
-    Also one that was left by a process that was killed.
+    Also removes a lab whose owner was killed.
     """
     from laconic_lab import network
 
     if stale and name is not None:
-        raise ConfigError("lab down wants either --name or --stale")
+        raise ConfigError("lab down takes either --name or --stale")
     names = network.stale() if stale else [_chosen(name)]
     for one in names:
         if not network.remove(one):
@@ -187,7 +190,7 @@ def down(
 
 
 def _chosen(name: str | None) -> str:
-    """The lab that is meant: if unnamed, the only one, or the one with the default name."""
+    """Return the named lab, else the one with the default name, else the only one."""
     from laconic_lab.network import labs
 
     if name is not None:
@@ -198,7 +201,9 @@ def _chosen(name: str | None) -> str:
     if len(names) == 1:
         return names[0]
     raise ConfigError(
-        f"which lab? --name one of {', '.join(names)}" if names else "no lab is up: start one by `laconic lab up`"
+        f"several labs exist: --name one of {', '.join(names)}"
+        if names
+        else "no lab exists: start one with `laconic lab up`"
     )
 
 
@@ -214,7 +219,7 @@ def _print_line(number: int, line: str) -> None:
 
 
 def _run_on(lab: Lab, hosts: list[int], command: list[str], tell: Callable[[int, str], None]) -> dict[int, int]:
-    """Start it on all of them, tell their lines, and wait for all; exit codes by host."""
+    """Run the command on all hosts, pass on their lines, and return the exit codes by host."""
 
     def forward(number: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -231,7 +236,7 @@ def _run_on(lab: Lab, hosts: list[int], command: list[str], tell: Callable[[int,
             threads.append(threading.Thread(target=forward, args=(number, process)))
             threads[-1].start()
         codes = {number: _code(process.wait()) for number, process in zip(hosts, processes, strict=True)}
-        for thread in threads:  # to what they have still to tell
+        for thread in threads:  # until all lines are passed on
             thread.join()
         return codes
     finally:
@@ -246,7 +251,7 @@ def _run_on(lab: Lab, hosts: list[int], command: list[str], tell: Callable[[int,
 
 
 def _code(returned: int) -> int:
-    """As shells say it: 128 and the signal's number, for a process that one ended."""
+    """Return the exit code as shells do: 128 plus the signal's number for a killed process."""
     return 128 - returned if returned < 0 else returned
 
 
@@ -285,10 +290,10 @@ def _print_hosts(lab: Lab, title: str | None = None) -> None:
 
 
 def _root(context: typer.Context) -> None:
-    """A network on this machine: hosts with slow, late, lossy cables.
+    """Emulate slow, distant and lossy networks on this machine.
 
-    For measurements at a known rate; see docs/lab.md. Needs root, except for
-    faults, which breaks things in a small job and checks what it promises.
+    See docs/lab.md. Needs root, except for faults, which runs the fault
+    campaign against a small job.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

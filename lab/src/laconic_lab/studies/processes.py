@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from laconic.errors import LaconicError
-from laconic.train.roles import SUPERVISED
+from laconic.train.supervision import SUPERVISED
 
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster.processes import Network

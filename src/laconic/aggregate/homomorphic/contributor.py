@@ -15,11 +15,10 @@ from laconic.aggregate.homomorphic.summing import Summing, flat_values
 from laconic.codecs import Chain, parse
 from laconic.codecs.memory import ErrorFeedback
 from laconic.codecs.powersgd import Matrix
-from laconic.counters import LogOnce
 from laconic.errors import ConfigError, InputError
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
-from laconic.residuals import KeepsResiduals, ResidualMemory
+from laconic.residuals import KeepsResiduals
 
 __all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
 
@@ -80,8 +79,7 @@ class Contributor(KeepsResiduals):
         self.summing = Summing(chain, workers, ring)
         self.worker = worker
         self.stats = ContributorStats()
-        self._memory = ResidualMemory("start", self.stats)
-        self._warn_once = LogOnce("contributor.stats")
+        super().__init__("start", self.stats)
         self._pending: dict[str, Tensor] = {}
         """Values between ``probe`` and ``packet``."""
         self._specs: dict[str, TensorSpec] = {}
@@ -117,7 +115,7 @@ class Contributor(KeepsResiduals):
         fused = self._fused
         signs = None if fused is None else fused.stage.rotation_seed
         size = packed_int_count(flat.numel(), signs is not None)
-        memory = self._memory.fitting(slot, (size,), flat.device)
+        memory = self._fitting_memory(slot, (size,), flat.device)
         buffer, memory.previous = memory.previous, None
         if buffer is None or buffer.numel() != size or buffer.device != flat.device:
             buffer = torch.empty(size, device=flat.device)
@@ -131,7 +129,7 @@ class Contributor(KeepsResiduals):
 
     def _start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
         """Return the matrix that power iteration continues from."""
-        memory = self._memory[slot]
+        memory = self._memory(slot)
         if memory.companion is not None and tuple(memory.companion.shape) != (matrix.r, matrix.columns):
             log.warning("slot %r changed its shape: its warm start is dropped", slot)
             memory.companion = None
@@ -159,10 +157,10 @@ class Contributor(KeepsResiduals):
         if self.feedback and values.numel():
             if fused is None:
                 self.chain.accumulate(packet, values.view(spec.shape), -1.0)
-            memory = self._memory[slot]
+            memory = self._memory(slot)
             memory.previous, memory.residual = memory.residual, values
             if not kernels.backend_for(values).all_finite(values):
-                self._memory.reset_overflowed(slot)
+                self._reset_overflowed(slot)
         del self._pending[slot]
         self.stats.rounds += 1
         return packet
@@ -181,7 +179,7 @@ class Contributor(KeepsResiduals):
         norms = q.abs().amax(1, keepdim=True)
         fresh = matrix.start(0, q)
         # Of unit size, so that a start of any age is usable; a row that has become zero is drawn again.
-        self._memory[slot].companion = torch.where(norms > 0, q / torch.where(norms > 0, norms, 1.0), fresh)
+        self._memory(slot).companion = torch.where(norms > 0, q / torch.where(norms > 0, norms, 1.0), fresh)
 
     def skip(self, slot: str) -> None:
         """End the round without sending: a worker's values are not finite. The residual stays."""
@@ -194,7 +192,8 @@ class Contributor(KeepsResiduals):
         """Restore the residual from before the round that was encoded last, because all workers drop it."""
         if slot in self._pending or slot not in self._specs:
             raise InputError(f"slot {slot!r} has no round to undo")
-        self._memory[slot].undo()
+        memory = self._memory(slot)
+        memory.residual, memory.previous = memory.previous, None
         self.stats.skipped_nonfinite += 1
 
     # ------------------------------------------------------------------------------------------------- joined slots
@@ -216,7 +215,7 @@ class Contributor(KeepsResiduals):
         residuals: list[Tensor | None] = [None] * len(slots)
         if self.feedback:
             shapes = [(packed_int_count(size, signs is not None),) for size in sizes]
-            memories = [self._memory.fitting(*each, first.device) for each in zip(slots, shapes, strict=True)]
+            memories = [self._fitting_memory(*each, first.device) for each in zip(slots, shapes, strict=True)]
             residuals = [memory.residual for memory in memories]
             for memory in memories:
                 memory.previous = None
@@ -248,7 +247,7 @@ class Contributor(KeepsResiduals):
         if self.feedback:
             rotated = family.stage.rotation_seed is not None
             for slot, residual in zip(joined.slots, joined.split(values, rotated), strict=True):
-                self._memory[slot].residual = residual
+                self._memory(slot).residual = residual
         self.stats.rounds += len(joined.slots)
         return clips, integers
 
@@ -257,9 +256,9 @@ class Contributor(KeepsResiduals):
         if not self.feedback or kernels.backend_for(joined.values).all_finite(joined.values):
             return
         for slot in joined.slots:
-            residual = self._memory.residual(slot)
+            residual = self.residual(slot)
             if residual is not None and not bool(residual.isfinite().all()):
-                self._memory.reset_overflowed(slot)
+                self._reset_overflowed(slot)
 
     @property
     def _packed_ints(self) -> PackedInts:
@@ -269,6 +268,8 @@ class Contributor(KeepsResiduals):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one; an invalid state changes nothing."""
-        self._memory.load_state_dict(state, flat=True)
+        super().load_state_dict(state)
+        for memory in self._memories.values():
+            memory.residual = None if memory.residual is None else memory.residual.view(-1)
         self._pending.clear()
         self._specs.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,18 +46,24 @@ class Sender(NamedTuple):
         return splitmix64((self.seed & M64) ^ splitmix64(self.worker & M64))
 
 
-class Family(Protocol):
+class Family:
     """Probe and encoding of one family. Values are flat float32; ``spec`` describes the original tensor."""
 
-    probe_op: ClassVar[ProbeOp]
+    probe_op: ClassVar[ProbeOp] = "max"
 
     def check(self, workers: int, ring: bool) -> None:
         """Raise ``ConfigError`` if so many workers cannot be added."""
-        ...
+        if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers < 1 << 32:
+            raise ConfigError(f"workers must be a whole number from 1 on, got {workers}")
 
-    def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor: ...
-    def usable(self, agreed: Tensor) -> bool: ...
-    def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections: ...
+    def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
+        raise NotImplementedError
+
+    def usable(self, agreed: Tensor) -> bool:
+        return bool((agreed < UNUSABLE).all())
+
+    def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
+        raise NotImplementedError
 
 
 def _check_agreed(agreed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -67,18 +73,12 @@ def _check_agreed(agreed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) ->
         )
 
 
-def _check_workers(workers: int) -> None:
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers < 1 << 32:
-        raise ConfigError(f"workers must be a whole number from 1 on, got {workers}")
-
-
 @dataclass(frozen=True)
-class PackedInts:
+class PackedInts(Family):
     """Integers on shared scales: of all values, or of those at random positions."""
 
     stage: PackedIntStage
     selector: RandK | None
-    probe_op: ClassVar[ProbeOp] = "max"
 
     def head(self, workers: int, ring: bool) -> IntSumHeader:
         return self.stage.header(workers, ring=ring)
@@ -99,9 +99,6 @@ class PackedInts:
         """Replace scales that are not finite by ``UNUSABLE``, which can travel."""
         return torch.where(scales < UNUSABLE, scales, UNUSABLE)
 
-    def usable(self, agreed: Tensor) -> bool:
-        return bool((agreed < UNUSABLE).all())
-
     def sections(
         self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender, feedback: bool = False
     ) -> Sections:
@@ -121,21 +118,14 @@ class PackedInts:
 
 
 @dataclass(frozen=True)
-class RandomFloats:
+class RandomFloats(Family):
     """Float32 values at random positions that follow from a common seed."""
 
     stage: Mean
     selector: RandK
-    probe_op: ClassVar[ProbeOp] = "max"
-
-    def check(self, workers: int, ring: bool) -> None:
-        _check_workers(workers)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         return torch.full((1,), 0.0 if kernels.backend_for(x).all_finite(x) else UNUSABLE, device=x.device)
-
-    def usable(self, agreed: Tensor) -> bool:
-        return bool((agreed < UNUSABLE).all())
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         _check_agreed(agreed, (1,), torch.float32)
@@ -144,15 +134,12 @@ class RandomFloats:
 
 
 @dataclass(frozen=True)
-class UnionFloats:
+class UnionFloats(Family):
     """Float32 values at all positions where any worker has a nonzero value."""
 
     stage: Mean
     selector: Union
     probe_op: ClassVar[ProbeOp] = "or"
-
-    def check(self, workers: int, ring: bool) -> None:
-        _check_workers(workers)
 
     def probe(self, x: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         return self.selector.bitmap(x, kernels.backend_for(x))
@@ -171,14 +158,11 @@ class UnionFloats:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(Family):
     """A matrix times an orthonormal basis of its columns, which workers agree on by adding up sketches."""
 
     stage: PowerSGD
     probe_op: ClassVar[ProbeOp] = "sum"
-
-    def check(self, workers: int, ring: bool) -> None:
-        _check_workers(workers)
 
     def matrix(self, spec: TensorSpec) -> Matrix:
         return self.stage.for_shape(spec.shape)

@@ -205,7 +205,7 @@ class TwoShot:
         means = part.gather.receive() | {self.transport.rank: part.means[PREFIX:]}
         with self.stats.during("decode_s"):
             for rank, message in means.items():
-                for shard in self._decode(message, part.of(rank), rank):
+                for shard in self._read(message, part.of(rank), rank):
                     self._fill_nonfinite(shard)
 
     # -------------------------------------------------------------------------------------------------------- plans
@@ -307,25 +307,22 @@ class TwoShot:
                 exact.append(shard.values)
         mean.add_values(exact)
         for rank, message in sorted(incoming.items()):
-            unusable |= {shard.name for shard in self._add(message, own, rank, mean)}
+            unusable |= {shard.name for shard in self._read(message, own, rank, mean)}
         return frozenset() if self.nonfinite == "skip" else frozenset(unusable)
 
-    def _add(self, message: Tensor, shards: Sequence[_Shard], sender: int, mean: MeanAccumulator) -> list[_Shard]:
-        """Add one rank's message to the means; return the shards it marks as not finite."""
-        if self._read_joined(message, shards, sender, mean.weight):
+    def _read(
+        self, message: Tensor, shards: Sequence[_Shard], sender: int, mean: MeanAccumulator | None = None
+    ) -> list[_Shard]:
+        """Add a rank's message to the means, or decode it; return the shards that it marks as not finite."""
+        if self._read_joined(message, shards, sender, None if mean is None else mean.weight):
             return []
         frames = self._open(message, shards, sender)
-        mean.add(frames)
-        return [shard for shard, frame in zip(shards, frames, strict=True) if frame is None]
-
-    def _decode(self, message: Tensor, shards: Sequence[_Shard], sender: int) -> list[_Shard]:
-        """Decode an owner's means; return the shards they mark as not finite."""
-        if self._read_joined(message, shards, sender, None):
-            return []
-        frames = self._open(message, shards, sender)
-        for shard, frame in zip(shards, frames, strict=True):
-            if frame is not None:
-                frame.decode_into(shard.values)
+        if mean is not None:
+            mean.add(frames)
+        else:
+            for shard, frame in zip(shards, frames, strict=True):
+                if frame is not None:
+                    frame.decode_into(shard.values)
         return [shard for shard, frame in zip(shards, frames, strict=True) if frame is None]
 
     def _open(self, message: Tensor, shards: Sequence[_Shard], sender: int) -> list[OpenedFrame | None]:

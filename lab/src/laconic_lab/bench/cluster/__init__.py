@@ -1,6 +1,6 @@
-"""Measuring a cluster: what the server costs, what methods gain on slow links, and how many clients it bears.
+"""Benchmarks of the parameter server: cost of aggregation, rounds over slow links, load by many clients.
 
-Needs gRPC and cryptography: ``pip install 'laconic[cluster]'``. Importing this module does not.
+Needs gRPC and cryptography (``laconic[cluster]``) to run, not to import.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server's work costs beside moving the bytes: its rounds against gRPC alone, in turns, by the same processes.
+"""Times the server's rounds beside bare gRPC, in turns and by the same processes.
 
-Two workers push ready-made ``none`` frames and get the weights back, as in method 1. Bare gRPC moves the same messages
-up and as many bytes down, and neither end looks at them. All is loopback; all processes share the machine's cores.
+Two workers push ready-made ``none`` frames and receive the weights, as in method 1. Bare gRPC moves the same messages
+up and as many bytes down without reading them. Everything runs on loopback and shares the machine's cores.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ WARM_UP, MARKED = 2, 3
 
 @dataclass(frozen=True)
 class AggregationResult:
-    """Rounds in turns: seconds with a parameter server and with gRPC alone, and the bytes of each.
+    """Alternating rounds of the parameter server and of bare gRPC.
 
     Args:
         numel: Values that a worker sends.
-        ours: Seconds of rounds.
-        bare: The same of gRPC alone, each right after one of ours.
-        nbytes: Frames of a round, both ways, of all workers.
-        bare_nbytes: Messages of a round of gRPC alone.
-        steps: Where the server's time went, seconds a round by step, from rounds of their own.
-        marked: The median seconds of those rounds.
-        usage: What the server's process took a round then: processor time, pages of fresh memory.
-        bare_usage: The same in rounds of gRPC alone.
-        missing: Functions that were to be clocked and are no more.
+        ours: Seconds of the server's rounds.
+        bare: Seconds of bare gRPC's rounds, each right after one of ours.
+        nbytes: Bytes of frames per round, both directions, all workers.
+        bare_nbytes: Bytes of messages per round of bare gRPC.
+        steps: Seconds per round of each server step, from separate rounds.
+        marked: Median seconds of those rounds.
+        usage: Processor time and fresh memory pages of the server process per round.
+        bare_usage: The same for bare gRPC.
+        missing: Functions that should be timed and no longer exist.
     """
 
     numel: int
@@ -54,7 +54,7 @@ class AggregationResult:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of bytes per second, round by round: ours of bare gRPC's."""
+        """Ratio of our throughput to bare gRPC's, round by round."""
         return tuple(
             (self.nbytes / ours) / (self.bare_nbytes / bare) for ours, bare in zip(self.ours, self.bare, strict=True)
         )
@@ -95,14 +95,14 @@ def measure_aggregation(
     seed: int = 0,
     tell: Callable[[str], None] = lambda what: None,
 ) -> AggregationResult:
-    """Checked, then measured.
+    """Check and measure the aggregation.
 
     Args:
-        shapes: The slots.
-        rounds: How many count, of each of the two.
-        threads: Torch's, of the server and of a worker.
-        seed: Of the gradients.
-        tell: Told what is going on.
+        shapes: Shapes of the slots.
+        rounds: Timed rounds of each.
+        threads: Torch threads of the server and of a worker.
+        seed: Seed of the gradients.
+        tell: Called with the current step.
     """
     job = job_of(METHOD, WORKERS)
     with ExitStack() as stack:
@@ -121,10 +121,10 @@ def measure_aggregation(
         if {told["digest"] for told in found} != set(expected(job, shapes, seed)):
             raise WrongResultError("the server's answer is not what the same job makes in one process")
         if sum(told["nbytes"] for told in found) != nbytes:
-            raise WrongResultError(f"a round is {nbytes} bytes of frames, {found} moved")
+            raise WrongResultError(f"a round has {nbytes} bytes of frames, but {found} were moved")
         _, bare_nbytes = _timed(workers, "push_bare")
         if abs(bare_nbytes - nbytes) > 0.01 * nbytes:
-            raise WrongResultError(f"bare gRPC moves {bare_nbytes} bytes a round, frames are {nbytes}")
+            raise WrongResultError(f"bare gRPC moves {bare_nbytes} bytes per round, frames have {nbytes}")
         for _ in range(WARM_UP):
             _timed(workers, "push")
             _timed(workers, "push_bare")
@@ -163,7 +163,7 @@ def measure_aggregation(
 
 
 def _timed(workers: Sequence[Peer], what: str) -> tuple[float, int]:
-    """Seconds from the first beginning to the last end, and all bytes."""
+    """Return the seconds from the first start to the last end, and all bytes."""
     told = all_do(workers, what)
     seconds = max(one["end"] for one in told) - min(one["begin"] for one in told)
     return seconds, sum(one["nbytes"] for one in told)

@@ -1,6 +1,6 @@
-"""One worker's part of an exchange without training: gradients made up, frames out, frames back, tensors again.
+"""A worker's exchange without training: synthetic gradients are encoded, sent, received and decoded.
 
-The same calls in the same order as ``laconic.train.worker``: slots are encoded by one thread and leave by another.
+The calls are those of ``laconic.train.worker`` in the same order: one thread encodes slots, another sends them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from laconic_lab.bench.samples import heavy_tailed
 __all__ = ["Exchange", "Shapes", "core_of", "digest", "expected", "job_of", "model_shapes", "numel"]
 
 Shapes = dict[str, list[int]]
-"""Slots by name, in order."""
+"""Shapes of the slots by name, in order."""
 
 RATE = 0.05
 
 
 def model_shapes(model: str) -> Shapes:
-    """The slots of a model, layer by layer."""
+    """Return the slots of a model, layer by layer."""
     return {name: list(x.shape) for name, x in build_model(model, seed=0).named_parameters() if x.requires_grad}
 
 
 def numel(shapes: Shapes) -> int:
-    """All values of all slots.
+    """Return the number of values of all slots.
 
     >>> numel({"w": [3, 4], "b": [3]})
     15
@@ -57,20 +57,20 @@ def job_of(method: str, workers: int) -> Job:
 
 
 def core_of(job: Job, shapes: Shapes) -> Core:
-    """A server's core; its parameters begin at zero."""
+    """Return a server core whose parameters start at zero."""
     parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
     return Core(job, parameters, SGD(momentum=job.momentum, weight_decay=job.weight_decay), Schedule(job.lr))
 
 
 def gradients(shapes: Shapes, seed: int) -> dict[str, Tensor]:
-    """Gaussian in rows of log-normal scale, as gradients are: other ones for every seed."""
+    """Return gaussian gradients with log-normal row scales."""
     sizes = [torch.Size(shape).numel() for shape in shapes.values()]
     parts = torch.split(heavy_tailed(sum(sizes), seed), sizes)
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def digest(frames: Iterable[Frame]) -> str:
-    """Equal for equal frames."""
+    """Return a digest that is equal for equal frames."""
     found = hashlib.sha256()
     for frame in frames:
         found.update(frame)
@@ -79,26 +79,26 @@ def digest(frames: Iterable[Frame]) -> str:
 
 @dataclass(frozen=True)
 class Took:
-    """One exchange of one worker. Seconds are on ``time.monotonic``'s clock, which all processes of a machine share."""
+    """Times of one worker's exchange, on ``time.monotonic``'s clock, which all processes of a machine share."""
 
     begin: float
     end: float
     encode_s: float
     wait_s: float
-    """From the last frame's encoding to the answer's last byte."""
+    """Seconds from the end of encoding to the reply's last byte."""
     decode_s: float
     sent: int
     received: int
 
 
 class Exchange:
-    """A worker's state: its channel, its copy of the parameters, and what it sends next.
+    """A worker's state: channel, copy of the parameters, and next gradients.
 
     Args:
-        number: The worker's.
-        job: What was agreed.
-        shapes: The slots.
-        seed: Of its gradients.
+        number: The worker's number.
+        job: The job.
+        shapes: Shapes of the slots.
+        seed: Seed of its gradients.
     """
 
     def __init__(self, number: int, job: Job, shapes: Shapes, seed: int = 0) -> None:
@@ -109,9 +109,9 @@ class Exchange:
         self._channel = job.push_channel()
         self._summands = SummingWorker(job, number, self.parameters) if not job.reply_kind.server_has_weights else None
         self._settled: dict[str, tuple[Tensor, Tensor]] = {}
-        """Of a round that must settle its scales: a slot's own, and what was agreed on."""
+        """Probe and agreed value of each slot, for rounds of summable codecs."""
         self._optimizer = SGD(momentum=job.momentum, weight_decay=job.weight_decay)
-        # Decoding and stepping are one then, as in a worker, and both count.
+        # Decoding and stepping are one operation here, as in a worker, and both are timed.
         descends = job.sends_gradients and job.reply_kind.workers_step
         self._steps_by_frames = descends and not (job.momentum or job.weight_decay)
         self._gradients: dict[str, Tensor] = {}
@@ -119,15 +119,15 @@ class Exchange:
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="laconic-sender")
 
     def prepare(self) -> None:
-        """Make the next gradients, which is no part of an exchange."""
+        """Generate the next gradients; not timed."""
         self._gradients = gradients(self.shapes, (self.seed * 1000 + self.sequence) * 1000 + self.number)
 
     def frames(self) -> list[Frame]:
-        """The prepared gradients, encoded."""
+        """Return the frames of the prepared gradients."""
         return [self._encode(name, x) for name, x in self._gradients.items()]
 
     def run(self, link: Connection) -> tuple[Took, Reply]:
-        """Encode, send, wait, decode."""
+        """Encode, send, wait for the reply and decode it."""
         began, outbox = time.monotonic(), PushBuffer()
         if self._summands is not None and self._summands.must_agree:
             self._settle(link, self._summands)
@@ -158,7 +158,7 @@ class Exchange:
         return took, reply
 
     def finish(self, reply: Reply) -> None:
-        """Take over what came, which every training step does in one way or another: no part of an exchange."""
+        """Apply the reply to the parameters; not timed."""
         update = dict(zip(self.shapes, self._decoded, strict=False))
         if self.job.returns not in ("gradients", "sum"):
             self.parameters = update
@@ -191,7 +191,7 @@ class Exchange:
 
 
 def expected(job: Job, shapes: Shapes, seed: int = 0, rounds: int = 1) -> list[str]:
-    """What the answers of the first rounds must be: the same job in one process, without a network."""
+    """Return the expected replies of the first rounds, from the same job in one process."""
     core, answers = core_of(job, shapes), list[str]()
     workers = [Exchange(number, job, shapes, seed) for number in range(job.workers)]
     links = [InProcessConnection(core, number) for number in range(job.workers)]
@@ -209,13 +209,13 @@ def expected(job: Job, shapes: Shapes, seed: int = 0, rounds: int = 1) -> list[s
 
 
 def seat(core: Core) -> None:
-    """All workers are there and begin at the beginning."""
+    """Join all workers at version 0."""
     for worker in range(core.job.workers):
         versions = core.welcome(worker, 0, core.slots.fingerprint)["versions"]
         core.offer(worker, 0, 0, Offer(frozenset(versions)))
 
 
 def together(calls: Sequence[Callable[[], Reply]]) -> list[Reply]:
-    """Each in a thread of its own; all that they return, or the first error."""
+    """Run each call in its own thread; return the results or raise the first error."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]

@@ -1,8 +1,8 @@
-"""Many clients at one server: whether all are served, how evenly, and whether the server grows.
+"""Load test: many clients at one server; measures fairness, latency and the server's memory.
 
-Clients know the protocol and have neither torch nor laconic (``plain_client``): threads of a few processes, each with
-a connection of its own, each pushing as soon as its last push was answered, in mode ``async``. The gradients are
-small whole numbers and the rate is a power of two, so the weights at the end must be the sum of all pushes, exactly.
+The clients (``plain_client``) implement the protocol without torch or laconic: threads of a few processes, each with
+its own connection, each pushing as soon as its last push is answered, in mode ``async``. Gradients are small integers
+and the learning rate is a power of two, so the final weights must be the exact sum of all pushes.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ SHAPES: Shapes = {"w": [500, 500]}
 PATTERN = [1.0, -2.0, 0.0, 3.0, -1.0]
 RATE = 2.0**-10
 TAIL = 3.0
-"""The most that the 99th percentile of acknowledgements may be, in medians."""
+"""Goal: 99th percentile of the latency in multiples of the median."""
 FLAT = 0.05
-"""The most that memory may grow over a run, of itself."""
+"""Goal: relative growth of memory over a run."""
 EVERY = 0.25
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A server's process at some second of the run."""
+    """Memory and open files of the server process at one time."""
 
     at: float
     rss: int
@@ -56,7 +56,7 @@ class Sample:
 
 
 def slope(samples: list[tuple[float, float]]) -> float:
-    """How much a value changes over its run by the line that fits it best, in parts of its mean.
+    """Return the change of a value over its run by a least-squares line, relative to its mean.
 
     >>> slope([(0, 99.0), (1, 100.0), (2, 101.0)])
     0.02
@@ -72,17 +72,17 @@ def slope(samples: list[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What clients and the server's process saw. Acknowledgements are sorted; all count, from the first on.
+    """Measurements of the clients and of the server process.
 
     Args:
-        clients: How many.
-        processes: In which they are threads.
-        seconds: How long they pushed.
-        nbytes: Of a push's frame; the answer is as large.
-        acknowledged: Seconds from a push's beginning to its answer's last byte.
-        least: Pushes of the client that had the fewest answered.
-        most: Of the one that had the most.
-        errors: What went wrong.
+        clients: Number of clients.
+        processes: Processes that the clients are threads of.
+        seconds: Duration.
+        nbytes: Bytes of a push's frame; the reply is as large.
+        acknowledged: Sorted latencies from the start of a push to the last byte of its reply.
+        least: Smallest number of answered pushes of a client.
+        most: Largest number of answered pushes of a client.
+        errors: Error messages.
         samples: Memory and file descriptors over time.
     """
 
@@ -105,7 +105,7 @@ class LoadResult:
 
     @property
     def after_warm_up(self) -> list[Sample]:
-        """The first third, but no more than ten seconds, is for buffers and pools to find their size."""
+        """Samples after the warm-up: a third of the time, at most ten seconds."""
         return [sample for sample in self.samples if sample.at >= min(10.0, self.seconds / 3)]
 
     @property
@@ -150,14 +150,14 @@ def measure_load(
     threads: int,
     tell: Callable[[str], None] = lambda what: None,
 ) -> LoadResult:
-    """Push for some seconds, and check that every acknowledged push counts once.
+    """Run the load and check that every acknowledged push counts once.
 
     Args:
-        clients: How many.
-        processes: In which they are threads.
-        seconds: How long.
-        threads: Torch's, of the server.
-        tell: Told what is going on.
+        clients: Number of clients.
+        processes: Processes that the clients are threads of.
+        seconds: Duration.
+        threads: Torch threads of the server.
+        tell: Called with the current step.
     """
     job = Job(workers=clients, mode="async", lr=RATE, momentum=0.0)
     gradient = torch.tensor(PATTERN).repeat(500 * 500 // len(PATTERN)).view(500, 500)
@@ -211,11 +211,11 @@ def measure_load(
 def _check(
     do: Callable[..., dict[str, Any]], traffic: dict[str, Any], pushes: int, nbytes: int, errors: tuple[str, ...]
 ) -> None:
-    """Every push that was acknowledged counts once, and none that was not; where calls failed nobody can know."""
+    """Raise unless exactly the acknowledged pushes were applied; failed calls make this unknown."""
     if errors:
         return
     if traffic["version"] != pushes or traffic["received"] != pushes * nbytes:
-        raise WrongResultError(f"{pushes} pushes of {nbytes} bytes were acknowledged, the server counted {traffic}")
+        raise WrongResultError(f"{pushes} pushes of {nbytes} bytes were acknowledged, but the server counted {traffic}")
     if not do("weights", numerator=-pushes, denominator=round(1 / RATE), gradient=PATTERN)["right"]:
         raise WrongResultError(f"the weights are not the sum of the {pushes} pushes that were acknowledged")
 
@@ -226,7 +226,7 @@ def _program(order: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 class _Killed(subprocess.Popen):  # type: ignore[type-arg]
-    """Ends with its block, whatever it is doing."""
+    """Run a process that is killed at the end of the block."""
 
     def __exit__(self, *raised: Any) -> None:
         if raised[0] is not None:

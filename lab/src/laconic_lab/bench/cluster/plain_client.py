@@ -1,11 +1,11 @@
-"""Clients of a parameter server that know its protocol and nothing else of laconic: run as a program, needs gRPC only.
+"""Clients that implement the parameter server's protocol without laconic; a stand-alone program that needs gRPC only.
 
-What a client in another language would be. A message is a byte that says what it is, and the rest: ``N`` and a JSON
-object; ``F``, the slot's number as 4 bytes and the frame's length as 8, little-endian, and the frame's first bytes;
-``M`` and more of them. ``Hello``, ``Join`` and ``Snapshot`` begin a worker's life; each ``Exchange`` is a stream of a
-note, frames and a note up, and a note and frames down.
+It is what a client in another language would be. The first byte of a message is its kind: ``N`` and a JSON object;
+``F``, the slot number in 4 bytes, the frame length in 8, little-endian, and the first bytes of the frame; ``M`` and
+more bytes of the frame. ``Hello``, ``Join`` and ``Snapshot`` start a worker; each ``Exchange`` streams a note, frames
+and a note up, and a note and frames down.
 
-Takes a JSON object as its argument, runs a client a thread, and prints what they saw as another.
+Its argument is a JSON object; it runs one client per thread and prints their results as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROTOCOL, CHUNK = 1, 2 << 20
 OPTIONS = (
     ("grpc.max_receive_message_length", 13 + CHUNK),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection each, as if from many hosts
+    ("grpc.use_local_subchannel_pool", 1),  # one connection per client, as from many hosts
 )
 
 
@@ -53,7 +53,7 @@ class Plain:
         self._who = {"worker": number, "incarnation": 1}
         self._messages = messages
         self.acknowledged: list[tuple[float, float]] = []
-        """When each push began, and how long it took until all of its answer was there."""
+        """Start of each push and seconds until its reply was complete."""
         self.error: str | None = None
         self._hello(fingerprint, version)
         self._exchange = self._channel.stream_stream("/laconic.ParameterServer/Exchange")
@@ -80,7 +80,7 @@ class Plain:
         took = time.monotonic() - began
         sequence = read_note(head)["sequence"]
         if sequence != self._sequence + 1 or sum(map(len, frames)) != self._answer:
-            raise ValueError(f"push {self._sequence} was answered with {sequence} and {sum(map(len, frames))} bytes")
+            raise ValueError(f"push {self._sequence} got reply {sequence} with {sum(map(len, frames))} bytes")
         self._sequence = sequence
         self.acknowledged.append((began, took))
 

@@ -1,4 +1,4 @@
-"""Starting and ordering about the processes of a cluster bench, on this host, in a lab's hosts or behind a cable."""
+"""Starts and controls the benchmark's processes: on this host, on the hosts of a lab, or behind a paced proxy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Start = Callable[..., "subprocess.Popen[Any]"]
 
 LOOPBACK = "127.0.0.1"
 LAB, PACED = "network namespaces", "a paced proxy"
-"""What links are made of: with root, and without."""
+"""How links are emulated: with root and without."""
 
 
 class Peer:
-    """A process of ``laconic_lab.bench.cluster.roles``."""
+    """A running process of ``laconic_lab.bench.cluster.roles``."""
 
     def __init__(self, process: subprocess.Popen[Any], name: str) -> None:
         self.process, self.name = process, name
@@ -39,16 +39,16 @@ class Peer:
             self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # its answer will be missing, which is told there
+            pass  # the missing answer is reported when it is read
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise LaconicError(f"the {self.name} of a bench has ended ({self.process.wait()}); what it said is above")
+            raise LaconicError(f"the {self.name} has ended ({self.process.wait()}); its error output is above")
         told: dict[str, Any] = json.loads(line)
         if "error" in told:
-            raise WrongResultError(f"the {self.name} of a bench failed: {told['error']}")
+            raise WrongResultError(f"the {self.name} failed: {told['error']}")
         return told
 
     def do(self, do: str, **values: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Peer:
 
 
 def all_do(peers: Sequence[Peer], do: str, **values: Any) -> list[dict[str, Any]]:
-    """The same of all at once."""
+    """Send the request to all processes, then read all answers."""
     for peer in peers:
         peer.send(do, **values)
     return [peer.answer() for peer in peers]
@@ -65,9 +65,9 @@ def all_do(peers: Sequence[Peer], do: str, **values: Any) -> list[dict[str, Any]
 
 @contextmanager
 def started(role: str, threads: int, start: Start = subprocess.Popen) -> Iterator[Peer]:
-    """A process, there as long as the block."""
+    """Run a process for the duration of the block."""
     program = [sys.executable, "-m", "laconic_lab.bench.cluster.roles", role, str(threads)]
-    # A session of its own: Ctrl-C ends the block, and the block ends the process.
+    # In a new session: Ctrl-C ends the block, and the block ends the process.
     process = start(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield Peer(process, role)
@@ -77,30 +77,30 @@ def started(role: str, threads: int, start: Start = subprocess.Popen) -> Iterato
 
 
 class Network(Protocol):
-    """A server's host, workers' hosts, and the links between them."""
+    """The hosts of server and workers and the links between them."""
 
     made_of: str
     certs: str | None
 
     @property
     def host(self) -> str:
-        """Where the server listens."""
+        """The address on which the server listens."""
         ...
 
     def start(self, host: int) -> Start:
-        """How processes start on a host: 0 is the server's, workers have the following."""
+        """Return how to start a process on a host: 0 is the server's, workers follow."""
         ...
 
     def reach(self, port: int) -> str:
-        """The address at which workers reach the server."""
+        """Return the address at which workers reach the server."""
         ...
 
     def counters(self) -> tuple[int, int]:
-        """Bytes that the server's link has brought, and taken."""
+        """Return the bytes that the server's link received and sent."""
         ...
 
     def measure(self) -> list[Link]:
-        """To the server, and from it where that can be measured."""
+        """Measure the link to the server, and from it where possible."""
         ...
 
 
@@ -130,7 +130,7 @@ class _Namespaces:
 
 @dataclass
 class _Proxied:
-    cable: PacedProxy
+    proxy: PacedProxy
     certs: str | None = None
     made_of: str = PACED
     host: str = LOOPBACK
@@ -139,26 +139,25 @@ class _Proxied:
         return subprocess.Popen
 
     def reach(self, port: int) -> str:
-        there, behind = self.cable.address_of((self.host, port))
+        there, behind = self.proxy.address_of((self.host, port))
         return f"{there}:{behind}"
 
     def counters(self) -> tuple[int, int]:
-        found = self.cable.counters()
-        return found.up_bytes, found.down_bytes
+        counters = self.proxy.counters()
+        return counters.up_bytes, counters.down_bytes
 
     def measure(self) -> list[Link]:
-        return [self.cable.measure()]
+        return [self.proxy.measure()]
 
 
 @contextmanager
 def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
-    """Hosts for a server and its workers, all links of that rate.
+    """Provide hosts for a server and its workers with links of a rate.
 
     Args:
-        made_of: ``LAB``, which needs root, or ``PACED``: one proxy in front of the server, shared by all workers, as
-            its link would be.
-        rate: As in ``laconic_lab.network``; None: as fast as the machine can.
-        workers: How many.
+        made_of: ``LAB``, which needs root, or ``PACED``: one proxy in front of the server, shared by all workers.
+        rate: As in ``laconic_lab.network``; None: unlimited.
+        workers: Number of workers.
     """
     with ExitStack() as stack:
         if made_of == PACED:
@@ -171,5 +170,5 @@ def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
 
 
 def best_network() -> str:
-    """Namespaces where we are root."""
+    """Return ``LAB`` for root, else ``PACED``."""
     return LAB if os.geteuid() == 0 else PACED

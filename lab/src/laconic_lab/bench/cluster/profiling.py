@@ -1,6 +1,6 @@
-"""Where a server's time goes: clocks around the steps of its handlers, put in for rounds of their own.
+"""Profiles a server: clocks around the steps of its handlers, in rounds that are not otherwise timed.
 
-A clock of processor time sees its own thread only, so steps do their work in one thread while they are clocked.
+A processor clock sees its own thread only, so each step runs in one thread while it is profiled.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "cut into messages": (("laconic.cluster.server", "frame_messages"),),
 }
-"""Steps of a push and its answer, and the functions that they are. One that is no more is left out, and said to be."""
+"""The functions of each step of a push and its reply. A function that no longer exists is reported as missing."""
 
 OF_FRAMES = ("checksum", "accumulate", "optimizer step", "encode")
-"""Those that make an answer of what was pushed. The others, and gRPC itself, move bytes."""
+"""Steps that compute the reply. The other steps, and gRPC itself, move bytes."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _Sum:
 
 @dataclass
 class Marks:
-    """Seconds by step, of all threads together. A step inside another counts for the inner one only."""
+    """Seconds of each step over all threads; time in a nested step counts for the inner step only."""
 
     sums: dict[str, _Sum] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -66,11 +66,11 @@ class Marks:
                 self._wrap(step, module, name)
 
     def remove(self) -> dict[str, dict[str, float]]:
-        """Put everything back; what was measured."""
+        """Remove the clocks and return the measurements."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        torch.set_num_threads(self._threads)  # of threads that begin from now on, as those of another server
+        torch.set_num_threads(self._threads)  # only threads that start from now on are profiled
         return {step: {"wall_s": one.wall, "cpu_s": one.cpu, "calls": one.calls} for step, one in self.sums.items()}
 
     def _wrap(self, step: str, module: str, name: str) -> None:
@@ -115,7 +115,7 @@ class Marks:
             one.wall, one.cpu, one.calls = one.wall + wall, one.cpu + cpu, one.calls + 1
 
     def inner(self) -> list[list[float]]:
-        """What steps inside took, for each of the steps that this thread is in."""
+        """Time spent in nested steps, for each open step of this thread."""
         if not hasattr(self._local, "inner"):
             self._local.inner = []
             torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""The processes of a cluster bench: ``python -m laconic_lab.bench.cluster.roles server`` or ``worker``.
+"""Server and worker processes of the benchmark: ``python -m laconic_lab.bench.cluster.roles server`` or ``worker``.
 
-Orders come as JSON lines on stdin and are answered by JSON lines on stdout; at the end of stdin the process ends. So
-whoever started it decides what happens when, and nothing is left behind when that one is gone.
+Requests are JSON lines on stdin, answered by JSON lines on stdout; the process ends with its stdin, so nothing is left
+behind when its owner ends.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BARE = "/laconic.Bare/Exchange"
 
 
 class BareServer(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """gRPC and nothing else: reads a stream of messages, drops them, and sends as many of its own back.
+    """A bare gRPC server: reads a stream of messages, drops them, and sends as many bytes back.
 
     Args:
-        workers: How many call at once.
-        messages: What is sent back; made once.
+        workers: Number of concurrent calls.
+        messages: The messages to send back.
     """
 
     def __init__(self, address: str, workers: int, messages: list[bytes]) -> None:
@@ -63,7 +63,7 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 
 class ServerRole:
-    """A parameter server, and beside it a bare one."""
+    """A parameter server and, beside it, a bare gRPC server."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
@@ -87,7 +87,7 @@ class ServerRole:
         return {"port": self._server.port, "pid": os.getpid()}
 
     def bare(self, host: str, workers: int) -> dict[str, Any]:
-        """Beside ``begin``: gRPC alone, with as many bytes to send as a method without compression has."""
+        """Start the bare gRPC server, which sends as many bytes as an uncompressed method."""
         assert self._server is not None
         from laconic.frames import encode
 
@@ -96,7 +96,7 @@ class ServerRole:
         return {"port": self._bare.port}
 
     def mark(self) -> dict[str, Any]:
-        """From here on handlers are clocked."""
+        """Start to profile the handlers."""
         self._marks = Marks()
         self._marks.install()
         return {}
@@ -106,7 +106,7 @@ class ServerRole:
         return {"steps": self._marks.remove(), "missing": self._marks.missing}
 
     def usage(self) -> dict[str, Any]:
-        """What the process has taken so far: processor time, and pages of memory that it touched for the first time."""
+        """Return the processor time and the minor page faults of this process."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {"cpu_s": used.ru_utime + used.ru_stime, "faults": used.ru_minflt}
 
@@ -116,7 +116,7 @@ class ServerRole:
         return {"received": traffic.received, "sent": traffic.sent, "version": core.version}
 
     def weights(self, numerator: int, denominator: int, gradient: list[float]) -> dict[str, Any]:
-        """Whether every slot is exactly so many times a repeated pattern."""
+        """Check that every slot is exactly a multiple of a repeated pattern."""
         assert self._server is not None
         pattern = torch.tensor(gradient)
         wanted = pattern * (numerator / denominator)
@@ -136,7 +136,7 @@ class ServerRole:
 
 
 class WorkerRole:
-    """A worker that trains nothing."""
+    """A worker that exchanges without training."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -164,13 +164,13 @@ class WorkerRole:
         return {"versions": sorted(self._client.hello().versions)}
 
     def join(self) -> dict[str, Any]:
-        """Waits for all workers, so all must be told before any is asked what it said."""
+        """Join the job. Waits for all workers, so send this request to all before reading an answer."""
         client, _ = self._here()
         sequence, _ = client.join(1, Offer(frozenset([0])))
         return {"sequence": sequence}
 
     def prepare(self) -> dict[str, Any]:
-        """Make the next gradients."""
+        """Generate the next gradients."""
         self._here()[1].prepare()
         return {}
 
@@ -181,7 +181,7 @@ class WorkerRole:
         return asdict(took)
 
     def finish(self, check: bool = False) -> dict[str, Any]:
-        """Take over what came; a digest of it when asked."""
+        """Apply the reply; return its digest if requested."""
         assert self._reply is not None
         self._here()[1].finish(self._reply)
         told = {"digest": digest(self._reply.frames)} if check else {}
@@ -189,14 +189,14 @@ class WorkerRole:
         return told
 
     def frames(self) -> dict[str, Any]:
-        """Make frames to be pushed again and again."""
+        """Encode frames that are pushed repeatedly."""
         exchange = self._here()[1]
         exchange.prepare()
         self._frames = exchange.frames()
         return {"nbytes": sum(map(len, self._frames))}
 
     def push(self, check: bool = False) -> dict[str, Any]:
-        """Push ready-made frames, and take the answer's frames as they come."""
+        """Push ready-made frames and read the reply's frames as they arrive."""
         client, exchange = self._here()
         begin = time.monotonic()
         reply = client.exchange(exchange.sequence, _Numbered(self._frames), lambda: 0.0)
@@ -206,7 +206,7 @@ class WorkerRole:
         return {"begin": begin, "end": end, "nbytes": sum(map(len, self._frames)) + reply.nbytes, **told}
 
     def bare(self, address: str) -> dict[str, Any]:
-        """Connect to the bare server."""
+        """Connect to the bare gRPC server."""
         self._channel = grpc.insecure_channel(address, options=GRPC_OPTIONS)
         grpc.channel_ready_future(self._channel).result(30)
         self._call = self._channel.stream_stream(BARE)
@@ -214,7 +214,7 @@ class WorkerRole:
         return {}
 
     def push_bare(self) -> dict[str, Any]:
-        """The same messages without a parameter server behind them."""
+        """Send the same messages to the bare gRPC server."""
         begin = time.monotonic()
         received = sum(map(len, self._call(iter(self._messages), timeout=120)))
         end = time.monotonic()
@@ -241,7 +241,7 @@ class WorkerRole:
 
 
 class _Numbered:
-    """Slots and frames; can be iterated again, as must be when a push broke off."""
+    """Slots and frames that can be iterated again after a failed push."""
 
     def __init__(self, frames: list[Frame]) -> None:
         self._frames = frames
@@ -251,7 +251,7 @@ class _Numbered:
 
 
 def obey(role: Any) -> None:
-    """Do what stdin says until it ends."""
+    """Handle the requests on stdin until it ends."""
     for line in sys.stdin:
         order = json.loads(line)
         try:
@@ -265,4 +265,4 @@ if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
     malloc.keep_freed_memory()
     obey(ServerRole() if sys.argv[1] == "server" else WorkerRole())
-    os._exit(0)  # gRPC's threads have nothing to say any more
+    os._exit(0)  # do not wait for gRPC's threads

@@ -1,7 +1,7 @@
-"""Exchange rounds of several methods over links of several rates, without training.
+"""Times rounds of several methods over links of several rates, without training.
 
-A round begins when the first worker begins to encode and ends when the last has decoded the answer. Every round has
-other gradients, made before it begins; the memories of channels live on from round to round as in training.
+A round lasts from the first worker's start of encoding to the last worker's end of decoding. Each round uses new
+gradients, generated beforehand; channels keep their residuals between rounds, as in training.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ TARGETS = {
     ("1", "laconic", "100mbit"): 100.0,
     ("3", "homomorphic", "100mbit"): 7.0,
 }
-"""Times as fast as another method at the same rate, for the same number of iterations."""
+"""Goals: speed-up over another method at the same rate, for the same number of iterations."""
 TOLERANCE = 0.06
-"""How far the bytes that an interface counted may be from the frames' own."""
+"""Allowed relative difference between the interface's byte count and the frames' bytes."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class LinkResult:
-    """The links of one rate, as measured before the rounds."""
+    """The links of one rate, measured before the rounds."""
 
     rate: str
     made_of: str
@@ -60,17 +60,17 @@ class RoundResult:
     """Rounds of one method at one rate.
 
     Args:
-        method: Of ``laconic.train.methods``.
-        rate: Of every host's link.
-        seconds: Of each round.
-        parts: What the slower worker spent on encoding, waiting and decoding, medians by name.
-        sent: Bytes of frames that the workers sent in all these rounds, counted where they leave.
-        received: The same of what the server sent.
-        link_received: What the server's interface counted in the same time.
-        link_sent: The same of what it sent.
-        server_cpu: The server's processor time in all these rounds.
-        steps: The server's steps, in seconds a round, from rounds of their own.
-        every: Iterations of training that one round serves.
+        method: Name of a method in ``laconic.train.methods``.
+        rate: Rate of every host's link.
+        seconds: Seconds of each round.
+        parts: Median seconds of the slower worker's encoding, waiting and decoding.
+        sent: Bytes of frames the workers sent in all rounds, counted where they leave.
+        received: Bytes of frames the server sent.
+        link_received: Bytes the server's interface received meanwhile.
+        link_sent: Bytes the server's interface sent meanwhile.
+        server_cpu: Processor time of the server in all rounds.
+        steps: Seconds per round of each server step, from separate rounds.
+        every: Training iterations per round.
     """
 
     method: str
@@ -91,7 +91,7 @@ class RoundResult:
 
     @property
     def link_excess(self) -> float:
-        """How much more the interface counted than the frames are, of these."""
+        """Relative excess of the interface's byte count over the frames' bytes."""
         return (self.link_received + self.link_sent) / (self.sent + self.received) - 1
 
     def values(self, base: RoundResult | None) -> dict[str, Any]:
@@ -130,19 +130,19 @@ def measure_rate(
     seed: int = 0,
     tell: Tell = lambda what: None,
 ) -> tuple[LinkResult, list[RoundResult]]:
-    """All methods at one rate, by the same processes.
+    """Measure all methods at one rate with the same processes.
 
     Args:
         rate: As in ``laconic_lab.network``, or ``unshaped``.
-        methods: Of ``laconic.train.methods``.
-        shapes: The slots.
-        made_of: What links are made of.
-        workers: How many exchange.
-        rounds: How many count of each method.
-        slow_rounds: The same where a round takes more than two seconds.
-        threads: Torch's, of the server and of a worker.
-        seed: Of the gradients.
-        tell: Told what is going on.
+        methods: Names of methods in ``laconic.train.methods``.
+        shapes: Shapes of the slots.
+        made_of: How links are emulated.
+        workers: Number of workers.
+        rounds: Timed rounds of each method.
+        slow_rounds: Timed rounds where a round takes more than two seconds.
+        threads: Torch threads of the server and of a worker.
+        seed: Seed of the gradients.
+        tell: Called with the current step.
     """
     with ExitStack() as stack:
         net = stack.enter_context(network(made_of, None if rate == "unshaped" else rate, workers))
@@ -174,9 +174,9 @@ def _measure_method(
     for number, worker in enumerate(workers):
         worker.do("begin", number=number, address=address, job=job.to_json(), shapes=shapes, seed=seed, certs=net.certs)
     all_do(workers, "join")
-    first, _, digests = _round(workers, check=True)  # warms up, too
+    first, _, digests = _round(workers, check=True)  # also warms up
     if set(digests) != set(expected(job, shapes, seed)):
-        raise WrongResultError(f"method {method} at {rate}: the answer is not what the same job makes in one process")
+        raise WrongResultError(f"method {method} at {rate}: the reply differs from the same job in one process")
     count = rounds[1] if first > 2 else rounds[0]
     before, used, link_before = server.do("traffic"), server.do("usage"), net.counters()
     seconds, took = [], []
@@ -202,13 +202,13 @@ def _measure_method(
     )
     _check_bytes(result, before, after, f"method {method} at {rate}")
     if retries := sum(told["retries"] for told in all_do(workers, "end")):
-        raise WrongResultError(f"method {method} at {rate}: {retries} calls had to be made again")
+        raise WrongResultError(f"method {method} at {rate}: {retries} calls were retried")
     server.do("end")
     return result
 
 
 def _round(workers: Sequence[Peer], check: bool = False) -> tuple[float, list[dict[str, Any]], list[str]]:
-    """Seconds from the first beginning to the last end, what each worker says, and digests of the answers."""
+    """Return the seconds from first start to last end, each worker's answer, and digests of the replies."""
     all_do(workers, "prepare")
     took = all_do(workers, "run")
     told = all_do(workers, "finish", check=check)
@@ -220,7 +220,7 @@ def _round(workers: Sequence[Peer], check: bool = False) -> tuple[float, list[di
 
 
 def _parts(took: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
-    """Of the worker that ended last in each round, medians over the rounds."""
+    """Return the median parts of the worker that ended last in each round."""
     last = [max(parts, key=lambda one: one["end"]) for parts in took]
     return {name: quartiles(tuple(one[name] for one in last))[1] for name in ("encode_s", "wait_s", "decode_s")}
 
@@ -242,7 +242,7 @@ def _steps(server: Peer, workers: Sequence[Peer], rounds: int) -> dict[str, Any]
 
 
 def _check_bytes(result: RoundResult, before: dict[str, Any], after: dict[str, Any], what: str) -> None:
-    """The server has counted, to the byte, what the workers' frames are."""
+    """Raise unless the server counted exactly the bytes of the workers' frames."""
     received, sent = after["received"] - before["received"], after["sent"] - before["sent"]
     if (received, sent) != (result.sent, result.received):
         raise WrongResultError(

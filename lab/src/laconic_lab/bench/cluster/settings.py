@@ -1,4 +1,4 @@
-"""What a run of the cluster bench shall measure."""
+"""Settings of the parameter-server benchmark."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ PARTS = ("aggregation", "rounds", "load")
 
 
 def _threads() -> tuple[int, int]:
-    """The server works while workers wait, so it has all cores; two workers encode at the same time."""
+    """Torch threads: the server works while workers wait, so it gets all cores; two workers share them."""
     cores = os.cpu_count() or 1
     return cores, max(1, cores // 2)
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Args:
-    parts: Of ``PARTS``.
-    model: Whose slots are exchanged.
-    rounds: Rounds that count, of each measurement.
-    slow_rounds: The same where a round takes more than two seconds.
-    workers: Of ``rounds``.
-    methods: Of ``rounds``; the first is what others are compared to.
-    rates: Of links; ``unshaped`` is one, too.
-    paced: Slow links are made by a proxy, without root.
-    bundled: Rounds exchange all tensors as one vector.
-    clients: Of ``load``.
-    processes: In which these are threads.
-    seconds: How long they push.
-    seed: Of gradients.
+    """Settings of the parameter-server benchmark.
+
+    Args:
+        parts: Names of ``PARTS``.
+        model: Model whose slots are exchanged.
+        rounds: Timed rounds of each measurement.
+        slow_rounds: Timed rounds where a round takes more than two seconds.
+        workers: Workers of ``rounds``.
+        methods: Methods of ``rounds``; the first is the baseline.
+        rates: Rates of links, or ``unshaped``.
+        paced: Emulate slow links by a proxy, without root.
+        bundled: Exchange all tensors as one vector.
+        clients: Clients of ``load``.
+        processes: Processes that the clients are threads of.
+        seconds: Duration of ``load``.
+        seed: Seed of the gradients.
 
     >>> ClusterSettings(parts=("load",), seconds=5).command()
     'laconic bench cluster --part load --seconds 5'
@@ -58,28 +60,28 @@ class ClusterSettings:
     def __post_init__(self) -> None:
         for part in self.parts:
             if part not in PARTS:
-                raise ConfigError(f"--part takes {', '.join(PARTS)}, got {part!r}")
+                raise ConfigError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
         for name in ("rounds", "slow_rounds", "workers", "clients", "processes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if not 1 <= self.seconds <= 3600:
             raise ConfigError(f"seconds must be from 1 to 3600, got {self.seconds:g}")
         for method in self.methods:
-            method_options(method)  # says which there are
+            method_options(method)  # names the valid methods
 
     @property
     def threads(self) -> tuple[int, int]:
         return _threads()
 
     def quick(self) -> ClusterSettings:
-        """A look: a small model, few rounds, little load."""
+        """Return settings for a quick look: a small model, few rounds, little load."""
         return replace(
             self, model="lenet5", rounds=3, slow_rounds=2, methods=("1", "laconic"), rates=("unshaped", "100mbit"),
             clients=8, processes=2, seconds=2.0,
         )  # fmt: skip
 
     def command(self) -> str:
-        """What to type for the same again."""
+        """Return the command line of this run."""
         words = ["laconic", "bench", "cluster"]
         for one in fields(self):
             value = getattr(self, one.name)

@@ -1,4 +1,4 @@
-"""All parts of the cluster bench, in order, as Records."""
+"""Runs all parts of the parameter-server benchmark and returns Records."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Tell = Callable[[str], None]
 
 
 def run(settings: ClusterSettings, tell: Tell = lambda what: None) -> list[Record]:
-    """Measure; ``WrongResultError`` when anything is not right.
+    """Measure all parts; ``WrongResultError`` when a result is wrong.
 
     Args:
-        settings: What.
-        tell: Told what is going on.
+        settings: The settings.
+        tell: Called with the current step.
     """
     records = []
     for part, measure in (("aggregation", _aggregation), ("rounds", _rounds), ("load", _load)):
@@ -46,7 +46,7 @@ def _aggregation(settings: ClusterSettings, tell: Tell) -> list[Record]:
 def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
     shapes = model_shapes(settings.model)
     if settings.bundled:
-        shapes = {"bundle 0": [1, numel(shapes)]}  # as laconic.train.bundling makes one
+        shapes = {"bundle 0": [1, numel(shapes)]}  # as laconic.train.bundling does
     made_of = PACED if settings.paced else best_network()
     records = []
     for rate in settings.rates:

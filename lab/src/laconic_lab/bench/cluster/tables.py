@@ -1,4 +1,4 @@
-"""Records of the cluster bench as tables: the same for the terminal and for the page."""
+"""Tables of parameter-server benchmark Records, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from laconic_lab.bench.cluster.profiling import OF_FRAMES, STEPS
 __all__ = ["ClusterTable", "tables"]
 
 CPU_TARGETS = {("4", "homomorphic"): 0.25}
-"""The server's processor time of a round, of that of another method."""
+"""Goals: processor time of a server round relative to another method's."""
 JUDGED = "vgg11"
-"""Goals are for a model of this size; of others figures are shown, and not judged."""
+"""Goals apply to a model of this size; other sizes are not judged."""
 RATES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Cells as text, the first ``words`` columns words and the others figures; and what to say below.
-
-    ``verdicts`` says of each goal whether it was met.
-    """
+    """A table of text cells with ``words`` leading text columns, notes, and the outcome of each goal."""
 
     name: str
     columns: tuple[str, ...]
@@ -34,7 +31,7 @@ class ClusterTable:
 
 
 def tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """Of each part that the records have something of."""
+    """Return the tables of each part that the Records contain."""
     found: list[ClusterTable] = []
     by_kind: dict[str, list[Record]] = {}
     for record in records:
@@ -85,7 +82,7 @@ def _aggregation(record: Record) -> ClusterTable:
 
 def _steps(record: Record) -> ClusterTable:
     v = record.values
-    steps = {step: v["steps"][step] for step in STEPS if step in v["steps"]}  # in the order in which they are done
+    steps = {step: v["steps"][step] for step in STEPS if step in v["steps"]}  # in the order of execution
     rows = [(step, _ms(one["wall_s"]), _ms(one["cpu_s"]), f"{one['calls']:.0f}") for step, one in steps.items()]
     wall, cpu = (sum(one[key] for one in steps.values()) for key in ("wall_s", "cpu_s"))
     rows.append(("the rest: gRPC, receiving, sending", "", _ms(v["server_cpu_s"] - cpu), ""))
@@ -125,7 +122,7 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
             )
         )
     first = records[0]
-    if first.values["model"] == JUDGED:  # of small frames, headers are a good part
+    if first.values["model"] == JUDGED:  # headers matter for small frames
         agree = all(record.values["link_agrees"] for record in records)
         goals.append(_verdict(agree, "the interface's byte count matches the frames', within 6 %"))
     measured = "; ".join(
@@ -160,13 +157,13 @@ def _slots(record: Record) -> str:
 
 
 def _name(part: str, record: Record) -> str:
-    """Where it goes on a page: two workers' tensors one by one are what others stand beside."""
+    """Return the block name: ``rounds`` for two workers without bundling, a longer one otherwise."""
     words = [part, *([] if _workers(record) == "two" else [_workers(record)])]
     return "-".join([*words, *(["bundled"] if record.values.get("slots") == 1 else [])])
 
 
 def _with_split(records: Sequence[Record]) -> list[Record]:
-    """Those of a rate at which there is something to compare, with what their servers' time went into."""
+    """Return the Records of a rate that have the server's profile and a baseline to compare with."""
     split = [one for one in records if one.values.get("server_frames_cpu_s") is not None]
     pairs = {
         one.values["rate"]
@@ -179,7 +176,7 @@ def _with_split(records: Sequence[Record]) -> list[Record]:
 
 
 def _processor(records: Sequence[Record]) -> ClusterTable:
-    """What a server's rounds cost it."""
+    """Return the table of the server's processor time."""
     rows = []
     for record in records:
         v = record.values

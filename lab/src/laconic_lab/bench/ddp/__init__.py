@@ -1,4 +1,4 @@
-"""Steps of DistributedDataParallel with stock hooks and with laconic's codecs, over links of several rates."""
+"""Times DistributedDataParallel with stock hooks and laconic's codecs over links of several rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of the DDP bench are connected by: hosts of a lab, or loopback and slow sockets without root."""
+"""Links between the ranks of the DDP benchmark: hosts of a lab, or paced sockets on loopback without root."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ PORT = 29511
 
 
 class Links(Protocol):
-    """Where ranks run, and how fast bytes get from one to the other."""
+    """Where ranks run and how fast they are connected."""
 
     made_of: str
     interface: str
-    """By which ranks talk."""
+    """The network interface of the ranks."""
 
     def store(self) -> tuple[str, int]:
-        """Address and port at which rank 0 is met."""
+        """Address and port of rank 0's store."""
         ...
 
     def popen(self, rank: int, argv: list[str], **options: Any) -> subprocess.Popen[Any]: ...
     def measure(self) -> list[Link]:
-        """From rank 0 to rank 1, and back where that is another link."""
+        """Measure the link from rank 0 to rank 1, and the way back where it is another link."""
         ...
 
 
@@ -76,19 +76,19 @@ class _Sockets:
 
 @contextmanager
 def connected(rate: str | None, ranks: int, *, paced: bool) -> Iterator[Links]:
-    """Links of a rate between ranks; there as long as the block.
+    """Provide links of a rate between ranks for the duration of the block.
 
     Args:
-        rate: As in ``laconic_lab.network``; None: as fast as the machine can.
-        ranks: How many.
-        paced: Slow sockets also where root could make namespaces.
+        rate: As in ``laconic_lab.network``; None: unlimited.
+        ranks: Number of ranks.
+        paced: Use paced sockets even where namespaces are possible.
     """
     with ExitStack() as stack:
         if not paced and os.geteuid() == 0:
             try:
                 yield _Namespaces(stack.enter_context(_lab(rate, ranks)))
                 return
-            except _NoLabError as error:  # in a container root may be root by name only
+            except _NoLabError as error:  # root in a container may lack the rights
                 log.warning("network namespaces cannot be made here (%s): sockets are paced instead", error)
         yield _Sockets(PacedSockets(rate), PLAIN if rate is None else SOCKETS)
 

@@ -1,7 +1,7 @@
-"""One rank of the DDP bench: run as a program, with its orders as JSON; rank 0 prints JSON lines.
+"""One rank of the DDP benchmark; a program whose argument is JSON. Rank 0 prints JSON lines.
 
-Steps of all ways take turns, so that what else the machine does meets them alike. A step lasts until its slowest rank
-has all gradients.
+The steps of all exchanges alternate, so that other load affects them equally. A step lasts until the slowest rank has
+all gradients.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from laconic.collective import differing
 from laconic.errors import WrongResultError
-from laconic_lab.bench.ddp.exchanges import Way, make_way
-from laconic_lab.bench.ddp.synthetic import Drawer, Synthetic
+from laconic_lab.bench.ddp.exchanges import DDPExchange, make_exchange
+from laconic_lab.bench.ddp.synthetic import PregeneratedGradients, Synthetic
 from laconic_lab.network.paced_sockets import paced_bytes
 
 __all__ = ["main"]
@@ -28,28 +28,28 @@ __all__ = ["main"]
 SLOW_S = 2.0
 LOSSLESS = {"ddp": 1e-10, "laconic none": 1e-10, "bf16": 1e-3, "fp16": 1e-3, "laconic bf16": 1e-3}
 LOSSY = 1.5
-"""Squared error of a mean over its squared norm, at most. (A step's share of what error feedback sends may miss it.)"""
+"""Largest allowed relative squared error of a mean; one step of error feedback may exceed it."""
 
 
-def main(orders: dict[str, Any]) -> None:
+def main(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    rank, ranks = orders["rank"], orders["ranks"]
-    dist.init_process_group("gloo", init_method=orders["store"], rank=rank, world_size=ranks)
-    bench = Bench(orders)
-    for name in orders["ways"]:
+    rank, ranks = options["rank"], options["ranks"]
+    dist.init_process_group("gloo", init_method=options["store"], rank=rank, world_size=ranks)
+    bench = Bench(options)
+    for name in options["ways"]:
         _tell(rank, {"begin": name})
         bench.prepare(name)
-    for turn in range(orders["steps"]):
+    for turn in range(options["steps"]):
         bench.compute()
-        for name in orders["ways"]:
+        for name in options["ways"]:
             if turn < bench.count(name):
                 _tell(rank, {"begin": name})
                 bench.step(name)
     bench.check_paced()
-    results = [bench.result(name) for name in orders["ways"]]
+    results = [bench.result(name) for name in options["ways"]]
     dist.barrier()
     dist.destroy_process_group()
-    _tell(rank, {"results": results})  # last: whoever hears it ends all ranks
+    _tell(rank, {"results": results})  # last, because the reader then ends all ranks
 
 
 def _tell(rank: int, what: dict[str, Any]) -> None:
@@ -58,14 +58,14 @@ def _tell(rank: int, what: dict[str, Any]) -> None:
 
 
 class Bench:
-    def __init__(self, orders: dict[str, Any]) -> None:
-        self.orders = orders
-        self.rank, self.ranks = int(orders["rank"]), int(orders["ranks"])
-        self.model = str(orders["model"])
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.rank, self.ranks = int(options["rank"]), int(options["ranks"])
+        self.model = str(options["model"])
         numel = Synthetic(self.model).numel
-        self.drawers = [Drawer(numel, int(orders["seed"]) + rank) for rank in range(self.ranks)]
-        self.drawer = self.drawers[self.rank]
-        self.ways: dict[str, Way] = {}
+        self.all_gradients = [PregeneratedGradients(numel, int(options["seed"]) + rank) for rank in range(self.ranks)]
+        self.gradients = self.all_gradients[self.rank]
+        self.exchanges: dict[str, DDPExchange] = {}
         self.seconds: dict[str, list[float]] = {}
         self.nbytes: dict[str, list[int]] = {}
         self.slow: set[str] = set()
@@ -75,7 +75,7 @@ class Bench:
         self.turns: dict[str, int] = {}
 
     def prepare(self, name: str) -> None:
-        way = self.ways[name] = make_way(name, Synthetic(self.model))
+        way = self.exchanges[name] = make_exchange(name, Synthetic(self.model))
         self.turns[name], self.seconds[name], self.nbytes[name] = 0, [], []
         took = 0.0
         try:
@@ -84,7 +84,7 @@ class Bench:
         except RuntimeError as error:
             if way.attachment is not None:
                 raise
-            self.failed[name] = str(error).strip().splitlines()[0][:300]  # torch's own hook, on all ranks alike
+            self.failed[name] = str(error).strip().splitlines()[0][:300]  # torch's hook fails on all ranks alike
             return
         self._check(name, way)
         if took > SLOW_S:
@@ -93,21 +93,21 @@ class Bench:
     def count(self, name: str) -> int:
         if name in self.failed:
             return 0
-        return int(self.orders["slow_steps"] if name in self.slow else self.orders["steps"])
+        return int(self.options["slow_steps"] if name in self.slow else self.options["steps"])
 
     def step(self, name: str) -> None:
         sent = self._sent_bytes()
-        self.seconds[name].append(self._step(self.ways[name]))
+        self.seconds[name].append(self._step(self.exchanges[name]))
         self.nbytes[name].append(self._sent_bytes() - sent)
 
     def compute(self) -> None:
-        """A step without an exchange."""
-        way = self.ways["ddp"]
+        """Time a step without an exchange."""
+        way = self.exchanges["ddp"]
         with way.module.no_sync():
             self.base.append(self._step(way))
 
-    def _step(self, way: Way) -> float:
-        gradients = self.drawer.at(self.turns[way.name])
+    def _step(self, way: DDPExchange) -> float:
+        gradients = self.gradients.at(self.turns[way.name])
         self.turns[way.name] += 1
         way.module.zero_grad()
         dist.barrier()
@@ -118,40 +118,40 @@ class Bench:
         return float(took)
 
     def _sent_bytes(self) -> int:
-        """What this rank has sent: by slow sockets, by its host's interface, or its share of what all sent by one."""
+        """Return the bytes this rank has sent: by paced sockets, its host's interface, or its share of a common one."""
         if (paced := paced_bytes()) is not None:
             return paced
-        interface = str(self.orders["interface"])
+        interface = str(self.options["interface"])
         for line in Path("/proc/net/dev").read_text().splitlines():
             name, _, numbers = line.partition(":")
             if name.strip() == interface:
                 return int(numbers.split()[8]) // (self.ranks if interface == "lo" else 1)
         return 0
 
-    def _check(self, name: str, way: Way) -> None:
-        """A fast wrong answer is no result."""
+    def _check(self, name: str, way: DDPExchange) -> None:
+        """Raise ``WrongResultError`` unless the gradients are right and equal on all ranks."""
         step = self.turns[name] - 1
         found = {key: _gradient(p) for key, p in way.module.named_parameters()}
         if differ := differing(found):
-            raise WrongResultError(f"{name}: gradients are not the same on all ranks: {differ[0]}")
-        wanted = torch.stack([drawer.at(step) for drawer in self.drawers]).mean(0)
+            raise WrongResultError(f"{name}: gradients differ between ranks: {differ[0]}")
+        wanted = torch.stack([gradients.at(step) for gradients in self.all_gradients]).mean(0)
         flat = torch.cat([x.reshape(-1) for x in found.values()])
         error = float((flat - wanted).square().sum() / wanted.square().sum())
         if not error <= LOSSLESS.get(name, LOSSY):
-            raise WrongResultError(f"{name}: the mean is off by {error:g} of its square")
+            raise WrongResultError(f"{name}: the relative squared error of the mean is {error:g}")
         self.errors[name] = error
 
     def check_paced(self) -> None:
-        """Sockets that are said to be slow have carried what plain DDP must send: no bytes went some other way."""
-        least = 0.9 * 2 * (self.ranks - 1) / self.ranks * 4 * self.drawer.numel
+        """Raise unless the paced sockets carried the bytes that plain DDP must send."""
+        least = 0.9 * 2 * (self.ranks - 1) / self.ranks * 4 * self.gradients.numel
         if paced_bytes() is not None and min(self.nbytes["ddp"]) < least:
             raise WrongResultError(
-                f"slow sockets took {min(self.nbytes['ddp'])} bytes in a step, plain DDP sends {least:.0f} at least: "
-                "this torch sends them by calls that laconic does not hold back"
+                f"paced sockets carried {min(self.nbytes['ddp'])} bytes in a step, plain DDP sends at least "
+                f"{least:.0f}: this torch uses system calls that are not paced"
             )
 
     def result(self, name: str) -> dict[str, Any]:
-        way = self.ways[name]
+        way = self.exchanges[name]
         if name in self.failed:
             return {"way": name, "failed": self.failed[name]}
         stats = way.attachment.stats() if way.attachment is not None else None
@@ -161,7 +161,7 @@ class Bench:
             "compute": self.base,
             "sent_nbytes": self.nbytes[name],
             "relative_squared_error": self.errors[name],
-            "numel": self.drawer.numel,
+            "numel": self.gradients.numel,
             "stats": None if stats is None else {key: value for key, value in stats.items() if key not in _LONG},
         }
 

@@ -1,4 +1,4 @@
-"""What a run of the DDP bench shall measure."""
+"""Settings of the DDP benchmark."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from laconic.errors import ConfigError
 __all__ = ["SPECS", "STOCK", "DDPSettings"]
 
 STOCK = ("ddp", "bf16", "fp16", "powersgd:1", "powersgd:2", "powersgd:4", "quantize-tensor", "quantize-channel")
-"""What torch has: no hook; a bf16 all-reduce; its fp16, PowerSGD (by rank) and quantization hooks."""
+"""torch's exchanges: no hook, a bf16 all-reduce, and its fp16, PowerSGD (by rank) and quantization hooks."""
 
 SPECS = ("none", "qsgd:4", "ef|topk:0.01|qsgd:4", "ef|thc:4", "ef|shared:8", "ef|sign", "ef|powersgd:4")
 
 
 @dataclass(frozen=True)
 class DDPSettings:
-    """Args:
-    specs: Of ``laconic.attach``.
-    stock: Of ``STOCK``; ``ddp`` is what all are compared to.
-    rates: Of links; ``unshaped`` is one, too.
-    ranks: Processes, of one thread each.
-    model: Whose parameters are exchanged.
-    steps: Steps that count, of each way.
-    slow_steps: The same where a step takes more than two seconds.
-    limit_s: A way that takes longer for a step has hung. (A training run has an hour.)
-    train: Train the model instead, by each way, and see how long each accuracy takes. ``local 10 SPEC`` is then a
-        way, too: local SGD with an exchange in every tenth step.
-    data: To train with.
-    epochs: Of it.
-    batch: Examples of a rank in a step.
-    lr: Learning rate at the beginning; it falls along half a cosine.
-    test_every: Steps between tests, while which the clock stands still.
-    paced: Slow links by slow sockets, as happens anyway where root cannot make network namespaces.
-    seed: Of gradients.
+    """Settings of the DDP benchmark.
+
+    Args:
+        specs: Specs for ``laconic.attach``.
+        stock: Names of ``STOCK``; ``ddp`` is the baseline.
+        rates: Rates of links, or ``unshaped``.
+        ranks: Number of single-threaded processes.
+        model: Model whose parameters are exchanged.
+        steps: Timed steps of each exchange.
+        slow_steps: Timed steps where a step takes more than two seconds.
+        limit_s: An exchange whose step takes longer counts as hung. A training run has an hour.
+        train: Train the model by each exchange and measure the time to each accuracy. ``local 10 SPEC`` is then local
+            SGD with an exchange in every tenth step.
+        data: Data set for training.
+        epochs: Epochs of training.
+        batch: Examples per rank and step.
+        lr: Initial learning rate; it decays along half a cosine.
+        test_every: Steps between evaluations, which are not timed.
+        paced: Use paced sockets even where root can create network namespaces.
+        seed: Seed of the gradients.
 
     >>> DDPSettings(specs=("qsgd:4",), rates=("100mbit",)).command()
     'laconic bench ddp qsgd:4 --rates 100mbit'
@@ -61,7 +63,7 @@ class DDPSettings:
     def __post_init__(self) -> None:
         for name in self.stock:
             if name not in STOCK:
-                raise ConfigError(f"--stock takes {', '.join(STOCK)}, got {name!r}")
+                raise ConfigError(f"--stock must be one of {', '.join(STOCK)}, got {name!r}")
         for spec in self.specs:
             parse(spec.split(" ")[-1])
         if "ddp" not in self.stock:
@@ -70,22 +72,22 @@ class DDPSettings:
             if getattr(self, name) < low:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
         if not self.limit_s > 0:
-            raise ConfigError(f"limit-s must be above 0, got {self.limit_s:g}")
+            raise ConfigError(f"limit-s must be > 0, got {self.limit_s:g}")
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """All of them, by the names that Records have."""
+        """Return all exchanges by their names in Records."""
         return (*self.stock, *(spec if spec.startswith("local ") else f"laconic {spec}" for spec in self.specs))
 
     def quick(self) -> DDPSettings:
-        """A look: a small model, few steps."""
+        """Return settings for a quick look: a small model and few steps."""
         return replace(
             self, specs=("none", "ef|topk:0.01|qsgd:4"), stock=("ddp", "fp16"), rates=("unshaped",), model="mlp",
             steps=3, slow_steps=2,
         )  # fmt: skip
 
     def command(self) -> str:
-        """What to type for the same again."""
+        """Return the command line of this run."""
         words = ["laconic", "bench", "ddp"]
         if self.specs != SPECS:
             words += self.specs

@@ -1,4 +1,4 @@
-"""The DDP bench: links, ranks on them, and Records of what they found."""
+"""Runs the DDP benchmark: sets up links, starts ranks, and returns Records."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ START_S = 180.0
 HUNG = "hung"
 TRAINING_S = 3600.0
 SAME_POINTS = 0.3
-"""Per cent of accuracy that count as the same."""
+"""Difference in accuracy, in points, that counts as equal."""
 
 
 def run_ddp(settings: DDPSettings, tell: Tell = lambda what: None) -> list[Record]:
-    """Measure all ways at all rates. Of a way that hangs a Record says so, and the others go on without it."""
+    """Measure all exchanges at all rates; an exchange that hangs gets a Record that says so and is left out."""
     records: list[Record] = []
     for rate in settings.rates:
         records += _measure(rate, settings, lambda what, rate=rate: tell(f"{rate}: {what}"))  # type: ignore[misc]
@@ -58,7 +58,7 @@ def _measure(rate: str, settings: DDPSettings, tell: Tell) -> list[Record]:
 
 
 def _all_ways(rate: str, links: Links, settings: DDPSettings, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
-    """What was found of each way, and which of them hung."""
+    """Return the results of each exchange and those that hung."""
     left, found, hung = list(settings.ways), [], []
     while left:
         results, stuck = _ranks(links, left, settings, tell)
@@ -66,7 +66,7 @@ def _all_ways(rate: str, links: Links, settings: DDPSettings, tell: Tell) -> tup
         if stuck is None:
             break
         if settings.train:
-            raise LaconicError(f"training by {stuck!r} did not end")
+            raise LaconicError(f"training with {stuck!r} did not finish")
         if stuck == "ddp":
             raise LaconicError(f"plain DDP did not finish a step in {settings.limit_s:g} s at {rate}")
         hung.append(stuck)
@@ -114,9 +114,9 @@ def _values(one: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 def _ranks(
     links: Links, ways: Sequence[str], settings: DDPSettings, tell: Tell
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """What the ranks found; or nothing, and the way that they hang in."""
+    """Return the results of the ranks, or the exchange in which they hang."""
     address, port = links.store()
-    orders = {
+    options = {
         "ranks": settings.ranks, "store": f"tcp://{address}:{port}", "ways": list(ways), "model": settings.model,
         "steps": settings.steps, "slow_steps": settings.slow_steps, "seed": settings.seed,
         "interface": links.interface, "data": settings.data, "batch": settings.batch,
@@ -124,7 +124,7 @@ def _ranks(
         "test_every": settings.test_every, "program": "training" if settings.train else "rank",
     }  # fmt: skip
     with ExitStack() as stack:
-        lines, *_ = [stack.enter_context(_rank(links, orders | {"rank": rank})) for rank in range(settings.ranks)]
+        lines, *_ = [stack.enter_context(_rank(links, options | {"rank": rank})) for rank in range(settings.ranks)]
         current, since = "starting", time.monotonic()
         while True:
             limit = START_S if current == "starting" else TRAINING_S if settings.train else settings.limit_s
@@ -133,7 +133,7 @@ def _ranks(
             except queue.Empty:
                 return [], current
             if line is None:
-                raise LaconicError(f"a rank ended while it measured {current!r}; what it said stands above")
+                raise LaconicError(f"a rank ended while measuring {current!r}; its error output is above")
             told = json.loads(line)
             if "results" in told:
                 results: list[dict[str, Any]] = told["results"]
@@ -143,12 +143,14 @@ def _ranks(
 
 
 @contextmanager
-def _rank(links: Links, orders: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
-    """The lines that a rank prints, None when it has ended; the process is there as long as the block."""
-    program = [sys.executable, "-m", f"laconic_lab.bench.ddp.{orders['program']}", json.dumps(orders)]
-    # A namespace has no name server, of which torch would warn.
+def _rank(links: Links, options: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
+    """Provide a queue of the lines that a rank prints, ended by None; the block ends the process."""
+    program = [sys.executable, "-m", f"laconic_lab.bench.ddp.{options['program']}", json.dumps(options)]
+    # Namespaces have no name server, about which torch would warn.
     quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    process = links.popen(orders["rank"], program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet)
+    process = links.popen(
+        options["rank"], program, stdout=subprocess.PIPE, text=True, start_new_session=True, env=quiet
+    )
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:

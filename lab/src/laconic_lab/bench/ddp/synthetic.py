@@ -1,4 +1,4 @@
-"""A model's parameters with gradients out of a drawer: backward costs a copy, so a step is its exchange."""
+"""A model's parameters with pre-generated gradients: backward is a copy, so a step is its exchange."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from laconic.train.models import build_model
 from laconic_lab.bench.samples import heavy_tailed
 
-__all__ = ["Drawer", "Synthetic"]
+__all__ = ["PregeneratedGradients", "Synthetic"]
 
 SLIDE = 997
-"""Values by which each step's gradients lie further on: never the same ones, and none to be made."""
+"""Offset between the gradients of two steps, so that they differ without being generated."""
 MOST_STEPS = 512
 
 
-class Drawer:
-    """Gradients of a rank: slices of one long tensor."""
+class PregeneratedGradients:
+    """Pre-generated gradients of a rank: slices of one long tensor."""
 
     def __init__(self, numel: int, seed: int) -> None:
         self.numel = numel
@@ -41,7 +41,7 @@ class _Give(torch.autograd.Function):
 
 
 class Synthetic(nn.Module):
-    """Parameters of a model, in the order of its layers; called with gradients for all of them."""
+    """The parameters of a model in the order of its layers; called with the gradients of all of them."""
 
     def __init__(self, model: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Records of the DDP bench as tables: the same for the terminal and for the page."""
+"""Tables of DDP benchmark Records, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["ddp_tables"]
 RATES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 JUDGED = "vgg11"
 EXCHANGE = {"laconic qsgd:4": 6.0, "laconic ef|thc:4": 4.0, "laconic ef|topk:0.01|qsgd:4": 30.0}
-"""Times as fast as plain DDP, per exchange, at 100 Mbit/s."""
+"""Goals: speed-up of an exchange over plain DDP at 100 Mbit/s."""
 AT_GIGABIT = 3.0
 NONE_COSTS = 1.05
 
 
 def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
-    """One a rate; of training runs another one."""
+    """Return one table per rate, and one per set of training runs."""
     found = []
     trained = [record for record in records if record.kind == "bench.ddp.train"]
     for key in dict.fromkeys((record.values["rate"], record.values["ranks"]) for record in trained):
@@ -34,14 +34,14 @@ def ddp_tables(records: Sequence[Record]) -> list[ClusterTable]:
 
 
 class _Trained(NamedTuple):
-    """A way of training, over seeds."""
+    """Training with one exchange, over seeds."""
 
     accuracy: float
     points: float
-    """From plain DDP's, seed by seed."""
+    """Mean difference to plain DDP in points, seed by seed."""
     train_s: float
     reached_s: float
-    """Infinite where fewer than half of the seeds came as far."""
+    """Infinite where fewer than half of the seeds reached the accuracy."""
     sent: float | None
 
     @classmethod
