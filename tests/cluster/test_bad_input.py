@@ -165,7 +165,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
         ("other model", 1, ["another model", "--model"]),
         ("other version", 1, ["protocol 99", "the server 1", "install the same version"]),
         ("no data", 1, ["train-images"]),
-        ("no workers", 2, ["workers must be a whole number, at least 1, got 0"]),
+        ("no workers", 2, ["workers must be an integer of at least 1, got 0"]),
         ("resume of another", 2, ["another configuration", "same flags"]),
         ("checkpoint of another", 1, ["another model"]),
         ("below a file", 1, ["is a file", "--run-dir"]),
@@ -273,7 +273,7 @@ if role == "server":
 
 @pytest.mark.parametrize(
     "codes, word",
-    [([3, 0], None), ([3, 3, 3], "server 0 has died 3 times"), ([1], "what it said is above")],
+    [([3, 0], None), ([3, 3, 3], "server 0 has died 3 times"), ([1], "see its message above")],
     ids=["once", "always", "with a word"],
 )
 def test_a_server_that_fails_when_its_workers_are_done_gets_them_again(
@@ -291,10 +291,10 @@ def test_a_server_that_fails_when_its_workers_are_done_gets_them_again(
 
     def watch() -> None:
         try:
-            with module._roles([run_dir], "cpu") as roles:
-                roles.start("server 0")
-                roles.start("worker 0")
-                roles.watch(2, None)
+            with module._running([run_dir], "cpu") as processes:
+                processes.start("server 0")
+                processes.start("worker 0")
+                processes.supervise(2, None)
         except BaseException as error:
             failed.append(error)
 

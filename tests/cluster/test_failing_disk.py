@@ -89,7 +89,7 @@ def train_until_it_fails(kind: str, push: str, disk: Path, tmp_path: Path) -> li
     assert failed.returncode == 1 and "Traceback" not in failed.stderr, failed.stderr
     errors = [line for line in lines if line.startswith("laconic: ")]
     assert len(errors) == 2 and ERRORS[kind] in errors[0] and "checkpoint of step 12" in errors[0], failed.stderr
-    assert errors[1] == lines[-1] and "server 0 has died with exit code 1: what it said is above" in errors[1]
+    assert errors[1] == lines[-1] and "server 0 has died with exit code 1: see its message above" in errors[1]
     assert not [*pids("server", run_dir), *pids("worker", run_dir)]
     kept = checkpoint.load_latest(run_dir / CHECKPOINTS)
     assert kept is not None and kept.step == 4

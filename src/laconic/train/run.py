@@ -103,7 +103,7 @@ class Config:
                 f"iterations must be a multiple of every ({self.job.every}), at least one; got {self.iterations}"
             )
         if self.servers < 1:
-            raise ConfigError(f"servers must be a whole number, at least 1, got {self.servers}")
+            raise ConfigError(f"servers must be an integer of at least 1, got {self.servers}")
         if self.servers > 1 and self.job.update_mode.staleness_bound:
             raise ConfigError("mode bounded needs servers=1: several servers cannot agree on the staleness")
         if self.layers is not None:
