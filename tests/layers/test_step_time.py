@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from torch import nn
 import laconic
 from laconic.errors import ConfigError, InputError, WrongResultError
 from laconic.layers import LayerPolicy, Timings, timings
-from laconic.train import Shards, build_task
 
 ALL = LayerPolicy(output=True)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def pair(width: int = 256, scheme: str = "lowrank:0.1") -> tuple[nn.Module, nn.Module]:
@@ -96,27 +97,13 @@ def test_h_of_alexnet() -> None:
 # ------------------------------------------------------------------------------------------------------------- accuracy
 
 
-def accuracy(layers: str | None, seed: int, data_dir: Path | None) -> float:
-    """Return the accuracy after four epochs on MNIST by SGD with momentum and a linearly decaying rate."""
-    task = build_task("mlp", "mnist", data_dir=data_dir, seed=seed, layers=layers)
-    shards = Shards(task.num_train, 1, 128, seed)
-    steps = 4 * shards.iterations_per_epoch
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    for step in range(steps):
-        optimizer.zero_grad()
-        task.loss(task.batch(shards.indices(0, step))).backward()
-        optimizer.step()
-        schedule.step()
-    return task.evaluate()["accuracy"]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_accuracy_in_a_subspace_of_a_tenth_is_within_half_a_point() -> None:
     if "LACONIC_DATA" not in os.environ:
         pytest.skip("no MNIST (set LACONIC_DATA)")
-    dense, small = ([accuracy(layers, seed, None) for seed in range(3)] for layers in (None, "subspace:0.1"))
+    train = runpy.run_path(str(ROOT / "examples" / "compressed_layers.py"))["train"]
+    dense, small = ([train("mnist", scheme, seed)[0] for seed in range(3)] for scheme in (None, "subspace:0.1"))
     print(f"dense {dense}, subspace:0.1 {small}")
     assert sum(small) / 3 > sum(dense) / 3 - 0.5
     assert min(dense) > 97

@@ -6,8 +6,9 @@ entries. The parameter server, the two-shot reduction and ``mean`` all sum here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from laconic.packet import Packet, TensorSpec, allocate
 from laconic.wire import MAX_NUMEL, Buffer
 
 __all__ = ["MeanAccumulator", "OpenedFrame", "mean", "weighted_sum"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +50,18 @@ class OpenedFrame:
         return cls(packet, chain, slot)
 
     def decode(self, device: torch.device) -> Tensor:
-        try:
-            return self.chain.decode(self.packet).to(device)
-        except FrameError as error:
-            raise _about(self.slot, error) from None
+        return self._with_slot_in_errors(lambda: self.chain.decode(self.packet).to(device))
 
     def decode_into(self, out: Tensor) -> None:
-        try:
-            self.chain.decode(self.packet.to(out.device), out=out)
-        except FrameError as error:
-            raise _about(self.slot, error) from None
+        self._with_slot_in_errors(lambda: self.chain.decode(self.packet.to(out.device), out=out))
 
     def add_to(self, out: Tensor, weight: float) -> None:
         """Add the decoded values ``weight`` times, without a tensor in between."""
+        self._with_slot_in_errors(lambda: self.chain.accumulate(self.packet.to(out.device), out, weight))
+
+    def _with_slot_in_errors(self, action: Callable[[], T]) -> T:
         try:
-            self.chain.accumulate(self.packet.to(out.device), out, weight)
+            return action()
         except FrameError as error:
             raise _about(self.slot, error) from None
 
