@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.collective import differing
-from laconic_lab.bench.ddp.synthetic import Drawer, Synthetic
+from laconic_lab.bench.ddp.synthetic import PregeneratedGradients, Synthetic
 from ranks import run_ranks
 
 STEPS = 200
@@ -26,7 +26,7 @@ MIXED = {
 
 def train(rank, world, *, spec, policy):
     module = DistributedDataParallel(Synthetic("vgg11"))
-    gradients = Drawer(module.module.numel, rank)
+    gradients = PregeneratedGradients(module.module.numel, rank)
     attachment = laconic.attach(module, spec, policy=policy)
     began = time.monotonic()
     faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)  # prints where every thread is
