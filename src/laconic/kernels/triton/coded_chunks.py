@@ -12,18 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.sections import (
-    CHUNK,
-    CONSTANT,
-    HUFFMAN,
-    RANS,
-    RAW,
-    Coding,
-    coded_max_nbytes,
-    num_buckets,
-    symbol_bits,
-    symbol_dtype,
-)
+from laconic.kernels import sections
+from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, num_buckets, symbol_bits
 from laconic.kernels.triton.huffman_decode import CodedSection, decode_streams
 from laconic.kernels.triton.huffman_encode import build_tables, chunk_offset, count_symbols, write_chunks
 from laconic.kernels.triton.rans import (
@@ -42,7 +32,7 @@ from laconic.kernels.triton.rans_tables import (
     read_frequency_tables,
 )
 from laconic.kernels.triton.shared_memory import SharedBuffer
-from laconic.kernels.triton.streams import ChunkLayout
+from laconic.kernels.triton.streams import ChunkLayout, symbols_in_chunk
 from laconic.kernels.triton.tile import TILE, exact_options, packing_period, store_groups, store_or_add
 
 __all__ = ["decode_chunks", "encode_chunks", "round_up_16"]
@@ -70,7 +60,7 @@ def _pack_raw(symbols, plans, words, n, buffer_words, BITS: tl.constexpr, PERIOD
         words += chunk * buffer_words
         symbols += chunk * _CHUNK
         chunk_begin = begin - chunk * _CHUNK
-        chunk_size = tl.minimum(n - chunk * _CHUNK, _CHUNK).to(tl.int32)
+        chunk_size = symbols_in_chunk(n, chunk)
         full = chunk_size // 256 * 256
         store_groups(values, words, chunk_begin, full, BITS, PERIOD, SPAN)
         if (chunk_begin <= full) & (full < chunk_begin + SPAN) & (full < chunk_size):
@@ -93,7 +83,7 @@ def _copy_chunks(out, sizes, plans, coded_tables, states, words, n, buffer_words
     chunk64 = chunk.to(tl.int64)
     mode = tl.load(plans + 4 * chunk64)
     if mode >= 0:
-        chunk_size = tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+        chunk_size = symbols_in_chunk(n, chunk64)
         lanes = num_states(chunk_size)
         size = tl.load(sizes + chunk64)
         begin = chunk_offset(sizes, chunk)
@@ -147,7 +137,7 @@ def encode_chunks(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> T
     """Encode a section by any coding but plain Huffman; return its size, on the device."""
     layout, device = ChunkLayout.of(symbols.numel(), alphabet), symbols.device
     symbols = symbols if symbols.data_ptr() % 16 == 0 else symbols.clone()
-    buffer_words = coded_max_nbytes(min(layout.n, CHUNK), alphabet) // 4 * 2
+    buffer_words = sections.coded_max_nbytes(min(layout.n, CHUNK), alphabet) // 4 * 2
     aligned = out if out.data_ptr() % 4 == 0 else torch.empty_like(out)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     counts = count_symbols(symbols, layout)
@@ -204,7 +194,7 @@ def _decode_raw(section, plans, out, status, n, alphabet, BITS: tl.constexpr, SP
     begin = tl.program_id(0).to(tl.int64) * SPAN
     chunk = begin // _CHUNK
     if tl.load(plans + 8 * chunk) == _RAW:
-        chunk_size = tl.minimum(n - chunk * _CHUNK, _CHUNK).to(tl.int32)
+        chunk_size = symbols_in_chunk(n, chunk)
         offsets = (begin - chunk * _CHUNK).to(tl.int32) + tl.arange(0, SPAN)
         valid = offsets < chunk_size
         section += tl.load((plans + 8 * chunk + 6).to(tl.pointer_type(tl.int64))) + 1
@@ -300,7 +290,7 @@ def decode_chunks(
         return
     symbols = out
     if table is not None:
-        symbols = torch.empty(round_up_16(out.numel()), dtype=symbol_dtype(alphabet), device=out.device)
+        symbols = torch.empty(round_up_16(out.numel()), dtype=sections.symbol_dtype(alphabet), device=out.device)
     if modes & (1 << HUFFMAN | 1 << CONSTANT):
         decode_streams(coded, symbols)
     if modes & (1 << RANS | 1 << RAW):

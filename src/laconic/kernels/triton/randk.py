@@ -128,12 +128,10 @@ def _randk_phases(
                     tl.atomic_max(state + 2, amax_bits, mask=amax_bits > tl.load(state + 2), sem="relaxed")
                 part += programs
         if phase == 1:
-            while part < parts:
-                list_bitmap(
-                    state, marks, words, marked_positions, tiles, tiles_per_part, parts, capacity, part, WORDS, BLOCK,
-                    PARTS,
-                )  # fmt: skip
-                part += programs
+            list_bitmap(
+                state, marks, words, marked_positions, tiles, tiles_per_part, parts, capacity, program, programs,
+                WORDS, BLOCK, PARTS,
+            )  # fmt: skip
         if phase == 2:
             _distances(
                 state, digits, marked_positions, distances, last, key_low, key_high, capacity, program, programs,

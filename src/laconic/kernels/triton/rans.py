@@ -14,6 +14,7 @@ from laconic.kernels.sections import CHUNK, RANS
 from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.rans_tables import num_states
 from laconic.kernels.triton.shared_memory import load2, load4, load_symbol, store2, sync_warp, wait_fetched
+from laconic.kernels.triton.streams import symbols_in_chunk
 
 __all__ = ["DECODE_SHARED_NBYTES", "LANES", "SHARED_TABLE_BINS", "encode_shared_nbytes", "rans_decode", "rans_encode"]
 
@@ -219,7 +220,7 @@ def rans_encode(
     if ASM == "":
         memory += chunk64 * (table_shared // 4 + 4 * BINS * IN_SHARED)
     if tl.load(plans + 4 * chunk64) == _RANS:
-        chunk_size = tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+        chunk_size = symbols_in_chunk(n, chunk64)
         lanes = num_states(chunk_size)
         symbols += chunk64 * _CHUNK
         table += chunk64 * (4 * BINS)
@@ -403,7 +404,7 @@ def rans_decode(
     if ASM == "":
         memory += chunk64 * (DECODE_SHARED_NBYTES // 4)
     if tl.load(plans + 8 * chunk64) == _RANS:
-        chunk_size = tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+        chunk_size = symbols_in_chunk(n, chunk64)
         lanes = num_states(chunk_size)
         scale = tl.load(plans + 8 * chunk64 + 1)
         begin = tl.load((plans + 8 * chunk64 + 6).to(tl.pointer_type(tl.int64))) + tl.load(plans + 8 * chunk64 + 2)

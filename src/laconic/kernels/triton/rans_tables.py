@@ -8,14 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
+from laconic.kernels.sections import CONSTANT, HUFFMAN, RANS, RAW, Coding
 from laconic.kernels.triton.huffman_table_reader import chunk_info_offset
 from laconic.kernels.triton.huffman_tables import FIRST_CLASS, summary_offset
-from laconic.kernels.triton.streams import STREAMS
+from laconic.kernels.triton.streams import STREAMS, symbols_in_chunk
 
 __all__ = ["SLOTS", "build_frequency_tables", "build_slot_tables", "read_frequency_tables"]
 
-_CHUNK = tl.constexpr(CHUNK)
 _RAW = tl.constexpr(RAW)
 _RANS = tl.constexpr(RANS)
 _HUFFMAN = tl.constexpr(HUFFMAN)
@@ -147,7 +146,7 @@ def build_frequency_tables(
     """Compute frequencies, coded table, mode and encoder table of each chunk."""
     chunk = tl.program_id(0)
     chunk64 = chunk.to(tl.int64)
-    chunk_size = tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+    chunk_size = symbols_in_chunk(n, chunk64)
     states = num_states(chunk_size)
     counts += chunk64 * (STREAMS * BINS)
     scratch += chunk64 * (3 * BINS)
@@ -308,7 +307,7 @@ def read_frequency_tables(
     """Determine which chunks are rANS or raw, and read the frequencies of the former within the chunk's bounds."""
     chunk = tl.program_id(0)
     chunk64 = chunk.to(tl.int64)
-    chunk_size = tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+    chunk_size = symbols_in_chunk(n, chunk64)
     states = num_states(chunk_size)
     chunk_info = records + chunk64 * RECORD + chunk_info_offset(BINS)
     size = tl.load(chunk_info + 4)

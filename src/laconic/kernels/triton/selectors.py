@@ -57,12 +57,10 @@ def _above(
                 store_bitmap(large, words, counters + 16, part, tiles_per_part, WORDS)
                 part += programs
         if phase == 1:
-            while part < parts:
-                list_bitmap(
-                    counters, counters + 16, words, positions, tiles, tiles_per_part, parts, capacity, part, WORDS,
-                    BLOCK, PARTS,
-                )  # fmt: skip
-                part += programs
+            list_bitmap(
+                counters, counters + 16, words, positions, tiles, tiles_per_part, parts, capacity, program, programs,
+                WORDS, BLOCK, PARTS,
+            )  # fmt: skip
         if phase == 2:
             largest = limit * 0
             count = tl.minimum(tl.load(counters + 1), capacity)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from laconic.kernels.sections import CHUNK, num_buckets
 
-__all__ = ["LANES", "STREAMS", "STREAM_LENGTH", "ChunkLayout", "chunk_shape"]
+__all__ = ["LANES", "STREAMS", "STREAM_LENGTH", "ChunkLayout", "chunk_shape", "symbols_in_chunk"]
 
 STREAMS = tl.constexpr(30)
 """Streams of a full chunk."""
@@ -60,9 +60,14 @@ class ChunkLayout(NamedTuple):
 
 
 @triton.jit
+def symbols_in_chunk(n, chunk64):
+    return tl.minimum(n - chunk64 * _CHUNK, _CHUNK).to(tl.int32)
+
+
+@triton.jit
 def chunk_shape(chunk, n, last_streams, last_stream_size):
     """Return the streams of a chunk, the symbols of a stream and the symbols of the chunk."""
     last = chunk == tl.num_programs(0) - 1
     streams = tl.where(last, last_streams, STREAMS)
     stream_size = tl.where(last, last_stream_size, _STREAM_LENGTH)
-    return streams, stream_size, tl.minimum(n - chunk.to(tl.int64) * _CHUNK, _CHUNK).to(tl.int32)
+    return streams, stream_size, symbols_in_chunk(n, chunk.to(tl.int64))

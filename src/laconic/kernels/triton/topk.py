@@ -81,26 +81,30 @@ def _distance(v, limit, BINS: tl.constexpr):
 
 @triton.jit
 def list_bitmap(
-    state, marks, words, positions, tiles, tiles_per_part, parts, capacity, part,
+    state, marks, words, positions, tiles, tiles_per_part, parts, capacity, program, programs,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    listed = sum_before(marks, part, PARTS)
-    block = part * tiles_per_part * WORDS
-    end = tl.minimum((part + 1) * tiles_per_part, tiles) * WORDS
-    while block < end:
-        index = block + tl.arange(0, BLOCK)
-        w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
-        ones = popcount(w)
-        target = listed + tl.cumsum(ones, 0) - ones
-        listed += tl.sum(ones, 0)
-        while tl.max((w != 0).to(tl.int32), 0) > 0:
-            bit, rest = pop_lowest_bit(w)
-            tl.store(positions + target, index * 32 + bit, mask=(w != 0) & (target < capacity))
-            target += (w != 0).to(tl.int32)
-            w = rest
-        block += BLOCK
-    if part == parts - 1:
-        tl.store(state + 1, listed)
+    """Store the positions of the set bits in order; the state keeps their number."""
+    part = program
+    while part < parts:
+        listed = sum_before(marks, part, PARTS)
+        block = part * tiles_per_part * WORDS
+        end = tl.minimum((part + 1) * tiles_per_part, tiles) * WORDS
+        while block < end:
+            index = block + tl.arange(0, BLOCK)
+            w = tl.load(words + index, mask=index < end, other=0).to(tl.uint32, bitcast=True)
+            ones = popcount(w)
+            target = listed + tl.cumsum(ones, 0) - ones
+            listed += tl.sum(ones, 0)
+            while tl.max((w != 0).to(tl.int32), 0) > 0:
+                bit, rest = pop_lowest_bit(w)
+                tl.store(positions + target, index * 32 + bit, mask=(w != 0) & (target < capacity))
+                target += (w != 0).to(tl.int32)
+                w = rest
+            block += BLOCK
+        if part == parts - 1:
+            tl.store(state + 1, listed)
+        part += programs
 
 
 @triton.jit
@@ -285,13 +289,10 @@ def _topk_phases(
                 store_bitmap(large & valid, words, marks, tile, tiles_per_part, WORDS)
                 tile += programs
         if phase == 2:
-            part = program
-            while part < parts:
-                list_bitmap(
-                    state, marks, words, marked_positions, tiles, tiles_per_part, parts, capacity, part, WORDS, BLOCK,
-                    PARTS,
-                )  # fmt: skip
-                part += programs
+            list_bitmap(
+                state, marks, words, marked_positions, tiles, tiles_per_part, parts, capacity, program, programs,
+                WORDS, BLOCK, PARTS,
+            )  # fmt: skip
         if phase == 3:
             _gather(x, state, digits, marked_positions, values, capacity, program, programs, LIST_SPAN, BINS)
         if (phase >= 4) & (phase <= 6):
