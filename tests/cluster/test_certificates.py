@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_checkpoint import check_one_line, names_in
 
 from laconic import counters
 from laconic.cluster import certificates, security
@@ -28,16 +29,6 @@ def copy(job_folder: Path, tmp_path: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def check_one_line(error: pytest.ExceptionInfo[Exception], *words: str) -> None:
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 # -------------------------------------------------------------------------------------------------------------- new

@@ -97,11 +97,6 @@ def train_until_it_fails(kind: str, push: str, disk: Path, tmp_path: Path) -> li
 
 
 @pytest.mark.slow
-def test_full_disk_ends_training_with_one_line(disk: Path, tmp_path: Path) -> None:
-    train_until_it_fails("full", WITH_RESIDUALS, disk, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("push", ["none", WITH_RESIDUALS])
 @pytest.mark.parametrize("kind", list(ERRORS))
 def test_run_resumes_after_its_disk_is_repaired(kind: str, push: str, disk: Path, tmp_path: Path) -> None:

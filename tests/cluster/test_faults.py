@@ -87,25 +87,19 @@ def kill(role: str, run_dir: Path, which: int = 0) -> None:
     os.kill(sorted(pids(role, run_dir))[which], signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def clean() -> dict[str, torch.Tensor]:
-    """Return the weights of the same run without a fault, made in one process."""
+def check_weights(run_dir: Path, config: Config) -> None:
+    """Compare a run's weights with those of the same run without a fault, in one process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes of a run
-    config = config_of()
-    core, _ = train(config.job, config.exchanges)
+    expected = train(config.job, config.exchanges)[0].parameters
     torch.set_num_threads(threads)
-    return core.parameters
-
-
-def check_weights(run_dir: Path, expected: dict[str, torch.Tensor]) -> None:
     weights = weights_of(run_dir)
     assert len(weights) == len(expected)
     for name, x in expected.items():
         assert torch.equal(x, weights[f"parameter/{name}"]), name
 
 
-def applied_once(run_dir: Path) -> None:
+def applied_once(run_dir: Path, workers: int = 2) -> None:
     """Check P1 over all processes of the server: only updates that were not undone count."""
     counts: Counter[tuple[int, int]] = Counter()
     for event in events_of(run_dir):
@@ -113,12 +107,10 @@ def applied_once(run_dir: Path) -> None:
             counts = Counter({key: n for key, n in counts.items() if key[1] < event["version"]})
         elif event["event"] == "applied":
             counts[event["worker"], event["sequence"]] += 1
-    assert set(counts.values()) == {1} and len(counts) == 2 * ITERATIONS
+    assert set(counts.values()) == {1} and len(counts) == workers * ITERATIONS
 
 
-def test_killed_worker_and_server_restart_and_the_run_ends_with_the_same_weights(
-    tmp_path: Path, clean: dict[str, torch.Tensor]
-) -> None:
+def test_killed_worker_and_server_restart_and_the_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     killers = [
         at_version(run_dir, 25, lambda: kill("worker", run_dir, 1)),
@@ -133,14 +125,15 @@ def test_killed_worker_and_server_restart_and_the_run_ends_with_the_same_weights
     resumed = [event["version"] for event in events if event["event"] == "resumed"]
     assert resumed == [40]  # P2: fewer than 20 iterations were lost
     applied_once(run_dir)
-    check_weights(run_dir, clean)
+    check_weights(run_dir, config_of())
     assert pids("worker", run_dir) == pids("server", run_dir) == []
 
 
-def test_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path: Path, clean: dict[str, torch.Tensor]) -> None:
-    run_dir = tmp_path / "run"
+def test_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    run_dir, config = tmp_path / "run", config_of(workers=1)
     flags = [word for name, value in WITH_RESIDUALS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    arguments = [*flags, "--iterations", str(ITERATIONS), "--batch", "32", "--run-dir", str(run_dir)]
+    arguments = [*flags, "--iterations", str(ITERATIONS), "--batch", "32", "--workers", "1"]
+    arguments += ["--run-dir", str(run_dir)]
     command = [sys.executable, "-m", "laconic", "train", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     at_version(run_dir, 33, lambda: os.killpg(process.pid, signal.SIGINT)).join(120)
@@ -149,19 +142,19 @@ def test_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path: Path, 
     assert pids("worker", run_dir) == pids("server", run_dir) == []
     stopped = events_of(run_dir)[-1]
     assert stopped["event"] == "stopped" and stopped["version"] >= 33
-    launch({run_dir: config_of()}, resume=True)
-    applied_once(run_dir)
-    check_weights(run_dir, clean)
+    launch({run_dir: config}, resume=True)
+    applied_once(run_dir, workers=1)
+    check_weights(run_dir, config)
     assert [event["version"] for event in events_of(run_dir) if event["event"] == "checkpoint"] == [20, 40, 60]
     assert json.loads((run_dir / SERVER).read_text()) == {"done": True}
     with pytest.raises(FileError, match="--resume"):
-        launch({run_dir: config_of()})
+        launch({run_dir: config})
     with pytest.raises(ConfigError, match="another configuration"):
         launch({run_dir: config_of("4")}, resume=True)
 
 
 @pytest.mark.slow
-def test_worker_that_is_stopped_for_a_while_changes_no_bit(tmp_path: Path, clean: dict[str, torch.Tensor]) -> None:
+def test_worker_that_is_stopped_for_a_while_changes_no_bit(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
 
     def pause() -> None:
@@ -173,7 +166,7 @@ def test_worker_that_is_stopped_for_a_while_changes_no_bit(tmp_path: Path, clean
     at_version(run_dir, 20, pause)
     launch({run_dir: config_of()})
     applied_once(run_dir)
-    check_weights(run_dir, clean)
+    check_weights(run_dir, config_of())
 
 
 @pytest.mark.slow

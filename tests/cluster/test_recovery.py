@@ -62,6 +62,8 @@ class Run:
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(servers)]
         self.cores = [self.core(server) for server in range(servers)]
         self._lives = 0
+        self.loses_files: int | None = None
+        """The worker that restarts without its files."""
 
     def shards(self) -> list[dict[str, Tensor]]:
         task = build_task("mlp", "digits", seed=self.job.seed)
@@ -107,8 +109,9 @@ class Run:
             links[0] if self.servers == 1 else ShardedConnection(links, [[*map(numbers.get, p)] for p in self.shards()])
         )
         shards = Shards(task.num_train, self.job.workers, BATCH, self.job.seed)
-        memory = Folder(self.folder / f"worker-{number}")
-        return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, store=memory)
+        lost = number == self.loses_files and self._lives > self.job.workers
+        store = Folder(self.folder / ("elsewhere" if lost else f"worker-{number}"))
+        return Worker(number, task, shards, self.job, Schedule(self.job.lr), link, store=store)
 
     def go(self, *, dies: int | None = None, at: int | None = None, delivered: bool = False) -> None:
         """Run to the end; one worker may crash and is restarted."""
@@ -208,15 +211,7 @@ def test_worker_without_its_files_continues_without_residuals_and_logs_it(
 ) -> None:
     job, exchanges = job_of("laconic")
     run = Run(job, tmp_path, exchanges)
-    make = run.worker
-
-    def worker(number: int, **options: Any) -> Worker:
-        made = make(number, **options)
-        if number == 1 and run._lives > 2:
-            made.store = Folder(tmp_path / "elsewhere")
-        return made
-
-    run.worker = worker  # type: ignore[method-assign]
+    run.loses_files = 1
     run.go(dies=1, at=exchanges - 2)
     lost = [(e["worker"], e["version"]) for e in run.events[0] if e["event"] == "memory_lost"]
     assert lost == [(1, exchanges - 2)] and "empty memory" in caplog.text

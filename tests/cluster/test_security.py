@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from test_certificates import check_one_line
+from test_checkpoint import check_one_line
 
 from laconic.cluster import certificates, security
 from laconic.cluster.certificates import Authority

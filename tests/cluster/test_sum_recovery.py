@@ -13,7 +13,7 @@ from summing_jobs import sum_job
 from test_faults import at_version, config_of, events_of, kill, weights_of
 from test_recovery import Run, same
 
-from laconic.cluster.checkpoint import Folder, load_latest
+from laconic.cluster.checkpoint import load_latest
 from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
 from laconic.cluster.replies import regather
@@ -73,15 +73,7 @@ def test_worker_without_its_files_continues_from_the_last_upload(
 ) -> None:
     job, exchanges = recovery_job()
     run = Run(job, tmp_path, exchanges)
-    make = run.worker
-
-    def worker(number: int, **options: Any) -> Worker:
-        made = make(number, **options)
-        if number == 1 and run._lives > 2:
-            made.store = Folder(tmp_path / "elsewhere")
-        return made
-
-    run.worker = worker  # type: ignore[method-assign]
+    run.loses_files = 1
     run.go(dies=1, at=exchanges - 2)
     assert [(e["worker"], e["version"]) for e in run.events[0] if e["event"] == "memory_lost"] == [(1, 8)]
     assert "worker 1" in caplog.text and run.cores[0].version == exchanges and run.cores[0].holds_current_weights

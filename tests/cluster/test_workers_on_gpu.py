@@ -1,4 +1,4 @@
-"""Workers whose models are on a GPU: they encode and decode there, and what the server holds is of them all."""
+"""Workers whose models are on a GPU encode and decode there; the result is that of workers on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.train.methods import METHODS
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-class OnGpu(Run):
+class GpuRun(Run):
     def task(self) -> Task:
         task = super().task()
         task.model.cuda()
@@ -32,10 +32,10 @@ def loss_of(weights):
 def test_workers_on_a_gpu_train_with_a_server(method, tmp_path):
     job, exchanges = job_of(method)
     before = loss_of({name: p.detach() for name, p in build_task("mlp", "digits", seed=0).model.named_parameters()})
-    slow = counters.counts().get("reference_kernels", 0)
-    run, undisturbed = OnGpu(job, tmp_path / "gpu", exchanges), Run(job, tmp_path / "cpu", exchanges)
+    fallbacks = counters.counts().get("reference_kernels", 0)
+    run, cpu_run = GpuRun(job, tmp_path / "gpu", exchanges), Run(job, tmp_path / "cpu", exchanges)
     run.go(dies=1, at=exchanges // 2, delivered=True)
-    undisturbed.go()
+    cpu_run.go()
     assert loss_of(run.weights()) < before
-    assert loss_of(run.weights()) == pytest.approx(loss_of(undisturbed.weights()), rel=0.2)
-    assert counters.counts().get("reference_kernels", 0) == slow, "plain torch stood in for kernels"
+    assert loss_of(run.weights()) == pytest.approx(loss_of(cpu_run.weights()), rel=0.2)
+    assert counters.counts().get("reference_kernels", 0) == fallbacks, "the reference backend was used"
