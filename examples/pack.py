@@ -1,4 +1,4 @@
-"""A checkpoint in fewer bytes, and what that does to the model: python examples/pack.py [SPEC …]
+"""Compress a checkpoint and measure the accuracy of the model: python examples/pack.py [SPEC …]
 
 The same from the command line: laconic pack model.safetensors -o model.lac --codec 'uniform:8|rans'
 """

@@ -1,4 +1,4 @@
-"""What each codec costs and loses, on values with heavy tails: python examples/roundtrip.py"""
+"""Size and error of each codec on values with heavy tails: python examples/roundtrip.py"""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def main() -> None:
         frame = laconic.encode(x, spec, seed=0)
         error = (x - laconic.decode(frame)).norm() / x.norm()
         biased = laconic.codec(spec).biased
-        says = biased if isinstance(biased, str) else "yes" if biased else "no"
-        print(f"{spec:20}{len(frame):>12,}{8 * len(frame) / x.numel():>12.3f}{error:>9.4f}  {says}")
+        bias = "yes" if biased else "no"
+        print(f"{spec:20}{len(frame):>12,}{8 * len(frame) / x.numel():>12.3f}{error:>9.4f}  {bias}")
 
     print("\nA large error need not hurt: unbiased noise averages out over workers and steps,")
-    print("and what a biased codec drops is sent later behind `ef` (examples/error_feedback.py).")
+    print("and with `ef` the error of a biased codec is sent later (examples/error_feedback.py).")
 
 
 if __name__ == "__main__":

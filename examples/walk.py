@@ -1,4 +1,4 @@
-"""From a problem to a report, cell by cell: python examples/walk.py, or open it as a notebook."""
+"""Plan, train and report, cell by cell: python examples/walk.py, or open it as a notebook."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path("walk")
+FOLDER = Path("walk")
 
 
-def laconic(*words: str) -> str:
-    print("$ laconic", *words, flush=True)
+def laconic(*arguments: str) -> str:
+    print("$ laconic", *arguments, flush=True)
     return subprocess.run(
-        [sys.executable, "-m", "laconic", *words], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "laconic", *arguments], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
-# %% The problem: LeNet-5, four machines, a server behind 10 Mbit/s. Does the training compute, or does it wait?
+# %% The problem: LeNet-5, four machines, a server behind 10 Mbit/s. How much of a step is communication?
 case = ["--model", "lenet5", "--workers", "4", "--bandwidth", "10mbit"]
 plan = json.loads(laconic("plan", *case, "--codec", "qsgd:4", "--codec", "topk:0.01|qsgd:4", "--json"))
 plain = next(row for row in plan["rows"] if row["codec"] == "none")
 print(f"float32: {1e3 * plain['step_s']:.0f} ms an iteration, of which {1e3 * plain['compute_s']:.0f} compute")
 
-# %% The plan: which codec would be fastest there?
-found = plan["recommendation"]
-print(f"recommended: {found['codec']}, {found['speedup_fp32']:.1f} times as fast: {found['reason']}")
+# %% The plan: which codec is fastest?
+advice = plan["recommendation"]
+print(f"recommended: {advice['codec']}, {advice['speedup_fp32']:.1f} times as fast: {advice['reason']}")
 
-# %% The training: float32, and the codec with error feedback, so that what Top-k drops is sent later.
+# %% The training: float32, and the codec with error feedback, so that the values that top-k drops are sent later.
 spec = "ef|topk:0.01|qsgd:4"
 common = ["--model", "lenet5", "--iterations", "150", "--workers", "2", "--json"]
 runs = {
@@ -35,9 +35,9 @@ runs = {
     "compressed": ["--push", spec, "--pull", spec, "--returns", "gradients"],
 }
 for name, flags in runs.items():
-    run = json.loads(laconic("train", *flags, *common, "--run-dir", str(HERE / name)))
+    run = json.loads(laconic("train", *flags, *common, "--run-dir", str(FOLDER / name)))
     print(f"{name}: {run['accuracy']:.1f} %, {run['wire_bytes_per_iteration'] / 1e3:.1f} kB an iteration")
 
-# %% The report: one page, for whoever was not here.
-laconic("report", *(str(HERE / name) for name in runs), "-o", str(HERE / "report.html"))
-print(f"wrote {HERE / 'report.html'}")
+# %% The report: one HTML page.
+laconic("report", *(str(FOLDER / name) for name in runs), "-o", str(FOLDER / "report.html"))
+print(f"wrote {FOLDER / 'report.html'}")

@@ -95,7 +95,7 @@ def bundle(data: bytes, dice: random.Random, scramble: Scramble, room: int, *, m
             at = dice.randrange(len(it.names))
             it.names[at] = scramble(it.names[at] or b"x", 1024)
         else:
-            mutate.bend_bundle(it, it.frames or [mutate.Frame([2], [bytes(8)], b"none").write()], dice)
+            mutate.mutate_bundle(it, it.frames or [mutate.Frame([2], [bytes(8)], b"none").write()], dice)
         return it.write()
     except (struct.error, ValueError):
         return scramble(data, room)

@@ -1,29 +1,23 @@
-"""What is fuzzed: for each target seeds made by code, a way to bend them, and what must hold whatever the bytes are.
+"""The fuzz targets: for each, generated seeds, a mutation, and a check of properties that hold for all bytes.
 
-A check returns whether the bytes were taken, and raises where a promise is broken: nothing but ``FrameError`` (and
-``FileError`` from files) comes out, what is taken is as declared, two roads to the same tensor agree. ``guarded`` adds
-time and memory. Nothing here needs atheris.
+A check returns whether the bytes were accepted, and raises if a property is violated: invalid bytes raise
+``FrameError`` (and ``FileError`` for files) only, decoded tensors are as declared, and two ways to the same tensor
+agree. ``guarded`` adds limits of time and memory. Atheris is not needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import resource
-import shutil
-import struct
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -31,26 +25,21 @@ import bend
 import laconic
 import laws
 import mutate
+from inputs import folder, ramp
 from laconic import FrameError, checkpoints, kernels, wire
-from laconic.cluster import checkpoint, protocol
-from laconic.cluster.core import Core
-from laconic.cluster.job import Job
-from laconic.cluster.replies import RefusedError
-from laconic.cluster.server import Server, Traffic
+from laconic.cluster import checkpoint
 from laconic.errors import FileError
-from laconic.optim import SGD, Schedule
+from message_targets import bend_server, check_messages, check_server, message_seeds, server_seeds
 
 MAX_NUMEL = mutate.MAX_NUMEL
-SLOWEST = 1.0
-"""Seconds of processor time that an input may take."""
-MOST = 64 << 20
-"""Bytes by which an input may make the process grow."""
+MAX_SECONDS = 1.0
+"""The most processor time of an input."""
+MAX_GROWTH = 64 << 20
+"""The most bytes by which an input may grow the process."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to fuzz."""
-
     name: str
     seeds: Callable[[], list[bytes]]
     bend: Callable[..., bytes]
@@ -58,23 +47,17 @@ class Target:
 
 
 def guarded(target: Target, data: bytes) -> bool:
-    """The target's check, and its limits of time and memory."""
+    """Run the check of a target, with limits of time and memory."""
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken = target.check(data)
     seconds = time.process_time() - began
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert seconds < SLOWEST, f"{len(data)} bytes took {seconds:.1f} s"
-    assert grown < MOST, f"{len(data)} bytes took {grown >> 20} MiB"
+    assert seconds < MAX_SECONDS, f"{len(data)} bytes took {seconds:.1f} s"
+    assert grown < MAX_GROWTH, f"{len(data)} bytes took {grown >> 20} MiB"
     return taken
 
 
 # ----------------------------------------------------------------------------------------------------------- frames
-
-
-def ramp(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values in (-1, 1), small ones more often."""
-    unit = ((torch.arange(1, n + 1) * 2654435761 % 2**32).double() - 2**31) / 2**31
-    return (unit**3).to(dtype)
 
 
 @cache
@@ -227,17 +210,6 @@ def bend_either_way(data: bytes, dice: Any, scramble: bend.Scramble, room: int) 
 # ------------------------------------------------------------------------------------------------------------ files
 
 
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """In memory where there is such a thing: files are synced."""
-    shm = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="laconic-fuzz-", dir=shm if shm.is_dir() else None))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
 @cache
 def lac_seeds() -> list[bytes]:
     from safetensors.torch import save_file
@@ -320,130 +292,6 @@ def check_checkpoint(data: bytes) -> bool:
     assert type(found.step) is int and found.step >= 0 and isinstance(found.meta, dict)
     assert sum(x.nbytes for x in found.tensors.values()) <= len(tensors), "more than the file holds"
     return True
-
-
-# --------------------------------------------------------------------------------------------------------- messages
-
-CHUNK = 48
-"""Bytes of a piece here, so that few make a frame."""
-
-
-def message_seeds() -> list[bytes]:
-    with mock.patch.object(protocol, "CHUNK", CHUNK):
-        frames = [laconic.encode(ramp(n), "none") for n in (2, 30)]
-        pushed = [m for slot, frame in enumerate(frames) for m in protocol.frame_messages(slot, frame)]
-    head = protocol.note({"worker": 0, "incarnation": 0, "sequence": 0})
-    hello = protocol.note({"protocol": 1, "laconic": "0", "worker": 0, "incarnation": 0, "fingerprint": "0"})
-    join = protocol.note({"worker": 0, "incarnation": 0, "attempt": 0, "versions": [0, 3], "lost": False})
-    last = protocol.note({"score": 0.5})
-    streams = [[hello], [join], [head], [last], pushed, [head, *pushed, last], [b"F" + struct.pack("<IQ", 0, 9)]]
-    return [bend.join_messages(stream) for stream in streams]
-
-
-def check_messages(data: bytes) -> bool:
-    """Notes read or refused; pieces put together are what ``frame_messages`` would have cut."""
-    with mock.patch.object(protocol, "CHUNK", CHUNK):
-        assembler, taken, fed = protocol.Assembler([64, 300, 1 << 30]), False, []
-        for message in bend.split_messages(data):
-            if protocol.is_json(message):
-                with contextlib.suppress(FrameError):
-                    taken |= isinstance(protocol.read_json(message), dict)
-                continue
-            try:
-                done = assembler.feed(message)
-            except FrameError:
-                return taken
-            fed.append(message)
-            if done is not None:
-                assert fed == list(protocol.frame_messages(*done)), "pieces that no sender cuts"
-                assert not assembler.in_pieces
-                fed, taken = [], True
-            # A peer may not make the receiver keep more than it said: each piece costs some hundred bytes by itself.
-            assert all(len(piece) >= CHUNK for piece in fed), "a frame in crumbs"
-        return taken
-
-
-class Context:
-    """A call on the server that may not wait."""
-
-    def time_remaining(self) -> float:
-        return 0.0
-
-    def is_active(self) -> bool:
-        return True
-
-    def add_callback(self, call: Callable[[], None]) -> bool:
-        return True
-
-
-class Offline(Server):
-    """A server's calls without its network."""
-
-    def __init__(self, core: Core) -> None:
-        self.core, self.traffic, self._identify = core, Traffic(), None
-        self._cutting, self._cut = threading.Lock(), None
-        self._limits = core.job.push_limits(core.parameters.values())
-        self._hear = lambda worker, incarnation, told: None
-
-
-def fresh_core() -> Core:
-    parameters = {"weight": torch.zeros(20, 3), "bias": torch.zeros(5)}
-    return Core(Job(workers=1, push="topk:0.5|qsgd:4"), parameters, SGD(momentum=0.9, weight_decay=0.0), Schedule(0.1))
-
-
-@cache
-def server_seeds() -> list[bytes]:
-    core = fresh_core()
-    found = []
-    for spec in ("none", "topk:0.5|qsgd:4", "qsgd:4|rans"):
-        frames = [laconic.encode(ramp(60).view(20, 3), spec), laconic.encode(ramp(5), "none")]
-        stream = [
-            protocol.note({"protocol": protocol.PROTOCOL, "laconic": "0", "worker": 0, "incarnation": 1,
-                           "fingerprint": core.slots.fingerprint}),
-            protocol.note({"worker": 0, "incarnation": 1, "attempt": 0, "versions": [0], "lost": False}),
-            protocol.note({"worker": 0, "incarnation": 1, "sequence": 0}),
-            *(m for slot, frame in enumerate(frames) for m in protocol.frame_messages(slot, frame)),
-            protocol.note({"score": 0.5}),
-        ]  # fmt: skip
-        found.append(bend.join_messages(stream))
-    return found
-
-
-def bend_server(data: bytes, dice: Any, scramble: bend.Scramble, room: int) -> bytes:
-    """The notes, the messages, or the frame within a message."""
-    found = bend.split_messages(data)
-    framed = [i for i, message in enumerate(found) if message[:1] == b"F" and len(message) > 40]
-    if not framed or dice.random() < 0.5:
-        return bend.messages(data, dice, scramble, room)
-    at = dice.choice(framed)
-    frame = bend.frame(found[at][13:], dice, scramble, room)
-    found[at] = found[at][:5] + struct.pack("<Q", len(frame)) + frame
-    return bend.join_messages(found)
-
-
-def check_server(data: bytes) -> bool:
-    """Hello, join, a push and goodbye, whatever they say: refused in words, or applied once and finite."""
-    stream = [*bend.split_messages(data), b"", b""]
-    core = fresh_core()
-    server: Any = Offline(core)
-    calls: list[Callable[[], Any]] = [
-        lambda: server.hello(stream[0], Context()),
-        lambda: server.join(stream[1], Context()),
-        lambda: list(server.snapshot(stream[1], Context())),
-        lambda: list(server.exchange(iter(stream[2:-2]), Context())),
-        lambda: server.leave(stream[1], Context()),
-    ]
-    answers = []
-    for call in calls:
-        try:
-            answers.append(call())
-        except (FrameError, RefusedError):
-            answers.append(None)
-    changed = any(bool(x.any()) for x in core.parameters.values())
-    assert core.version <= 1 and (core.version == 1 or not changed), "changed without an update"
-    assert answers[3] is None or core.version == 1, "acknowledged, not applied"
-    assert all(bool(torch.isfinite(x).all()) for x in core.parameters.values())
-    return answers[3] is not None
 
 
 # ---------------------------------------------------------------------------------------------------------- targets

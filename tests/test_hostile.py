@@ -1,7 +1,7 @@
-"""Bytes from outside raise ``FrameError`` or decode to a tensor as declared: no crash, hang, other error, or appetite.
+"""Untrusted bytes raise ``FrameError`` or decode to a tensor as declared, within bounds of time and memory.
 
-``LACONIC_MUTATIONS`` sets how many bent frames are tried, ``LACONIC_MUTATION_SEED`` where they start. By default
-these are a fifth of the slow run's.
+``LACONIC_MUTATIONS`` sets how many mutated frames are tried, ``LACONIC_MUTATION_SEED`` their seed. The quick tests try
+a tenth of the slow ones.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from golden import make
 from laconic import FrameError, kernels
 
 MANY = int(os.environ.get("LACONIC_MUTATIONS", "100000"))
-SOME = MANY if "LACONIC_MUTATIONS" in os.environ else MANY // 5
+SOME = MANY if "LACONIC_MUTATIONS" in os.environ else MANY // 10
 MUTATIONS = pytest.mark.parametrize("mutations", [SOME, pytest.param(MANY, marks=pytest.mark.slow)])
 SEED = int(os.environ.get("LACONIC_MUTATION_SEED", "0"))
 CASES = pytest.mark.parametrize("case", make.CASES, ids=[case.name for case in make.CASES])
 
 
-# Beside the golden frames: coders and adaptive levels in more ways, and with all numbers of streams and lanes.
+# Besides the golden frames: more options of coders and ``adaptive``, and all numbers of streams.
 MORE = [
     *((spec, n) for n in (2, 60, 700) for spec in (
         "adaptive", "adaptive:2.0,tail=0.02", "adaptive:5.0|huffman", "adaptive:5.0|rans", "uniform:10|rans",
@@ -43,7 +43,7 @@ MORE = [
 
 
 def seed_frames(largest=1 << 16):
-    """What is bent below: the golden frames, and those of more codecs up to so many values."""
+    """Return the golden frames, and frames of more codecs with at most ``largest`` values."""
     frames = [case.path.read_bytes() for case in make.CASES]
     return frames + [laconic.encode(make.ramp(n), spec) for spec, n in MORE if n <= largest]
 
@@ -51,7 +51,7 @@ def seed_frames(largest=1 << 16):
 @CASES
 def test_every_flipped_bit_of_a_golden_frame_is_noticed(case):
     frame = bytearray(case.path.read_bytes())
-    head = 8 * 256  # behind it lies what one checksum guards: every byte of that, and another bit of each
+    head = 8 * 256  # the payload after it has one checksum: one bit of each byte suffices
     for bit in (*range(min(head, 8 * len(frame))), *range(head, 8 * len(frame), 7)):
         frame[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FrameError):
