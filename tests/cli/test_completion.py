@@ -66,9 +66,8 @@ def test_start_does_not_import_torch_or_the_lab(args: list[str], environment: di
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert output in done.stdout and "typer" in modules
     assert not modules & {"torch", "numpy", "grpc", "matplotlib", "laconic.cluster", "laconic.codecs"}
-    assert not any(
-        name.startswith(("laconic_lab.bench", "laconic_lab.studies", "laconic_lab.faults")) for name in modules
-    )
+    lab_packages = ("laconic_lab.bench", "laconic_lab.studies.", "laconic_lab.faults", "laconic_lab.network")
+    assert not any(name.startswith(lab_packages) for name in modules)
 
 
 def test_names_are_those_of_the_packages(run: Run) -> None:

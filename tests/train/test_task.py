@@ -96,8 +96,8 @@ def test_gpt_learns_text(tmp_path: Path) -> None:
     assert bytes(inputs[0].tolist()).startswith(b"the quick brown fox")
     before = task.evaluate()
     assert before["loss"] == pytest.approx(5.55, abs=0.2) and before["accuracy"] < 10
-    train(task, iterations=40, batch=4, lr=0.1)
-    assert task.evaluate()["loss"] < 3
+    train(task, iterations=20, batch=4, lr=0.1)
+    assert task.evaluate()["loss"] < 4
 
 
 def test_windows_cover_the_text_once(tmp_path: Path) -> None:
