@@ -5,11 +5,12 @@ On a GPU each stepper has its own stream, and an iteration is one CUDA graph.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,27 +56,33 @@ class Source:
         return Task(f"{model}/{self.name}", network, train, test, cross_entropy, holdout=holdout, seed=seed)
 
 
-class StepperSetting(Protocol):
-    """What a stepper needs to know about a setting."""
+class StepperSetting:
+    """What a stepper needs to know about a setting: the base of the studies' frozen dataclasses."""
 
-    @property
-    def model(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def holdout(self) -> float: ...
-    @property
-    def layers(self) -> str | None: ...
-    @property
-    def rules(self) -> Sequence[tuple[str, str]]: ...
-    @property
-    def name(self) -> str: ...
-    def job(self, seed: int) -> Job: ...
-    def schedule(self, iterations: int, per_epoch: int) -> Schedule: ...
-    def key(self, experiment: str, epochs: int, seed: int) -> str: ...
-    def values(self) -> dict[str, Any]: ...
+    model: str
+    data: str
+    batch: int
+    holdout: float
+    lr: float
+    ramp: float
+    layers: str | None = None
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def job(self, seed: int) -> Job:
+        raise NotImplementedError
+
+    def schedule(self, iterations: int, per_epoch: int) -> Schedule:
+        """Return the learning rates: a warm-up of ``ramp`` epochs, then half a cosine wave down to 0."""
+        ramp = min(round(self.ramp * per_epoch), iterations // 4)
+        return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields of the setting for Records."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}  # type: ignore[arg-type]
+
+    def key(self, experiment: str, epochs: int, seed: int) -> str:
+        """Return the key of a run; it is equal for equal work."""
+        return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
 
 
 @dataclass

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from laconic.errors import ConfigError, FileError
-from laconic.records import Record, RecordError, checked_values, read
+from laconic.records import NOT_EMPTY, POSITIVE, Record, RecordError, checked_values, read
 from laconic.report.plots import Plot
 from laconic_lab.studies import load_study, study_names
 from laconic_lab.studies.claims import Claim, Finding, claims_table, findings_of
@@ -20,11 +20,17 @@ from laconic_lab.studies.figures import Panel, draw_all
 from laconic_lab.studies.tables import Table
 
 __all__ = [
-    "CLAIM_KIND", "Results", "Row", "Study", "check_experiment", "claim_records", "compared_frames", "training_options",
+    "CLAIM_KIND", "Count", "Positive", "Results", "Row", "Series", "Study", "check_experiment", "claim_records",
+    "compared_frames", "training_options",
     "with_records",
 ]  # fmt: skip
 
 CLAIM_KIND = "study.claim"
+
+Count = Annotated[int, POSITIVE]
+Positive = Annotated[float, POSITIVE]
+Series = Annotated[list[float], NOT_EMPTY]
+"""Types of fields in the schemas of Records."""
 
 
 class Results:

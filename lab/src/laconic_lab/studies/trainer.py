@@ -202,4 +202,4 @@ def resume(unit: Unit[Any], stepper: Stepper, folder: Path | None) -> None:
     stepper.done = int(values["done"])
     stepper.curve = Curve(**values["curve"])
     stepper.load(load_file(str(tensors)))
-    log.info("%s continues after %d epochs", unit.setting.name, stepper.done)
+    log.info("a run of %s continues after %d epochs", unit.experiment, stepper.done)

@@ -10,6 +10,7 @@ from laconic.records import Record
 from laconic_lab.studies import study
 from laconic_lab.studies.homomorphic.settings import scheme_text
 from laconic_lab.studies.homomorphic.speed import CODEC_KIND, STEP_KIND
+from laconic_lab.studies.study import Count, Series
 
 __all__ = ["DEVICES", "KIND", "MODEL_NAMES", "Results", "Row"]
 
@@ -22,50 +23,19 @@ SETTING = (
 """Fields that identify a setting together with its rules."""
 
 
-class _RunFields(TypedDict):
-    part: str
-    model: str
-    data: str
-    epochs: int
-    layers: str | None
-    rules: list[list[str]]
-    codec: str
-    small: str
-    workers: int
-    carry: bool
-    at_renewal: str
-    batch: int
-    lr: float
-    decay: float
-    seed: int
-    accuracy: list[float]
-    held_loss: list[float]
-    numel: int
-    numel_dense: int
-    rho: float
-    rho_layers: float
-    frames_compared: int
-    frames_other: int
-
-
-class _StepFields(TypedDict):
-    case: str
-    device: str
-    scheme: str
-    rho: float
-    h: float | None
-    dense_s: float
-    numel: int
-    numel_compressed: int
-
-
-class _CodecFields(TypedDict):
-    device: str
-    codec: str
-    values: int
-    encode_s: float
-    decode_s: float
-    error: float
+_RunFields = TypedDict("_RunFields", {  # noqa: UP013
+    "part": str, "model": str, "data": str, "epochs": int, "layers": str | None, "rules": list[list[str]],
+    "codec": str, "small": str, "workers": int, "carry": bool, "at_renewal": str, "batch": int, "lr": float,
+    "decay": float, "seed": int, "accuracy": Series, "held_loss": Series, "numel": int, "numel_dense": int,
+    "rho": float, "rho_layers": float, "frames_compared": int, "frames_other": int,
+})  # fmt: skip
+_StepFields = TypedDict("_StepFields", {  # noqa: UP013
+    "case": str, "device": str, "scheme": str, "rho": float, "h": float | None, "dense_s": float, "numel": int,
+    "numel_compressed": int,
+})  # fmt: skip
+_CodecFields = TypedDict("_CodecFields", {  # noqa: UP013
+    "device": str, "codec": str, "values": Count, "encode_s": float, "decode_s": float, "error": float,
+})  # fmt: skip
 
 
 class Row(study.Row):

@@ -38,20 +38,10 @@ def run(
     records: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Run an experiment and return its Records; what is in the Records already is not run again.
+    """Run an experiment and return its Records; ``kothari2021.runner.run`` describes the arguments.
 
-    Args:
-        experiment: One of ``EXPERIMENTS``.
-        models: Some of ``mlp``, ``lenet5`` and ``vgg11``. The experiment ``speed`` has its own models and layers.
-        epochs: Passes over the images; by default 10, and 20 for VGG-11.
-        seeds: By default 0 to 2 for the MLP and for the goals of VGG-11, 0 for the others.
-        data: Another data set than the model's own, such as ``digits``.
-        data_dir: Folder of the data sets.
-        device: ``auto``, ``cpu`` or ``cuda``. On a CPU sums are made of real frames.
-        lanes: Runs side by side; by default 6 on a GPU and 1 on a CPU.
-        settings: Replaces the settings of the experiment.
-        records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
-        progress: Called as epochs end.
+    Models are ``mlp``, ``lenet5`` and ``vgg11``, with 10 epochs, or 20 for VGG-11; ``speed`` has its own models and
+    layers. Seeds are 0 to 2 for the MLP and the goals of VGG-11, otherwise 0. On a CPU sums are made of real frames.
     """
     check_experiment(experiment, EXPERIMENTS)
     if epochs is not None and epochs < 1:

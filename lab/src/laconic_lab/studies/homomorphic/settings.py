@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError
-from laconic.optim import Schedule
+from laconic_lab.studies.stepper import StepperSetting
 
 __all__ = ["HYPER", "Hyper", "Setting", "scheme_text", "setting_of"]
 
@@ -43,7 +42,7 @@ HYPER: Mapping[str, Hyper] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(StepperSetting):
     """One run without its seed and length.
 
     Args:
@@ -90,17 +89,8 @@ class Setting:
             return job
         return replace(job, push=self.codec, push_small=self.small, returns="sum")
 
-    def schedule(self, iterations: int, per_epoch: int) -> Schedule:
-        ramp = min(round(self.ramp * per_epoch), iterations // 4)
-        return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
-
     def values(self) -> dict[str, Any]:
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        return values | {"rules": [list(rule) for rule in self.rules]}
-
-    def key(self, experiment: str, epochs: int, seed: int) -> str:
-        """Return the key of a run; it is equal for equal work."""
-        return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
+        return super().values() | {"rules": [list(rule) for rule in self.rules]}
 
 
 def scheme_text(layers: str | None, rules: Sequence[Sequence[str]]) -> str:

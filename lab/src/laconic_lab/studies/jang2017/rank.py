@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic import collective
-from laconic.errors import ConfigError
 from laconic_lab.studies.jang2017 import tasks
 
 __all__ = ["main"]
@@ -29,10 +28,7 @@ def main(name: str, codec: str, rank: int, ranks: int, address: str, count: int)
     model, (images, labels), _, loss = getattr(tasks, name)()
     ddp = DistributedDataParallel(model)
     if codec != "none":
-        attach = getattr(collective, "attach", None)
-        if attach is None:
-            raise ConfigError("cells of DDP need laconic.attach, which this version does not have: upgrade laconic")
-        attach(ddp, FEEDBACK if codec == "thc:4" else codec)
+        collective.attach(ddp, FEEDBACK if codec == "thc:4" else codec)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3, momentum=0.9)
     size = tasks.BATCH[name]
     for step in range(count):

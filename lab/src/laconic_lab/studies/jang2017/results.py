@@ -11,6 +11,7 @@ from laconic.plan.jang2017 import GIGABIT
 from laconic.records import Record
 from laconic_lab.studies import study
 from laconic_lab.studies.jang2017.runs import RUN
+from laconic_lab.studies.study import Count, Positive
 
 __all__ = ["KERNELS", "LAYERS", "STEP", "TABLE", "CompressedModel", "Results"]
 
@@ -19,53 +20,33 @@ LAYERS = "bench.layers"
 """Kind of the Records with h and rho of laconic's layers."""
 
 
-class _OptionalTableFields(TypedDict, total=False):
-    relative_squared_error: float
+_OptionalTableFields = TypedDict("_OptionalTableFields", {  # noqa: UP013
+    "relative_squared_error": float,
+}, total=False)  # fmt: skip
+_RequiredTableFields = TypedDict("_RequiredTableFields", {  # noqa: UP013
+    "what": str, "way": str, "nbytes": int, "compressed_nbytes": Count, "compress_s": Positive,
+    "decompress_s": float, "lossless": bool,
+})  # fmt: skip
 
 
-class _TableFields(_OptionalTableFields):
-    what: str
-    way: str
-    nbytes: int
-    compressed_nbytes: int
-    compress_s: float
-    decompress_s: float
-    lossless: bool
+class _TableFields(_RequiredTableFields, _OptionalTableFields):
+    """Fields of a run."""
 
 
-class _StepFields(TypedDict):
-    model: str
-    device: str
-    numel: int
-    step_s: float
-
-
-class _KernelFields(TypedDict):
-    device: str
-    batch: int
-    groups: dict[str, float]
-
-
-class _RunFields(TypedDict):
-    engine: str
-    workers: int
-    rate: str
-    codec: str
-    predicted_s: float
-    measured_s: float
-    measured_quartiles_s: list[float]
-    measured_push: float | None
-    predicted_push: float
-    others: float | None
-    valid: bool
-
-
-class _LayerFields(TypedDict):
-    case: str
-    device: str
-    scheme: str
-    rho: float
-    h: float | None
+_StepFields = TypedDict("_StepFields", {  # noqa: UP013
+    "model": str, "device": str, "numel": int, "step_s": float,
+})  # fmt: skip
+_KernelFields = TypedDict("_KernelFields", {  # noqa: UP013
+    "device": str, "batch": int, "groups": dict[str, float],
+})  # fmt: skip
+_RunFields = TypedDict("_RunFields", {  # noqa: UP013
+    "engine": str, "workers": int, "rate": str, "codec": str, "predicted_s": float, "measured_s": Positive,
+    "measured_quartiles_s": list[float], "measured_push": float | None, "predicted_push": float,
+    "others": float | None, "valid": bool,
+})  # fmt: skip
+_LayerFields = TypedDict("_LayerFields", {  # noqa: UP013
+    "case": str, "device": str, "scheme": str, "rho": float, "h": float | None,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.plan.calibration import check_device, clock_of
+from laconic.plan.calibration import clock_of
 from laconic.records import Record
+from laconic.train.devices import device_of
 from laconic.train.models import build_model
 from laconic.train.task import cross_entropy
 from laconic_lab.studies.jang2017 import compression, operations, reader, runs
@@ -55,8 +56,7 @@ def run(
     finished = RecordLog.of_experiment(records, experiment)
     if experiment == runs.EXPERIMENT:
         return runs.measure_all(cells if cells is not None else runs.all_cells(), records=finished, progress=progress)
-    where = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
-    check_device(where)
+    where = device_of(device).type
     if experiment == "table1":
         return _table(finished, data, data_dir, progress)
     if experiment == "steps":

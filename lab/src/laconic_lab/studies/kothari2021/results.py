@@ -12,6 +12,7 @@ from laconic.records import Record
 from laconic_lab.studies import study
 from laconic_lab.studies.kothari2021.experiments import METHOD_NAMES
 from laconic_lab.studies.kothari2021.times import LINKS, TIME, busy
+from laconic_lab.studies.study import Count, Series
 
 __all__ = ["LINK_NAMES", "MODEL_NAMES", "ROUND", "RUN", "Results", "Row", "TimedMethod", "method_order"]
 
@@ -25,62 +26,31 @@ def method_order(name: str) -> int:
     return METHOD_NAMES.index(name) if name in METHOD_NAMES else len(METHOD_NAMES)
 
 
-class _OptionalRunFields(TypedDict, total=False):
-    frames_compared: int
-    frames_other: int
-    diverged: bool
-    staleness_mean: float
-    staleness_most: int
+_OptionalRunFields = TypedDict("_OptionalRunFields", {  # noqa: UP013
+    "frames_compared": int, "frames_other": int, "diverged": bool, "staleness_mean": float, "staleness_most": int,
+}, total=False)  # fmt: skip
+_RequiredRunFields = TypedDict("_RequiredRunFields", {  # noqa: UP013
+    "part": str, "model": str, "name": str, "data": str, "epochs": int, "iterations": Count, "seed": int,
+    "workers": int, "mode": str, "options": dict[str, Any], "accuracy": Series, "push_bytes": Series,
+    "pull_bytes": Series,
+})  # fmt: skip
 
 
-class _RunFields(_OptionalRunFields):
-    part: str
-    model: str
-    name: str
-    data: str
-    epochs: int
-    iterations: int
-    seed: int
-    workers: int
-    mode: str
-    options: dict[str, Any]
-    accuracy: list[float]
-    push_bytes: list[float]
-    pull_bytes: list[float]
+class _RunFields(_RequiredRunFields, _OptionalRunFields):
+    """Fields of a run."""
 
 
-class _RoundFields(TypedDict):
-    name: str
-    bytes_per_iteration: float
-    encode_s: float
-    aggregate_s: float
-    answer_s: float
-    decode_s: float
-
-
-class _TimeFields(TypedDict):
-    model: str
-    link: str
-    method: str
-    data: str
-    options: dict[str, Any]
-    turn: int
-    iterations: int
-    iterations_per_epoch: int
-    epochs: int
-    every: int
-    exchange_s: list[float]
-    compute_s: float
-    encode_s: float
-    overlapped_s: float
-    communication_s: float
-    apply_s: float
-    total_s: float
-    valid: bool
-    load_average: list[float]
-    link_measured: list[float]
-    link_made_of: str
-    retries: int
+_RoundFields = TypedDict("_RoundFields", {  # noqa: UP013
+    "name": str, "bytes_per_iteration": float, "encode_s": float, "aggregate_s": float, "answer_s": float,
+    "decode_s": float,
+})  # fmt: skip
+_TimeFields = TypedDict("_TimeFields", {  # noqa: UP013
+    "model": str, "link": str, "method": str, "data": str, "options": dict[str, Any], "turn": int,
+    "iterations": Count, "iterations_per_epoch": int, "epochs": int, "every": int, "exchange_s": Series,
+    "compute_s": float, "encode_s": float, "overlapped_s": float, "communication_s": float, "apply_s": float,
+    "total_s": float, "valid": bool, "load_average": Series, "link_measured": list[float], "link_made_of": str,
+    "retries": int,
+})  # fmt: skip
 
 
 class Row(study.Row):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from laconic.cluster.job import Job
 from laconic.errors import ConfigError
-from laconic.optim import Schedule
 from laconic.policy import Policy
 from laconic.train.methods import method_options
 from laconic.train.models import MODELS as KNOWN
+from laconic_lab.studies.stepper import StepperSetting
 
 __all__ = ["HYPER", "MODELS", "Hyper", "Setting", "setting_of"]
 
@@ -48,7 +47,7 @@ HYPER = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(StepperSetting):
     """One row of a table.
 
     Args:
@@ -77,14 +76,6 @@ class Setting:
     workers: int = 2
     mode: str = "sync"
 
-    @property
-    def layers(self) -> None:
-        """The scheme of compressed layers: none."""
-
-    @property
-    def rules(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
     def job(self, seed: int) -> Job:
         """Return the job; without momentum in the optimizer, weight decay must be ten times as large."""
         known = {option.name for option in fields(Job)}
@@ -103,17 +94,8 @@ class Setting:
             epoch -= epochs
         return self.options.get("push", "none"), self.options.get("pull", "none")
 
-    def schedule(self, iterations: int, per_epoch: int) -> Schedule:
-        ramp = min(round(self.ramp * per_epoch), iterations // 4)
-        return Schedule(self.lr, "cosine", warmup=ramp, iterations=iterations)
-
     def values(self) -> dict[str, Any]:
-        values: dict[str, Any] = {option.name: getattr(self, option.name) for option in fields(self)}
-        return values | {"options": dict(self.options)}
-
-    def key(self, experiment: str, epochs: int, seed: int) -> str:
-        """Return the key of a run; it is equal for equal work."""
-        return json.dumps([experiment, epochs, seed, self.values()], sort_keys=True)
+        return super().values() | {"options": dict(self.options)}
 
 
 def setting_of(model: str, method: str, *, name: str | None = None, data: str | None = None, **changes: Any) -> Setting:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from laconic import aggregate
 from laconic.frames import decode, encode
 from laconic.inspect import explain
 from laconic.records import Record, write
+from laconic.tables import Table
 from laconic.train.data import Images, load
 from laconic_lab.studies.oland2015.settings import LAYERS
 
@@ -170,17 +172,14 @@ def main(target: Path) -> None:
     """Run the experiment, write its Records, and print a table of means."""
     records = run_buckets()
     write(records, target)
-    print("| codec | coded bits | relative squared error | share of the fullest bin | best (last) % |")
-    print("| --- | --- | --- | --- | --- |")
+    columns = ("codec", "coded bits", "relative squared error", "share of the fullest bin", "best (last) %")
+    rows = []
     for spec in SPECS:
-        values = [record.values for record in records if record.values["codec"] == spec]
-
-        def mean(key: str, rows: Sequence[Any] = tuple(values)) -> float:
-            return sum(row[key] or 0.0 for row in rows) / len(rows)
-
-        best, last = mean("peak"), mean("final")
-        shown = f"{mean('bits'):.2f} | {mean('relative_error'):.3f} | {mean('fullest_bin'):.3f}"
-        print(f"| `{spec}` | {shown} | {best:.2f} ({last:.2f}) |".replace("|rans", "\\|rans"))
+        runs = [record.values for record in records if record.values["codec"] == spec]
+        names = ("bits", "relative_error", "fullest_bin", "peak", "final")
+        bits, error, fullest, best, last = (fmean(run[name] or 0.0 for run in runs) for name in names)
+        rows.append((f"`{spec}`", f"{bits:.2f}", f"{error:.3f}", f"{fullest:.3f}", f"{best:.2f} ({last:.2f})"))
+    print(Table(columns, rows).to_markdown())
 
 
 if __name__ == "__main__":

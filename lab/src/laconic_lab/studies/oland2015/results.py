@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypedDict
 
 from laconic.records import Record
 from laconic_lab.studies import study
+from laconic_lab.studies.study import Count, Series
 
 __all__ = ["KIND", "POINT", "Results", "SettingRuns"]
 
@@ -18,45 +19,22 @@ POINT = ("lr", "l1", "decay", "batch", "pixels", "sends")
 PER_RUN = ("raw_bits", "whole_bits", "coded_bits", "peak", "final", "peak_epoch", "near_peak_epoch")
 
 
-class _OptionalFields(TypedDict, total=False):
-    """Fields of some experiments."""
+_OptionalFields = TypedDict("_OptionalFields", {  # noqa: UP013
+    "accuracy_by_epoch": list[float], "raw_bits_by_epoch": list[float], "coded_bits_by_epoch": list[float],
+    "anatomy_epochs": list[int], "correlation": list[list[float | None]], "derivative_by_epoch": list[list[float]],
+    "entropy_bits": list[int], "entropy_by_epoch": list[list[list[list[float]]]], "entropy_rates": list[float],
+    "largest_sampling_error": list[list[float]],
+}, total=False)  # fmt: skip
+_RequiredFields = TypedDict("_RequiredFields", {  # noqa: UP013
+    "part": str, "codec": str, "data": str, "device": str, "workers": int, "epochs": int, "seed": int, "lr": float,
+    "l1": float, "decay": float, "batch": int, "pixels": str, "sends": str, "runs": Count, "first_run": int,
+    "raw_bits": Series, "whole_bits": Series, "coded_bits": Series, "coded_bits_by_layer": list[float],
+    "peak": Series, "final": Series, "peak_epoch": Series, "near_peak_epoch": Series,
+})  # fmt: skip
 
-    accuracy_by_epoch: list[float]
-    raw_bits_by_epoch: list[float]
-    coded_bits_by_epoch: list[float]
-    anatomy_epochs: list[int]
-    correlation: list[list[float | None]]
-    derivative_by_epoch: list[list[float]]
-    entropy_bits: list[int]
-    entropy_by_epoch: list[list[list[list[float]]]]
-    entropy_rates: list[float]
-    largest_sampling_error: list[list[float]]
 
-
-class _Fields(_OptionalFields):
-    part: str
-    codec: str
-    data: str
-    device: str
-    workers: int
-    epochs: int
-    seed: int
-    lr: float
-    l1: float
-    decay: float
-    batch: int
-    pixels: str
-    sends: str
-    runs: int
-    first_run: int
-    raw_bits: list[float]
-    whole_bits: list[float]
-    coded_bits: list[float]
-    coded_bits_by_layer: list[float]
-    peak: list[float]
-    final: list[float]
-    peak_epoch: list[float]
-    near_peak_epoch: list[float]
+class _Fields(_RequiredFields, _OptionalFields):
+    """Fields of a run."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.data import Images, load
+from laconic.train.devices import device_of
 from laconic_lab.studies.oland2015 import experiments
 from laconic_lab.studies.oland2015.results import KIND
 from laconic_lab.studies.oland2015.settings import NUM_WEIGHTS, CommonSettings, Setting
@@ -71,7 +72,7 @@ def run(
         progress: Called as epochs end.
     """
     check_experiment(experiment, experiments.EXPERIMENTS)
-    where = _device(device)
+    where = device_of(device)
     epochs = epochs if epochs is not None else EPOCHS_BY_STEP if experiment == "gradients" else EPOCHS
     runs = runs if runs is not None else RUNS[experiment] if where.type == "cuda" else RUNS_ON_CPU
     if runs < 1 or (batch_runs is not None and batch_runs < 1):
@@ -91,14 +92,6 @@ def run(
             values = {"key": series.unit.key(common), "device": where.type} | common.values() | series.unit.values()
             finished.add(Record(KIND, values | series.values(), seed=seed))
     return [finished.records[unit.key(common)] for unit in units]
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device: use --device cpu")
-    return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else name.replace("auto", "cpu"))
 
 
 def fitting_runs(device: torch.device, common: CommonSettings) -> int:
