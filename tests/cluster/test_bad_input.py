@@ -275,7 +275,7 @@ def test_server_that_fails_after_its_workers_have_ended_gets_them_again(
     monkeypatch.setattr(launch, "sys", SimpleNamespace(executable=str(stub)))
 
     def supervise() -> None:
-        with launch._running([run_dir], "cpu") as processes:
+        with launch._running([run_dir], "cpu", None) as processes:
             processes.start("server 0")
             processes.start("worker 0")
             processes.supervise(2, None)

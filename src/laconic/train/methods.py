@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from laconic.cluster.modes import Mode
 from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def method_options(name: str, mode: str = "sync") -> dict[str, Any]:
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: expected one of {', '.join(METHODS)}")
     options = dict(METHODS[name][1])
-    if mode != "sync" and options.get("returns") == "gradients":
+    if not Mode.parse(mode).in_rounds and options.get("returns") == "gradients":
         options |= {"returns": "delta", "pull": _round_to_nearest(options.get("pull", "none"))}
     return options
 

@@ -93,7 +93,7 @@ def soak(
         def watch() -> None:
             while not ended.wait(1.0):
                 samples.append(usage())
-                tell(scenario.core.version, exchanges if mode == "sync" else exchanges * workers)
+                tell(scenario.core.version, exchanges * scenario.job.updates_per_exchange)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
