@@ -413,20 +413,4 @@ NB_MODULE(_core, m) {
   m.def("chunk_modes", [](Address section, int64_t nbytes, int64_t n, Address modes) {
     return chunk_modes(at<const uint8_t>(section), nbytes, n, at<uint8_t>(modes));
   }, Unlocked());
-
-  // Names of older versions.
-  m.def("__getattr__", [](const std::string& wanted) -> nb::object {
-    for (const auto& [old, name] :
-         {std::pair{"largest_key", "amax_bits"}, {"coded_limit", "coded_max_nbytes"},
-          {"code_symbols", "encode_symbols"}, {"code_linear", "encode_linear"},
-          {"code_uniform", "encode_uniform"}, {"coded_modes", "chunk_modes"},
-          {"above", "threshold_select"}, {"count_above", "count_threshold"},
-          {"grow", "scale_saturating"}, {"lowrank_fill", "lowrank_decode"},
-          {"lane_encode", "packed_int_encode"}, {"lane_decode", "packed_int_decode"},
-          {"lane_add", "packed_int_add"}, {"lane_accumulate", "packed_int_accumulate"},
-          {"lane_pack", "packed_int_repack"}, {"lane_largest", "packed_int_max"}}) {
-      if (wanted == old) return nb::module_::import_("laconic._core").attr(name);
-    }
-    throw nb::attribute_error(wanted.c_str());
-  });
 }

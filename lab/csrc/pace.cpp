@@ -37,7 +37,8 @@ __attribute__((constructor)) void begin() {
   double bytes = 0;
   if (text == nullptr || std::sscanf(text, "%lf %lf", &rate, &bytes) != 2 || !(rate > 0) || !(bytes > 0)) {
     std::fprintf(stderr,
-                 "laconic: LACONIC_PACE must be two numbers above 0, bytes per second and burst bytes, got '%s'\n", text ? text : "");
+                 "laconic: LACONIC_PACE must be two numbers above 0, bytes per second and burst bytes, got '%s'\n",
+                 text ? text : "");
     std::_Exit(2);
   }
   burst_s = bytes / rate;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,18 +13,18 @@ from laconic.kernels.reference.reductions import read_floats
 
 
 def project_rows(x: Tensor, q: Tensor) -> Tensor:
-    (rows, columns), rank = x.shape, q.shape[0]
-    assert q.shape == (rank, columns) and q.is_contiguous() and x.is_contiguous(), (x.shape, q.shape)
-    out = torch.empty(rows, rank)
-    _core.project_rows(x.data_ptr(), rows, columns, rank, q.data_ptr(), out.data_ptr(), threads())
-    return out
+    assert q.shape[1] == x.shape[1], (x.shape, q.shape)
+    return _project(_core.project_rows, x, q, torch.empty(x.shape[0], q.shape[0]), q.shape[0])
 
 
 def project_columns(x: Tensor, p: Tensor) -> Tensor:
-    (rows, columns), rank = x.shape, p.shape[1]
-    assert p.shape == (rows, rank) and p.is_contiguous() and x.is_contiguous(), (x.shape, p.shape)
-    out = torch.empty(rank, columns)
-    _core.project_columns(x.data_ptr(), rows, columns, rank, p.data_ptr(), out.data_ptr(), threads())
+    assert p.shape[0] == x.shape[0], (x.shape, p.shape)
+    return _project(_core.project_columns, x, p, torch.empty(p.shape[1], x.shape[1]), p.shape[1])
+
+
+def _project(kernel: Callable[..., None], x: Tensor, factor: Tensor, out: Tensor, rank: int) -> Tensor:
+    assert x.is_contiguous() and factor.is_contiguous() and factor.dim() == 2
+    kernel(x.data_ptr(), *x.shape, rank, factor.data_ptr(), out.data_ptr(), threads())
     return out
 
 

@@ -36,8 +36,7 @@ def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: T
 
 
 def qsgd_feedback(x: Tensor, residual: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int:
-    residual.add_(x)
-    amax_bits = qsgd_encode(residual, coding, seed=seed, norms=norms, packed=packed)
+    amax_bits = qsgd_encode(residual.add_(x), coding, seed=seed, norms=norms, packed=packed)
     if 0 < amax_bits < NONFINITE:
         qsgd_decode(norms, packed, bits=coding.bits, bucket=coding.bucket, out=residual, weight=-1.0)
     return amax_bits
