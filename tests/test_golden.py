@@ -15,7 +15,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 
 @CASES
 @BACKENDS
-def test_a_golden_frame_decodes_to_what_it_did(case, backend):
+def test_golden_frame_decodes_to_the_same_values(case, backend):
     with kernels.use_backend(backend):
         tensor = laconic.decode(case.path.read_bytes())
     wanted = case.make()
@@ -25,14 +25,14 @@ def test_a_golden_frame_decodes_to_what_it_did(case, backend):
 
 @CASES
 @BACKENDS
-def test_a_golden_input_encodes_to_the_same_bytes(case, backend):
+def test_golden_input_encodes_to_the_same_bytes(case, backend):
     with kernels.use_backend(backend):
         frame = case.encode()
         assert laconic.decode(frame).equal(laconic.decode(case.path.read_bytes()))
     assert frame == case.path.read_bytes() or not case.bytes_are_ours
 
 
-def test_the_golden_bundle_is_read_and_written_alike():
+def test_golden_bundle_is_read_and_written_unchanged():
     frozen = make.BUNDLE.read_bytes()
     assert make.bundle() == frozen
     found = laconic.decode_bundle(frozen)
@@ -45,7 +45,7 @@ def test_every_codec_has_a_golden_frame():
     assert set(registry.names()) - {"ef", "momentum"} <= covered
 
 
-def test_golden_frames_show_every_way_to_code_a_chunk():
+def test_golden_frames_cover_all_chunk_modes():
     modes = {
         mode: case.name
         for case in make.CASES
@@ -55,18 +55,18 @@ def test_golden_frames_show_every_way_to_code_a_chunk():
     assert set(modes) == {"constant", "raw", "huffman", "rans"}
 
 
-def test_golden_files_are_the_ones_described():
+def test_golden_files_are_all_described():
     described = {case.path.name for case in make.CASES} | {make.BUNDLE.name}
     assert {path.name for path in make.HERE.glob("*.bin")} == described
     assert set(make.digests()) == {case.name for case in make.CASES}
 
 
-def test_golden_inputs_are_what_the_formula_says():
+def test_golden_inputs_follow_the_formula():
     first = [((i * 2654435761 % 2**32) - 2**31) / 2**31 for i in (1, 2, 3)]
     assert make.ramp(3).double().tolist() == pytest.approx([v**3 for v in first], rel=1e-6)
 
 
-def test_make_refuses_to_overwrite(tmp_path, monkeypatch):
+def test_make_does_not_overwrite_golden_files(tmp_path, monkeypatch):
     for case in make.CASES:
         (tmp_path / case.path.name).write_bytes(b"frozen")
     monkeypatch.setattr(make, "HERE", tmp_path)

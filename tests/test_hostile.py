@@ -49,7 +49,7 @@ def seed_frames(largest=1 << 16):
 
 
 @CASES
-def test_every_flipped_bit_of_a_golden_frame_is_noticed(case):
+def test_flipped_bit_of_a_golden_frame_raises_frame_error(case):
     frame = bytearray(case.path.read_bytes())
     head = 8 * 256  # the payload after it has one checksum: one bit of each byte suffices
     for bit in (*range(min(head, 8 * len(frame))), *range(head, 8 * len(frame), 7)):
@@ -61,7 +61,7 @@ def test_every_flipped_bit_of_a_golden_frame_is_noticed(case):
 
 
 @CASES
-def test_every_truncation_of_a_golden_frame_is_noticed(case):
+def test_truncated_golden_frame_raises_frame_error(case):
     frame = case.path.read_bytes()
     for end in range(len(frame)):
         with pytest.raises(FrameError):
@@ -69,7 +69,7 @@ def test_every_truncation_of_a_golden_frame_is_noticed(case):
 
 
 @MUTATIONS
-def test_bent_frames_with_good_checksums_are_refused_or_decode_as_declared(mutations):
+def test_mutated_frame_raises_frame_error_or_decodes_as_declared(mutations):
     seeds, failures, slowest = seed_frames(), Counter(), 0.0
     examples, taken = {}, 0
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -91,7 +91,7 @@ def test_bent_frames_with_good_checksums_are_refused_or_decode_as_declared(mutat
 
 
 @MUTATIONS
-def test_both_backends_take_and_refuse_the_same_frames(mutations):
+def test_backends_accept_the_same_mutated_frames(mutations):
     seeds = [blob for blob in seed_frames(largest=700) if len(blob) < 4096]  # the reference takes its time
     for blob, is_bundle in mutate.cases(seeds, mutations // 10, SEED + 1):
         if is_bundle:
@@ -108,7 +108,7 @@ def test_both_backends_take_and_refuse_the_same_frames(mutations):
         assert ours is None or laws.same_bits(ours, truth), blob.hex()
 
 
-def test_a_refused_frame_does_not_spoil_the_next():
+def test_valid_frame_decodes_after_an_invalid_one():
     good = [case.path.read_bytes() for case in make.CASES]
     wanted = [make.digest(laconic.decode(blob)) for blob in good]
     for blob, is_bundle in mutate.cases(good, 300, SEED + 2):
@@ -117,7 +117,7 @@ def test_a_refused_frame_does_not_spoil_the_next():
 
 
 @pytest.mark.parametrize("noise", range(20))
-def test_noise_is_no_frame(noise):
+def test_random_bytes_raise_frame_error(noise):
     dice = torch.Generator().manual_seed(noise)
     blob = bytes(torch.randint(0, 256, (noise * 37,), generator=dice, dtype=torch.uint8).tolist())
     with pytest.raises(FrameError):
@@ -183,7 +183,7 @@ for name, frame in frames.items():
 """
 
 
-def test_a_few_bytes_that_claim_more_than_memory_raise_frame_error():
+def test_frame_that_declares_more_than_memory_raises_frame_error():
     path = os.pathsep.join(sys.path)
     code = textwrap.dedent(HUGE)
     done = subprocess.run(

@@ -31,7 +31,7 @@ def draw(rng: torch.Generator) -> dict[str, Tensor]:
     ],
     ids=str,
 )
-def test_steps_are_those_of_torch(options: dict[str, Any]) -> None:
+def test_steps_have_the_bits_of_torch(options: dict[str, Any]) -> None:
     rng = torch.Generator().manual_seed(0)
     ours = draw(rng)
     theirs = {slot: x.clone().requires_grad_() for slot, x in ours.items()}
@@ -54,7 +54,7 @@ def test_steps_are_those_of_torch(options: dict[str, Any]) -> None:
     assert set(optimizer.state_dict()) == (set(SHAPES) if options.get("momentum") else set())
 
 
-def test_parameters_of_a_module_and_some_slots_only() -> None:
+def test_slots_without_gradient_are_unchanged() -> None:
     layer = torch.nn.Linear(2, 2)
     bias = layer.bias.detach().clone()
     weight = layer.weight.detach().clone()
@@ -74,7 +74,7 @@ def test_state_is_a_copy() -> None:
     assert state["w"].tolist() == [1, 1]
 
 
-def test_what_does_not_fit_changes_nothing() -> None:
+def test_invalid_gradient_changes_nothing() -> None:
     parameters = {"a": torch.ones(2), "b": torch.ones(3)}
     optimizer = SGD(momentum=0.9)
     with pytest.raises(InputError, match=r"slot 'b' has the shape \[3\], its gradient \[1\]"):
@@ -92,13 +92,13 @@ def test_what_does_not_fit_changes_nothing() -> None:
     [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}, {"weight_decay": math.nan}, {"nesterov": True}],
     ids=str,
 )
-def test_wrong_options_are_told(options: dict[str, Any]) -> None:
+def test_invalid_option_raises_config_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options)).split('_')[0]}.*"):
         SGD(**options)
 
 
 @pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-3), (0.0, 1e-3)])
-def test_a_step_of_frames_is_the_step_of_their_tensors(momentum: float, decay: float) -> None:
+def test_step_frames_equals_step_of_decoded_tensors(momentum: float, decay: float) -> None:
     rng = torch.Generator().manual_seed(0)
     start = draw(rng)
     by_frames, by_tensors = ({slot: x.clone() for slot, x in start.items()} for _ in range(2))
@@ -138,6 +138,6 @@ def test_schedules() -> None:
         ({"lr": 0.1, "kind": "cosine", "warmup": 5, "iterations": 5}, r"more iterations than warm-up \(5\), got 5"),
     ],
 )
-def test_wrong_schedules_are_told(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_schedule_raises_config_error(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Schedule(**arguments)

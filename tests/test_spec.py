@@ -53,7 +53,7 @@ from laconic.kernels.sections import symbol_dtype
         ("sign|huffman:auto", "sign:4096|huffman:auto"),
     ],
 )
-def test_text_has_one_canonical_form(text, canonical):
+def test_canonical_spec_is_unique(text, canonical):
     assert str(laconic.codec(text)) == canonical
     assert laconic.codec(text) == laconic.codec(canonical)
     assert laconic.encode(laws.normal(200), text) == laconic.encode(laws.normal(200), canonical)
@@ -160,7 +160,7 @@ def test_text_has_one_canonical_form(text, canonical):
         ("qsgd:4" + " " * 2000, "at most 256 bytes"),
     ],
 )
-def test_a_bad_spec_is_named(text, message):
+def test_invalid_spec_raises_config_error(text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         laconic.channel(text)
     assert "\n" not in str(caught.value)
@@ -169,7 +169,7 @@ def test_a_bad_spec_is_named(text, message):
 
 
 @pytest.mark.parametrize("spec", ["ef|topk:0.01", "momentum:0.9|topk:0.01|qsgd:4", "ef|qsgd:4"])
-def test_memory_is_sent_to_the_channel_door(spec):
+def test_channel_stage_in_a_codec_names_laconic_channel(spec):
     name = spec.split("|")[0].split(":")[0]
     for call in (lambda: laconic.codec(spec), lambda: laconic.encode(laws.normal(9), spec)):
         with pytest.raises(ConfigError, match=rf"'{name}' in .* keeps memory.*use laconic\.channel\('{name}"):
@@ -177,7 +177,7 @@ def test_memory_is_sent_to_the_channel_door(spec):
 
 
 @pytest.mark.parametrize("spec", [None, 4, b"qsgd:4", ["qsgd:4"], {"qsgd": 4}], ids=repr)
-def test_a_spec_is_a_string(spec):
+def test_spec_of_another_type_raises_config_error(spec):
     with pytest.raises(ConfigError, match="a codec spec is a string"):
         laconic.codec(spec)
 
@@ -187,7 +187,7 @@ def test_config_errors_are_value_errors():
         laconic.codec("gzip")
 
 
-def test_codec_names_are_the_codecs_alone():
+def test_codec_names_exclude_coders_and_channel_stages():
     assert laconic.codec_names() == ["adaptive", "bf16", "fp16", "mean", "none", "onebit", "powersgd", "qsgd", "randk",
                                      "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform",
                                      "union"]  # fmt: skip
@@ -195,7 +195,7 @@ def test_codec_names_are_the_codecs_alone():
 
 
 @pytest.mark.parametrize("name", registry.names("coder"))
-def test_a_coder_alone_is_sent_to_a_quantizer(name):
+def test_coder_without_quantizer_raises_config_error(name):
     """The most natural mistake: the line must say what to write instead."""
     with pytest.raises(ConfigError, match="the symbols of a quantizer, such as 'qsgd:4': put one before it") as caught:
         laconic.codec(name)
@@ -206,12 +206,12 @@ def test_a_coder_alone_is_sent_to_a_quantizer(name):
 @pytest.mark.parametrize(
     "spec", [*laws.EVERY, "adaptive:1.5,m=3,f=0.5,integer=true,by=grad,c0=2.0,zero=true,tail=0.1|rans:auto"]
 )
-def test_canonical_text_parses_back_to_itself(spec):
+def test_canonical_spec_parses_to_itself(spec):
     text = str(laconic.codec(spec))
     assert str(laconic.codec(text)) == text and laconic.codec(text) == laconic.codec(spec)
 
 
-def test_unknown_ways_with_nonfinite_values_are_named():
+def test_unknown_nonfinite_option_raises_config_error():
     with pytest.raises(ConfigError, match="nonfinite must be one of raise, skip, got 'ignore'"):
         laconic.encode(laws.normal(3), "none", nonfinite="ignore")
     with pytest.raises(ConfigError, match="nonfinite must be"):
@@ -281,7 +281,7 @@ def offered(monkeypatch):
         cache.cache_clear()
 
 
-def test_a_stage_of_another_package_joins_the_grammar(offered):
+def test_value_stage_of_another_package_works_in_chains(offered):
     offered(doubled="test_spec:Doubled")
     assert "doubled" in laconic.codec_names()
     assert str(laconic.codec("topk:0.5|doubled:3")) == "topk:0.5|doubled:3"
@@ -290,7 +290,7 @@ def test_a_stage_of_another_package_joins_the_grammar(offered):
     assert laws.roundtrip(x, "topk:0.5|doubled").tolist() == [0.0, -8.0, 0.0, 6.0]
 
 
-def test_a_coder_of_another_package_joins_the_grammar(offered):
+def test_coder_of_another_package_works_after_every_quantizer(offered):
     offered(reversed="test_spec:Reversed")
     assert "reversed" not in laconic.codec_names()
     x = laws.normal(700)
@@ -305,7 +305,7 @@ def test_a_coder_of_another_package_joins_the_grammar(offered):
         laconic.codec("fp16|reversed")
 
 
-def test_a_frame_of_a_stage_that_is_gone_is_a_frame_error(offered, monkeypatch):
+def test_frame_of_a_removed_stage_raises_frame_error(offered, monkeypatch):
     offered(doubled="test_spec:Doubled")
     frame = laconic.encode(laws.normal(5), "doubled")
     monkeypatch.setattr(registry, "entry_points", lambda *, group: [])
@@ -315,7 +315,7 @@ def test_a_frame_of_a_stage_that_is_gone_is_a_frame_error(offered, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["test_spec:Missing", "no_such_module_of_ours:Stage", "test_spec:not_a_stage"])
-def test_a_broken_stage_is_skipped_with_a_warning(offered, caplog, value):
+def test_broken_plugin_is_skipped_with_a_warning(offered, caplog, value):
     with caplog.at_level(logging.WARNING, "laconic"):
         offered(broken=value, doubled="test_spec:Doubled")
         assert "doubled" in laconic.codec_names()
@@ -324,15 +324,14 @@ def test_a_broken_stage_is_skipped_with_a_warning(offered, caplog, value):
     assert "'broken'" in caplog.text and value in caplog.text
 
 
-def test_a_stage_cannot_take_one_of_our_names(offered, caplog):
+def test_plugin_cannot_replace_a_built_in_stage(offered, caplog):
     with caplog.at_level(logging.WARNING, "laconic"):
         offered(qsgd="test_spec:Doubled")
         assert type(laconic.codec("qsgd:4").values).__name__ == "QSGD"
     assert "the name is taken" in caplog.text
 
 
-def test_a_stage_offered_under_another_name_is_no_trap(offered):
-    """Frames carry ``stage.name``: were it not the name it is found by, nobody could read them."""
+def test_plugin_registered_under_another_name_is_ignored(offered):
+    """Frames carry ``stage.name``, so a stage must be registered under it."""
     offered(alias="test_spec:Doubled")
-    if "alias" in laconic.codec_names():
-        assert laws.roundtrip(torch.ones(3), "alias").tolist() == [2.0, 2.0, 2.0]
+    assert "alias" not in laconic.codec_names()

@@ -15,7 +15,7 @@ def frame(x=None, spec="qsgd:4"):
     return laconic.encode(laws.normal(300) if x is None else x, spec)
 
 
-def test_the_header_is_what_the_format_says():
+def test_header_has_the_bytes_of_the_format():
     x = torch.zeros(2, 3)
     x[1, 2] = 1.5
     blob = laconic.encode(x, "topk:0.1")
@@ -43,19 +43,19 @@ def test_sections_start_at_multiples_of_16():
 
 
 @pytest.mark.parametrize("shape", [(0, 2**33), (2**40, 0, 3)])
-def test_sizes_past_32_bits_travel_wide(shape):
+def test_sizes_beyond_32_bits_set_the_wide_flag(shape):
     blob = laconic.encode(torch.empty(shape), "qsgd:4")
     assert blob[5] == 2
     assert laconic.decode(blob).shape == shape
 
 
-def test_a_wide_frame_of_ordinary_size_is_read():
+def test_small_wide_frame_decodes():
     small = mutate.Frame.read(frame())
     small.wide = True
     assert laws.same_bits(laconic.decode(small.write()), laconic.decode(frame()))
 
 
-def test_the_last_permitted_number_of_dimensions_travels():
+def test_16_dimensions_are_the_limit():
     x = laws.normal(*(1,) * 15, 3)
     assert laconic.decode(frame(x, "none")).shape == x.shape
     with pytest.raises(InputError, match="at most 16 dimensions, got 17"):
@@ -63,20 +63,20 @@ def test_the_last_permitted_number_of_dimensions_travels():
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
-def test_another_version_is_refused_by_number(version):
+def test_other_version_raises_frame_error(version):
     other = mutate.Frame.read(frame())
     other.version = version
     with pytest.raises(FrameError, match=f"format version {version}, this laconic reads version 1"):
         laconic.decode(other.write())
 
 
-def test_something_else_is_refused_by_its_first_bytes():
+def test_other_magic_raises_frame_error():
     with pytest.raises(FrameError, match=r"starts with b'LACO', this starts with b'\\x89PNG'"):
         laconic.decode(b"\x89PNG" + bytes(100))
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4, 23])
-def test_less_than_a_header_is_refused(nbytes):
+def test_less_than_a_header_raises_frame_error(nbytes):
     with pytest.raises(FrameError, match=f"at least 24 bytes, got {nbytes}"):
         laconic.decode(b"LACO" + bytes(nbytes - 4) if nbytes >= 4 else bytes(nbytes))
 
@@ -116,19 +116,19 @@ def tampered(**changes):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_lie_in_the_header_is_named(changes, message):
+def test_invalid_header_field_is_named(changes, message):
     with pytest.raises(FrameError, match=message):
         laconic.decode(tampered(**changes))
 
 
-def test_bytes_between_sections_must_be_zero():
+def test_nonzero_padding_raises_frame_error():
     it = mutate.Frame.read(frame(laws.normal(300), "qsgd:4"))
     it.payload_padding = 0x55
     with pytest.raises(FrameError, match="padding"):
         laconic.decode(it.write())
 
 
-def test_declared_values_past_max_numel_are_refused_before_anything_is_made():
+def test_values_beyond_max_numel_raise_before_allocation():
     assert laconic.decode(frame(), max_numel=300).shape == (300,)
     with pytest.raises(FrameError, match="declares 300 values, more than the 299 allowed"):
         laconic.decode(frame(), max_numel=299)
@@ -140,13 +140,13 @@ def test_declared_values_past_max_numel_are_refused_before_anything_is_made():
 
 
 @pytest.mark.parametrize("shape", [(0, 2**63), (0, 2**64 - 1), (0, 2**62, 2**62)])
-def test_sizes_that_no_tensor_can_have_are_refused(shape):
+def test_impossible_sizes_raise_input_error(shape):
     it = mutate.Frame([*shape], [], b"qsgd:4", wide=True)
     with pytest.raises(FrameError):
         laconic.decode(it.write())
 
 
-def test_like_must_have_shape_and_dtype():
+def test_like_with_another_shape_or_dtype_raises_frame_error():
     assert laconic.decode(frame(), like=torch.empty(300)).shape == (300,)
     with pytest.raises(FrameError, match=r"expected \[299\] of torch.float32, the frame holds \[300\]"):
         laconic.decode(frame(), like=torch.empty(299))
@@ -156,7 +156,7 @@ def test_like_must_have_shape_and_dtype():
 
 @pytest.mark.parametrize("x", [laws.normal(6), torch.zeros(6)], ids=["values", "zeros"])
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (6, 1), ()])
-def test_out_must_have_the_shape_and_is_left_alone_otherwise(x, shape):
+def test_out_of_another_shape_raises_and_is_unchanged(x, shape):
     out = torch.full(shape, 7.0)
     with pytest.raises(FrameError, match=r"the frame holds \[6\]"):
         laconic.decode(frame(x), out=out)
@@ -164,19 +164,19 @@ def test_out_must_have_the_shape_and_is_left_alone_otherwise(x, shape):
 
 
 @pytest.mark.parametrize("blob", ["text", 3, None, [1, 2], torch.zeros(64), torch.zeros(4, 16, dtype=torch.uint8)])
-def test_what_is_no_buffer_of_bytes_is_an_input_error(blob):
+def test_object_without_buffer_raises_input_error(blob):
     with pytest.raises(InputError):
         laconic.decode(blob)
 
 
-def test_a_read_only_buffer_cannot_be_encoded_into():
+def test_encoding_into_a_read_only_buffer_raises_input_error():
     with pytest.raises(InputError, match="read-only"):
         laconic.encode_into(torch.ones(4), "none", bytes(1000))
     with pytest.raises(InputError, match="uint8"):
         laconic.encode_into(torch.ones(4), "none", torch.zeros(1000))
 
 
-def test_what_is_no_tensor_is_an_input_error():
+def test_encoding_a_non_tensor_raises_input_error():
     for call in (lambda: laconic.encode([1.0], "none"), lambda: laconic.encode_into([1.0], "none", bytearray(99))):
         with pytest.raises(InputError, match="expected a tensor, got list"):
             call()
@@ -185,7 +185,7 @@ def test_what_is_no_tensor_is_an_input_error():
 # ---------------------------------------------------------------------------------------------------------- bundles
 
 
-def test_a_bundle_returns_names_order_and_tensors():
+def test_bundle_keeps_names_order_and_tensors():
     tensors = {
         "layer.1/weight": laws.normal(30, 20),
         "": laws.normal(5),
@@ -200,7 +200,7 @@ def test_a_bundle_returns_names_order_and_tensors():
         assert laws.same_bits(found[name], x), name
 
 
-def test_a_bundle_holds_the_very_frames():
+def test_bundle_holds_the_frames_unchanged():
     tensors = {"a": laws.normal(100), "b": laws.normal(7, 7)}
     blob = laconic.encode_bundle(tensors, "topk:0.1|qsgd:4", seed=3)
     frames = wire.unpack_bundle(blob)
@@ -209,42 +209,42 @@ def test_a_bundle_holds_the_very_frames():
         assert bytes(view.tolist()) == laconic.encode(tensors[name], "topk:0.1|qsgd:4", seed=3)
 
 
-def test_an_empty_bundle_is_a_bundle():
+def test_empty_bundle_decodes():
     assert laconic.decode_bundle(laconic.encode_bundle({}, "none")) == {}
 
 
-def test_bundles_and_frames_are_told_apart():
+def test_frame_as_bundle_and_bundle_as_frame_raise():
     with pytest.raises(FrameError, match=r"got a bundle: read it with laconic\.decode_bundle"):
         laconic.decode(laconic.encode_bundle({"a": laws.normal(3)}, "none"))
     with pytest.raises(FrameError, match=r"expected a bundle.*read a single frame with laconic\.decode"):
         laconic.decode_bundle(frame())
 
 
-def test_a_name_twice_is_refused():
+def test_duplicate_name_raises_frame_error():
     blob = wire.pack_bundle([("a", frame()), ("b", frame()), ("a", frame())])
     with pytest.raises(FrameError, match="holds 'a' twice"):
         laconic.decode_bundle(blob)
 
 
-def test_a_name_too_long_is_refused():
+def test_name_beyond_1024_bytes_raises_input_error():
     with pytest.raises(InputError, match="at most 1024 bytes, got 1026"):
         laconic.encode_bundle({"ß" * 513: laws.normal(3)}, "none")
 
 
-def test_a_bundle_in_a_bundle_is_refused():
+def test_nested_bundle_raises_frame_error():
     inner = laconic.encode_bundle({"a": laws.normal(3)}, "none")
     with pytest.raises(FrameError, match="bundle"):
         laconic.decode_bundle(wire.pack_bundle([("b", inner)]))
 
 
-def test_max_numel_caps_a_bundle_as_a_whole():
+def test_max_numel_limits_the_whole_bundle():
     blob = laconic.encode_bundle({"a": laws.normal(30), "b": laws.normal(40)}, "none")
     assert len(laconic.decode_bundle(blob, max_numel=70)) == 2
     with pytest.raises(FrameError, match="declares 40 values, more than the 39 allowed"):
         laconic.decode_bundle(blob, max_numel=69)
 
 
-def test_every_truncation_and_flip_of_a_bundle_is_noticed():
+def test_damaged_bundle_raises_frame_error():
     blob = laconic.encode_bundle({"a": laws.normal(9), "b": laws.normal(3)}, "fp16")
     for end in range(len(blob)):
         with pytest.raises(FrameError):

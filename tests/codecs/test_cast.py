@@ -17,13 +17,13 @@ def test_law(law, spec):
 
 
 @pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)
-def test_none_returns_every_bit(dtype):
+def test_none_keeps_every_bit(dtype):
     x = laws.normal(333, dtype=dtype)
     x[:4] = torch.tensor([0.0, -0.0, torch.finfo(dtype).max, torch.finfo(dtype).tiny / 8], dtype=dtype)
     assert laws.same_bits(laws.roundtrip(x, "none"), x)
 
 
-def test_none_carries_float64_past_the_range_of_float32():
+def test_none_keeps_float64_beyond_float32():
     x = torch.tensor([1e300, -1e-300], dtype=torch.float64)
     assert laws.same_bits(laws.roundtrip(x, "none"), x)
 
@@ -49,7 +49,7 @@ def test_fp16_subnormals_round_to_its_smallest_step():
 
 
 @pytest.mark.parametrize("spec, largest", [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max)])
-def test_casts_saturate_and_say_so_once(spec, largest, caplog, monkeypatch):
+def test_saturation_is_logged_once_and_counted(spec, largest, caplog, monkeypatch):
     x = torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, 1.0])
     before = counters.counts().get("saturated", 0)
     monkeypatch.setattr(counters, "_warn", counters.LogOnce("counts"))
@@ -61,7 +61,7 @@ def test_casts_saturate_and_say_so_once(spec, largest, caplog, monkeypatch):
     assert counters.counts()["saturated"] == before + 4
 
 
-def test_casts_say_nothing_when_nothing_saturates(caplog):
+def test_values_in_range_log_nothing(caplog):
     with caplog.at_level(logging.WARNING, "laconic"):
         laconic.encode(torch.tensor([65504.0, -65504.0]), "fp16")
     assert caplog.text == ""
@@ -69,6 +69,6 @@ def test_casts_say_nothing_when_nothing_saturates(caplog):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64], ids=str)
 @pytest.mark.parametrize("spec", ["none", "qsgd:4", "topk:0.1"])
-def test_other_dtypes_are_refused_by_name(spec, dtype):
+def test_other_dtype_raises_input_error(spec, dtype):
     with pytest.raises(laconic.InputError, match=rf"float32, float64, float16 or bfloat16.*{str(dtype)[6:]}"):
         laconic.encode(torch.ones(4, dtype=dtype), spec)

@@ -65,7 +65,7 @@ def test_25_million_symbols_are_close_to_their_entropy(name):
     check_sizes(make(kind, 25_000_000, alphabet), alphabet, kind == "normal")
 
 
-def test_below_03_bits_rans_stays_close_and_huffman_cannot():
+def test_below_0_3_bits_rans_is_close_to_the_entropy_and_huffman_is_not():
     symbols = (uniform(1_000_000, 4) > 0.9999).to(torch.uint8)
     least = entropy(symbols) / 8
     assert code(cpu, symbols, 2, Coding.RANS).numel() < 1.1 * least + 300
@@ -94,7 +94,7 @@ def test_auto_is_never_worse_than_the_best_by_more_than_a_few_bytes(kind, alphab
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alphabet, kind", [(32, "normal"), (256, "heavy tail"), (1024, "laplace"), (2, "skewed")])
-def test_25_million_symbols_read_back(alphabet, kind):
+def test_25_million_symbols_decode(alphabet, kind):
     torch.set_num_threads(2)
     symbols = make(kind, 25_000_000, alphabet)
     for coding in CODINGS:

@@ -94,7 +94,7 @@ def test_laws_hold_for_random_chains_and_tensors(spec, x, seed):
 
 
 @given(spec=specs, x=tensors(), weight=st.floats(-4, 4, width=32))
-def test_accumulation_is_decoding_for_random_chains(spec, x, weight):
+def test_accumulate_equals_decode_for_random_chains(spec, x, weight):
     codec, x = laconic.codec(spec), x.float()
     packet = codec.encode(x)
     out = torch.ones_like(x)
@@ -108,5 +108,5 @@ def test_every_codec_runs_the_laws():
 
 
 @pytest.mark.parametrize("name", laconic.codec_names())
-def test_every_name_is_a_spec_as_it_stands(name):
+def test_every_name_is_a_valid_spec(name):
     assert laws.roundtrip(laws.normal(50), name).shape == (50,)

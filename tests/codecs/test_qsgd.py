@@ -39,7 +39,7 @@ def test_decoded_values_lie_on_levels(norm):
 
 
 @pytest.mark.parametrize("bits", range(2, 13))
-def test_rounding_never_lifts_the_largest_value_past_the_top_level(bits):
+def test_rounding_never_exceeds_the_top_level(bits):
     x = torch.cat([torch.full((700,), v) for v in (1.0, -1.0, 0.1, 3e38, 1e-38)])
     for seed in range(20):
         y = laws.roundtrip(x, f"qsgd:{bits},bucket=128", seed)
@@ -47,7 +47,7 @@ def test_rounding_never_lifts_the_largest_value_past_the_top_level(bits):
         assert bool((y.sign() * x.sign() >= 0).all())
 
 
-def test_an_outlier_spoils_only_its_bucket():
+def test_outlier_affects_only_its_bucket():
     x = laws.normal(2048).clamp(-1, 1)
     x[1024] = 1e6
     error = (laws.roundtrip(x, "qsgd:8,bucket=512") - x).abs()
@@ -55,7 +55,7 @@ def test_an_outlier_spoils_only_its_bucket():
     assert float(error[1536:].max()) <= 1 / 127 + 1e-6
 
 
-def test_zero_stays_zero_among_others():
+def test_zero_decodes_to_zero():
     x = laws.normal(4096)
     x[::2] = 0.0
     assert not bool(laws.roundtrip(x, "qsgd:2").view(-1)[::2].any())
@@ -67,7 +67,7 @@ def test_four_bits_cost_at_most_4_07_bits_a_value(n):
     assert 8 * len(frame) / n <= 4.07
 
 
-def test_noise_does_not_depend_on_the_place_in_the_tensor():
+def test_noise_does_not_depend_on_the_position():
     # One number all over the tensor, between two levels: the mean over places must be it as well.
     x = torch.full((1 << 20,), 0.3)
     x[::512] = 1.0

@@ -25,12 +25,12 @@ def test_keeps_k_entries_scaled_by_n_over_k(n, keep, k, scale):
     torch.testing.assert_close(y[kept], x[kept] * (n / k if scale else 1.0), rtol=1e-6, atol=0)
 
 
-def test_positions_travel_as_a_seed():
+def test_section_is_a_seed_of_8_bytes():
     x = laws.normal(1_000_000)
     assert len(laconic.encode(x, "randk:0.01")) <= 4 * 10_000 + 128
 
 
-def test_every_place_is_chosen_equally_often():
+def test_positions_are_uniform():
     n, seeds = 200, 3000
     hits = torch.zeros(n)
     for seed in range(seeds):
@@ -46,7 +46,7 @@ def test_positions_of_neighbouring_seeds_are_unrelated():
     assert abs(both - 1000) < 6 * 31
 
 
-def test_a_value_that_is_not_sent_must_be_finite_too():
+def test_nonfinite_value_that_is_not_selected_raises():
     for seed in range(20):
         x = torch.ones(1000)
         x[500] = float("nan")
@@ -59,5 +59,5 @@ def test_scaling_saturates_instead_of_overflowing():
     assert bool(torch.isfinite(laws.roundtrip(x, "randk:0.01")).all())
 
 
-def test_memory_in_front_turns_scaling_off():
+def test_channel_stage_turns_scaling_off():
     assert str(laconic.channel("ef|randk:0.5")) == "ef|randk:0.5,scale=false"

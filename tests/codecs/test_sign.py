@@ -40,7 +40,7 @@ def test_onebit_with_one_side_only():
         torch.testing.assert_close(y, (sign * x).mean().expand(300))
 
 
-def test_zero_counts_as_plus():
+def test_zero_is_positive():
     assert bool((laws.roundtrip(torch.tensor([0.0, 4.0]), "sign") == 2.0).all())
 
 
@@ -50,7 +50,7 @@ def test_onebit_has_less_error_than_sign_where_the_mean_is_not_zero():
     assert errors[0] < errors[1]
 
 
-def test_the_mean_of_huge_values_does_not_overflow():
+def test_mean_of_huge_values_does_not_overflow():
     x = torch.full((4096,), laws.FLOAT32_MAX)
     for spec in ("sign", "onebit"):
         torch.testing.assert_close(laws.roundtrip(x, spec), x, rtol=1e-6, atol=0)

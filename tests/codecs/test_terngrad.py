@@ -23,7 +23,7 @@ def test_values_are_zero_or_plus_or_minus_the_largest_of_their_bucket(bucket):
     assert bool((y * x >= 0).all())
 
 
-def test_the_largest_value_is_always_sent():
+def test_largest_value_is_always_sent():
     x = laws.normal(512)
     at = int(x.abs().argmax())
     for seed in range(50):

@@ -151,7 +151,7 @@ def test_positions_of_clustered_entries_never_cost_more_than_a_bitmap():
     assert packet.sections[0].numel() <= 8 + 100_000 // 8
 
 
-def test_a_sampled_threshold_does_not_depend_on_the_threads():
+def test_sampled_threshold_does_not_depend_on_threads():
     # All large values in one eighth: too many for one thread's share of the scratch, not too many in all.
     x = laws.normal(4_000_000) * 1e-3
     x[:500_000] += 1.0

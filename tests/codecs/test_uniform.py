@@ -32,13 +32,13 @@ def test_values_decode_to_centres_of_equal_bins(bits):
 
 
 @pytest.mark.parametrize("bits", range(1, 31))
-def test_a_value_takes_so_many_bits(bits):
+def test_frame_size_matches_the_bits(bits):
     assert laconic.codec(f"uniform:{bits}").encode(laws.normal(2560)).sections[1].numel() == 320 * bits
 
 
 @pytest.mark.parametrize("bits", range(1, 13))
 @pytest.mark.parametrize("scale", [1.0, 1e-40, 3.4e38])
-def test_a_coder_finds_the_values_that_the_packing_does(bits, scale):
+def test_coder_decodes_to_the_values_of_packing(bits, scale):
     x = laws.normal(700).clamp(-1, 1) * scale
     for coder in ("huffman", "rans:auto", "deflate"):
         assert laws.same_bits(laws.roundtrip(x, f"uniform:{bits}|{coder}"), laws.roundtrip(x, f"uniform:{bits}"))
@@ -50,7 +50,7 @@ def test_largest_value_falls_into_the_last_bin():
 
 
 @pytest.mark.parametrize("value", [1.0, -3.5, 1e-40, 3.4e38])
-def test_a_constant_tensor_costs_a_header_and_returns_exactly(value):
+def test_constant_tensor_takes_a_header_and_decodes_exactly(value):
     x = torch.full((300, 1000), value)
     frame = laconic.encode(x, "uniform:8")
     assert len(frame) < 128
@@ -58,14 +58,14 @@ def test_a_constant_tensor_costs_a_header_and_returns_exactly(value):
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.5, -2.0])
-def test_a_constant_packet_accumulates(weight):
+def test_constant_packet_accumulates(weight):
     codec = laconic.codec("uniform:4")
     out = torch.ones(10)
     codec.accumulate(codec.encode(torch.full((10,), 3.0)), out, weight)
     assert torch.equal(out, torch.full((10,), 1 + 3 * weight))
 
 
-def test_the_full_range_of_float32_is_binned():
+def test_full_range_of_float32_is_binned():
     largest = laws.FLOAT32_MAX
     x = torch.tensor([-largest, -largest / 3, 0.0, largest / 3, largest])
     y = laws.roundtrip(x, "uniform:8")

@@ -44,7 +44,7 @@ def test_every_codec_is_explained(spec):
 
 
 @pytest.mark.parametrize("spec", laws.EVERY)
-def test_zeros_and_nothing_are_explained(spec):
+def test_zero_and_empty_tensors_are_explained(spec):
     packet = told(torch.zeros(9, 9) if spec not in laws.CASTS else torch.empty(0, 9), spec)
     assert packet.kept == 0 and packet.sections == () and packet.bits_per_kept is None and packet.entropy is None
     assert told(torch.empty(3, 0), spec).bits_per_value is None
@@ -52,7 +52,7 @@ def test_zeros_and_nothing_are_explained(spec):
 
 @pytest.mark.parametrize("quantizer", ["uniform:5", "adaptive:4.0", "adaptive:4.0,zero=true", "sign:65536"])
 @pytest.mark.parametrize("coder", ["", "|huffman", "|rans", "|deflate"])
-def test_the_entropy_is_that_of_the_symbols(quantizer, coder):
+def test_entropy_is_that_of_the_symbols(quantizer, coder):
     # With one scale for all, symbols and decoded values are the same thing.
     x = laws.normal(20_000)
     packet = told(x, quantizer + coder)
@@ -65,7 +65,7 @@ def test_the_entropy_is_that_of_the_symbols(quantizer, coder):
         assert packet.entropy < packet.bits_after < 1.1 * packet.entropy + 0.1
 
 
-def test_a_selectors_positions_are_counted_apart():
+def test_position_bits_are_reported_separately():
     x = laws.normal(50_000)
     packet = told(x, "topk:0.02|qsgd:4|rans", seed=3)
     assert packet.kept == 1000 and packet.numel == 50_000
@@ -86,12 +86,12 @@ def test_modes_are_counted_by_chunk():
     assert told(noise, "uniform:8|deflate").modes == {} == told(noise, "uniform:8").modes
 
 
-def test_more_bits_than_can_be_counted_are_explained_without_an_entropy():
+def test_large_alphabet_is_explained_without_entropy():
     packet = told(laws.normal(500), "uniform:30")
     assert packet.entropy is None and packet.bits_after == packet.bits_before == pytest.approx(30, rel=1e-2)
 
 
-def test_a_bundle_is_explained_packet_by_packet():
+def test_bundle_is_explained_by_packet():
     tensors = {"a": laws.normal(30, 20), "": torch.zeros(5), "ŝ": torch.full((9,), 2.0)}
     blob = laconic.encode_bundle(tensors, "adaptive:5.0|rans")
     packets = laconic.explain(blob)
@@ -104,7 +104,7 @@ def test_a_bundle_is_explained_packet_by_packet():
 
 
 @pytest.mark.parametrize("spec", [*laws.ADAPTIVE, "uniform:5", "qsgd:4", "terngrad", *laws.CODED])
-def test_a_frame_that_lies_is_a_frame_error(spec):
+def test_explaining_an_invalid_frame_raises_frame_error(spec):
     it = mutate.Frame.read(laconic.encode(laws.normal(90) ** 3, spec))
     good = list(it.sections)
     for at, section in enumerate(good):

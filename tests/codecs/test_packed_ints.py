@@ -1,4 +1,4 @@
-"""``shared``, ``thc``, ``powersgd``, ``mean`` and ``union`` as any other codec; what they are for is in sums/."""
+"""The laws of ``shared``, ``thc``, ``powersgd``, ``mean`` and ``union``; their sums are tested in sums/."""
 
 from __future__ import annotations
 
