@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from steppers import train_epochs
+from steppers import HostTransfers, train_epochs
 
 from laconic.errors import ConfigError
 from laconic.records import Record, read
@@ -85,6 +85,14 @@ def test_carried_scales_give_the_sums_of_frames() -> None:
     one.forget("a")
     other.forget("a")
     assert one.mean(rows).equal(other.mean(rows))
+
+
+@pytest.mark.parametrize("spec", ["ef|thc:2", "shared:4"])
+def test_computed_round_can_be_captured_in_a_cuda_graph(spec: str) -> None:
+    group = Round({"a": (40, 60)}, spec, 2, torch.device("cpu"), carry=True)
+    with HostTransfers() as transfers:
+        group.mean(torch.ones(2, 2400))
+    assert transfers.operations == []
 
 
 def test_unsupported_setting_raises_config_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from steppers import HostTransfers
 
 from laconic.channels import Channel
 from laconic.cluster.core import Core
@@ -96,6 +97,18 @@ def test_computed_values_sizes_and_memories_equal_those_of_frames(spec: str, sma
         assert computed.nbytes(r + 1)[r] == sum(map(len, frames))
     found, wanted = computed.memories(names), channel.state_dict()
     assert found.keys() == wanted.keys() and all(found[key].equal(wanted[key]) for key in found)
+
+
+@pytest.mark.parametrize("spec, small", CHANNELS)
+def test_computed_channel_can_be_captured_in_a_cuda_graph(spec: str, small: str) -> None:
+    policy = Policy(small=small)
+    names = in_order(SLOTS, policy)
+    channel = ComputedChannel({name: SLOTS[name] for name in names}, spec, policy, torch.device("cpu"))
+    numel = sum(torch.Size(shape).numel() for shape in SLOTS.values())
+    x, keys, at = torch.ones(numel), rounding_keys(np.arange(len(names), dtype=np.uint64)), torch.tensor([0])
+    with HostTransfers() as transfers:
+        channel.send(x, keys, at)
+    assert transfers.operations == []
 
 
 @pytest.mark.parametrize("spec", ["randk:0.1", "uniform:8", "topk:0.1", "topk:0.1,approx=true|qsgd:4"])
