@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from laconic.cli import complete
+from laconic.cli.options import option
 from laconic.cli.output import check_writable, examples, print_json, print_stderr, print_table, print_text, progress_bar
 from laconic.errors import ConfigError, LaconicError
 
@@ -32,27 +33,20 @@ def calibrate(
     codec: Annotated[
         list[str] | None, complete.spec_option("A codec to time; may be repeated.", "a stock of 14")
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Examples of a step.", min=1, show_default="64; fewer for large models")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Threads of torch on the CPU.", min=1)] = 1,
+    batch: Annotated[int | None, option("Examples of a step.", "64; fewer for large models", min=1)] = None,
+    device: Annotated[str, option("cpu or cuda.")] = "cpu",
+    threads: Annotated[int, option("Threads of torch on the CPU.", min=1)] = 1,
     processes: Annotated[
-        str, typer.Option(metavar="LIST", help="Measure the slowdown of so many processes on this machine.")
+        str, option("Measure the slowdown of so many processes on this machine.", metavar="LIST")
     ] = "2,4",
     transport: Annotated[
         bool, typer.Option(help="Measure exchanges of a parameter server and two workers on this machine.")
     ] = True,
     peer: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Measure the link to a host that runs --listen.", show_default=False),
+        str | None, option("Measure the link to a host that runs --listen.", False, metavar="HOST:PORT")
     ] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Only answer one --peer on another host.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the profile.", show_default="the file's")
-    ] = None,
+    listen: Annotated[str | None, option("Only answer one --peer on another host.", metavar="ADDRESS")] = None,
+    name: Annotated[str | None, option("Name of the profile.", "the file's", metavar="NAME")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and turns: for a first look.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
 ) -> None:

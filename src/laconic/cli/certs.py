@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, print_json, print_table, print_text
+from laconic.cli.options import Json, add_group, option
+from laconic.cli.output import print_json, print_table, print_text
 from laconic.tables import Table
 
 if TYPE_CHECKING:
@@ -23,18 +24,16 @@ SHOW = ("laconic certs show certs", "laconic certs show certs --json")
 EXAMPLES = NEW + SHOW
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a job's certificates.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def new(
     folder: Folder,
-    job: Annotated[str, typer.Option(metavar="NAME", help="The job's name.")],
+    job: Annotated[str, option("The job's name.", metavar="NAME")],
     host: Annotated[
-        list[str],
-        typer.Option(metavar="H", help="A name or address by which workers reach the server; may be repeated."),
+        list[str], option("A name or address by which workers reach the server; may be repeated.", metavar="H")
     ],
-    workers: Annotated[int, typer.Option(metavar="N", help="Number of workers.")],
-    days: Annotated[int, typer.Option(metavar="D", help="Days for which the certificates are valid.")] = 365,
+    workers: Annotated[int, option("Number of workers.", metavar="N")],
+    days: Annotated[int, option("Days for which the certificates are valid.", metavar="D")] = 365,
     json: Json = False,
 ) -> None:
     """Make a job's certificates: a CA, one for the server, one per worker.
@@ -109,18 +108,11 @@ def _print(certificates: tuple[Certificate, ...]) -> None:
     print_text(*(certificate.fault for certificate in certificates if certificate.fault))  # too long for a column
 
 
-def _root(context: typer.Context) -> None:
-    """Make and show the certificates of a job whose server and workers run on several hosts.
+HELP = """Make and show the certificates of a job whose server and workers run on several hosts.
 
-    A job on one host needs none: its traffic stays on loopback.
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+A job on one host needs none: its traffic stays on loopback.
+"""
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(rich_markup_mode="rich")
-    group.callback(invoke_without_command=True)(_root)
-    group.command("new", epilog=examples(*NEW))(new)
-    group.command("show", epilog=examples(*SHOW))(show)
-    app.add_typer(group, name="certs", epilog=examples(*EXAMPLES))
+    add_group(app, "certs", HELP, {"new": (new, NEW), "show": (show, SHOW)})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from laconic.cli.options import Json
 from laconic.cli.output import examples, print_json, print_table
 from laconic.tables import Table
 
@@ -15,7 +16,7 @@ __all__ = ["EXAMPLES", "codecs", "register"]
 EXAMPLES = ("laconic codecs", "laconic codecs --json")
 
 
-def codecs(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def codecs(json: Json = False) -> None:
     """List the stages that codec specs are made of.
 
     Stages are joined by '|', as in ef|topk:0.01|qsgd:4: channels first, then

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli.options import Json, RecordFile, option
 from laconic.cli.output import (
     check_writable,
     examples,
@@ -43,25 +44,14 @@ FULL_TABLE_WIDTH = 120
 
 
 def demo(
-    iterations: Annotated[int, typer.Option("--iterations", help="Iterations of each method.")] = ITERATIONS,
-    methods: Annotated[
-        str | None,
-        typer.Option("--methods", metavar="M,M,…", help="Methods, in this order.", show_default="all but 2w"),
-    ] = None,
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Keep the runs here.")] = None,
+    iterations: Annotated[int, option("Iterations of each method.")] = ITERATIONS,
+    methods: Annotated[str | None, option("Methods, in this order.", "all but 2w", metavar="M,M,…")] = None,
+    run_dir: Annotated[Path | None, option("Keep the runs here.", metavar="DIR")] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="The report of all runs.",
-            show_default=f"{PAGE}, in --run-dir if given",
-        ),
+        Path | None, option("The report of all runs.", f"{PAGE}, in --run-dir if given", metavar="FILE")
     ] = None,
-    record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    record: RecordFile = None,
+    json: Json = False,
 ) -> None:
     """Train on embedded digits with a server and two workers, one method after the other, and compare.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli.complete import specs
+from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
 from laconic.errors import ConfigError
 from laconic.tables import Table
@@ -30,18 +31,15 @@ def pack(
     source: Annotated[Path, typer.Argument(metavar="IN.safetensors", help="The file to compress.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.lac", help="The file to write.")],
     codec: Annotated[
-        str,
-        typer.Option(metavar="SPEC", help="The codec of float tensors: see laconic codecs.", autocompletion=specs),
+        str, option("The codec of float tensors: see laconic codecs.", metavar="SPEC", autocompletion=specs)
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATTERN=SPEC", help="Another codec for tensors whose name matches; the first match wins."
-        ),
+        option("Another codec for tensors whose name matches; the first match wins.", metavar="PATTERN=SPEC"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
+    seed: Annotated[int, option("Seed of all random choices.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.lac if it exists.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Compress a safetensors file into a .lac file.
 

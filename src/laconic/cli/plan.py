@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli import complete
+from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, stdout_console
 from laconic.errors import ConfigError, FileError
 
@@ -30,45 +31,32 @@ EXAMPLES = (
 
 def plan(
     model: Annotated[str | None, complete.model_option("A model of the profile, with its own step time.")] = None,
-    params: Annotated[int | None, typer.Option(help="Number of parameters of any other model.")] = None,
+    params: Annotated[int | None, option("Number of parameters of any other model.")] = None,
     step_time: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Time of one worker's iteration.", show_default="the profile's"),
+        float | None, option("Time of one worker's iteration.", "the profile's", metavar="SECONDS")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Number of workers.")] = 2,
+    workers: Annotated[int, option("Number of workers.")] = 2,
     bandwidth: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="Rate of each host's link: 100mbit, 1gbit.", show_default="1gbit"),
+        str | None, option("Rate of each host's link: 100mbit, 1gbit.", "1gbit", metavar="RATE")
     ] = None,
-    topology: Annotated[str, typer.Option(help="ps, ring or twoshot.")] = "ps",
-    servers: Annotated[int, typer.Option(help="With ps: number of servers that share the parameters.")] = 1,
-    latency: Annotated[str, typer.Option(metavar="TIME", help="Round trip between two hosts: 5ms.")] = "0",
-    every: Annotated[int, typer.Option(help="Iterations between two exchanges.")] = 1,
+    topology: Annotated[str, option("ps, ring or twoshot.")] = "ps",
+    servers: Annotated[int, option("With ps: number of servers that share the parameters.")] = 1,
+    latency: Annotated[str, option("Round trip between two hosts: 5ms.", metavar="TIME")] = "0",
+    every: Annotated[int, option("Iterations between two exchanges.")] = 1,
     codec: Annotated[
         list[str] | None, complete.spec_option("A codec to compare; may be repeated.", "those of the profile")
     ] = None,
-    rho: Annotated[
-        float | None, typer.Option(help="With --h: share of the parameters that compressed layers keep.")
-    ] = None,
-    h: Annotated[float | None, typer.Option("--h", help="Step time of compressed layers over the dense one.")] = None,
-    processes: Annotated[int, typer.Option(help="Workers on each machine, which share its cores.")] = 1,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a worker: 16gib.", show_default="the profile's")
-    ] = None,
+    rho: Annotated[float | None, option("With --h: share of the parameters that compressed layers keep.")] = None,
+    h: Annotated[float | None, option("Step time of compressed layers over the dense one.")] = None,
+    processes: Annotated[int, option("Workers on each machine, which share its cores.")] = 1,
+    memory: Annotated[str | None, option("Memory of a worker: 16gib.", "the profile's", metavar="SIZE")] = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Machine: a file of laconic calibrate, or cpu, h200, jang2017.")
+        str, option("Machine: a file of laconic calibrate, or cpu, h200, jang2017.", metavar="NAME")
     ] = "cpu",
-    sweep: Annotated[
-        str | None, typer.Option(metavar="PARAMETER", help="Draw curves over workers, bandwidth, rho or h.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curves into a file (needs matplotlib).")
-    ] = None,
-    what_if: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN_FOLDER", help="Compare codecs for a run of laconic train."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    sweep: Annotated[str | None, option("Draw curves over workers, bandwidth, rho or h.", metavar="PARAMETER")] = None,
+    plot: Annotated[Path | None, option("Draw the curves into a file (needs matplotlib).", metavar="FILE")] = None,
+    what_if: Annotated[Path | None, option("Compare codecs for a run of laconic train.", metavar="RUN_FOLDER")] = None,
+    json: Json = False,
 ) -> None:
     """Predict the time of an iteration with each codec, and recommend one or none.
 

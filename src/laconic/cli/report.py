@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_stderr, print_text
 from laconic.errors import ConfigError, FileError
 from laconic.units import show_bytes
@@ -29,12 +30,10 @@ def report(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "laconic report",
-    price_hour: Annotated[
-        float, typer.Option("--price-hour", metavar="PRICE", help="Price of one machine for an hour.")
-    ] = 0.0,
-    price_gb: Annotated[float, typer.Option("--price-gb", metavar="PRICE", help="Price of a gigabyte sent.")] = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    title: Annotated[str, option("Heading of the page.")] = "laconic report",
+    price_hour: Annotated[float, option("Price of one machine for an hour.", metavar="PRICE")] = 0.0,
+    price_gb: Annotated[float, option("Price of a gigabyte sent.", metavar="PRICE")] = 0.0,
+    json: Json = False,
 ) -> None:
     """Write one HTML file about runs and Records, which opens offline.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic.cli.options import option
 from laconic.cli.output import examples, print_json, print_stderr
 from laconic.errors import ConfigError, LaconicError
 
@@ -41,15 +42,10 @@ Metrics = Annotated[
 
 def server(
     run_dirs: RunDirs,
-    index: Annotated[int, typer.Option("--index", metavar="I", help="Index of this server, from 0.", min=0)] = 0,
-    host: Annotated[
-        str, typer.Option("--host", metavar="H", help="Address to listen on; all but loopback need --certs.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free port.", min=0, max=65535)] = 0,
-    certs: Annotated[
-        Path | None,
-        typer.Option("--certs", metavar="DIR", help="The server's files of laconic certs new."),
-    ] = None,
+    index: Annotated[int, option("Index of this server, from 0.", metavar="I", min=0)] = 0,
+    host: Annotated[str, option("Address to listen on; all but loopback need --certs.", metavar="H")] = "127.0.0.1",
+    port: Annotated[int, option("0 takes a free port.", min=0, max=65535)] = 0,
+    certs: Annotated[Path | None, option("The server's files of laconic certs new.", metavar="DIR")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     metrics: Metrics = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
@@ -96,14 +92,7 @@ def worker(
     run_dirs: RunDirs,
     number: Annotated[int, typer.Option("--worker", metavar="N", help="Number of this worker, from 0.")],
     incarnation: Annotated[
-        int | None,
-        typer.Option(
-            "--incarnation",
-            metavar="N",
-            help="Must grow with each start of this worker.",
-            min=0,
-            show_default="the time",
-        ),
+        int | None, option("Must grow with each start of this worker.", "the time", metavar="N", min=0)
     ] = None,
     addresses: Annotated[
         list[str] | None,
@@ -114,17 +103,9 @@ def worker(
             show_default="read from the folder",
         ),
     ] = None,
-    patience: Annotated[
-        float,
-        typer.Option("--patience", metavar="S", help="Seconds to retry a server that does not answer.", min=0),
-    ] = 60.0,
-    certs: Annotated[
-        Path | None,
-        typer.Option("--certs", metavar="DIR", help="This worker's files of laconic certs new."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="Where this worker trains and encodes: cpu, cuda or auto.")
-    ] = "cpu",
+    patience: Annotated[float, option("Seconds to retry a server that does not answer.", metavar="S", min=0)] = 60.0,
+    certs: Annotated[Path | None, option("This worker's files of laconic certs new.", metavar="DIR")] = None,
+    device: Annotated[str, option("Where this worker trains and encodes: cpu, cuda or auto.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and no lines.")] = False,
 ) -> None:
     """Train as one worker of a run, and print a JSON line after each exchange.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli.complete import DATA, METHODS, MODELS, MODES, SCHEMES, one_of, specs
+from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
 from laconic.cli.progress import ProgressLog, progress_line
 from laconic.cli.roles import Metrics, check_grpc, serve_metrics
@@ -47,103 +48,68 @@ TIMES = (
 def train(
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
-            help="1, 2, 2w, 3, 4, 5, 6, adaptive, laconic, laconic-min or homomorphic.",
-            show_default="1",
-            autocompletion=one_of(*METHODS),
+        option(
+            "1, 2, 2w, 3, 4, 5, 6, adaptive, laconic, laconic-min or homomorphic.", "1", autocompletion=one_of(*METHODS)
         ),
     ] = None,
     model: Annotated[
-        str,
-        typer.Option("--model", help="mlp, lenet5, vgg11, alexnet, resnet50 or gpt.", autocompletion=one_of(*MODELS)),
+        str, option("mlp, lenet5, vgg11, alexnet, resnet50 or gpt.", autocompletion=one_of(*MODELS))
     ] = "mlp",
-    data: Annotated[
-        str,
-        typer.Option("--data", help="digits (embedded), mnist, cifar10 or text.", autocompletion=one_of(*DATA)),
-    ] = "digits",
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder of data sets; default: $LACONIC_DATA.")
-    ] = None,
-    script: Annotated[
-        str | None, typer.Option("--script", metavar="FILE.py:FUNCTION", help="Function that builds your own task.")
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", help="Number of workers.")] = 2,
-    servers: Annotated[int, typer.Option("--servers", help="Number of servers that share the parameters.")] = 1,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data; or give --iterations.")] = None,
-    iterations: Annotated[
-        int | None, typer.Option("--iterations", help="Number of iterations; default: three epochs.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Examples per worker and iteration.")] = 64,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 0.05,
-    momentum: Annotated[
-        float | None, typer.Option("--momentum", help="Momentum of SGD; default: 0.9, or the method's.")
-    ] = None,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Weight decay of SGD.")] = 0.0,
-    schedule: Annotated[str, typer.Option("--schedule", help="constant or cosine.")] = "constant",
-    warmup: Annotated[int, typer.Option("--warmup", help="Iterations until the full learning rate.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
-    mode: Annotated[
-        str, typer.Option("--mode", help="sync, async or bounded:S.", autocompletion=one_of(*MODES))
-    ] = "sync",
-    push: Annotated[
-        str | None,
-        typer.Option("--push", metavar="SPEC", help="Channel of what workers send.", autocompletion=specs),
-    ] = None,
+    data: Annotated[str, option("digits (embedded), mnist, cifar10 or text.", autocompletion=one_of(*DATA))] = "digits",
+    data_dir: Annotated[Path | None, option("Folder of data sets; default: $LACONIC_DATA.")] = None,
+    script: Annotated[str | None, option("Function that builds your own task.", metavar="FILE.py:FUNCTION")] = None,
+    workers: Annotated[int, option("Number of workers.")] = 2,
+    servers: Annotated[int, option("Number of servers that share the parameters.")] = 1,
+    epochs: Annotated[int | None, option("Passes over the data; or give --iterations.")] = None,
+    iterations: Annotated[int | None, option("Number of iterations; default: three epochs.")] = None,
+    batch: Annotated[int, option("Examples per worker and iteration.")] = 64,
+    lr: Annotated[float, option("Learning rate.")] = 0.05,
+    momentum: Annotated[float | None, option("Momentum of SGD; default: 0.9, or the method's.")] = None,
+    weight_decay: Annotated[float, option("Weight decay of SGD.")] = 0.0,
+    schedule: Annotated[str, option("constant or cosine.")] = "constant",
+    warmup: Annotated[int, option("Iterations until the full learning rate.")] = 0,
+    seed: Annotated[int, option("Seed of everything random.")] = 0,
+    mode: Annotated[str, option("sync, async or bounded:S.", autocompletion=one_of(*MODES))] = "sync",
+    push: Annotated[str | None, option("Channel of what workers send.", metavar="SPEC", autocompletion=specs)] = None,
     pull: Annotated[
-        str | None,
-        typer.Option("--pull", metavar="SPEC", help="Channel of what the server sends.", autocompletion=specs),
+        str | None, option("Channel of what the server sends.", metavar="SPEC", autocompletion=specs)
     ] = None,
-    push_small: Annotated[
-        str | None,
-        typer.Option("--push-small", metavar="SPEC", help="--push for small tensors.", autocompletion=specs),
-    ] = None,
-    pull_small: Annotated[
-        str | None,
-        typer.Option("--pull-small", metavar="SPEC", help="--pull for small tensors.", autocompletion=specs),
-    ] = None,
+    push_small: Annotated[str | None, option("--push for small tensors.", metavar="SPEC", autocompletion=specs)] = None,
+    pull_small: Annotated[str | None, option("--pull for small tensors.", metavar="SPEC", autocompletion=specs)] = None,
     bundled: Annotated[
         bool, typer.Option("--bundled/--layerwise", help="Exchange all tensors as one vector, or one by one.")
     ] = False,
-    returns: Annotated[str | None, typer.Option("--returns", help="weights, gradients, delta or sum.")] = None,
-    sends: Annotated[str | None, typer.Option("--sends", help="gradients, changes or weights.")] = None,
-    every: Annotated[int | None, typer.Option("--every", help="Iterations between exchanges.")] = None,
+    returns: Annotated[str | None, option("weights, gradients, delta or sum.")] = None,
+    sends: Annotated[str | None, option("gradients, changes or weights.")] = None,
+    every: Annotated[int | None, option("Iterations between exchanges.")] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
-            "--layers",
+        option(
+            "Train in a compressed space: monarch:0.1, subspace:0.1, …",
             metavar="SCHEME:RHO",
-            help="Train in a compressed space: monarch:0.1, subspace:0.1, …",
             autocompletion=one_of(*SCHEMES),
         ),
     ] = None,
-    layers_init: Annotated[
-        str, typer.Option("--layers-init", help="fresh, or project for a script's trained model.")
-    ] = "fresh",
+    layers_init: Annotated[str, option("fresh, or project for a script's trained model.")] = "fresh",
     bandwidth: Annotated[
-        str, typer.Option("--bandwidth", metavar="RATE", help="With --layers: the link for which the gain is computed.")
+        str, option("With --layers: the link for which the gain is computed.", metavar="RATE")
     ] = "1gbit",
-    after: Annotated[str | None, typer.Option("--after", help="mean or best.")] = None,
+    after: Annotated[str | None, option("mean or best.")] = None,
     backup: Annotated[int, typer.Option("--backup-workers", help="Workers that a round does not wait for.")] = 0,
     discount: Annotated[
-        bool,
-        typer.Option("--discount", help="Modes async and bounded: shorter steps for stale gradients."),
+        bool, typer.Option("--discount", help="Modes async and bounded: shorter steps for stale gradients.")
     ] = False,
-    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", help="Iterations between checkpoints.")] = 20,
-    run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="The run's folder; default: a new one in runs/.")
-    ] = None,
+    checkpoint_every: Annotated[int, option("Iterations between checkpoints.")] = 20,
+    run_dir: Annotated[Path | None, option("The run's folder; default: a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir.")] = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only write --run-dir, for laconic server and laconic worker.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Only print the method's flags.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Where workers train and encode: cpu, cuda or auto.")] = "cpu",
-    tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files here.")
-    ] = None,
+    device: Annotated[str, option("Where workers train and encode: cpu, cuda or auto.")] = "cpu",
+    tensorboard: Annotated[Path | None, option("Write TensorBoard's event files here.", metavar="DIR")] = None,
     metrics: Metrics = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Train a model with a parameter server and workers, each a process on this host.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from laconic.cli.options import Json
 from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
 from laconic.cli.pack import print_summary, summary_json, times_smaller
 from laconic.errors import ConfigError
@@ -37,7 +38,7 @@ def unpack(
         bool, typer.Option("--explain", help="Only show how each tensor was coded: entropy, levels, bits.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.safetensors if it exists.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Decode a .lac file into a safetensors file, or list its tensors, or explain how they were coded.
 

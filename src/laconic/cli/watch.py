@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from laconic.cli.options import option
 from laconic.cli.output import examples, print_json, stdout_console
 from laconic.errors import ConfigError, FileError
 
@@ -35,14 +36,12 @@ def watch(
         Path | None, typer.Argument(metavar="[RUN]", help="The run's folder.", show_default="the newest in runs/")
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a page on this host until Ctrl-C.")] = False,
-    host: Annotated[str, typer.Option("--host", metavar="H", help="With --web: a loopback address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="With --web: 0 takes a free port.", min=0, max=65535)] = 0,
+    host: Annotated[str, option("With --web: a loopback address.", metavar="H")] = "127.0.0.1",
+    port: Annotated[int, option("With --web: 0 takes a free port.", min=0, max=65535)] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a run that does not exist yet.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the current status and exit.")] = False,
-    every: Annotated[float, typer.Option("--every", metavar="S", help="Seconds between two updates.", min=0.05)] = 0.5,
-    tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard's event files here.")
-    ] = None,
+    every: Annotated[float, option("Seconds between two updates.", metavar="S", min=0.05)] = 0.5,
+    tensorboard: Annotated[Path | None, option("Also write TensorBoard's event files here.", metavar="DIR")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the current status as one JSON object; with --web: the address.")
     ] = False,

@@ -10,9 +10,11 @@ import typer
 from typer.core import TyperGroup
 
 from laconic.cli import complete
-from laconic.cli.output import check_writable, examples, print_json, print_stderr, progress_bar, stdout_console
+from laconic.cli.options import Json, option
+from laconic.cli.output import check_writable, examples, print_json, progress_bar, stdout_console
 from laconic.errors import ConfigError
 from laconic_lab.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_layers
+from laconic_lab.cli.results import write_records
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,41 +54,35 @@ def bench(
         list[str] | None,
         typer.Argument(metavar="SPEC", help="Codec specs.", autocompletion=complete.specs),
     ] = None,
-    numel: Annotated[int | None, typer.Option(help="Values of the tensor.", min=1000, show_default="25000000")] = None,
-    repeat: Annotated[int | None, typer.Option(help="Rounds per measurement.", min=1, show_default="9")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of codecs and torch; memcpy uses one.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the data and the codecs.")] = 0,
+    numel: Annotated[int | None, option("Values of the tensor.", "25000000", min=1000)] = None,
+    repeat: Annotated[int | None, option("Rounds per measurement.", "9", min=1)] = None,
+    threads: Annotated[int, option("Threads of codecs and torch; memcpy uses one.", min=1)] = 1,
+    seed: Annotated[int, option("Seed of the data and the codecs.")] = 0,
     device: Annotated[
-        str, typer.Option(help="cpu, or cuda to time codecs on a GPU beside a device copy, with 2^28 values.")
+        str, option("cpu, or cuda to time codecs on a GPU beside a device copy, with 2^28 values.")
     ] = "cpu",
     step: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="With --device cuda: time a bf16 training step of this model, e.g. resnet50."
-        ),
+        option("With --device cuda: time a bf16 training step of this model, e.g. resnet50.", metavar="MODEL"),
     ] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Data for entropy coders: gaussian, weights, grads."),
+        list[str] | None, option("Data for entropy coders: gaussian, weights, grads.", metavar="NAME")
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="SET", help="Part of the default set: codecs or coders (entropy coders).")
+        str | None, option("Part of the default set: codecs or coders (entropy coders).", metavar="SET")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A million values and three rounds, for a quick look.")
     ] = False,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time the usual alternatives.")] = True,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    records: Annotated[Path | None, option("Write Records, one JSON object per line.", metavar="FILE.jsonl")] = None,
+    json: Json = False,
 ) -> None:
     """Time codecs relative to memcpy, beside the usual alternatives.
 
     Every codec is checked first: its bytes against the reference, its error
     against the method's bound.
     """
-    from laconic.records import write
     from laconic_lab.bench import Settings, run
 
     if device != "cpu":
@@ -115,9 +111,7 @@ def bench(
             with_peers=peers,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
         )
-    if records is not None:
-        write(report.records(), records)
-        print_stderr(f"{len(report.records())} Records written to {records}")
+    write_records(report.records(), records)
     if json:
         print_json(_json(report))
     else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.output import check_writable, print_json, print_stderr, progress_bar, stdout_console
+from laconic.cli.output import check_writable, progress_bar, stdout_console
+from laconic_lab.cli.results import measure, show, write_records
 
 if TYPE_CHECKING:
     from laconic.records import Record
@@ -29,7 +30,6 @@ def bench_device(
     records: Path | None,
     json: bool,
 ) -> None:
-    from laconic.records import write
     from laconic_lab.bench.device import SPECS, DeviceSettings, run_device
 
     settings = DeviceSettings(
@@ -46,12 +46,9 @@ def bench_device(
             settings,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
         )
-    if records is not None:
-        write(written, records)
-        print_stderr(f"{len(written)} Records written to {records}")
+    write_records(written, records)
     if json:
-        shown = [{"kind": record.kind, **record.values} for record in written]
-        print_json({"command": settings.command(specs or SPECS), "records": shown})
+        show(written, settings.command(specs or SPECS), json)
     else:
         _print(found, written[0])
 
@@ -59,20 +56,13 @@ def bench_device(
 def bench_step(
     specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, records: Path | None, json: bool
 ) -> None:
-    from laconic.records import write
     from laconic_lab.bench.device_step import StepSettings, run_steps
 
     chosen = specs or ["qsgd:4"]
     settings = StepSettings(model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed)
-    if records is not None:
-        check_writable(records)
-    found = run_steps(chosen, settings)
-    if records is not None:
-        write(found, records)
-        print_stderr(f"{len(found)} Records written to {records}")
+    found = measure("bench", records, lambda notify: run_steps(chosen, settings))
     if json:
-        shown = [{"kind": record.kind, **record.values} for record in found]
-        print_json({"command": settings.command(chosen), "records": shown})
+        show(found, settings.command(chosen), json)
         return
     console = stdout_console()
     for record in found:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.output import examples, print_json, print_stderr, progress_bar, stdout_console
+from laconic.cli.options import Json, add_group, option
+from laconic.cli.output import print_json, print_stderr, print_table, progress_bar, stdout_console
 from laconic.errors import ConfigError, LaconicError
+from laconic.tables import Table
 from laconic.units import show_bytes
 from laconic_lab.cli import lab_faults
 
@@ -33,28 +35,21 @@ EXAMPLES = UP + RUN + STATUS + DOWN + lab_faults.EXAMPLES
 DEFAULT = "lab"
 
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="Which lab.", show_default="the one that is up")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def up(
-    hosts: Annotated[int, typer.Option(metavar="N", help="How many hosts.")] = 2,
+    hosts: Annotated[int, option("How many hosts.", metavar="N")] = 2,
     rate: Annotated[
-        str | None,
-        typer.Option(help="Rate of each host's link in each direction: 100mbit, 1gbit.", show_default="unlimited"),
+        str | None, option("Rate of each host's link in each direction: 100mbit, 1gbit.", "unlimited")
     ] = None,
     delay: Annotated[
-        str,
-        typer.Option(help="Added on each link in each direction; the round trip of two hosts with 5ms takes 20 ms."),
+        str, option("Added on each link in each direction; the round trip of two hosts with 5ms takes 20 ms.")
     ] = "0",
-    loss: Annotated[float, typer.Option(help="Percent of incoming packets that each host drops.")] = 0.0,
-    jitter: Annotated[str, typer.Option(help="Upper bound of a random extra delay per packet.")] = "0",
-    corrupt: Annotated[
-        float, typer.Option(help="Percent of packets with one flipped bit that TCP does not notice.")
-    ] = 0.0,
-    congestion: Annotated[
-        str | None, typer.Option(help="TCP congestion control of all hosts.", show_default="the machine's")
-    ] = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the lab; several may exist.")] = DEFAULT,
+    loss: Annotated[float, option("Percent of incoming packets that each host drops.")] = 0.0,
+    jitter: Annotated[str, option("Upper bound of a random extra delay per packet.")] = "0",
+    corrupt: Annotated[float, option("Percent of packets with one flipped bit that TCP does not notice.")] = 0.0,
+    congestion: Annotated[str | None, option("TCP congestion control of all hosts.", "the machine's")] = None,
+    name: Annotated[str, option("Name of the lab; several may exist.", metavar="NAME")] = DEFAULT,
     measure: Annotated[
         bool,
         typer.Option("--measure/--no-measure", help="Measure each link in both directions, about a second per host."),
@@ -99,7 +94,7 @@ def up(
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="What to run.")],
-    host: Annotated[int | None, typer.Option(metavar="I", help="The host, from 1.")] = None,
+    host: Annotated[int | None, option("The host, from 1.", metavar="I")] = None,
     everywhere: Annotated[bool, typer.Option("--all", help="On every host at once.")] = False,
     name: Name = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object that contains the output.")] = False,
@@ -269,13 +264,9 @@ def _hosts(lab: Lab) -> list[dict[str, Any]]:
 
 
 def _print_hosts(lab: Lab, title: str | None = None) -> None:
-    from rich.table import Table
-
-    table = Table(title=title or lab.name, title_justify="left")
-    for column in ("host", "address", "rate", "delay", "loss", "received", "sent", "lost", "processes"):
-        table.add_column(column, justify="left" if column == "address" else "right")
-    for host in _hosts(lab):
-        table.add_row(
+    columns = ("host", "address", "rate", "delay", "loss", "received", "sent", "lost", "processes")
+    rows = [
+        (
             str(host["host"]),
             host["address"],
             host["rate"] or "unlimited",
@@ -286,25 +277,21 @@ def _print_hosts(lab: Lab, title: str | None = None) -> None:
             f"{host['rx_lost']} packets",
             str(host["processes"]),
         )
-    stdout_console().print(table, markup=False)
+        for host in _hosts(lab)
+    ]
+    print_table(Table(columns, rows, text_columns=2, title=title or lab.name))
 
 
-def _root(context: typer.Context) -> None:
-    """Emulate slow, distant and lossy networks on this machine.
+HELP = """Emulate slow, distant and lossy networks on this machine.
 
-    See docs/lab.md. Needs root, except for faults, which runs the fault
-    campaign against a small job.
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+See docs/lab.md. Needs root, except for faults, which runs the fault
+campaign against a small job.
+"""
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(rich_markup_mode="rich")
-    group.callback(invoke_without_command=True)(_root)
-    group.command("up", epilog=examples(*UP))(up)
-    group.command("run", epilog=examples(*RUN))(run)
-    group.command("status", epilog=examples(*STATUS))(status)
-    group.command("down", epilog=examples(*DOWN))(down)
-    group.command("faults", epilog=examples(*lab_faults.EXAMPLES))(lab_faults.faults)
-    app.add_typer(group, name="lab", epilog=examples(*EXAMPLES))
+    commands: dict[str, Any] = {
+        "up": (up, UP), "run": (run, RUN), "status": (status, STATUS), "down": (down, DOWN),
+        "faults": (lab_faults.faults, lab_faults.EXAMPLES),
+    }  # fmt: skip
+    add_group(app, "lab", HELP, commands)

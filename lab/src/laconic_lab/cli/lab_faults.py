@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from laconic.cli.options import Json, option
 from laconic.cli.output import print_json, progress_bar, stdout_console
 from laconic.errors import ConfigError, LaconicError
 from laconic.units import show_bytes
@@ -24,25 +25,18 @@ EXAMPLES = ("laconic lab faults --only worker-dies,bomb --modes sync", "laconic 
 
 
 def faults(
-    only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="NAMES", help="Names of faults, separated by commas.", show_default="all"),
-    ] = None,
-    modes: Annotated[
-        str, typer.Option("--modes", help="Modes of the job, separated by commas.")
-    ] = "sync,async,bounded:2",
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Repetitions of each fault.", min=1)] = 1,
+    only: Annotated[str | None, option("Names of faults, separated by commas.", "all", metavar="NAMES")] = None,
+    modes: Annotated[str, option("Modes of the job, separated by commas.")] = "sync,async,bounded:2",
+    repeat: Annotated[int, option("Repetitions of each fault.", metavar="N", min=1)] = 1,
     seconds: Annotated[
         float | None,
         typer.Option("--soak", metavar="S", help="Run one job for S seconds with repeated faults instead.", min=5),
     ] = None,
-    every: Annotated[
-        float, typer.Option("--every", metavar="S", help="With --soak: seconds between faults.", min=1)
-    ] = 20.0,
-    seed: Annotated[int, typer.Option("--seed", help="With --soak: seed that chooses the faults.")] = 0,
+    every: Annotated[float, option("With --soak: seconds between faults.", metavar="S", min=1)] = 20.0,
+    seed: Annotated[int, option("With --soak: seed that chooses the faults.")] = 0,
     names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
-    record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Write Records here.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    record: Annotated[Path | None, option("Write Records here.", metavar="FILE")] = None,
+    json: Json = False,
 ) -> None:
     """Run a small job with a real server under every fault and check its invariants.
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from laconic.cli.complete import one_of
+from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_stderr, print_table, progress_bar
 from laconic.errors import ConfigError
 from laconic_lab.studies import load_study, study_names
@@ -36,15 +37,15 @@ class StudyCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         studies = [load_study(name) for name in study_names()]
-        for option in self.params:
-            if not isinstance(option, TyperOption):
+        for parameter in self.params:
+            if not isinstance(parameter, TyperOption):
                 continue
-            if option.name == "part":
+            if parameter.name == "part":
                 listed = "; ".join(f"{one.name}: {', '.join(one.experiments)}" for one in studies)
-                option.help = f"{option.help} {listed}."
-            users = [one.name for one in studies if option.name in one.flags]
+                parameter.help = f"{parameter.help} {listed}."
+            users = [one.name for one in studies if parameter.name in one.flags]
             if users:
-                option.rich_help_panel = f"Options of {', '.join(users)}"
+                parameter.rich_help_panel = f"Options of {', '.join(users)}"
         super().format_help(ctx, formatter)
 
 
@@ -57,76 +58,45 @@ def study(
     ],
     part: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Experiment to run, or all; may be repeated. report runs nothing and reads Records.",
+            "the first",
             metavar="PART",
-            help="Experiment to run, or all; may be repeated. report runs nothing and reads Records.",
-            show_default="the first",
         ),
     ] = None,
-    runs: Annotated[
-        int | None, typer.Option(help="Runs of each setting.", min=1, show_default="2; on a GPU the paper's")
-    ] = None,
+    runs: Annotated[int | None, option("Runs of each setting.", "2; on a GPU the paper's", min=1)] = None,
     models: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Models to train, such as lenet5,vgg11.", show_default="all of the study"),
+        str | None, option("Models to train, such as lenet5,vgg11.", "all of the study", metavar="LIST")
     ] = None,
-    methods: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Methods, such as 1,5,laconic.", show_default="all")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Seeds, such as 0,1,2.", show_default="the experiment's")
-    ] = None,
-    lanes: Annotated[
-        int | None,
-        typer.Option(help="Runs trained side by side.", min=1, show_default="4 or 6 on a GPU, 1 on a CPU"),
-    ] = None,
+    methods: Annotated[str | None, option("Methods, such as 1,5,laconic.", "all", metavar="LIST")] = None,
+    seeds: Annotated[str | None, option("Seeds, such as 0,1,2.", "the experiment's", metavar="LIST")] = None,
+    lanes: Annotated[int | None, option("Runs trained side by side.", "4 or 6 on a GPU, 1 on a CPU", min=1)] = None,
     links: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Links of the experiment times: unshaped, 1gbit, 100mbit (as root: by the lab).",
-            show_default="all",
-        ),
+        option("Links of the experiment times: unshaped, 1gbit, 100mbit (as root: by the lab).", "all", metavar="LIST"),
     ] = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="times: iterations of each method, model and link.", min=1, show_default="200")
-    ] = None,
+    iterations: Annotated[int | None, option("times: iterations of each method, model and link.", "200", min=1)] = None,
     cell_seconds: Annotated[
-        float | None,
-        typer.Option(help="times: seconds after which 20 iterations are enough.", min=1, show_default="150"),
+        float | None, option("times: seconds after which 20 iterations are enough.", "150", min=1)
     ] = None,
-    turns: Annotated[
-        int | None, typer.Option(help="times: turns in which methods are measured.", min=1, show_default="2")
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(help="Passes over the images.", min=1, show_default="the study's"),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Workers with exclusive shares of the images.", min=1, show_default="5")
-    ] = None,
+    turns: Annotated[int | None, option("times: turns in which methods are measured.", "2", min=1)] = None,
+    epochs: Annotated[int | None, option("Passes over the images.", "the study's", min=1)] = None,
+    workers: Annotated[int | None, option("Workers with exclusive shares of the images.", "5", min=1)] = None,
     data: Annotated[
-        str | None,
-        typer.Option(help="Data set; digits is part of the package.", show_default="digits, or the model's own"),
+        str | None, option("Data set; digits is part of the package.", "digits, or the model's own")
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the data sets.", show_default="$LACONIC_DATA")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.8")] = None,
-    decay: Annotated[
-        float | None, typer.Option(help="Factor of the learning rate after each epoch.", show_default="0.99")
-    ] = None,
-    l1: Annotated[float | None, typer.Option(help="Weight of the l1 term.", show_default="1.1e-05")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images of a mini-batch.", min=1, show_default="100")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.", show_default="0")] = None,
+    data_dir: Annotated[Path | None, option("Folder of the data sets.", "$LACONIC_DATA", metavar="DIR")] = None,
+    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
+    lr: Annotated[float | None, option("Learning rate.", "0.8")] = None,
+    decay: Annotated[float | None, option("Factor of the learning rate after each epoch.", "0.99")] = None,
+    l1: Annotated[float | None, option("Weight of the l1 term.", "1.1e-05")] = None,
+    batch: Annotated[int | None, option("Images of a mini-batch.", "100", min=1)] = None,
+    seed: Annotated[int | None, option("Seed of all random numbers.", "0")] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep Records here; work with a Record is not repeated.")
+        Path | None, option("Keep Records here; work with a Record is not repeated.", metavar="DIR")
     ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw figures as SVG files here (needs matplotlib).")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    figures: Annotated[Path | None, option("Draw figures as SVG files here (needs matplotlib).", metavar="DIR")] = None,
+    json: Json = False,
 ) -> None:
     """Run the experiments of a paper again and compare its claims with what was found."""
     chosen = load_study(name)

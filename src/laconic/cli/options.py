@@ -1,0 +1,40 @@
+"""Options that several commands share, and short ways to declare options and groups of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from laconic.cli.output import examples
+
+__all__ = ["Json", "RecordFile", "add_group", "option"]
+
+
+def option(text: str, default: str | bool = True, **settings: Any) -> Any:
+    """Return a typer option with this help. ``default`` is shown instead of None."""
+    return typer.Option(help=text, show_default=default, **settings)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+RecordFile = Annotated[
+    Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
+]
+
+
+def add_group(
+    app: typer.Typer, name: str, text: str, commands: Mapping[str, tuple[Callable[..., None], Sequence[str]]]
+) -> None:
+    """Add a group of commands, each with its examples. Without a command the group prints its help."""
+    group = typer.Typer(rich_markup_mode="rich")
+
+    @group.callback(invoke_without_command=True, help=text)
+    def root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    for command, (function, lines) in commands.items():
+        group.command(command, epilog=examples(*lines))(function)
+    app.add_typer(group, name=name, epilog=examples(*(line for _, lines in commands.values() for line in lines)))
