@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic_lab.studies.stepper import Stepper
 
@@ -18,16 +19,15 @@ def train_epochs(stepper: Stepper, epochs: int) -> None:
         stepper.end_epoch()
 
 
-class HostTransfers(TorchDispatchMode):
-    """Records operations that copy from or wait for the host, which a CUDA graph cannot hold."""
+@contextmanager
+def host_transfers_forbidden() -> Iterator[None]:
+    """Raise on copies from the host and waits for the device within the block: a CUDA graph cannot hold them."""
 
-    FORBIDDEN = (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise AssertionError("a CUDA graph cannot hold this operation")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.FORBIDDEN:
-            self.operations.append(str(func))
-        return func(*args, **(kwargs or {}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "tensor", forbidden)
+        for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
+            patch.setattr(torch.Tensor, name, forbidden)
+        yield

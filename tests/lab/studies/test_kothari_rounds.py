@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from steppers import HostTransfers
+from steppers import host_transfers_forbidden
 
 from laconic.channels import Channel
 from laconic.cluster.core import Core
@@ -106,9 +106,8 @@ def test_computed_channel_can_be_captured_in_a_cuda_graph(spec: str, small: str)
     channel = ComputedChannel({name: SLOTS[name] for name in names}, spec, policy, torch.device("cpu"))
     numel = sum(torch.Size(shape).numel() for shape in SLOTS.values())
     x, keys, at = torch.ones(numel), rounding_keys(np.arange(len(names), dtype=np.uint64)), torch.tensor([0])
-    with HostTransfers() as transfers:
+    with host_transfers_forbidden():
         channel.send(x, keys, at)
-    assert transfers.operations == []
 
 
 @pytest.mark.parametrize("spec", ["randk:0.1", "uniform:8", "topk:0.1", "topk:0.1,approx=true|qsgd:4"])
