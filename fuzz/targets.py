@@ -125,12 +125,17 @@ def sums_of(*specs: str) -> list[bytes]:
     return found
 
 
+def _bundled_frames(data: bytes) -> list[Any]:
+    """Return the frames of a bundle; none if the bytes are not a bundle."""
+    try:
+        return [frame for _, frame in wire.unpack_bundle(data)]
+    except FrameError:
+        return []
+
+
 def check_sums(data: bytes) -> bool:
     """A bundle's frames added up: what is refused leaves the sum alone, and what is taken decodes."""
-    try:
-        frames = [frame for _, frame in wire.unpack_bundle(data)]
-    except FrameError:
-        return False
+    frames = _bundled_frames(data)
     total, taken = laconic.Sum(max_numel=MAX_NUMEL), 0
     for frame in frames:
         before = total.finish() if taken else None
@@ -152,10 +157,7 @@ def check_sums(data: bytes) -> bool:
 
 def check_aggregate(data: bytes) -> bool:
     """A bundle's frames as what many senders sent: decoded into one sum, or one by one."""
-    try:
-        frames = [frame for _, frame in wire.unpack_bundle(data)]
-    except FrameError:
-        return False
+    frames = _bundled_frames(data)
     if not frames:
         return False
     weights = [0.5, 0.25, 1.0, 0.0, -2.0] * len(frames)

@@ -278,6 +278,16 @@ def mutate_bundle(bundle: Bundle, seeds: list[bytes], rng: random.Random) -> Non
         bundle.frames[at] = rng.choice((bundle.write(), bundle.frames[at][: rng.randrange(40)]))
 
 
+def with_resized_sections(frame: Frame, *extra: bytes) -> Iterator[bytes]:
+    """Yield the frame with each section truncated everywhere, and with extra bytes after it."""
+    good = list(frame.sections)
+    for at, section in enumerate(good):
+        for resized in (*(section[:end] for end in range(len(section))), *(section + more for more in extra)):
+            frame.sections = [*good[:at], resized, *good[at + 1 :]]
+            yield frame.write()
+    frame.sections = good
+
+
 def cases(seeds: list[bytes], count: int, seed: int = 0) -> Iterator[tuple[bytes, bool]]:
     """Yield mutated frames, one in ten a bundle, and whether they are bundles."""
     rng = random.Random(seed)

@@ -106,17 +106,7 @@ def test_bundle_is_explained_by_packet():
 @pytest.mark.parametrize("spec", [*laws.ADAPTIVE, "uniform:5", "qsgd:4", "terngrad", *laws.CODED])
 def test_explaining_an_invalid_frame_raises_frame_error(spec):
     it = mutate.Frame.read(laconic.encode(laws.normal(90) ** 3, spec))
-    good = list(it.sections)
-    for at, section in enumerate(good):
-        for end in range(len(section)):
-            it.sections = [*good[:at], section[:end], *good[at + 1 :]]
-            with pytest.raises(FrameError):
-                laconic.explain(it.write())
-        it.sections = [*good[:at], section + b"\0", *good[at + 1 :]]
-        with pytest.raises(FrameError):
-            laconic.explain(it.write())
-    it.sections = good
     assert laconic.explain(it.write())
-    for blob in (b"", b"LACO", it.write()[:-1], it.write() + b"\0"):
+    for blob in (*mutate.with_resized_sections(it, b"\0"), b"", b"LACO", it.write()[:-1], it.write() + b"\0"):
         with pytest.raises(FrameError):
             laconic.explain(blob)

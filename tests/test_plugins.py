@@ -27,10 +27,9 @@ class EveryNth(Selector):
     step: int = 4
     scale: bool = True
 
-    name: ClassVar[str] = "everynth"
-    summary: ClassVar[str] = "every n-th value"
-    example: ClassVar[str] = "everynth:4"
-    biased: ClassVar[bool | str] = True
+    name, example = "everynth", "everynth:4"
+    summary = "every n-th value"
+    biased = True
 
     def select(self, x, kernels, arena, seed):
         amax_bits = int(bool(x.any())) if kernels.all_finite(x) else NONFINITE
@@ -61,11 +60,10 @@ class EveryNth(Selector):
 class Ternary(Quantizer):
     """Minus, zero or plus the largest magnitude, by a threshold at its half."""
 
-    name: ClassVar[str] = "ternary"
-    summary: ClassVar[str] = "three levels, rounded to nearest"
-    example: ClassVar[str] = "ternary"
-    biased: ClassVar[bool | str] = True
-    num_sections: ClassVar[int] = 2
+    name, example = "ternary", "ternary"
+    summary = "three levels, rounded to nearest"
+    biased = True
+    num_sections = 2
 
     @property
     def max_alphabet(self):
@@ -94,9 +92,8 @@ class Ternary(Quantizer):
 class RunLength(Coder):
     """Runs of equal symbols: a length of one byte, then the symbol."""
 
-    name: ClassVar[str] = "runlength"
-    summary: ClassVar[str] = "run-length code"
-    example: ClassVar[str] = "ternary|runlength"
+    name, example = "runlength", "ternary|runlength"
+    summary = "run-length code"
     max_alphabet: ClassVar[int] = 256
 
     def max_nbytes(self, n, alphabet):
@@ -124,13 +121,12 @@ class Transposed(ValueStage):
 
     rows: int = 1
 
-    name: ClassVar[str] = "transposed"
-    kind: ClassVar[str] = "cast"
-    summary: ClassVar[str] = "the transposed matrix"
-    example: ClassVar[str] = "transposed"
-    num_sections: ClassVar[int] = 1
-    needs_shape: ClassVar[bool] = True
-    lossless: ClassVar[bool] = True
+    name, example = "transposed", "transposed"
+    kind = "cast"
+    summary = "the transposed matrix"
+    num_sections = 1
+    needs_shape = True
+    lossless = True
 
     def for_shape(self, shape):
         return replace(self, rows=shape[0] if shape else 1)

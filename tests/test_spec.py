@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import ClassVar
 
 import pytest
 import torch
@@ -227,9 +226,8 @@ class Doubled(BF16):
 
     factor: int = 2
 
-    name: ClassVar[str] = "doubled"
-    summary: ClassVar[str] = "a test stage"
-    example: ClassVar[str] = "doubled"
+    name, example = "doubled", "doubled"
+    summary = "a test stage"
 
     def encode(self, x, kernels, arena, seed):
         return super().encode(x * self.factor, kernels, arena, seed)
@@ -239,9 +237,8 @@ class Doubled(BF16):
 class Reversed(Coder):
     """A coder of somebody else's: symbols as bytes, the last one first."""
 
-    name: ClassVar[str] = "reversed"
-    summary: ClassVar[str] = "a test coder"
-    example: ClassVar[str] = "qsgd:4|reversed"
+    name, example = "reversed", "qsgd:4|reversed"
+    summary = "a test coder"
 
     def max_nbytes(self, n, alphabet):
         return 2 * n

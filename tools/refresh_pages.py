@@ -21,25 +21,20 @@ from laconic.errors import LaconicError
 from laconic.records import read
 
 COMMAND = "python tools/refresh_pages.py"
-BENCHMARKS = (
-    ("demo/demo.jsonl", "README.md", None),
-    ("bench/codecs.jsonl", "docs/benchmarks.md", None),
-    ("bench/codecs-server.jsonl", "docs/benchmarks.md", "server"),
-    ("bench/coders.jsonl", "docs/coder-benchmarks.md", None),
-    ("cluster/aggregation.jsonl", "docs/cluster-benchmarks.md", None),
-    ("cluster/rounds.jsonl", "docs/cluster-benchmarks.md", None),
-    ("cluster/sums.jsonl", "docs/cluster-benchmarks.md", None),
-    ("cluster/sums-bundled.jsonl", "docs/cluster-benchmarks.md", None),
-    ("cluster/load.jsonl", "docs/cluster-benchmarks.md", None),
-    ("ddp/links.jsonl", "docs/ddp.md", None),
-    ("ddp/lenet5-4ranks.jsonl", "docs/ddp.md", None),
-    ("ddp/lenet5-100mbit.jsonl", "docs/ddp.md", None),
-    ("ddp/lenet5-100mbit-batch32.jsonl", "docs/ddp.md", "ddp-train-batch32"),
-    ("gpu/codecs.jsonl", "docs/gpu.md", None),
-    ("gpu/step.jsonl", "docs/gpu.md", None),
-    ("layers/cpu.jsonl", "docs/layers.md", None),
-)
-"""Records, the page that shows them, and the block's name where the Records do not give it."""
+BENCHMARKS = {
+    "README.md": ("demo/demo",),
+    "docs/benchmarks.md": ("bench/codecs", "bench/codecs-server"),
+    "docs/coder-benchmarks.md": ("bench/coders",),
+    "docs/cluster-benchmarks.md": tuple(
+        f"cluster/{part}" for part in ("aggregation", "rounds", "sums", "sums-bundled", "load")
+    ),
+    "docs/ddp.md": ("ddp/links", "ddp/lenet5-4ranks", "ddp/lenet5-100mbit", "ddp/lenet5-100mbit-batch32"),
+    "docs/gpu.md": ("gpu/codecs", "gpu/step"),
+    "docs/layers.md": ("layers/cpu",),
+}
+"""Pages and the Records that they show."""
+BLOCKS = {"bench/codecs-server": "server", "ddp/lenet5-100mbit-batch32": "ddp-train-batch32"}
+"""The name of a page's block where the Records do not give it."""
 
 
 def wanted_pages(benchmarks: Iterable[tuple[Path, Path, str | None]]) -> dict[Path, str]:
@@ -55,7 +50,11 @@ def wanted_pages(benchmarks: Iterable[tuple[Path, Path, str | None]]) -> dict[Pa
 
 def wanted_files() -> dict[Path, str]:
     """Return every generated file and every page with generated blocks, as they should be."""
-    pages = wanted_pages((RESULTS / records, ROOT / page, block) for records, page, block in BENCHMARKS)
+    pages = wanted_pages(
+        (RESULTS / f"{records}.jsonl", ROOT / page, BLOCKS.get(records))
+        for page, shown in BENCHMARKS.items()
+        for records in shown
+    )
     server, readme, choosing = ServerRuns(), ROOT / "README.md", ROOT / "docs" / "choosing.md"
     pages[readme] = fill(pages[readme], "first", first_table(server))
     pages[choosing] = choosing.read_text(encoding="utf-8")

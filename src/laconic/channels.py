@@ -24,7 +24,7 @@ from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
-from laconic.residuals import KeepsResiduals
+from laconic.residuals import KeepsResiduals, RoundStats
 
 __all__ = ["Channel", "ChannelStats", "channel"]
 
@@ -32,14 +32,11 @@ log = logging.getLogger("laconic")
 
 
 @dataclass
-class ChannelStats:
-    """Counts of a channel; each event was also logged once."""
+class ChannelStats(RoundStats):
+    """Counts of a channel."""
 
-    rounds: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    skipped_nonfinite: int = 0
-    residual_resets: int = 0
     saturated: int = 0
     exempt: dict[str, str] = field(default_factory=dict)
     """Slots that do not get the channel's own spec, with the reason."""

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from laconic import wire
-from laconic.codecs import Chain, codec, parse
-from laconic.errors import ConfigError, FileError, FrameError, InputError, LaconicError, NonFiniteError
+from laconic.codecs import Chain, codec, without_memory
+from laconic.errors import FileError, FrameError, InputError, NonFiniteError, os_error_as_file_error
 from laconic.frames import max_nbytes, open_packet, write_frame
 from laconic.fsync import sync_folder
 from laconic.inspect import Explanation, explain
@@ -120,7 +120,7 @@ def pack_file(
     began = time.perf_counter()
     source, target, rules = Path(source), Path(target), Policy.of(policy)
     for used in (spec, rules.small, *rules.rules.values()):
-        _require_no_memory(used)
+        without_memory(used, ", and a file is written once: drop it and use '{codec}'")
     _check_paths(source, target, force)
     with _open_safetensors(source) as file:
         metadata = file.metadata()
@@ -155,15 +155,6 @@ def pack_file(
                 bundle.add(wire.as_bytes(_metadata_frame(metadata)))
             bytes_out = bundle.close()
     return Summary(tuple(entries), source.stat().st_size, bytes_out, time.perf_counter() - began, metadata)
-
-
-def _require_no_memory(spec: str) -> None:
-    channel_stages, chain = parse(spec)
-    if channel_stages:
-        raise ConfigError(
-            f"{channel_stages[0].name!r} in {spec!r} keeps memory between rounds, and a file is written once: "
-            f"drop it and use {chain.text!r}"
-        )
 
 
 def _spec_of(file: Any, name: str, source: Path) -> TensorSpec:
@@ -322,13 +313,10 @@ def _open_bundle(source: Path, max_numel: int) -> tuple[Slots, dict[str, str] | 
 
 
 def _map(source: Path) -> memoryview:
-    try:
-        with source.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise FileError(f"cannot read {source}: {error.strerror or error}") from None
+    with os_error_as_file_error(f"read {source}"), source.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _read_metadata(packet: Packet, chain: Chain, source: Path) -> dict[str, str]:
@@ -401,12 +389,8 @@ def _check_source(source: Path) -> None:
 def _check_paths(source: Path, target: Path, force: bool) -> None:
     """Check both paths before the work starts: packing may take an hour."""
     _check_source(source)
-    try:
+    with os_error_as_file_error(f"write {target}"):
         _check_target(source, target, force)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from None
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
@@ -429,17 +413,14 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
     target = target.resolve()  # keep a symbolic link
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        # Not tempfile, whose files only their owner can read.
-        with partial.open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(target)
-        sync_folder(target.parent)
-    except LaconicError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from None
+        with os_error_as_file_error(f"write {target}"):
+            # Not tempfile, whose files only their owner can read.
+            with partial.open("xb") as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(target)
+            sync_folder(target.parent)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

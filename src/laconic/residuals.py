@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +16,18 @@ from torch import Tensor
 from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
 
-__all__ = ["KeepsResiduals", "SlotMemory"]
+__all__ = ["KeepsResiduals", "RoundStats", "SlotMemory"]
 
 log = logging.getLogger("laconic")
 
 
-class _Stats(Protocol):
-    residual_resets: int
+@dataclass
+class RoundStats:
+    """Counts of what happened to slots over the rounds; each event was also logged once."""
+
+    rounds: int = 0
+    skipped_nonfinite: int = 0
+    residual_resets: int = 0
 
 
 @dataclass
@@ -45,7 +49,7 @@ class KeepsResiduals:
         stats: Counts resets in ``residual_resets``.
     """
 
-    def __init__(self, companion: str, stats: _Stats) -> None:
+    def __init__(self, companion: str, stats: RoundStats) -> None:
         self._companion, self._reset_stats = companion, stats
         self._memories: dict[str, SlotMemory] = {}
         self._warn_once = LogOnce("stats")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,13 +18,3 @@ def running(folder: Path) -> list[list[str]]:
             if not dead and any(word.startswith(str(folder)) for word in words):
                 commands.append(words)
     return commands
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> bool:
-    """Poll a condition; return whether it became true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import running, wait_for
+from processes import running
 
 from cli_runner import Run, assert_error, file_names
 from laconic.watch.view import Watcher
+from waiting import eventually
 
 pytest.importorskip("grpc")
 
@@ -65,7 +66,7 @@ def test_server_and_worker_train_with_separate_folders(prepared: Path) -> None:
     assert (status.state, status.iteration, status.applied) == ("done", 5, 5)
     assert (prepared / "run" / "checkpoints").is_dir()
     assert [path.name for path in other.iterdir()] == ["config.json"]
-    assert wait_for(lambda: running(prepared) == [], 2)
+    assert eventually(lambda: running(prepared) == [], 2)
 
 
 def test_worker_with_json_prints_its_last_report(run: Run, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

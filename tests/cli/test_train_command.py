@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from processes import running, wait_for
+from processes import running
 
 from cli_runner import Run, assert_error, file_names
 from laconic.cli import train
 from laconic.cli.progress import ProgressLog, progress_line
 from laconic.train.methods import METHODS
 from laconic.train.run import Config
+from waiting import eventually
 
 pytest.importorskip("grpc")
 
@@ -76,14 +77,14 @@ def test_sigterm_ends_all_processes(work_dir: Path) -> None:
     command += ["--run-dir", str(work_dir / "run")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        assert wait_for(lambda: (work_dir / "run" / "server.json").exists() and len(running(work_dir)) == 3, 120)
+        assert eventually(lambda: (work_dir / "run" / "server.json").exists() and len(running(work_dir)) == 3, 120)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in stderr
-    assert wait_for(lambda: running(work_dir) == [], 2)
+    assert eventually(lambda: running(work_dir) == [], 2)
 
 
 @pytest.mark.parametrize("method", METHODS)

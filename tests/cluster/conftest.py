@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Peer
+from grpc_peers import Peer
 
 from laconic.cluster.certificates import new_job
 

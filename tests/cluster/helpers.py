@@ -1,24 +1,17 @@
-"""Small jobs for tests: a core or server with a few parameters, threads as workers, peers that send anything."""
+"""Small jobs for tests: a core with a few parameters, and threads as workers."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import grpc
 import torch
 from torch import Tensor
 
-from laconic.cluster.client import Client, Patience
 from laconic.cluster.core import Core
 from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
-from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
 from laconic.cluster.rejoin import Offer
-from laconic.cluster.server import Server
 from laconic.frames import encode
 from laconic.optim import SGD, Schedule
 from laconic.train import Shards, build_task
@@ -79,113 +72,3 @@ def train(
     failures = run_in_threads(workers, exchanges)
     assert not failures, failures
     return core, workers
-
-
-def in_threads(*calls: Callable[[], Any], timeout: float = 60.0) -> list[Any]:
-    """Call all functions at once; return their results, or raise the first error."""
-    results: dict[int, Any] = {}
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            results[number] = calls[number]()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout)
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads)
-    return [results[number] for number in range(len(calls))]
-
-
-def eventually(condition: Callable[[], object], seconds: float = 5.0) -> bool:
-    """Wait for a condition; return whether it became true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return False
-
-
-# ------------------------------------------------------------------------------------------------------- over sockets
-
-
-@contextlib.contextmanager
-def serving(core: Core, **options: Any) -> Iterator[Server]:
-    server = Server(core, "127.0.0.1:0", **options)
-    try:
-        yield server
-    finally:
-        server.stop(0)
-
-
-def client_of(server: Server, worker: int = 0, incarnation: int = 0, kind: Any = Client, **options: Any) -> Any:
-    core = server.core
-    return kind(
-        f"127.0.0.1:{server.port}",
-        worker=worker,
-        incarnation=incarnation,
-        slots=core.slots,
-        limits=core.job.pull_limits(core.parameters.values()),
-        **{"patience": Patience(total=2.0)} | options,
-    )
-
-
-def begin(client: Client, attempt: int = 0) -> int:
-    """Join with all versions that the server has; return the exchange at which the worker continues."""
-    return client.join(attempt, Offer(client.hello().versions))[0]
-
-
-def exchange(client: Any, sequence: int, *frames: bytes) -> Any:
-    return client.exchange(sequence, list(enumerate(frames)), lambda: 0.0)
-
-
-def head_of(worker: int = 0, incarnation: int = 0, sequence: int = 0) -> dict[str, Any]:
-    """Return the first message of a push."""
-    return {"worker": worker, "incarnation": incarnation, "sequence": sequence}
-
-
-class Peer:
-    """Sends arbitrary messages to a server."""
-
-    def __init__(self, port: int, credentials: Any = None) -> None:
-        address = f"127.0.0.1:{port}"
-        self._channel = (
-            grpc.secure_channel(address, credentials, options=GRPC_OPTIONS)
-            if credentials is not None
-            else grpc.insecure_channel(address, options=GRPC_OPTIONS)
-        )
-
-    def call(self, name: str, *messages: bytes, timeout: float = 5.0) -> grpc.RpcError | None:
-        """Return the refusal of a call, or None if it was answered."""
-        try:
-            list(self._channel.stream_stream(RPC_PATHS[name])(iter(messages), timeout=timeout))
-        except grpc.RpcError as error:
-            return error
-        return None
-
-    def push(self, head: dict[str, Any], *frames: bytes) -> Any:
-        """Return the refusal of a push, or None."""
-        pieces = [message for slot, frame in enumerate(frames) for message in frame_messages(slot, frame)]
-        return self.call("Exchange", json_message(head), *pieces, json_message({"score": 0}))
-
-    def begin_push(self, head: dict[str, Any], frame: bytes) -> tuple[Any, threading.Event]:
-        """Start a push of slot 0 that does not end: return the call, and an event that completes it."""
-        complete = threading.Event()
-
-        def messages() -> Iterator[bytes]:
-            yield json_message(head)
-            yield from frame_messages(0, frame)
-            complete.wait(TIMEOUT)
-            yield json_message({"score": 0})
-
-        return self._channel.stream_stream(RPC_PATHS["Exchange"])(messages(), timeout=TIMEOUT), complete
-
-    def close(self) -> None:
-        self._channel.close()

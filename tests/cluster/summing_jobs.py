@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 import torch
-from helpers import TIMEOUT, Events, core_of, in_threads, open_session
+from helpers import TIMEOUT, Events, core_of, open_session
 from torch import Tensor
 
 from laconic.cluster.homomorphic.worker import SummingWorker, scale_frame
 from laconic.cluster.job import Job
 from laconic.cluster.replies import Reply
 from laconic.train.methods import method_options
+from waiting import in_threads
 
 SLOTS = {"w": torch.zeros(70, 90), "b": torch.zeros(90)}
 

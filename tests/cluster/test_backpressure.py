@@ -10,27 +10,15 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from helpers import (
-    ONES,
-    Events,
-    Peer,
-    begin,
-    client_of,
-    core_of,
-    eventually,
-    exchange,
-    head_of,
-    in_threads,
-    job_of,
-    serving,
-    small_core,
-)
+from grpc_peers import Peer, begin, client_of, exchange, head_of, serving
+from helpers import ONES, Events, core_of, job_of, small_core
 
 from laconic.cluster.client import Client
 from laconic.cluster.protocol import frame_messages, json_message
 from laconic.cluster.replies import RefusedError
 from laconic.cluster.shared_state import ByteBudget
 from laconic.frames import encode
+from waiting import eventually, in_threads
 
 WORKERS = 8
 NUMEL = 1 << 15

@@ -11,20 +11,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from helpers import (
-    ONES,
-    TIMEOUT,
-    Events,
-    Peer,
-    begin,
-    client_of,
-    eventually,
-    head_of,
-    open_session,
-    serving,
-    small_core,
-    train,
-)
+from grpc_peers import Peer, begin, client_of, head_of, serving
+from helpers import ONES, TIMEOUT, Events, open_session, small_core, train
 from torch import Tensor
 
 from laconic import wire
@@ -40,6 +28,7 @@ from laconic.frames import encode
 from laconic.packet import Packet, TensorSpec
 from laconic.train.methods import method_options
 from laconic_lab.faults.invariants import applied_once
+from waiting import eventually
 
 FAULTS = ("shape", "dtype", "nan", "infinity", "codec", "version", "truncated", "flipped")
 

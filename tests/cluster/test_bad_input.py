@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH, core_of, eventually, in_threads
+from helpers import BATCH, core_of
 from test_faults import events_of, pids
 
 from laconic.cluster import checkpoint
@@ -32,6 +32,7 @@ from laconic.optim import Schedule
 from laconic.train import Shards, launch
 from laconic.train.run import CHECKPOINTS, CONFIG, SERVER, Config, trainable
 from laconic.train.worker import Worker
+from waiting import eventually, in_threads
 
 FORKS = """
 import json, os, sys, time

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Events, core_of, in_threads, job_of, open_session
+from helpers import Events, core_of, job_of, open_session
 
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
@@ -20,6 +20,7 @@ from laconic.cluster.replies import RefusedError
 from laconic.errors import ConfigError, FrameError
 from laconic.frames import encode
 from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
+from waiting import in_threads
 
 TIMEOUT = 10.0
 

@@ -13,23 +13,13 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from helpers import (
-    ONES,
-    Events,
-    Peer,
-    begin,
-    client_of,
-    eventually,
-    exchange,
-    head_of,
-    in_threads,
-    serving,
-    small_core,
-)
+from grpc_peers import Peer, begin, client_of, exchange, head_of, serving
+from helpers import ONES, Events, small_core
 
 from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.frames import encode
 from laconic_lab.faults.invariants import all_work_once, applied_once
+from waiting import eventually, in_threads
 
 ROUNDS = 20
 

@@ -21,7 +21,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from helpers import ONES, TIMEOUT, begin, client_of, core_of, eventually, exchange, in_threads, serving
+from grpc_peers import begin, client_of, exchange, serving
+from helpers import ONES, TIMEOUT, core_of
 
 from laconic.cluster import certificates, checkpoint, security
 from laconic.cluster.client import Client, Patience
@@ -36,6 +37,7 @@ from laconic.train.run import CHECKPOINTS, EVENTS, SERVER, Config
 from laconic.watch.events import read_events
 from laconic_lab.faults import flood_client
 from laconic_lab.faults.invariants import applied_once, lost_at_most
+from waiting import eventually, in_threads
 
 FORKS = """
 import json, os, resource, signal, sys

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH, Events, client_of, core_of, in_threads, job_of, serving
+from grpc_peers import client_of, serving
+from helpers import BATCH, Events, core_of, job_of
 from torch import Tensor
 
 from laconic.cluster.client import Client
@@ -25,6 +26,7 @@ from laconic.train.bundling import Layout
 from laconic.train.methods import method_options
 from laconic.train.worker import Worker
 from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
+from waiting import in_threads
 
 PACE = 0.04
 """Seconds of sleep per batch: more than the computation, so that it determines the length of an epoch."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH, in_threads
+from helpers import BATCH
 from torch import Tensor
 
 from laconic.cluster.checkpoint import Folder
@@ -29,6 +29,7 @@ from laconic.train import Shards, Task, build_task
 from laconic.train.methods import METHODS, method_options
 from laconic.train.worker import Worker
 from laconic_lab.faults.invariants import applied_once, lost_at_most
+from waiting import in_threads
 
 
 class Crash(BaseException):

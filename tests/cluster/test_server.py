@@ -8,20 +8,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from helpers import (
-    Events,
-    Peer,
-    begin,
-    client_of,
-    core_of,
-    exchange,
-    head_of,
-    job_of,
-    open_session,
-    serving,
-    small_core,
-    train,
-)
+from grpc_peers import Peer, begin, client_of, exchange, head_of, serving
+from helpers import Events, core_of, job_of, open_session, small_core, train
 
 from laconic._version import __version__
 from laconic.cluster import protocol

@@ -21,21 +21,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from helpers import (
-    ONES,
-    TIMEOUT,
-    Events,
-    Peer,
-    begin,
-    client_of,
-    eventually,
-    exchange,
-    head_of,
-    in_threads,
-    job_of,
-    serving,
-    small_core,
-)
+from grpc_peers import Peer, begin, client_of, exchange, head_of, serving
+from helpers import ONES, TIMEOUT, Events, job_of, small_core
 
 from laconic.cluster import certificates, checkpoint, security
 from laconic.cluster import server as server_module
@@ -47,6 +34,7 @@ from laconic_lab.faults import flood_client
 from laconic_lab.faults.flood_process import FloodProcess
 from laconic_lab.faults.invariants import applied_once
 from laconic_lab.faults.soak import usage
+from waiting import eventually, in_threads
 
 ROUNDS = 20
 ANY_REQUEST = head_of() | {"attempt": 5, "versions": [0], "lost": False, "protocol": 1, "fingerprint": "f"}

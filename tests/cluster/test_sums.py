@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH, TIMEOUT, Events, core_of, eventually, in_threads, train
+from helpers import BATCH, TIMEOUT, Events, core_of, train
 from summing_jobs import SLOTS, SumJob, gradients, sum_job
 from test_modes import Sockets
 from torch import Tensor
@@ -32,6 +32,7 @@ from laconic.train import Shards, build_task
 from laconic.train.methods import method_options
 from laconic.train.worker import Worker
 from laconic_lab.faults.invariants import applied_once
+from waiting import eventually, in_threads
 
 LOCAL_STEPS = {"every": 2, "sends": "changes"}
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import mutate
 from laconic import ConfigError, FrameError
 from laconic.codecs import registry
 from laconic.kernels.sections import CHUNK
+from waiting import in_threads
 
 # Chains behind a selector run the laws in the selector's file.
 SPECS = [spec for spec in laws.CODED if not spec.startswith("topk")]
@@ -318,9 +320,5 @@ def test_two_python_threads_encode_concurrently(threads):
             if laws.bytes_of(laconic.decode(wanted[at])) != values[at]:
                 failures.append(("decode", spec, x.numel()))
 
-    workers = [threading.Thread(target=work, args=(part,)) for part in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(*(partial(work, part) for part in range(2)))
     assert failures == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from laconic.kernels.interface import LinearGrid, UniformGrid
 from laconic.kernels.reference import code_tables, entropy_coding
 from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding, coded_max_nbytes, symbol_dtype
 from symbols import CODINGS, KINDS, PURE, code, make, normal, raw_nbytes
+from waiting import in_threads
 
 # More Huffman streams from 2,048 and 65,536 symbols on, more rANS states from 16,384 on, another chunk after 2^19.
 EDGES = (2048, 16384, 65536)
@@ -416,11 +418,7 @@ def test_python_threads_do_not_share_a_workspace():
                 if not torch.equal(cpu.decode_symbols(section, symbols.numel(), alphabet), symbols):
                     failures.append(("decode", at))
 
-    workers = [threading.Thread(target=work, args=(part,)) for part in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(*(partial(work, part) for part in range(4)))
     assert failures == []
 
 

@@ -34,7 +34,7 @@ from laconic.cluster.security import (
     require_module,
     utc_now,
 )
-from laconic.errors import ConfigError, FileError
+from laconic.errors import ConfigError, FileError, os_error_as_file_error
 from laconic.fsync import sync_folder
 
 if TYPE_CHECKING:
@@ -76,16 +76,13 @@ def new_job(
     target = Path(folder).resolve()
     partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
     try:
-        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-            raise FileError(f"{folder} exists and is not an empty folder: choose another")
-        partial.mkdir(mode=0o700)
-        _write_job(partial, name, names, workers, timedelta(days=days))
-        partial.rename(target)  # fails if the folder is no longer empty
-        sync_folder(target.parent)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot make certificates in {folder}: {error.strerror or error}") from None
+        with os_error_as_file_error(f"make certificates in {folder}"):
+            if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+                raise FileError(f"{folder} exists and is not an empty folder: choose another")
+            partial.mkdir(mode=0o700)
+            _write_job(partial, name, names, workers, timedelta(days=days))
+            partial.rename(target)  # fails if the folder is no longer empty
+            sync_folder(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return list_certificates(target)
@@ -182,16 +179,10 @@ def _new_key() -> EllipticCurvePrivateKey:
 def _key_usage(is_ca: bool) -> x509.KeyUsage:
     from cryptography import x509
 
+    unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+              "decipher_only")  # fmt: skip
     return x509.KeyUsage(
-        digital_signature=not is_ca,
-        key_cert_sign=is_ca,
-        crl_sign=is_ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **dict.fromkeys(unused, False)
     )
 
 

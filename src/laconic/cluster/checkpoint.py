@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from laconic.errors import ConfigError, FileError, InputError
+from laconic.errors import ConfigError, FileError, InputError, os_error_as_file_error
 from laconic.fsync import sync_folder
 
 __all__ = ["VERSION", "Checkpoint", "Folder", "load", "load_latest", "save"]
@@ -295,10 +295,8 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     A damaged one is logged and skipped. If all are damaged, this raises ``FileError`` rather than start from nothing.
     """
     folder = Path(folder)
-    try:
+    with os_error_as_file_error(f"read checkpoints from {folder}"):
         paths = _complete(folder)[::-1] if folder.exists() else []
-    except OSError as error:
-        raise FileError(f"cannot read checkpoints from {folder}: {error.strerror or error}") from None
     errors = []
     for path in paths:
         try:
@@ -314,12 +312,8 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Load one checkpoint and verify every byte; raise ``FileError`` if it is damaged."""
     path = Path(path)
-    try:
+    with os_error_as_file_error(f"read checkpoint {path}"):
         return _load(path)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
 
 
 def _load(path: Path) -> Checkpoint:

@@ -206,7 +206,12 @@ class Job:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Job:
-        known = {field.name for field in fields(cls)}
-        if set(values) != known:
-            raise ConfigError(f"a job has the fields {', '.join(sorted(known))}, got {', '.join(sorted(values))}")
+        require_fields(cls, values, "a job")
         return cls(**values)
+
+
+def require_fields(cls: type[Any], values: Mapping[str, Any], name: str) -> None:
+    """Raise ``ConfigError`` unless the keys are the names of a dataclass's fields."""
+    known = {field.name for field in fields(cls)}
+    if set(values) != known:
+        raise ConfigError(f"{name} has the fields {', '.join(sorted(known))}, got {', '.join(sorted(values))}")

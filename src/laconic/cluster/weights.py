@@ -55,24 +55,19 @@ class Resident(Protocol):
         ...
 
 
+Tensors = Mapping[str, Tensor]
+Rate = Callable[[int], float]
+
+
 class Weights:
     """The parameters of a job and all that changes with them. Callers hold the lock.
 
     Args:
-        job: The job.
-        parameters: Float32 tensors by name; changed in place.
-        optimizer: Takes the steps.
-        learning_rate: The learning rate of an update, by its number.
-        resident: Tensors of slots that are not exchanged.
+        job, parameters, optimizer, learning_rate, resident: See ``Core``.
     """
 
     def __init__(
-        self,
-        job: Job,
-        parameters: Mapping[str, Tensor],
-        optimizer: Optimizer,
-        learning_rate: Callable[[int], float],
-        resident: Resident | None = None,
+        self, job: Job, parameters: Tensors, optimizer: Optimizer, learning_rate: Rate, resident: Resident | None
     ) -> None:
         self.job = job
         self.slots = Slots.of(parameters)

@@ -42,12 +42,18 @@ def _parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:
 
 def codec(text: str) -> Chain:
     """Return the codec of a spec such as ``topk:0.01|qsgd:4``. It has no state; its ``str()`` is the canonical spec."""
+    return without_memory(text, f": use laconic.channel({text!r}), or drop it for a codec without memory")
+
+
+def without_memory(text: str, advice: str) -> Chain:
+    """Return the codec of a spec; a channel stage in it raises ``ConfigError``, which ends in ``advice``.
+
+    ``{codec}`` in the advice stands for the spec without channel stages.
+    """
     channel_stages, chain = parse(text)
     if channel_stages:
-        raise ConfigError(
-            f"{channel_stages[0].name!r} in {text!r} keeps memory between rounds: use laconic.channel({text!r}), "
-            f"or drop it for a codec without memory"
-        )
+        stage, advice = channel_stages[0].name, advice.format(codec=chain.text)
+        raise ConfigError(f"{stage!r} in {text!r} keeps memory between rounds{advice}")
     return chain
 
 

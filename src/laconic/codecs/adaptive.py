@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,10 +132,9 @@ class Adaptive(Quantizer):
     zero: bool = False
     tail: float = 0.0
 
-    name: ClassVar[str] = "adaptive"
-    summary: ClassVar[str] = "min-max bins, as many as the entropy asks for"
-    example: ClassVar[str] = "adaptive:5.0|huffman"
-    biased: ClassVar[bool | str] = "decodes to the bin's centre"
+    name, example = "adaptive", "adaptive:5.0|huffman"
+    summary = "min-max bins, as many as the entropy asks for"
+    biased = "decodes to the bin's centre"
 
     def __post_init__(self) -> None:
         checks.between(self, "c", 0.0, 12.0)
@@ -262,17 +261,9 @@ class Adaptive(Quantizer):
     def _max_tail(self, n: int) -> int:
         return min(n, max(64, math.ceil(4 * self.tail * n)))
 
-    def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
-        quantized = self.to_symbols(x, kernels, arena, seed)
-        if quantized is None:
-            return ()
-        side, symbols = quantized
-        if symbols is None:
-            return (*side, arena.take(0))
+    def pack(self, x: Tensor, symbols: Symbols, kernels: Kernels, packed: Tensor) -> None:
         assert isinstance(symbols.grid, LinearGrid)
-        packed = arena.take(packed_nbytes(x.numel(), symbol_bits(symbols.alphabet)))
         kernels.linear_encode(x, symbols.grid, packed)  # one pass: symbols are not materialized
-        return (*side, packed)
 
     # ------------------------------------------------------------------------------------------------------ decode
 

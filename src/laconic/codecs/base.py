@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError, NonFiniteError
-from laconic.kernels.interface import NONFINITE, Grid, Kernels, MultiTensorKernels
+from laconic.kernels.interface import NONFINITE, Addresses, Grid, Kernels, MultiTensorKernels, Tensors
 from laconic.kernels.sections import MAX_ALPHABET, packed_nbytes, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
@@ -222,14 +222,9 @@ class MultiTensorStage(Protocol):
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]: ...
 
     def quantize_all(
-        self,
-        tensors: Sequence[Tensor],
-        residuals: Sequence[Tensor] | None,
-        kernels: MultiTensorKernels,
-        seeds: Sequence[int],
-        floats: Sequence[int],
-        packed: Sequence[int],
-    ) -> Tensor:
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        floats: Addresses, packed: Addresses,
+    ) -> Tensor:  # fmt: skip
         """Write both sections of each tensor; return the ``amax_bits`` of each, on the device.
 
         With residuals, encode residual + tensor and leave the error in the residual.
@@ -237,12 +232,7 @@ class MultiTensorStage(Protocol):
         ...
 
     def dequantize_all(
-        self,
-        floats: Sequence[int],
-        packed: Sequence[int],
-        kernels: MultiTensorKernels,
-        outs: Sequence[Tensor],
-        weight: float | None,
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
     ) -> Tensor:
         """Decode many; return a flag on the device that is not 0 if a section is invalid."""
         ...
@@ -330,8 +320,12 @@ class Quantizer(ValueStage):
         if symbols is None:
             return (*side, arena.take(0))
         packed = arena.take(packed_nbytes(x.numel(), symbol_bits(symbols.alphabet)))
-        kernels.pack_symbols(symbols.materialize(kernels), symbols.alphabet, False, packed)
+        self.pack(x, symbols, kernels, packed)
         return (*side, packed)
+
+    def pack(self, x: Tensor, symbols: Symbols, kernels: Kernels, packed: Tensor) -> None:
+        """Write the packed symbols of x."""
+        kernels.pack_symbols(symbols.materialize(kernels), symbols.alphabet, False, packed)
 
     def decode(
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None

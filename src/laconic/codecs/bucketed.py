@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import MultiTensorStage, Quantizer, SymbolReader, Symbols, require_finite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Kernels, MultiTensorKernels
+from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, Tensors
 from laconic.kernels.sections import num_buckets
 from laconic.packet import Arena
 
@@ -21,7 +21,7 @@ __all__ = ["BucketedQuantizer"]
 class BucketedQuantizer(Quantizer):
     """Scales each bucket separately, so that an outlier affects only its bucket and one pass over memory suffices."""
 
-    num_sections: ClassVar[int] = 2
+    num_sections = 2
     floats_per_bucket: ClassVar[int] = 1
     ternary: ClassVar[bool] = False
     """Symbols are packed five to a byte."""
@@ -50,24 +50,14 @@ class BucketedQuantizer(Quantizer):
         return self if self.has_multi_tensor_kernels else None
 
     def quantize_all(
-        self,
-        tensors: Sequence[Tensor],
-        residuals: Sequence[Tensor] | None,
-        kernels: MultiTensorKernels,
-        seeds: Sequence[int],
-        floats: Sequence[int],
-        packed: Sequence[int],
-    ) -> Tensor:
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        floats: Addresses, packed: Addresses,
+    ) -> Tensor:  # fmt: skip
         """See ``MultiTensorStage``."""
         raise NotImplementedError
 
     def dequantize_all(
-        self,
-        floats: Sequence[int],
-        packed: Sequence[int],
-        kernels: MultiTensorKernels,
-        outs: Sequence[Tensor],
-        weight: float | None,
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
     ) -> Tensor:
         """See ``MultiTensorStage``."""
         raise NotImplementedError

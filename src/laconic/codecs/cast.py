@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,13 +22,12 @@ class Raw(ValueStage):
     Payload: ``dtype value[n]``.
     """
 
-    name: ClassVar[str] = "none"
-    kind: ClassVar[str] = "cast"
-    summary: ClassVar[str] = "the values unchanged"
-    example: ClassVar[str] = "none"
-    num_sections: ClassVar[int] = 1
-    lossless: ClassVar[bool] = True
-    copies_values: ClassVar[bool] = True
+    name, example = "none", "none"
+    kind = "cast"
+    summary = "the values unchanged"
+    num_sections = 1
+    lossless = True
+    copies_values = True
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         section = arena.take(x.numel() * x.element_size())
@@ -49,9 +47,9 @@ class Raw(ValueStage):
 class _Half(ValueStage):
     """Casts to 16 bits: rounds to nearest even, and saturates values beyond the range."""
 
-    kind: ClassVar[str] = "cast"
-    biased: ClassVar[bool | str] = "rounds to nearest"
-    num_sections: ClassVar[int] = 1
+    kind = "cast"
+    biased = "rounds to nearest"
+    num_sections = 1
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         section = arena.take(2 * x.numel())
@@ -74,15 +72,13 @@ class _Half(ValueStage):
 class FP16(_Half):
     """Half precision: 11 significant bits, range ±65,504. Values beyond it saturate, which is logged and counted."""
 
-    name: ClassVar[str] = "fp16"
-    summary: ClassVar[str] = "cast to half precision"
-    example: ClassVar[str] = "fp16"
+    name, example = "fp16", "fp16"
+    summary = "cast to half precision"
 
 
 @dataclass(frozen=True)
 class BF16(_Half):
     """bfloat16: 8 significant bits, the range of float32."""
 
-    name: ClassVar[str] = "bf16"
-    summary: ClassVar[str] = "cast to bfloat16"
-    example: ClassVar[str] = "bf16"
+    name, example = "bf16", "bf16"
+    summary = "cast to bfloat16"

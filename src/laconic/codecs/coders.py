@@ -81,9 +81,8 @@ class Huffman(ChunkCoder):
 
     mode: str = "pure"
 
-    name: ClassVar[str] = "huffman"
-    summary: ClassVar[str] = "canonical Huffman code of a quantizer's symbols"
-    example: ClassVar[str] = "adaptive:5.0|huffman"
+    name, example = "huffman", "adaptive:5.0|huffman"
+    summary = "canonical Huffman code of a quantizer's symbols"
     pure: ClassVar[Coding] = Coding.HUFFMAN
     auto: ClassVar[Coding] = Coding.HUFFMAN_AUTO
 
@@ -98,9 +97,8 @@ class Rans(ChunkCoder):
 
     mode: str = "pure"
 
-    name: ClassVar[str] = "rans"
-    summary: ClassVar[str] = "rANS code of a quantizer's symbols"
-    example: ClassVar[str] = "topk:0.01|qsgd:4|rans"
+    name, example = "rans", "topk:0.01|qsgd:4|rans"
+    summary = "rANS code of a quantizer's symbols"
     pure: ClassVar[Coding] = Coding.RANS
     auto: ClassVar[Coding] = Coding.RANS_AUTO
 
@@ -153,17 +151,12 @@ class ByteCoder(Coder):
 
 @dataclass(frozen=True)
 class Deflate(ByteCoder):
-    """zlib: part of Python, and slow. A baseline.
-
-    Args:
-        level: 1 (fast) to 9 (small).
-    """
+    """zlib: part of Python, and slow. A baseline. Its level is 1 (fast) to 9 (small)."""
 
     level: int = 6
 
-    name: ClassVar[str] = "deflate"
-    summary: ClassVar[str] = "zlib on a quantizer's symbols"
-    example: ClassVar[str] = "uniform:8|deflate"
+    name, example = "deflate", "uniform:8|deflate"
+    summary = "zlib on a quantizer's symbols"
 
     def __post_init__(self) -> None:
         checks.integer(self, "level", 1, 9)
@@ -184,17 +177,12 @@ class Deflate(ByteCoder):
 
 @dataclass(frozen=True)
 class Zstd(ByteCoder):
-    """Zstandard; needs the package ``zstandard``. A baseline.
-
-    Args:
-        level: 1 (fast) to 19 (small).
-    """
+    """Zstandard; needs the package ``zstandard``. A baseline. Its level is 1 (fast) to 19 (small)."""
 
     level: int = 3
 
-    name: ClassVar[str] = "zstd"
-    summary: ClassVar[str] = "Zstandard on a quantizer's symbols"
-    example: ClassVar[str] = "uniform:8|zstd"
+    name, example = "zstd", "uniform:8|zstd"
+    summary = "Zstandard on a quantizer's symbols"
 
     def __post_init__(self) -> None:
         checks.integer(self, "level", 1, 19)

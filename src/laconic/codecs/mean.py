@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -50,13 +50,12 @@ class Mean(ValueStage):
     Payload: ``uint32 workers, count``, then ``float32 value[n]``.
     """
 
-    name: ClassVar[str] = "mean"
-    kind: ClassVar[str] = "cast"
-    summary: ClassVar[str] = "float32 and a count, to be added"
-    example: ClassVar[str] = "randk:0.1|mean"
-    biased: ClassVar[bool | str] = False
-    summable: ClassVar[bool] = True
-    num_sections: ClassVar[int] = 2
+    name, example = "mean", "randk:0.1|mean"
+    kind = "cast"
+    summary = "float32 and a count, to be added"
+    biased = False
+    summable = True
+    num_sections = 2
 
     def encode(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> tuple[Tensor, ...]:
         sections = self.encode_sum(x, FloatSumHeader(1, 1), kernels, arena)

@@ -6,7 +6,6 @@ The stages are configuration only; ``laconic.channels`` keeps the memory and doe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from laconic.codecs import checks
 from laconic.codecs.base import ChannelStage
@@ -22,9 +21,8 @@ class ErrorFeedback(ChannelStage):
     Seide et al. 2014; Stich et al. 2018 (arXiv:1809.07599). Sum(sent) + residual = sum(inputs), up to rounding.
     """
 
-    name: ClassVar[str] = "ef"
-    summary: ClassVar[str] = "error feedback: a residual per slot"
-    example: ClassVar[str] = "ef|topk:0.01|qsgd:4"
+    name, example = "ef", "ef|topk:0.01|qsgd:4"
+    summary = "error feedback: a residual per slot"
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,8 @@ class MomentumCorrection(ChannelStage):
     m: float = 0.9
     nesterov: bool = False
 
-    name: ClassVar[str] = "momentum"
-    summary: ClassVar[str] = "DGC momentum correction, residual included"
-    example: ClassVar[str] = "momentum:0.9|topk:0.001|qsgd:4"
+    name, example = "momentum", "momentum:0.9|topk:0.001|qsgd:4"
+    summary = "DGC momentum correction, residual included"
 
     def __post_init__(self) -> None:
         if not 0.0 <= checks.number(self, "m") < 1.0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -123,9 +123,9 @@ class IntSumHeader:
 class PackedIntStage(ValueStage):
     """Writes packed integers. Three sections: a header, a clip per block, and the integers."""
 
-    kind: ClassVar[str] = "quantizer"
-    summable: ClassVar[bool] = True
-    num_sections: ClassVar[int] = 3
+    kind = "quantizer"
+    summable = True
+    num_sections = 3
     bits: int
     round: str
 
@@ -303,10 +303,9 @@ class Shared(PackedIntStage):
     bits: int = 8
     round: str = "nearest"
 
-    name: ClassVar[str] = "shared"
-    summary: ClassVar[str] = "integers on a shared scale per block"
-    example: ClassVar[str] = "ef|shared:8"
-    biased: ClassVar[bool | str] = "only with round=nearest"
+    name, example = "shared", "ef|shared:8"
+    summary = "integers on a shared scale per block"
+    biased = "only with round=nearest"
 
     @property
     def contractive(self) -> bool:
@@ -336,10 +335,9 @@ class THC(PackedIntStage):
     round: str = "nearest"
     rotation: int = 0
 
-    name: ClassVar[str] = "thc"
-    summary: ClassVar[str] = "rotated, then integers on a shared scale"
-    example: ClassVar[str] = "ef|thc:4"
-    biased: ClassVar[bool | str] = "rounds to nearest, or clips"
+    name, example = "thc", "ef|thc:4"
+    summary = "rotated, then integers on a shared scale"
+    biased = "rounds to nearest, or clips"
 
     def __post_init__(self) -> None:
         super().__post_init__()

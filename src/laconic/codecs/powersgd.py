@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,14 +37,13 @@ class PowerSGD(ValueStage):
 
     rank: int = 4
 
-    name: ClassVar[str] = "powersgd"
-    kind: ClassVar[str] = "cast"
-    summary: ClassVar[str] = "a product of two low-rank factors"
-    example: ClassVar[str] = "ef|powersgd:4"
-    biased: ClassVar[bool | str] = True
-    summable: ClassVar[bool] = True
-    num_sections: ClassVar[int] = 3
-    needs_shape: ClassVar[bool] = True
+    name, example = "powersgd", "ef|powersgd:4"
+    kind = "cast"
+    summary = "a product of two low-rank factors"
+    biased = True
+    summable = True
+    num_sections = 3
+    needs_shape = True
 
     def __post_init__(self) -> None:
         checks.integer(self, "rank", 1, 256)

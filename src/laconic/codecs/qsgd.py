@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from torch import Tensor
 
 from laconic.codecs import checks
 from laconic.codecs.base import require_finite
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, MultiTensorKernels, QsgdCoding
+from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, QsgdCoding, Tensors
 from laconic.kernels.sections import packed_nbytes
 from laconic.packet import Arena
 
@@ -40,10 +39,9 @@ class QSGD(BucketedQuantizer):
     norm: str = "max"
     round: str = "stochastic"
 
-    name: ClassVar[str] = "qsgd"
-    summary: ClassVar[str] = "stochastic rounding, a norm per bucket"
-    example: ClassVar[str] = "qsgd:4"
-    biased: ClassVar[bool | str] = "only with round=nearest"
+    name, example = "qsgd", "qsgd:4"
+    summary = "stochastic rounding, a norm per bucket"
+    biased = "only with round=nearest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,23 +75,13 @@ class QSGD(BucketedQuantizer):
         return self.bits in (2, 4, 8) and self.norm == "max"
 
     def quantize_all(
-        self,
-        tensors: Sequence[Tensor],
-        residuals: Sequence[Tensor] | None,
-        kernels: MultiTensorKernels,
-        seeds: Sequence[int],
-        floats: Sequence[int],
-        packed: Sequence[int],
-    ) -> Tensor:
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        floats: Addresses, packed: Addresses,
+    ) -> Tensor:  # fmt: skip
         return kernels.qsgd_encode_all(tensors, residuals, self.coding, seeds=seeds, norms=floats, packed=packed)
 
     def dequantize_all(
-        self,
-        floats: Sequence[int],
-        packed: Sequence[int],
-        kernels: MultiTensorKernels,
-        outs: Sequence[Tensor],
-        weight: float | None,
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
     ) -> Tensor:
         return kernels.qsgd_decode_all(floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight)
 

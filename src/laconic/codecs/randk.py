@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -35,11 +34,10 @@ class RandK(Selector):
     keep: float = 0.01
     scale: bool = True
 
-    name: ClassVar[str] = "randk"
-    summary: ClassVar[str] = "random entries; positions travel as a seed"
-    example: ClassVar[str] = "randk:0.01"
-    biased: ClassVar[bool | str] = "only with scale=false"
-    summable: ClassVar[bool] = True
+    name, example = "randk", "randk:0.01"
+    summary = "random entries; positions travel as a seed"
+    biased = "only with scale=false"
+    summable = True
 
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Kernels, MultiTensorKernels
+from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, Tensors
 from laconic.kernels.sections import GROUP, packed_nbytes
 
 __all__ = ["OneBit", "Sign"]
@@ -31,14 +31,9 @@ class _SignBits(BucketedQuantizer):
         return self.bucket >= GROUP
 
     def quantize_all(
-        self,
-        tensors: Sequence[Tensor],
-        residuals: Sequence[Tensor] | None,
-        kernels: MultiTensorKernels,
-        seeds: Sequence[int],
-        floats: Sequence[int],
-        packed: Sequence[int],
-    ) -> Tensor:
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        floats: Addresses, packed: Addresses,
+    ) -> Tensor:  # fmt: skip
         if residuals is not None:
             torch._foreach_add_(list(residuals), list(tensors))
         sums = tensors if residuals is None else residuals
@@ -50,12 +45,7 @@ class _SignBits(BucketedQuantizer):
         return amax_bits
 
     def dequantize_all(
-        self,
-        floats: Sequence[int],
-        packed: Sequence[int],
-        kernels: MultiTensorKernels,
-        outs: Sequence[Tensor],
-        weight: float | None,
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
     ) -> Tensor:
         return kernels.sign_decode_all(
             floats, packed, bucket=self.bucket, sides=self.floats_per_bucket, outs=outs, weight=weight
@@ -76,10 +66,9 @@ class Sign(_SignBits):
 
     bucket: int = 4096
 
-    name: ClassVar[str] = "sign"
-    summary: ClassVar[str] = "sign bit and mean magnitude"
-    example: ClassVar[str] = "ef|sign"
-    biased: ClassVar[bool | str] = True
+    name, example = "sign", "ef|sign"
+    summary = "sign bit and mean magnitude"
+    biased = True
 
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
         return kernels.sign_encode(x, bucket=self.bucket, scales=floats, packed=packed)
@@ -102,10 +91,9 @@ class OneBit(_SignBits):
 
     bucket: int = 8192
 
-    name: ClassVar[str] = "onebit"
-    summary: ClassVar[str] = "sign bit and the mean of each side"
-    example: ClassVar[str] = "ef|onebit"
-    biased: ClassVar[bool | str] = True
+    name, example = "onebit", "ef|onebit"
+    summary = "sign bit and the mean of each side"
+    biased = True
     floats_per_bucket: ClassVar[int] = 2
 
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:

@@ -28,9 +28,8 @@ class TernGrad(BucketedQuantizer):
 
     bucket: int = 512
 
-    name: ClassVar[str] = "terngrad"
-    summary: ClassVar[str] = "ternary, stochastic, a scale per bucket"
-    example: ClassVar[str] = "terngrad"
+    name, example = "terngrad", "terngrad"
+    summary = "ternary, stochastic, a scale per bucket"
     ternary: ClassVar[bool] = True
 
     @property

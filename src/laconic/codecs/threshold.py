@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,10 +28,9 @@ class Threshold(PositionalSelector):
 
     t: float = 0.001
 
-    name: ClassVar[str] = "threshold"
-    summary: ClassVar[str] = "entries of magnitude at least t"
-    example: ClassVar[str] = "ef|threshold:0.001"
-    biased: ClassVar[bool | str] = True
+    name, example = "threshold", "ef|threshold:0.001"
+    summary = "entries of magnitude at least t"
+    biased = True
 
     def __post_init__(self) -> None:
         if not 1e-37 <= checks.number(self, "t") <= 1e37:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -40,10 +39,9 @@ class TopK(PositionalSelector):
     keep: float = 0.01
     approx: bool = False
 
-    name: ClassVar[str] = "topk"
-    summary: ClassVar[str] = "entries of largest magnitude"
-    example: ClassVar[str] = "ef|topk:0.01|qsgd:4"
-    biased: ClassVar[bool | str] = True
+    name, example = "topk", "ef|topk:0.01|qsgd:4"
+    summary = "entries of largest magnitude"
+    biased = True
 
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,11 +34,10 @@ class Uniform(Quantizer):
 
     bits: int = 8
 
-    name: ClassVar[str] = "uniform"
-    summary: ClassVar[str] = "min-max bins of equal width"
-    example: ClassVar[str] = "uniform:8"
-    biased: ClassVar[bool | str] = "decodes to the bin's centre"
-    num_sections: ClassVar[int] = 2
+    name, example = "uniform", "uniform:8"
+    summary = "min-max bins of equal width"
+    biased = "decodes to the bin's centre"
+    num_sections = 2
 
     def __post_init__(self) -> None:
         checks.integer(self, "bits", 1, 30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,10 +25,9 @@ class Union(PositionalSelector):
     Payload: positions, then the values by the next stage. Empty if every entry is zero.
     """
 
-    name: ClassVar[str] = "union"
-    summary: ClassVar[str] = "entries that are not zero, for any worker"
-    example: ClassVar[str] = "union"
-    summable: ClassVar[bool] = True
+    name, example = "union", "union"
+    summary = "entries that are not zero, for any worker"
+    summable = True
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         return kernels.threshold_select(x, 5e-324 if x.dtype == torch.float64 else 2.0**-149)

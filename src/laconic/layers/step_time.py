@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from laconic.errors import ConfigError, InputError, WrongResultError
 
@@ -26,6 +27,7 @@ MAX_VARIATION = 0.2
 MIN_REPEAT = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Batch = Tensor | Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ class Timings:
 
 
 def measure(
-    model: nn.Module,
-    compressed: nn.Module,
-    batch: Tensor | Sequence[Tensor],
+    model: Module,
+    compressed: Module,
+    batch: Batch,
     *,
     loss: Loss | None = None,
     repeat: int = 9,
@@ -106,13 +108,13 @@ def measure(
 
 
 def timings(
-    model: nn.Module,
-    compressed: nn.Module,
-    batch: Tensor | Sequence[Tensor],
+    model: Module,
+    compressed: Module,
+    batch: Batch,
     *,
     loss: Loss | None = None,
     repeat: int = 9,
-    budget_s: float = 60.0,
+    budget_s: float = 60,
 ) -> Timings:
     """Return the step times that ``measure`` uses, however much they vary."""
     if repeat < MIN_REPEAT:
@@ -138,7 +140,7 @@ def timings(
     return Timings(tuple(seconds[0]), tuple(seconds[1]), _trained(compressed) / _trained(model), clock)
 
 
-def _batch(batch: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+def _batch(batch: Batch) -> tuple[Tensor, Tensor | None]:
     if isinstance(batch, Tensor):
         return batch, None
     if isinstance(batch, Sequence) and 1 <= len(batch) <= 2 and all(isinstance(x, Tensor) for x in batch):
@@ -146,7 +148,7 @@ def _batch(batch: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     raise InputError("batch must be a tensor of inputs, or inputs and targets")
 
 
-def _step(model: nn.Module, inputs: Tensor, targets: Tensor | None, loss: Loss | None) -> Callable[[], None]:
+def _step(model: Module, inputs: Tensor, targets: Tensor | None, loss: Loss | None) -> Callable[[], None]:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=1e-9, momentum=0.9)  # a full update that hardly changes the parameters
 
@@ -168,11 +170,11 @@ def _loss(outputs: Tensor, targets: Tensor | None, loss: Loss | None) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def _device(model: nn.Module) -> torch.device:
+def _device(model: Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _trained(model: nn.Module) -> int:
+def _trained(model: Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO, cast
 import torch
 from torch import Tensor
 
-from laconic.errors import ConfigError, FileError
+from laconic.errors import ConfigError, FileError, os_error_as_file_error
 
 __all__ = ["DATA_DIR_VARIABLE", "Images", "Text", "load", "load_text"]
 
@@ -172,12 +172,9 @@ def _read_bytes(stream: BinaryIO, nbytes: int) -> bytearray:
 
 def _read_file(path: Path) -> tuple[bytearray, int]:
     """Read a file; return its bytes and its size when it was opened. One byte more is read, to detect growth."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return _read_bytes(file, size + 1), size
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    with os_error_as_file_error(f"read {path}"), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return _read_bytes(file, size + 1), size
 
 
 def _check_labels(labels: Tensor, where: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.cluster.connection import partition
-from laconic.cluster.job import Job
+from laconic.cluster.job import Job, require_fields
 from laconic.errors import ConfigError, FileError
 from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
@@ -172,9 +172,7 @@ class Config:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
-        known = {field_.name for field_ in fields(cls)}
-        if set(values) != known:
-            raise ConfigError(f"a configuration must have the fields {', '.join(sorted(known))}")
+        require_fields(cls, values, "a configuration")
         return cls(**{**values, "job": Job.from_json(values["job"])})
 
     def save(self, run_dir: Path) -> None:

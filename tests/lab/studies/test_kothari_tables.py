@@ -111,9 +111,9 @@ def test_turns_of_a_method_are_added_up() -> None:
     assert Results([first, broken]).times["vgg11", "1gbit", "5"].seconds() == 0.05
     assert table(Results([broken]), "End-to-end time")[0][1] == "1 Gbit/s (not valid)"
     again = Results([first, broken, second]).times["vgg11", "1gbit", "5"]
-    assert [turn["iterations"] for turn in again.turns] == [200, 100]
+    assert [turn["iterations"] for turn in again.runs] == [200, 100]
     other = time_of("5", "1gbit", 20.0, 4.0, options={"push": "none"})
-    assert Results([first, second, other]).times["vgg11", "1gbit", "5"].turns == [other.values]
+    assert Results([first, second, other]).times["vgg11", "1gbit", "5"].runs == [other.values]
 
 
 def test_times_of_a_busy_machine_are_no_evidence() -> None:
@@ -121,7 +121,7 @@ def test_times_of_a_busy_machine_are_no_evidence() -> None:
     assert "vgg_comm_5" not in found(busy)
     assert table(Results(busy), "End-to-end time")[0][1] == "unshaped (busy)"
     calm = time_of("1", "unshaped", 4.0, 2.0, turn=1)
-    assert Results([*busy, calm]).times["vgg11", "unshaped", "1"].turns == [calm.values]
+    assert Results([*busy, calm]).times["vgg11", "unshaped", "1"].runs == [calm.values]
 
 
 def test_without_times_their_tables_and_columns_are_missing() -> None:

@@ -48,14 +48,14 @@ def test_variant_with_most_runs_counts() -> None:
     results = Results([record(C5, data="digits"), record(C5, data="mnist"), record(C5, data="mnist", first=2)])
     setting = results.find("headline", C5)
     assert setting is not None and (setting.values["data"], setting.num_runs) == ("mnist", 4)
-    assert setting.first(3).runs("peak") == [97.0, 98.0, 97.0]
+    assert setting.first(3).per_run("peak") == [97.0, 98.0, 97.0]
     assert setting.curve("raw_bits_by_epoch") == pytest.approx([8.0, 7.0, 7.0, 6.4])
 
 
 def test_grid_uses_the_first_runs_of_the_headline() -> None:
     results = Results([record(C5), record(C5, first=2, peak=[1.0, 1.0]), record("uniform:10", "grid")])
     found = results.in_grid(C5)
-    assert found is not None and found.runs("peak") == [97.0, 98.0]
+    assert found is not None and found.per_run("peak") == [97.0, 98.0]
     assert Results([record(C5)]).in_grid(C5) is None
 
 

@@ -10,7 +10,7 @@ import typer
 from laconic.cli.options import Json, RecordFile, option
 from laconic.cli.output import examples
 from laconic.cli.roles import check_grpc
-from laconic_lab.cli.results import given, measure, names, show
+from laconic_lab.cli.results import given, measure_and_show, names
 
 __all__ = ["EXAMPLES", "cluster", "register"]
 
@@ -68,8 +68,7 @@ def cluster(
         bundled=bundled,
     )  # fmt: skip
     settings = replace(settings, seed=seed, **chosen)
-    records = measure("cluster", record, lambda notify: run(settings, tell=notify))
-    show(records, settings.command(), json, tables)
+    measure_and_show("cluster", settings, run, tables, record, json)
 
 
 def register(app: typer.Typer) -> None:

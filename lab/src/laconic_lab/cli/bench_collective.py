@@ -14,10 +14,7 @@ from laconic_lab.cli.results import write_records
 
 __all__ = ["EXAMPLES", "collective", "register"]
 
-EXAMPLES = (
-    "laconic bench collective",
-    "laconic bench collective thc:6 --numel 100000 --repeat 3 --json",
-)
+EXAMPLES = ("laconic bench collective", "laconic bench collective thc:6 --numel 100000 --repeat 3 --json")
 
 
 def collective(

@@ -9,7 +9,7 @@ import typer
 
 from laconic.cli.options import Json, RecordFile, option
 from laconic.cli.output import examples
-from laconic_lab.cli.results import given, measure, names, show
+from laconic_lab.cli.results import given, measure_and_show, names
 
 __all__ = ["EXAMPLES", "ddp", "register"]
 
@@ -65,8 +65,7 @@ def ddp(
         test_every=test_every, paced=paced,
     )  # fmt: skip
     settings = replace(settings, seed=seed, **chosen)
-    records = measure("ddp", record, lambda notify: run_ddp(settings, tell=notify))
-    show(records, settings.command(), json, ddp_tables)
+    measure_and_show("ddp", settings, run_ddp, ddp_tables, record, json)
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.output import check_writable, progress_bar, stdout_console
-from laconic_lab.cli.results import measure, show, write_records
+from laconic_lab.cli.results import measure, print_records, write_records
 
 if TYPE_CHECKING:
     from laconic.records import Record
@@ -48,7 +48,7 @@ def bench_device(
         )
     write_records(written, records)
     if json:
-        show(written, settings.command(specs or SPECS), json)
+        print_records(written, settings.command(specs or SPECS))
     else:
         _print(found, written[0])
 
@@ -62,7 +62,7 @@ def bench_step(
     settings = StepSettings(model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed)
     found = measure("bench", records, lambda notify: run_steps(chosen, settings))
     if json:
-        show(found, settings.command(chosen), json)
+        print_records(found, settings.command(chosen))
         return
     console = stdout_console()
     for record in found:

@@ -8,7 +8,7 @@ import typer
 
 from laconic.cli.options import Json, RecordFile, option
 from laconic.cli.output import examples
-from laconic_lab.cli.results import measure, show
+from laconic_lab.cli.results import measure_and_show
 
 __all__ = ["EXAMPLES", "layers", "register"]
 
@@ -41,8 +41,7 @@ def layers(
         cases=tuple(cases or LayerSettings.cases), schemes=tuple(scheme or ()), batch=batch, repeat=repeat,
         threads=threads, device=device, seed=seed,
     )  # fmt: skip
-    records = measure("layers", record, lambda notify: run_layers(settings, tell=notify))
-    show(records, settings.command(), json, lambda records: [layer_table(records)])
+    measure_and_show("layers", settings, run_layers, lambda records: [layer_table(records)], record, json)
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from laconic.tables import Table
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster import ClusterTable
 
-__all__ = ["given", "measure", "names", "show", "write_records"]
+__all__ = ["given", "measure", "measure_and_show", "names", "print_records", "write_records"]
 
 
 def names(text: str | None) -> tuple[str, ...]:
@@ -42,15 +42,23 @@ def write_records(records: Sequence[Record], path: Path | None) -> None:
         print_stderr(f"{len(records)} Records written to {path}")
 
 
-def show(
-    records: Sequence[Record],
-    command: str,
+def print_records(records: Sequence[Record], command: str) -> None:
+    """Print Records as one JSON object."""
+    print_json({"command": command, "records": [{"kind": one.kind, **one.values} for one in records]})
+
+
+def measure_and_show(
+    label: str,
+    settings: Any,
+    run: Callable[..., Sequence[Record]],
+    tables: Callable[[Sequence[Record]], Iterable[ClusterTable]],
+    path: Path | None,
     json: bool,
-    tables: Callable[[Sequence[Record]], Iterable[ClusterTable]] = lambda records: (),
 ) -> None:
-    """Print Records as one JSON object, or as tables with their notes and goals."""
+    """Run a benchmark with its settings; print its Records as JSON, or as tables with their notes and goals."""
+    records = measure(label, path, lambda notify: run(settings, tell=notify))
     if json:
-        print_json({"command": command, "records": [{"kind": one.kind, **one.values} for one in records]})
+        print_records(records, settings.command())
         return
     console = stdout_console()
     for table in tables(records):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.errors import ConfigError, LaconicError
+from laconic.errors import ConfigError
 from laconic_lab.faults.fault_types import FAULTS
 from laconic_lab.faults.scenario import Scenario
 
@@ -55,8 +55,5 @@ def run_fault(name: str, mode: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="laconic-faults-") as folder:
         scenario = Scenario(Path(folder), mode, **FAULTS[name].scenario)
         FAULTS[name].prepare(scenario)
-        try:
-            scenario.run()
-        except LaconicError as error:
-            broken = str(error)
+        broken = scenario.violation()
     return Outcome(name, mode, time.monotonic() - began, broken)

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from laconic.errors import LaconicError
 from laconic_lab.faults.flood_process import FloodProcess
 from laconic_lab.faults.scenario import Scenario, WorkerLife
 from laconic_lab.faults.soak import usage
@@ -90,11 +89,8 @@ def run_flood(
             scenario.at(0, WARM_UP + (2 * phase + 1) * steps, control.start)
             scenario.at(0, WARM_UP + (2 * phase + 2) * steps, control.stop)
         scenario.at(0, WARM_UP + 2 * phases * steps, control.wait_for_release)
-        broken = None
         try:
-            scenario.run()
-        except LaconicError as error:
-            broken = str(error)
+            broken = scenario.violation()
         finally:
             control.close()
     if broken is None and (seen := {event["event"] for event in scenario.events} & WORKER_FAULT_EVENTS):

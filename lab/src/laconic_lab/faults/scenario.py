@@ -242,6 +242,14 @@ class Scenario:
 
     # ----------------------------------------------------------------------------------------------------------- run
 
+    def violation(self) -> str | None:
+        """Run the job to its end; return the invariant that it violated, or None."""
+        try:
+            self.run()
+        except LaconicError as error:
+            return str(error)
+        return None
+
     def run(self) -> None:
         """Run the job to its end and check every invariant."""
         with self._set_up():

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from laconic.errors import LaconicError
 from laconic_lab.faults.fault_types import FAULTS, STEP
 from laconic_lab.faults.scenario import Action, Scenario
 
@@ -75,7 +74,6 @@ def soak(
     samples: list[tuple[int, int]] = []
     ended = threading.Event()
     began = time.monotonic()
-    broken = None
     with tempfile.TemporaryDirectory(prefix="laconic-soak-") as folder:
         scenario = Scenario(
             Path(folder),
@@ -98,9 +96,7 @@ def soak(
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:
-            scenario.run()
-        except LaconicError as error:
-            broken = str(error)
+            broken = scenario.violation()
         finally:
             ended.set()
             watcher.join()

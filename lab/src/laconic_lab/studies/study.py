@@ -54,14 +54,18 @@ class Results:
 
 
 @dataclass
-class Row:
-    """All runs of one setting, sorted by seed."""
+class Runs:
+    """Runs of one setting: the values of their Records."""
 
     runs: list[Mapping[str, Any]]
 
     @property
     def values(self) -> Mapping[str, Any]:
         return self.runs[0]
+
+
+class Row(Runs):
+    """All runs of one setting, sorted by seed."""
 
     @property
     def seeds(self) -> list[int]:

@@ -18,20 +18,15 @@ from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
-from laconic.residuals import KeepsResiduals
+from laconic.residuals import KeepsResiduals, RoundStats
 
 __all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
 
 log = logging.getLogger("laconic")
 
 
-@dataclass
-class ContributorStats:
+class ContributorStats(RoundStats):
     """Counts of a contributor."""
-
-    rounds: int = 0
-    skipped_nonfinite: int = 0
-    residual_resets: int = 0
 
 
 @dataclass

@@ -32,8 +32,6 @@ class SummingWorker:
     """One worker's slots, round by round.
 
     Args:
-        job: The job.
-        worker: This worker's number.
         like: Tensors of the slots' shapes.
     """
 

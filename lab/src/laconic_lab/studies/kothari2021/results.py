@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 from typing import Any, ClassVar, TypedDict
@@ -79,37 +78,30 @@ class Row(study.Row):
         return list(accumulate(a + b for a, b in zip(run["push_bytes"], run["pull_bytes"], strict=True)))
 
 
-@dataclass
-class TimedMethod:
+class TimedMethod(study.Runs):
     """All turns in which a method was timed on one model over one link."""
-
-    turns: list[Mapping[str, Any]]
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return self.turns[0]
 
     @property
     def iterations(self) -> int:
-        return sum(int(turn["iterations"]) for turn in self.turns)
+        return sum(int(turn["iterations"]) for turn in self.runs)
 
     @property
     def valid(self) -> bool:
-        return all(turn["valid"] for turn in self.turns)
+        return all(turn["valid"] for turn in self.runs)
 
     @property
     def calm(self) -> bool:
         """Whether no other process loaded the machine."""
-        return not any(busy(turn) for turn in self.turns)
+        return not any(busy(turn) for turn in self.runs)
 
     def seconds(self, name: str = "total_s") -> float:
         """Return the mean seconds of an iteration."""
-        return float(sum(turn[name] for turn in self.turns)) / self.iterations
+        return float(sum(turn[name] for turn in self.runs)) / self.iterations
 
     @property
     def median(self) -> float:
         """Median seconds of an iteration; iterations between two exchanges count as one value, their mean."""
-        return float(median(seconds / turn["every"] for turn in self.turns for seconds in turn["exchange_s"]))
+        return float(median(seconds / turn["every"] for turn in self.runs for seconds in turn["exchange_s"]))
 
     def minutes(self, name: str = "total_s") -> float:
         """Return the minutes of all of the paper's epochs, extrapolated from the timed iterations."""

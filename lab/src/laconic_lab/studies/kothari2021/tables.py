@@ -203,7 +203,7 @@ def _links(results: Results) -> Table:
     rows = []
     for model in MODEL_NAMES:
         for link in LINKS:
-            turns = [turn for key, timed in results.times.items() if key[:2] == (model, link) for turn in timed.turns]
+            turns = [turn for key, timed in results.times.items() if key[:2] == (model, link) for turn in timed.runs]
             if not turns:
                 continue
             goodput = [bits / 1e6 for turn in turns for bits in turn["link_measured"]]

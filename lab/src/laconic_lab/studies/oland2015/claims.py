@@ -26,7 +26,7 @@ def _mean(
 ) -> Callable[[Results], Evidence | None]:
     def evidence(results: Results) -> Evidence | None:
         setting = results.find("headline", codec)
-        return None if setting is None else _evidence(mean_interval(setting.runs(name)).map(function), setting)
+        return None if setting is None else _evidence(mean_interval(setting.per_run(name)).map(function), setting)
 
     return evidence
 
@@ -51,7 +51,7 @@ def _over_baseline(experiment: str, codec: str, name: str) -> Callable[[Results]
         pair = _with_baseline(results, experiment, codec)
         if pair is None:
             return None
-        differences = [x - y for x, y in zip(pair[0].runs(name), pair[1].runs(name), strict=False)]
+        differences = [x - y for x, y in zip(pair[0].per_run(name), pair[1].per_run(name), strict=False)]
         return _evidence(mean_interval(differences), pair[0])
 
     return evidence
@@ -61,7 +61,7 @@ def _epochs_saved(results: Results) -> Evidence | None:
     pair = _with_baseline(results, "headline", C6)
     if pair is None:
         return None
-    fewer = [100 * (1 - x / y) for x, y in zip(*(one.runs("peak_epoch") for one in pair), strict=False)]
+    fewer = [100 * (1 - x / y) for x, y in zip(*(one.per_run("peak_epoch") for one in pair), strict=False)]
     return _evidence(mean_interval(fewer), pair[0])
 
 
@@ -69,8 +69,8 @@ def _traffic_saved(results: Results) -> Evidence | None:
     pair = _with_baseline(results, "headline", C6)
     if pair is None:
         return None
-    epochs = zip(*(one.runs("peak_epoch") for one in pair), strict=False)
-    times = [FLOAT_BITS / bits * y / x for bits, (x, y) in zip(pair[0].runs("coded_bits"), epochs, strict=False)]
+    epochs = zip(*(one.per_run("peak_epoch") for one in pair), strict=False)
+    times = [FLOAT_BITS / bits * y / x for bits, (x, y) in zip(pair[0].per_run("coded_bits"), epochs, strict=False)]
     return _evidence(mean_interval(times), pair[0])
 
 
@@ -80,7 +80,7 @@ def _best_floor(results: Results) -> Evidence | None:
     settings = {floor: one for floor, codec in codecs.items() if (one := results.in_grid(codec)) is not None}
     if len(settings) < len(codecs):
         return None
-    intervals = {floor: mean_interval(setting.runs("peak")) for floor, setting in settings.items()}
+    intervals = {floor: mean_interval(setting.per_run("peak")) for floor, setting in settings.items()}
     best = max(intervals, key=lambda floor: intervals[floor].mean)
     tied = [floor for floor, one in intervals.items() if one.high >= intervals[best].mean]
     return _evidence(Interval(best, min(tied), max(tied), intervals[best].runs), settings[best])

@@ -122,7 +122,7 @@ def _fixed(results: Results) -> Plot:
     }
     rows: Rows = []
     for bits in sorted(settings):
-        mean, low, high, middle = _spread(settings[bits].runs("peak"))
+        mean, low, high, middle = _spread(settings[bits].per_run("peak"))
         rows += [("mean ± standard deviation", bits, mean, low, high), ("median", bits, middle, middle, middle)]
     baseline = results.find("fixed", BASELINE.spec)
     marks = () if baseline is None else (Mark("y", baseline.mean("peak"), "not quantized"),)
@@ -172,7 +172,7 @@ def _grid(results: Results) -> list[Plot]:
             for floor, codec in codecs.items():
                 setting = results.in_grid(codec)
                 if setting is not None:
-                    rows.append((line, floor, *_spread(setting.runs(name))))
+                    rows.append((line, floor, *_spread(setting.per_run(name))))
         marks = () if baseline is None else (Mark("y", baseline.mean(name), "not quantized"),)
         data = Data(("line", "c", title, "low", "high", "median"), rows)
         shown.append(

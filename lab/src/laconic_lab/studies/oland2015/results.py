@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar, TypedDict
 
@@ -37,37 +36,30 @@ class _Fields(_RequiredFields, _OptionalFields):
     """Fields of a run."""
 
 
-@dataclass
-class SettingRuns:
+class SettingRuns(study.Runs):
     """All runs of one setting: the values of its Records, in the order of the runs' numbers."""
-
-    units: list[Mapping[str, Any]]
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return self.units[0]
 
     @property
     def num_runs(self) -> int:
-        return sum(unit["runs"] for unit in self.units)
+        return sum(unit["runs"] for unit in self.runs)
 
-    def runs(self, name: str) -> list[float]:
+    def per_run(self, name: str) -> list[float]:
         """Return a value for each run."""
-        return [value for unit in self.units for value in unit[name]]
+        return [value for unit in self.runs for value in unit[name]]
 
     def mean(self, name: str) -> float:
-        return fmean(self.runs(name))
+        return fmean(self.per_run(name))
 
     def curve(self, name: str) -> list[float]:
         """Return the mean over runs for each epoch or layer."""
-        weights = [unit["runs"] for unit in self.units]
-        columns = zip(*(unit[name] for unit in self.units), strict=True)
+        weights = [unit["runs"] for unit in self.runs]
+        columns = zip(*(unit[name] for unit in self.runs), strict=True)
         return [sum(w * x for w, x in zip(weights, values, strict=True)) / sum(weights) for values in columns]
 
     def first(self, runs: int) -> SettingRuns:
         """Return the first runs: only runs of the same number start from the same weights."""
         kept: list[Mapping[str, Any]] = []
-        for unit in self.units:
+        for unit in self.runs:
             left = runs - sum(one["runs"] for one in kept)
             if left > 0:
                 kept.append({**unit, "runs": min(left, unit["runs"]), **{k: unit[k][:left] for k in PER_RUN}})
@@ -91,7 +83,7 @@ class Results(study.Results):
             settings = self.experiments.setdefault(experiment, {})
             for unit in sorted(largest, key=lambda unit: int(unit["first_run"])):
                 key = (unit["codec"], *(unit[name] for name in POINT))
-                settings.setdefault(key, SettingRuns([])).units.append(unit)
+                settings.setdefault(key, SettingRuns([])).runs.append(unit)
 
     def find(self, experiment: str, codec: str, **point: Any) -> SettingRuns | None:
         """Return the first setting of a codec whose fields have the given values."""

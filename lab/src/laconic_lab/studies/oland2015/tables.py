@@ -26,7 +26,7 @@ def _headline(results: Results) -> Table:
     for setting in results.experiments.get("headline", {}).values():
         row = [setting.values["codec"], f"{setting.num_runs:,}"]
         for name, digits in (("raw_bits", 3), ("coded_bits", 3), ("peak", 3), ("final", 3), ("peak_epoch", 1)):
-            mean, low, high, _ = mean_interval(setting.runs(name))
+            mean, low, high, _ = mean_interval(setting.per_run(name))
             row.append(f"{mean:.{digits}f} ± {(high - low) / 2:.{digits}f}")
         rows.append(tuple(row))
     columns = ("codec", "runs", "raw bits", "coded bits", "best accuracy %", "last accuracy %", "epoch of the best")

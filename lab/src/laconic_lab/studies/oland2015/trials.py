@@ -35,10 +35,7 @@ class Unit:
     """Runs of one setting that are trained, recorded and skipped together.
 
     Args:
-        experiment: Name of the experiment.
-        setting: What is trained.
         first: Number of the first run; runs of one number start from the same weights in every setting.
-        runs: Number of runs.
     """
 
     experiment: str
