@@ -75,17 +75,13 @@ class Frame:
         body = laid_out(self.sections, self.payload_padding)
         wide = self.wide or any(n >= 1 << 32 for n in (*self.shape, *lengths))
         fixed = FIXED.pack(
-            self.magic,
-            self.version,
-            (2 if wide else 0) if self.flags is None else self.flags,
-            self.dtype,
+            self.magic, self.version, (2 if wide else 0) if self.flags is None else self.flags, self.dtype,
             (len(self.shape) if self.ndim is None else self.ndim) & 0xFF,
             (len(self.spec) if self.spec_nbytes is None else self.spec_nbytes) & 0xFFFF,
-            (len(lengths) if self.num_sections is None else self.num_sections) & 0xFF,
-            self.zero,
+            (len(lengths) if self.num_sections is None else self.num_sections) & 0xFF, self.zero,
             len(body) if self.payload is None else self.payload,
             crc32c(body) if self.payload_crc is None else self.payload_crc,
-        )
+        )  # fmt: skip
         numbers = struct.pack(f"<{len(self.shape) + len(lengths)}{'Q' if wide else 'I'}", *self.shape, *lengths)
         head = fixed + numbers + self.spec
         padding = aligned(len(head) + 4) - 4 - len(head)
@@ -135,14 +131,9 @@ class Bundle:
         )
         body = laid_out(self.frames, self.padding)
         head = BUNDLE.pack(
-            b"LACO",
-            self.version,
-            self.flags,
-            self.zero,
-            len(self.frames) if self.count is None else self.count,
-            len(directory) if self.directory is None else self.directory,
-            len(body) if self.body is None else self.body,
-        )
+            b"LACO", self.version, self.flags, self.zero, len(self.frames) if self.count is None else self.count,
+            len(directory) if self.directory is None else self.directory, len(body) if self.body is None else self.body,
+        )  # fmt: skip
         head += directory
         head += bytes(aligned(len(head) + 4) - 4 - len(head))
         return head + struct.pack("<I", crc32c(head)) + body

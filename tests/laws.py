@@ -18,85 +18,34 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 CASTS = ("none", "fp16", "bf16")
 QUANTIZERS = (
-    "uniform:8",
-    "uniform:1",
-    "uniform:5",
-    "uniform:16",
-    "uniform:30",
-    "qsgd:4",
-    "qsgd:2,bucket=128",
-    "qsgd:3,norm=l2",
-    "qsgd:8,round=nearest",
-    "qsgd:12,bucket=4096",
-    "qsgd:5,bucket=1024,norm=l2,round=nearest",
-    "terngrad",
-    "terngrad:128",
-    "sign",
-    "sign:128",
-    "onebit",
-    "onebit:256",
-)
-PACKED_INTS = (
-    "shared:8",
-    "shared:5,round=stochastic",
-    "thc:4",
-    "thc:1,round=stochastic,rotation=9",
-    "randk:0.5|thc:7",
-)
+    "uniform:8", "uniform:1", "uniform:5", "uniform:16", "uniform:30", "qsgd:4", "qsgd:2,bucket=128", "qsgd:3,norm=l2",
+    "qsgd:8,round=nearest", "qsgd:12,bucket=4096", "qsgd:5,bucket=1024,norm=l2,round=nearest", "terngrad",
+    "terngrad:128", "sign", "sign:128", "onebit", "onebit:256",
+)  # fmt: skip
+PACKED_INTS = ("shared:8", "shared:5,round=stochastic", "thc:4", "thc:1,round=stochastic,rotation=9", "randk:0.5|thc:7")
 LINEAR = ("powersgd:2", "randk:0.5|mean", "union")
 """Codecs whose packets can be added; their sums are tested in sums/."""
 
 SELECTORS = ("topk:0.01", "topk:0.3", "topk:1.0", "topk:0.05,approx=true", "randk:0.1", "randk:0.5,scale=false",
              "threshold:0.5", "threshold:1e-30")  # fmt: skip
 CHAINS = (
-    "topk:0.01|qsgd:4",
-    "topk:0.1|terngrad",
-    "topk:0.2|fp16",
-    "topk:0.25|uniform:6",
-    "randk:0.25|qsgd:4",
-    "randk:0.1|bf16",
-    "threshold:1.0|sign",
-    "threshold:0.1|onebit:128",
-    "topk:0.5|none",
-)
-ADAPTIVE = (
-    "adaptive",
-    "adaptive:4.0,zero=true",
-    "adaptive:6.0,m=6,f=1.0,integer=true",
-    "adaptive:3.0,tail=0.01",
-)
+    "topk:0.01|qsgd:4", "topk:0.1|terngrad", "topk:0.2|fp16", "topk:0.25|uniform:6", "randk:0.25|qsgd:4",
+    "randk:0.1|bf16", "threshold:1.0|sign", "threshold:0.1|onebit:128", "topk:0.5|none",
+)  # fmt: skip
+ADAPTIVE = ("adaptive", "adaptive:4.0,zero=true", "adaptive:6.0,m=6,f=1.0,integer=true", "adaptive:3.0,tail=0.01")
 CODED = (
-    "adaptive:5.0|huffman",
-    "adaptive:5.0|rans",
-    "uniform:8|huffman:auto",
-    "uniform:10|rans",
-    "qsgd:4|rans:auto",
-    "terngrad|rans",
-    "sign|huffman",
-    "onebit|rans",
-    "topk:0.01|qsgd:4|rans",
-    "topk:0.1|adaptive:5.0,zero=true|huffman",
-    "uniform:6|deflate",
-    "uniform:8|zstd",
-)
+    "adaptive:5.0|huffman", "adaptive:5.0|rans", "uniform:8|huffman:auto", "uniform:10|rans", "qsgd:4|rans:auto",
+    "terngrad|rans", "sign|huffman", "onebit|rans", "topk:0.01|qsgd:4|rans", "topk:0.1|adaptive:5.0,zero=true|huffman",
+    "uniform:6|deflate", "uniform:8|zstd",
+)  # fmt: skip
 """Chains with a coder. Their reference codes symbol by symbol, so large sizes are in the slow tests."""
 
 EVERY = CASTS + QUANTIZERS + PACKED_INTS + LINEAR + ADAPTIVE + SELECTORS + CHAINS + CODED
 UNBIASED = (
-    "qsgd:4",
-    "qsgd:2,bucket=128",
-    "qsgd:8,bucket=256",
-    "qsgd:4,norm=l2",
-    "qsgd:3,bucket=128,norm=l2",
-    "terngrad",
-    "terngrad:128",
-    "shared:3,round=stochastic",
-    "shared:1,round=stochastic",
-    "randk:0.25",
-    "randk:0.5|qsgd:4",
-    "randk:0.5|terngrad",
-    "randk:0.3|qsgd:3,norm=l2",
-)
+    "qsgd:4", "qsgd:2,bucket=128", "qsgd:8,bucket=256", "qsgd:4,norm=l2", "qsgd:3,bucket=128,norm=l2", "terngrad",
+    "terngrad:128", "shared:3,round=stochastic", "shared:1,round=stochastic", "randk:0.25", "randk:0.5|qsgd:4",
+    "randk:0.5|terngrad", "randk:0.3|qsgd:3,norm=l2",
+)  # fmt: skip
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -340,24 +289,12 @@ def agree(x: Tensor, spec: str, seed: int = 0) -> None:
 
 
 CODEC = (
-    shape_and_dtype_return,
-    strides_do_not_matter,
-    lazily_negated_tensors_are_resolved,
-    input_is_untouched,
-    seed_decides_bytes,
-    extreme_values_stay_finite,
-    zeros_cost_a_header,
-    frame_fits_max_nbytes,
-    text_parses_back,
-    encode_into_writes_the_same_bytes,
-    packets_pack_to_the_same_frame,
-    any_buffer_type_decodes,
-    damage_raises_frame_error,
-    nonfinite_input_raises,
-    decode_fills_out,
-    accumulate_adds_weighted_values,
+    shape_and_dtype_return, strides_do_not_matter, lazily_negated_tensors_are_resolved, input_is_untouched,
+    seed_decides_bytes, extreme_values_stay_finite, zeros_cost_a_header, frame_fits_max_nbytes, text_parses_back,
+    encode_into_writes_the_same_bytes, packets_pack_to_the_same_frame, any_buffer_type_decodes,
+    damage_raises_frame_error, nonfinite_input_raises, decode_fills_out, accumulate_adds_weighted_values,
     backends_agree,
-)
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- statistics

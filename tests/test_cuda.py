@@ -16,20 +16,11 @@ pytestmark = [
 ]
 
 SPECS = [
-    *laconic.codec_names(),
-    "qsgd:8,norm=l2",
-    "qsgd:3,round=nearest",
-    "topk:0.01,approx=true",
-    "topk:0.01|qsgd:4",
-    "randk:0.1|sign",
-    "threshold:1.0|fp16",
-    "uniform:30",
-    "adaptive:4.0,zero=true",
-    "adaptive:6.0,m=6,f=1.0,integer=true",
-    "adaptive:3.0,tail=0.01",
-    "adaptive:12.0,zero=true,tail=0.001|rans:auto",
+    *laconic.codec_names(), "qsgd:8,norm=l2", "qsgd:3,round=nearest", "topk:0.01,approx=true", "topk:0.01|qsgd:4",
+    "randk:0.1|sign", "threshold:1.0|fp16", "uniform:30", "adaptive:4.0,zero=true",
+    "adaptive:6.0,m=6,f=1.0,integer=true", "adaptive:3.0,tail=0.01", "adaptive:12.0,zero=true,tail=0.001|rans:auto",
     *laws.CODED,
-]
+]  # fmt: skip
 
 # Images of GPU machines often have torch and little else.
 needs_zstd = pytest.mark.skipif(find_spec("zstandard") is None, reason="no zstandard")

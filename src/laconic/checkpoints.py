@@ -35,15 +35,7 @@ from laconic.inspect import Explanation, explain
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 
-__all__ = [
-    "METADATA",
-    "Entry",
-    "Summary",
-    "explain_file",
-    "list_file",
-    "pack_file",
-    "unpack_file",
-]
+__all__ = ["METADATA", "Entry", "Summary", "explain_file", "list_file", "pack_file", "unpack_file"]
 
 METADATA = "__metadata__"
 """The slot of a safetensors file's metadata."""
@@ -97,15 +89,10 @@ class Summary:
 
 
 def pack_file(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    spec: str,
-    *,
-    policy: Policy | Mapping[str, str] | None = None,
-    seed: int = 0,
-    force: bool = False,
+    source: str | os.PathLike[str], target: str | os.PathLike[str], spec: str, *,
+    policy: Policy | Mapping[str, str] | None = None, seed: int = 0, force: bool = False,
     progress: Progress | None = None,
-) -> Summary:
+) -> Summary:  # fmt: skip
     """Compress a safetensors file into a ``.lac`` file; one tensor is in memory at a time.
 
     Args:
@@ -217,13 +204,9 @@ class _BundleWriter:
 
 
 def unpack_file(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    max_numel: int = wire.MAX_NUMEL,
-    progress: Progress | None = None,
-) -> Summary:
+    source: str | os.PathLike[str], target: str | os.PathLike[str], *, force: bool = False,
+    max_numel: int = wire.MAX_NUMEL, progress: Progress | None = None,
+) -> Summary:  # fmt: skip
     """Decode a ``.lac`` file into a safetensors file; one tensor is in memory at a time.
 
     Every checksum is verified before anything is written.

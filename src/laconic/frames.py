@@ -17,16 +17,9 @@ from laconic.packet import Packet, TensorSpec
 from laconic.wire import MAX_NUMEL, Buffer, FrameArena, FramePlan
 
 __all__ = [
-    "decode",
-    "decode_bundle",
-    "encode",
-    "encode_bundle",
-    "encode_into",
-    "max_nbytes",
-    "open_packet",
-    "write_frame",
+    "decode", "decode_bundle", "encode", "encode_bundle", "encode_into", "max_nbytes", "open_packet", "write_frame",
     "write_packet",
-]
+]  # fmt: skip
 
 _NONFINITE = ("raise", "skip")
 
@@ -91,13 +84,9 @@ def write_packet(packet: Packet, buffer: Tensor) -> int:
 
 
 def encode_into(
-    x: Tensor,
-    spec: str | Chain,
-    buffer: bytearray | memoryview | Tensor,
-    *,
-    seed: int = 0,
+    x: Tensor, spec: str | Chain, buffer: bytearray | memoryview | Tensor, *, seed: int = 0,
     gradient: Tensor | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Encode a tensor into a buffer of the caller; return the bytes written.
 
     Args:
@@ -129,12 +118,7 @@ def encode_into(
 
 
 def encode(
-    x: Tensor,
-    spec: str | Chain,
-    *,
-    seed: int = 0,
-    nonfinite: str = "raise",
-    gradient: Tensor | None = None,
+    x: Tensor, spec: str | Chain, *, seed: int = 0, nonfinite: str = "raise", gradient: Tensor | None = None
 ) -> bytes:
     """Encode a tensor into a frame: self-contained bytes for ``decode``.
 
@@ -180,13 +164,9 @@ def open_packet(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> tuple[Packet, Ch
 
 
 def decode(
-    blob: Buffer,
-    *,
-    device: torch.device | str | None = None,
-    out: Tensor | None = None,
-    like: Tensor | None = None,
+    blob: Buffer, *, device: torch.device | str | None = None, out: Tensor | None = None, like: Tensor | None = None,
     max_numel: int = MAX_NUMEL,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the tensor of a frame. Invalid bytes raise ``FrameError`` only.
 
     Args:

@@ -98,17 +98,9 @@ def _explain(name: str, blob: Buffer, max_numel: int) -> Explanation:
         with oom_as_frame_error(kept):
             optional |= _explain_symbols(sections, kept, chain, chain.values)
     return Explanation(
-        name,
-        packet.codec,
-        packet.spec.shape,
-        n,
-        kept,
-        nbytes,
-        tuple(section.numel() for section in packet.sections),
-        bits_per_value=8 * nbytes / n if n else None,
-        bits_per_kept=8 * nbytes / kept if kept else None,
-        **optional,
-    )
+        name, packet.codec, packet.spec.shape, n, kept, nbytes, tuple(section.numel() for section in packet.sections),
+        bits_per_value=8 * nbytes / n if n else None, bits_per_kept=8 * nbytes / kept if kept else None, **optional,
+    )  # fmt: skip
 
 
 def _explain_symbols(sections: tuple[Tensor, ...], n: int, chain: Chain, quantizer: Quantizer) -> dict[str, Any]:

@@ -92,13 +92,9 @@ def amax_bits(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def write_frames(
-    tensors: Sequence[Tensor],
-    chain: Chain,
-    buffer: Tensor,
-    *,
-    seeds: Sequence[int],
+    tensors: Sequence[Tensor], chain: Chain, buffer: Tensor, *, seeds: Sequence[int],
     residuals: Sequence[Tensor] | None = None,
-) -> list[tuple[int, int] | None]:
+) -> list[tuple[int, int] | None]:  # fmt: skip
     """Encode tensors into a buffer; return where each frame begins and ends, None for a tensor that is not finite.
 
     With residuals, residual + tensor is encoded and the error stays in the residual. If a sum is not finite, its

@@ -21,22 +21,9 @@ from laconic.errors import ConfigError, FrameError, InputError
 from laconic.packet import EXACT, Packet, TensorSpec, tensor_spec
 
 __all__ = [
-    "MAX_NUMEL",
-    "Buffer",
-    "BundleWriter",
-    "FrameArena",
-    "FramePlan",
-    "FrameTemplate",
-    "align",
-    "body_nbytes",
-    "bundle_header",
-    "is_bundle",
-    "pack",
-    "pack_bundle",
-    "seal",
-    "unpack",
-    "unpack_bundle",
-]
+    "MAX_NUMEL", "Buffer", "BundleWriter", "FrameArena", "FramePlan", "FrameTemplate", "align", "body_nbytes",
+    "bundle_header", "is_bundle", "pack", "pack_bundle", "seal", "unpack", "unpack_bundle",
+]  # fmt: skip
 
 if sys.byteorder != "little":
     raise ImportError("laconic copies frames, which are little-endian, from memory: this machine is big-endian")

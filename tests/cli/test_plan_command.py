@@ -67,13 +67,9 @@ def test_recommendation_can_be_none(run: Run, words: tuple[str, ...], codec: str
     [("cpu", "mlp", "ps"), ("cpu", "vgg11", "ring"), ("cpu", "mlp", "twoshot"), ("jang2017", "alexnet", "ps")],
 )
 def test_example_script_prints_what_the_command_computes(
-    run: Run,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    profile: str,
-    model: str,
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, profile: str, model: str,
     topology: str,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, "plan", raising=False)
     import plan as example

@@ -29,13 +29,9 @@ def serving(core: Core, **options: Any) -> Iterator[Server]:
 def client_of(server: Server, worker: int = 0, incarnation: int = 0, kind: Any = Client, **options: Any) -> Any:
     core = server.core
     return kind(
-        f"127.0.0.1:{server.port}",
-        worker=worker,
-        incarnation=incarnation,
-        slots=core.slots,
-        limits=core.job.pull_limits(core.parameters.values()),
-        **{"patience": Patience(total=2.0)} | options,
-    )
+        f"127.0.0.1:{server.port}", worker=worker, incarnation=incarnation, slots=core.slots,
+        limits=core.job.pull_limits(core.parameters.values()), **{"patience": Patience(total=2.0)} | options,
+    )  # fmt: skip
 
 
 def begin(client: Client, attempt: int = 0) -> int:

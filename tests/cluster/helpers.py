@@ -52,13 +52,9 @@ def open_session(
 
 
 def train(
-    job: Job,
-    exchanges: int,
-    *,
-    model: str = "mlp",
-    link: Callable[[Core, int], Any] = InProcessConnection,
+    job: Job, exchanges: int, *, model: str = "mlp", link: Callable[[Core, int], Any] = InProcessConnection,
     events: Events | None = None,
-) -> tuple[Core, list[Worker]]:
+) -> tuple[Core, list[Worker]]:  # fmt: skip
     """Run a whole job in threads; return the core and the workers at its end."""
     first = build_task(model, "digits", seed=job.seed)
     core = core_of(

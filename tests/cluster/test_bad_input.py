@@ -214,13 +214,9 @@ def test_full_disk_stops_checkpoints_but_not_training_and_ends_in_an_error(small
         address = json.loads((run_dir / SERVER).read_text())["address"]
         task = config.task()
         client = Client(
-            address,
-            worker=0,
-            incarnation=0,
-            slots=Slots.of(trainable(task.model)),
-            limits=config.job.pull_limits(trainable(task.model).values()),
-            patience=Patience(total=5),
-        )
+            address, worker=0, incarnation=0, slots=Slots.of(trainable(task.model)),
+            limits=config.job.pull_limits(trainable(task.model).values()), patience=Patience(total=5),
+        )  # fmt: skip
         shards = Shards(task.num_train, 1, BATCH, 0)
         worker = Worker(0, task, shards, config.job, Schedule(0.05), client)
         filler: list[Path] = []

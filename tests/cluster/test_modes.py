@@ -70,14 +70,10 @@ class Outcome:
 
 
 def run(
-    job: Job,
-    exchanges: int,
-    *,
-    pace: Callable[[int], float] = lambda worker: 0.0,
-    link: Callable[[Core, int], Any] = InProcessConnection,
-    bundled: bool = False,
+    job: Job, exchanges: int, *, pace: Callable[[int], float] = lambda worker: 0.0,
+    link: Callable[[Core, int], Any] = InProcessConnection, bundled: bool = False,
     before_each: Callable[[Worker, int], None] | None = None,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Run a job with one thread per worker; ``before_each`` is called with a worker and the exchange that begins."""
     events: Events = []
     first = build_task("mlp", "digits", seed=job.seed)

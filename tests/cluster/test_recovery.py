@@ -73,14 +73,9 @@ class Run:
     def core(self, server: int = 0) -> Core:
         checkpoint_store = Folder(self.folder / f"server-{server}")
         core = Core(
-            self.job,
-            self.shards()[server],
-            SGD(momentum=self.job.momentum),
-            Schedule(self.job.lr),
-            self.events[server].append,
-            exchanges=self.exchanges,
-            checkpoint_store=checkpoint_store,
-        )
+            self.job, self.shards()[server], SGD(momentum=self.job.momentum), Schedule(self.job.lr),
+            self.events[server].append, exchanges=self.exchanges, checkpoint_store=checkpoint_store,
+        )  # fmt: skip
         if checkpoint_store.versions():
             core.load(*checkpoint_store.fetch(max(checkpoint_store.versions())))
             self.events[server].append({"event": "resumed", "version": core.version})

@@ -184,13 +184,9 @@ def test_connections_that_do_not_finish_their_handshake_are_closed(tmp_path: Pat
     credentials = security.server_credentials(security.load_server(tmp_path))
     hello = flood_client.client_hello()
     beginnings = [
-        b"",
-        hello[:50],
-        hello,
-        flood_client.PREFACE[:10],
-        flood_client.PREFACE,
+        b"", hello[:50], hello, flood_client.PREFACE[:10], flood_client.PREFACE,
         flood_client.PREFACE + flood_client.SETTINGS,
-    ]
+    ]  # fmt: skip
     with serving(small_core(workers=1)) as plain, serving(small_core(workers=1), credentials=credentials) as secure:
         before = usage()[1]
         lines = []

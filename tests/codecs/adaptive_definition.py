@@ -190,16 +190,10 @@ DATA = {
     "both zeros": lambda n: torch.where(torch.arange(n) == 3, -1.0, torch.where(laws.normal(n) > 0, 0.0, -0.0)),
 }
 ARGUMENTS = (
-    {"c": 5.0},
-    {"c": 0.0, "m": 1},
-    {"c": 6.0, "m": 6, "f": 1.0, "integer": True},
-    {"c": 4.0, "m": 8, "f": 0.5},
-    {"c": 12.0, "m": 12},
-    {"c": 4.0, "zero": True},
-    {"c": 12.0, "zero": True},
-    {"c": 3.0, "tail": 0.01},
+    {"c": 5.0}, {"c": 0.0, "m": 1}, {"c": 6.0, "m": 6, "f": 1.0, "integer": True}, {"c": 4.0, "m": 8, "f": 0.5},
+    {"c": 12.0, "m": 12}, {"c": 4.0, "zero": True}, {"c": 12.0, "zero": True}, {"c": 3.0, "tail": 0.01},
     {"c": 5.0, "zero": True, "tail": 0.002},
-)
+)  # fmt: skip
 
 
 def levels_of(x, spec, **how):

@@ -14,20 +14,11 @@ import mutate
 from laconic import FrameError, wire
 
 SMALL = (
-    "adaptive:5.0|huffman:pure",
-    "adaptive:5.0|rans:pure",
-    "adaptive:3.0,zero=true|rans:auto",
-    "adaptive:3.0,tail=0.02|huffman:pure",
-    "adaptive:4.0",
-    "uniform:3|huffman:auto",
-    "qsgd:4|rans:pure",
-    "terngrad:128|rans:pure",
-    "sign:128|huffman:pure",
-    "onebit:128|rans:pure",
-    "topk:0.3|qsgd:4|rans:pure",
-    "uniform:5|deflate:6",
-    "uniform:5|zstd:3",
-)
+    "adaptive:5.0|huffman:pure", "adaptive:5.0|rans:pure", "adaptive:3.0,zero=true|rans:auto",
+    "adaptive:3.0,tail=0.02|huffman:pure", "adaptive:4.0", "uniform:3|huffman:auto", "qsgd:4|rans:pure",
+    "terngrad:128|rans:pure", "sign:128|huffman:pure", "onebit:128|rans:pure", "topk:0.3|qsgd:4|rans:pure",
+    "uniform:5|deflate:6", "uniform:5|zstd:3",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SMALL)

@@ -20,14 +20,9 @@ def numbers(low, high):
 buckets = st.integers(7, 16).map(lambda power: 1 << power)
 truth = st.sampled_from(["true", "false"])
 adaptive = st.builds(
-    "adaptive:{!r},m={},f={!r},integer={},zero={},tail={!r}".format,
-    numbers(0.0, 12.0),
-    st.integers(1, 12),
-    numbers(1e-9, 1.0),
-    truth,
-    truth,
-    st.one_of(st.just(0.0), numbers(1e-9, 0.1)),
-)
+    "adaptive:{!r},m={},f={!r},integer={},zero={},tail={!r}".format, numbers(0.0, 12.0), st.integers(1, 12),
+    numbers(1e-9, 1.0), truth, truth, st.one_of(st.just(0.0), numbers(1e-9, 0.1)),
+)  # fmt: skip
 # What a coder can stand behind: at most 4,096 symbols.
 quantizers = st.one_of(
     adaptive,

@@ -20,13 +20,9 @@ SLOW = {"compressed_layers.py", "server.py", "walk.py", "attach.py"}
 def run_script(*arguments: object, folder: Path, seconds: float = 120) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
+        [sys.executable, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=seconds,
         env=environment,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

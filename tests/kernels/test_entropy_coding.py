@@ -292,13 +292,10 @@ def expensive_counts(alphabet: int) -> list[list[int]]:
     """Return counts whose coded size exceeds their entropy most, such as frequencies just below 3 cut to 1."""
     half = alphabet // 2
     return [
-        [1] * alphabet,
-        [2] * alphabet,
-        [1] * half + [1495] * (alphabet - half),
-        [1] * (alphabet - 2) + [100_000, 100_000],
-        [3] + [1] * (alphabet - 1),
+        [1] * alphabet, [2] * alphabet, [1] * half + [1495] * (alphabet - half),
+        [1] * (alphabet - 2) + [100_000, 100_000], [3] + [1] * (alphabet - 1),
         [max(1, int(2**19 / (i + 1) ** 2 / 2)) for i in range(alphabet)],
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("alphabet", [2, 3, 5, 16, 250, 256, 700, 1024, 1025, 4096])

@@ -97,13 +97,8 @@ def test_huffman_kernels_compile(alphabet, n, compile_kernels):
 def test_rans_kernels_compile(alphabet, n, compile_kernels):
     ptx = compile_kernels(triton_compile.rans_kernels, alphabet, n)
     names = {
-        "build_frequency_tables",
-        "rans_encode",
-        "_copy_chunks",
-        "read_frequency_tables",
-        "build_slot_tables",
-        "rans_decode",
-        "_decode_raw",
-    }
+        "build_frequency_tables", "rans_encode", "_copy_chunks", "read_frequency_tables", "build_slot_tables",
+        "rans_decode", "_decode_raw",
+    }  # fmt: skip
     assert names <= set(kernel_names(ptx))
     assert "vote.sync.ballot" in "".join(ptx.values()) and "ld.shared" in "".join(ptx.values())

@@ -50,14 +50,9 @@ def cores_of(config: Config, folder: Path | None = None) -> list[Core]:
         resident = residents and residents.only(part)
         exchanges = config.exchanges
         core = Core(
-            config.job,
-            part,
-            optimizer,
-            config.rates(),
-            exchanges=exchanges,
-            checkpoint_store=checkpoint_store,
+            config.job, part, optimizer, config.rates(), exchanges=exchanges, checkpoint_store=checkpoint_store,
             resident=resident,
-        )
+        )  # fmt: skip
         if checkpoint_store is not None and checkpoint_store.versions():
             core.load(*checkpoint_store.fetch(max(checkpoint_store.versions())))
         elif checkpoint_store is not None:

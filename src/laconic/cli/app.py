@@ -28,14 +28,9 @@ class _Group(TyperGroup):
     """Prints errors as one line on stderr."""
 
     def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
+        standalone_mode: bool = True, windows_expand_args: bool = True, **extra: Any,
+    ) -> Any:  # fmt: skip
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except ConfigError as error:

@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from laconic.tables import Table
 
 __all__ = [
-    "check_writable",
-    "examples",
-    "print_json",
-    "print_stderr",
-    "print_table",
-    "print_text",
-    "progress_bar",
+    "check_writable", "examples", "print_json", "print_stderr", "print_table", "print_text", "progress_bar",
     "stdout_console",
-]
+]  # fmt: skip
 
 PIPED_WIDTH = 160
 """Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80."""
@@ -64,15 +58,10 @@ def print_table(table: Table, *, markup: bool = False) -> None:
     from rich import table as rich_table
 
     shown = rich_table.Table(
-        show_header=any(table.columns),
-        title=table.title or None,
-        caption=table.caption or None,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD if any(table.columns) else None,
-        pad_edge=False,
+        show_header=any(table.columns), title=table.title or None, caption=table.caption or None, title_justify="left",
+        caption_justify="left", box=box.SIMPLE_HEAD if any(table.columns) else None, pad_edge=False,
         padding=(0, 1, 0, 0),
-    )
+    )  # fmt: skip
     console = stdout_console()
     cells = [[row[number] for row in table.rows if len(row) > 1] for number in range(len(table.columns))]
     unbroken = [not any(" " in cell for cell in column) for column in cells]  # specs and numbers: fold texts first
@@ -96,14 +85,9 @@ def print_table(table: Table, *, markup: bool = False) -> None:
 def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
     """Show a progress bar on stderr and remove it at the end; show nothing if stderr is not a terminal."""
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
     with bar:
         yield bar, bar.add_task(label, total=None)
 

@@ -51,14 +51,9 @@ def pack(
 
     with progress_bar("pack") as (bar, task):
         summary = pack_file(
-            source,
-            output,
-            codec,
-            policy=_rules(policy or []),
-            seed=seed,
-            force=force,
+            source, output, codec, policy=_rules(policy or []), seed=seed, force=force,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+        )  # fmt: skip
     if json:
         print_json({"input": str(source), "output": str(output), "codec": codec} | summary_json(summary))
     else:

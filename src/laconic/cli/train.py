@@ -37,12 +37,9 @@ EXAMPLES = (
 )
 
 TIMES = (
-    ("compute_s", "computing"),
-    ("encode_s", "encoding"),
-    ("overlapped_s", "overlapped"),
-    ("communication_s", "waiting"),
-    ("total_s", "total"),
-)
+    ("compute_s", "computing"), ("encode_s", "encoding"), ("overlapped_s", "overlapped"),
+    ("communication_s", "waiting"), ("total_s", "total"),
+)  # fmt: skip
 
 
 def train(

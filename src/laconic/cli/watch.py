@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "event_files", "register", "watch"]
 
 EXAMPLES = (
-    "laconic watch run --once",
-    "laconic watch run --json",
-    "laconic watch run --once --tensorboard boards/run",
-    "laconic watch run",
-    "laconic watch run --wait --web --port 8080",
-)
+    "laconic watch run --once", "laconic watch run --json", "laconic watch run --once --tensorboard boards/run",
+    "laconic watch run", "laconic watch run --wait --web --port 8080",
+)  # fmt: skip
 
 RUNS = Path("runs")
 """Folder of the runs that ``laconic train`` starts without --run-dir."""

@@ -78,12 +78,7 @@ class Checkpoint:
 
 
 def save(
-    folder: str | os.PathLike[str],
-    step: int,
-    tensors: Mapping[str, Tensor],
-    meta: dict[str, Any],
-    *,
-    keep: int = 3,
+    folder: str | os.PathLike[str], step: int, tensors: Mapping[str, Tensor], meta: dict[str, Any], *, keep: int = 3
 ) -> Path:
     """Write a checkpoint and return its folder; once this returns, it survives a crash and a power cut.
 

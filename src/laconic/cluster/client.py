@@ -90,18 +90,10 @@ class Client:
     """
 
     def __init__(
-        self,
-        address: str,
-        *,
-        worker: int,
-        incarnation: int,
-        slots: Slots,
-        limits: list[int],
-        resident: Sequence[int] = (),
-        credentials: grpc.ChannelCredentials | None = None,
-        timeout: float = 120.0,
+        self, address: str, *, worker: int, incarnation: int, slots: Slots, limits: list[int],
+        resident: Sequence[int] = (), credentials: grpc.ChannelCredentials | None = None, timeout: float = 120.0,
         patience: Patience | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.address = address
         self.identity = {"worker": worker, "incarnation": incarnation}
         self.slots = slots

@@ -67,18 +67,11 @@ class Core:
     """
 
     def __init__(
-        self,
-        job: Job,
-        parameters: Mapping[str, Tensor],
-        optimizer: Optimizer,
-        learning_rate: Callable[[int], float],
-        event_log: EventLog | None = None,
-        *,
-        exchanges: int | None = None,
-        checkpoint_store: CheckpointStore | None = None,
-        byte_budget: int = BYTE_BUDGET,
+        self, job: Job, parameters: Mapping[str, Tensor], optimizer: Optimizer, learning_rate: Callable[[int], float],
+        event_log: EventLog | None = None, *, exchanges: int | None = None,
+        checkpoint_store: CheckpointStore | None = None, byte_budget: int = BYTE_BUDGET,
         resident: Resident | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.job = job
         self.exchanges, self.checkpoint_store = exchanges, checkpoint_store
         self._weights = Weights(job, parameters, optimizer, learning_rate, resident)
@@ -168,15 +161,9 @@ class Core:
             }
 
     def join(
-        self,
-        worker: int,
-        incarnation: int,
-        attempt: int,
-        offer: Offer,
-        *,
-        deadline: float,
+        self, worker: int, incarnation: int, attempt: int, offer: Offer, *, deadline: float,
         alive: Callable[[], bool] = lambda: True,
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, bool]:  # fmt: skip
         """Return the exchange at which the worker continues, and whether it must drop its residuals.
 
         In a job whose result must not depend on failures all workers wait here for each other and continue from one
@@ -348,15 +335,9 @@ class Core:
             return receiver
 
     def exchange(
-        self,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        frames: Sequence[Frame],
-        score: float = 0.0,
-        *,
+        self, worker: int, incarnation: int, sequence: int, frames: Sequence[Frame], score: float = 0.0, *,
         deadline: float,
-    ) -> Reply:
+    ) -> Reply:  # fmt: skip
         """Take a whole push, one frame per slot, and return the complete reply.
 
         Args:
@@ -384,15 +365,9 @@ class Core:
     # ----------------------------------------------------------------------------------------- only with returns=sum
 
     def agree_scales(
-        self,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        scales: Sequence[Frame],
-        *,
-        deadline: float,
+        self, worker: int, incarnation: int, sequence: int, scales: Sequence[Frame], *, deadline: float,
         alive: Callable[[], bool] = lambda: True,
-    ) -> list[bytes]:
+    ) -> list[bytes]:  # fmt: skip
         """Return the maximum of all workers' scales, before the pushes of a round without scales of an earlier one."""
         sums = self._sum_rounds()
         bits = sums.read_scales(scales)

@@ -16,25 +16,10 @@ from typing import Any
 from laconic.errors import FrameError
 
 __all__ = [
-    "CHUNK",
-    "GRPC_OPTIONS",
-    "MAX_MESSAGE",
-    "NOTHING_LEFT",
-    "PROTOCOL",
-    "RPC_PATHS",
-    "WORKER_STATS",
-    "Assembler",
-    "ByteCounter",
-    "Frame",
-    "frame_messages",
-    "is_json",
-    "json_message",
-    "read_finite",
-    "read_integer",
-    "read_json",
-    "read_worker_stats",
-    "shorten",
-]
+    "CHUNK", "GRPC_OPTIONS", "MAX_MESSAGE", "NOTHING_LEFT", "PROTOCOL", "RPC_PATHS", "WORKER_STATS", "Assembler",
+    "ByteCounter", "Frame", "frame_messages", "is_json", "json_message", "read_finite", "read_integer", "read_json",
+    "read_worker_stats", "shorten",
+]  # fmt: skip
 
 PROTOCOL = 1
 RPC_PATHS = {

@@ -26,19 +26,9 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 __all__ = [
-    "Certificate",
-    "Credentials",
-    "Identity",
-    "channel_credentials",
-    "is_loopback",
-    "list_certificates",
-    "load_server",
-    "load_worker",
-    "peer_identity",
-    "require_tls",
-    "require_worker",
-    "server_credentials",
-]
+    "Certificate", "Credentials", "Identity", "channel_credentials", "is_loopback", "list_certificates", "load_server",
+    "load_worker", "peer_identity", "require_tls", "require_worker", "server_credentials",
+]  # fmt: skip
 
 AuthContext = Mapping[str, Iterable[bytes]]
 """The type of gRPC's ``context.auth_context()``."""

@@ -136,14 +136,10 @@ class Server:
     """
 
     def __init__(
-        self,
-        core: Core,
-        address: str,
-        *,
-        credentials: grpc.ServerCredentials | None = None,
+        self, core: Core, address: str, *, credentials: grpc.ServerCredentials | None = None,
         identify: Callable[[grpc.ServicerContext], int] | None = None,
         on_stats: Callable[[int, int, dict[str, float]], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.core = core
         self.traffic = ByteCounter()
         self._identify = identify
@@ -210,13 +206,9 @@ class Server:
             raise FrameError(f"'versions' must be a list of at most {MAX_VERSIONS} integers, got {shorten(versions)}")
         context.add_callback(self.core.wake)
         sequence, lost = self.core.join(
-            worker,
-            read_integer(values, "incarnation"),
-            read_integer(values, "attempt"),
-            Offer(frozenset(versions), bool(values.get("lost"))),
-            deadline=_deadline(context),
-            alive=context.is_active,
-        )
+            worker, read_integer(values, "incarnation"), read_integer(values, "attempt"),
+            Offer(frozenset(versions), bool(values.get("lost"))), deadline=_deadline(context), alive=context.is_active,
+        )  # fmt: skip
         return json_message({"sequence": sequence, "lost": lost})
 
     def snapshot(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -288,13 +280,9 @@ class Server:
         sequence = read_integer(values, "sequence")
         context.add_callback(self.core.wake)
         scales = self.core.agree_scales(
-            worker,
-            incarnation,
-            sequence,
-            self._receive_frames(messages, self._limits),
-            deadline=_deadline(context),
+            worker, incarnation, sequence, self._receive_frames(messages, self._limits), deadline=_deadline(context),
             alive=context.is_active,
-        )
+        )  # fmt: skip
         yield from self._send(Reply(sequence, scales))
 
     def deposit(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -55,11 +55,7 @@ class SharedState:
             self.changed.notify_all()
 
     def wait(
-        self,
-        ready: Callable[[], bool],
-        deadline: float,
-        alive: Callable[[], bool],
-        description: Callable[[], str],
+        self, ready: Callable[[], bool], deadline: float, alive: Callable[[], bool], description: Callable[[], str]
     ) -> None:
         """Wait for a condition, holding the lock (which is released meanwhile).
 
@@ -107,15 +103,9 @@ class ByteBudget:
         self._exempt: Reservation | None = None
 
     def acquire(
-        self,
-        reservation: Reservation,
-        nbytes: int,
-        *,
-        deadline: float,
-        alive: Callable[[], bool],
-        cancelled: Callable[[], bool],
-        has_turn: Callable[[], bool | None],
-    ) -> None:
+        self, reservation: Reservation, nbytes: int, *, deadline: float, alive: Callable[[], bool],
+        cancelled: Callable[[], bool], has_turn: Callable[[], bool | None],
+    ) -> None:  # fmt: skip
         """Wait until the bytes fit and add them to a reservation. The caller holds the lock.
 
         Args:

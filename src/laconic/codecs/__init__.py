@@ -13,18 +13,9 @@ from laconic.codecs.chain import Chain, assemble
 from laconic.errors import ConfigError
 
 __all__ = [
-    "Chain",
-    "ChannelStage",
-    "Codec",
-    "Coder",
-    "Quantizer",
-    "Selector",
-    "Stage",
-    "ValueStage",
-    "codec",
-    "codec_names",
+    "Chain", "ChannelStage", "Codec", "Coder", "Quantizer", "Selector", "Stage", "ValueStage", "codec", "codec_names",
     "parse",
-]
+]  # fmt: skip
 
 
 def parse(text: str) -> tuple[tuple[ChannelStage, ...], Chain]:

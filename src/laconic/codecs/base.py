@@ -28,21 +28,9 @@ from laconic.kernels.sections import MAX_ALPHABET, packed_nbytes, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 
 __all__ = [
-    "ChannelStage",
-    "Codec",
-    "Coder",
-    "MultiTensorStage",
-    "PackedSymbols",
-    "Quantizer",
-    "Selected",
-    "Selector",
-    "Stage",
-    "SymbolReader",
-    "Symbols",
-    "ValueStage",
-    "add_weighted",
-    "require_finite",
-]
+    "ChannelStage", "Codec", "Coder", "MultiTensorStage", "PackedSymbols", "Quantizer", "Selected", "Selector", "Stage",
+    "SymbolReader", "Symbols", "ValueStage", "add_weighted", "require_finite",
+]  # fmt: skip
 
 
 def require_finite(amax_bits: int, n: int) -> None:

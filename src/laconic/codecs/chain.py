@@ -161,14 +161,9 @@ class Chain:
     # ------------------------------------------------------------------------------------------------------- encode
 
     def encode(
-        self,
-        x: Tensor,
-        *,
-        seed: int = 0,
-        arena: Arena | None = None,
-        exact: bool = False,
+        self, x: Tensor, *, seed: int = 0, arena: Arena | None = None, exact: bool = False,
         gradient: Tensor | None = None,
-    ) -> Packet:
+    ) -> Packet:  # fmt: skip
         """Encode a tensor of any shape, stride and float dtype; ``x`` is not changed.
 
         Args:

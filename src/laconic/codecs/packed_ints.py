@@ -193,16 +193,9 @@ class PackedIntStage(ValueStage):
         return torch.where(clips < CLIP_LIMIT, clips, CLIP_LIMIT)
 
     def encode_sum(
-        self,
-        x: Tensor,
-        header: IntSumHeader,
-        clips: Tensor,
-        kernels: Kernels,
-        arena: Arena,
-        *,
-        rounding_seed: int,
+        self, x: Tensor, header: IntSumHeader, clips: Tensor, kernels: Kernels, arena: Arena, *, rounding_seed: int,
         feedback: bool,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """Return the sections of one worker's contribution, on clips that all workers share.
 
         With ``feedback`` x is already rotated, and the decoded values are subtracted from it.
@@ -213,29 +206,15 @@ class PackedIntStage(ValueStage):
         second.copy_(clips.view(torch.uint8))
         rotation_seed = None if feedback else self.rotation_seed
         packed = self.encode_packed_ints(
-            x,
-            header,
-            second,
-            kernels,
-            arena,
-            rotation_seed=rotation_seed,
-            rounding_seed=rounding_seed,
+            x, header, second, kernels, arena, rotation_seed=rotation_seed, rounding_seed=rounding_seed,
             feedback=feedback,
-        )
+        )  # fmt: skip
         return first, second, packed
 
     def encode_packed_ints(
-        self,
-        x: Tensor,
-        header: IntSumHeader,
-        clips: Tensor,
-        kernels: Kernels,
-        arena: Arena,
-        *,
-        rotation_seed: int | None,
-        rounding_seed: int,
-        feedback: bool,
-    ) -> Tensor:
+        self, x: Tensor, header: IntSumHeader, clips: Tensor, kernels: Kernels, arena: Arena, *,
+        rotation_seed: int | None, rounding_seed: int, feedback: bool,
+    ) -> Tensor:  # fmt: skip
         """Return the section of integers only; ``rotation_seed`` is None if x is already rotated or must not be."""
         packed = arena.take(packed_ints_nbytes(packed_int_count(x.numel(), rotation_seed is not None), header.coding))
         rounding = IntRounding(None, rotation_seed, rounding_seed if self.stochastic else None)

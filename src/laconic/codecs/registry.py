@@ -28,30 +28,9 @@ __all__ = ["BUILT_IN", "names", "stages"]
 log = logging.getLogger("laconic")
 
 BUILT_IN: tuple[type[Stage], ...] = (
-    Raw,
-    FP16,
-    BF16,
-    Uniform,
-    Adaptive,
-    QSGD,
-    TernGrad,
-    Sign,
-    OneBit,
-    Shared,
-    THC,
-    PowerSGD,
-    Mean,
-    TopK,
-    RandK,
-    Threshold,
-    Union,
-    Huffman,
-    Rans,
-    Deflate,
-    Zstd,
-    ErrorFeedback,
-    MomentumCorrection,
-)
+    Raw, FP16, BF16, Uniform, Adaptive, QSGD, TernGrad, Sign, OneBit, Shared, THC, PowerSGD, Mean, TopK, RandK,
+    Threshold, Union, Huffman, Rans, Deflate, Zstd, ErrorFeedback, MomentumCorrection,
+)  # fmt: skip
 
 
 @lru_cache(maxsize=1)

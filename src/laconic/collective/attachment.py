@@ -52,17 +52,9 @@ class Attachment:
     """The compressed exchange of one DDP module, returned by ``attach``, which describes the arguments."""
 
     def __init__(
-        self,
-        module: DistributedDataParallel,
-        spec: str,
-        *,
-        policy: Policy | Mapping[str, str] | None,
-        warmup_steps: int,
-        check_every: int,
-        error_every: int,
-        nonfinite: str,
-        timeout_s: float,
-    ) -> None:
+        self, module: DistributedDataParallel, spec: str, *, policy: Policy | Mapping[str, str] | None,
+        warmup_steps: int, check_every: int, error_every: int, nonfinite: str, timeout_s: float,
+    ) -> None:  # fmt: skip
         # A weak reference: DDP holds the hook where Python's garbage collector does not look, and the hook holds this.
         self._module = weakref.ref(module)
         self.spec = spec
@@ -261,16 +253,9 @@ class Attachment:
 
 
 def attach(
-    module: nn.Module,
-    spec: str,
-    *,
-    policy: Policy | Mapping[str, str] | None = None,
-    warmup_steps: int = 0,
-    check_every: int = 0,
-    error_every: int = 0,
-    nonfinite: str = "spread",
-    timeout_s: float = 60.0,
-) -> Attachment:
+    module: nn.Module, spec: str, *, policy: Policy | Mapping[str, str] | None = None, warmup_steps: int = 0,
+    check_every: int = 0, error_every: int = 0, nonfinite: str = "spread", timeout_s: float = 60.0,
+) -> Attachment:  # fmt: skip
     """Exchange the gradients of a DistributedDataParallel module compressed. All ranks call it before backward.
 
     Codecs whose packets can be added (``shared``, ``thc``, ``powersgd``, ``randk``, ``union``) use one all-reduce; all
@@ -299,15 +284,9 @@ def attach(
     if switch_of(ddp).target is not None:
         raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
     return Attachment(
-        ddp,
-        spec,
-        policy=policy,
-        warmup_steps=warmup_steps,
-        check_every=check_every,
-        error_every=error_every,
-        nonfinite=nonfinite,
-        timeout_s=timeout_s,
-    )
+        ddp, spec, policy=policy, warmup_steps=warmup_steps, check_every=check_every, error_every=error_every,
+        nonfinite=nonfinite, timeout_s=timeout_s,
+    )  # fmt: skip
 
 
 def _ddp_of(module: nn.Module) -> DistributedDataParallel:

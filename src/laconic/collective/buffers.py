@@ -19,14 +19,9 @@ class BufferCache:
         self._buffers: dict[tuple[Hashable, torch.dtype, torch.device], Tensor] = {}
 
     def get(
-        self,
-        key: Hashable,
-        numel: int,
-        dtype: torch.dtype = torch.uint8,
-        device: torch.device | None = None,
-        *,
+        self, key: Hashable, numel: int, dtype: torch.dtype = torch.uint8, device: torch.device | None = None, *,
         pinned: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return a buffer, which may hold old values. Pin host memory that a GPU writes or reads."""
         device = torch.device("cpu") if device is None else device
         pinned = pinned and device.type == "cpu"

@@ -87,14 +87,9 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        spec: str,
-        group: dist.ProcessGroup | None = None,
-        *,
-        policy: Policy | Mapping[str, str] | None = None,
-        nonfinite: str = "spread",
-        stats: ExchangeStats | None = None,
-    ) -> None:
+        self, spec: str, group: dist.ProcessGroup | None = None, *, policy: Policy | Mapping[str, str] | None = None,
+        nonfinite: str = "spread", stats: ExchangeStats | None = None,
+    ) -> None:  # fmt: skip
         if nonfinite not in NONFINITE:
             raise ConfigError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}")
         self.spec, self.group, self.policy, self.nonfinite = spec, group, Policy.of(policy), nonfinite

@@ -57,17 +57,10 @@ class LocalSGD:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        every: int = 20,
-        codec: str = "none",
-        outer: str | Outer = "nesterov",
-        policy: Policy | Mapping[str, str] | None = None,
-        group: dist.ProcessGroup | None = None,
-        nonfinite: str = "raise",
-    ) -> None:
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, every: int = 20, codec: str = "none",
+        outer: str | Outer = "nesterov", policy: Policy | Mapping[str, str] | None = None,
+        group: dist.ProcessGroup | None = None, nonfinite: str = "raise",
+    ) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
         if isinstance(model, DistributedDataParallel):

@@ -11,29 +11,7 @@ from laconic.layers.step_time import Timings, measure, timings
 from laconic.layers.subspace import SubspaceLayer, advance, subspaces
 
 __all__ = [
-    "INITS",
-    "SCHEMES",
-    "Hashed",
-    "HashedLayer",
-    "LayerPolicy",
-    "Layout",
-    "LowRank",
-    "LowRankConv2d",
-    "LowRankLinear",
-    "Monarch",
-    "MonarchLinear",
-    "Scheme",
-    "Slot",
-    "Subspace",
-    "SubspaceLayer",
-    "Timings",
-    "advance",
-    "compress",
-    "dense_numel",
-    "expand",
-    "layout",
-    "measure",
-    "parse_scheme",
-    "subspaces",
-    "timings",
-]
+    "INITS", "SCHEMES", "Hashed", "HashedLayer", "LayerPolicy", "Layout", "LowRank", "LowRankConv2d", "LowRankLinear",
+    "Monarch", "MonarchLinear", "Scheme", "Slot", "Subspace", "SubspaceLayer", "Timings", "advance", "compress",
+    "dense_numel", "expand", "layout", "measure", "parse_scheme", "subspaces", "timings",
+]  # fmt: skip

@@ -105,15 +105,9 @@ def dense_numel(model: nn.Module) -> int:
 
 
 def compress(
-    model: nn.Module,
-    scheme: str | Scheme,
-    *,
-    rho: float | None = None,
-    policy: LayerPolicy | Mapping[str, str] | None = None,
-    init: str = "project",
-    seed: int = 0,
-    inplace: bool = False,
-) -> nn.Module:
+    model: nn.Module, scheme: str | Scheme, *, rho: float | None = None,
+    policy: LayerPolicy | Mapping[str, str] | None = None, init: str = "project", seed: int = 0, inplace: bool = False,
+) -> nn.Module:  # fmt: skip
     """Return a model whose layers are trained in a compressed space.
 
     Its parameters are ordinary ones: optimizers, DDP, checkpoints and the parameter server need no change, and send and

@@ -75,14 +75,9 @@ class Timings:
 
 
 def measure(
-    model: Module,
-    compressed: Module,
-    batch: Batch,
-    *,
-    loss: Loss | None = None,
-    repeat: int = 9,
+    model: Module, compressed: Module, batch: Batch, *, loss: Loss | None = None, repeat: int = 9,
     budget_s: float = 60.0,
-) -> tuple[float, float]:
+) -> tuple[float, float]:  # fmt: skip
     """Return (rho, h): trained numbers and step time of a compressed model, both over the dense one's.
 
     Neither model is modified. Steps run on the device of the parameters.
@@ -108,13 +103,7 @@ def measure(
 
 
 def timings(
-    model: Module,
-    compressed: Module,
-    batch: Batch,
-    *,
-    loss: Loss | None = None,
-    repeat: int = 9,
-    budget_s: float = 60,
+    model: Module, compressed: Module, batch: Batch, *, loss: Loss | None = None, repeat: int = 9, budget_s: float = 60
 ) -> Timings:
     """Return the step times that ``measure`` uses, however much they vary."""
     if repeat < MIN_REPEAT:

@@ -28,16 +28,7 @@ from laconic.packet import Packet, TensorSpec
 from laconic.plan.profile import ModelTimes, Point
 from laconic.policy import Policy
 
-__all__ = [
-    "GZIP",
-    "SIZES",
-    "STOCK",
-    "codec_points",
-    "gradient_like",
-    "model_times",
-    "sum_sizes",
-    "summable",
-]
+__all__ = ["GZIP", "SIZES", "STOCK", "codec_points", "gradient_like", "model_times", "sum_sizes", "summable"]
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 GZIP = "gzip"
@@ -164,13 +155,9 @@ class Encoding:
 
 
 def codec_points(
-    specs: Iterable[str],
-    *,
-    sizes: Sequence[int] = SIZES,
-    device: str = "cpu",
-    budget_s: float = 0.5,
+    specs: Iterable[str], *, sizes: Sequence[int] = SIZES, device: str = "cpu", budget_s: float = 0.5,
     notify: Notify = print,
-) -> dict[str, list[Point]]:
+) -> dict[str, list[Point]]:  # fmt: skip
     """Return the size and times of each codec at each number of values."""
     where = torch.device(device)
     now = clock_of(where)
@@ -240,16 +227,9 @@ def _sample_sum_sizes(spec: str, numel: int, workers: int, ring: bool) -> tuple[
 
 
 def model_times(
-    model: nn.Module,
-    batch: tuple[Tensor, Tensor],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    specs: Iterable[str] = (),
-    *,
-    device: str = "cpu",
-    turns: int = 5,
-    warm_up: int = 2,
-    notify: Notify = lambda message: None,
-) -> ModelTimes:
+    model: nn.Module, batch: tuple[Tensor, Tensor], loss: Callable[[Tensor, Tensor], Tensor], specs: Iterable[str] = (),
+    *, device: str = "cpu", turns: int = 5, warm_up: int = 2, notify: Notify = lambda message: None,
+) -> ModelTimes:  # fmt: skip
     """Measure a step (forward and backward), when its gradients are ready, and codecs on these gradients."""
     where = torch.device(device)
     model, now = model.to(where), clock_of(where)

@@ -131,16 +131,9 @@ def through_server_s(
 
 
 def server_exchange_end(
-    encoded: list[float],
-    shares: list[float],
-    computed: float,
-    push_s: float,
-    add_s: float,
-    encode_s: float,
-    step_s: float,
-    pull_s: float,
-    summable: bool,
-) -> float:
+    encoded: list[float], shares: list[float], computed: float, push_s: float, add_s: float, encode_s: float,
+    step_s: float, pull_s: float, summable: bool,
+) -> float:  # fmt: skip
     """Return when the last reply has arrived, from the start of the last iteration.
 
     Sums of packets are made and returned slot by slot while others still arrive. A mean is made when all messages have
@@ -162,37 +155,19 @@ def iteration_s(step_s: float, every: float, end: float) -> float:
 
 
 def server_iteration_s(
-    ready: list[float],
-    shares: list[float],
-    step_s: float,
-    every: float,
-    spare_core: bool,
-    workers: float,
-    rate: float,
-    byte_s: float,
-    fixed_s: float,
-    push: float,
-    pull: float,
-    encode_s: float,
-    decode_s: float,
-    add_s: float,
+    ready: list[float], shares: list[float], step_s: float, every: float, spare_core: bool, workers: float, rate: float,
+    byte_s: float, fixed_s: float, push: float, pull: float, encode_s: float, decode_s: float, add_s: float,
     summable: bool,
-) -> float:
+) -> float:  # fmt: skip
     """Return the seconds of one iteration with one parameter server, whose link has the same rate as the workers'."""
     if workers == 1:
         return step_s
     encoded = encoded_times(ready, shares, step_s, every, spare_core, encode_s)
     end = server_exchange_end(
-        encoded,
-        shares,
-        computed_s(step_s, every, spare_core, encode_s),
-        through_server_s(push, workers, 1, rate, rate, byte_s),
-        workers * add_s,
-        encode_s,
-        decode_s,
-        through_server_s(pull, workers, 1, rate, rate, byte_s),
-        summable,
-    )
+        encoded, shares, computed_s(step_s, every, spare_core, encode_s),
+        through_server_s(push, workers, 1, rate, rate, byte_s), workers * add_s, encode_s, decode_s,
+        through_server_s(pull, workers, 1, rate, rate, byte_s), summable,
+    )  # fmt: skip
     return iteration_s(step_s, every, end + decode_s + fixed_s)
 
 

@@ -14,16 +14,9 @@ MARKS = "ox+*#@%&=~"
 
 
 def text_plot(
-    xs: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    *,
-    x_label: str,
-    y_label: str,
-    width: int = 72,
-    height: int = 18,
-    log_x: bool = True,
-    log_y: bool = True,
-) -> str:
+    xs: Sequence[float], curves: Mapping[str, Sequence[float]], *, x_label: str, y_label: str, width: int = 72,
+    height: int = 18, log_x: bool = True, log_y: bool = True,
+) -> str:  # fmt: skip
     """Return curves drawn with characters.
 
     >>> print(text_plot([1, 10, 100], {"a": [1, 10, 100]}, x_label="x", y_label="y", width=5, height=3))
@@ -74,16 +67,9 @@ def _position(value: float, low: float, high: float, log: bool) -> float:
 
 
 def save_plot(
-    path: Path,
-    xs: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = True,
-    log_y: bool = True,
-) -> None:
+    path: Path, xs: Sequence[float], curves: Mapping[str, Sequence[float]], *, title: str, x_label: str, y_label: str,
+    log_x: bool = True, log_y: bool = True,
+) -> None:  # fmt: skip
     """Write curves as a figure, in the format of the file's suffix."""
     try:
         import matplotlib

@@ -34,13 +34,9 @@ class Report:
 
 
 def build(
-    records: Sequence[Record],
-    *,
-    title: str = "laconic report",
-    command: str | None = None,
-    prices: runs.Prices | None = None,
-    skipped: Sequence[str] = (),
-) -> Report:
+    records: Sequence[Record], *, title: str = "laconic report", command: str | None = None,
+    prices: runs.Prices | None = None, skipped: Sequence[str] = (),
+) -> Report:  # fmt: skip
     """Return the page about these Records.
 
     Args:

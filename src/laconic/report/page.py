@@ -28,13 +28,9 @@ SCRIPTS = ("chart.js", "whatif.js", "page.js")
 
 
 def render(
-    sections: Sequence[Section],
-    *,
-    title: str,
-    origin: Sequence[str] = (),
-    skipped: Sequence[str] = (),
+    sections: Sequence[Section], *, title: str, origin: Sequence[str] = (), skipped: Sequence[str] = (),
     what_if: Mapping[str, Any] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Return the page.
 
     Args:

@@ -53,19 +53,10 @@ Notify = Callable[[str], None]
 
 
 def calibrate(
-    name: str,
-    *,
-    models: Sequence[str] = (),
-    codecs: Sequence[str] | None = None,
-    batch: int | None = None,
-    device: str = "cpu",
-    threads: int = 1,
-    processes: Sequence[int] = (),
-    transport: bool = True,
-    peer: str | None = None,
-    quick: bool = False,
-    notify: Notify = lambda message: None,
-) -> Profile:
+    name: str, *, models: Sequence[str] = (), codecs: Sequence[str] | None = None, batch: int | None = None,
+    device: str = "cpu", threads: int = 1, processes: Sequence[int] = (), transport: bool = True,
+    peer: str | None = None, quick: bool = False, notify: Notify = lambda message: None,
+) -> Profile:  # fmt: skip
     """Return the profile of this machine.
 
     Args:
@@ -95,19 +86,11 @@ def calibrate(
         )  # fmt: skip
         times = {model: _model_times(model, batch, points, device, quick, notify) for model in models}
         profile = Profile(
-            name,
-            about=_about(device, threads),
-            source="laconic calibrate",
-            device=device,
-            threads=threads,
+            name, about=_about(device, threads), source="laconic calibrate", device=device, threads=threads,
             memory=_memory(device, max(processes, default=1)),
-            codecs={spec: tuple(measured) for spec, measured in points.items()},
-            models=times,
-            machine=machine(),
-            versions=versions(),
-            at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            commit=commit(),
-        )
+            codecs={spec: tuple(measured) for spec, measured in points.items()}, models=times, machine=machine(),
+            versions=versions(), at=datetime.now(timezone.utc).isoformat(timespec="seconds"), commit=commit(),
+        )  # fmt: skip
         if processes and device == "cpu":
             notify("processes")
             factors = slowdown_factors(processes, threads=threads, seconds=0.3 if quick else 1.0)

@@ -35,12 +35,7 @@ CLASSES = 10  # of every data set
 
 EMBEDDED = "digits.idx.gz"
 
-MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 MNIST_FOLDERS = ("", "mnist", "MNIST/raw")
 MNIST_SIDE = 28
 

@@ -46,14 +46,9 @@ Report = dict[str, Any]
 
 
 def launch(
-    runs: Mapping[Path, Config],
-    *,
-    resume: bool = False,
-    restarts: int = 3,
-    device: str = "cpu",
-    certs: Path | None = None,
-    on_reports: Callable[[list[Report]], None] | None = None,
-) -> list[dict[str, Any]]:
+    runs: Mapping[Path, Config], *, resume: bool = False, restarts: int = 3, device: str = "cpu",
+    certs: Path | None = None, on_reports: Callable[[list[Report]], None] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Train one run after the other with the same processes on this host; return a summary of each run.
 
     Args:

@@ -58,13 +58,9 @@ def seeded(seed: int) -> Iterator[None]:
 def _mlp() -> nn.Module:
     """784-392-50-10 with tanh in between: 327,880 parameters (Øland and Raj 2015). The outputs are logits."""
     return _named(
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(784, 392),
-        tanh1=nn.Tanh(),
-        fc2=nn.Linear(392, 50),
-        tanh2=nn.Tanh(),
+        flatten=nn.Flatten(), fc1=nn.Linear(784, 392), tanh1=nn.Tanh(), fc2=nn.Linear(392, 50), tanh2=nn.Tanh(),
         head=nn.Linear(50, 10),
-    )
+    )  # fmt: skip
 
 
 def _lenet5() -> nn.Module:
@@ -73,19 +69,10 @@ def _lenet5() -> nn.Module:
     Images of 28 x 28 are padded to the original 32 x 32 (without padding fc1 is smaller: 44,426 parameters).
     """
     return _named(
-        conv1=nn.Conv2d(1, 6, 5, padding=2),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(6, 16, 5),
-        relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(400, 120),
-        relu3=nn.ReLU(),
-        fc2=nn.Linear(120, 84),
-        relu4=nn.ReLU(),
-        head=nn.Linear(84, 10),
-    )
+        conv1=nn.Conv2d(1, 6, 5, padding=2), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2), conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flatten=nn.Flatten(), fc1=nn.Linear(400, 120), relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84), relu4=nn.ReLU(), head=nn.Linear(84, 10),
+    )  # fmt: skip
 
 
 VGG11_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
@@ -109,26 +96,13 @@ def _vgg11() -> nn.Module:
 def _alexnet() -> nn.Module:
     """AlexNet as in "One weird trick" (Krizhevsky 2014), without dropout: 61,100,840 parameters."""
     return _named(
-        conv1=nn.Conv2d(3, 64, 11, stride=4, padding=2),
-        relu1=nn.ReLU(inplace=True),
-        pool1=nn.MaxPool2d(3, stride=2),
-        conv2=nn.Conv2d(64, 192, 5, padding=2),
-        relu2=nn.ReLU(inplace=True),
-        pool2=nn.MaxPool2d(3, stride=2),
-        conv3=nn.Conv2d(192, 384, 3, padding=1),
-        relu3=nn.ReLU(inplace=True),
-        conv4=nn.Conv2d(384, 256, 3, padding=1),
-        relu4=nn.ReLU(inplace=True),
-        conv5=nn.Conv2d(256, 256, 3, padding=1),
-        relu5=nn.ReLU(inplace=True),
-        pool5=nn.MaxPool2d(3, stride=2),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(256 * 6 * 6, 4096),
-        relu6=nn.ReLU(inplace=True),
-        fc2=nn.Linear(4096, 4096),
-        relu7=nn.ReLU(inplace=True),
-        head=nn.Linear(4096, 1000),
-    )
+        conv1=nn.Conv2d(3, 64, 11, stride=4, padding=2), relu1=nn.ReLU(inplace=True), pool1=nn.MaxPool2d(3, stride=2),
+        conv2=nn.Conv2d(64, 192, 5, padding=2), relu2=nn.ReLU(inplace=True), pool2=nn.MaxPool2d(3, stride=2),
+        conv3=nn.Conv2d(192, 384, 3, padding=1), relu3=nn.ReLU(inplace=True), conv4=nn.Conv2d(384, 256, 3, padding=1),
+        relu4=nn.ReLU(inplace=True), conv5=nn.Conv2d(256, 256, 3, padding=1), relu5=nn.ReLU(inplace=True),
+        pool5=nn.MaxPool2d(3, stride=2), flatten=nn.Flatten(), fc1=nn.Linear(256 * 6 * 6, 4096),
+        relu6=nn.ReLU(inplace=True), fc2=nn.Linear(4096, 4096), relu7=nn.ReLU(inplace=True), head=nn.Linear(4096, 1000),
+    )  # fmt: skip
 
 
 class Bottleneck(nn.Module):

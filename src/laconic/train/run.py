@@ -34,20 +34,9 @@ from laconic.watch.folder import (
 )
 
 __all__ = [
-    "CHECKPOINTS",
-    "CONFIG",
-    "EVENTS",
-    "RECORDS",
-    "REPORTS",
-    "SERVER",
-    "SUMMARY",
-    "WORKERS",
-    "Config",
-    "server_file",
-    "trainable",
-    "whole_exchanges",
-    "write_atomically",
-]
+    "CHECKPOINTS", "CONFIG", "EVENTS", "RECORDS", "REPORTS", "SERVER", "SUMMARY", "WORKERS", "Config", "server_file",
+    "trainable", "whole_exchanges", "write_atomically",
+]  # fmt: skip
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -114,15 +103,9 @@ class Config:
     def task(self) -> Task:
         folder = Path(self.data_dir) if self.data_dir else None
         return build_task(
-            self.model,
-            self.data,
-            data_dir=folder,
-            seed=self.job.seed,
-            holdout=self.holdout,
-            script=self.script,
-            layers=self.layers,
-            layers_init=self.layers_init,
-        )
+            self.model, self.data, data_dir=folder, seed=self.job.seed, holdout=self.holdout, script=self.script,
+            layers=self.layers, layers_init=self.layers_init,
+        )  # fmt: skip
 
     def resolved(self, task: Task, *, epochs: int | None = None, iterations: int | None = None) -> Config:
         """Return the configuration with as many iterations as requested (default: three epochs), in whole exchanges.

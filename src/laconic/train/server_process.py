@@ -37,14 +37,9 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 def serve(
-    run_dir: Path,
-    *,
-    index: int = 0,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    certs: Path | None = None,
+    run_dir: Path, *, index: int = 0, host: str = "127.0.0.1", port: int = 0, certs: Path | None = None,
     resume: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve a run until all exchanges are done and the workers have left, or until SIGTERM.
 
     Args:

@@ -50,16 +50,9 @@ class Task:
     """
 
     def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        train: object,
-        test: object,
-        loss: Loss,
-        *,
-        holdout: float = 0.05,
+        self, name: str, model: nn.Module, train: object, test: object, loss: Loss, *, holdout: float = 0.05,
         seed: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the model must be a torch module, got {type(model).__name__}")
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -168,16 +161,9 @@ class Task:
 
 
 def build_task(
-    model: str = "mlp",
-    data: str = "digits",
-    *,
-    data_dir: Path | None = None,
-    seed: int = 0,
-    holdout: float = 0.05,
-    script: str | None = None,
-    layers: str | None = None,
-    layers_init: str = "fresh",
-) -> Task:
+    model: str = "mlp", data: str = "digits", *, data_dir: Path | None = None, seed: int = 0, holdout: float = 0.05,
+    script: str | None = None, layers: str | None = None, layers_init: str = "fresh",
+) -> Task:  # fmt: skip
     """Build a task from a model of ``MODELS`` and a data set, or from a script.
 
     A script is ``FILE.py:FUNCTION``. The function takes no arguments and returns (model, training set, test set, loss

@@ -78,16 +78,9 @@ class Worker:
     """
 
     def __init__(
-        self,
-        number: int,
-        task: Task,
-        shards: Shards,
-        job: Job,
-        schedule: Schedule,
-        connection: Connection,
-        layout: Layout | None = None,
-        store: StateStore | None = None,
-    ) -> None:
+        self, number: int, task: Task, shards: Shards, job: Job, schedule: Schedule, connection: Connection,
+        layout: Layout | None = None, store: StateStore | None = None,
+    ) -> None:  # fmt: skip
         self.number, self.task, self.job, self.connection = number, task, job, connection
         self._shards, self.store = shards, store
         self.times = Times()

@@ -40,16 +40,10 @@ def _print_line(report: dict[str, Any]) -> None:
 
 
 def work(
-    run_dir: Path,
-    number: int,
-    *,
-    incarnation: int | None = None,
-    addresses: list[str] | None = None,
-    certs: Path | None = None,
-    patience: float = 60.0,
-    device: str = "cpu",
+    run_dir: Path, number: int, *, incarnation: int | None = None, addresses: list[str] | None = None,
+    certs: Path | None = None, patience: float = 60.0, device: str = "cpu",
     report: Callable[[dict[str, Any]], None] = _print_line,
-) -> None:
+) -> None:  # fmt: skip
     """Train as one worker of a run until its end.
 
     Args:
@@ -85,15 +79,10 @@ def work(
     clients = _clients(listening, (number, incarnation), config, task, channel, patience)
     connection = _connection(clients, config, task)
     worker = Worker(
-        number,
-        task,
-        Shards(task.num_train, config.job.workers, config.batch, config.job.seed),
-        config.job,
-        config.rates(),
-        connection,
-        layout=config.layout(trainable(task.model)),
+        number, task, Shards(task.num_train, config.job.workers, config.batch, config.job.seed), config.job,
+        config.rates(), connection, layout=config.layout(trainable(task.model)),
         store=checkpoint.Folder(run_dir / WORKERS / str(number)),
-    )
+    )  # fmt: skip
     began, track, snapshots = time.perf_counter(), Track(), _snapshots(config, task, number)
 
     def on_progress(progress: Progress) -> None:
@@ -145,12 +134,7 @@ def _report_to_servers(clients: Sequence[Client], values: Mapping[str, Any]) -> 
 
 
 def _clients(
-    addresses: Sequence[str],
-    identity: tuple[int, int],
-    config: Config,
-    task: Task,
-    credentials: Any,
-    patience: float,
+    addresses: Sequence[str], identity: tuple[int, int], config: Config, task: Task, credentials: Any, patience: float
 ) -> list[Client]:
     from laconic.cluster.client import Client, Patience
 

@@ -24,20 +24,9 @@ from pathlib import Path
 from typing import TextIO
 
 __all__ = [
-    "CHECKPOINTS",
-    "CONFIG",
-    "EVENTS",
-    "PROGRESS",
-    "RECORDS",
-    "REPORTS",
-    "SERVER",
-    "STATUS",
-    "SUMMARY",
-    "WORKERS",
-    "open_to_append",
-    "server_file",
-    "write_atomically",
-]
+    "CHECKPOINTS", "CONFIG", "EVENTS", "PROGRESS", "RECORDS", "REPORTS", "SERVER", "STATUS", "SUMMARY", "WORKERS",
+    "open_to_append", "server_file", "write_atomically",
+]  # fmt: skip
 
 CONFIG, SERVER, EVENTS, SUMMARY = "config.json", "server.json", "events.jsonl", "summary.json"
 STATUS, PROGRESS = "status.json", "progress.jsonl"

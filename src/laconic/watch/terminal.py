@@ -104,15 +104,10 @@ def _workers(view: View) -> Padding:
         table.add_column("staleness", justify="right")
     for number, worker in enumerate(view.workers):
         cells: list[RenderableType] = [
-            str(number),
-            Text(worker.state, style=COLOURS[worker.state]),
-            f"{worker.iteration:,}",
-            _number(worker.loss),
-            show_bytes(worker.bytes_sent),
-            show_bytes(worker.bytes_received),
-            str(worker.lives),
+            str(number), Text(worker.state, style=COLOURS[worker.state]), f"{worker.iteration:,}", _number(worker.loss),
+            show_bytes(worker.bytes_sent), show_bytes(worker.bytes_received), str(worker.lives),
             _last_message(view, worker),
-        ]
+        ]  # fmt: skip
         table.add_row(*cells, *([f"{worker.missed} (≤ {worker.missed_most})"] if stale else []))
     return Padding(table, (1, 0, 0, 0))
 

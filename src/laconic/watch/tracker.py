@@ -53,14 +53,9 @@ class StatusTracker:
     """
 
     def __init__(
-        self,
-        workers: int,
-        updates: int,
-        iterations: int,
-        previous: Status | None = None,
-        *,
+        self, workers: int, updates: int, iterations: int, previous: Status | None = None, *,
         clock: Callable[[], float] = time.time,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._lock = threading.Lock()
         self._incarnations = [-1] * workers

@@ -31,13 +31,10 @@ def small(layers: str | None = None, codec: str = "none", **changes: Any) -> Set
 
 
 SETTINGS = [
-    small(None, "ef|thc:2"),
-    small(None, "ef|thc:1", carry=False, decay=1e-3),
-    small(None, "shared:4"),
+    small(None, "ef|thc:2"), small(None, "ef|thc:1", carry=False, decay=1e-3), small(None, "shared:4"),
     small("subspace:0.1,T=2", "ef|thc:1", small="ef|shared:8", decay=1e-3),
-    small("subspace:0.1,T=2", "ef|thc:1", at_renewal="forget"),
-    small("monarch:0.2", "ef|shared:3"),
-]
+    small("subspace:0.1,T=2", "ef|thc:1", at_renewal="forget"), small("monarch:0.2", "ef|shared:3"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.name}, {setting.at_renewal}")

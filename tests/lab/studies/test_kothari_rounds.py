@@ -61,16 +61,12 @@ def test_rounds_in_one_process_equal_those_of_a_server(method: str, decay: float
 SLOTS = {"a": (96, 100), "bias": (33,), "c": (64, 80), "scalar": (5, 7), "large": (300, 211), "b": (10,)}
 
 CHANNELS = [
-    ("none", "none"),
-    ("qsgd:4,norm=l2", "none"),
-    ("topk:0.01|qsgd:4,norm=l2", "bf16"),
+    ("none", "none"), ("qsgd:4,norm=l2", "none"), ("topk:0.01|qsgd:4,norm=l2", "bf16"),
     ("momentum:0.9|topk:0.005|qsgd:4|rans:auto", "momentum:0.9|bf16"),
     ("momentum:0.9,nesterov=true|topk:0.005|qsgd:3,round=nearest|rans:auto", "momentum:0.9|qsgd:8"),
     ("ef|topk:0.01|qsgd:4,round=nearest|huffman", "ef|qsgd:4,round=nearest"),
-    ("momentum:0.9|topk:0.01|sign", "momentum:0.9|none"),
-    ("ef|topk:1.0|sign", "none"),
-    ("ef|bf16", "ef|sign"),
-]
+    ("momentum:0.9|topk:0.01|sign", "momentum:0.9|none"), ("ef|topk:1.0|sign", "none"), ("ef|bf16", "ef|sign"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec, small", CHANNELS)

@@ -74,13 +74,9 @@ def test_recorded_runs_are_not_trained_again(tmp_path: Path, source: Source, mon
 
     def go() -> list[Any]:
         return STUDY.run(
-            settings=settings,
-            seeds=[0],
-            epochs=1,
-            records=tmp_path,
-            device="cpu",
+            settings=settings, seeds=[0], epochs=1, records=tmp_path, device="cpu",
             progress=lambda *one: reported.append(one),
-        )
+        )  # fmt: skip
 
     first = go()
     assert [record.values["name"] for record in first] == ["1", "5"]

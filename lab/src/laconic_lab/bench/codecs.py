@@ -226,13 +226,9 @@ def _time_coders(
 
 
 def _time_peer(
-    peer: Peer,
-    of: str | None,
-    x: Tensor,
-    watch: Stopwatch,
-    settings: Settings,
+    peer: Peer, of: str | None, x: Tensor, watch: Stopwatch, settings: Settings,
     small: tuple[float | None, float | None] = (None, None),
-) -> PeerResult:
+) -> PeerResult:  # fmt: skip
     part = x[: peer.numel].to(peer.dtype or x.dtype)
     message = peer.encode(part)
     error = None

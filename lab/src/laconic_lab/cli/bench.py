@@ -307,13 +307,9 @@ def _small_cell(result: CodecResult) -> str:
 def _peer_cells(result: PeerResult, wide: bool) -> list[str]:
     times = result.timings
     cells = [
-        f"{'  ' if result.of else ''}{result.name}",
-        f"{result.bits:.3f}",
-        _spread(times["encode"], wide),
-        "",
-        _spread(times["decode"], wide) if "decode" in times else "",
-        "",
-    ]
+        f"{'  ' if result.of else ''}{result.name}", f"{result.bits:.3f}", _spread(times["encode"], wide), "",
+        _spread(times["decode"], wide) if "decode" in times else "", "",
+    ]  # fmt: skip
     if wide:
         small = [f"{value:.0f}" for value in (result.small_encode_us, result.small_decode_us) if value is not None]
         cells += ["", "", "", " / ".join(small), _error(result.error)]

@@ -21,15 +21,9 @@ COLUMNS = ("bits per\nvalue", "encode\n× copy", "decode\n× copy", "add\n× cop
 
 
 def bench_device(
-    specs: list[str] | None,
-    device: str,
-    numel: int | None,
-    repeat: int | None,
-    seed: int,
-    quick: bool,
-    records: Path | None,
-    json: bool,
-) -> None:
+    specs: list[str] | None, device: str, numel: int | None, repeat: int | None, seed: int, quick: bool,
+    records: Path | None, json: bool,
+) -> None:  # fmt: skip
     from laconic_lab.bench.device import SPECS, DeviceSettings, run_device
 
     settings = DeviceSettings(

@@ -48,13 +48,9 @@ def print_records(records: Sequence[Record], command: str) -> None:
 
 
 def measure_and_show(
-    label: str,
-    settings: Any,
-    run: Callable[..., Sequence[Record]],
-    tables: Callable[[Sequence[Record]], Iterable[ClusterTable]],
-    path: Path | None,
-    json: bool,
-) -> None:
+    label: str, settings: Any, run: Callable[..., Sequence[Record]],
+    tables: Callable[[Sequence[Record]], Iterable[ClusterTable]], path: Path | None, json: bool,
+) -> None:  # fmt: skip
     """Run a benchmark with its settings; print its Records as JSON, or as tables with their notes and goals."""
     records = measure(label, path, lambda notify: run(settings, tell=notify))
     if json:

@@ -77,13 +77,9 @@ def run_flood(
     steps = max(2 * EDGE + 10, round(garbage / phases / rate / COMPUTING))  # the flood ends before its phase does
     with tempfile.TemporaryDirectory(prefix="laconic-flood-") as folder:
         scenario = Scenario(
-            Path(folder),
-            "sync",
-            exchanges=WARM_UP + 2 * phases * steps + 1,
-            tls=tls,
-            compute_s=COMPUTING,
+            Path(folder), "sync", exchanges=WARM_UP + 2 * phases * steps + 1, tls=tls, compute_s=COMPUTING,
             timeout_s=40 * phases * steps * COMPUTING + 120,
-        )
+        )  # fmt: skip
         control = _FloodControl(scenario, -(-garbage // phases), held, rate, seed)
         for phase in range(phases):
             scenario.at(0, WARM_UP + (2 * phase + 1) * steps, control.start)

@@ -71,18 +71,9 @@ class Scenario:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        mode: str,
-        *,
-        workers: int = 2,
-        exchanges: int = 12,
-        link: bool = False,
-        rate: str | None = None,
-        tls: bool = False,
-        compute_s: float = 0.01,
-        timeout_s: float = 60.0,
-    ) -> None:
+        self, folder: Path, mode: str, *, workers: int = 2, exchanges: int = 12, link: bool = False,
+        rate: str | None = None, tls: bool = False, compute_s: float = 0.01, timeout_s: float = 60.0,
+    ) -> None:  # fmt: skip
         self.folder, self.exchanges = folder, exchanges
         self.compute_s, self._timeout_s = compute_s, timeout_s
         self.job = Job(workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4)
@@ -119,14 +110,9 @@ class Scenario:
                 self._record(event)
 
         self.core = Core(
-            self.job,
-            self._parameters(),
-            SGD(),
-            lambda _: 1.0,
-            record,
-            exchanges=self.exchanges,
+            self.job, self._parameters(), SGD(), lambda _: 1.0, record, exchanges=self.exchanges,
             checkpoint_store=self.checkpoint_store,
-        )
+        )  # fmt: skip
         found = checkpoint.load_latest(self.checkpoint_store.path)
         if found is None:
             self.checkpoint_store.save(0, *self.core.state())
@@ -193,15 +179,10 @@ class Scenario:
             credentials = security.channel_credentials(security.load_worker(self._certs, worker))
         parameters = self._parameters()
         return Client(
-            self.address(worker),
-            worker=worker,
-            incarnation=incarnation,
-            slots=Slots.of(parameters),
-            limits=self.job.pull_limits(parameters.values()),
-            credentials=credentials,
-            timeout=20.0,
+            self.address(worker), worker=worker, incarnation=incarnation, slots=Slots.of(parameters),
+            limits=self.job.pull_limits(parameters.values()), credentials=credentials, timeout=20.0,
             patience=Patience(total=20.0, first=0.05, longest=0.3),
-        )
+        )  # fmt: skip
 
     def frames(self, place: int) -> list[bytes]:
         """Return the frames of a push that adds 1 at a position of the ledger."""

@@ -49,14 +49,9 @@ class Soak:
 
 
 def soak(
-    seconds: float,
-    *,
-    every: float = 20.0,
-    workers: int = 4,
-    mode: str = "sync",
-    seed: int = 0,
+    seconds: float, *, every: float = 20.0, workers: int = 4, mode: str = "sync", seed: int = 0,
     tell: Callable[[int, int], None] = lambda done, total: None,
-) -> Soak:
+) -> Soak:  # fmt: skip
     """Run a job for about that many seconds, with a random fault at regular intervals.
 
     Args:
@@ -76,14 +71,9 @@ def soak(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="laconic-soak-") as folder:
         scenario = Scenario(
-            Path(folder),
-            mode,
-            workers=workers,
-            exchanges=exchanges,
-            link=True,
-            compute_s=ROUND_S,
+            Path(folder), mode, workers=workers, exchanges=exchanges, link=True, compute_s=ROUND_S,
             timeout_s=5 * seconds + 60,
-        )
+        )  # fmt: skip
         for step in steps:
             worker, action = _pick(rng, workers)
             scenario.at(worker, step, action)

@@ -40,12 +40,7 @@ class Source:
             split.mean, split.deviation = split.mean.to(device), split.deviation.to(device)
 
     def task(
-        self,
-        model: str,
-        seed: int,
-        holdout: float,
-        layers: str | None = None,
-        rules: Mapping[str, str] | None = None,
+        self, model: str, seed: int, holdout: float, layers: str | None = None, rules: Mapping[str, str] | None = None
     ) -> Task:
         """Return a task with a new model; a scheme compresses its layers, rules give some of them another scheme."""
         network = build_model(model, seed=seed)
@@ -172,15 +167,9 @@ class GraphStepper(Stepper):
     """
 
     def __init__(
-        self,
-        setting: StepperSetting,
-        seed: int,
-        epochs: int,
-        source: Source,
-        *,
-        samples: int = 4,
+        self, setting: StepperSetting, seed: int, epochs: int, source: Source, *, samples: int = 4,
         graph: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(setting, seed, epochs, source)
         self.device, self._batch = source.device, setting.batch
         self.graph = self.device.type == "cuda" if graph is None else graph

@@ -72,13 +72,9 @@ Values = dict[str, Any]
 
 
 def run_units(
-    units: Sequence[Unit[S]],
-    records: RecordLog,
-    kind: str,
-    device: torch.device,
-    progress: Progress | None,
+    units: Sequence[Unit[S]], records: RecordLog, kind: str, device: torch.device, progress: Progress | None,
     work: Callable[[list[Unit[S]], Counter], Iterator[tuple[Unit[S], Values]]],
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Do the units that have no Record yet, and return the Records of all.
 
     Args:
@@ -109,13 +105,9 @@ def batched(units: Sequence[Unit[S]], size: int) -> Iterator[list[Unit[S]]]:
 
 
 def train(
-    units: Sequence[Unit[S]],
-    device: torch.device,
-    data_dir: Path | None,
-    make_stepper: Callable[[Unit[S], Source], Stepper],
-    records: Path | None,
-    tick: Callable[[int], None],
-) -> Iterator[tuple[Unit[S], Values]]:
+    units: Sequence[Unit[S]], device: torch.device, data_dir: Path | None,
+    make_stepper: Callable[[Unit[S], Source], Stepper], records: Path | None, tick: Callable[[int], None],
+) -> Iterator[tuple[Unit[S], Values]]:  # fmt: skip
     """Train the units together, an iteration of each in turn, and yield what their Records shall hold.
 
     Unfinished runs are saved in the folder ``partial`` beside the Records.

@@ -230,15 +230,9 @@ class Contributor(KeepsResiduals):
         head, rounding_seed = family.head(summing.workers, summing.ring), self._sender(seed).rounding_seed
         clips = family.stage.clips(agreed, head)
         integers = family.stage.encode_packed_ints(
-            values,
-            head,
-            clips,
-            kernels.backend_for(values),
-            arena,
-            rotation_seed=None,
-            rounding_seed=rounding_seed,
+            values, head, clips, kernels.backend_for(values), arena, rotation_seed=None, rounding_seed=rounding_seed,
             feedback=self.feedback,
-        )
+        )  # fmt: skip
         if self.feedback:
             rotated = family.stage.rotation_seed is not None
             for slot, residual in zip(joined.slots, joined.split(values, rotated), strict=True):

@@ -39,15 +39,9 @@ if TYPE_CHECKING:
     from laconic.cluster.round import Push
 
 __all__ = [
-    "UNUSABLE",
-    "Contribution",
-    "RoundSums",
-    "SlotSum",
-    "check_summable",
-    "message_limit",
-    "pack_contribution",
+    "UNUSABLE", "Contribution", "RoundSums", "SlotSum", "check_summable", "message_limit", "pack_contribution",
     "unpack_contribution",
-]
+]  # fmt: skip
 
 UNUSABLE = int(torch.tensor([torch.finfo(torch.float32).max]).view(torch.int32))
 """The bits of a scale that marks values which are not finite: those of the largest finite number."""

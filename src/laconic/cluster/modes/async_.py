@@ -133,13 +133,9 @@ class PushByPush(ServerMode):
             weights.version += 1
             session.clock, session.reply = push.sequence + 1, None
             self._shared.event(
-                "applied",
-                worker=push.worker,
-                sequence=push.sequence,
-                version=weights.version,
-                ticket=ticket,
+                "applied", worker=push.worker, sequence=push.sequence, version=weights.version, ticket=ticket,
                 missed=staleness,
-            )
+            )  # fmt: skip
             receiver.close()
             self._shared.updated(weights.version)
             self._shared.changed.notify_all()

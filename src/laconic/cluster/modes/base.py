@@ -62,13 +62,9 @@ class ServerMode:
         with self._shared.changed:
             receiver.check()
             self._budget.acquire(
-                receiver.reservation,
-                nbytes,
-                deadline=deadline,
-                alive=receiver.alive,
-                cancelled=lambda: receiver.cancelled,
-                has_turn=lambda: self.has_turn(receiver),
-            )
+                receiver.reservation, nbytes, deadline=deadline, alive=receiver.alive,
+                cancelled=lambda: receiver.cancelled, has_turn=lambda: self.has_turn(receiver),
+            )  # fmt: skip
             receiver.check()
 
     def apply(self, receiver: PushReceiver, push: Push, deadline: float) -> Reply:

@@ -105,14 +105,9 @@ class Reducer:
     """
 
     def __init__(
-        self,
-        spec: str,
-        group: dist.ProcessGroup | None = None,
-        *,
-        carry: bool = False,
-        nonfinite: str = "skip",
+        self, spec: str, group: dist.ProcessGroup | None = None, *, carry: bool = False, nonfinite: str = "skip",
         stats: ExchangeStats | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
         if nonfinite not in ("raise", "skip", "spread"):
@@ -380,12 +375,7 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def allreduce(
-    tensor: Tensor,
-    spec: str,
-    group: dist.ProcessGroup | None = None,
-    *,
-    seed: int = 0,
-    nonfinite: str = "skip",
+    tensor: Tensor, spec: str, group: dist.ProcessGroup | None = None, *, seed: int = 0, nonfinite: str = "skip"
 ) -> Tensor:
     """Replace a tensor by its mean over the ranks of a group, compressed on the way; return it.
 

@@ -127,13 +127,9 @@ class TwoShot:
     """
 
     def __init__(
-        self,
-        spec: str,
-        group: dist.ProcessGroup | None = None,
-        *,
-        nonfinite: str = "spread",
+        self, spec: str, group: dist.ProcessGroup | None = None, *, nonfinite: str = "spread",
         stats: ExchangeStats | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         memories, chain = parse(spec)
         self.spec, self._chain = spec, chain
         self.nonfinite = nonfinite

@@ -34,19 +34,11 @@ def packed_int_encode(
     rotated = rotation_seed is not None
     assert not (feedback and rotated)
     return _core.packed_int_encode(
-        floats_at(x),
-        n,
-        *coding,
-        math.nan if factor is None else factor,
-        rotated,
-        0 if rotation_seed is None else random.key(rotation_seed, random.ROTATION),
-        rounding_seed is not None,
-        0 if rounding_seed is None else random.key(rounding_seed, random.ROUNDING),
-        bytes_at(clips, 4 * num_blocks(n)),
-        bytes_at(out, packed_ints_nbytes(packed_int_count(n, rotated), coding)),
-        feedback,
-        threads(),
-    )
+        floats_at(x), n, *coding, math.nan if factor is None else factor, rotated,
+        0 if rotation_seed is None else random.key(rotation_seed, random.ROTATION), rounding_seed is not None,
+        0 if rounding_seed is None else random.key(rounding_seed, random.ROUNDING), bytes_at(clips, 4 * num_blocks(n)),
+        bytes_at(out, packed_ints_nbytes(packed_int_count(n, rotated), coding)), feedback, threads(),
+    )  # fmt: skip
 
 
 def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: Tensor, weight: float | None) -> None:
@@ -54,16 +46,10 @@ def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: T
     rotated = rotation_seed is not None
     valid = _core.packed_int_decode(
         bytes_at(integers, packed_ints_nbytes(packed_int_count(n, rotated), coding)),
-        bytes_at(clips, 4 * num_blocks(n)),
-        *coding,
-        total,
-        rotated,
-        0 if rotation_seed is None else random.key(rotation_seed, random.ROTATION),
-        floats_at(out),
-        n,
-        weight_of(weight),
-        threads(),
-    )
+        bytes_at(clips, 4 * num_blocks(n)), *coding, total, rotated,
+        0 if rotation_seed is None else random.key(rotation_seed, random.ROTATION), floats_at(out), n,
+        weight_of(weight), threads(),
+    )  # fmt: skip
     require_valid(valid, f"a scale that is not a finite, non-negative number, or a sum above {total}")
 
 

@@ -13,17 +13,9 @@ import triton.language as tl
 from laconic.kernels.triton.tile import TILE
 
 __all__ = [
-    "FLOAT32_MAX",
-    "ROUND_DOWN",
-    "TINY_NORM",
-    "UPSCALE",
-    "load_scales",
-    "magnitude_bits",
-    "quantization_scale",
-    "step_size",
-    "store_scales",
-    "tile_shape",
-]
+    "FLOAT32_MAX", "ROUND_DOWN", "TINY_NORM", "UPSCALE", "load_scales", "magnitude_bits", "quantization_scale",
+    "step_size", "store_scales", "tile_shape",
+]  # fmt: skip
 
 
 TINY_NORM = tl.constexpr(2.0**-90)

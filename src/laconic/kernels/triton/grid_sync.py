@@ -22,16 +22,9 @@ from laconic.kernels.triton import launch_cache
 from laconic.kernels.triton.launch_cache import CompiledLaunches
 
 __all__ = [
-    "BARRIER_WORD",
-    "MAX_NUMEL",
-    "PARTS",
-    "SINGLE_LAUNCH_NUMEL",
-    "STATE_WORDS",
-    "grid_barrier",
-    "launch",
-    "split_into_parts",
-    "sum_before",
-]
+    "BARRIER_WORD", "MAX_NUMEL", "PARTS", "SINGLE_LAUNCH_NUMEL", "STATE_WORDS", "grid_barrier", "launch",
+    "split_into_parts", "sum_before",
+]  # fmt: skip
 
 MAX_NUMEL = (1 << 31) - (1 << 16)
 """Largest number of values that 32 bits can count, including a tile past the end."""
@@ -81,17 +74,10 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def launch(
-    kernel: Any,
-    device: torch.device,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[int | float],
-    constants: Mapping[str, Any],
-    grids: Sequence[int],
-    warps: Sequence[int],
-    *,
-    single_launch: bool,
+    kernel: Any, device: torch.device, tensors: Sequence[Tensor], numbers: Sequence[int | float],
+    constants: Mapping[str, Any], grids: Sequence[int], warps: Sequence[int], *, single_launch: bool,
     cache: CompiledLaunches,
-) -> None:
+) -> None:  # fmt: skip
     """Launch all phases of a kernel: in one cooperative launch if all programs fit, else one after the other."""
 
     def launches() -> list[tuple[int, dict[str, Any]]]:

@@ -9,15 +9,9 @@ from laconic.kernels.triton.huffman_tables import FIRST_CLASS, MAX_LENGTH, rever
 from laconic.kernels.triton.streams import STREAMS
 
 __all__ = [
-    "PREFIXES",
-    "PREFIX_BITS",
-    "chunk_info_offset",
-    "decode_record_words",
-    "limits_offset",
-    "lookup_offset",
-    "order_offset",
-    "read_code_tables",
-]
+    "PREFIXES", "PREFIX_BITS", "chunk_info_offset", "decode_record_words", "limits_offset", "lookup_offset",
+    "order_offset", "read_code_tables",
+]  # fmt: skip
 
 PREFIX_BITS = tl.constexpr(12)
 """Bits of the decoder's lookup index. No code that we write for 512 symbols or fewer is longer."""

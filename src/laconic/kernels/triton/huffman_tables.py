@@ -12,16 +12,9 @@ from laconic.kernels.triton import shared_memory
 from laconic.kernels.triton.streams import LANES, STREAMS
 
 __all__ = [
-    "FIRST_CLASS",
-    "MAX_LENGTH",
-    "build_code_tables",
-    "coded_table_offset",
-    "codes_offset",
-    "encode_record_words",
-    "reverse32",
-    "starts_offset",
-    "summary_offset",
-]
+    "FIRST_CLASS", "MAX_LENGTH", "build_code_tables", "coded_table_offset", "codes_offset", "encode_record_words",
+    "reverse32", "starts_offset", "summary_offset",
+]  # fmt: skip
 
 FIRST_CLASS = tl.constexpr(8)
 """Class from which the first token of a coded table differs."""

@@ -30,15 +30,9 @@ from laconic.kernels.triton.tile import (
 )
 
 __all__ = [
-    "grid_symbols",
-    "histogram",
-    "pack_bins",
-    "range_histogram",
-    "sample",
-    "table_decode",
-    "uniform_decode",
+    "grid_symbols", "histogram", "pack_bins", "range_histogram", "sample", "table_decode", "uniform_decode",
     "uniform_encode",
-]
+]  # fmt: skip
 
 
 def _float64_words(number: float) -> tuple[int, int]:
@@ -272,8 +266,13 @@ def _arguments(grid: Grid) -> tuple[float | int, ...]:
     if isinstance(grid, LinearGrid):
         return (grid.pre, grid.base, grid.inverse, 0, 0, 0, 0, grid.levels)
     return (
-        0.0, 0.0, 0.0, *_float64_words(grid.low), *_float64_words(grid.levels / (grid.high - grid.low)), grid.levels,
-    )  # fmt: skip
+        0.0,
+        0.0,
+        0.0,
+        *_float64_words(grid.low),
+        *_float64_words(grid.levels / (grid.high - grid.low)),
+        grid.levels,
+    )
 
 
 def pack_bins(x: Tensor, grid: Grid, packed: Tensor) -> None:

@@ -26,14 +26,9 @@ from laconic.kernels.triton.sign import sign_decode_part, sign_encode_part, sign
 from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_period, rotation_signs, split64
 
 __all__ = [
-    "amax_bits_all",
-    "gather_blocks",
-    "packed_int_decode_all",
-    "qsgd_decode_all",
-    "qsgd_encode_all",
-    "sign_decode_all",
+    "amax_bits_all", "gather_blocks", "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "sign_decode_all",
     "sign_encode_all",
-]
+]  # fmt: skip
 
 FIELDS = tl.constexpr(8)
 """Fields of a row: values, residual, scales, packed symbols, tail, size, low and high half of a random key."""
@@ -63,16 +58,10 @@ class _TensorTable(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        tensors: Sequence[Tensor],
-        span: int,
-        *,
-        residuals: Sequence[Tensor | None] = (),
-        scale_addresses: Sequence[int] = (),
-        packed: Sequence[int] = (),
-        random_keys: Sequence[int] = (),
+        cls, tensors: Sequence[Tensor], span: int, *, residuals: Sequence[Tensor | None] = (),
+        scale_addresses: Sequence[int] = (), packed: Sequence[int] = (), random_keys: Sequence[int] = (),
         tails: bool = False,
-    ) -> _TensorTable:
+    ) -> _TensorTable:  # fmt: skip
         """Describe tensors in parts of ``span`` values; sections are addresses, multiples of 16."""
         device, rows, address_bits = tensors[0].device, [], 0
         tail_buffer = torch.empty(len(tensors) * GROUP if tails else 0, dtype=torch.int32, device=device)

@@ -34,16 +34,9 @@ from laconic.kernels.triton.tile import (
 )
 
 __all__ = [
-    "ROTATION_SCALE",
-    "block_scales",
-    "hadamard",
-    "load_clips",
-    "load_words",
-    "packed_int_decode",
-    "packed_int_encode",
-    "packed_int_tile",
-    "rotate",
-]
+    "ROTATION_SCALE", "block_scales", "hadamard", "load_clips", "load_words", "packed_int_decode", "packed_int_encode",
+    "packed_int_tile", "rotate",
+]  # fmt: skip
 
 BLOCKS = WARPS = 1
 """Blocks and warps per program: a warp holds a block of 1,024, and its butterflies need no barrier."""

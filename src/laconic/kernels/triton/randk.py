@@ -207,19 +207,10 @@ def _layout(n: int, k: int, bins: int) -> _Layout | None:
 
 
 def _run(
-    n: int,
-    k: int,
-    like: Tensor,
-    *,
-    seed: int | None = None,
-    section: Tensor | None = None,
-    x: Tensor | None = None,
-    kept: Tensor | None = None,
-    values: Tensor | None = None,
-    out: Tensor | None = None,
-    gain: float = 1.0,
+    n: int, k: int, like: Tensor, *, seed: int | None = None, section: Tensor | None = None, x: Tensor | None = None,
+    kept: Tensor | None = None, values: Tensor | None = None, out: Tensor | None = None, gain: float = 1.0,
     weight: float | None = None,
-) -> tuple[Tensor, list[int]] | None:
+) -> tuple[Tensor, list[int]] | None:  # fmt: skip
     """Return positions and state; None if too few or too many hashes were marked, or none can be.
 
     The seed is written to the section, or read from it if it is None.

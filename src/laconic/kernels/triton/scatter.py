@@ -31,17 +31,9 @@ from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.tile import low_bits_location, word_aligned
 
 __all__ = [
-    "GAPS",
-    "SEARCH_SPAN",
-    "SPAN",
-    "add_at_positions",
-    "can_decode",
-    "decode_and_scatter",
-    "decode_positions",
-    "find_starts",
-    "flag_nonfinite",
-    "scatter_tile",
-]
+    "GAPS", "SEARCH_SPAN", "SPAN", "add_at_positions", "can_decode", "decode_and_scatter", "decode_positions",
+    "find_starts", "flag_nonfinite", "scatter_tile",
+]  # fmt: skip
 
 WORDS, GAPS, SPAN, SEARCH_SPAN = 128, 2048, 4096, 256
 WARPS = (4, 8, 8, 8, 4)

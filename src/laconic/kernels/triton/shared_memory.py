@@ -14,27 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 __all__ = [
-    "SharedBuffer",
-    "atomic_or_shared",
-    "clear16",
-    "commit_fetches",
-    "declare_shared",
-    "fetch16_async",
-    "increment",
-    "lane_id",
-    "load",
-    "load2",
-    "load4",
-    "load_symbol",
-    "shift_right64",
-    "store",
-    "store2",
-    "store4_global",
-    "store_masked",
-    "sync_warp",
-    "wait_fetched",
-    "wait_fetches",
-]
+    "SharedBuffer", "atomic_or_shared", "clear16", "commit_fetches", "declare_shared", "fetch16_async", "increment",
+    "lane_id", "load", "load2", "load4", "load_symbol", "shift_right64", "store", "store2", "store4_global",
+    "store_masked", "sync_warp", "wait_fetched", "wait_fetches",
+]  # fmt: skip
 
 _WAIT_0 = tl.constexpr("cp.async.wait_group 0; mov.u32 $0, $1;")
 _WAIT_5 = tl.constexpr("cp.async.wait_group 5; mov.u32 $0, $1;")

@@ -21,14 +21,9 @@ from laconic.kernels.triton.tile import (
 )
 
 __all__ = [
-    "onebit_decode",
-    "onebit_encode",
-    "sign_decode",
-    "sign_decode_part",
-    "sign_encode",
-    "sign_encode_part",
+    "onebit_decode", "onebit_encode", "sign_decode", "sign_decode_part", "sign_encode", "sign_encode_part",
     "sign_tile_shape",
-]
+]  # fmt: skip
 
 
 @triton.jit

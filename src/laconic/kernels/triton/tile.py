@@ -19,24 +19,10 @@ from torch import Tensor
 from laconic.kernels.random import M32, row_factor
 
 __all__ = [
-    "TILE",
-    "exact_options",
-    "hash32",
-    "load_symbols",
-    "load_tile",
-    "low_bits_location",
-    "packing_period",
-    "pairwise_sum",
-    "rotation_signs",
-    "rounding_noise",
-    "rounding_noise_tile",
-    "row_factors",
-    "split64",
-    "store_groups",
-    "store_or_add",
-    "store_symbols",
-    "word_aligned",
-]
+    "TILE", "exact_options", "hash32", "load_symbols", "load_tile", "low_bits_location", "packing_period",
+    "pairwise_sum", "rotation_signs", "rounding_noise", "rounding_noise_tile", "row_factors", "split64", "store_groups",
+    "store_or_add", "store_symbols", "word_aligned",
+]  # fmt: skip
 
 TILE = 2048
 """Values per program, unless a bucket needs more: two warps with 32 values per thread."""

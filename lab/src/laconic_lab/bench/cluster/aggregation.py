@@ -88,13 +88,9 @@ class AggregationResult:
 
 
 def measure_aggregation(
-    shapes: Shapes,
-    *,
-    rounds: int,
-    threads: tuple[int, int],
-    seed: int = 0,
+    shapes: Shapes, *, rounds: int, threads: tuple[int, int], seed: int = 0,
     tell: Callable[[str], None] = lambda what: None,
-) -> AggregationResult:
+) -> AggregationResult:  # fmt: skip
     """Check and measure the aggregation.
 
     Args:
@@ -149,17 +145,10 @@ def measure_aggregation(
         for step, one in marks["steps"].items()
     }
     return AggregationResult(
-        numel(shapes),
-        tuple(ours),
-        tuple(bare),
-        nbytes,
-        bare_nbytes,
-        steps,
-        quartiles(marked)[1],
+        numel(shapes), tuple(ours), tuple(bare), nbytes, bare_nbytes, steps, quartiles(marked)[1],
         {name: (after[name] - between[name]) / MARKED for name in after},
-        {name: (between[name] - before[name]) / MARKED for name in after},
-        tuple(marks["missing"]),
-    )
+        {name: (between[name] - before[name]) / MARKED for name in after}, tuple(marks["missing"]),
+    )  # fmt: skip
 
 
 def _timed(workers: Sequence[Peer], what: str) -> tuple[float, int]:

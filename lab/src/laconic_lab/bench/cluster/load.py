@@ -143,12 +143,7 @@ class LoadResult:
 
 
 def measure_load(
-    *,
-    clients: int,
-    processes: int,
-    seconds: float,
-    threads: int,
-    tell: Callable[[str], None] = lambda what: None,
+    *, clients: int, processes: int, seconds: float, threads: int, tell: Callable[[str], None] = lambda what: None
 ) -> LoadResult:
     """Run the load and check that every acknowledged push counts once.
 

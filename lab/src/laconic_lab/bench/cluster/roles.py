@@ -153,13 +153,9 @@ class WorkerRole:
         credentials = security.load_worker(certs, number) if certs is not None else None
         security.require_tls(address, credentials)
         self._client = Client(
-            address,
-            worker=number,
-            incarnation=1,
-            slots=Slots.of(like),
-            limits=agreed.pull_limits(like.values()),
+            address, worker=number, incarnation=1, slots=Slots.of(like), limits=agreed.pull_limits(like.values()),
             credentials=security.channel_credentials(credentials) if credentials is not None else None,
-        )
+        )  # fmt: skip
         self._exchange = Exchange(number, agreed, shapes, seed)
         return {"versions": sorted(self._client.hello().versions)}
 

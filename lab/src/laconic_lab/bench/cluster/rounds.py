@@ -118,18 +118,9 @@ class RoundResult:
 
 
 def measure_rate(
-    rate: str,
-    methods: Sequence[str],
-    shapes: Shapes,
-    *,
-    made_of: str,
-    workers: int = 2,
-    rounds: int,
-    slow_rounds: int,
-    threads: tuple[int, int],
-    seed: int = 0,
-    tell: Tell = lambda what: None,
-) -> tuple[LinkResult, list[RoundResult]]:
+    rate: str, methods: Sequence[str], shapes: Shapes, *, made_of: str, workers: int = 2, rounds: int, slow_rounds: int,
+    threads: tuple[int, int], seed: int = 0, tell: Tell = lambda what: None,
+) -> tuple[LinkResult, list[RoundResult]]:  # fmt: skip
     """Measure all methods at one rate with the same processes.
 
     Args:
@@ -158,16 +149,9 @@ def measure_rate(
 
 
 def _measure_method(
-    method: str,
-    rate: str,
-    shapes: Shapes,
-    net: Network,
-    server: Peer,
-    workers: Sequence[Peer],
-    rounds: tuple[int, int],
-    seed: int,
-    tell: Tell,
-) -> RoundResult:
+    method: str, rate: str, shapes: Shapes, net: Network, server: Peer, workers: Sequence[Peer],
+    rounds: tuple[int, int], seed: int, tell: Tell,
+) -> RoundResult:  # fmt: skip
     job = job_of(method, len(workers))
     port = server.do("begin", job=job.to_json(), shapes=shapes, host=net.host, certs=net.certs)["port"]
     address = net.reach(port)
@@ -188,18 +172,11 @@ def _measure_method(
     link_after, after = net.counters(), server.do("traffic")
     cpu = server.do("usage")["cpu_s"] - used["cpu_s"]
     result = RoundResult(
-        method,
-        rate,
-        tuple(seconds),
-        _parts(took),
-        sent=sum(one["sent"] for parts in took for one in parts),
-        received=sum(one["received"] for parts in took for one in parts),
-        link_received=link_after[0] - link_before[0],
-        link_sent=link_after[1] - link_before[1],
-        server_cpu=cpu,
-        steps=_steps(server, workers, 3) if first <= 2 else {},
-        every=job.every,
-    )
+        method, rate, tuple(seconds), _parts(took), sent=sum(one["sent"] for parts in took for one in parts),
+        received=sum(one["received"] for parts in took for one in parts), link_received=link_after[0] - link_before[0],
+        link_sent=link_after[1] - link_before[1], server_cpu=cpu,
+        steps=_steps(server, workers, 3) if first <= 2 else {}, every=job.every,
+    )  # fmt: skip
     _check_bytes(result, before, after, f"method {method} at {rate}")
     if retries := sum(told["retries"] for told in all_do(workers, "end")):
         raise WrongResultError(f"method {method} at {rate}: {retries} calls were retried")

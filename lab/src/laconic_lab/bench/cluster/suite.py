@@ -51,17 +51,9 @@ def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
     records = []
     for rate in settings.rates:
         link, found = measure_rate(
-            rate,
-            settings.methods,
-            shapes,
-            made_of=made_of,
-            rounds=settings.rounds,
-            slow_rounds=settings.slow_rounds,
-            workers=settings.workers,
-            threads=settings.threads,
-            seed=settings.seed,
-            tell=tell,
-        )
+            rate, settings.methods, shapes, made_of=made_of, rounds=settings.rounds, slow_rounds=settings.slow_rounds,
+            workers=settings.workers, threads=settings.threads, seed=settings.seed, tell=tell,
+        )  # fmt: skip
         records.append(_record("link", settings, link.values()))
         common = {"model": settings.model, "numel": numel(shapes), "made_of": made_of, "valid": link.valid}
         common |= {"slots": len(shapes)}

@@ -25,19 +25,11 @@ RUNS_AT_ONCE = 6
 
 
 def run(
-    experiment: str = "sums",
-    *,
-    models: Sequence[str] = tuple(HYPER),
-    epochs: int | None = None,
-    seeds: Sequence[int] | None = None,
-    data: str | None = None,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    lanes: int | None = None,
-    settings: Sequence[Setting] | None = None,
-    records: Path | None = None,
+    experiment: str = "sums", *, models: Sequence[str] = tuple(HYPER), epochs: int | None = None,
+    seeds: Sequence[int] | None = None, data: str | None = None, data_dir: Path | None = None, device: str = "auto",
+    lanes: int | None = None, settings: Sequence[Setting] | None = None, records: Path | None = None,
     progress: Progress | None = None,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; ``kothari2021.runner.run`` describes the arguments.
 
     Models are ``mlp``, ``lenet5`` and ``vgg11``, with 10 epochs, or 20 for VGG-11; ``speed`` has its own models and

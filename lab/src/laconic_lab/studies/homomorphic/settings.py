@@ -103,14 +103,9 @@ def scheme_text(layers: str | None, rules: Sequence[Sequence[str]]) -> str:
 
 
 def setting_of(
-    model: str,
-    layers: str | None = None,
-    codec: str = "none",
-    *,
-    workers: int = 2,
-    data: str | None = None,
+    model: str, layers: str | None = None, codec: str = "none", *, workers: int = 2, data: str | None = None,
     **rest: Any,
-) -> Setting:
+) -> Setting:  # fmt: skip
     """Return a setting with the model's hyper-parameters; the workers share its batch."""
     if model not in HYPER:
         raise ConfigError(f"unknown model {model!r}: the study trains {', '.join(HYPER)}")

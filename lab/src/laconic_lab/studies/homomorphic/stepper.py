@@ -46,16 +46,9 @@ class SummedStepper(GraphStepper):
     setting: Setting
 
     def __init__(
-        self,
-        setting: Setting,
-        seed: int,
-        epochs: int,
-        source: Source,
-        *,
-        samples: int = 4,
-        graph: bool | None = None,
+        self, setting: Setting, seed: int, epochs: int, source: Source, *, samples: int = 4, graph: bool | None = None,
         computed: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._computes = source.device.type != "cpu" if computed is None else computed
         if setting.at_renewal not in ("forget", "spend"):
             raise ConfigError(f"at_renewal must be forget or spend, got {setting.at_renewal!r}")

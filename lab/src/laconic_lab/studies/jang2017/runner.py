@@ -31,15 +31,9 @@ BATCH = {"alexnet": {"cpu": 16, "cuda": 256}, "reader": {"cpu": 16, "cuda": 256}
 
 
 def run(
-    experiment: str = "table1",
-    *,
-    data: str = "digits",
-    data_dir: Path | None = None,
-    device: str = "auto",
-    cells: Sequence[runs.Cell] | None = None,
-    records: Path | None = None,
-    progress: Progress | None = None,
-) -> list[Record]:
+    experiment: str = "table1", *, data: str = "digits", data_dir: Path | None = None, device: str = "auto",
+    cells: Sequence[runs.Cell] | None = None, records: Path | None = None, progress: Progress | None = None,
+) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not measured again.
 
     Args:

@@ -134,13 +134,9 @@ def _exchanges(seconds: float) -> int:
 
 
 def _record(
-    cell: Cell,
-    calibrated: Calibrated,
-    message: Message,
-    modelled: Step,
-    measured: dict[str, Any],
+    cell: Cell, calibrated: Calibrated, message: Message, modelled: Step, measured: dict[str, Any],
     links: Sequence[Link],
-) -> Record:
+) -> Record:  # fmt: skip
     return Record(RUN, {
         "key": cell.key, "part": EXPERIMENT, **cell._asdict(), "model": cell.model, "numel": calibrated.times.numel,
         "predicted_s": modelled.total_s, "predicted": asdict(modelled), "predicted_push": message.push,

@@ -156,13 +156,7 @@ class _SlotGroup:
     """Consecutive slots of the flat tensor that share a codec."""
 
     def __init__(
-        self,
-        members: range,
-        shapes: Sequence[tuple[int, ...]],
-        first: int,
-        spec: str,
-        device: torch.device,
-        ring: int,
+        self, members: range, shapes: Sequence[tuple[int, ...]], first: int, spec: str, device: torch.device, ring: int
     ) -> None:
         stages, self.codec = parse(spec)
         self.stage = _memory(stages)

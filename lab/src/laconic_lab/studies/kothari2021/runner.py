@@ -27,22 +27,12 @@ RUNS_AT_ONCE = 4
 
 
 def run(
-    experiment: str = "accuracy",
-    *,
-    models: Sequence[str] = ("lenet5", "vgg11"),
-    methods: Sequence[str] | None = None,
-    epochs: int | None = None,
-    seeds: Sequence[int] | None = None,
-    data: str | None = None,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    lanes: int | None = None,
-    frames: bool = False,
-    settings: Sequence[Setting] | None = None,
-    timing: times.Plan | None = None,
-    records: Path | None = None,
+    experiment: str = "accuracy", *, models: Sequence[str] = ("lenet5", "vgg11"), methods: Sequence[str] | None = None,
+    epochs: int | None = None, seeds: Sequence[int] | None = None, data: str | None = None,
+    data_dir: Path | None = None, device: str = "auto", lanes: int | None = None, frames: bool = False,
+    settings: Sequence[Setting] | None = None, timing: times.Plan | None = None, records: Path | None = None,
     progress: Progress | None = None,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not run again.
 
     Args:

@@ -96,16 +96,9 @@ class Cell(NamedTuple):
 
 
 def measure_all(
-    settings: Sequence[Setting],
-    plan: Plan,
-    *,
-    epochs: int | None = None,
-    data_dir: Path | None = None,
-    records: RecordLog | None = None,
-    seed: int = 0,
-    made_of: str | None = None,
-    progress: Progress | None = None,
-) -> list[Record]:
+    settings: Sequence[Setting], plan: Plan, *, epochs: int | None = None, data_dir: Path | None = None,
+    records: RecordLog | None = None, seed: int = 0, made_of: str | None = None, progress: Progress | None = None,
+) -> list[Record]:  # fmt: skip
     """Time the cells that have no valid Record yet, and return the Records of all.
 
     On a calm machine, turns that were timed under background load are repeated.

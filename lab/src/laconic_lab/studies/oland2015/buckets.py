@@ -33,34 +33,20 @@ __all__ = ["KIND", "SPECS", "run_buckets"]
 KIND = "study.oland2015.buckets"
 
 SPECS = (
-    "none",
-    "adaptive:4.0|rans",
-    "adaptive:5.0|rans",
-    "adaptive:6.0|rans",
-    "adaptive:4.0,zero=true|rans",
-    "adaptive:5.0,zero=true|rans",
-    "adaptive:1.0,zero=true,tail=0.001|rans",
-    "adaptive:2.0,zero=true,tail=0.001|rans",
+    "none", "adaptive:4.0|rans", "adaptive:5.0|rans", "adaptive:6.0|rans", "adaptive:4.0,zero=true|rans",
+    "adaptive:5.0,zero=true|rans", "adaptive:1.0,zero=true,tail=0.001|rans", "adaptive:2.0,zero=true,tail=0.001|rans",
     "adaptive:3.0,zero=true,tail=0.001|rans",
-)
+)  # fmt: skip
 
 SAMPLED_STEPS = 8
 """Steps of a run at which frames are decoded and explained; bytes are counted at all steps."""
 
 
 def run_buckets(
-    *,
-    specs: Sequence[str] = SPECS,
-    seeds: Sequence[int] = (0, 1),
-    epochs: int = 6,
-    workers: int = 5,
-    batch: int = 20,
-    lr: float = 0.05,
-    momentum: float = 0.9,
-    data: str | Images = "digits",
-    data_dir: Path | None = None,
+    *, specs: Sequence[str] = SPECS, seeds: Sequence[int] = (0, 1), epochs: int = 6, workers: int = 5, batch: int = 20,
+    lr: float = 0.05, momentum: float = 0.9, data: str | Images = "digits", data_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Train with each codec from the same initial weights, and return a Record for each codec and seed.
 
     The network has the paper's layers with ReLU and cross entropy, as is usual today; each worker sends its whole

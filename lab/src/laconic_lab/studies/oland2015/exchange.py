@@ -78,14 +78,9 @@ def families(all_quantizers: Sequence[Quantizer]) -> Iterator[slice]:
 
 
 def exchange_batched(
-    networks: Networks,
-    all_quantizers: Sequence[Quantizer],
-    *,
-    seed: int,
-    measured: int,
-    gradients: Tensor | None = None,
-    watch: Watch | None = None,
-) -> Traffic:
+    networks: Networks, all_quantizers: Sequence[Quantizer], *, seed: int, measured: int,
+    gradients: Tensor | None = None, watch: Watch | None = None,
+) -> Traffic:  # fmt: skip
     """Quantize and average all layers of all runs.
 
     Args:

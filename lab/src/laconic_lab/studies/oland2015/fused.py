@@ -135,13 +135,9 @@ def _blocks(x: Tensor, *block: int) -> Any:
 
 
 def first_layer(
-    w: Tensor,
-    bias: Tensor,
-    h: Tensor,
-    d: Tensor,
-    batches: tuple[Tensor | None, Tensor | None],
+    w: Tensor, bias: Tensor, h: Tensor, d: Tensor, batches: tuple[Tensor | None, Tensor | None],
     rates: tuple[Tensor, Tensor],
-) -> None:
+) -> None:  # fmt: skip
     """Update the weights with one mini-batch and compute the activations of the next one; either may be missing.
 
     Args:
@@ -165,14 +161,9 @@ def first_layer(
 
 
 def upper_layers(
-    h: Tensor,
-    d: Tensor,
-    w2: Tensor,
-    w3: Tensor,
-    biases: Sequence[Tensor],
-    targets: Tensor,
+    h: Tensor, d: Tensor, w2: Tensor, w3: Tensor, biases: Sequence[Tensor], targets: Tensor,
     rates: tuple[Tensor, Tensor],
-) -> None:
+) -> None:  # fmt: skip
     """Do the rest of a step with the activations that ``first_layer`` left in ``h``.
 
     Args:

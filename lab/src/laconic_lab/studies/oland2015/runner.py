@@ -37,22 +37,11 @@ MOST_RUNS = 1500
 
 
 def run(
-    experiment: str = "headline",
-    *,
-    runs: int | None = None,
-    epochs: int | None = None,
-    workers: int = 5,
-    data: str | Images = "digits",
-    data_dir: Path | None = None,
-    device: str = "auto",
-    seed: int = 0,
-    batch_runs: int | None = None,
-    real_packets: bool | None = None,
-    default: Setting | None = None,
-    settings: Sequence[Setting] | None = None,
-    records: Path | None = None,
-    progress: Progress | None = None,
-) -> list[Record]:
+    experiment: str = "headline", *, runs: int | None = None, epochs: int | None = None, workers: int = 5,
+    data: str | Images = "digits", data_dir: Path | None = None, device: str = "auto", seed: int = 0,
+    batch_runs: int | None = None, real_packets: bool | None = None, default: Setting | None = None,
+    settings: Sequence[Setting] | None = None, records: Path | None = None, progress: Progress | None = None,
+) -> list[Record]:  # fmt: skip
     """Run an experiment and return its Records; what is in the Records already is not trained again.
 
     Args:

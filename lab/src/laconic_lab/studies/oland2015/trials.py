@@ -141,14 +141,9 @@ def rounded(x: Tensor, digits: int) -> list[Any]:
 
 
 def train(
-    common: CommonSettings,
-    units: Sequence[Unit],
-    images: Images,
-    device: torch.device,
-    *,
-    real_packets: bool,
+    common: CommonSettings, units: Sequence[Unit], images: Images, device: torch.device, *, real_packets: bool,
     tick: Callable[[int], None],
-) -> list[Series]:
+) -> list[Series]:  # fmt: skip
     """Train all runs of some units of one group as one batch.
 
     Args:
