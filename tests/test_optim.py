@@ -124,20 +124,15 @@ def test_schedules() -> None:
     assert rates == pytest.approx([0.1 * (1 + math.cos(math.pi * i / 100)) for i in range(101)])
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"lr": 0.0}, "learning rate"),
-        ({"lr": math.inf}, "learning rate"),
-        ({"lr": math.nan}, "learning rate"),
-        ({"lr": 0.1, "kind": "linear"}, "unknown schedule 'linear': use constant, step or cosine"),
-        ({"lr": 0.1, "warmup": -1}, "warm-up must not be negative, got -1"),
-        ({"lr": 0.1, "kind": "step"}, "step needs every >= 1"),
-        ({"lr": 0.1, "kind": "step", "every": 3, "factor": 1.5}, "step needs"),
-        ({"lr": 0.1, "kind": "cosine"}, "cosine needs more iterations"),
-        ({"lr": 0.1, "kind": "cosine", "warmup": 5, "iterations": 5}, r"more iterations than warm-up \(5\), got 5"),
-    ],
-)
+@pytest.mark.parametrize("arguments, words", [
+    ({"lr": 0.0}, "learning rate"), ({"lr": math.inf}, "learning rate"), ({"lr": math.nan}, "learning rate"),
+    ({"lr": 0.1, "kind": "linear"}, "unknown schedule 'linear': use constant, step or cosine"),
+    ({"lr": 0.1, "warmup": -1}, "warm-up must not be negative, got -1"),
+    ({"lr": 0.1, "kind": "step"}, "step needs every >= 1"),
+    ({"lr": 0.1, "kind": "step", "every": 3, "factor": 1.5}, "step needs"),
+    ({"lr": 0.1, "kind": "cosine"}, "cosine needs more iterations"),
+    ({"lr": 0.1, "kind": "cosine", "warmup": 5, "iterations": 5}, r"more iterations than warm-up \(5\), got 5"),
+])  # fmt: skip
 def test_invalid_schedule_raises_config_error(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Schedule(**arguments)

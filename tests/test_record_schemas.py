@@ -39,19 +39,13 @@ def test_values_that_fit_a_schema_are_returned(values: dict[str, Any]) -> None:
     assert checked_values(record(values), Series) == values
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"count": 0}, "count must be above 0, got 0"),
-        ({"count": True}, "count must be int, got True"),
-        ({"points": []}, "points must be not empty"),
-        ({"points": [{"x": 1.0}, {}]}, r"points\[1\]\.x is missing"),
-        ({"points": [{"x": "far"}]}, r"points\[0\]\.x must be float, got 'far'"),
-        ({"points": 5}, "points must be"),
-        ({"shares": {"a": None}}, r"shares\['a'\] must be float, got None"),
-        ({"note": 5}, r"note must be str \| None, got 5"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", [
+    ({"count": 0}, "count must be above 0, got 0"), ({"count": True}, "count must be int, got True"),
+    ({"points": []}, "points must be not empty"), ({"points": [{"x": 1.0}, {}]}, r"points\[1\]\.x is missing"),
+    ({"points": [{"x": "far"}]}, r"points\[0\]\.x must be float, got 'far'"), ({"points": 5}, "points must be"),
+    ({"shares": {"a": None}}, r"shares\['a'\] must be float, got None"),
+    ({"note": 5}, r"note must be str \| None, got 5"),
+])  # fmt: skip
 def test_wrong_field_raises_record_error_with_its_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=f"Record of kind test.series: {message}"):
         checked_values(record(VALID | changes), Series)

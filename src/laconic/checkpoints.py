@@ -44,17 +44,9 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of the tensors processed so far, and of all tensors."""
 
 _SAFETENSORS: Mapping[str, torch.dtype] = {
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
+    "F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
+    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
+}  # fmt: skip
 _TORCH = {dtype: name for name, dtype in _SAFETENSORS.items()}
 
 

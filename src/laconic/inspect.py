@@ -32,7 +32,6 @@ class Explanation:
     Args:
         name: The packet's name in its bundle; empty for a single frame.
         codec: The canonical spec.
-        shape: The shape of the tensor.
         numel: Values of the tensor.
         kept: Values sent.
         nbytes: Bytes of the frame, including its header.

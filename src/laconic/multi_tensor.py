@@ -105,7 +105,6 @@ def write_frames(
         chain: The codec.
         buffer: A uint8 tensor on the host, pinned for a copy without an intermediate buffer. The sum of all frames'
             ``max_nbytes``, each rounded up to 16, suffices.
-        seeds: The seed of each tensor.
         residuals: The residual of each tensor, for error feedback.
     """
     layout, backend = layout_of(chain.text, tuple(tuple(x.shape) for x in tensors)), _backend(tensors[0])
@@ -142,7 +141,6 @@ def read_frames(
         message: A uint8 tensor on the host.
         offset: Where the first frame starts, a multiple of 16.
         layout: A layout whose ``matches`` is true there.
-        outs: A tensor of its shape for each frame.
         weight: The factor of the decoded values that are added; None to store them.
     """
     on_device = message.to(outs[0].device, non_blocking=True)

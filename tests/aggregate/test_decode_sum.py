@@ -76,16 +76,10 @@ def test_small_shapes_are_summed(shape):
     assert torch.equal(aggregate.weighted_sum(frames, [1, 1, 1]), torch.full(shape, 3.0))
 
 
-@pytest.mark.parametrize(
-    "count, weights, message",
-    [
-        (0, [], "at least one"),
-        (2, [1.0], "as many weights as packets"),
-        (2, [1.0, 1.0, 1.0], "as many weights as packets"),
-        (2, [1.0, math.nan], "finite"),
-        (2, [math.inf, 1.0], "finite"),
-    ],
-)
+@pytest.mark.parametrize("count, weights, message", [
+    (0, [], "at least one"), (2, [1.0], "as many weights as packets"),
+    (2, [1.0, 1.0, 1.0], "as many weights as packets"), (2, [1.0, math.nan], "finite"), (2, [math.inf, 1.0], "finite"),
+])  # fmt: skip
 def test_wrong_weights_raise_input_error(count, weights, message):
     with pytest.raises(InputError, match=message):
         aggregate.weighted_sum(senders("qsgd:4", count), weights)

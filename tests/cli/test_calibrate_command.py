@@ -43,16 +43,12 @@ def test_calibrate_without_transport_makes_plan_warn(run: Run, work_dir: Path) -
     assert planned.exit_code == 0 and "profile bare has no transport" in planned.stderr
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (("--device", "tpu"), "device must be cpu or cuda"),
-        (("--codec", "qsdg:4"), "unknown stage 'qsdg'"),
-        (("--codec", "none", "--model", "nix"), "model must be one of mlp, "),
-        (("--processes", "a,b"), "--processes must be whole numbers of at least 1"),
-        (("--codec", "none", "--quick", "--processes", "1", "--peer", "nowhere"), "--peer must be HOST:PORT"),
-    ],
-)
+@pytest.mark.parametrize("words, message", [
+    (("--device", "tpu"), "device must be cpu or cuda"), (("--codec", "qsdg:4"), "unknown stage 'qsdg'"),
+    (("--codec", "none", "--model", "nix"), "model must be one of mlp, "),
+    (("--processes", "a,b"), "--processes must be whole numbers of at least 1"),
+    (("--codec", "none", "--quick", "--processes", "1", "--peer", "nowhere"), "--peer must be HOST:PORT"),
+])  # fmt: skip
 def test_invalid_input_prints_an_error_and_writes_nothing(
     run: Run, work_dir: Path, words: tuple[str, ...], message: str
 ) -> None:

@@ -32,16 +32,11 @@ def completions(line: str, shell: str = "bash") -> list[str]:
     return result.stdout.split()
 
 
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        ("laconic wa", ["watch"]),
-        ("laconic train --method laconic", ["laconic", "laconic-min"]),
-        ("laconic train --model le", ["lenet5"]),
-        ("laconic pack --codec topk:0.01|qs", ["topk:0.01|qsgd"]),
-        ("laconic lab st", ["status"]),
-    ],
-)
+@pytest.mark.parametrize("line, words", [
+    ("laconic wa", ["watch"]), ("laconic train --method laconic", ["laconic", "laconic-min"]),
+    ("laconic train --model le", ["lenet5"]), ("laconic pack --codec topk:0.01|qs", ["topk:0.01|qsgd"]),
+    ("laconic lab st", ["status"]),
+])  # fmt: skip
 def test_words_are_completed(line: str, words: list[str]) -> None:
     assert completions(line) == words
 

@@ -88,17 +88,12 @@ def test_narrow_terminal_shows_descriptions_below_the_table(
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    "args, code, words",
-    [
-        (["--methods", "1,9"], 2, "unknown method '9'"),
-        (["--methods", " , "], 2, "got none"),
-        (["--iterations", "0"], 2, "--iterations must be at least 1, got 0"),
-        (["--html", "folder"], 1, "folder is a folder"),
-        (["--record", "folder"], 1, "folder is a folder"),
-        (["--html", "file/demo.html"], 1, "is not a writable folder"),
-    ],
-)
+@pytest.mark.parametrize("args, code, words", [
+    (["--methods", "1,9"], 2, "unknown method '9'"), (["--methods", " , "], 2, "got none"),
+    (["--iterations", "0"], 2, "--iterations must be at least 1, got 0"),
+    (["--html", "folder"], 1, "folder is a folder"), (["--record", "folder"], 1, "folder is a folder"),
+    (["--html", "file/demo.html"], 1, "is not a writable folder"),
+])  # fmt: skip
 def test_invalid_input_is_one_line(
     run: Run, work_dir: Path, launched: list[Config], args: list[str], code: int, words: str
 ) -> None:

@@ -50,14 +50,10 @@ def test_bits_of_values_and_positions_are_separate() -> None:
     assert packet.entropy < packet.bits_after < packet.bits_before == 4
 
 
-@pytest.mark.parametrize(
-    "args, line",
-    [
-        (("--explain", "--list", "m.lac"), "choose one"),
-        (("--explain", "m.lac", "-o", "x.safetensors"), "write no file"),
-        (("m.lac",), "--explain"),
-    ],
-)
+@pytest.mark.parametrize("args, line", [
+    (("--explain", "--list", "m.lac"), "choose one"), (("--explain", "m.lac", "-o", "x.safetensors"), "write no file"),
+    (("m.lac",), "--explain"),
+])  # fmt: skip
 def test_list_explain_and_output_exclude_each_other(run: Run, packed: Path, args: tuple[str, ...], line: str) -> None:
     shown = run("unpack", *args)
     assert shown.exit_code == 2 and line in shown.stderr and shown.stderr.count("\n") == 1

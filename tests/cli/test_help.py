@@ -19,16 +19,10 @@ from laconic.cli import certs, codecs, demo, pack, report, roles, train, unpack
 from laconic.cli.app import app
 
 EXAMPLES = {
-    "demo": demo.EXAMPLES,
-    "codecs": codecs.EXAMPLES,
-    "pack": pack.EXAMPLES,
-    "unpack": unpack.EXAMPLES,
-    "train": train.EXAMPLES,
-    "server": roles.SERVER,
-    "worker": roles.WORKER,
-    "certs": certs.EXAMPLES,
+    "demo": demo.EXAMPLES, "codecs": codecs.EXAMPLES, "pack": pack.EXAMPLES, "unpack": unpack.EXAMPLES,
+    "train": train.EXAMPLES, "server": roles.SERVER, "worker": roles.WORKER, "certs": certs.EXAMPLES,
     "report": report.EXAMPLES,
-}
+}  # fmt: skip
 
 
 def leaf_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -64,15 +58,12 @@ def test_help_shows_the_tested_examples(run: Run, command: str) -> None:
     assert [example for example in EXAMPLES[command] if f"$ {example}" not in shown] == []
 
 
-@pytest.mark.parametrize(
-    "command, words",
-    [
-        ("demo", ("--methods", "--html", "--record", "HTML file")),
-        ("train", ("--workers", "--servers", "--prepare", "--resume", "--explain")),
-        ("server", ("config.json", "--host", "--port", "--certs", "laconic certs new", "--prepare", "--resume")),
-        ("worker", ("config.json", "--server", "--certs", "--incarnation", "laconic server --help")),
-    ],
-)
+@pytest.mark.parametrize("command, words", [
+    ("demo", ("--methods", "--html", "--record", "HTML file")),
+    ("train", ("--workers", "--servers", "--prepare", "--resume", "--explain")),
+    ("server", ("config.json", "--host", "--port", "--certs", "laconic certs new", "--prepare", "--resume")),
+    ("worker", ("config.json", "--server", "--certs", "--incarnation", "laconic server --help")),
+])  # fmt: skip
 def test_help_explains_several_hosts(run: Run, command: str, words: tuple[str, ...]) -> None:
     shown = help_text(run, command)
     assert [word for word in words if word not in shown] == []

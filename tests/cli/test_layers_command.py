@@ -42,17 +42,14 @@ def test_train_prints_the_gain_of_layers(run: Run, work_dir: Path, monkeypatch: 
     assert [config.layers for config in launched] == 2 * ["subspace:0.1,T=50"]
 
 
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--layers", "monarc:0.1"], "unknown scheme 'monarc' in 'monarc:0.1'"),
-        (["--layers", "monarch:2"], "rho must be in (0, 1), got 2"),
-        (["--layers", "monarch:0.1", "--layers-init", "zero"], "layers_init must be project or fresh"),
-        (["--layers", "subspace:0.1", "--mode", "async"], "give mode sync"),
-        (["--layers", "subspace:0.1", "--bundled"], "give --layerwise"),
-        (["--layers", "monarch:0.1", "--bandwidth", "fast"], "a rate is a number and one of"),
-    ],
-)
+@pytest.mark.parametrize("flags, words", [
+    (["--layers", "monarc:0.1"], "unknown scheme 'monarc' in 'monarc:0.1'"),
+    (["--layers", "monarch:2"], "rho must be in (0, 1), got 2"),
+    (["--layers", "monarch:0.1", "--layers-init", "zero"], "layers_init must be project or fresh"),
+    (["--layers", "subspace:0.1", "--mode", "async"], "give mode sync"),
+    (["--layers", "subspace:0.1", "--bundled"], "give --layerwise"),
+    (["--layers", "monarch:0.1", "--bandwidth", "fast"], "a rate is a number and one of"),
+])  # fmt: skip
 def test_invalid_layers_are_one_line_and_start_nothing(
     run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
 ) -> None:

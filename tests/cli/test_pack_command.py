@@ -76,17 +76,12 @@ def test_list_shows_all_tensors(run: Run, model: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    "spec, words",
-    [
-        ("nope", "unknown stage 'nope'"),
-        ("topk:0", "keep must be in (0, 1], got 0"),
-        ("qsgd:40", "bits must be a whole number from 2 to 12, got 40"),
-        ("qsgd:4|topk:0.1", "'topk' selects and cannot follow 'qsgd'"),
-        ("ef|topk:0.01", "drop it and use 'topk:0.01'"),
-        ("", "empty stage"),
-    ],
-)
+@pytest.mark.parametrize("spec, words", [
+    ("nope", "unknown stage 'nope'"), ("topk:0", "keep must be in (0, 1], got 0"),
+    ("qsgd:40", "bits must be a whole number from 2 to 12, got 40"),
+    ("qsgd:4|topk:0.1", "'topk' selects and cannot follow 'qsgd'"), ("ef|topk:0.01", "drop it and use 'topk:0.01'"),
+    ("", "empty stage"),
+])  # fmt: skip
 def test_invalid_spec_is_one_line(run: Run, model: Path, spec: str, words: str) -> None:
     assert_error(run("pack", model, "-o", "x.lac", "--codec", spec), 2, words)
     assert_error(run("pack", model, "-o", "x.lac", "--codec", "qsgd:4", "--policy", f"*={spec}"), 2)

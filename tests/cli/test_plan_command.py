@@ -87,29 +87,24 @@ def test_example_script_prints_what_the_command_computes(
         assert (plain, step) == (f"{1e3 * values['rows'][0]['step_s']:.1f}", f"{1e3 * best['step_s']:.1f}")
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ((*BASE[:-2], "--bandwidth", "1gbps"), "a rate is a number and one of bit, kbit, mbit, gbit"),
-        ((*BASE[:4], "--workers", "0"), "workers must be a whole number of at least 1, got 0"),
-        (("--params", "0", "--step-time", "1"), "params must be a whole number of at least 1, got 0"),
-        (("--params", "9", "--step-time", "-1"), "the step time must be finite and above 0, got -1 s"),
-        (("--params", "9"), "--params needs --step-time"),
-        ((), "give --model NAME, or --params N --step-time S"),
-        (("--model", "nix"), "has no model 'nix'"),
-        ((*BASE, "--topology", "star"), "topology must be one of ps, ring, twoshot, got 'star'"),
-        ((*BASE, "--codec", "qsdg:4"), "unknown stage 'qsdg'"),
-        ((*BASE, "--sweep", "colour"), "--sweep must be one of workers, bandwidth, rho, h, got 'colour'"),
-        ((*BASE, "--plot", "x.svg"), "--plot draws a --sweep"),
-        ((*BASE, "--rho", "0.1"), "--rho and --h describe compressed layers: give both"),
-        ((*BASE, "--memory", "lots"), "a size is a number"),
-        ((*BASE, "--memory", "0gib"), "a size must be above 0"),
-        ((*BASE, "--latency", "5 minutes"), "a time is a number"),
-        ((*BASE, "--profile", "nix"), "profile must be a file or one of cpu, h200, jang2017, got 'nix'"),
-        ((*BASE, "--what-if", "nowhere"), "--what-if takes model and step time from the run"),
-        (("--what-if", "nowhere"), "nowhere is not a run folder"),
-    ],
-)
+@pytest.mark.parametrize("words, message", [
+    ((*BASE[:-2], "--bandwidth", "1gbps"), "a rate is a number and one of bit, kbit, mbit, gbit"),
+    ((*BASE[:4], "--workers", "0"), "workers must be a whole number of at least 1, got 0"),
+    (("--params", "0", "--step-time", "1"), "params must be a whole number of at least 1, got 0"),
+    (("--params", "9", "--step-time", "-1"), "the step time must be finite and above 0, got -1 s"),
+    (("--params", "9"), "--params needs --step-time"), ((), "give --model NAME, or --params N --step-time S"),
+    (("--model", "nix"), "has no model 'nix'"),
+    ((*BASE, "--topology", "star"), "topology must be one of ps, ring, twoshot, got 'star'"),
+    ((*BASE, "--codec", "qsdg:4"), "unknown stage 'qsdg'"),
+    ((*BASE, "--sweep", "colour"), "--sweep must be one of workers, bandwidth, rho, h, got 'colour'"),
+    ((*BASE, "--plot", "x.svg"), "--plot draws a --sweep"),
+    ((*BASE, "--rho", "0.1"), "--rho and --h describe compressed layers: give both"),
+    ((*BASE, "--memory", "lots"), "a size is a number"), ((*BASE, "--memory", "0gib"), "a size must be above 0"),
+    ((*BASE, "--latency", "5 minutes"), "a time is a number"),
+    ((*BASE, "--profile", "nix"), "profile must be a file or one of cpu, h200, jang2017, got 'nix'"),
+    ((*BASE, "--what-if", "nowhere"), "--what-if takes model and step time from the run"),
+    (("--what-if", "nowhere"), "nowhere is not a run folder"),
+])  # fmt: skip
 def test_invalid_input_prints_one_line(run: Run, words: tuple[str, ...], message: str) -> None:
     result = run("plan", *words)
     assert result.exit_code in (1, 2) and result.stdout == ""

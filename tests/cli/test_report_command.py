@@ -55,19 +55,13 @@ def test_records_that_are_not_shown_are_named_on_stderr(run: Run, work_dir: Path
     assert "laconic report runs -o report.html --price-hour 2" in Path("report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        (["empty"], "no run and no Records in empty"),
-        (["missing"], "missing does not exist"),
-        (["file"], "does not hold records"),
-        (["runs", "-o", "empty"], "empty is a folder"),
-        (["runs", "-o", "file/report.html"], "cannot write the page to file/report.html"),
-        (["runs", "--price-hour", "-1"], "--price-hour must be finite and at least 0, got -1"),
-        (["runs", "--price-gb", "nan"], "--price-gb must be finite"),
-        ([], "RUN"),
-    ],
-)
+@pytest.mark.parametrize("args, words", [
+    (["empty"], "no run and no Records in empty"), (["missing"], "missing does not exist"),
+    (["file"], "does not hold records"), (["runs", "-o", "empty"], "empty is a folder"),
+    (["runs", "-o", "file/report.html"], "cannot write the page to file/report.html"),
+    (["runs", "--price-hour", "-1"], "--price-hour must be finite and at least 0, got -1"),
+    (["runs", "--price-gb", "nan"], "--price-gb must be finite"), ([], "RUN"),
+])  # fmt: skip
 def test_invalid_input_prints_one_line_and_exits_with_2(run: Run, work_dir: Path, args: list[str], words: str) -> None:
     Path("empty").mkdir()
     Path("file").write_text("text\n")

@@ -142,34 +142,25 @@ def test_prepare_writes_the_folder_and_starts_nothing(run: Run, work_dir: Path, 
     assert shown["run_dir"] == "other" and Config.from_json(shown["config"]) == Config.load(Path("other"))
 
 
-@pytest.mark.parametrize(
-    "args, code, words",
-    [
-        (["--workers", "0"], 2, "workers must be an integer of at least 1, got 0"),
-        (["--servers", "0"], 2, "servers must be an integer of at least 1, got 0"),
-        (["--method", "9"], 2, "unknown method '9'"),
-        (["--method", "9", "--explain"], 2, "unknown method '9'"),
-        (["--model", "nope"], 2, "unknown model 'nope'"),
-        (["--data", "nope"], 2, "unknown data set 'nope'"),
-        (["--epochs", "1"], 2, "give --epochs or --iterations, not both"),
-        (["--data", "mnist", "--data-dir", "nowhere"], 1, "there are none in nowhere"),
-        (["--data", "cifar10", "--model", "vgg11"], 1, "set data_dir or"),
-        (["--batch", "0"], 2, "batch must be at least 1, got 0"),
-        (["--batch", "100000"], 2, "too few for a batch of 100000"),
-        (["--schedule", "often"], 2, "unknown schedule 'often'"),
-        (["--push", "ef"], 2, "'ef' has no codec after"),
-        (["--mode", "late"], 2, "mode must be sync, async or bounded:S"),
-        (["--lr", "nan"], 2, "lr must be a finite number"),
-        (["--script", "nothing.py:f"], 1, "there is no file"),
-        (["--resume"], 2, "--resume needs the --run-dir"),
-        (["--prepare"], 2, "--prepare needs the --run-dir"),
-        (["--resume", "--run-dir", "none"], 1, "none is not a run folder"),
-        (["--resume", "--prepare", "--run-dir", "none"], 2, "give one of them"),
-        (["--run-dir", "file"], 1, "file is a file"),
-        (["--run-dir", "file/run"], 1, "file is a file"),
-        (["--run-dir", "/proc/run"], 1, "/proc"),
-    ],
-)
+@pytest.mark.parametrize("args, code, words", [
+    (["--workers", "0"], 2, "workers must be an integer of at least 1, got 0"),
+    (["--servers", "0"], 2, "servers must be an integer of at least 1, got 0"),
+    (["--method", "9"], 2, "unknown method '9'"), (["--method", "9", "--explain"], 2, "unknown method '9'"),
+    (["--model", "nope"], 2, "unknown model 'nope'"), (["--data", "nope"], 2, "unknown data set 'nope'"),
+    (["--epochs", "1"], 2, "give --epochs or --iterations, not both"),
+    (["--data", "mnist", "--data-dir", "nowhere"], 1, "there are none in nowhere"),
+    (["--data", "cifar10", "--model", "vgg11"], 1, "set data_dir or"),
+    (["--batch", "0"], 2, "batch must be at least 1, got 0"),
+    (["--batch", "100000"], 2, "too few for a batch of 100000"),
+    (["--schedule", "often"], 2, "unknown schedule 'often'"), (["--push", "ef"], 2, "'ef' has no codec after"),
+    (["--mode", "late"], 2, "mode must be sync, async or bounded:S"),
+    (["--lr", "nan"], 2, "lr must be a finite number"), (["--script", "nothing.py:f"], 1, "there is no file"),
+    (["--resume"], 2, "--resume needs the --run-dir"), (["--prepare"], 2, "--prepare needs the --run-dir"),
+    (["--resume", "--run-dir", "none"], 1, "none is not a run folder"),
+    (["--resume", "--prepare", "--run-dir", "none"], 2, "give one of them"),
+    (["--run-dir", "file"], 1, "file is a file"), (["--run-dir", "file/run"], 1, "file is a file"),
+    (["--run-dir", "/proc/run"], 1, "/proc"),
+])  # fmt: skip
 def test_invalid_input_is_one_line_and_starts_nothing(
     run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, words: str
 ) -> None:

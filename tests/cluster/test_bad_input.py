@@ -154,21 +154,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     return results
 
 
-@pytest.mark.parametrize(
-    "case, code, words",
-    [
-        ("busy port", 2, ["cannot listen on 127.0.0.1:", "in use", "--port"]),
-        ("no server", 1, ["no server at 127.0.0.1:", "is it running"]),
-        ("other model", 1, ["another model", "--model"]),
-        ("other version", 1, ["protocol 99", "the server 1", "install the same version"]),
-        ("no data", 1, ["train-images"]),
-        ("no workers", 2, ["workers must be an integer of at least 1, got 0"]),
-        ("resume of another", 2, ["another configuration", "same flags"]),
-        ("checkpoint of another", 1, ["another model"]),
-        ("below a file", 1, ["is a file", "--run-dir"]),
-        ("not writable", 1, ["/proc"]),
-    ],
-)
+@pytest.mark.parametrize("case, code, words", [
+    ("busy port", 2, ["cannot listen on 127.0.0.1:", "in use", "--port"]),
+    ("no server", 1, ["no server at 127.0.0.1:", "is it running"]), ("other model", 1, ["another model", "--model"]),
+    ("other version", 1, ["protocol 99", "the server 1", "install the same version"]), ("no data", 1, ["train-images"]),
+    ("no workers", 2, ["workers must be an integer of at least 1, got 0"]),
+    ("resume of another", 2, ["another configuration", "same flags"]), ("checkpoint of another", 1, ["another model"]),
+    ("below a file", 1, ["is a file", "--run-dir"]), ("not writable", 1, ["/proc"]),
+])  # fmt: skip
 def test_bad_input_is_reported_in_one_line(results: dict[str, Result], case: str, code: int, words: list[str]) -> None:
     results[case].check_one_line(code, *words)
 

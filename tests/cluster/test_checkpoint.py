@@ -61,13 +61,8 @@ def test_every_dtype_is_restored_bit_by_bit(tmp_path: Path, dtype: torch.dtype) 
     noise = torch.randint(0, 2 if dtype == torch.bool else 256, (6, 64), dtype=torch.uint8, generator=g)
     x = noise.view(dtype)  # arbitrary bits, NaNs included
     expected = {
-        "matrix": x,
-        "strided": x.t()[1:],
-        "scalar": x[0, 0],
-        "empty": x[:0],
-        "no columns": x[:, :0],
-        "same memory": x,
-    }
+        "matrix": x, "strided": x.t()[1:], "scalar": x[0, 0], "empty": x[:0], "no columns": x[:, :0], "same memory": x,
+    }  # fmt: skip
     save(tmp_path, 0, expected, {})
     loaded = load_latest(tmp_path)
     assert loaded is not None and list(loaded.tensors) and loaded.tensors.keys() == expected.keys()
@@ -138,25 +133,18 @@ def test_newest_is_the_one_written_last(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["00000004-step-80", "00000005-step-30", "00000006-step-40", "latest"]
 
 
-@pytest.mark.parametrize(
-    "changed, error, words",
-    [
-        ({"step": -1}, ConfigError, "step must be"),
-        ({"step": 1.0}, ConfigError, "step must be"),
-        ({"keep": 0}, ConfigError, "keep must be"),
-        ({"meta": {"loss": float("nan")}}, InputError, "plain JSON"),
-        ({"meta": {1: 2}}, InputError, "plain JSON"),
-        ({"meta": {"a": (1, 2)}}, InputError, "plain JSON"),
-        ({"meta": {"a": torch.ones(1)}}, InputError, "plain JSON"),
-        ({"meta": [1]}, InputError, "plain JSON"),
-        ({"tensors": {"a": [1.0]}}, InputError, "got list under 'a'"),
-        ({"tensors": {"__metadata__": torch.ones(1)}}, InputError, "'__metadata__'"),
-        ({"tensors": {"a": torch.ones(2, dtype=torch.complex128)}}, InputError, "'a': torch.complex128"),
-        ({"tensors": {"a": torch.eye(2).to_sparse()}}, InputError, "'a'"),
-        ({"tensors": {"a": torch.empty(2, device="meta")}}, InputError, "'a'"),
-        ({"tensors": {"\ud800": torch.ones(2)}}, InputError, "cannot hold these tensors"),
-    ],
-)
+@pytest.mark.parametrize("changed, error, words", [
+    ({"step": -1}, ConfigError, "step must be"), ({"step": 1.0}, ConfigError, "step must be"),
+    ({"keep": 0}, ConfigError, "keep must be"), ({"meta": {"loss": float("nan")}}, InputError, "plain JSON"),
+    ({"meta": {1: 2}}, InputError, "plain JSON"), ({"meta": {"a": (1, 2)}}, InputError, "plain JSON"),
+    ({"meta": {"a": torch.ones(1)}}, InputError, "plain JSON"), ({"meta": [1]}, InputError, "plain JSON"),
+    ({"tensors": {"a": [1.0]}}, InputError, "got list under 'a'"),
+    ({"tensors": {"__metadata__": torch.ones(1)}}, InputError, "'__metadata__'"),
+    ({"tensors": {"a": torch.ones(2, dtype=torch.complex128)}}, InputError, "'a': torch.complex128"),
+    ({"tensors": {"a": torch.eye(2).to_sparse()}}, InputError, "'a'"),
+    ({"tensors": {"a": torch.empty(2, device="meta")}}, InputError, "'a'"),
+    ({"tensors": {"\ud800": torch.ones(2)}}, InputError, "cannot hold these tensors"),
+])  # fmt: skip
 def test_invalid_arguments_are_refused_and_change_nothing(
     tmp_path: Path, changed: dict[str, Any], error: type[Exception], words: str
 ) -> None:
@@ -252,26 +240,18 @@ def entry_of(path: Path) -> dict[str, Any]:
     return {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"version": 2}, "version 2, expected 'laconic checkpoint' of version 1"),
-        ({"version": ...}, "version None"),
-        ({"format": "other"}, "'other'"),
-        ({"step": -1}, "must hold a step"),
-        ({"step": "1"}, "must hold a step"),
-        ({"step": ...}, "must hold a step"),
-        ({"meta": []}, "must hold a step"),
-        ({"files": ...}, "and of nothing else"),
-        ({"files": {}}, "and of nothing else"),
-        ({"files": {"../../secret": {"nbytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}}}, "nothing else"),
-        ({"files": {"/etc/passwd": {"nbytes": 6, "sha256": ""}}}, "and of nothing else"),
-        ({"files": {"tensors.safetensors": {"nbytes": 6, "sha256": "", "a": 1}, "b": {}}}, "and of nothing else"),
-        ({"files": {"tensors.safetensors": {"nbytes": 6, "sha256": ""}}}, "must have 6 bytes"),
-        ({"files": {"tensors.safetensors": {"nbytes": "6", "sha256": ""}}}, "nothing else"),
-        ({"files": {"tensors.safetensors": [6]}}, "nothing else"),
-    ],
-)
+@pytest.mark.parametrize("changes, words", [
+    ({"version": 2}, "version 2, expected 'laconic checkpoint' of version 1"), ({"version": ...}, "version None"),
+    ({"format": "other"}, "'other'"), ({"step": -1}, "must hold a step"), ({"step": "1"}, "must hold a step"),
+    ({"step": ...}, "must hold a step"), ({"meta": []}, "must hold a step"), ({"files": ...}, "and of nothing else"),
+    ({"files": {}}, "and of nothing else"),
+    ({"files": {"../../secret": {"nbytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}}}, "nothing else"),
+    ({"files": {"/etc/passwd": {"nbytes": 6, "sha256": ""}}}, "and of nothing else"),
+    ({"files": {"tensors.safetensors": {"nbytes": 6, "sha256": "", "a": 1}, "b": {}}}, "and of nothing else"),
+    ({"files": {"tensors.safetensors": {"nbytes": 6, "sha256": ""}}}, "must have 6 bytes"),
+    ({"files": {"tensors.safetensors": {"nbytes": "6", "sha256": ""}}}, "nothing else"),
+    ({"files": {"tensors.safetensors": [6]}}, "nothing else"),
+])  # fmt: skip
 def test_invalid_manifest_with_a_valid_hash_is_refused(three: Path, changes: dict[str, Any], words: str) -> None:
     newest = three / "00000003-step-30"
     seal(newest, **changes)
@@ -281,20 +261,14 @@ def test_invalid_manifest_with_a_valid_hash_is_refused(three: Path, changes: dic
     assert is_of(load_latest(three), 20)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,4294967296]}}',
-        b'{"a":{"dtype":"Q7","shape":[2],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F8_E8M0","shape":[8],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F4","shape":[16],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
-    ],
-)
+@pytest.mark.parametrize("header", [
+    b"", b"{", b"[]", b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}',
+    b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,4294967296]}}',
+    b'{"a":{"dtype":"Q7","shape":[2],"data_offsets":[0,8]}}',
+    b'{"a":{"dtype":"F8_E8M0","shape":[8],"data_offsets":[0,8]}}',
+    b'{"a":{"dtype":"F4","shape":[16],"data_offsets":[0,8]}}',
+    b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+])  # fmt: skip
 def test_invalid_safetensors_file_is_refused(three: Path, header: bytes) -> None:
     newest = three / "00000003-step-30"
     (newest / "tensors.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))

@@ -255,16 +255,10 @@ def distance(outcome: Outcome, worker: int) -> float:
     return float((apart / travelled) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    "mode, pull, most",
-    [
-        ("sync", "none", 1e-6),
-        ("sync", "ef|qsgd:8", 0.05),
-        ("sync", "topk:0.05", 0.6),
-        ("async", "none", 1e-6),
-        ("async", "ef|topk:0.05", 0.6),
-    ],
-)
+@pytest.mark.parametrize("mode, pull, most", [
+    ("sync", "none", 1e-6), ("sync", "ef|qsgd:8", 0.05), ("sync", "topk:0.05", 0.6), ("async", "none", 1e-6),
+    ("async", "ef|topk:0.05", 0.6),
+])  # fmt: skip
 def test_delta_keeps_workers_near_the_server(mode: str, pull: str, most: float) -> None:
     job = fast_job(mode=mode, returns="delta", pull=pull)
     outcome = run(job, 30)

@@ -215,16 +215,10 @@ def test_worker_without_its_files_continues_without_residuals_and_logs_it(
     applied_once(run.events[0])
 
 
-@pytest.mark.parametrize(
-    "offers, available, version, lost",
-    [
-        ([{5, 4}, {5, 4}], {5, 4, 0}, 5, set()),
-        ([{5, 4}, {4, 0}], {5, 4, 0}, 4, set()),
-        ([{5}, {4}], {5, 4}, 5, {1}),
-        ([{9}, {4}], {5, 4}, 4, {0}),
-        ([{9}, {8}], {5, 4}, 5, {0, 1}),
-    ],
-)
+@pytest.mark.parametrize("offers, available, version, lost", [
+    ([{5, 4}, {5, 4}], {5, 4, 0}, 5, set()), ([{5, 4}, {4, 0}], {5, 4, 0}, 4, set()), ([{5}, {4}], {5, 4}, 5, {1}),
+    ([{9}, {4}], {5, 4}, 4, {0}), ([{9}, {8}], {5, 4}, 5, {0, 1}),
+])  # fmt: skip
 def test_agreement_is_the_newest_common_version(
     offers: list[set[int]], available: set[int], version: int, lost: set[int]
 ) -> None:

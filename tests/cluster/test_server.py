@@ -108,18 +108,13 @@ BAD_HEADS: dict[str, list[bytes]] = {
     "not an object": [b"N[1, 2]"],
 }
 BAD_BODIES: dict[str, list[bytes]] = {
-    "no frames": [],
-    "slot out of range": [first_piece(9, 4)],
-    "too large": [first_piece(0, 1 << 40)],
-    "longer than declared": [first_piece(0, 2)],
-    "shorter than declared": [first_piece(0, 300)],
+    "no frames": [], "slot out of range": [first_piece(9, 4)], "too large": [first_piece(0, 1 << 40)],
+    "longer than declared": [first_piece(0, 2)], "shorter than declared": [first_piece(0, 300)],
     "empty pieces": [first_piece(0, 300, b""), protocol.MORE, protocol.MORE],
-    "piece without a frame": [protocol.MORE + b"abcd"],
-    "not a frame": [first_piece(0, 4), *frame_messages(1, b"efgh")],
-    "slot twice": [*frame_messages(0, ONES), *frame_messages(0, ONES)],
-    "slot missing": [*frame_messages(0, ONES)],
+    "piece without a frame": [protocol.MORE + b"abcd"], "not a frame": [first_piece(0, 4), *frame_messages(1, b"efgh")],
+    "slot twice": [*frame_messages(0, ONES), *frame_messages(0, ONES)], "slot missing": [*frame_messages(0, ONES)],
     "another shape": [*frame_messages(0, encode(torch.ones(4, 16), "none")), *frame_messages(1, ONES)],
-}
+}  # fmt: skip
 
 
 def test_malformed_pushes_are_refused_and_change_nothing(server: Server, peers: Callable[..., Peer]) -> None:

@@ -11,17 +11,11 @@ from symbols import CODINGS, KINDS, code, entropy, huffman_cost, make, raw_nbyte
 
 SPREADS = {
     **{f"normal in {2**bits} bins": ("normal", 2**bits) for bits in range(3, 13)},
-    "normal in 500 bins": ("normal", 500),
-    "laplace in 64 bins": ("laplace", 64),
-    "laplace in 1024 bins": ("laplace", 1024),
-    "heavy tail in 4096 bins": ("heavy tail", 4096),
-    "geometric": ("geometric", 64),
-    "two symbols": ("two symbols", 2),
-    "two symbols of many": ("two symbols", 4096),
-    "even in 200": ("even", 200),
-    "even in 4096": ("even", 4096),
-    "fibonacci": ("fibonacci", 20),
-}
+    "normal in 500 bins": ("normal", 500), "laplace in 64 bins": ("laplace", 64),
+    "laplace in 1024 bins": ("laplace", 1024), "heavy tail in 4096 bins": ("heavy tail", 4096),
+    "geometric": ("geometric", 64), "two symbols": ("two symbols", 2), "two symbols of many": ("two symbols", 4096),
+    "even in 200": ("even", 200), "even in 4096": ("even", 4096), "fibonacci": ("fibonacci", 20),
+}  # fmt: skip
 
 
 def check_sizes(symbols, alphabet, is_normal):

@@ -65,46 +65,22 @@ def test_valid_header_with_zero_option_decodes(values):
     assert y.tolist() == pytest.approx([step * first] * 40)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        (math.nan, 1.0, 8, 2.0),
-        (0.0, math.nan, 8, 2.0),
-        (0.0, math.inf, 8, 2.0),
-        (-math.inf, 1.0, 8, 2.0),
-        (0.0, 1.0, 8, math.nan),
-        (0.0, 1.0, 8, math.inf),
-        (1.0, 0.0, 8, 2.0),
-        (1.0, 1.0, 8, 2.0),
-        (0.0, 1.0, 0, 2.0),
-        (0.0, 1.0, 1, 2.0),
-        (0.0, 1.0, 4097, 2.0),
-        (0.0, 1.0, 2**32 - 1, 2.0),
-    ],
-)
+@pytest.mark.parametrize("values", [
+    (math.nan, 1.0, 8, 2.0), (0.0, math.nan, 8, 2.0), (0.0, math.inf, 8, 2.0), (-math.inf, 1.0, 8, 2.0),
+    (0.0, 1.0, 8, math.nan), (0.0, 1.0, 8, math.inf), (1.0, 0.0, 8, 2.0), (1.0, 1.0, 8, 2.0), (0.0, 1.0, 0, 2.0),
+    (0.0, 1.0, 1, 2.0), (0.0, 1.0, 4097, 2.0), (0.0, 1.0, 2**32 - 1, 2.0),
+])  # fmt: skip
 def test_invalid_header_raises_frame_error(values):
     for read in (laconic.decode, laconic.explain):
         with pytest.raises(FrameError):
             read(with_header(struct.pack("<ffIf", *values), False))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        (math.nan, -4, 8, 2.0),
-        (math.inf, -4, 8, 2.0),
-        (0.5, -4, 0, 2.0),
-        (0.5, -4, 4097, 2.0),
-        (0.5, 2**31 - 1, 8, 2.0),
-        (0.5, -(2**31), 8, 2.0),
-        (0.5, -4097, 8, 2.0),
-        (0.5, 4090, 8, 2.0),
-        (3e38, -4, 8, 2.0),
-        (3e38, 1, 3, 2.0),
-        (0.5, -4, 8, math.nan),
-        (0.5, -4, 8, math.inf),
-    ],
-)
+@pytest.mark.parametrize("values", [
+    (math.nan, -4, 8, 2.0), (math.inf, -4, 8, 2.0), (0.5, -4, 0, 2.0), (0.5, -4, 4097, 2.0), (0.5, 2**31 - 1, 8, 2.0),
+    (0.5, -(2**31), 8, 2.0), (0.5, -4097, 8, 2.0), (0.5, 4090, 8, 2.0), (3e38, -4, 8, 2.0), (3e38, 1, 3, 2.0),
+    (0.5, -4, 8, math.nan), (0.5, -4, 8, math.inf),
+])  # fmt: skip
 def test_invalid_header_with_zero_option_raises_frame_error(values):
     for read in (laconic.decode, laconic.explain):
         with pytest.raises(FrameError):

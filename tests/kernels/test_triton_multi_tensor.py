@@ -51,17 +51,10 @@ def encode_frames(channel, given, seeds, device):
     return [None if span is None else bytes(buffer[slice(*span)].tolist()) for span in spans], spans, buffer
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        pytest.param("qsgd:4", marks=pytest.mark.slow),
-        pytest.param("qsgd:2,round=nearest", marks=pytest.mark.slow),
-        "qsgd:8,bucket=128",
-        "ef|qsgd:4",
-        pytest.param("sign:512", marks=pytest.mark.slow),
-        "ef|onebit:256",
-    ],
-)
+@pytest.mark.parametrize("spec", [
+    pytest.param("qsgd:4", marks=pytest.mark.slow), pytest.param("qsgd:2,round=nearest", marks=pytest.mark.slow),
+    "qsgd:8,bucket=128", "ef|qsgd:4", pytest.param("sign:512", marks=pytest.mark.slow), "ef|onebit:256",
+])  # fmt: skip
 def test_frames_equal_those_of_single_tensor_kernels(spec, launched_kernels):
     on_triton, on_cpu = (laconic.channel(spec, policy=ALL) for _ in range(2))
     for step in range(2):

@@ -21,22 +21,18 @@ def test_rho_may_be_a_separate_argument() -> None:
     assert str(parse_scheme("subspace:0.1,T=100")) == "subspace:0.1"
 
 
-@pytest.mark.parametrize(
-    "text, rho, message",
-    [
-        ("monarch", None, "scheme 'monarch' needs rho, the fraction of entries that is kept, such as monarch:0.1"),
-        ("monarc:0.1", None, "unknown scheme 'monarc' in 'monarc:0.1'; valid schemes: hashed, lowrank, monarch, subs"),
-        ("lowrank:0", None, r"scheme 'lowrank': rho must be in \(0, 1\), got 0"),
-        ("lowrank:1.5", None, r"rho must be in \(0, 1\), got 1.5"),
-        ("lowrank:nan", None, "rho must be a finite number"),
-        ("monarch:0.1,conv=2", None, r"conv must be in \(0, 1\), got 2"),
-        ("subspace:0.1,T=-1", None, "T must not be negative, got -1"),
-        ("subspace:0.1,T=x", None, "T must be a whole number"),
-        ("subspace:T=4", None, "scheme 'subspace' in 'subspace:T=4' needs rho"),
-        ("hashed:0.1,T=4", None, "scheme 'hashed' has no argument 'T'; it takes rho"),
-        ("hashed:0.1", 0.2, "'hashed:0.1' contains rho 0.1, but rho=0.2 was given as well"),
-    ],
-)
+@pytest.mark.parametrize("text, rho, message", [
+    ("monarch", None, "scheme 'monarch' needs rho, the fraction of entries that is kept, such as monarch:0.1"),
+    ("monarc:0.1", None, "unknown scheme 'monarc' in 'monarc:0.1'; valid schemes: hashed, lowrank, monarch, subs"),
+    ("lowrank:0", None, r"scheme 'lowrank': rho must be in \(0, 1\), got 0"),
+    ("lowrank:1.5", None, r"rho must be in \(0, 1\), got 1.5"), ("lowrank:nan", None, "rho must be a finite number"),
+    ("monarch:0.1,conv=2", None, r"conv must be in \(0, 1\), got 2"),
+    ("subspace:0.1,T=-1", None, "T must not be negative, got -1"),
+    ("subspace:0.1,T=x", None, "T must be a whole number"),
+    ("subspace:T=4", None, "scheme 'subspace' in 'subspace:T=4' needs rho"),
+    ("hashed:0.1,T=4", None, "scheme 'hashed' has no argument 'T'; it takes rho"),
+    ("hashed:0.1", 0.2, "'hashed:0.1' contains rho 0.1, but rho=0.2 was given as well"),
+])  # fmt: skip
 def test_wrong_scheme_raises_config_error(text: str, rho: float | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_scheme(text, rho=rho)

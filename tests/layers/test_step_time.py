@@ -67,16 +67,9 @@ def test_wrong_arguments_raise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "scheme, limit",
-    [
-        ("monarch:0.2", 0.25),
-        ("monarch:0.1", 0.12),
-        ("lowrank:0.2", 0.25),
-        ("lowrank:0.1", 0.12),
-        ("subspace:0.1", 1.15),
-    ],
-)
+@pytest.mark.parametrize("scheme, limit", [
+    ("monarch:0.2", 0.25), ("monarch:0.1", 0.12), ("lowrank:0.2", 0.25), ("lowrank:0.1", 0.12), ("subspace:0.1", 1.15),
+])  # fmt: skip
 def test_h_of_wide_layers(scheme: str, limit: float) -> None:
     model, small = pair(4096, scheme)
     result = min((timings(model, small, torch.randn(64, 4096), repeat=9) for _ in range(3)), key=lambda t: t.h)

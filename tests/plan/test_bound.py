@@ -73,16 +73,12 @@ def test_one_gigabit_needs_less_than_two_per_cent_when_every_iteration_is_exchan
     assert ALEXNET.largest_rho(1.0, target=16.0) == pytest.approx(15 / 834.22, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
-        ({"every": 1.5}, "every must be a whole number"),
-        ({"nbytes": 0.0}, "nbytes must be finite and above 0"),
-        ({"step_s": math.nan}, "step_s must be finite and above 0"),
-        ({"bandwidth": math.inf}, "bandwidth must be finite and above 0"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+    ({"every": 1.5}, "every must be a whole number"), ({"nbytes": 0.0}, "nbytes must be finite and above 0"),
+    ({"step_s": math.nan}, "step_s must be finite and above 0"),
+    ({"bandwidth": math.inf}, "bandwidth must be finite and above 0"),
+])  # fmt: skip
 def test_invalid_field_raises_config_error(options: dict[str, float], message: str) -> None:
     values = {"workers": 2, "nbytes": 1.0, "step_s": 1.0, "bandwidth": 1.0} | options
     with pytest.raises(ConfigError, match=message):

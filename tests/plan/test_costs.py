@@ -96,19 +96,16 @@ def test_fewer_exchanges_are_faster_although_nothing_overlaps() -> None:
     assert seldom == close(0.5 + 1.6 / 20) and often > 1.5
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: Network(0, 1e9), "workers must be a whole number of at least 1, got 0"),
-        (lambda: Network(2, -1.0), "rate must be above 0"),
-        (lambda: Network(2, 1e9, "star"), "topology must be one of ps, ring, twoshot, got 'star'"),
-        (lambda: Network(2, 1e9, "ring", servers=2), "servers must be 1 unless the topology is ps, got 2 with ring"),
-        (lambda: Network(2, 1e9, round_trip_s=float("nan")), "round_trip_s must be finite"),
-        (lambda: Work(-1.0), "step_s must be finite and at least 0"),
-        (lambda: Work(1.0, every=0), "every must be a whole number"),
-        (lambda: Work(1.0, ready=((0.5, 0.5),)), "up to a share of 1"),
-    ],
-)
+@pytest.mark.parametrize("make, message", [
+    (lambda: Network(0, 1e9), "workers must be a whole number of at least 1, got 0"),
+    (lambda: Network(2, -1.0), "rate must be above 0"),
+    (lambda: Network(2, 1e9, "star"), "topology must be one of ps, ring, twoshot, got 'star'"),
+    (lambda: Network(2, 1e9, "ring", servers=2), "servers must be 1 unless the topology is ps, got 2 with ring"),
+    (lambda: Network(2, 1e9, round_trip_s=float("nan")), "round_trip_s must be finite"),
+    (lambda: Work(-1.0), "step_s must be finite and at least 0"),
+    (lambda: Work(1.0, every=0), "every must be a whole number"),
+    (lambda: Work(1.0, ready=((0.5, 0.5),)), "up to a share of 1"),
+])  # fmt: skip
 def test_invalid_field_raises_config_error(make: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]

@@ -20,21 +20,13 @@ def close(value: float) -> object:
     return pytest.approx(value, rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    "training, workers, compute, transfer, total, speed_up",
-    [
-        (ROUND, 1, 40.0, 0.1, 40.1, 0.99750623441),
-        (ROUND, 4, 10.0, 0.4, 10.4, 3.84615384615),
-        (ROUND, 10, 4.0, 1.0, 5.0, 8.0),
-        (ROUND, 20, 2.0, 2.0, 4.0, 10.0),
-        (ROUND, 40, 1.0, 4.0, 5.0, 8.0),
-        (ROUND, 400, 0.1, 40.0, 40.1, 0.99750623441),
-        (ALEXNET, 1, 120.0, 1.864, 121.864, 0.98470426049),
-        (ALEXNET, 8, 15.0, 14.912, 29.912, 4.01176785236),
-        (ALEXNET, 16, 7.5, 29.824, 37.324, 3.21508948666),
-        (ALEXNET, 25, 4.8, 46.6, 51.4, 2.33463035019),
-    ],
-)
+@pytest.mark.parametrize("training, workers, compute, transfer, total, speed_up", [
+    (ROUND, 1, 40.0, 0.1, 40.1, 0.99750623441), (ROUND, 4, 10.0, 0.4, 10.4, 3.84615384615),
+    (ROUND, 10, 4.0, 1.0, 5.0, 8.0), (ROUND, 20, 2.0, 2.0, 4.0, 10.0), (ROUND, 40, 1.0, 4.0, 5.0, 8.0),
+    (ROUND, 400, 0.1, 40.0, 40.1, 0.99750623441), (ALEXNET, 1, 120.0, 1.864, 121.864, 0.98470426049),
+    (ALEXNET, 8, 15.0, 14.912, 29.912, 4.01176785236), (ALEXNET, 16, 7.5, 29.824, 37.324, 3.21508948666),
+    (ALEXNET, 25, 4.8, 46.6, 51.4, 2.33463035019),
+])  # fmt: skip
 def test_dense_update_matches_values_computed_by_hand(
     training: Training, workers: int, compute: float, transfer: float, total: float, speed_up: float
 ) -> None:
@@ -59,17 +51,10 @@ def test_update_with_gzip_matches_values_computed_by_hand(workers: int, once: bo
     assert update.compress == close(16.158)
 
 
-@pytest.mark.parametrize(
-    "workers, rho, h, total",
-    [
-        (16, 0.2, 1.0, 7.5 + 5.9648),
-        (16, 0.5, 1.0, 7.5 + 14.912),
-        (16, 0.2, 1.3, 9.75 + 5.9648),
-        (16, 0.2, 2.0, 15.0 + 5.9648),
-        (16, 0.057, 0.29, 2.175 + 1.699968),
-        (25, 1.0, 1.0, 51.4),
-    ],
-)
+@pytest.mark.parametrize("workers, rho, h, total", [
+    (16, 0.2, 1.0, 7.5 + 5.9648), (16, 0.5, 1.0, 7.5 + 14.912), (16, 0.2, 1.3, 9.75 + 5.9648),
+    (16, 0.2, 2.0, 15.0 + 5.9648), (16, 0.057, 0.29, 2.175 + 1.699968), (25, 1.0, 1.0, 51.4),
+])  # fmt: skip
 def test_homomorphic_update_matches_values_computed_by_hand(workers: int, rho: float, h: float, total: float) -> None:
     update = ALEXNET.homomorphic(workers, rho=rho, h=h)
     assert update.total == close(total)

@@ -179,17 +179,14 @@ def test_sweep_leaves_out_codecs_that_some_values_exclude() -> None:
         sweep(PlanRequest.for_params(MACHINE, MILLION, 0.1), "colour")
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: Workload.of_params(0), "params must be a whole number of at least 1, got 0"),
-        (lambda: advice(codecs=["qsdg:4"]), "unknown stage 'qsdg'"),
-        (lambda: advice(processes=0), "processes must be at least 1"),
-        (lambda: advice(step_s=0.0), "the step time must be finite and above 0, got 0"),
-        (lambda: CompressedLayers(0.0, 1.0), "rho must be in"),
-        (lambda: PlanRequest.for_model(MACHINE, "vgg"), "profile invented has no model 'vgg'"),
-    ],
-)
+@pytest.mark.parametrize("make, message", [
+    (lambda: Workload.of_params(0), "params must be a whole number of at least 1, got 0"),
+    (lambda: advice(codecs=["qsdg:4"]), "unknown stage 'qsdg'"),
+    (lambda: advice(processes=0), "processes must be at least 1"),
+    (lambda: advice(step_s=0.0), "the step time must be finite and above 0, got 0"),
+    (lambda: CompressedLayers(0.0, 1.0), "rho must be in"),
+    (lambda: PlanRequest.for_model(MACHINE, "vgg"), "profile invented has no model 'vgg'"),
+])  # fmt: skip
 def test_invalid_request_raises_config_error(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()

@@ -141,22 +141,17 @@ def test_hundred_thousand_workers_for_a_thousand_rounds_take_under_a_minute(mode
     assert time.process_time() - began < 60
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"count": 0}, "count must be a whole number of at least 1"),
-        ({"count": 2.5}, "count must be a whole number of at least 1"),
-        ({"mode": "bounded"}, "mode must be sync, async or bounded:S"),
-        ({"mode": "async", "backup": 1}, "backup must be 0 unless the mode is sync"),
-        ({"step_s": 0.0}, "step_s must be finite and above 0"),
-        ({"jitter": -1.0}, "jitter must be finite and at least 0"),
-        ({"straggle": 0.5}, "straggle must be finite and at least 1"),
-        ({"straggle": float("nan")}, "straggle must be finite and at least 1"),
-        ({"server_bytes_s": 0.0}, "must be above 0"),
-        ({"server_bytes_s": float("nan")}, "must be above 0"),
-        ({"worker_bytes_s": float("nan")}, "must be above 0"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"count": 0}, "count must be a whole number of at least 1"),
+    ({"count": 2.5}, "count must be a whole number of at least 1"),
+    ({"mode": "bounded"}, "mode must be sync, async or bounded:S"),
+    ({"mode": "async", "backup": 1}, "backup must be 0 unless the mode is sync"),
+    ({"step_s": 0.0}, "step_s must be finite and above 0"), ({"jitter": -1.0}, "jitter must be finite and at least 0"),
+    ({"straggle": 0.5}, "straggle must be finite and at least 1"),
+    ({"straggle": float("nan")}, "straggle must be finite and at least 1"),
+    ({"server_bytes_s": 0.0}, "must be above 0"), ({"server_bytes_s": float("nan")}, "must be above 0"),
+    ({"worker_bytes_s": float("nan")}, "must be above 0"),
+])  # fmt: skip
 def test_invalid_field_raises_config_error(options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Workers(**({"count": 2, "step_s": 1.0} | options))  # type: ignore[arg-type]

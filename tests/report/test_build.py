@@ -159,15 +159,12 @@ def test_record_error_of_a_section_is_named_and_the_rest_drawn(monkeypatch: pyte
     assert report.runs == 1 and "fake: points have no common unit" in report.skipped
 
 
-@pytest.mark.parametrize(
-    "broken, message",
-    [
-        (record("fake.point", y=1.0), "Record of kind fake.point: x is missing (1 Record left out)"),
-        (record("fake.point", x="far"), "Record of kind fake.point: x must be float, got 'far' (1 Record left out)"),
-        (record("train.track", run="1"), "Record of kind train.track: bytes_received is missing (1 Record left out)"),
-        (record("demo.method", workers="two"), "Record of kind demo.method: workers must be int | None, got 'two'"),
-    ],
-)
+@pytest.mark.parametrize("broken, message", [
+    (record("fake.point", y=1.0), "Record of kind fake.point: x is missing (1 Record left out)"),
+    (record("fake.point", x="far"), "Record of kind fake.point: x must be float, got 'far' (1 Record left out)"),
+    (record("train.track", run="1"), "Record of kind train.track: bytes_received is missing (1 Record left out)"),
+    (record("demo.method", workers="two"), "Record of kind demo.method: workers must be int | None, got 'two'"),
+])  # fmt: skip
 def test_record_without_a_required_field_is_named_and_the_rest_drawn(
     monkeypatch: pytest.MonkeyPatch, broken: Record, message: str
 ) -> None:
@@ -178,13 +175,8 @@ def test_record_without_a_required_field_is_named_and_the_rest_drawn(
 
 def test_track_with_columns_of_different_lengths_is_named() -> None:
     track = {
-        "worker": 0,
-        "iteration": [1, 2],
-        "seconds": [1.0],
-        "loss": [1.0],
-        "bytes_sent": [1],
-        "bytes_received": [1],
-    }
+        "worker": 0, "iteration": [1, 2], "seconds": [1.0], "loss": [1.0], "bytes_sent": [1], "bytes_received": [1],
+    }  # fmt: skip
     report = build([summary("5", 10.0, run="a"), record("train.track", run="a", **track)])
     assert any("runs: a: fields must have the same length" in line for line in report.skipped)
 

@@ -230,17 +230,10 @@ def test_malformed_idx_raises_file_error(mnist: Path, file: str, change, words: 
     assert re.search(words, text) and str(mnist) in text
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda raw: b"",
-        lambda raw: raw[:-9],
-        lambda raw: raw[:40] + b"\0" * 40 + raw[80:],
-        lambda raw: raw[:-8] + bytes(8),
-        lambda raw: b"PK" + raw,
-        lambda raw: raw + b"rest",
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda raw: b"", lambda raw: raw[:-9], lambda raw: raw[:40] + b"\0" * 40 + raw[80:],
+    lambda raw: raw[:-8] + bytes(8), lambda raw: b"PK" + raw, lambda raw: raw + b"rest",
+])  # fmt: skip
 def test_malformed_gzip_raises_file_error(mnist: Path, change) -> None:  # type: ignore[no-untyped-def]
     path = mnist / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(change(path.read_bytes()))
@@ -259,15 +252,11 @@ def test_gzip_bomb_is_read_up_to_its_declared_size(mnist: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda raw: b"", "got 0 in total"),
-        (lambda raw: raw[:-1], "expected 3073 bytes per image"),
-        (lambda raw: raw + b"x", "expected 3073 bytes per image"),
-        (lambda raw: raw[:3073] + b"\xff" + raw[3074:], "labels must be from 0 to 9, got 255"),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    (lambda raw: b"", "got 0 in total"), (lambda raw: raw[:-1], "expected 3073 bytes per image"),
+    (lambda raw: raw + b"x", "expected 3073 bytes per image"),
+    (lambda raw: raw[:3073] + b"\xff" + raw[3074:], "labels must be from 0 to 9, got 255"),
+])  # fmt: skip
 def test_malformed_cifar10_raises_file_error(cifar10: Path, change, words: str) -> None:  # type: ignore[no-untyped-def]
     path = cifar10 / "data_batch_2.bin"
     path.write_bytes(change(path.read_bytes()))

@@ -223,15 +223,11 @@ def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.
     assert len(messages) == 5  # two workers in each run, and a server: logged once each
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"mode": "async"}, "mode async: give mode sync"),
-        ({"mode": "bounded:2"}, "mode bounded:2: give mode sync"),
-        ({"returns": "delta", "pull": "topk:0.1"}, "give returns=gradients, or pull=none"),
-        ({"pull": "qsgd:4"}, "a lossy reply"),
-    ],
-)
+@pytest.mark.parametrize("options, words", [
+    ({"mode": "async"}, "mode async: give mode sync"), ({"mode": "bounded:2"}, "mode bounded:2: give mode sync"),
+    ({"returns": "delta", "pull": "topk:0.1"}, "give returns=gradients, or pull=none"),
+    ({"pull": "qsgd:4"}, "a lossy reply"),
+])  # fmt: skip
 def test_renewal_needs_equal_weights_in_all_processes(options: dict[str, Any], words: str) -> None:
     found = config(**options)
     with pytest.raises(ConfigError, match=words) as caught:

@@ -11,13 +11,8 @@ from laconic.train import MODELS, build_model
 from laconic.train.models import GPT, GPTConfig
 
 PARAMETERS = {
-    "mlp": 327_880,
-    "lenet5": 61_706,
-    "vgg11": 9_231_114,
-    "alexnet": 61_100_840,
-    "resnet50": 25_557_032,
-    "gpt": 875_264,
-}
+    "mlp": 327_880, "lenet5": 61_706, "vgg11": 9_231_114, "alexnet": 61_100_840, "resnet50": 25_557_032, "gpt": 875_264,
+}  # fmt: skip
 SHAPES = {  # of inputs and outputs; small images where a model takes seconds
     "mlp": ((3, 1, 28, 28), (3, 10)),
     "lenet5": ((3, 1, 28, 28), (3, 10)),

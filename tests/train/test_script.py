@@ -99,24 +99,20 @@ def test_missing_function_raises_config_error(tmp_path: Path) -> None:
     assert "has no function 'build'" in refusal(tmp_path, "build = 3")
 
 
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        ("def build(:", "line 1: SyntaxError"),
-        ("import torch\nimport nothing_of_that_name", "line 2: ModuleNotFoundError: No module named 'nothing_of_that"),
-        ("\n\ndef build():\n    return 1 / 0", "line 4: ZeroDivisionError: division by zero"),
-        ("def build():\n    raise ValueError('two\\nlines')", "line 2: ValueError: two lines"),
-        ("def build(x): pass", "TypeError: build() missing 1 required positional argument: 'x'"),
-        ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
-        ("def build():\n    return 3", "must return (model, train, test, loss) or a laconic Task, got int"),
-        ("def build():\n    return 1, 2, 3", "got a tuple of 3"),
-        ("def build(): pass", "got NoneType"),
-        (GOOD.replace("nn.Linear(4, 2)", "'net'"), "the model must be a torch module, got str"),
-        (GOOD.replace("nn.Linear(4, 2)", "nn.ReLU()"), "the model has no parameters to train"),
-        (GOOD.replace("nn.functional.cross_entropy", "'mse'"), "the loss must be a function of outputs and targets"),
-        (GOOD.replace("(x, (x.sum", "(x[:9], (x.sum", 1), "the training set: 9 inputs but 100 targets"),
-    ],
-)
+@pytest.mark.parametrize("text, words", [
+    ("def build(:", "line 1: SyntaxError"),
+    ("import torch\nimport nothing_of_that_name", "line 2: ModuleNotFoundError: No module named 'nothing_of_that"),
+    ("\n\ndef build():\n    return 1 / 0", "line 4: ZeroDivisionError: division by zero"),
+    ("def build():\n    raise ValueError('two\\nlines')", "line 2: ValueError: two lines"),
+    ("def build(x): pass", "TypeError: build() missing 1 required positional argument: 'x'"),
+    ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
+    ("def build():\n    return 3", "must return (model, train, test, loss) or a laconic Task, got int"),
+    ("def build():\n    return 1, 2, 3", "got a tuple of 3"), ("def build(): pass", "got NoneType"),
+    (GOOD.replace("nn.Linear(4, 2)", "'net'"), "the model must be a torch module, got str"),
+    (GOOD.replace("nn.Linear(4, 2)", "nn.ReLU()"), "the model has no parameters to train"),
+    (GOOD.replace("nn.functional.cross_entropy", "'mse'"), "the loss must be a function of outputs and targets"),
+    (GOOD.replace("(x, (x.sum", "(x[:9], (x.sum", 1), "the training set: 9 inputs but 100 targets"),
+])  # fmt: skip
 def test_error_of_a_script_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     assert words in refusal(tmp_path, text)
 

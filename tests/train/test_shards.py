@@ -58,15 +58,12 @@ def test_joined_concatenates_all_workers() -> None:
     assert shards.joined(5).view(3, 8).tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    "worker, iteration, indices",
-    [
-        (0, 0, [931, 183, 76, 379, 614, 930, 389, 174, 450, 462, 271, 596, 883, 808, 305, 639]),
-        (3, 0, [941, 478, 351, 24, 35, 447, 901, 419, 938, 212, 803, 798, 913, 228, 615, 70]),
-        (1, 15, [336, 745, 646, 593, 990, 469, 50, 309, 484, 8, 601, 759, 916, 968, 468, 115]),
-        (2, 10**9, [981, 522, 850, 904, 22, 83, 413, 662, 726, 137, 823, 264, 682, 752, 730, 681]),
-    ],
-)
+@pytest.mark.parametrize("worker, iteration, indices", [
+    (0, 0, [931, 183, 76, 379, 614, 930, 389, 174, 450, 462, 271, 596, 883, 808, 305, 639]),
+    (3, 0, [941, 478, 351, 24, 35, 447, 901, 419, 938, 212, 803, 798, 913, 228, 615, 70]),
+    (1, 15, [336, 745, 646, 593, 990, 469, 50, 309, 484, 8, 601, 759, 916, 968, 468, 115]),
+    (2, 10**9, [981, 522, 850, 904, 22, 83, 413, 662, 726, 137, 823, 264, 682, 752, 730, 681]),
+])  # fmt: skip
 def test_orders_are_frozen(worker: int, iteration: int, indices: list[int]) -> None:
     """Workers on other machines and of other versions must agree: these values never change."""
     assert Shards(1000, 4, 16, seed=7).indices(worker, iteration).tolist() == indices

@@ -121,18 +121,15 @@ def test_vgg11_accepts_cifar10(tmp_path: Path) -> None:
     assert set(task.evaluate()) == {"accuracy", "loss"}
 
 
-@pytest.mark.parametrize(
-    "model, data, words",
-    [
-        ("vgg11", "digits", "'vgg11' takes 3 x 32 x 32 images: choose cifar10 for data; 'digits' is for mlp or lenet5"),
-        ("mlp", "cifar10", "'mlp' takes 1 x 28 x 28 images: choose digits or mnist for data; 'cifar10' is for vgg11"),
-        ("gpt", "mnist", "'gpt' takes windows of 128 bytes: choose text for data"),
-        ("lenet5", "text", "choose digits or mnist for data; 'text' is for gpt"),
-        ("resnet50", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no built-in data set has"),
-        ("vgg16", "digits", "unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet, resnet50, gpt"),
-        ("mlp", "imagenet", "unknown data set 'imagenet': use one of digits, mnist, cifar10, text"),
-    ],
-)
+@pytest.mark.parametrize("model, data, words", [
+    ("vgg11", "digits", "'vgg11' takes 3 x 32 x 32 images: choose cifar10 for data; 'digits' is for mlp or lenet5"),
+    ("mlp", "cifar10", "'mlp' takes 1 x 28 x 28 images: choose digits or mnist for data; 'cifar10' is for vgg11"),
+    ("gpt", "mnist", "'gpt' takes windows of 128 bytes: choose text for data"),
+    ("lenet5", "text", "choose digits or mnist for data; 'text' is for gpt"),
+    ("resnet50", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no built-in data set has"),
+    ("vgg16", "digits", "unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet, resnet50, gpt"),
+    ("mlp", "imagenet", "unknown data set 'imagenet': use one of digits, mnist, cifar10, text"),
+])  # fmt: skip
 def test_model_and_data_that_do_not_fit_raise_config_error(model: str, data: str, words: str) -> None:
     assert words in error_of(model, data)
 
@@ -254,19 +251,14 @@ def test_torch_datasets_are_accepted() -> None:
     assert set(task.evaluate()) == {"accuracy", "loss"}
 
 
-@pytest.mark.parametrize(
-    "data, words",
-    [
-        (None, r"the training set must be two tensors .* got NoneType"),
-        (torch.zeros(3, 3), "got Tensor"),
-        ((torch.zeros(3),), "got tuple"),
-        ((torch.zeros(3, 3), torch.zeros(4)), "3 inputs but 4 targets"),
-        ((torch.zeros(0, 3), torch.zeros(0)), "the training set is empty"),
-        (Other(torch.zeros(3)), "first example cannot be loaded as a pair"),
-        (Other((torch.zeros(3), "cat")), "must be a pair .* of tensors or numbers"),
-        (Other(KeyError("path")), "first example cannot be loaded as a pair .* KeyError: 'path'"),
-    ],
-)
+@pytest.mark.parametrize("data, words", [
+    (None, r"the training set must be two tensors .* got NoneType"), (torch.zeros(3, 3), "got Tensor"),
+    ((torch.zeros(3),), "got tuple"), ((torch.zeros(3, 3), torch.zeros(4)), "3 inputs but 4 targets"),
+    ((torch.zeros(0, 3), torch.zeros(0)), "the training set is empty"),
+    (Other(torch.zeros(3)), "first example cannot be loaded as a pair"),
+    (Other((torch.zeros(3), "cat")), "must be a pair .* of tensors or numbers"),
+    (Other(KeyError("path")), "first example cannot be loaded as a pair .* KeyError: 'path'"),
+])  # fmt: skip
 def test_invalid_data_raise_config_error(data: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Task("own", nn.Linear(3, 2), data, Squares(), cross_entropy)

@@ -147,26 +147,11 @@ def test_status_json_round_trip_ignores_unknown_fields() -> None:
     assert Status.from_json(valid_status() | {"of a newer version": 1}).to_json() == valid_status()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        None,
-        [],
-        {},
-        {"phase": "sleeping"},
-        {"received": "1"},
-        {"received": True},
-        {"received": 1 << 70},
-        {"at": float("nan")},
-        {"at": float("inf")},
-        {"workers": [{}]},
-        {"workers": {"0": {}}},
-        {"faults": {"lost": "many"}},
-        {"faults": {"lost": -1}},
-        {"recent": [{"at": "now", "what": "x"}]},
-        {"recent": [1]},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    None, [], {}, {"phase": "sleeping"}, {"received": "1"}, {"received": True}, {"received": 1 << 70},
+    {"at": float("nan")}, {"at": float("inf")}, {"workers": [{}]}, {"workers": {"0": {}}}, {"faults": {"lost": "many"}},
+    {"faults": {"lost": -1}}, {"recent": [{"at": "now", "what": "x"}]}, {"recent": [1]},
+])  # fmt: skip
 def test_invalid_status_raises_file_error(wrong: Any) -> None:
     values = wrong if not isinstance(wrong, dict) or not wrong else valid_status() | wrong
     with pytest.raises(FileError, match="not a server's status"):

@@ -95,17 +95,10 @@ def test_staleness_and_seconds_include_all_workers(folder: Folder) -> None:
     assert view.seconds["compute"] == 2.0
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("config.json", "{"),
-        ("config.json", "[]"),
-        ("config.json", "[" * 100_000),
-        ("status.json", "null"),
-        ("status.json", '{"at": NaN}'),
-        ("summary.json", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")),
-    ],
-)
+@pytest.mark.parametrize("name, text", [
+    ("config.json", "{"), ("config.json", "[]"), ("config.json", "[" * 100_000), ("status.json", "null"),
+    ("status.json", '{"at": NaN}'), ("summary.json", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")),
+])  # fmt: skip
 def test_invalid_file_gives_one_note(folder: Folder, name: str, text: str) -> None:
     folder.config()
     (folder.path / name).write_text(text)

@@ -44,17 +44,12 @@ def request(
     return result
 
 
-@pytest.mark.parametrize(
-    "path, kind, words",
-    [
-        ("/", "text/html", b"<title>laconic watch</title>"),
-        ("/watch.js", "text/javascript", b"textContent"),
-        ("/watch.css", "text/css", b"prefers-color-scheme: dark"),
-        ("/icon.svg", "image/svg+xml", b"<svg"),
-        ("/status", "application/json", b'"version": 3'),
-        pytest.param("/metrics", "text/plain; version=0.0.4", b"laconic_rounds_total", marks=NEEDS_PROMETHEUS),
-    ],
-)
+@pytest.mark.parametrize("path, kind, words", [
+    ("/", "text/html", b"<title>laconic watch</title>"), ("/watch.js", "text/javascript", b"textContent"),
+    ("/watch.css", "text/css", b"prefers-color-scheme: dark"), ("/icon.svg", "image/svg+xml", b"<svg"),
+    ("/status", "application/json", b'"version": 3'),
+    pytest.param("/metrics", "text/plain; version=0.0.4", b"laconic_rounds_total", marks=NEEDS_PROMETHEUS),
+])  # fmt: skip
 def test_page_is_served_with_strict_headers(site: WatchServer, path: str, kind: str, words: bytes) -> None:
     status, headers, body = request(site, path)
     assert status == 200 and headers["Content-Type"].startswith(kind) and words in body

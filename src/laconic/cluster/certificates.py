@@ -59,9 +59,7 @@ def new_job(
 
     Args:
         folder: A new or empty folder.
-        name: The job's name.
         hosts: Names and addresses by which workers reach the server. Loopback is always included.
-        workers: Number of workers.
         days: Days until the certificates expire.
     """
     require_module("cryptography")

@@ -45,23 +45,11 @@ _MAX_MANIFEST = 1 << 26
 _NAME = re.compile(r"[0-9]{8,}-step-[0-9]+")
 _PARTIAL = re.compile(rf"\.({_LATEST}|{_NAME.pattern})\.partial")
 _DTYPES: Mapping[torch.dtype, str] = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.bool: "BOOL",
-}
+    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64", torch.uint8: "U8",
+    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.int8: "I8", torch.int16: "I16",
+    torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

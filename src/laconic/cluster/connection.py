@@ -26,7 +26,6 @@ class ServerStatus:
     """A server's answer to ``hello``.
 
     Args:
-        job: The job it serves.
         versions: The versions from which the job can resume.
         over: Whether all work is done.
         weights: Whether the server has the weights of its version: ``here``, ``coming`` (an upload is under way) or
@@ -52,7 +51,6 @@ class Connection(Protocol):
         """Push one frame per slot as they become ready, and return the reply.
 
         Args:
-            sequence: The number of the exchange.
             frames: Slots and frames; iterated again if they must be sent again.
             score: Called when all frames are sent.
         """
@@ -93,7 +91,6 @@ class ShardedConnection:
     """One connection to several servers; each call goes to all of them at once.
 
     Args:
-        connections: One per server.
         shards: The slot numbers of each server.
     """
 

@@ -55,7 +55,6 @@ class Core:
     """One job's server.
 
     Args:
-        job: The job.
         parameters: Float32 tensors by name; changed in place.
         optimizer: Takes the steps.
         learning_rate: The learning rate of an update, by its number.
@@ -170,8 +169,6 @@ class Core:
         version.
 
         Args:
-            worker: Its number.
-            incarnation: Its incarnation.
             attempt: Counts the worker's joins: the same number again is the same request.
             offer: The versions it can restore.
             deadline: On ``time.monotonic``'s clock.
@@ -341,8 +338,6 @@ class Core:
         """Take a whole push, one frame per slot, and return the complete reply.
 
         Args:
-            worker: Its number.
-            incarnation: Its incarnation.
             sequence: The number of the exchange, from 0.
             frames: One per slot, in the slots' order.
             score: With ``after=best``: the worker's loss on held-out data.

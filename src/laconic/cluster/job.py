@@ -53,7 +53,6 @@ class Job:
     """The options of one training job. A method of ``laconic.train.methods`` is a set of values for these fields.
 
     Args:
-        workers: Number of workers.
         mode: ``sync``, ``async``, or ``bounded:S``: no gradient is more than S updates stale.
         push: Channel spec of what workers send.
         pull: Channel spec of what the server sends.

@@ -76,12 +76,7 @@ class WorkerSession:
 
 
 class Membership:
-    """Sessions of all workers, and the offers of those that wait in a join. Callers hold the lock.
-
-    Args:
-        job: The job.
-        shared: Lock and event log.
-    """
+    """Sessions of all workers, and the offers of those that wait in a join. Callers hold the lock."""
 
     def __init__(self, job: Job, shared: SharedState) -> None:
         self._job, self._shared = job, shared

@@ -49,7 +49,6 @@ class Mean:
     """The mean of all workers' pushes.
 
     Args:
-        slots: The slots.
         sums: Zeros of the slots' shapes, which the pushes are added to.
         workers: Number of pushes in a round.
     """

@@ -128,7 +128,6 @@ class Server:
     """Serves a ``Core`` until it is stopped.
 
     Args:
-        core: The core.
         address: ``host:port``; port 0 takes a free one (see ``port``).
         credentials: gRPC server credentials; None for plaintext, which the caller allows on loopback only.
         identify: With credentials: returns the worker number of a call's peer certificate, or raises ``FrameError``.

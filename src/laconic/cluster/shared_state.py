@@ -94,7 +94,6 @@ class ByteBudget:
 
     Args:
         shared: The lock to wait on.
-        limit: Bytes.
     """
 
     def __init__(self, shared: SharedState, limit: int) -> None:

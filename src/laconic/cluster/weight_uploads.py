@@ -22,7 +22,6 @@ class WeightUploads:
     """Uploads of the weights that workers hold. Callers hold the lock unless a method says otherwise.
 
     Args:
-        shared: Lock and event log.
         weights: Where an upload goes.
     """
 

@@ -63,15 +63,10 @@ class Timings:
     def values(self) -> dict[str, Any]:
         """Return the fields of a Record."""
         return {
-            "rho": self.rho,
-            "h": self.h,
-            "h_median": self.h_median,
-            "dense_s": min(self.dense),
-            "compressed_s": min(self.compressed),
-            "variation": self.variation,
-            "turns": len(self.dense),
+            "rho": self.rho, "h": self.h, "h_median": self.h_median, "dense_s": min(self.dense),
+            "compressed_s": min(self.compressed), "variation": self.variation, "turns": len(self.dense),
             "clock": self.clock,
-        }
+        }  # fmt: skip
 
 
 def measure(

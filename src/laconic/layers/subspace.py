@@ -221,7 +221,6 @@ class SubspaceLayer(nn.Module):
         """Count steps that z has taken; return whether this redrew the subspace.
 
         Args:
-            steps: Number of steps.
             decay: Fraction that weight decay took of z in them; the origin shrinks by the same.
         """
         if decay:

@@ -103,7 +103,6 @@ class Encoding:
 
     Args:
         spec: The codec, with or without error feedback.
-        x: The tensor.
         workers: For a summable codec, the number of workers that its sum must hold.
         seed: The rounding seed.
     """

@@ -90,7 +90,6 @@ class PlanRequest:
         profile: Times of codecs, models and transport on a machine.
         workload: The slots that are exchanged.
         step_s: Seconds of one worker's iteration, alone on its machine.
-        workers: Number of workers.
         rate: Bits per second of each host's link.
         topology: ``ps``, ``ring`` or ``twoshot``; see ``costs``.
         servers: Number of servers, for ps.
@@ -208,20 +207,13 @@ class Row:
     def values(self) -> dict[str, Any]:
         limited = self.break_even is not None and math.isfinite(self.break_even)
         return {
-            "codec": self.codec,
-            "push_nbytes": self.message.push,
-            "pull_nbytes": self.message.pull,
+            "codec": self.codec, "push_nbytes": self.message.push, "pull_nbytes": self.message.pull,
             "bytes_per_iteration": (self.message.push + self.message.pull) / self.step.every,
-            "step_s": self.step.total_s,
-            **{name: getattr(self.step, name) / self.step.every for name in STEP_PARTS},
-            "speedup_fp32": self.speedup_fp32,
-            "speedup_bf16": self.speedup_bf16,
-            "break_even_bit_s": self.break_even if limited else None,
-            "pays": self.pays,
-            "memory_nbytes": self.memory,
-            "fits": self.fits,
-            "note": self.step.note,
-        }
+            "step_s": self.step.total_s, **{name: getattr(self.step, name) / self.step.every for name in STEP_PARTS},
+            "speedup_fp32": self.speedup_fp32, "speedup_bf16": self.speedup_bf16,
+            "break_even_bit_s": self.break_even if limited else None, "pays": self.pays, "memory_nbytes": self.memory,
+            "fits": self.fits, "note": self.step.note,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ class Workers:
     """Workers, their links, and the messages that they exchange.
 
     Args:
-        count: Number of workers.
         step_s: Seconds of the computation before an exchange, of a worker of slowness 1.
         push: Bytes that a worker sends.
         pull: Bytes that it receives.
@@ -44,7 +43,6 @@ class Workers:
         link_spread: Standard deviation of the logarithm of their links' rates.
         jitter: Mean additional time of an iteration, as a share of its shortest time.
         straggle: How many times as long a straggling iteration takes.
-        straggle_share: Share of straggling iterations.
         backup: Workers that a synchronous round does not wait for.
         mode: ``sync``, ``async`` or ``bounded:S``.
         seed: Random seed.

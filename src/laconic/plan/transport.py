@@ -16,9 +16,7 @@ class Exchange(NamedTuple):
     """A measured exchange.
 
     Args:
-        slots: Number of slots.
         nbytes: Bytes that the server received and sent, of all workers.
-        seconds: Seconds of the exchange.
         explained_s: Seconds that the planner predicts without transport: computation, encoding, adding, decoding.
     """
 

@@ -28,7 +28,6 @@ def measure(config: Config, summary: Mapping[str, Any], *, bandwidth: float, thr
 
     Args:
         config: Configuration of the run, with layers.
-        summary: The run's summary.
         bandwidth: Rate of the server's link, in bits per second.
         threads: Number of torch's threads during the measurement.
     """

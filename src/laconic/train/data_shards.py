@@ -30,8 +30,6 @@ class Shards:
     takes all full batches of its shard; which examples are left over changes with the order.
 
     Args:
-        num_examples: Number of examples.
-        workers: Number of workers.
         batch: Examples per worker and iteration.
         seed: Seed of shards and orders.
 

@@ -257,25 +257,13 @@ def _summary(config: Config, task: Task, run_dir: Path) -> dict[str, Any]:
         return max((sum(r[key] for r in reports if r["worker"] == worker) for worker in workers), default=0.0)
 
     summary = {
-        "method": config.method,
-        "model": config.model,
-        "data": config.data,
-        "workers": config.job.workers,
-        "servers": config.servers,
-        "iterations": config.iterations,
-        "codec_push": config.job.push,
-        "codec_pull": config.job.pull,
-        **({"layers": config.layers} if config.layers else {}),
-        **task.evaluate(),
-        "wire_bytes_per_iteration": wire / config.iterations,
-        "bytes_saved": raw - wire,
-        "compute_s": slowest("compute"),
-        "encode_s": slowest("encode"),
-        "communication_s": slowest("communication"),
-        "overlapped_s": slowest("overlapped"),
-        "apply_s": slowest("apply"),
-        "total_s": slowest("total_s"),
-    }
+        "method": config.method, "model": config.model, "data": config.data, "workers": config.job.workers,
+        "servers": config.servers, "iterations": config.iterations, "codec_push": config.job.push,
+        "codec_pull": config.job.pull, **({"layers": config.layers} if config.layers else {}), **task.evaluate(),
+        "wire_bytes_per_iteration": wire / config.iterations, "bytes_saved": raw - wire,
+        "compute_s": slowest("compute"), "encode_s": slowest("encode"), "communication_s": slowest("communication"),
+        "overlapped_s": slowest("overlapped"), "apply_s": slowest("apply"), "total_s": slowest("total_s"),
+    }  # fmt: skip
     write_atomically(run_dir / SUMMARY, json.dumps(summary, indent=2))
     return summary
 

@@ -25,15 +25,9 @@ def _signs_of_changes(every: int, keep: float) -> dict[str, Any]:
     """
     channel = f"ef|topk:{keep:g}|sign"
     return {
-        "push": channel,
-        "pull": channel,
-        "push_small": "ef|bf16",
-        "pull_small": "ef|bf16",
-        "returns": "gradients",
-        "every": every,
-        "sends": "changes",
-        "after": "mean",
-    }
+        "push": channel, "pull": channel, "push_small": "ef|bf16", "pull_small": "ef|bf16", "returns": "gradients",
+        "every": every, "sends": "changes", "after": "mean",
+    }  # fmt: skip
 
 
 METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

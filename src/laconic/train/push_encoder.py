@@ -29,9 +29,7 @@ class PushEncoder:
     """Encodes the slots of one worker and counts their bytes.
 
     Args:
-        job: The job.
         number: The worker's number.
-        slots: Tensors of the slots' shapes.
         times: The worker's times; ``encode`` is counted here.
     """
 

@@ -27,7 +27,6 @@ class Replica:
 
     Args:
         task: The worker's task.
-        job: The job.
         schedule: The learning rate.
         layout: Mapping of parameters to slots; default: one slot per parameter.
     """

@@ -43,8 +43,6 @@ def serve(
     """Serve a run until all exchanges are done and the workers have left, or until SIGTERM.
 
     Args:
-        run_dir: The run's folder.
-        index: Index of this server.
         host: Address to listen on; all but loopback need certificates.
         port: 0 takes a free port.
         certs: The folder of ``laconic certs new``.

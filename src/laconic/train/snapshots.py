@@ -19,7 +19,6 @@ class Snapshots:
 
     Args:
         task: The worker's task.
-        iterations: Number of iterations of the run.
     """
 
     def __init__(self, task: Task, iterations: int) -> None:

@@ -24,7 +24,6 @@ class SubspaceState:
 
     Args:
         layers: Layers by the slot of their coordinates.
-        job: The job.
         rate: The learning rate by iteration.
     """
 

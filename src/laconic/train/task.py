@@ -40,7 +40,6 @@ class Task:
     workers do not exchange, are computed again from 2,048 training examples.
 
     Args:
-        name: Name of the task.
         model: The model; batches are moved to the device of its parameters.
         train: Training set: two tensors (inputs, targets), a torch Dataset of pairs, or ``Examples``.
         test: Test set, of the same kinds.

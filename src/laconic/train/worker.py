@@ -70,7 +70,6 @@ class Worker:
         number: The worker's number.
         task: The task to train.
         shards: The data shards.
-        job: The job.
         schedule: The learning rate.
         connection: The connection to the servers.
         layout: Mapping of parameters to slots; default: one slot per parameter.

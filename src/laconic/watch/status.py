@@ -74,7 +74,6 @@ class Status:
         lives: Number of starts of the server.
         checkpoint: Version of the last checkpoint.
         failure: Reason why the server cannot continue.
-        workers: Status of each worker.
         faults: Number of faults by kind.
         recent: Last faults: ``{"at": …, "what": …}``.
     """

@@ -38,15 +38,10 @@ def progress_point(status: Status) -> dict[str, Any]:
     """Return the line of ``progress.jsonl`` for a status."""
     losses = [worker.loss for worker in status.workers if worker.loss is not None]
     return {
-        "at": round(status.at, 3),
-        "version": status.version,
-        "iteration": status.iteration,
-        "loss": sum(losses) / len(losses) if losses else None,
-        "received": status.received,
-        "sent": status.sent,
-        "missed": max((worker.missed for worker in status.workers), default=0),
-        "faults": sum(status.faults.values()),
-    }
+        "at": round(status.at, 3), "version": status.version, "iteration": status.iteration,
+        "loss": sum(losses) / len(losses) if losses else None, "received": status.received, "sent": status.sent,
+        "missed": max((worker.missed for worker in status.workers), default=0), "faults": sum(status.faults.values()),
+    }  # fmt: skip
 
 
 def load_status(path: Path) -> Status | None:
@@ -69,7 +64,6 @@ class StatusWriter:
     """Writes a server's status when it is due. If the folder cannot be written to, one warning is logged.
 
     Args:
-        run_dir: The run's folder.
         server: Index of the server.
     """
 

@@ -37,7 +37,6 @@ class StatusTracker:
     """Status of one server. All methods may be called from any thread.
 
     Args:
-        workers: Number of workers.
         updates: Number of updates of the whole run.
         iterations: Number of iterations of the whole run.
         previous: Last status of an earlier start of this server; counts continue from there.

@@ -36,7 +36,6 @@ class View:
     """Status of a run, all servers together.
 
     Args:
-        run: The run's folder.
         phase: One of ``PHASES``.
         at: Time of this view.
         config: The options shown to people.

@@ -32,18 +32,11 @@ def test_zeros_and_constants_pass() -> None:
         check(codec(spec), torch.full((2000,), -0.5))
 
 
-@pytest.mark.parametrize(
-    "spec, kernel, place",
-    [
-        ("qsgd:4", "qsgd_decode", "out"),
-        ("qsgd:4", "qsgd_encode", "norms"),
-        ("sign", "sign_decode", "out"),
-        ("sign", "sign_encode", "scales"),
-        ("onebit", "onebit_encode", "means"),
-        ("terngrad", "ternary_decode", "out"),
-        ("uniform:8", "uniform_decode", "out"),
-    ],
-)
+@pytest.mark.parametrize("spec, kernel, place", [
+    ("qsgd:4", "qsgd_decode", "out"), ("qsgd:4", "qsgd_encode", "norms"), ("sign", "sign_decode", "out"),
+    ("sign", "sign_encode", "scales"), ("onebit", "onebit_encode", "means"), ("terngrad", "ternary_decode", "out"),
+    ("uniform:8", "uniform_decode", "out"),
+])  # fmt: skip
 @pytest.mark.parametrize("backends", [(cpu,), (cpu, reference)], ids=["core", "both"])
 def test_wrong_kernel_is_caught(monkeypatch, spec, kernel, place, backends) -> None:  # type: ignore[no-untyped-def]
     """In the core alone the bytes give it away; in both, the bound does."""

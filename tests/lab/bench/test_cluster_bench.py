@@ -194,14 +194,8 @@ def test_processor_table_separates_frames_from_moving_bytes() -> None:
         done = RoundResult(method, "unshaped", (0.1, 0.2, 0.3), dict.fromkeys(("encode_s", "wait_s", "decode_s"), 0.1),
                            10_000, 10_000, 10_100, 10_100, server_cpu=3 * cpu, steps=split)  # fmt: skip
         more = {
-            "model": "vgg11",
-            "numel": 1,
-            "made_of": PACED,
-            "workers": 4,
-            "base": "4",
-            "valid": True,
-            "command": "x",
-        }
+            "model": "vgg11", "numel": 1, "made_of": PACED, "workers": 4, "base": "4", "valid": True, "command": "x",
+        }  # fmt: skip
         return Record("cluster.round", done.values(None) | more)
 
     rounds, processor = tables([record("4", 0.1, 0.04), record("homomorphic", 0.07, 0.01)])

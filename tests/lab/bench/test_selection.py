@@ -32,14 +32,11 @@ def test_only_selects_a_set() -> None:
     assert all(codec["over_entropy_percent"] > 0 for codec in found["codecs"])
 
 
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        (["--only", "nothing"], "--only must be codecs or coders, got 'nothing'"),
-        (["sign", "--only", "coders"], "exclude each other"),
-        (["sign", "--data", "noise"], "data must be among gaussian, weights, grads, got noise"),
-    ],
-)
+@pytest.mark.parametrize("args, words", [
+    (["--only", "nothing"], "--only must be codecs or coders, got 'nothing'"),
+    (["sign", "--only", "coders"], "exclude each other"),
+    (["sign", "--data", "noise"], "data must be among gaussian, weights, grads, got noise"),
+])  # fmt: skip
 def test_invalid_selection_gives_one_line(args: list[str], words: str) -> None:
     result = bench(*args)
     assert result.exit_code == 2

@@ -45,29 +45,26 @@ def test_json_counts_runs_and_compared_frames(run: Run, work_dir: Path) -> None:
     assert again.exit_code == 0 and "LeNet-5" in again.stdout and "0.9893" in again.stdout
 
 
-@pytest.mark.parametrize(
-    "args, code, words",
-    [
-        (["nobody1999"], 2, "unknown study 'nobody1999'"),
-        (["oland2015", "--part", "figure9"], 2, "unknown part 'figure9'"),
-        (["oland2015", "--part", "report"], 2, "--records"),
-        (["oland2015", "--part", "report", "--part", "map"], 2, "give it alone"),
-        (["oland2015", "--part", "report", "--records", "."], 1, "no records of oland2015"),
-        (["oland2015", "--lr", "0"], 2, "expected lr > 0"),
-        (["oland2015", "--device", "tpu"], 2, "device must be auto, cpu or cuda"),
-        (["oland2015", "--data", "mnist", "--data-dir", "."], 1, "mnist is read from"),
-        (["oland2015", "--data", "faces"], 2, "unknown data set 'faces'"),
-        (["kothari2021", "--part", "map"], 2, "unknown part 'map'"),
-        (["kothari2021", "--models", "resnet18"], 2, "unknown model 'resnet18'"),
-        (["kothari2021", "--methods", "1,7"], 2, "unknown method '7'"),
-        (["kothari2021", "--seeds", "one"], 2, "--seeds must be whole numbers"),
-        (["kothari2021", "--part", "times", "--links", "10gbit"], 2, "unknown link '10gbit'"),
-        (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
-        (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
-        (["jang2017", "--methods", "1"], 2, "--methods is no option of the study jang2017"),
-        (["homomorphic", "--cell-seconds", "9"], 2, "--cell-seconds is no option of the study homomorphic"),
-    ],
-)
+@pytest.mark.parametrize("args, code, words", [
+    (["nobody1999"], 2, "unknown study 'nobody1999'"),
+    (["oland2015", "--part", "figure9"], 2, "unknown part 'figure9'"),
+    (["oland2015", "--part", "report"], 2, "--records"),
+    (["oland2015", "--part", "report", "--part", "map"], 2, "give it alone"),
+    (["oland2015", "--part", "report", "--records", "."], 1, "no records of oland2015"),
+    (["oland2015", "--lr", "0"], 2, "expected lr > 0"),
+    (["oland2015", "--device", "tpu"], 2, "device must be auto, cpu or cuda"),
+    (["oland2015", "--data", "mnist", "--data-dir", "."], 1, "mnist is read from"),
+    (["oland2015", "--data", "faces"], 2, "unknown data set 'faces'"),
+    (["kothari2021", "--part", "map"], 2, "unknown part 'map'"),
+    (["kothari2021", "--models", "resnet18"], 2, "unknown model 'resnet18'"),
+    (["kothari2021", "--methods", "1,7"], 2, "unknown method '7'"),
+    (["kothari2021", "--seeds", "one"], 2, "--seeds must be whole numbers"),
+    (["kothari2021", "--part", "times", "--links", "10gbit"], 2, "unknown link '10gbit'"),
+    (["kothari2021", "--models", "vgg11", "--data-dir", "."], 1, "cifar10 is read from"),
+    (["kothari2021", "--models", "vgg11", "--data", "digits"], 2, "3 x 32 x 32"),
+    (["jang2017", "--methods", "1"], 2, "--methods is no option of the study jang2017"),
+    (["homomorphic", "--cell-seconds", "9"], 2, "--cell-seconds is no option of the study homomorphic"),
+])  # fmt: skip
 def test_invalid_argument_is_one_line_on_stderr(
     run: Run, work_dir: Path, args: list[str], code: int, words: str
 ) -> None:

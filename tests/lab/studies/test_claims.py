@@ -13,25 +13,13 @@ from laconic_lab.studies.intervals import Interval, difference_interval, mean_in
 from laconic_lab.studies.study import claim_records
 
 
-@pytest.mark.parametrize(
-    "relation, interval, expected",
-    [
-        ("=", (5.0, 4.9, 5.1), "yes"),
-        ("=", (5.2, 5.15, 5.25), "yes"),
-        ("=", (5.0, 4.0, 6.0), "undecided"),
-        ("=", (5.3, 5.1, 5.5), "undecided"),
-        ("=", (6.0, 5.9, 6.1), "no"),
-        (">", (5.2, 5.1, 5.3), "yes"),
-        (">", (5.0, 4.9, 5.1), "undecided"),
-        (">", (4.8, 4.7, 4.9), "no"),
-        ("<", (4.8, 4.7, 4.9), "yes"),
-        ("<", (4.0, 3.0, 6.0), "undecided"),
-        ("<", (5.2, 5.1, 5.3), "no"),
-        ("best", (5.0, 5.0, 5.0), "yes"),
-        ("best", (7.0, 4.0, 8.0), "undecided"),
-        ("best", (7.0, 6.0, 8.0), "no"),
-    ],
-)
+@pytest.mark.parametrize("relation, interval, expected", [
+    ("=", (5.0, 4.9, 5.1), "yes"), ("=", (5.2, 5.15, 5.25), "yes"), ("=", (5.0, 4.0, 6.0), "undecided"),
+    ("=", (5.3, 5.1, 5.5), "undecided"), ("=", (6.0, 5.9, 6.1), "no"), (">", (5.2, 5.1, 5.3), "yes"),
+    (">", (5.0, 4.9, 5.1), "undecided"), (">", (4.8, 4.7, 4.9), "no"), ("<", (4.8, 4.7, 4.9), "yes"),
+    ("<", (4.0, 3.0, 6.0), "undecided"), ("<", (5.2, 5.1, 5.3), "no"), ("best", (5.0, 5.0, 5.0), "yes"),
+    ("best", (7.0, 4.0, 8.0), "undecided"), ("best", (7.0, 6.0, 8.0), "no"),
+])  # fmt: skip
 def test_verdict_compares_the_whole_interval(
     relation: Any, interval: tuple[float, float, float], expected: str
 ) -> None:

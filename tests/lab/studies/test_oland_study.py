@@ -123,15 +123,10 @@ def test_error_decomposition_restores_the_networks_and_finds_the_shift() -> None
     assert found["share"] > 0.99 and found["offset"] > 10 * found["spread"]
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"runs": 0}, "at least 1"),
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"device": "tpu"}, "device must be"),
-        ({"batch_runs": 0}, "at least 1"),
-    ],
-)
+@pytest.mark.parametrize("arguments, words", [
+    ({"runs": 0}, "at least 1"), ({"epochs": 0}, "epochs must be at least 1"), ({"device": "tpu"}, "device must be"),
+    ({"batch_runs": 0}, "at least 1"),
+])  # fmt: skip
 def test_invalid_arguments_raise_config_error(images: Images, arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         STUDY.run(**{"experiment": "headline", "data": images} | arguments)  # type: ignore[arg-type]

@@ -202,16 +202,7 @@ def _onebit(stage: OneBit, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _BOUNDS: dict[type, Callable[..., tuple[Tensor, Tensor]]] = {
-    Raw: _raw,
-    FP16: _fp16,
-    BF16: _bf16,
-    Uniform: _uniform,
-    Adaptive: _adaptive,
-    QSGD: _qsgd,
-    Shared: _shared,
-    Mean: _raw,
-    TernGrad: _terngrad,
-    Sign: _sign,
-    OneBit: _onebit,
-}
+    Raw: _raw, FP16: _fp16, BF16: _bf16, Uniform: _uniform, Adaptive: _adaptive, QSGD: _qsgd, Shared: _shared,
+    Mean: _raw, TernGrad: _terngrad, Sign: _sign, OneBit: _onebit,
+}  # fmt: skip
 """For each stage, the expected decoded values and the allowed error of each."""

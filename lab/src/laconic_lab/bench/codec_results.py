@@ -31,18 +31,10 @@ SETS = {"codecs": CODECS, "coders": CODERS}
 SPECS = (*CODECS, *CODERS)
 
 FLOORS: dict[str, tuple[float | None, float | None]] = {
-    "qsgd:4": (1.3, 1.3),
-    "qsgd:8": (1.1, 1.2),
-    "qsgd:2": (1.25, 1.2),
-    "sign": (1.9, 1.9),
-    "shared:8": (1.2, 1.3),
-    "thc:4": (0.25, 0.3),
-    "topk:0.01": (0.65, 1.7),
-    "topk:0.001": (0.8, None),
-    "topk:0.01|qsgd:4": (0.6, 1.5),
-    "adaptive:5.0|huffman": (0.2, 0.45),
-    "adaptive:5.0|rans": (0.18, 0.28),
-}
+    "qsgd:4": (1.3, 1.3), "qsgd:8": (1.1, 1.2), "qsgd:2": (1.25, 1.2), "sign": (1.9, 1.9), "shared:8": (1.2, 1.3),
+    "thc:4": (0.25, 0.3), "topk:0.01": (0.65, 1.7), "topk:0.001": (0.8, None), "topk:0.01|qsgd:4": (0.6, 1.5),
+    "adaptive:5.0|huffman": (0.2, 0.45), "adaptive:5.0|rans": (0.18, 0.28),
+}  # fmt: skip
 """Goals for encode and decode in multiples of memcpy's speed, for one thread and 25 M gaussian values."""
 
 SUM_FLOORS = {"shared:8": 4.5}

@@ -44,25 +44,12 @@ SPECS = (
 )  # fmt: skip
 
 FLOORS: dict[tuple[str, str], float] = {
-    ("qsgd:4", "encode"): 1.6,
-    ("qsgd:4", "decode"): 1.5,
-    ("qsgd:4", "accumulate"): 0.88,
-    ("qsgd:4", "feedback"): 0.6,
-    ("qsgd:8", "encode"): 1.4,
-    ("qsgd:8", "decode"): 1.3,
-    ("sign", "encode"): 1.8,
-    ("sign", "decode"): 1.7,
-    ("shared:8", "sum"): 2.5,
-    ("thc:4", "encode"): 0.7,
-    ("thc:4", "decode"): 0.7,
-    ("topk:0.01", "encode"): 0.5,
-    ("topk:0.01", "decode"): 1.0,
-    ("topk:0.01", "carried"): 1.2,
-    ("adaptive:5.0|huffman", "encode"): 0.2,
-    ("adaptive:5.0|huffman", "decode"): 0.3,
-    ("adaptive:5.0|rans", "encode"): 0.2,
-    ("adaptive:5.0|rans", "decode"): 0.3,
-}
+    ("qsgd:4", "encode"): 1.6, ("qsgd:4", "decode"): 1.5, ("qsgd:4", "accumulate"): 0.88, ("qsgd:4", "feedback"): 0.6,
+    ("qsgd:8", "encode"): 1.4, ("qsgd:8", "decode"): 1.3, ("sign", "encode"): 1.8, ("sign", "decode"): 1.7,
+    ("shared:8", "sum"): 2.5, ("thc:4", "encode"): 0.7, ("thc:4", "decode"): 0.7, ("topk:0.01", "encode"): 0.5,
+    ("topk:0.01", "decode"): 1.0, ("topk:0.01", "carried"): 1.2, ("adaptive:5.0|huffman", "encode"): 0.2,
+    ("adaptive:5.0|huffman", "decode"): 0.3, ("adaptive:5.0|rans", "encode"): 0.2, ("adaptive:5.0|rans", "decode"): 0.3,
+}  # fmt: skip
 """Goals on an H200 with 2^28 values in multiples of the copy's speed, judged by *launch* where it exists."""
 
 SMALL_NUMEL = 1 << 20

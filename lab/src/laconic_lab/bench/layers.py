@@ -164,16 +164,10 @@ def _run_case(case: Case, settings: LayerSettings, tell: Callable[[str], None]) 
         _check(small, inputs[:2].to(settings.device), case.name, scheme)
         taken = _steady(model, small, inputs, settings)
         values: dict[str, Any] = {
-            "case": case.name,
-            "scheme": str(scheme),
-            "batch": case.batch,
-            "goal": goal if settings.judges else None,
-            "device": settings.device,
-            "threads": settings.threads,
-            "command": settings.command(),
-            **layout(small).values(),
-            **taken.values(),
-        }
+            "case": case.name, "scheme": str(scheme), "batch": case.batch, "goal": goal if settings.judges else None,
+            "device": settings.device, "threads": settings.threads, "command": settings.command(),
+            **layout(small).values(), **taken.values(),
+        }  # fmt: skip
         if taken.variation > MAX_VARIATION:
             values["h"] = None
         records.append(Record(KIND, values, seed=settings.seed))

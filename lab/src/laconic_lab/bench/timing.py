@@ -93,7 +93,6 @@ class Stopwatch:
         """Run each operation ``repeat`` times after a warm-up run.
 
         Args:
-            operations: Operations by name.
             repeat: Rounds; fewer, but at least three, when the budget is spent.
             share: Fraction of the payload that the operations process; copy times are scaled by it.
         """

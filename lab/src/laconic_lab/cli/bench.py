@@ -135,20 +135,12 @@ def _json(report: Report) -> dict[str, Any]:
 
     settings = report.settings
     return {
-        "command": settings.command(report.specs),
-        "numel": settings.numel,
-        "threads": settings.threads,
-        "repeat": settings.repeat,
-        "seed": settings.seed,
-        "data": list(settings.data),
-        "machine": machine(),
-        "versions": versions(),
-        "commit": commit(),
-        "memory": report.machine_values(),
-        "codecs": [result.values() for result in report.codecs],
-        "peers": [result.values() for result in report.peers],
+        "command": settings.command(report.specs), "numel": settings.numel, "threads": settings.threads,
+        "repeat": settings.repeat, "seed": settings.seed, "data": list(settings.data), "machine": machine(),
+        "versions": versions(), "commit": commit(), "memory": report.machine_values(),
+        "codecs": [result.values() for result in report.codecs], "peers": [result.values() for result in report.peers],
         "notes": list(report.notes),
-    }
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- text

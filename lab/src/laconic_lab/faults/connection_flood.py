@@ -69,7 +69,6 @@ def run_flood(
     Args:
         garbage: Total number of connections that send garbage.
         held: Connections held open in each flooded phase.
-        phases: Number of flooded phases.
         rate: Garbage connections per second.
         tls: Whether the server uses TLS.
         seed: Chooses the bytes that foreign connections send.

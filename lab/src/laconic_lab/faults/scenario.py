@@ -60,8 +60,6 @@ class Scenario:
     Args:
         folder: Empty folder for checkpoints and certificates.
         mode: Mode of the job.
-        workers: Number of workers.
-        exchanges: Exchanges of each worker.
         link: Whether worker 1 is connected through a proxy that can be cut, slowed and disturbed.
         rate: Rate of that link.
         tls: Whether to use TLS.

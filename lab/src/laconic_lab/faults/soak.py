@@ -33,8 +33,6 @@ class Soak:
 
     Args:
         seconds: Duration.
-        faults: Number of faults.
-        exchanges: Exchanges of each worker.
         rss: Median bytes of memory in the second and in the last quarter of the time.
         descriptors: Median open files in the second and in the last quarter.
         broken: The violated invariant, or None.
@@ -57,7 +55,6 @@ def soak(
     Args:
         seconds: Duration.
         every: Seconds between two faults.
-        workers: Number of workers.
         mode: Mode of the job.
         seed: Chooses faults and workers.
         tell: Called about every second with the exchanges done and their total.

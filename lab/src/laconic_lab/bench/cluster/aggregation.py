@@ -62,29 +62,15 @@ class AggregationResult:
     def values(self) -> dict[str, Any]:
         ratio, ours, bare = (quartiles(found) for found in (self.ratios, self.ours, self.bare))
         return {
-            "method": METHOD,
-            "workers": WORKERS,
-            "numel": self.numel,
-            "rounds": len(self.ours),
-            "nbytes_per_round": self.nbytes,
-            "bare_nbytes_per_round": self.bare_nbytes,
-            "round_s": ours[1],
-            "round_quartiles_s": [ours[0], ours[2]],
-            "bare_s": bare[1],
-            "bare_quartiles_s": [bare[0], bare[2]],
-            "bytes_per_s": self.nbytes / ours[1],
-            "bare_bytes_per_s": self.bare_nbytes / bare[1],
-            "ratio": ratio[1],
-            "ratio_quartiles": [ratio[0], ratio[2]],
-            "target": TARGET,
-            "steps": self.steps,
-            "marked_round_s": self.marked,
-            "server_cpu_s": self.usage["cpu_s"],
-            "server_faults": self.usage["faults"],
-            "bare_server_cpu_s": self.bare_usage["cpu_s"],
-            "bare_server_faults": self.bare_usage["faults"],
+            "method": METHOD, "workers": WORKERS, "numel": self.numel, "rounds": len(self.ours),
+            "nbytes_per_round": self.nbytes, "bare_nbytes_per_round": self.bare_nbytes, "round_s": ours[1],
+            "round_quartiles_s": [ours[0], ours[2]], "bare_s": bare[1], "bare_quartiles_s": [bare[0], bare[2]],
+            "bytes_per_s": self.nbytes / ours[1], "bare_bytes_per_s": self.bare_nbytes / bare[1], "ratio": ratio[1],
+            "ratio_quartiles": [ratio[0], ratio[2]], "target": TARGET, "steps": self.steps,
+            "marked_round_s": self.marked, "server_cpu_s": self.usage["cpu_s"], "server_faults": self.usage["faults"],
+            "bare_server_cpu_s": self.bare_usage["cpu_s"], "bare_server_faults": self.bare_usage["faults"],
             "not_clocked": list(self.missing),
-        }
+        }  # fmt: skip
 
 
 def measure_aggregation(

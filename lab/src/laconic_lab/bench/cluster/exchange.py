@@ -96,7 +96,6 @@ class Exchange:
 
     Args:
         number: The worker's number.
-        job: The job.
         shapes: Shapes of the slots.
         seed: Seed of its gradients.
     """

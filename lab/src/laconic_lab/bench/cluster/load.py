@@ -75,7 +75,6 @@ class LoadResult:
     """Measurements of the clients and of the server process.
 
     Args:
-        clients: Number of clients.
         processes: Processes that the clients are threads of.
         seconds: Duration.
         nbytes: Bytes of a push's frame; the reply is as large.
@@ -119,27 +118,15 @@ class LoadResult:
     def values(self) -> dict[str, Any]:
         rss, descriptors = [s.rss for s in self.samples], [s.descriptors for s in self.samples]
         return {
-            "clients": self.clients,
-            "processes": self.processes,
-            "seconds": self.seconds,
-            "push_nbytes": self.nbytes,
-            "pushes": len(self.acknowledged),
-            "pushes_per_s": len(self.acknowledged) / self.seconds,
-            "pushes_of_a_client": [self.least, self.most],
-            "errors": list(self.errors),
-            "median_s": self.percentile(50),
-            "p90_s": self.percentile(90),
-            "p99_s": self.percentile(99),
-            "longest_s": self.acknowledged[-1],
-            "p99_over_median": self.tail,
-            "target": TAIL,
-            "rss_nbytes": [rss[0], max(rss), rss[-1]],
-            "rss_slope": self.rss_slope,
-            "descriptors": [descriptors[0], max(descriptors), descriptors[-1]],
-            "descriptor_slope": self.descriptor_slope,
-            "flat": self.rss_slope <= FLAT and self.descriptor_slope <= FLAT,
+            "clients": self.clients, "processes": self.processes, "seconds": self.seconds, "push_nbytes": self.nbytes,
+            "pushes": len(self.acknowledged), "pushes_per_s": len(self.acknowledged) / self.seconds,
+            "pushes_of_a_client": [self.least, self.most], "errors": list(self.errors), "median_s": self.percentile(50),
+            "p90_s": self.percentile(90), "p99_s": self.percentile(99), "longest_s": self.acknowledged[-1],
+            "p99_over_median": self.tail, "target": TAIL, "rss_nbytes": [rss[0], max(rss), rss[-1]],
+            "rss_slope": self.rss_slope, "descriptors": [descriptors[0], max(descriptors), descriptors[-1]],
+            "descriptor_slope": self.descriptor_slope, "flat": self.rss_slope <= FLAT and self.descriptor_slope <= FLAT,
             "rss_over_time": [[round(s.at, 2), s.rss, s.descriptors] for s in self.samples],
-        }
+        }  # fmt: skip
 
 
 def measure_load(
@@ -148,7 +135,6 @@ def measure_load(
     """Run the load and check that every acknowledged push counts once.
 
     Args:
-        clients: Number of clients.
         processes: Processes that the clients are threads of.
         seconds: Duration.
         threads: Torch threads of the server.

@@ -157,7 +157,6 @@ def network(made_of: str, rate: str | None, workers: int) -> Iterator[Network]:
     Args:
         made_of: ``LAB``, which needs root, or ``PACED``: one proxy in front of the server, shared by all workers.
         rate: As in ``laconic_lab.network``; None: unlimited.
-        workers: Number of workers.
     """
     with ExitStack() as stack:
         if made_of == PACED:

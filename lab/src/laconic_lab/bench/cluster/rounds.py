@@ -62,7 +62,6 @@ class RoundResult:
     Args:
         method: Name of a method in ``laconic.train.methods``.
         rate: Rate of every host's link.
-        seconds: Seconds of each round.
         parts: Median seconds of the slower worker's encoding, waiting and decoding.
         sent: Bytes of frames the workers sent in all rounds, counted where they leave.
         received: Bytes of frames the server sent.
@@ -98,23 +97,16 @@ class RoundResult:
         first, middle, third = quartiles(self.seconds)
         target = None if base is None else TARGETS.get((base.method, self.method, self.rate))
         return {
-            "method": self.method,
-            "rate": self.rate,
-            "round_s": middle,
-            "round_quartiles_s": [first, third],
-            "rounds": len(self.seconds),
-            "server_cpu_s_per_round": self.server_cpu / len(self.seconds),
+            "method": self.method, "rate": self.rate, "round_s": middle, "round_quartiles_s": [first, third],
+            "rounds": len(self.seconds), "server_cpu_s_per_round": self.server_cpu / len(self.seconds),
             "every": self.every,
-            "speed_up": None if base is None else (base.median / base.every) / (middle / self.every),
-            "target": target,
+            "speed_up": None if base is None else (base.median / base.every) / (middle / self.every), "target": target,
             "sent_nbytes_per_round": self.sent / len(self.seconds),
             "received_nbytes_per_round": self.received / len(self.seconds),
             "link_nbytes_per_round": (self.link_received + self.link_sent) / len(self.seconds),
-            "link_over_frames": self.link_excess,
-            "link_agrees": abs(self.link_excess) <= TOLERANCE,
-            **self.parts,
+            "link_over_frames": self.link_excess, "link_agrees": abs(self.link_excess) <= TOLERANCE, **self.parts,
             **self.steps,
-        }
+        }  # fmt: skip
 
 
 def measure_rate(
@@ -128,7 +120,6 @@ def measure_rate(
         methods: Names of methods in ``laconic.train.methods``.
         shapes: Shapes of the slots.
         made_of: How links are emulated.
-        workers: Number of workers.
         rounds: Timed rounds of each method.
         slow_rounds: Timed rounds where a round takes more than two seconds.
         threads: Torch threads of the server and of a worker.

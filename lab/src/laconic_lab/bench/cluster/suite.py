@@ -23,7 +23,6 @@ def run(settings: ClusterSettings, tell: Tell = lambda what: None) -> list[Recor
     """Measure all parts; ``WrongResultError`` when a result is wrong.
 
     Args:
-        settings: The settings.
         tell: Called with the current step.
     """
     records = []

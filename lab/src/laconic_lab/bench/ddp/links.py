@@ -80,7 +80,6 @@ def connected(rate: str | None, ranks: int, *, paced: bool) -> Iterator[Links]:
 
     Args:
         rate: As in ``laconic_lab.network``; None: unlimited.
-        ranks: Number of ranks.
         paced: Use paced sockets even where namespaces are possible.
     """
     with ExitStack() as stack:

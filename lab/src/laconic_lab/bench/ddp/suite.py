@@ -95,20 +95,12 @@ def _values(one: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     compute = quartiles(tuple(one["compute"]))[1]
     plain = quartiles(tuple(base["seconds"]))[1]
     return {
-        "way": one["way"],
-        "failed": None,
-        "numel": one["numel"],
-        "steps": len(one["seconds"]),
-        "step_s": middle,
-        "step_quartiles_s": [first, third],
-        "compute_s": compute,
-        "exposed_s": max(0.0, middle - compute),
-        "step_speed_up": plain / middle,
-        "exchange_speed_up": (plain - compute) / max(1e-9, middle - compute),
+        "way": one["way"], "failed": None, "numel": one["numel"], "steps": len(one["seconds"]), "step_s": middle,
+        "step_quartiles_s": [first, third], "compute_s": compute, "exposed_s": max(0.0, middle - compute),
+        "step_speed_up": plain / middle, "exchange_speed_up": (plain - compute) / max(1e-9, middle - compute),
         "sent_nbytes_per_step": quartiles(tuple(one["sent_nbytes"]))[1],
-        "relative_squared_error": one["relative_squared_error"],
-        "stats": one["stats"],
-    }
+        "relative_squared_error": one["relative_squared_error"], "stats": one["stats"],
+    }  # fmt: skip
 
 
 def _ranks(

@@ -32,8 +32,6 @@ class Round:
     Args:
         slots: Names and shapes, in the order of the flat tensor.
         spec: ``ef|thc:2``, ``shared:16``, …: ``shared`` or ``thc`` with rounding to nearest.
-        workers: Number of workers.
-        device: Device of the tensors.
         carry: Whether scales are those of the round before, widened, as on the server; otherwise workers agree on
             scales before they send.
     """

@@ -19,7 +19,6 @@ class FramedRound:
     Args:
         slots: Names and shapes, in the order of the flat tensor.
         spec: Any summable codec with agreed scales.
-        workers: Number of workers.
         carry: Whether scales are those of the round before, widened.
     """
 

@@ -46,7 +46,6 @@ class Setting(StepperSetting):
     """One run without its seed and length.
 
     Args:
-        model: Name of the model.
         data: Name of the data set.
         layers: Scheme of the layers; None for dense layers.
         rules: Patterns of layers with another scheme, or ``dense``.

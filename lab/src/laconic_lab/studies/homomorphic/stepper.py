@@ -86,15 +86,10 @@ class SummedStepper(GraphStepper):
     def summary(self) -> dict[str, Any]:
         dense = 4 * self.dense_numel
         return {
-            "numel_dense": self.dense_numel,
-            "numel": self.weights.numel(),
-            "push_nbytes": self.push_nbytes,
-            "pull_nbytes": self.pull_nbytes,
-            "rho_layers": self.weights.numel() / self.dense_numel,
-            "rho": self.push_nbytes / dense,
-            "rho_pull": self.pull_nbytes / dense,
-            "renewals": self.renewals,
-        }
+            "numel_dense": self.dense_numel, "numel": self.weights.numel(), "push_nbytes": self.push_nbytes,
+            "pull_nbytes": self.pull_nbytes, "rho_layers": self.weights.numel() / self.dense_numel,
+            "rho": self.push_nbytes / dense, "rho_pull": self.pull_nbytes / dense, "renewals": self.renewals,
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------ iteration
 

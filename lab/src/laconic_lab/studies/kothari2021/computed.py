@@ -91,7 +91,6 @@ class ComputedChannel:
         slots: Names and shapes in the order of the flat tensor; slots of one codec are consecutive.
         spec: Codec of the channel.
         policy: Decides which slots get another codec.
-        device: Device of the tensors.
         ring: Number of rounds whose sizes are kept until ``nbytes`` reads them.
     """
 

@@ -52,7 +52,6 @@ class Setting(StepperSetting):
 
     Args:
         name: Name of the row: a method, or how it was changed.
-        model: Name of the model.
         data: Name of the data set.
         options: Options of the job, and ``warm``: a list of epochs, push and pull codec for the start of a run.
         batch: Examples of a worker in an iteration.
@@ -60,7 +59,6 @@ class Setting(StepperSetting):
         lr: Highest learning rate.
         ramp: Epochs of warm-up.
         decay: Weight decay for an optimizer with momentum 0.9.
-        workers: Number of workers.
         mode: Mode of the job.
     """
 

@@ -17,17 +17,12 @@ from laconic_lab.studies.oland2015.settings import BASELINE
 __all__ = ["FIGURES", "make_plots"]
 
 FIGURES = {
-    "figure1": (Panel("oland-fixed"),),
-    "figure2": (Panel("oland-derivatives"),),
-    "figure3": (Panel("oland-entropy"),),
-    "figure4": (Panel("oland-grid-accuracy"), Panel("oland-grid-epochs")),
-    "figure5": (Panel("oland-bits"),),
-    "learning": (Panel("oland-accuracy", 4, "headline"),),
-    "map": (Panel("oland-map"),),
-    "beyond": (Panel("oland-beyond-accuracy", 30), Panel("oland-beyond-bits")),
-    "collapse": (Panel("oland-collapse"),),
+    "figure1": (Panel("oland-fixed"),), "figure2": (Panel("oland-derivatives"),), "figure3": (Panel("oland-entropy"),),
+    "figure4": (Panel("oland-grid-accuracy"), Panel("oland-grid-epochs")), "figure5": (Panel("oland-bits"),),
+    "learning": (Panel("oland-accuracy", 4, "headline"),), "map": (Panel("oland-map"),),
+    "beyond": (Panel("oland-beyond-accuracy", 30), Panel("oland-beyond-bits")), "collapse": (Panel("oland-collapse"),),
     "gradients": (Panel("oland-gradients"),),
-}
+}  # fmt: skip
 
 Rows = list[tuple[Cell, ...]]
 _CLAIMED = {claim.key: claim.value for claim in CLAIMS}
