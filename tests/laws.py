@@ -97,14 +97,10 @@ def shape_and_dtype_return(spec: str) -> None:
 def strides_do_not_matter(spec: str) -> None:
     base = normal(24, 40, seed=1)
     views = {
-        "transposed": base.t(),
-        "every third": base.view(-1)[::3],
-        "a block": base[3:17, 5:30],
-        "expanded": base[:1].expand(24, 40),
-        "permuted": base.view(2, 12, 40).permute(2, 0, 1),
-        "offset": base.view(-1)[1:],
-        "reversed": base.flip(0),
-    }
+        "transposed": base.t(), "every third": base.view(-1)[::3], "a block": base[3:17, 5:30],
+        "expanded": base[:1].expand(24, 40), "permuted": base.view(2, 12, 40).permute(2, 0, 1),
+        "offset": base.view(-1)[1:], "reversed": base.flip(0),
+    }  # fmt: skip
     for name, x in views.items():
         assert laconic.encode(x, spec, seed=3) == laconic.encode(x.clone().contiguous(), spec, seed=3), name
 

@@ -88,11 +88,8 @@ for name, read, frame in (
 
 def test_out_of_memory_after_decoding_raises_frame_error():
     done = subprocess.run(
-        [sys.executable, "-c", LITTLE_MEMORY],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [sys.executable, "-c", LITTLE_MEMORY], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout.splitlines() == ["symbols are counted read", "halves saturate FrameError"]

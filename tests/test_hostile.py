@@ -187,12 +187,9 @@ def test_frame_that_declares_more_than_memory_raises_frame_error():
     path = os.pathsep.join(sys.path)
     code = textwrap.dedent(HUGE)
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
         timeout=120,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 3 * (9 + 6)

@@ -187,13 +187,9 @@ def test_encoding_a_non_tensor_raises_input_error():
 
 def test_bundle_keeps_names_order_and_tensors():
     tensors = {
-        "layer.1/weight": laws.normal(30, 20),
-        "": laws.normal(5),
-        "ŝlot ✓ 層": laws.normal(3, 3).bfloat16(),
-        "empty": torch.empty(0, 7),
-        "zero": torch.zeros(100),
-        "x" * 1024: torch.tensor(2.0),
-    }
+        "layer.1/weight": laws.normal(30, 20), "": laws.normal(5), "ŝlot ✓ 層": laws.normal(3, 3).bfloat16(),
+        "empty": torch.empty(0, 7), "zero": torch.zeros(100), "x" * 1024: torch.tensor(2.0),
+    }  # fmt: skip
     found = laconic.decode_bundle(laconic.encode_bundle(tensors, "none"))
     assert list(found) == list(tensors)
     for name, x in tensors.items():

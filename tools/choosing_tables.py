@@ -22,14 +22,11 @@ MODELS = {"vgg11": "VGG-11", "lenet5": "LeNet-5", "mlp": "MLP"}
 GAIN = 1.05
 """A codec must be this many times as fast as float32 to be chosen; the planner uses the same rule."""
 METHODS = {
-    "1": "float32 gradients up, weights down",
-    "4": "QSGD, 4 bits",
-    "5": "Top-k 1 %, then QSGD",
-    "6": "like 5, every 20 iterations, best worker",
-    "adaptive": "weights by entropy, Huffman",
+    "1": "float32 gradients up, weights down", "4": "QSGD, 4 bits", "5": "Top-k 1 %, then QSGD",
+    "6": "like 5, every 20 iterations, best worker", "adaptive": "weights by entropy, Huffman",
     "laconic": "signs of the largest 6 %, every 4 iterations, error feedback",
     "laconic-min": "signs of the largest 4 %, every 10 iterations, error feedback",
-}
+}  # fmt: skip
 
 
 def code(spec: str) -> str:

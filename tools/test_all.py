@@ -26,18 +26,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "not gpu",
-            "-n",
-            "2",
-            "--dist",
-            "loadfile",
-            "--timeout",
-            "3600",
-        ]
+            sys.executable, "-m", "pytest", "-m", "not gpu", "-n", "2", "--dist", "loadfile", "--timeout", "3600",
+        ]  # fmt: skip
         status = subprocess.run([*command, f"--junitxml={report}", *arguments], cwd=ROOT).returncode
         if not report.exists():
             return status or 1

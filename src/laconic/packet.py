@@ -14,16 +14,8 @@ from laconic._core import advise_large_pages
 from laconic.errors import FrameError
 
 __all__ = [
-    "EXACT",
-    "FLOATS",
-    "Arena",
-    "HeapArena",
-    "Packet",
-    "TensorSpec",
-    "allocate",
-    "oom_as_frame_error",
-    "tensor_spec",
-]
+    "EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate", "oom_as_frame_error", "tensor_spec",
+]  # fmt: skip
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that codecs encode."""

@@ -19,12 +19,9 @@ from laconic.train.models import MODELS
 
 def completion_environment(line: str, shell: str = "bash") -> dict[str, str]:
     return {
-        "_LACONIC_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
-        "_TYPER_COMPLETE_ARGS": line,
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-    }
+        "_LACONIC_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }  # fmt: skip
 
 
 def completions(line: str, shell: str = "bash") -> list[str]:

@@ -136,12 +136,9 @@ def bad_pushes() -> dict[str, list[bytes]]:
     return {
         "shape": [encode(torch.ones(4, 5), "none"), good],
         "dtype": [encode(torch.ones(4, 4, dtype=torch.float64), "none"), good],
-        "damaged": [matrix[:-1] + bytes([matrix[-1] ^ 1]), good],
-        "truncated": [matrix[:-3], good],
-        "slot missing": [matrix],
-        "swapped": [good, matrix],
-        "empty": [b"", good],
-    }
+        "damaged": [matrix[:-1] + bytes([matrix[-1] ^ 1]), good], "truncated": [matrix[:-3], good],
+        "slot missing": [matrix], "swapped": [good, matrix], "empty": [b"", good],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", list(bad_pushes()))

@@ -163,16 +163,12 @@ def killed_under_load(tmp_path: Path, kill_at: list[int], *, tls: bool) -> None:
     try:
         all_live(
             lambda worker: Client(
-                server_address,
-                worker=worker,
-                incarnation=1,
-                slots=slots,
-                limits=limits,
+                server_address, worker=worker, incarnation=1, slots=slots, limits=limits,
                 credentials=security.channel_credentials(security.load_worker(certs, worker)) if tls else None,
                 patience=Patience(total=60, first=0.05, longest=0.5),
             ),
             before_push=disturb,
-        )
+        )  # fmt: skip
         assert eventually(lambda: json.loads((run_dir / SERVER).read_text()) == {"done": True}), forks.log.read_text()
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -289,12 +285,8 @@ def test_fifty_thousand_forged_pushes_change_nothing(mode: str) -> None:
             thread.join(TIMEOUT)
     assert not failed, failed
     assert sum(outcomes.values()) == total and set(outcomes) == {
-        "answered",
-        "stale",
-        "ahead",
-        "incarnation",
-        "regather",
-    }, outcomes
+        "answered", "stale", "ahead", "incarnation", "regather",
+    }, outcomes  # fmt: skip
     applied = [event for event in events if event["event"] == "applied"]
     assert len({(event["worker"], event["sequence"]) for event in applied}) == len(applied)
     share = workers if mode == "sync" else 1

@@ -100,13 +100,9 @@ def first_piece(slot: int, nbytes: int, data: bytes = b"abcd") -> bytes:
 
 ONES = encode(torch.ones(8, 8), "none")
 BAD_HEADS: dict[str, list[bytes]] = {
-    "no message": [],
-    "garbage": [b"\x00\xff garbage"],
-    "no JSON message": [protocol.FRAME + b"\x00" * 20],
-    "not JSON": [b"N{"],
-    "deep JSON": [b"N" + b"[" * 60_000],
-    "not an object": [b"N[1, 2]"],
-}
+    "no message": [], "garbage": [b"\x00\xff garbage"], "no JSON message": [protocol.FRAME + b"\x00" * 20],
+    "not JSON": [b"N{"], "deep JSON": [b"N" + b"[" * 60_000], "not an object": [b"N[1, 2]"],
+}  # fmt: skip
 BAD_BODIES: dict[str, list[bytes]] = {
     "no frames": [], "slot out of range": [first_piece(9, 4)], "too large": [first_piece(0, 1 << 40)],
     "longer than declared": [first_piece(0, 2)], "shorter than declared": [first_piece(0, 300)],

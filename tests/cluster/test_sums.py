@@ -249,14 +249,11 @@ def bad_contributions() -> dict[str, Callable[[], Any]]:
         return lambda: pack_contribution(scale_frame(values), None)
 
     return {
-        "codec": encoded("thc:2"),
-        "workers": encoded("thc:4", workers=3),
-        "shape": encoded("thc:4", shape=(90, 70)),
-        "negative scales": only_scales(torch.full((7,), -1.0)),
-        "number of scales": only_scales(torch.zeros(8)),
+        "codec": encoded("thc:2"), "workers": encoded("thc:4", workers=3), "shape": encoded("thc:4", shape=(90, 70)),
+        "negative scales": only_scales(torch.full((7,), -1.0)), "number of scales": only_scales(torch.zeros(8)),
         "no bundle": lambda: laconic.encode(torch.zeros(70, 90), "none"),
         "zeros": lambda: pack_contribution(scale_frame(torch.zeros(7)), laconic.encode(SLOTS["w"], "thc:4")),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", list(bad_contributions()))

@@ -176,13 +176,10 @@ def test_gradient_may_have_any_shape_and_dtype():
     frames = {
         laconic.encode(x, "adaptive:4.0,by=grad|huffman", gradient=gradient)
         for gradient in (
-            torch.full((40, 50), 0.5),
-            torch.full((50, 40), 0.5).t(),
-            torch.full((2000,), -0.5, dtype=torch.float64),
-            torch.full((7,), 0.5, dtype=torch.bfloat16),
-            torch.full((40, 50), 0.5).requires_grad_(),
+            torch.full((40, 50), 0.5), torch.full((50, 40), 0.5).t(), torch.full((2000,), -0.5, dtype=torch.float64),
+            torch.full((7,), 0.5, dtype=torch.bfloat16), torch.full((40, 50), 0.5).requires_grad_(),
         )
-    }
+    }  # fmt: skip
     assert len(frames) == 1
     assert laconic.decode(frames.pop()).shape == (40, 50)
 

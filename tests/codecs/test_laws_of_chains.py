@@ -28,16 +28,13 @@ quantizers = st.one_of(
     adaptive,
     st.builds("uniform:{}".format, st.integers(1, 12)),
     st.builds(
-        "qsgd:{},bucket={},norm={},round={}".format,
-        st.integers(2, 12),
-        buckets,
-        st.sampled_from(["max", "l2"]),
+        "qsgd:{},bucket={},norm={},round={}".format, st.integers(2, 12), buckets, st.sampled_from(["max", "l2"]),
         st.sampled_from(["stochastic", "nearest"]),
     ),
     st.builds("terngrad:{}".format, buckets),
     st.builds("sign:{}".format, buckets),
     st.builds("onebit:bucket={}".format, buckets),
-)
+)  # fmt: skip
 coders = st.sampled_from(["huffman", "huffman:auto", "rans", "rans:auto", "deflate", "zstd:1"])
 values = st.one_of(
     st.sampled_from(["none", "fp16", "bf16"]),

@@ -16,15 +16,8 @@ from ranks import failures, run_ranks
 
 WORLD = 4
 SPECS = (
-    "shared:8",
-    "thc:4",
-    "thc:6,round=stochastic",
-    "shared:3",
-    "randk:0.5|thc:7",
-    "randk:0.3",
-    "union",
-    "powersgd:2",
-)
+    "shared:8", "thc:4", "thc:6,round=stochastic", "shared:3", "randk:0.5|thc:7", "randk:0.3", "union", "powersgd:2",
+)  # fmt: skip
 
 
 def tensor(rank: int) -> torch.Tensor:

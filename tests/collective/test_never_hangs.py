@@ -17,11 +17,8 @@ from ranks import run_ranks
 STEPS = 200
 WATCHDOG_S = 60.0
 MIXED = {
-    "*conv2-weight": "bf16",
-    "*conv4-weight": "ef|thc:4",
-    "*conv5-weight": "qsgd:4",
-    "*conv7-weight": "ef|powersgd:2",
-}
+    "*conv2-weight": "bf16", "*conv4-weight": "ef|thc:4", "*conv5-weight": "qsgd:4", "*conv7-weight": "ef|powersgd:2",
+}  # fmt: skip
 
 
 def train(rank, world, *, spec, policy):

@@ -142,13 +142,10 @@ INVALID_TABLES = {
     "run past the last symbol": support.u16(0) + support.u16(5) + "110" + "1000" + "111" + "0001" + "000" + "101" + "0",
     "run of 4,096": support.u16(0) + support.u16(15) + "110" + "1000" + "111" + "0" * 12 + "1" + "0" * 12,
     "run length without end": support.u16(0) + support.u16(15) + "110" + "1000" + "111" + "0" * 60,
-    "nonzero padding": THREE + "00001",
-    "one symbol": support.u16(3) + support.u16(0) + "110" + "1000",
+    "nonzero padding": THREE + "00001", "one symbol": support.u16(3) + support.u16(0) + "110" + "1000",
     "incomplete code": support.u16(0) + support.u16(1) + "110" + "0100" + "0",
-    "oversubscribed code": support.u16(0) + support.u16(2) + "110" + "1000" + "0" + "0",
-    "ones": "1" * 400,
-    "empty": "",
-}
+    "oversubscribed code": support.u16(0) + support.u16(2) + "110" + "1000" + "0" + "0", "ones": "1" * 400, "empty": "",
+}  # fmt: skip
 
 
 def test_a_handmade_code_table_is_read():

@@ -91,15 +91,10 @@ def test_layers_with_their_own_forward_stay_dense() -> None:
     frozen.weight.requires_grad_(False)
     model = nn.ModuleDict(
         {
-            "odd": Odd(100, 100),
-            "hooked": hooked,
-            "frozen": frozen,
-            "attention": nn.MultiheadAttention(64, 2),
-            "sparse": nn.Embedding(100, 100, sparse=True),
-            "plain": nn.Linear(100, 100),
-            "head": nn.Linear(100, 10),
+            "odd": Odd(100, 100), "hooked": hooked, "frozen": frozen, "attention": nn.MultiheadAttention(64, 2),
+            "sparse": nn.Embedding(100, 100, sparse=True), "plain": nn.Linear(100, 100), "head": nn.Linear(100, 10),
         }
-    )
+    )  # fmt: skip
     result = layout(laconic.compress(model, "subspace:0.1"))
     assert [slot.name for slot in result.slots if not slot.reason] == ["plain.weight"]
     assert "does more than multiply" in result.exempt["odd.weight"] and "hooks" in result.exempt["hooked.weight"]

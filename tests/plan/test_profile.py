@@ -13,13 +13,10 @@ from laconic.plan import profile as profiles
 from laconic.plan.profile import MachineLoad, ModelTimes, Point, Profile, Transport, load, shipped
 
 SMALL = Profile(
-    "small",
-    codecs={"qsgd:4": (Point(1000, 500.0, 1e-3, 2e-3, 3e-3), Point(3000, 1500.0, 2e-3, 4e-3, 9e-3))},
+    "small", codecs={"qsgd:4": (Point(1000, 500.0, 1e-3, 2e-3, 3e-3), Point(3000, 1500.0, 2e-3, 4e-3, 9e-3))},
     models={"m": ModelTimes((10, 30), 8, 0.5, ((0.5, 0.25), (1.0, 1.0)), {"qsgd:4": {"push": 20.0}}, (1, 2))},
-    slowdown={2: 1.2, 4: 2.4},
-    transport=Transport(0.01, 0.001, 1e-9),
-    load=MachineLoad(0.5, None, False),
-)
+    slowdown={2: 1.2, 4: 2.4}, transport=Transport(0.01, 0.001, 1e-9), load=MachineLoad(0.5, None, False),
+)  # fmt: skip
 
 
 def test_saved_profile_is_loaded_unchanged(tmp_path: Path) -> None:

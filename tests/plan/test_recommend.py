@@ -29,15 +29,12 @@ def points(bits: float, encode: float, decode: float) -> tuple[Point, ...]:
 MACHINE = Profile(
     "invented",
     codecs={
-        "none": points(32, 0.4, 0.4),
-        "bf16": points(16, 0.3, 0.3),
-        "qsgd:4": points(4, 0.4, 0.3),
-        "adaptive:5.0|huffman": points(3, 400.0, 200.0),
-        GZIP: points(29.7, 150.0, 20.0),
+        "none": points(32, 0.4, 0.4), "bf16": points(16, 0.3, 0.3), "qsgd:4": points(4, 0.4, 0.3),
+        "adaptive:5.0|huffman": points(3, 400.0, 200.0), GZIP: points(29.7, 150.0, 20.0),
     },
     memory=16e9,
     transport=Transport(0.0, 0.0, 0.0),
-)
+)  # fmt: skip
 
 
 def advice(params: int = 25 * MILLION, step_s: float = 0.1, **options: Any) -> Recommendation:

@@ -21,14 +21,8 @@ RUNS = [summary("1", 5_247_232.0), summary("4", 660_000.0), summary("6", 1_857.3
 def test_table_compares_with_method_1_or_else_the_first() -> None:
     table = compare(RUNS)
     assert table.columns == (
-        "method",
-        "accuracy %",
-        "kB per iteration",
-        "of method 1",
-        "encode s",
-        "waiting s",
-        "total s",
-    )
+        "method", "accuracy %", "kB per iteration", "of method 1", "encode s", "waiting s", "total s",
+    )  # fmt: skip
     assert table.rows[0] == ("1", "92.5", "5,247.2", "1", "0.25", "1.00", "1.75") and table.text_columns == 1
     assert [row[3] for row in table.rows] == ["1", "1/8.0", "1/2,825"]
     other = compare(RUNS[::-1][:2])

@@ -63,12 +63,9 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    name="laconic",
-    cls=_Group,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
+    name="laconic", cls=_Group, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
-)
+)  # fmt: skip
 
 for _module in (demo, codecs, pack, unpack, train, watch, roles, certs, calibrate, plan, report, plugins):
     _module.register(app)

@@ -79,18 +79,15 @@ def _as_json(folder: Path, certificates: tuple[Certificate, ...]) -> dict[str, A
         "folder": str(folder),
         "certificates": [
             {
-                "file": certificate.file,
-                "job": certificate.identity and certificate.identity.job,
+                "file": certificate.file, "job": certificate.identity and certificate.identity.job,
                 "role": certificate.identity and certificate.identity.role,
-                "worker": certificate.identity and certificate.identity.worker,
-                "hosts": certificate.hosts,
+                "worker": certificate.identity and certificate.identity.worker, "hosts": certificate.hosts,
                 "since": certificate.since and certificate.since.isoformat(),
-                "until": certificate.until and certificate.until.isoformat(),
-                "fault": certificate.fault,
+                "until": certificate.until and certificate.until.isoformat(), "fault": certificate.fault,
             }
             for certificate in certificates
         ],
-    }
+    }  # fmt: skip
 
 
 def _print(certificates: tuple[Certificate, ...]) -> None:

@@ -32,17 +32,13 @@ def codecs(json: Json = False) -> None:
     columns = ("name", "kind", "arguments and defaults", "bias", "summable", "what", "example", "bits per value")
     rows = [
         (
-            entry.name,
-            entry.kind,
-            ", ".join(f"{name}={_show(value)}" for name, value in entry.arguments.items()) or "-",
-            entry.bias or "-",
-            "yes" if entry.summable else "no",
-            entry.summary,
-            entry.example,
+            entry.name, entry.kind,
+            ", ".join(f"{name}={_show(value)}" for name, value in entry.arguments.items()) or "-", entry.bias or "-",
+            "yes" if entry.summable else "no", entry.summary, entry.example,
             "-" if entry.bits_per_value is None else f"{entry.bits_per_value:.3g}",
         )
         for entry in entries
-    ]
+    ]  # fmt: skip
     caption = f"bits per value: a frame of {CATALOG_NUMEL:,} gaussian float32 with default arguments"
     print_table(Table(columns, rows, text_columns=len(columns) - 1, caption=caption))
 

@@ -82,14 +82,10 @@ def times_smaller(before: int, after: int) -> str:
 
 def summary_json(summary: Summary) -> dict[str, Any]:
     return {
-        "tensors": [asdict(entry) for entry in summary.entries],
-        "num_tensors": len(summary.entries),
-        "num_exempt": sum(bool(entry.note) for entry in summary.entries),
-        "bytes_in": summary.bytes_in,
-        "bytes_out": summary.bytes_out,
-        "seconds": summary.seconds,
-        "metadata": summary.metadata,
-    }
+        "tensors": [asdict(entry) for entry in summary.entries], "num_tensors": len(summary.entries),
+        "num_exempt": sum(bool(entry.note) for entry in summary.entries), "bytes_in": summary.bytes_in,
+        "bytes_out": summary.bytes_out, "seconds": summary.seconds, "metadata": summary.metadata,
+    }  # fmt: skip
 
 
 def print_summary(summary: Summary, output: Path, ratio_heading: str, ratio: str) -> None:

@@ -68,11 +68,8 @@ def unpack(
         raise ConfigError("expected --output OUT.safetensors, or --list or --explain to write no file")
     with progress_bar("unpack") as (bar, task):
         summary = unpack_file(
-            source,
-            output,
-            force=force,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+            source, output, force=force, progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
     if json:
         print_json({"input": str(source), "output": str(output)} | _json(summary))
     else:
@@ -108,15 +105,11 @@ def explanation_table(packets: list[Explanation]) -> Table:
         bits = packet.entropy, packet.bits_before, packet.bits_after, packet.position_bits
         rows.append(
             (
-                packet.name,
-                packet.codec,
-                f"{packet.kept:,}",
-                *map(_number, (measure, details.get("bits_wanted"))),
-                str(details.get("levels", "")),
-                *map(_number, (*bits, packet.bits_per_kept, packet.bits_per_value)),
+                packet.name, packet.codec, f"{packet.kept:,}", *map(_number, (measure, details.get("bits_wanted"))),
+                str(details.get("levels", "")), *map(_number, (*bits, packet.bits_per_kept, packet.bits_per_value)),
                 f"{packet.nbytes:,}",
             )
-        )
+        )  # fmt: skip
     bits_columns = ("entropy", "packed", "coded", "positions", "per sent", "per value")
     return Table(
         ("name", "codec", "sent", "H", "N", "levels", *bits_columns, "bytes"),

@@ -152,12 +152,9 @@ class Core:
                 if self.job.exact and not self._over:
                     self._mode.regather(f"worker {worker} has restarted")
             return {
-                "version": self.version,
-                "versions": self._versions(),
-                "over": self._over,
-                "weights": self._mode.weights_status,
-                "job": self.job.to_json(),
-            }
+                "version": self.version, "versions": self._versions(), "over": self._over,
+                "weights": self._mode.weights_status, "job": self.job.to_json(),
+            }  # fmt: skip
 
     def join(
         self, worker: int, incarnation: int, attempt: int, offer: Offer, *, deadline: float,

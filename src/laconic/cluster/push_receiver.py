@@ -80,14 +80,11 @@ class PushReceiver:
             return self._mode.reply_again(self, deadline)
         content = [self._frames[slot] for slot in range(num_slots)]
         push = Push(
-            self.worker,
-            self.incarnation,
-            self.sequence,
-            score,
+            self.worker, self.incarnation, self.sequence, score,
             encoded=[self._encoded[slot] for slot in sorted(self._encoded)],
             frames=[item for item in content if isinstance(item, OpenedFrame)],
             contributions=[item for item in content if isinstance(item, Contribution)],
-        )
+        )  # fmt: skip
         return self._mode.apply(self, push, deadline)
 
     def hand_over(self, push: Push) -> None:

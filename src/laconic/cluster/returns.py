@@ -164,11 +164,8 @@ class ReturnSum(ReplyKind):
 
 
 REPLY_KINDS: Mapping[str, ReplyKind] = {
-    "weights": ReturnWeights(),
-    "gradients": ReturnGradients(),
-    "delta": ReturnDelta(),
-    "sum": ReturnSum(),
-}
+    "weights": ReturnWeights(), "gradients": ReturnGradients(), "delta": ReturnDelta(), "sum": ReturnSum(),
+}  # fmt: skip
 
 
 def _frame_limits(specs: Iterable[str], tensors: Iterable[Tensor]) -> list[int]:

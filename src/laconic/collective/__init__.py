@@ -17,13 +17,5 @@ from laconic.collective.reductions.two_shot import TwoShot
 from laconic.collective.stats import ExchangeStats
 
 __all__ = [
-    "Attachment",
-    "Exchange",
-    "ExchangeStats",
-    "LocalSGD",
-    "Reducer",
-    "TwoShot",
-    "allreduce",
-    "attach",
-    "differing",
-]
+    "Attachment", "Exchange", "ExchangeStats", "LocalSGD", "Reducer", "TwoShot", "allreduce", "attach", "differing",
+]  # fmt: skip

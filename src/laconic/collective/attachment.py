@@ -218,16 +218,12 @@ class Attachment:
         """
         stats, step_stats = self._exchange.stats, self._step_stats
         return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | {
-            "spec": self.spec,
-            "steps": step_stats.steps,
-            "wire_bytes": stats.wire_bytes,
+            "spec": self.spec, "steps": step_stats.steps, "wire_bytes": stats.wire_bytes,
             "ring_bytes_estimate": stats.ring_bytes_estimate(dist.get_world_size(self._group)),
-            "exposed_s": step_stats.exposed_s,
-            "drifts": step_stats.drifts,
-            "residual_resets": step_stats.residual_resets,
-            "exempt": dict(self._exchange.exempt),
+            "exposed_s": step_stats.exposed_s, "drifts": step_stats.drifts,
+            "residual_resets": step_stats.residual_resets, "exempt": dict(self._exchange.exempt),
             "errors": dict(step_stats.errors),
-        }
+        }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------------- state
 

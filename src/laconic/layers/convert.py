@@ -79,13 +79,9 @@ class Layout:
     def values(self) -> dict[str, Any]:
         """Return the fields of a Record."""
         return {
-            "layers": self.scheme,
-            "rho": self.rho,
-            "numel": self.numel,
-            "numel_compressed": self.kept,
-            "compressed": {slot.name: slot.scheme for slot in self.slots if not slot.reason},
-            "exempt": self.exempt,
-        }
+            "layers": self.scheme, "rho": self.rho, "numel": self.numel, "numel_compressed": self.kept,
+            "compressed": {slot.name: slot.scheme for slot in self.slots if not slot.reason}, "exempt": self.exempt,
+        }  # fmt: skip
 
 
 def layout(model: nn.Module) -> Layout:

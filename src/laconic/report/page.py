@@ -57,15 +57,11 @@ def render(
         "form-action 'none'"
     )
     return _PAGE.format(
-        title=escape(title),
-        policy=policy,
-        style=style,
+        title=escape(title), policy=policy, style=style,
         links="\n".join(f'<li><a href="#{escape(ident)}">{escape(text)}</a></li>' for ident, text in links),
-        body="\n".join(parts),
-        origin="\n".join(f"<p>{escape(line)}</p>" for line in origin),
-        data=_json(blocks),
+        body="\n".join(parts), origin="\n".join(f"<p>{escape(line)}</p>" for line in origin), data=_json(blocks),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
-    )
+    )  # fmt: skip
 
 
 def write_page(text: str, path: Path) -> None:

@@ -32,14 +32,11 @@ def _rising(low: float, high: float, steps: Sequence[float] = (1, 1.5, 2, 3, 5, 
 
 
 KNOBS: dict[str, list[float]] = {
-    "workers": [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 48, 64, 96, 128, 192, 256],
-    "rate": _rising(1e7, 1e11),
-    "rho": _rising(0.001, 1),
-    "h": _rising(0.05, 5, (1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)),
-    "step_s": _rising(0.001, 10),
-    "nbytes": _rising(1e6, 4e9),
+    "workers": [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 48, 64, 96, 128, 192, 256], "rate": _rising(1e7, 1e11),
+    "rho": _rising(0.001, 1), "h": _rising(0.05, 5, (1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)),
+    "step_s": _rising(0.001, 10), "nbytes": _rising(1e6, 4e9),
     "every": [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 400, 500, 1000],
-}
+}  # fmt: skip
 """The values of each slider. Presets add their own workers and sizes."""
 
 PAPER = {

@@ -9,15 +9,5 @@ from laconic.train.models import MODELS, build_model
 from laconic.train.task import DATA, Task, build_task
 
 __all__ = [
-    "DATA",
-    "MODELS",
-    "Batch",
-    "Images",
-    "Shards",
-    "Task",
-    "Text",
-    "build_model",
-    "build_task",
-    "load",
-    "load_text",
-]
+    "DATA", "MODELS", "Batch", "Images", "Shards", "Task", "Text", "build_model", "build_task", "load", "load_text",
+]  # fmt: skip

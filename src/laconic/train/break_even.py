@@ -45,32 +45,21 @@ def measure(config: Config, summary: Mapping[str, Any], *, bandwidth: float, thr
     raw = 8 * task.dense_numel * config.job.workers * config.exchanges
     rho = summary["wire_bytes_per_iteration"] * config.iterations / raw
     result: dict[str, Any] = {
-        "rho_layers": layout(task.model).rho,
-        "rho": rho,
-        "h": times.h if times.variation <= MAX_VARIATION else None,
-        "h_variation": times.variation,
-        "exempt": layout(task.model).exempt,
-        "bandwidth_bit_s": bandwidth,
-    }
+        "rho_layers": layout(task.model).rho, "rho": rho, "h": times.h if times.variation <= MAX_VARIATION else None,
+        "h_variation": times.variation, "exempt": layout(task.model).exempt, "bandwidth_bit_s": bandwidth,
+    }  # fmt: skip
     if result["h"] is None:
         return result
     # The paper's minibatch is that of all workers together, on one node.
     bound = Bound(
-        workers=config.job.workers,
-        nbytes=4 * task.dense_numel,
-        step_s=config.job.workers * min(times.dense),
-        bandwidth=bandwidth / 8,
-        every=config.job.every,
-    )
+        workers=config.job.workers, nbytes=4 * task.dense_numel, step_s=config.job.workers * min(times.dense),
+        bandwidth=bandwidth / 8, every=config.job.every,
+    )  # fmt: skip
     h = bound.with_encoding(times.h, summary["encode_s"] / config.exchanges)
     return result | {
-        "h_with_encoding": h,
-        "slope": bound.slope,
-        "r_min": bound.r_min(rho, h),
-        "r_min_dense": bound.r_min(),
-        "speedup_over_one_node": bound.over_one_node(rho, h),
-        "speedup_over_dense": bound.over_vanilla(rho, h),
-    }
+        "h_with_encoding": h, "slope": bound.slope, "r_min": bound.r_min(rho, h), "r_min_dense": bound.r_min(),
+        "speedup_over_one_node": bound.over_one_node(rho, h), "speedup_over_dense": bound.over_vanilla(rho, h),
+    }  # fmt: skip
 
 
 def measure_run(run_dir: Path, config: Config, summary: Mapping[str, Any], *, bandwidth: float) -> dict[str, Any]:

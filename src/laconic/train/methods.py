@@ -56,14 +56,11 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adaptive": (
         "weights in as many levels as they ask for, Huffman-coded and averaged every 20 iterations",
         {
-            "push": "adaptive:5.0,zero=true|huffman",
-            "pull": "adaptive:5.0,zero=true|huffman",
-            "returns": "weights",
-            "every": 20,
-            "sends": "weights",
+            "push": "adaptive:5.0,zero=true|huffman", "pull": "adaptive:5.0,zero=true|huffman", "returns": "weights",
+            "every": 20, "sends": "weights",
         },
     ),
-}
+}  # fmt: skip
 """Description and options of each method: 1 to 6 are those of Kothari et al. 2021."""
 
 CUSTOM = "custom"

@@ -121,12 +121,9 @@ def _start(core: Core, host: str, port: int, credentials: Any, tracker: StatusTr
         return Server(core, address, on_stats=tracker.record_report)
     job = credentials.identity.job
     return Server(
-        core,
-        address,
-        credentials=security.server_credentials(credentials),
-        identify=lambda context: security.require_worker(context.auth_context(), job),
-        on_stats=tracker.record_report,
-    )
+        core, address, credentials=security.server_credentials(credentials),
+        identify=lambda context: security.require_worker(context.auth_context(), job), on_stats=tracker.record_report,
+    )  # fmt: skip
 
 
 def _status_tracker(config: Config, run_dir: Path, index: int, *, resume: bool) -> StatusTracker:

@@ -90,14 +90,11 @@ def work(
         if snapshots is not None:
             snapshots.update(progress.iteration, seconds, progress.bytes_sent, progress.bytes_received)
         values = {
-            "run_dir": str(run_dir),
-            "worker": number,
-            "total_s": seconds,
+            "run_dir": str(run_dir), "worker": number, "total_s": seconds,
             "retries": sum(client.retries for client in clients),
-            "traffic": sum(client.traffic.sent + client.traffic.received for client in clients),
-            **asdict(progress),
+            "traffic": sum(client.traffic.sent + client.traffic.received for client in clients), **asdict(progress),
             **asdict(worker.times),
-        }
+        }  # fmt: skip
         report(values)
         _report_to_servers(clients, values)
 
@@ -142,17 +139,13 @@ def _clients(
     number, incarnation = identity
     return [
         Client(
-            address,
-            worker=number,
-            incarnation=incarnation,
-            slots=Slots.of(shard),
+            address, worker=number, incarnation=incarnation, slots=Slots.of(shard),
             limits=config.job.pull_limits(shard.values()),
             resident=() if dense is None else config.job.pull_limits(dense.get(name, x) for name, x in shard.items()),
-            credentials=credentials,
-            patience=Patience(total=patience),
+            credentials=credentials, patience=Patience(total=patience),
         )
         for address, shard in zip(addresses, config.parts(trainable(task.model)), strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def _connection(clients: Sequence[Client], config: Config, task: Task) -> Connection:

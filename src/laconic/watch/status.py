@@ -126,13 +126,9 @@ class Status:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "float | None": (int, float, type(None)),
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-}
+    "int": (int,), "float": (int, float), "str": (str,), "float | None": (int, float, type(None)),
+    "int | None": (int, type(None)), "str | None": (str, type(None)),
+}  # fmt: skip
 
 
 def _read(kind: type[T], values: object) -> T:

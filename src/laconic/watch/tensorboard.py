@@ -43,12 +43,9 @@ class EventWriter:
                 continue
             self._last_written_at = point["at"]
             scalars = {
-                "bytes/received": point["received"],
-                "bytes/sent": point["sent"],
-                "updates": point["version"],
-                "staleness/updates missed": point["missed"],
-                "faults": point["faults"],
-            }
+                "bytes/received": point["received"], "bytes/sent": point["sent"], "updates": point["version"],
+                "staleness/updates missed": point["missed"], "faults": point["faults"],
+            }  # fmt: skip
             if point["loss"] is not None:
                 scalars["loss"] = point["loss"]
             self._write(point["iteration"], point["at"], scalars)

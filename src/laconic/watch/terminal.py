@@ -24,14 +24,10 @@ COLOURS = {
     "ended": "bold", "prepared": "yellow", "absent": "yellow",
 }  # fmt: skip
 PHASE_TEXTS = {
-    "absent": "no run in this folder yet",
-    "prepared": "prepared: its server has not started",
-    "running": "running",
-    "silent": "no sign of its server",
-    "stopped": "stopped: continue with --resume",
-    "failed": "failed",
+    "absent": "no run in this folder yet", "prepared": "prepared: its server has not started", "running": "running",
+    "silent": "no sign of its server", "stopped": "stopped: continue with --resume", "failed": "failed",
     "ended": "ended",
-}
+}  # fmt: skip
 PART_TEXTS = {
     "compute": "computing", "encode": "encoding", "communication": "waiting", "overlapped": "overlapped",
     "apply": "applying",

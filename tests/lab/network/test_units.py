@@ -48,11 +48,8 @@ def test_shaper_burst_and_queue_time():
 
 def test_show_rate_and_show_time():
     assert [show_rate(rate) for rate in (1e9, 95.6e6, 8e3, None)] == [
-        "1 Gbit/s",
-        "95.6 Mbit/s",
-        "8 kbit/s",
-        "unlimited",
-    ]
+        "1 Gbit/s", "95.6 Mbit/s", "8 kbit/s", "unlimited",
+    ]  # fmt: skip
     assert [show_time(seconds) for seconds in (0.02, 1.5)] == ["20 ms", "1.5 s"]
 
 

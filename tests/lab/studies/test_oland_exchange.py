@@ -21,19 +21,12 @@ def adaptive(c: float, **fields: object) -> Quantizer:
 
 QUANTIZERS = sorted(
     [
-        BASELINE,
-        Quantizer("uniform", bits=3),
-        adaptive(5),
-        adaptive(2, m=8),
-        adaptive(5, integer=True),
-        adaptive(5, zero=True),
-        adaptive(4, zero=True, tail=0.001),
-        adaptive(3, tail=0.01),
-        adaptive(6, by="grad"),
+        BASELINE, Quantizer("uniform", bits=3), adaptive(5), adaptive(2, m=8), adaptive(5, integer=True),
+        adaptive(5, zero=True), adaptive(4, zero=True, tail=0.001), adaptive(3, tail=0.01), adaptive(6, by="grad"),
         adaptive(10, zero=True, m=2),
     ],
     key=lambda q: str(q.family),
-)
+)  # fmt: skip
 
 
 def _heavy(x: Tensor, i: int) -> Tensor:

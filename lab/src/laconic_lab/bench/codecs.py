@@ -176,14 +176,11 @@ def _operations(chain: Chain, x: Tensor, buffer: Tensor, nbytes: int, seed: int)
         chain.encode(x, seed=seed, arena=arena)
 
     return _sums(chain, x) | {
-        "encode": lambda: encode_into(x, chain, buffer, seed=seed),
-        "encode_kernel": encode_kernel,
-        "decode": lambda: decode(frame, out=out),
-        "decode_kernel": lambda: chain.decode(packet, out=out),
-        "accumulate": lambda: chain.accumulate(packet, total, 0.5),
-        "encode_bytes": lambda: encode(x, chain, seed=seed),
+        "encode": lambda: encode_into(x, chain, buffer, seed=seed), "encode_kernel": encode_kernel,
+        "decode": lambda: decode(frame, out=out), "decode_kernel": lambda: chain.decode(packet, out=out),
+        "accumulate": lambda: chain.accumulate(packet, total, 0.5), "encode_bytes": lambda: encode(x, chain, seed=seed),
         "decode_bytes": lambda: decode(blob),
-    }
+    }  # fmt: skip
 
 
 def _sums(chain: Chain, x: Tensor) -> dict[str, Callable[[], object]]:

@@ -41,14 +41,8 @@ def _codecs(device: Record, records: Sequence[Record]) -> ClusterTable:
     )
     goals = tuple(goal for record in records for goal in _goals(record.values))
     columns = (
-        "codec",
-        "bits per value",
-        "encode",
-        "decode",
-        "add",
-        "× plain torch, encode",
-        "4 MB, encode / decode, µs",
-    )
+        "codec", "bits per value", "encode", "decode", "add", "× plain torch, encode", "4 MB, encode / decode, µs",
+    )  # fmt: skip
     return ClusterTable("device", columns, rows, 1, notes, goals)
 
 

@@ -56,12 +56,9 @@ class Timing:
         """Return seconds and multiples of memcpy's speed with quartiles, for a Record."""
         seconds, speed = quartiles(self.seconds), self.speed_quartiles
         return {
-            f"{name}_s": seconds[1],
-            f"{name}_quartiles_s": [seconds[0], seconds[2]],
-            f"{name}_x_memcpy": speed[1],
-            f"{name}_x_memcpy_quartiles": [speed[0], speed[2]],
-            f"{name}_runs": len(self.seconds),
-        }
+            f"{name}_s": seconds[1], f"{name}_quartiles_s": [seconds[0], seconds[2]], f"{name}_x_memcpy": speed[1],
+            f"{name}_x_memcpy_quartiles": [speed[0], speed[2]], f"{name}_runs": len(self.seconds),
+        }  # fmt: skip
 
 
 class Stopwatch:

@@ -47,16 +47,12 @@ def collective(
         return
     rows = [
         (
-            result.name,
-            f"{1e3 * result.median:.1f} ms",
-            f"{1e3 * min(result.seconds):.1f} ms",
-            f"{made.values['speedup_fp32']:.2f}",
-            f"{made.values['speedup_fp32_best']:.2f}",
-            show_bytes(result.nbytes),
+            result.name, f"{1e3 * result.median:.1f} ms", f"{1e3 * min(result.seconds):.1f} ms",
+            f"{made.values['speedup_fp32']:.2f}", f"{made.values['speedup_fp32_best']:.2f}", show_bytes(result.nbytes),
             f"{result.error:.2g}",
         )
         for result, made in zip(results, records, strict=True)
-    ]
+    ]  # fmt: skip
     columns = ("mean by", "median", "best", "× fp32", "× fp32, best", "bytes a rank", "squared error")
     print_table(Table(columns, rows, title=f"{numel:,} values, {ranks} ranks"))
 

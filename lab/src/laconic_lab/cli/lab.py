@@ -253,32 +253,23 @@ def _code(returned: int) -> int:
 def _hosts(lab: Lab) -> list[dict[str, Any]]:
     return [
         {
-            "host": number,
-            "address": lab.address(number),
-            **asdict(host),
-            **asdict(lab.counters(number)),
+            "host": number, "address": lab.address(number), **asdict(host), **asdict(lab.counters(number)),
             "processes": len(lab.pids(number)),
         }
         for number, host in enumerate(lab.hosts, 1)
-    ]
+    ]  # fmt: skip
 
 
 def _print_hosts(lab: Lab, title: str | None = None) -> None:
     columns = ("host", "address", "rate", "delay", "loss", "received", "sent", "lost", "processes")
     rows = [
         (
-            str(host["host"]),
-            host["address"],
-            host["rate"] or "unlimited",
-            host["delay"],
-            f"{host['loss']:g} %",
-            show_bytes(host["rx_bytes"]),
-            show_bytes(host["tx_bytes"]),
-            f"{host['rx_lost']} packets",
+            str(host["host"]), host["address"], host["rate"] or "unlimited", host["delay"], f"{host['loss']:g} %",
+            show_bytes(host["rx_bytes"]), show_bytes(host["tx_bytes"]), f"{host['rx_lost']} packets",
             str(host["processes"]),
         )
         for host in _hosts(lab)
-    ]
+    ]  # fmt: skip
     print_table(Table(columns, rows, text_columns=2, title=title or lab.name))
 
 

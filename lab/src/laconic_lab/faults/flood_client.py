@@ -49,18 +49,10 @@ def payload(rng: random.Random) -> bytes:
     noise, hello = rng.randbytes(rng.randrange(1, 2000)), client_hello()
     return rng.choice(
         [
-            b"",
-            noise,
-            hello,
-            hello[: rng.randrange(1, len(hello))],
-            hello + noise,
-            b"\x16\x03\x01\xff\xff" + noise,
-            REQUEST,
-            REQUEST[: rng.randrange(1, len(REQUEST))],
-            PREFACE + SETTINGS,
-            PREFACE + noise,
+            b"", noise, hello, hello[: rng.randrange(1, len(hello))], hello + noise, b"\x16\x03\x01\xff\xff" + noise,
+            REQUEST, REQUEST[: rng.randrange(1, len(REQUEST))], PREFACE + SETTINGS, PREFACE + noise,
         ]
-    )
+    )  # fmt: skip
 
 
 class Flood:

@@ -92,11 +92,8 @@ def measure_path(
 
 
 _PIPES: dict[str, Any] = {
-    "stdin": subprocess.DEVNULL,
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.PIPE,
-    "text": True,
-}
+    "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
+}  # fmt: skip
 
 
 def _result(process: subprocess.Popen[Any], end: str, limit: float) -> dict[str, Any]:

@@ -151,12 +151,9 @@ class Lab:
         address = self.address(b)
         return measure_path(
             near=lambda argv, **options: subprocess.Popen(self.command(a, argv), **options),
-            far=lambda argv, **options: subprocess.Popen(self.command(b, argv), **options),
-            address=address,
-            rate=min(rates, default=None),
-            seconds=seconds,
-            via=lambda port: (address, port),
-        )
+            far=lambda argv, **options: subprocess.Popen(self.command(b, argv), **options), address=address,
+            rate=min(rates, default=None), seconds=seconds, via=lambda port: (address, port),
+        )  # fmt: skip
 
     @property
     def _switch(self) -> str:
@@ -221,15 +218,12 @@ class Lab:
         """Start the process that carries the frames of all delayed links, in the switch's namespace."""
         links = [
             delay_relay.RelayedLink(
-                self._namespace(number),
-                f"p{number}",
-                parse_time(host.delay),
-                parse_time(host.jitter),
+                self._namespace(number), f"p{number}", parse_time(host.delay), parse_time(host.jitter),
                 host.corrupt / 100,
             )
             for number, host in enumerate(self.hosts, 1)
             if host.relayed
-        ]
+        ]  # fmt: skip
         program = [sys.executable, "-I", str(Path(delay_relay.__file__)), delay_relay.as_json(links)]
         done = subprocess.run(
             [tool("ip"), "netns", "exec", self._switch, *program], capture_output=True, text=True, timeout=30

@@ -78,11 +78,7 @@ class FaultScene(TypedDict):
 
 
 SCHEMAS: dict[str, Any] = {
-    "study.claim": StudyClaim,
-    "bench.ddp": DdpStep | FailedBenchmark,
-    "bench.ddp.train": DdpTraining | FailedBenchmark,
-    "cluster.round": ClusterRound,
-    "cluster.load": ClusterLoad,
-    "bench.codec": CodecBenchmark,
+    "study.claim": StudyClaim, "bench.ddp": DdpStep | FailedBenchmark, "bench.ddp.train": DdpTraining | FailedBenchmark,
+    "cluster.round": ClusterRound, "cluster.load": ClusterLoad, "bench.codec": CodecBenchmark,
     "faults.scene": FaultScene,
-}
+}  # fmt: skip

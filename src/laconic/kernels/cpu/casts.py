@@ -13,11 +13,8 @@ from laconic.kernels.cpu.pointers import bytes_at, floats_at, require_valid, thr
 from laconic.kernels.interface import NONFINITE
 
 _EXPONENT: Final = {
-    torch.float32: 0x7F800000,
-    torch.float64: 0x7FF0000000000000,
-    torch.float16: 0x7C00,
-    torch.bfloat16: 0x7F80,
-}
+    torch.float32: 0x7F800000, torch.float64: 0x7FF0000000000000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80,
+}  # fmt: skip
 
 
 def all_finite(x: Tensor) -> bool:

@@ -266,13 +266,8 @@ def _arguments(grid: Grid) -> tuple[float | int, ...]:
     if isinstance(grid, LinearGrid):
         return (grid.pre, grid.base, grid.inverse, 0, 0, 0, 0, grid.levels)
     return (
-        0.0,
-        0.0,
-        0.0,
-        *_float64_words(grid.low),
-        *_float64_words(grid.levels / (grid.high - grid.low)),
-        grid.levels,
-    )
+        0.0, 0.0, 0.0, *_float64_words(grid.low), *_float64_words(grid.levels / (grid.high - grid.low)), grid.levels,
+    )  # fmt: skip
 
 
 def pack_bins(x: Tensor, grid: Grid, packed: Tensor) -> None:

@@ -68,10 +68,7 @@ def _rounds(settings: ClusterSettings, tell: Tell) -> list[Record]:
 
 def _load(settings: ClusterSettings, tell: Tell) -> list[Record]:
     found = measure_load(
-        clients=settings.clients,
-        processes=min(settings.processes, settings.clients),
-        seconds=settings.seconds,
-        threads=1,
-        tell=tell,
-    )
+        clients=settings.clients, processes=min(settings.processes, settings.clients), seconds=settings.seconds,
+        threads=1, tell=tell,
+    )  # fmt: skip
     return [_record("load", settings, found.values())]

@@ -63,13 +63,10 @@ def _aggregation(record: Record) -> ClusterTable:
     rows = (
         ("gRPC alone", _mb(v["bare_bytes_per_s"]), _ms(v["bare_s"]), _spread_ms(v["bare_quartiles_s"]), ""),
         (
-            "parameter server",
-            _mb(v["bytes_per_s"]),
-            _ms(v["round_s"]),
-            _spread_ms(v["round_quartiles_s"]),
+            "parameter server", _mb(v["bytes_per_s"]), _ms(v["round_s"]), _spread_ms(v["round_quartiles_s"]),
             f"{v['ratio']:.2f} ({low:.2f}-{high:.2f})",
         ),
-    )
+    )  # fmt: skip
     notes = (
         f"{_about(record)}, loopback, {v['workers']} workers, {v['numel']:,} values per worker (the slots of "
         f"{v['model']}), {v['nbytes_per_round'] / 1e6:.1f} MB per round up and down: medians and quartiles of "
@@ -110,17 +107,13 @@ def _rounds(records: Sequence[Record], links: Sequence[Record]) -> ClusterTable:
             goals.append(_verdict(v["valid"] and v["speed_up"] >= v["target"], what))
         rows.append(
             (
-                _rate(v["rate"]) + ("" if v["valid"] else " (invalid)"),
-                str(v["method"]),
-                _seconds(v["round_s"]),
-                "-".join(map(_seconds, v["round_quartiles_s"])),
-                str(v["every"]),
-                speed_up,
+                _rate(v["rate"]) + ("" if v["valid"] else " (invalid)"), str(v["method"]), _seconds(v["round_s"]),
+                "-".join(map(_seconds, v["round_quartiles_s"])), str(v["every"]), speed_up,
                 *(_seconds(v[part]) for part in ("encode_s", "wait_s", "decode_s")),
                 _kb(v["sent_nbytes_per_round"] + v["received_nbytes_per_round"]),
                 f"{100 * v['link_over_frames']:+.1f} %" + ("" if v["link_agrees"] else " (!)"),
             )
-        )
+        )  # fmt: skip
     first = records[0]
     if first.values["model"] == JUDGED:  # headers matter for small frames
         agree = all(record.values["link_agrees"] for record in records)
@@ -184,16 +177,11 @@ def _processor(records: Sequence[Record]) -> ClusterTable:
         moved = v["server_cpu_s"] - v["server_frames_cpu_s"]
         rows.append(
             (
-                _rate(v["rate"]),
-                str(v["method"]),
-                _ms(v["server_cpu_s"]),
-                *(_ms(v["server_steps_cpu_s"][step]) for step in OF_FRAMES),
-                _ms(v["server_frames_cpu_s"]),
-                _ms(moved),
-                _kb(nbytes),
-                f"{1e9 * moved / nbytes:.2f}",
+                _rate(v["rate"]), str(v["method"]), _ms(v["server_cpu_s"]),
+                *(_ms(v["server_steps_cpu_s"][step]) for step in OF_FRAMES), _ms(v["server_frames_cpu_s"]), _ms(moved),
+                _kb(nbytes), f"{1e9 * moved / nbytes:.2f}",
             )
-        )
+        )  # fmt: skip
     notes = (
         f"The server's processor time of a round with {_workers(records[0])} workers, {_slots(records[0])} of "
         f"{records[0].values['model']}, ms, in separate profiled "

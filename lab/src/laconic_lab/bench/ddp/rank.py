@@ -156,14 +156,10 @@ class Bench:
             return {"way": name, "failed": self.failed[name]}
         stats = way.attachment.stats() if way.attachment is not None else None
         return {
-            "way": name,
-            "seconds": self.seconds[name],
-            "compute": self.base,
-            "sent_nbytes": self.nbytes[name],
-            "relative_squared_error": self.errors[name],
-            "numel": self.gradients.numel,
+            "way": name, "seconds": self.seconds[name], "compute": self.base, "sent_nbytes": self.nbytes[name],
+            "relative_squared_error": self.errors[name], "numel": self.gradients.numel,
             "stats": None if stats is None else {key: value for key, value in stats.items() if key not in _LONG},
-        }
+        }  # fmt: skip
 
 
 _LONG = ("exempt", "errors")

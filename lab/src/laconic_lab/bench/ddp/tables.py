@@ -48,12 +48,9 @@ class _Trained(NamedTuple):
     def of(cls, runs: Sequence[Mapping[str, Any]]) -> _Trained:
         reached = [inf if v["reached_s"] is None else v["reached_s"] for v in runs]
         return cls(
-            fmean(v["accuracy"] for v in runs),
-            fmean(v["accuracy"] - v["plain_accuracy"] for v in runs),
-            median(v["train_s"] for v in runs),
-            median_high(reached),
-            runs[0]["sent_nbytes_per_step"],
-        )
+            fmean(v["accuracy"] for v in runs), fmean(v["accuracy"] - v["plain_accuracy"] for v in runs),
+            median(v["train_s"] for v in runs), median_high(reached), runs[0]["sent_nbytes_per_step"],
+        )  # fmt: skip
 
 
 def _trained(key: tuple[str, int], records: Sequence[Record]) -> ClusterTable:

@@ -21,11 +21,8 @@ FIGURES = {
 }  # fmt: skip
 
 EXPERIMENTS = {
-    "sums": "sums of integers",
-    "layers": "layers in fewer numbers",
-    "products": "both",
-    "search": "tried on the way",
-}
+    "sums": "sums of integers", "layers": "layers in fewer numbers", "products": "both", "search": "tried on the way",
+}  # fmt: skip
 
 
 def make_plots(results: Results) -> list[Plot]:

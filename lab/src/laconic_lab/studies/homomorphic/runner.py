@@ -51,12 +51,8 @@ def run(
     def work(missing: list[Unit[Setting]], counter: Counter) -> Iterator[tuple[Unit[Setting], dict[str, Any]]]:
         for batch in batched(missing, lanes or (RUNS_AT_ONCE if where.type == "cuda" else 1)):
             yield from train(
-                batch,
-                where,
-                data_dir,
-                lambda unit, source: SummedStepper(unit.setting, unit.seed, unit.epochs, source),
-                records,
-                counter.add,
-            )
+                batch, where, data_dir,
+                lambda unit, source: SummedStepper(unit.setting, unit.seed, unit.epochs, source), records, counter.add,
+            )  # fmt: skip
 
     return run_units(units, finished, KIND, where, progress, work)

@@ -87,12 +87,9 @@ def _step(case: Case, device: torch.device) -> dict[str, Any]:
     inputs = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
     taken = timings(model.to(device), small.to(device), inputs, repeat=TURNS, budget_s=BUDGET_S)
     values = {
-        "case": case.name,
-        "scheme": scheme_text(case.scheme, case.rules),
-        "batch": batch,
-        **layout(small).values(),
+        "case": case.name, "scheme": scheme_text(case.scheme, case.rules), "batch": batch, **layout(small).values(),
         **taken.values(),
-    }
+    }  # fmt: skip
     return values if taken.variation <= MAX_VARIATION else values | {"h": None}
 
 
@@ -115,12 +112,9 @@ def _codec(spec: str, device: torch.device) -> dict[str, Any]:
         encoding.append(encoded - began)
         decoding.append(ended - encoded)
     return {
-        "codec": spec,
-        "values": CODED,
-        "encode_s": statistics.median(encoding),
-        "decode_s": statistics.median(decoding),
-        "error": error,
-    }
+        "codec": spec, "values": CODED, "encode_s": statistics.median(encoding),
+        "decode_s": statistics.median(decoding), "error": error,
+    }  # fmt: skip
 
 
 def _clock(device: torch.device) -> Callable[[], float]:

@@ -13,13 +13,10 @@ from laconic.train.models import build_model
 __all__ = ["GROUPS", "share"]
 
 GROUPS = {
-    "convolution": ("conv",),
-    "matrix product": ("addmm", "mm", "gemm", "linear", "matmul", "bmm"),
-    "pooling": ("pool",),
-    "relu": ("relu", "threshold", "clamp"),
-    "loss": ("softmax", "nll_loss", "cross_entropy"),
+    "convolution": ("conv",), "matrix product": ("addmm", "mm", "gemm", "linear", "matmul", "bmm"),
+    "pooling": ("pool",), "relu": ("relu", "threshold", "clamp"), "loss": ("softmax", "nll_loss", "cross_entropy"),
     "optimizer": ("foreach", "sgd", "add_", "mul_", "addcmul", "addcdiv"),
-}
+}  # fmt: skip
 """Parts of operations' names; an operation belongs to the first group that has one of them."""
 
 

@@ -13,13 +13,10 @@ from laconic_lab.studies.jang2017.results import Results
 __all__ = ["FIGURES", "make_plots"]
 
 FIGURES = {
-    "figure4": (Panel("jang-figure4"),),
-    "figure5": (Panel("jang-figure5"),),
-    "figure6": (Panel("jang-figure6a"), Panel("jang-figure6bc")),
-    "figure7": (Panel("jang-figure7"),),
-    "kernels": (Panel("jang-kernels"),),
-    "runs": (Panel("predicted-measured"),),
-}
+    "figure4": (Panel("jang-figure4"),), "figure5": (Panel("jang-figure5"),),
+    "figure6": (Panel("jang-figure6a"), Panel("jang-figure6bc")), "figure7": (Panel("jang-figure7"),),
+    "kernels": (Panel("jang-kernels"),), "runs": (Panel("predicted-measured"),),
+}  # fmt: skip
 
 ALL = range(1, NODES + 1)
 SHOWN = (1, 2, 4, 8, 12, 16, 20, 25)

@@ -68,15 +68,11 @@ def train(
             p.copy_(core.parameters[name])
     tick(epochs)
     return {
-        "accuracy": [tasks[0].evaluate()["accuracy"]],
-        "diverged": bool(failed),
-        "iterations": iterations,
+        "accuracy": [tasks[0].evaluate()["accuracy"]], "diverged": bool(failed), "iterations": iterations,
         "push_bytes": [sum(worker.bytes_sent for worker in workers)],
-        "pull_bytes": [sum(worker.bytes_received for worker in workers)],
-        "seconds": round(seconds, 3),
-        "staleness_mean": sum(staleness) / max(1, len(staleness)),
-        "staleness_most": max(staleness, default=0),
-    }
+        "pull_bytes": [sum(worker.bytes_received for worker in workers)], "seconds": round(seconds, 3),
+        "staleness_mean": sum(staleness) / max(1, len(staleness)), "staleness_most": max(staleness, default=0),
+    }  # fmt: skip
 
 
 def _diverged(error: BaseException) -> bool:

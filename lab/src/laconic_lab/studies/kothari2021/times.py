@@ -240,14 +240,11 @@ def _summary(all_reports: Sequence[Sequence[Report]], warm_up: int, every: int) 
         sum(last[field] - first[field] for first, last in ends) for field in ("bytes_sent", "bytes_received")
     )
     return seconds | {
-        "iterations": iterations,
-        "exchange_s": [round(seconds_each, 6) for seconds_each in exchanges],
-        "median_s": median(exchanges) / every,
-        "push_bytes_per_iteration": sent / iterations,
-        "pull_bytes_per_iteration": received / iterations,
-        "bytes_per_iteration": (sent + received) / iterations,
+        "iterations": iterations, "exchange_s": [round(seconds_each, 6) for seconds_each in exchanges],
+        "median_s": median(exchanges) / every, "push_bytes_per_iteration": sent / iterations,
+        "pull_bytes_per_iteration": received / iterations, "bytes_per_iteration": (sent + received) / iterations,
         "retries": sum(reports[-1]["retries"] for reports in all_reports),
-    }
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- processes

@@ -86,15 +86,11 @@ class Series:
         peak, peak_epoch = self.accuracy.max(0)  # the first epoch that reaches the maximum
         near_epoch = (self.accuracy >= peak - NEAR - 1e-9).to(torch.int8).argmax(0)
         values: dict[str, Any] = {
-            "peak": rounded(peak, 3),
-            "final": rounded(self.accuracy[-1], 3),
-            "peak_epoch": (peak_epoch + 1).tolist(),
-            "near_peak_epoch": (near_epoch + 1).tolist(),
-            "bits_measured_on": self.measured,
-            "packets_compared": self.comparison.packets,
-            "packets_other_values": self.comparison.other_values,
+            "peak": rounded(peak, 3), "final": rounded(self.accuracy[-1], 3), "peak_epoch": (peak_epoch + 1).tolist(),
+            "near_peak_epoch": (near_epoch + 1).tolist(), "bits_measured_on": self.measured,
+            "packets_compared": self.comparison.packets, "packets_other_values": self.comparison.other_values,
             "packets_other_sizes": self.comparison.other_sizes,
-        }
+        }  # fmt: skip
         weights = torch.tensor([rows * cols for rows, cols in LAYERS], dtype=torch.float64) / NUM_WEIGHTS
         for name in ("raw_bits", "whole_bits", "coded_bits"):
             layers = getattr(self, name)
@@ -301,14 +297,7 @@ class _BatchResults:
             runs = slice(start, start + unit.runs)
             start += unit.runs
             yield Series(
-                unit,
-                100 * self.right[:, runs] / num_images,
-                self.raw_bits[..., runs],
-                self.whole_bits[..., runs],
-                coded_bits[..., runs],
-                self.derivative[..., runs] if self.entropy is not None else None,
-                self.entropy[..., runs] if self.entropy is not None else None,
-                self.anatomy,
-                measured,
-                comparison,
-            )
+                unit, 100 * self.right[:, runs] / num_images, self.raw_bits[..., runs], self.whole_bits[..., runs],
+                coded_bits[..., runs], self.derivative[..., runs] if self.entropy is not None else None,
+                self.entropy[..., runs] if self.entropy is not None else None, self.anatomy, measured, comparison,
+            )  # fmt: skip
