@@ -144,9 +144,6 @@ def json_value(value: Any, dice: random.Random) -> Any:
     return dice.choice(ODD_VALUES)
 
 
-# ------------------------------------------------------------------------------------------------------ checkpoints
-
-
 def join_checkpoint(manifest: bytes, tensors: bytes) -> bytes:
     """A checkpoint's two files as one input."""
     return len(manifest).to_bytes(4, "little") + manifest + tensors
@@ -214,9 +211,6 @@ def _retyped(text: bytes, dice: random.Random) -> bytes:
         return json.dumps(header, separators=(",", ":")).encode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return text
-
-
-# --------------------------------------------------------------------------------------------------------- messages
 
 
 def join_messages(messages: list[bytes]) -> bytes:

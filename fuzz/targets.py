@@ -57,9 +57,6 @@ def guarded(target: Target, data: bytes) -> bool:
     return taken
 
 
-# ----------------------------------------------------------------------------------------------------------- frames
-
-
 @cache
 def frames_of(*specs: str) -> list[bytes]:
     """Valid frames of each spec: some values, few, one, equal ones, none but zero, other dtypes."""
@@ -209,9 +206,6 @@ def bend_either_way(data: bytes, dice: Any, scramble: bend.Scramble, room: int) 
     return scramble(data, room) if dice.random() < 0.3 else bend_frame_or_bundle(data, dice, scramble, room)
 
 
-# ------------------------------------------------------------------------------------------------------------ files
-
-
 @cache
 def lac_seeds() -> list[bytes]:
     from safetensors.torch import save_file
@@ -294,9 +288,6 @@ def check_checkpoint(data: bytes) -> bool:
     assert type(found.step) is int and found.step >= 0 and isinstance(found.meta, dict)
     assert sum(x.nbytes for x in found.tensors.values()) <= len(tensors), "more than the file holds"
     return True
-
-
-# ---------------------------------------------------------------------------------------------------------- targets
 
 
 def _decode(name: str, specs: tuple[str, ...]) -> Target:

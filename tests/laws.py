@@ -81,9 +81,6 @@ def seed_changes_bytes(spec: str) -> bool:
     return codec.randomized and not (sampled and not spec.startswith("randk"))
 
 
-# ------------------------------------------------------------------------------------------------------ round trips
-
-
 def shape_and_dtype_return(spec: str) -> None:
     for shape in ((), (0,), (3, 0, 2), (1,), (1, 1, 1), (7,), (5, 3), (2, 3, 4, 5), (1000,), (300, 5)):
         for dtype in DTYPES:
@@ -150,9 +147,6 @@ def zeros_cost_a_header(spec: str) -> None:
         assert len(frame) < 128
         assert torch.equal(laconic.decode(frame), x)
     assert len(laconic.encode(-torch.zeros(5000), spec)) < 128
-
-
-# ------------------------------------------------------------------------------------------------------------ bytes
 
 
 def frame_fits_max_nbytes(spec: str) -> None:
@@ -240,9 +234,6 @@ def nonfinite_input_raises(spec: str) -> None:
             laconic.encode(x, spec)
 
 
-# ----------------------------------------------------------------------------------------------------------- decode
-
-
 def decode_fills_out(spec: str) -> None:
     for dtype in DTYPES:
         x = normal(31, 9, seed=14, dtype=dtype)
@@ -291,9 +282,6 @@ CODEC = (
     damage_raises_frame_error, nonfinite_input_raises, decode_fills_out, accumulate_adds_weighted_values,
     backends_agree,
 )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------- statistics
 
 
 def z_scores(spec: str, x: Tensor, seeds: int) -> Tensor:

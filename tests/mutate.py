@@ -46,9 +46,6 @@ WIDE_SIZES = (2**32, 2**33, 2**34, 2**34 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1
 FLOATS = (math.nan, math.inf, -math.inf, -1.0, -0.0, 0.0, 1.0, 3.4e38, 1e-45, -3.4e38)
 
 
-# -------------------------------------------------------------------------------------------------------- mutations
-
-
 def _mutate_shape(frame: Frame, rng: random.Random) -> None:
     sizes = SIZES + (WIDE_SIZES if rng.random() < 0.3 else ())
     move = rng.randrange(5)
@@ -296,9 +293,6 @@ def cases(seeds: list[bytes], count: int, seed: int = 0) -> Iterator[tuple[bytes
             yield mutated_bundle(seeds, rng), True
         else:
             yield mutated_frame(seeds, rng), False
-
-
-# ----------------------------------------------------------------------------------------------------------- oracle
 
 
 def survives(blob: bytes, is_bundle: bool) -> bool:

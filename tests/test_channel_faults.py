@@ -119,9 +119,6 @@ def test_bytes_are_counted():
     assert sender.stats.bytes_in == 3 * 1200 + 600  # of the input, not of the float32 sum with the residual
 
 
-# ----------------------------------------------------------------------------------------------------------- policy
-
-
 @pytest.mark.parametrize(
     "shape, reason", [((5000,), "is one-dimensional"), ((), "is a single number"), ((60, 60), "fewer than 4096")]
 )

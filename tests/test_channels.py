@@ -22,9 +22,6 @@ def gradients(rounds, *shape):
     return [laws.normal(*shape, seed=100 + i) for i in range(rounds)]
 
 
-# --------------------------------------------------------------------------------------------------- error feedback
-
-
 @pytest.mark.parametrize(
     "spec",
     ["topk:0.05", "topk:0.05|qsgd:4", "topk:0.1,approx=true", "randk:0.1", "randk:0.25|bf16", "threshold:2.0", "sign",
@@ -100,9 +97,6 @@ def test_codec_that_may_expand_the_error_is_logged(caplog):
     assert caplog.text == ""
 
 
-# --------------------------------------------------------------------------------------------------------- momentum
-
-
 def dgc(rounds, keep, m, nesterov=False):
     """Yield sent values, velocity and residual of Deep Gradient Compression: momentum correction, factor masking."""
     u, v = torch.zeros_like(rounds[0]), torch.zeros_like(rounds[0])
@@ -148,9 +142,6 @@ def test_momentum_of_a_dense_codec_keeps_its_velocity():
     x = torch.ones(10)
     total = sum(laconic.decode(sender.encode("w", x)) for _ in range(3))
     torch.testing.assert_close(total, torch.full((10,), 1 + 1.5 + 1.75))
-
-
-# ------------------------------------------------------------------------------------------------------------ state
 
 
 @pytest.mark.parametrize("spec", ["ef|topk:0.05|qsgd:4", "momentum:0.9|topk:0.05|qsgd:4", "ef|sign"])

@@ -199,9 +199,6 @@ def test_unknown_nonfinite_option_raises_config_error():
         laconic.channel("ef|topk", nonfinite="zero")
 
 
-# ---------------------------------------------------------------------------------------------------- entry points
-
-
 @dataclass(frozen=True)
 class Doubled(BF16):
     """A stage of somebody else's: bfloat16 of the double."""

@@ -182,9 +182,6 @@ def test_encoding_a_non_tensor_raises_input_error():
             call()
 
 
-# ---------------------------------------------------------------------------------------------------------- bundles
-
-
 def test_bundle_keeps_names_order_and_tensors():
     tensors = {
         "layer.1/weight": laws.normal(30, 20), "": laws.normal(5), "ŝlot ✓ 層": laws.normal(3, 3).bfloat16(),

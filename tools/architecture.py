@@ -122,8 +122,6 @@ def edges() -> set[tuple[str, str, str]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------ picture
-
 PICTURE = ROOT / "docs" / "architecture.svg"
 PAGE = ROOT / "docs" / "architecture.md"
 HIDDEN = {"__init__", "__main__", "lab.__init__", "link_probe", "sums", *FOUNDATION}

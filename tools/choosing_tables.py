@@ -50,9 +50,6 @@ def layer_study() -> Any:
     return load_study("homomorphic").load(RESULTS / "homomorphic")
 
 
-# ------------------------------------------------------------------------------------------------- README's first table
-
-
 class ServerRuns:
     """The parameter server's results: accuracy and bytes from the study's trainings, seconds from real processes."""
 
@@ -104,8 +101,6 @@ def first_table(server: ServerRuns) -> str:
         "kothari2021` ([the study](docs/studies/kothari2021.md)); filled in by `make docs`."
     )
 
-
-# ----------------------------------------------------------------------------------------------------- choosing: on DDP
 
 LIMITS = ((1e-4, "almost nothing (1e-4)"), (0.1, "a little (0.1)"), (float("inf"), "anything, with error feedback"))
 """Squared error of one exchange over the squared norm of the mean."""
@@ -180,8 +175,6 @@ def small_model_rows() -> Iterator[Row]:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------- choosing: through a server
-
 LOSSES = (0.2, 1.0)
 
 
@@ -234,9 +227,6 @@ def byte_rows(server: ServerRuns) -> Iterator[Row]:
                 "adds integers only" if sums else "decodes", name, size(nbytes), f"1/{full / nbytes:,.0f}",
                 f"{signed(points)} ({seeds} seeds)", f"`results/{source}.jsonl`",
             )  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------- choosing: the rest
 
 
 def weight_rows() -> Iterator[Row]:

@@ -126,9 +126,6 @@ def read(path: Path) -> list[Record]:
         raise FileError(f"{path} does not hold records, one JSON object a line: {error}") from error
 
 
-# -------------------------------------------------------------------------------------------------------- validation
-
-
 class RecordError(LaconicError, ValueError):
     """A Record lacks a field that is needed, or the field has a wrong type or length."""
 

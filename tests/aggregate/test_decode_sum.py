@@ -117,9 +117,6 @@ def test_damaged_frame_raises_frame_error_before_the_sum_begins():
     assert bool((out == 9).all())
 
 
-# -------------------------------------------------------------------------------- what server and collectives share
-
-
 def test_mean_accumulator_equals_mean_and_can_be_reused():
     frames, like = senders("topk:0.1|qsgd:4", 3), torch.zeros(40, 30)
     accumulator = MeanAccumulator([like, torch.zeros(40, 30)], senders=3)

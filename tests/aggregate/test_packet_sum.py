@@ -30,9 +30,6 @@ def integers(frame):
     return kernels.reference.packed_ints._read(packet.sections[-1], n, head.coding), head
 
 
-# -------------------------------------------------------------------------------------------------------- exactness
-
-
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 13, 16, 33, 64])
 def test_any_order_and_grouping_gives_the_same_integer_sum(workers, ring):
@@ -139,9 +136,6 @@ def test_sum_is_as_wide_as_its_largest_value_needs():
         pushed, summed = wire.unpack(frames[0]), wire.unpack(homomorphic.add(*frames))
         assert 8 * pushed.sections[2].numel() == bits * 4096
         assert 8 * summed.sections[2].numel() == (workers * largest).bit_length() * 4096
-
-
-# ------------------------------------------------------------------------------------------------- rejected
 
 
 def test_foreign_frames_are_rejected_and_change_nothing():
@@ -258,9 +252,6 @@ def test_invalid_agreed_values_and_specs_are_rejected():
             laconic.summing("thc:4", workers=workers)
     with pytest.raises(laconic.ConfigError, match="only"):
         laconic.Contributor("momentum|thc:4", workers=2)
-
-
-# ------------------------------------------------------------------------------------------------------------ edges
 
 
 @pytest.mark.parametrize("spec", INTEGERS + FLOATS)

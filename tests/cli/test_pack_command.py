@@ -73,9 +73,6 @@ def test_list_shows_all_tensors(run: Run, model: Path) -> None:
     assert sum(tensor["nbytes"] for tensor in listing["tensors"]) < Path("m.lac").stat().st_size
 
 
-# ---------------------------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize("spec, words", [
     ("nope", "unknown stage 'nope'"), ("topk:0", "keep must be in (0, 1], got 0"),
     ("qsgd:40", "bits must be a whole number from 2 to 12, got 40"),
@@ -198,9 +195,6 @@ def test_hostile_bundle_is_rejected(run: Run, work_dir: Path) -> None:
     Path("bad.lac").write_bytes(wire.pack_bundle([(name, wire.pack(huge)) for name in "abc"]))
     assert_error(run("unpack", "bad.lac", "-o", "x"), 1, "more than the 0 allowed")
     assert file_names() == ["bad.lac"]
-
-
-# ------------------------------------------------------------------------------------------------------ interruptions
 
 
 def test_full_disk_leaves_no_file(run: Run, model: Path) -> None:

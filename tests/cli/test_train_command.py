@@ -181,9 +181,6 @@ def test_zero_iterations_is_one_line(run: Run, work_dir: Path) -> None:
     assert file_names() == []
 
 
-# ----------------------------------------------------------------------------------------------------------- progress
-
-
 def report(worker: int, iteration: int, **values: Any) -> dict[str, Any]:
     counts = {"bytes_sent": 1_000_000, "bytes_received": 500_000, "bytes_raw": 6_500_000, "total_s": 2.0}
     return {"run_dir": "run", "worker": worker, "iteration": iteration, "loss": 0.5 + worker} | counts | values

@@ -166,9 +166,6 @@ def test_bad_input_is_reported_in_one_line(results: dict[str, Result], case: str
     results[case].check_one_line(code, *words)
 
 
-# --------------------------------------------------------------------------------------------------------- full disk
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
@@ -231,8 +228,6 @@ def test_full_disk_stops_checkpoints_but_not_training_and_ends_in_an_error(small
     assert checkpoint.save(run_dir / CHECKPOINTS, 12, newest.tensors, newest.meta).exists()
     assert not pids("server", run_dir)
 
-
-# --------------------------------------------------------------------------------------------------------- launcher
 
 STUB = """#!{python}
 import pathlib, sys, time

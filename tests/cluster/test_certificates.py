@@ -31,9 +31,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# -------------------------------------------------------------------------------------------------------------- new
-
-
 def test_job_has_a_certificate_per_member_and_no_key_of_the_ca(job_folder: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -150,9 +147,6 @@ def test_hosts_are_normalised_and_unique(tmp_path: Path) -> None:
     result = certificates.new_job(tmp_path / "job", name="a", hosts=hosts, workers=1)[0].hosts
     expected = ["*.cluster.local", "127.0.0.1", "2001:db8::5", "::1", "fe80::1", "localhost", "node_1", "ps"]
     assert sorted(result) == expected
-
-
-# ------------------------------------------------------------------------------------------------------------- load
 
 
 def test_new_certificates_can_be_loaded(job_folder: Path) -> None:

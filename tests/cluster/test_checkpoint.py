@@ -52,9 +52,6 @@ def check_one_line(error: pytest.ExceptionInfo[Exception], *words: str) -> None:
         assert word in str(error.value)
 
 
-# -------------------------------------------------------------------------------------------------------- round trip
-
-
 @pytest.mark.parametrize("dtype", checkpoint._DTYPES, ids=str)
 def test_every_dtype_is_restored_bit_by_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
@@ -154,9 +151,6 @@ def test_invalid_arguments_are_refused_and_change_nothing(
         save(tmp_path, **({"step": 2, "tensors": tensors(2), "meta": {}} | changed))
     check_one_line(caught, words)
     assert names_in(tmp_path) == before and is_of(load_latest(tmp_path), 1)
-
-
-# -------------------------------------------------------------------------------------------------------- damage
 
 
 @pytest.fixture

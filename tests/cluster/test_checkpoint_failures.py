@@ -130,9 +130,6 @@ def test_full_and_read_only_disks_keep_the_older_checkpoint(small_disk: Callable
     assert is_of(load_latest(folder), 20)
 
 
-# ------------------------------------------------------------------------------------------------------- real crashes
-
-
 def crash_at_every_call(folder: Path, *, leftovers: bool) -> dict[str, int]:
     """A writer ends before its nth call that changes the disk, for every n."""
     template, counts = folder / "template", {"old": 0, "new": 0}

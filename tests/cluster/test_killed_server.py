@@ -201,9 +201,6 @@ def test_job_ends_with_the_same_bits_whenever_its_server_is_killed(tmp_path: Pat
     killed_under_load(tmp_path, sorted(rng.sample(range(ROUNDS), 4)), tls=bool(seed % 2))
 
 
-# ----------------------------------------------------------------------------------------------------- forged pushes
-
-
 def disturb_job(
     core: Core, address: str, count: int, seed: int, outcomes: dict[str, int], lock: threading.Lock
 ) -> None:

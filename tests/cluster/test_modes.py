@@ -183,9 +183,6 @@ def test_bound_of_one_holds_for_four_workers() -> None:
     all_work_once(outcome.events, 32)
 
 
-# --------------------------------------------------------------------------------------------------- backup workers
-
-
 def late_and_applied(events: Events) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     late, applied = (
         {(e["worker"], e["sequence"]) for e in events if e["event"] == kind} for kind in ("late", "applied")
@@ -243,9 +240,6 @@ def test_late_worker_computes_on_the_weights_of_some_version(returns: str) -> No
     assert max(difference for _, _, difference in seen) <= 1e-5
 
 
-# ------------------------------------------------------------------------------------------------------------ delta
-
-
 def distance(outcome: Outcome, worker: int) -> float:
     """Return how far a worker's weights are from the server's, relative to how far the server's have moved."""
     start = {name: p.detach() for name, p in build_task("mlp", "digits", seed=0).model.named_parameters()}
@@ -300,9 +294,6 @@ def test_change_without_rounds_is_divided_by_the_number_of_workers() -> None:
     assert core.parameters["w"].tolist() == [1.0, 2.0, -0.5]
 
 
-# ----------------------------------------------------------------------------------------------------------- layout
-
-
 @pytest.mark.parametrize("returns", ["weights", "gradients", "delta"])
 def test_bundled_and_layerwise_slots_give_the_same_bits_without_compression(returns: str) -> None:
     job = fast_job(returns=returns, momentum=0.9)
@@ -312,9 +303,6 @@ def test_bundled_and_layerwise_slots_give_the_same_bits_without_compression(retu
     assert torch.equal(only.reshape(-1), flat)
     for name, x in single.workers[0].parameters.items():
         assert torch.equal(bundle.workers[0].parameters[name], x)
-
-
-# ----------------------------------------------------------------------------------------------------------- rejoin
 
 
 class Crash(BaseException):

@@ -24,9 +24,6 @@ from laconic.errors import ConfigError, FrameError
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
-# --------------------------------------------------------------------------------------------------------- identity
-
-
 def names(*uris: str) -> dict[str, list[bytes]]:
     return {"x509_common_name": [b"worker-0"], "x509_subject_alternative_name": [uri.encode() for uri in uris]}
 
@@ -84,9 +81,6 @@ def test_damaged_certificates_raise_frame_error_only(job_folder: Path) -> None:
             except FrameError:
                 outcomes.add(FrameError)
     assert outcomes == {Identity, FrameError}
-
-
-# ------------------------------------------------------------------------------------------------------ on the wire
 
 
 class EchoServer:
@@ -241,8 +235,6 @@ def test_garbage_does_not_disturb_members(server: EchoServer, job_folder: Path) 
     assert server.call(security.channel_credentials(security.load_worker(job_folder, 0))) == b"welcome"
     assert server.received == [b"0"]
 
-
-# --------------------------------------------------------------------------------------------------------- loopback
 
 LOOPBACK = [
     "localhost", "LOCALHOST:1", "127.0.0.1", "127.8.9.10:1", "::1", "[::1]", "[::1]:1", "[::ffff:127.0.0.1]:1",

@@ -91,9 +91,6 @@ def test_missing_server_is_reported_after_the_patience(server: Server) -> None:
     client.close()
 
 
-# ------------------------------------------------------------------------------------------------------- bad messages
-
-
 def first_piece(slot: int, nbytes: int, data: bytes = b"abcd") -> bytes:
     return protocol.FRAME + protocol._HEAD.pack(slot, nbytes) + data
 

@@ -162,9 +162,6 @@ def test_dead_workers_are_noticed_within_a_second_and_stopped_ones_within_five(t
     assert max(lost_at[2], lost_at[3]) - signalled < 5.0
 
 
-# --------------------------------------------------------------------------------- connections without a request
-
-
 def is_closed_by_peer(line: socket.socket, until: float) -> bool:
     """Whether the server closes a connection in time."""
     try:

@@ -130,9 +130,6 @@ def test_memory_of_a_round_is_one_sum_per_slot_for_any_number_of_workers() -> No
     assert held[0] == held[1] or held[1] <= 2 * held[0] <= 4 * values
 
 
-# ----------------------------------------------------------------------------------------------------- backup workers
-
-
 def test_mean_is_over_the_workers_that_pushed() -> None:
     run = SumJob(sum_job(workers=3, backup=1))
     for sequence, workers in ((0, [0, 1]), (1, [0, 1]), (2, [0, 2])):
@@ -175,9 +172,6 @@ def test_slow_worker_catches_up_with_the_uploaded_weights_of_another() -> None:
     assert len(uploads) >= 2 and uploads[-1] == 12  # for the slow worker, and at the end
     for name, x in core.parameters.items():
         assert torch.equal(x, workers[0].parameters[name])
-
-
-# ------------------------------------------------------------------------------------------------- non-finite values
 
 
 class NanTask:
@@ -231,9 +225,6 @@ def test_job_ends_after_many_dropped_rounds(monkeypatch: pytest.MonkeyPatch) -> 
             continue
         with pytest.raises(NonFiniteError, match="smaller --lr"):
             worker.read_reply(reply)
-
-
-# ------------------------------------------------------------------------------------------------- bad input and jobs
 
 
 def bad_contributions() -> dict[str, Callable[[], Any]]:
@@ -299,9 +290,6 @@ def test_jobs_that_cannot_be_summed_are_refused(options: dict[str, Any], message
     with pytest.raises(ConfigError, match=message) as caught:
         sum_job(**options)
     assert "\n" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------- accuracy and bytes
 
 
 def test_accuracy_is_that_of_uncompressed_gradients() -> None:

@@ -31,8 +31,6 @@ from laconic.frames import encode
 BEFORE, TORN, EXCHANGES = 2, 4, 6
 """A run has a checkpoint, is killed in the next one, resumes and ends."""
 
-# ------------------------------------------------------------------------------------------------------------- a run
-
 
 def run(folder: Path, size: int, *, to: int = EXCHANGES, disk: Disk | None = None) -> str:
     """Run a job of one worker from its newest checkpoint on; return the SHA-256 of its weights.

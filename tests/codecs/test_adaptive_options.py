@@ -26,9 +26,6 @@ from laconic import InputError, counters
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 
 
-# -------------------------------------------------------------------------------------------------------------- zero
-
-
 @pytest.mark.parametrize("kind", DATA)
 @pytest.mark.parametrize("c, coder", [(0.0, ""), (4.0, "|huffman"), (7.3, "|rans"), (12.0, "")])
 def test_zero_decodes_to_zero(kind, coder, c):
@@ -69,9 +66,6 @@ def test_zero_option_keeps_the_mean_of_small_values():
     x = gradient_like(100_000)
     paper, centred = (laws.roundtrip(x, f"adaptive:3.0{zero}") - x for zero in ("", ",zero=true"))
     assert float(centred.mean().abs()) < 0.2 * float(paper.mean().abs())
-
-
-# -------------------------------------------------------------------------------------------------------------- tail
 
 
 @pytest.mark.parametrize("tail, coder", [(0.001, ""), (0.01, "|huffman"), (0.1, "|rans:auto")])
@@ -151,9 +145,6 @@ def test_tail_is_accumulated_like_other_values():
             assert torch.equal(out, start + codec.decode(packet) * torch.tensor(weight))
 
 
-# --------------------------------------------------------------------------------------------------- by the gradient
-
-
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 0.3, 1.0, 7.5, 1e3, 1e30])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("integer", [False, True])
@@ -219,9 +210,6 @@ def test_gradient_for_another_codec_raises_input_error(spec):
         laconic.encode(x, spec, gradient=x)
     with pytest.raises(InputError, match="takes no gradient"):
         laconic.codec(spec).encode(x, gradient=x)
-
-
-# --------------------------------------------------------------------------------------------------------- explained
 
 
 def test_packet_is_explained():

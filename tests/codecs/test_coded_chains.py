@@ -102,9 +102,6 @@ def test_25_million_values_decode(spec):
     assert laws.same_bits(laws.roundtrip(x, spec), laws.roundtrip(x, spec.split("|")[0]))
 
 
-# ------------------------------------------------------------------------------------------------------------- sizes
-
-
 @pytest.mark.parametrize("spec, beyond", [("adaptive:5.0|huffman", 1.013), ("adaptive:5.0|rans", 1.01)])
 @pytest.mark.parametrize("n", [1_500_000, pytest.param(25_000_000, marks=pytest.mark.slow)])
 def test_frame_size_is_close_to_the_entropy(spec, beyond, n):
@@ -127,9 +124,6 @@ def test_auto_mode_does_not_enlarge_noise():
     plain = len(laconic.encode(x, "uniform:8"))
     for coder in ("huffman:auto", "rans:auto"):
         assert len(laconic.encode(x, f"uniform:8|{coder}")) <= 1.0005 * plain + 64
-
-
-# ------------------------------------------------------------------------------------------- other people's compressors
 
 
 def test_every_level_of_a_compressor_decodes():
@@ -275,9 +269,6 @@ def test_decompression_bombs_take_neither_time_nor_memory():
         assert float(seconds) < 1.0, (name, what, seconds)
         # The largest tensor has 16 MiB, its symbols 8 at most, read and copied; a window of zstd's may be touched once.
         assert int(grown) < 100, (name, what, grown)
-
-
-# ----------------------------------------------------------------------------------------------------------- threads
 
 
 def test_two_python_threads_encode_concurrently(threads):

@@ -58,9 +58,6 @@ def residuals(attachment):
     return {key.partition("//")[2]: x for key, x in attachment.state_dict().items() if key.endswith("/residual")}
 
 
-# ------------------------------------------------------------------------------------------------- functions of ranks
-
-
 def plain_ddp(rank, world):
     """Compare four ways to the same bits: no hook, a hook without compression, drift checks, and warm-up."""
     results = {}
@@ -331,9 +328,6 @@ def battery(rank, world):
     for function in functions:
         results |= function(rank, world)
     return results
-
-
-# -------------------------------------------------------------------------------------------------------------- tests
 
 
 TWO_AND_FOUR_RANKS = [2, pytest.param(4, marks=pytest.mark.slow)]

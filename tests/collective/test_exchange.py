@@ -161,9 +161,6 @@ def handed_over_bytes(rank, world):
     return results
 
 
-# -------------------------------------------------------------------------------------------------------------- tests
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return run_ranks(exchanges, 2, tmp_path_factory.mktemp("exchange"))

@@ -125,9 +125,6 @@ def test_codes_are_canonical_and_prefix_free(used):
         assert not following.startswith(code)
 
 
-# ------------------------------------------------------------------------------------------------------- frequencies
-
-
 def check_frequencies(counts: list[int], scale: int) -> list[int]:
     frequencies = code_tables.scale_frequencies(counts, scale)
     assert sum(frequencies) == 1 << scale
@@ -183,9 +180,6 @@ def test_log2_fixed_matches_log2():
     for frequency in range(1, 1 << 15):
         exact = math.log2(frequency) * 65536
         assert exact - 1.01 < code_tables.log2_fixed(frequency) <= exact + 1e-6
-
-
-# ------------------------------------------------------------------------------------------------------------- bytes
 
 
 def check_round_trip(classes: list[int], frequencies: list[int] | None) -> None:

@@ -171,9 +171,6 @@ def test_long_codes_agree(used, longest):
     check_round_trip(large, used, code(cpu, large, used, Coding.RANS))
 
 
-# ------------------------------------------------------------------------------------------------------------- modes
-
-
 def modes(section, n):
     found = cpu.chunk_modes(section, n).tolist()
     assert found == reference.chunk_modes(section, n).tolist()
@@ -270,9 +267,6 @@ def test_each_chunk_is_coded_independently():
     assert torch.equal(section, torch.cat(together))
 
 
-# ------------------------------------------------------------------------------------------------------------- sizes
-
-
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 255, 256, 257, 4095, 4096])
 def test_interface_and_core_agree_on_the_maximum_size(alphabet):
     for n in (0, 1, 255, 256, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 25_000_000, 2**34):
@@ -344,9 +338,6 @@ def test_huffman_nbytes_rejects_impossible_counts():
         with pytest.raises(InputError, match="counts must"):
             cpu.huffman_nbytes(counts.long())
     assert cpu.huffman_nbytes(torch.zeros(0, 7, dtype=torch.int64)).tolist() == []
-
-
-# -------------------------------------------------------------------------------------------------------------- other
 
 
 @pytest.mark.parametrize("levels", [2, 33, 256, 257, 4096])

@@ -14,8 +14,6 @@ from laconic.kernels import cpu
 from laconic.kernels.sections import CHUNK, CONSTANT, HUFFMAN, RANS, RAW, Coding
 from symbols import code, make
 
-# ------------------------------------------------------------------------------------------------- mode and directory
-
 
 @PARTS
 def test_unknown_mode_is_rejected(kind, n, alphabet, coding):
@@ -104,9 +102,6 @@ def test_missing_bytes_are_rejected():
         assert rejected(data, 10, 16)
 
 
-# ----------------------------------------------------------------------------------------------------------- Huffman
-
-
 @pytest.mark.parametrize("n, alphabet", [(2048, 2), (3000, 200), (2100, 1000), (70_000, 4)])
 def test_wrong_stream_start_is_rejected(n, alphabet):
     parts = Parts("normal", n, alphabet, Coding.HUFFMAN)
@@ -145,8 +140,6 @@ def test_nonzero_bit_padding_is_rejected():
             parts.rest = parts.rest[:-1] + bytes([last | 1 << bit])
             assert parts.rejected(), (n, bit)
 
-
-# -------------------------------------------------------------------------------------------------------------- rANS
 
 RANS_PARTS = pytest.mark.parametrize(
     "n, alphabet", [(2, 4), (5, 4), (300, 16), (3000, 256), (16_384, 30), (20_001, 1000)]
@@ -218,8 +211,6 @@ def test_missing_or_extra_words_are_rejected(n, alphabet):
         parts.rest = rest
         assert parts.rejected()
 
-
-# ------------------------------------------------------------------------------------------------- every bit and byte
 
 TINY = [
     ("normal", 40, 8, Coding.HUFFMAN), ("normal", 40, 8, Coding.RANS), ("even", 30, 3, Coding.HUFFMAN_AUTO),

@@ -124,8 +124,6 @@ def test_a_section_with_other_modes_than_the_previous_one_is_added_once():
     assert torch.equal(total.cpu(), len(codings) * 0.5 * symbols)
 
 
-# --------------------------------------------------------------------------------------------------------- rejections
-
 # Two frequencies of one half, symbols 3 and 5: class 12 given explicitly, then the same class, each with eleven bits of
 # mantissa, and a run of one between them.
 HALVES = support.u16(3) + support.u16(2) + "110" + "0011" + "0" * 11 + "111" + "1" + "0" + "0" * 11

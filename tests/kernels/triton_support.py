@@ -57,9 +57,6 @@ def no_compile_fallback(monkeypatch):
     monkeypatch.setattr(triton_kernels(), "_count_fallback", check)
 
 
-# ------------------------------------------------------------------------------------------------------------ codecs
-
-
 def few(spec: str, n: int) -> int:
     """Return a size that the interpreter can handle: it decodes coded symbols one by one."""
     return min(n, 64) if INTERPRETED and "huffman" in spec else n
@@ -90,9 +87,6 @@ def agree(x, spec, seed=0):
         total = torch.ones(x.shape, device=device)
         codec.accumulate(on_device, total, -0.3)
         assert laws.same_bits(total.cpu(), expected_total), f"{spec}, {x.numel()} values, accumulated"
-
-
-# ----------------------------------------------------------------------------------------------------- coded symbols
 
 
 def triton_section(symbols, alphabet, coding=Coding.HUFFMAN) -> bytes:

@@ -22,9 +22,6 @@ from laconic.train import build_model
 ALL = LayerPolicy(output=True, first_conv=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- policy
-
-
 def test_exempt_weights_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="laconic"):
         small = laconic.compress(build_model("lenet5", seed=0), "subspace:0.1")
@@ -142,9 +139,6 @@ def test_wrong_arguments_raise_config_error(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, logger="laconic"):
         laconic.compress(nn.Sequential(nn.Linear(4, 4)), "lowrank:0.1")
     assert "no weight is left to compress" in caplog.text
-
-
-# ------------------------------------------------------------------------------------------------------------- outputs
 
 
 @pytest.mark.parametrize("init", ["project", "fresh"])

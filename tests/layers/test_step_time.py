@@ -87,9 +87,6 @@ def test_h_of_alexnet() -> None:
     assert result.h <= 0.45 and result.rho < 0.12, result
 
 
-# ------------------------------------------------------------------------------------------------------------- accuracy
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_accuracy_in_a_subspace_of_a_tenth_is_within_half_a_point() -> None:

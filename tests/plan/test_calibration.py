@@ -79,9 +79,6 @@ def test_more_processes_than_cores_are_slower_than_one() -> None:
     assert 2.0 <= factors[2 * cores] < 8.0
 
 
-# ---------------------------------------------------------------------------------------------------------- transport
-
-
 def test_fit_recovers_the_transport_of_exact_exchanges() -> None:
     transport = Transport(0.008, 0.0009, 6e-9)
     exchanges = [
@@ -113,9 +110,6 @@ def test_machine_is_busy_if_other_processes_use_its_cores(
     load_average: float, others: float | None, busy: bool
 ) -> None:
     assert calibration.busy(load_average, others) is busy
-
-
-# --------------------------------------------------------------------------------------------------- shipped profiles
 
 
 def fields(value: Any, path: str = "") -> Iterator[str]:

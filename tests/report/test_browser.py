@@ -47,9 +47,6 @@ def close(a: Any, b: Any) -> None:
     assert a == pytest.approx(b, rel=1e-9, abs=1e-15)
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
-
-
 def test_every_plot_of_runs_is_drawn_without_a_request(report: Path, opened: Open) -> None:
     page = opened(report)
     drawn = page.js(
@@ -151,9 +148,6 @@ def test_series_axes_and_rows_can_be_switched(report: Path, opened: Open) -> Non
     assert figure.locator("tbody tr").count() > 10 and page.errors == []
 
 
-# --------------------------------------------------------------------------------------------------------------- CSV
-
-
 def test_downloads_match_the_records(report: Path, demo_runs: Path, opened: Open) -> None:
     page = opened(report)
     with page.page.expect_download() as waiting:
@@ -211,9 +205,6 @@ def test_csv_with_quotes_and_newlines_can_be_read(report: Path, opened: Open) ->
     assert [row["x"] for row in read_back] == ["1.5", "", "1e-300"]
 
 
-# ----------------------------------------------------------------------------------------------------------- what if
-
-
 def test_sliders_redraw_the_curves_that_python_computes(report: Path, opened: Open) -> None:
     page = opened(report)
     drawn = "laconic.charts.get('if-speedup').canvas.querySelector(\"path[data-series='vanilla']\").getAttribute('d')"
@@ -256,9 +247,6 @@ def test_sliders_redraw_the_curves_that_python_computes(report: Path, opened: Op
     assert page.js("laconic.state.workers") == whatif.KNOBS["workers"][place - 1]
     page.page.locator("#knob-preset").select_option(label="five")
     assert page.js("laconic.state.nbytes") == 4 * 327_880 and page.errors == []
-
-
-# ------------------------------------------------------------------------------------------------------ hostile, large
 
 
 def test_markup_in_the_name_of_a_run_stays_text(demo_runs: Path, opened: Open, tmp_path: Path) -> None:

@@ -60,9 +60,6 @@ def error_of(name: str, data_dir: Path | None) -> str:
     return text
 
 
-# ------------------------------------------------------------------------------------------------------------ digits
-
-
 def test_digits_are_balanced_and_in_range() -> None:
     digits = load("digits")
     assert digits.name == "digits" and digits.num_classes == 10
@@ -127,9 +124,6 @@ def test_make_digits_selects_evenly() -> None:
     assert found[labels[found] == 4].tolist() == [4, 24, 44]  # members 0, 2 and 4 of seven
     assert gzip.decompress(script.gzipped(b"abc")) == b"abc"
     assert script.idx(torch.zeros(2, 3, dtype=torch.uint8)) == bytes.fromhex("00000802 00000002 00000003 000000000000")
-
-
-# ------------------------------------------------------------------------------------------------------- idx and CIFAR
 
 
 @pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw"])
@@ -277,9 +271,6 @@ def test_fifo_is_not_opened(mnist: Path) -> None:
     (mnist / IMAGES).unlink()
     os.mkfifo(mnist / IMAGES)
     assert f"has no {IMAGES}" in error_of("mnist", mnist)
-
-
-# --------------------------------------------------------------------------------------------------------------- text
 
 
 def test_text_is_split_nine_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

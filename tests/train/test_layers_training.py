@@ -112,9 +112,6 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(one[name], other[name]), name
 
 
-# ------------------------------------------------------------------------------------------------------------- learning
-
-
 @pytest.mark.parametrize(
     "scheme, least", [("monarch:0.2", 75), ("lowrank:0.2", 75), ("subspace:0.1,T=20", 80), ("hashed:0.1", 75)]
 )
@@ -142,8 +139,6 @@ def test_renewed_subspace_equals_training_in_one_process() -> None:
         torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
     assert [layer.steps for _, layer in subspaces(task.model)] == [11, 11]
 
-
-# ------------------------------------------------------------------------------------------------------------- equality
 
 EXACT = [name for name in METHODS if name not in ("2w", "adaptive")]
 
@@ -279,9 +274,6 @@ def test_server_sends_the_dense_weights_once() -> None:
             worker.connection.close()
     finally:
         server.stop()
-
-
-# -------------------------------------------------------------------------------------------------------------- verdict
 
 
 def test_configuration_with_layers_json_round_trip() -> None:

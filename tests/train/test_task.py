@@ -41,9 +41,6 @@ def train(task: Task, *, iterations: int, batch: int, lr: float) -> None:
         optimizer.step(dict(task.model.named_parameters()), gradients(task, shards.joined(i)), lr=schedule(i))
 
 
-# --------------------------------------------------------------------------------------------------- what comes with it
-
-
 def test_mlp_learns_digits() -> None:
     task = build_task("mlp", "digits", seed=0)
     assert task.name == "mlp/digits" and task.num_train == 3800
@@ -141,9 +138,6 @@ def test_missing_files_raise_an_error(tmp_path: Path) -> None:
     assert "needs 128 bytes, got 128" in error_of("gpt", "text", data_dir=tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------- hold-out
-
-
 def numbered(n: int, **options: float) -> Task:
     """Return a task whose inputs are the numbers of the examples and whose loss is their mean."""
     x = torch.arange(n, dtype=torch.float32).view(-1, 1)
@@ -181,9 +175,6 @@ def test_accuracy_is_missing_if_targets_are_not_classes() -> None:
     assert numbered(10).evaluate() == {"loss": 0.5}
 
 
-# ----------------------------------------------------------------------------------------------------------- batch norm
-
-
 def normed(n: int = 1000) -> Task:
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(n, 5, generator=rng) * 3 + 2
@@ -217,9 +208,6 @@ def test_training_mode_is_restored_after_a_failure(monkeypatch: pytest.MonkeyPat
 
 def test_fewer_examples_than_a_chunk() -> None:
     assert set(normed(110).evaluate()) == {"accuracy", "loss"}
-
-
-# -------------------------------------------------------------------------------------------------------- own data sets
 
 
 class Squares(Dataset):  # type: ignore[type-arg]

@@ -79,9 +79,6 @@ class ByteCounter:
             self.sent += sent
 
 
-# ------------------------------------------------------------------------------------------------------------- JSON
-
-
 def json_message(values: dict[str, Any]) -> bytes:
     """Return a JSON object as a message."""
     return JSON + json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -137,9 +134,6 @@ def shorten(value: object) -> str:
     """Return a peer's value as printable text of at most 40 characters, for an error message."""
     text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text[:40]
-
-
-# ----------------------------------------------------------------------------------------------------------- frames
 
 
 def frame_messages(slot: int, frame: Frame) -> Iterator[bytes]:

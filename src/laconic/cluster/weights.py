@@ -96,8 +96,6 @@ class Weights:
     def like(self) -> list[Tensor]:
         return list(self.parameters.values())
 
-    # ------------------------------------------------------------------------------------------------------- updates
-
     def step(self, update: Mapping[str, Tensor], *, staleness: int = 0) -> None:
         """Apply pushed values: gradients by the optimizer, changes by addition, weights by replacement."""
         if self.job.sends_gradients:
@@ -148,8 +146,6 @@ class Weights:
     def _rounding_seed(self, slot: int) -> int:
         return (self.job.seed * 0x9E3779B1 + self.version) * len(self.slots) + slot
 
-    # ------------------------------------------------------------------------------------------- only with returns=sum
-
     def set_scales(self, scales: Iterable[Tensor | None]) -> None:
         """Keep the scales of a round; None leaves a slot's scales unchanged."""
         for name, bits in zip(self.parameters, scales, strict=True):
@@ -187,8 +183,6 @@ class Weights:
             bytes(pack_scales(self._scales.get(how.name, torch.full((how.num_scales,), UNUSABLE, dtype=torch.int32))))
             for how in self.job.slot_sums(self.parameters)
         ]
-
-    # --------------------------------------------------------------------------------------------------------- state
 
     def snapshot(self) -> list[Tensor]:
         """Return the tensors that a worker needs to continue: one per slot, or several, kind after kind.

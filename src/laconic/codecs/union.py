@@ -35,8 +35,6 @@ class Union(PositionalSelector):
     def max_kept(self, n: int) -> int:
         return n
 
-    # --------------------------------------------------------------------------------------------------------- sums
-
     def bitmap(self, x: Tensor, kernels: Kernels) -> Tensor:
         """Return one bit per value, set if it is not zero, and a last byte, not zero if a value is not finite."""
         bits = torch.empty(-(-x.numel() // 8) + 1, dtype=torch.uint8, device=x.device)

@@ -145,8 +145,6 @@ class Exchange:
         with peer_failure_as_error(self.group, f"averaged {len(tensors)} uncompressed tensors"):
             self._exact.reduce_all(tensors)
 
-    # --------------------------------------------------------------------------------------------------------- state
-
     def take_over(self, before: Exchange) -> bool:
         """Continue with the residuals of another exchange; False if some of them must be dropped."""
         state = before.state_dict()

@@ -113,8 +113,6 @@ class LocalSGD:
         if floats:
             self.exchange.mean_exactly(floats)
 
-    # ---------------------------------------------------------------------------------------------------------- state
-
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memory besides model and optimizer: residuals, outer optimizer, last common model."""
         world = torch.tensor([dist.get_rank(self.group), dist.get_world_size(self.group)])

@@ -22,9 +22,6 @@ SUM_BLOCK = 1024
 """Values that share a scale, and are rotated together, in summable codecs."""
 
 
-# ------------------------------------------------------------------------------------------------- bytes on the host
-
-
 def read_bytes(section: Tensor, nbytes: int) -> bytes:
     """Return the first bytes of a section, from any device."""
     return bytes_at(section.data_ptr(), nbytes) if section.is_cpu else bytes(section[:nbytes].tolist())
@@ -46,9 +43,6 @@ def read_seed(section: Tensor) -> int:
     return int.from_bytes(read_bytes(section, 8), "little")
 
 
-# --------------------------------------------------------------------------------------------- quantizers and packing
-
-
 def num_buckets(n: int, bucket: int) -> int:
     return -(-n // bucket)
 
@@ -62,9 +56,6 @@ def trits_nbytes(n: int) -> int:
     """Bytes of n ternary values."""
     group = 5 * TRIT_GROUP_NBYTES
     return n // group * TRIT_GROUP_NBYTES + (n % group + 4) // 5
-
-
-# ------------------------------------------------------------------------------------------------------ packed integers
 
 
 class PackedIntCoding(NamedTuple):
@@ -99,8 +90,6 @@ def wide_sum_nbytes(n: int, sum_width: int) -> int:
     """Bytes of a vertically packed sum of 8, 16 or 32 bits per integer, whose last group is padded."""
     return num_buckets(n, GROUP) * 32 * sum_width
 
-
-# --------------------------------------------------------------------------------------------------------- positions
 
 ALL, RICE, BITMAP = 0, 1, 2
 """Modes of a position section."""
@@ -160,8 +149,6 @@ def read_positions_header(section: Tensor, n: int) -> PositionHeader:
         )
     return PositionHeader(mode, low_bits, k)
 
-
-# ----------------------------------------------------------------------------------------------------- entropy coding
 
 CONSTANT, RAW, HUFFMAN, RANS = 0, 1, 2, 3
 """Modes of a coded chunk."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-# ------------------------------------------------------------------------------- Jang, Na and Yoon 2017; see paper.py
-
 
 def ideal_s(workers: float, step_s: float, every: float) -> float:
     """Return i C / M: seconds between two exchanges if the network took no time."""
@@ -73,9 +71,6 @@ def training_s(update_s: float, iterations: float, every: float) -> float:
 def crossover(nbytes: float, step_s: float, bandwidth: float, every: float) -> float:
     """Return the number of workers at which transfer and computation take as long: sqrt(i C BW / W)."""
     return math.sqrt(every * step_s * bandwidth / nbytes)
-
-
-# -------------------------------------------------------------------- an exchange through parameter servers; see costs
 
 
 def served(times: list[float], shares: list[float], seconds: float) -> list[float]:
@@ -169,9 +164,6 @@ def server_iteration_s(
         through_server_s(pull, workers, 1, rate, rate, byte_s), summable,
     )  # fmt: skip
     return iteration_s(step_s, every, end + decode_s + fixed_s)
-
-
-# ----------------------------------------------------------------------------------------------------- recommendation
 
 
 def speed_up(before_s: float, after_s: float) -> float:

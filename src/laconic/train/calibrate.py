@@ -144,9 +144,6 @@ def _memory(device: str, processes: int) -> float | None:
         return None
 
 
-# ------------------------------------------------------------------------------------------------------------- models
-
-
 def _model_times(
     name: str, batch: int | None, codecs: Mapping[str, Sequence[Point]], device: str, quick: bool, notify: Notify
 ) -> ModelTimes:
@@ -169,9 +166,6 @@ def _random_batch(name: str, size: int) -> tuple[Tensor, Tensor]:
         return tokens[0], tokens[1]
     inputs = torch.randn(size, *INPUT_SHAPES[name], generator=generator)
     return inputs, torch.randint(CLASSES.get(name, 10), (size,), generator=generator)
-
-
-# ---------------------------------------------------------------------------------------------------------- transport
 
 
 def measure_transport(profile: Profile, *, exchanges: int = 40) -> Transport:

@@ -90,9 +90,6 @@ def _path(run_dir: Path, worker: int) -> Path:
     return run_dir / f"track-{worker}.json"
 
 
-# ------------------------------------------------------------------------------------------------------------ Records
-
-
 def write_records(config: Config, run_dir: Path, summary: Mapping[str, Any], **more: Any) -> None:
     """Write the run's Records: its summary, each worker's track, slots and staleness."""
     paths = [_path(run_dir, worker) for worker in range(config.job.workers)]

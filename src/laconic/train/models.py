@@ -52,9 +52,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------------------- images
-
-
 def _mlp() -> nn.Module:
     """784-392-50-10 with tanh in between: 327,880 parameters (Øland and Raj 2015). The outputs are logits."""
     return _named(
@@ -152,9 +149,6 @@ def _named(**layers: nn.Module) -> nn.Sequential:
     return model
 
 
-# --------------------------------------------------------------------------------------------------------------- text
-
-
 @dataclass(frozen=True)
 class GPTConfig:
     """Dimensions of a GPT; by default 875,264 parameters."""
@@ -220,8 +214,6 @@ class Attention(nn.Module):
         mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, time, width))
         return mixed
 
-
-# ----------------------------------------------------------------------------------------------------------- registry
 
 GREY, SMALL, LARGE = "1 x 28 x 28 images", "3 x 32 x 32 images", "3 x 224 x 224 images in 1,000 classes"
 

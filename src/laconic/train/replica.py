@@ -76,8 +76,6 @@ class Replica:
             tensors += [dense.get(name, torch.zeros(1)) for name in self.slots]
         return tensors
 
-    # --------------------------------------------------------------------------------------------------- local steps
-
     def begin_local_steps(self) -> None:
         self._before_local_steps = {name: p.detach().clone() for name, p in self.parameters.items()}
 
@@ -103,8 +101,6 @@ class Replica:
         if not all(bool(torch.isfinite(x).all()) for x in self.optimizer.state_dict().values()):
             log.warning("worker %d: its momentum is not finite and is reset", number)
             self.optimizer.load_state_dict({})
-
-    # ------------------------------------------------------------------------------------------------------- replies
 
     @torch.no_grad()
     def apply(self, frames: Mapping[str, Buffer], sequence: int) -> None:

@@ -127,9 +127,6 @@ def test_speed_times_a_step_and_a_codec(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(list(speed.cases())) == (5 * len(SCHEMES) - 1) * len(RHOS) + 3
 
 
-# -------------------------------------------------------------------------------------------------------------- report
-
-
 def run_of(layers: str | None, codec: str, top1: float, *, part: str = "sums", **values: Any) -> Record:
     setting = setting_of("vgg11", layers, codec).values()
     rho = 1.0 if codec == "none" else int(codec[-1]) / 32

@@ -30,9 +30,6 @@ def a_run(
     })  # fmt: skip
 
 
-# -------------------------------------------------------------------------------------------------------- experiments
-
-
 def test_line_reader_has_the_documented_size_and_learns() -> None:
     torch.manual_seed(0)
     model = reader.LineReader()
@@ -76,9 +73,6 @@ def test_recorded_experiment_is_not_measured_again(tmp_path: Path) -> None:
     (tmp_path / "kernels.jsonl").write_text(kept.to_json() + "\n")
     (found,) = STUDY.run("kernels", device="cpu", records=tmp_path)
     assert found.values == kept.values
-
-
-# -------------------------------------------------------------------------------------------- predicted and measured
 
 
 def test_every_cell_of_the_parameter_server_has_a_job_and_a_task() -> None:

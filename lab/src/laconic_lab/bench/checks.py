@@ -79,9 +79,6 @@ def _same_as_reference(chain: Chain, x: Tensor, seed: int) -> None:
         raise WrongResultError(f"{chain}: C++ and reference decode {x.numel()} values differently")
 
 
-# ---------------------------------------------------------------------------------------------------------- selection
-
-
 def _check_nothing(chain: Chain, selector: Selector, x: Tensor, y: Tensor) -> None:
     limit = selector.t if isinstance(selector, Threshold) else math.inf if isinstance(selector, RandK) else 0.0
     if bool(y.any()) or float(x.abs().max()) > limit:
@@ -105,9 +102,6 @@ def _check_selection(chain: Chain, selector: Selector, x: Tensor, y: Tensor, whe
         right = k <= selector.max_kept(n)
     if not right:
         raise WrongResultError(f"{chain}: kept {k} of {n}, the smallest {smallest:g}, and dropped {largest:g}")
-
-
-# ------------------------------------------------------------------------------------------------------------- values
 
 
 def _check_values(chain: Chain, stage: ValueStage | None, x: Tensor, y: Tensor) -> None:

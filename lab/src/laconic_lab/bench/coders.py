@@ -83,9 +83,6 @@ def measure(chain: Chain, x: Tensor, seed: int) -> Rate:
     return Rate(coded.numel(), entropy(coded), chain.encode(x, seed=seed).sections[-1].numel())
 
 
-# -------------------------------------------------------------------------------------------------------- stock coders
-
-
 def coder_peers(dtype: torch.dtype, n: int) -> list[Peer]:
     """Return the installed stock coders for n symbols of this dtype (uint8 or int16)."""
     return [*_zstd(dtype), _zlib_huffman(dtype, n), *_constriction(n)]

@@ -194,9 +194,6 @@ def _check(small: nn.Module, x: Tensor, case: str, scheme: str) -> None:
         raise WrongResultError(f"{case} by {scheme}: the expanded layer differs by {error:.2g}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
-
-
 def layer_table(records: Sequence[Record]) -> ClusterTable:
     """Return the table of layers with its goals."""
     first = records[0]

@@ -79,9 +79,6 @@ def quiet() -> Iterator[None]:
         yield
 
 
-# -------------------------------------------------------------------------------------------------------- plain torch
-
-
 class _Method(Protocol):
     """A method written in torch: tensor -> tensors -> tensor."""
 
@@ -303,9 +300,6 @@ def _plain(chain: Chain, n: int) -> Peer | None:
 
     # Dropping entries costs at most the norm; scaling up the rest can cost n / k times the norm.
     return Peer(PLAIN, encode, decode, 1.0 + 2 * gain * (gain > 1) + method.max_error)
-
-
-# -------------------------------------------------------------------------------------------------------- stock tools
 
 
 def _cast_into(dtype: torch.dtype, n: int) -> Peer:

@@ -143,9 +143,6 @@ def _json(report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------------------- text
-
-
 def _print(report: Report) -> None:
     from laconic.records import machine, versions
 
@@ -306,9 +303,6 @@ def _peer_cells(result: PeerResult, wide: bool) -> list[str]:
         small = [f"{value:.0f}" for value in (result.small_encode_us, result.small_decode_us) if value is not None]
         cells += ["", "", "", " / ".join(small), _error(result.error)]
     return cells
-
-
-# -------------------------------------------------------------------------------------------------------------- group
 
 
 class _Benches(TyperGroup):

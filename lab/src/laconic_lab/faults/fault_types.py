@@ -56,9 +56,6 @@ class Fault:
             scenario.at(self.worker, step, self.action)
 
 
-# ------------------------------------------------------------------------------------------------------ lost processes
-
-
 def _die(life: WorkerLife) -> None:
     raise WorkerDied
 
@@ -97,9 +94,6 @@ def _change_disk(life: WorkerLife) -> None:
     life.scenario.checkpoint_store.full = not life.scenario.checkpoint_store.full
 
 
-# -------------------------------------------------------------------------------------------------------------- cables
-
-
 def _stall(life: WorkerLife) -> None:
     life.scenario.link.stall(0.5)
 
@@ -115,9 +109,6 @@ def _reset(life: WorkerLife) -> None:
 def _flip(life: WorkerLife) -> None:
     link = life.scenario.link
     link.flip("up", link.counters().up_bytes + 60_000, bit=3)
-
-
-# -------------------------------------------------------------------------------------------------- malformed pushes
 
 
 def _refusal(life: WorkerLife, messages: Iterator[bytes] | list[bytes], *, timeout: float = 10.0) -> str:

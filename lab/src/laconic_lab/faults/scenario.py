@@ -93,8 +93,6 @@ class Scenario:
         certificates.new_job(folder / "certs", name="faults", hosts=["localhost"], workers=self.job.workers)
         return folder / "certs"
 
-    # -------------------------------------------------------------------------------------------------------- server
-
     def _parameters(self) -> dict[str, torch.Tensor]:
         places = self.job.workers * self.exchanges
         return {"ledger": torch.zeros(1, places), "ballast": torch.zeros(BALLAST // 4)}
@@ -153,8 +151,6 @@ class Scenario:
 
     def _record(self, event: dict[str, Any]) -> None:
         self.events.append({"at": time.monotonic(), **event})
-
-    # ------------------------------------------------------------------------------------------------------- workers
 
     def at(self, worker: int, step: int, action: Action) -> None:
         """Run an action once, right before a worker's push of that exchange."""
@@ -218,8 +214,6 @@ class Scenario:
             finally:
                 with self._lock:
                     self._actions_running -= 1
-
-    # ----------------------------------------------------------------------------------------------------------- run
 
     def violation(self) -> str | None:
         """Run the job to its end; return the invariant that it violated, or None."""

@@ -204,8 +204,6 @@ class GraphStepper(Stepper):
     def _prepare(self) -> None:
         """Allocate what a subclass needs."""
 
-    # ---------------------------------------------------------------------------------------------------------- epoch
-
     def begin_epoch(self) -> None:
         self._before_examples()
         first = self.done * self.per_epoch
@@ -247,8 +245,6 @@ class GraphStepper(Stepper):
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
-
-    # ------------------------------------------------------------------------------------------------------ iteration
 
     @abstractmethod
     def _iterate(self) -> None:
@@ -300,8 +296,6 @@ class GraphStepper(Stepper):
         if self.job.momentum:
             gradient = velocity.mul_(self.job.momentum).add_(gradient)
         weights.sub_(gradient * rate)
-
-    # ---------------------------------------------------------------------------------------------------------- graph
 
     def _mutable(self) -> list[Tensor]:
         """Return all tensors that an iteration changes."""

@@ -70,8 +70,6 @@ class Summing:
         """How probes are reduced to the agreed value: ``max``, ``sum`` or ``or``."""
         return self.family.probe_op
 
-    # -------------------------------------------------------------------------------------------------- agreement
-
     def probe(self, x: Tensor, *, seed: int = 0) -> Tensor:
         """Return this worker's probe. All workers use the same seed.
 
@@ -117,8 +115,6 @@ class Summing:
         if not isinstance(self.family, PackedInts):
             raise ConfigError(f"{self.chain.text!r} has no scales to carry over to the next round")
         return torch.clamp(agreed * CARRY, max=UNUSABLE / 2)
-
-    # ------------------------------------------------------------------------------------------------------ encode
 
     def encode(self, x: Tensor, agreed: Tensor, *, seed: int = 0, worker: int = 0) -> bytearray:
         """Return the frame of one worker's tensor.

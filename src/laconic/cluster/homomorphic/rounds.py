@@ -44,8 +44,6 @@ class SumRounds(Rounds):
     def _discard_sums(self) -> None:
         self._running = []
 
-    # -------------------------------------------------------------------------------------------------------- pushes
-
     def is_superseded(self, receiver: PushReceiver) -> bool:
         return self._job.exact and super().is_superseded(receiver)
 
@@ -90,8 +88,6 @@ class SumRounds(Rounds):
         with self._shared.changed:
             self._weights.set_scales(total.agreed_scales())
 
-    # -------------------------------------------------------------------------------------------------------- scales
-
     def read_scales(self, frames: Sequence[Frame]) -> list[Tensor]:
         if len(frames) != self.num_slots:
             raise FrameError(f"expected the scales of {self.num_slots} slots, got {len(frames)}")
@@ -114,8 +110,6 @@ class SumRounds(Rounds):
         if agreement.offered_scales is None:
             raise regather()
         return [bytes(pack_scales(bits)) for bits in agreement.offered_scales]
-
-    # ------------------------------------------------------------------------------------------------------- uploads
 
     def _needs_upload(self, worker: int) -> bool:
         return self.uploads.asks(worker)

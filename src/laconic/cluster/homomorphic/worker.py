@@ -53,8 +53,6 @@ class SummingWorker:
         """Whether there are no scales of an earlier round: workers must agree on them before they push."""
         return len(self._scales) < len(self._contributor)
 
-    # ------------------------------------------------------------------------------------------------------- sending
-
     def probe(self, slot: str, x: Tensor, *, seed: int) -> Tensor:
         """Begin a slot's round and return the scales of its blocks. All workers give the same seed."""
         self._probed.add(slot)
@@ -77,8 +75,6 @@ class SummingWorker:
     def read_scales(self, slot: str, frame: Frame) -> Tensor:
         """Return a slot's agreed scales from their frame."""
         return _floats(read_scales(frame, self._slot_sums[slot].num_scales))
-
-    # ----------------------------------------------------------------------------------------------------- receiving
 
     def read_reply(self, reply: Mapping[str, Frame]) -> dict[str, Buffer] | None:
         """Return the frames to decode, by slot; None if all workers drop this round."""
@@ -117,8 +113,6 @@ class SummingWorker:
 
     def _end_round(self) -> None:
         self._sent, self._probed = set(), set()
-
-    # --------------------------------------------------------------------------------------------------------- state
 
     def forget(self, slots: Sequence[str], why: str) -> None:
         """Drop the residuals of some slots. Their scales stay, because all workers share them."""

@@ -39,8 +39,6 @@ class ServerMode:
     def current_round(self) -> Round | None:
         return None
 
-    # ---------------------------------------------------------------------------------------------------- a push
-
     def is_superseded(self, receiver: PushReceiver) -> bool:
         """Whether the round of a push was given up."""
         return False
@@ -80,8 +78,6 @@ class ServerMode:
             receiver.session.end_push(receiver)
             self._budget.release(receiver.reservation)
 
-    # --------------------------------------------------------------------------------------------------- workers
-
     def snapshot(self, session: WorkerSession, deadline: float, alive: Callable[[], bool]) -> Reply:
         """Return the weights from which a worker continues. The caller holds the lock."""
         raise NotImplementedError
@@ -100,8 +96,6 @@ class ServerMode:
 
     def settle(self) -> None:
         """Wait until no update is in progress. Not from ``on_update`` listeners, which are part of one."""
-
-    # ----------------------------------------------------------------------------------------------------- state
 
     def queue_state(self) -> dict[str, Any]:
         """Return the state of the work queue, for a checkpoint."""

@@ -20,9 +20,6 @@ def _like(value: float, tensor: Tensor) -> Tensor:
     return torch.full((), value, dtype=torch.float32, device=tensor.device)
 
 
-# -------------------------------------------------------------------------------------------------------- rotation
-
-
 def hadamard(rows: Tensor) -> Tensor:
     """Multiply each row by the (unnormalised) Hadamard matrix of its length: butterflies from neighbours to halves."""
     length, distance = rows.shape[1], 1
@@ -46,9 +43,6 @@ def rotate(x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
     signs = rotation_signs(rows.numel(), seed, x.device).view_as(rows)
     rotated = hadamard(rows * _like(2.0**-5, x) * signs).view(-1)
     out.copy_(rotated if addend is None else addend + rotated)
-
-
-# --------------------------------------------------------------------------------------------------------- packing
 
 
 def write_words(symbols: Tensor, width: int, out: Tensor) -> None:
@@ -85,9 +79,6 @@ def _write(symbols: Tensor, coding: PackedIntCoding, out: Tensor) -> None:
 
 def _read(integers: Tensor, n: int, coding: PackedIntCoding) -> Tensor:
     return unpack(integers, n, coding.width).to(torch.int64) if coding.packed else read_words(integers, n, coding.width)
-
-
-# ------------------------------------------------------------------------------------------------ encode and decode
 
 
 def block_scales(x: Tensor, rms: bool) -> Tensor:
@@ -166,9 +157,6 @@ def packed_int_decode(packed: PackedIntSum, *, rotation_seed: int | None, out: T
             large.unsqueeze(1), (values * _like(2.0**64, values)).clamp(-FLOAT32_MAX, FLOAT32_MAX), values
         )
     put(out, values.view(-1)[: out.numel()], weight)
-
-
-# ------------------------------------------------------------------------------------------------------------- sums
 
 
 def packed_int_add(other: Tensor, total: Tensor) -> None:

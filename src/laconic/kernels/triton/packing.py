@@ -107,9 +107,6 @@ def _unpack_as(packed: Tensor, n: int, bits: int, dtype: torch.dtype) -> Tensor:
     return out
 
 
-# ----------------------------------------------------------------------------------------------------------- trits
-
-
 @triton.jit
 def trit_location(offsets, full):
     """Return byte and power of three of the value at ``offsets``; ``full`` values are in groups of 5 rows of 64."""

@@ -91,8 +91,6 @@ class SummedStepper(GraphStepper):
             "rho": self.push_nbytes / dense, "rho_pull": self.pull_nbytes / dense, "renewals": self.renewals,
         }  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------------------ iteration
-
     def _iterate(self) -> None:
         rate = self._rate()
         self._gradients, _ = self._by_worker(lambda worker, flat: None)
@@ -141,8 +139,6 @@ class SummedStepper(GraphStepper):
         origins = [layer.origin.detach() for layer in self._subspaces.values()]
         states = [x for group in self.rounds if isinstance(group, Round) for x in group.state()]
         return [*super()._mutable(), *origins, *states]
-
-    # ------------------------------------------------------------------------------------------------- sizes, samples
 
     def _message_nbytes(self) -> tuple[int, int]:
         """Return the bytes of a worker's message and of its reply, which do not depend on the values."""
@@ -198,8 +194,6 @@ class SummedStepper(GraphStepper):
                 self.curve.frames_compared += len(members)
                 if not decode(total.finish()).view(-1).equal(mean[begin:end]):
                     self.curve.frames_other += len(members)
-
-    # --------------------------------------------------------------------------------------------------- end of epoch
 
     def finish_epoch(self) -> EpochEnd:
         loss, rounds = self._mean_loss(), self._count * self.job.workers

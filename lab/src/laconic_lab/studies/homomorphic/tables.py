@@ -164,9 +164,6 @@ def _compared(results: Results) -> Table:
     return make_table("Frames made and compared", ("runs", "frames compared", "that differ"), shown)
 
 
-# ----------------------------------------------------------------------------------------------------------- format
-
-
 def _by_scheme(row: Row) -> tuple[str, float]:
     return str(row.values["layers"]).partition(":")[0], -float(row.values["rho_layers"])
 

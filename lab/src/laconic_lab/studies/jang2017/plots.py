@@ -29,9 +29,6 @@ def make_plots(results: Results) -> list[Plot]:
     return [*_predictions(results), *_table1(results), *_kernels(results), *formulas]
 
 
-# ----------------------------------------------------------------------------------------------- the paper's formulas
-
-
 def _figure4(results: Results) -> Plot:
     reader = results.reader()
     trainings = [("AlexNet, 200 iterations", ALEXNET)]
@@ -97,9 +94,6 @@ def _figure7(results: Results) -> Plot:
     return Plot("jang-figure7", "Figure 7: AlexNet, 450,000 iterations", "By the paper's formula.", "line",
                 Data(("method", "workers", "hours"), rows), "workers", "hours", series="method",
                 log="y")  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------- measurements
 
 
 def _predictions(results: Results) -> list[Plot]:

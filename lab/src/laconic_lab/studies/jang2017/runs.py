@@ -146,9 +146,6 @@ def _record(
     })  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------- calibration
-
-
 def _calibrated(finished: RecordLog, engine: str, workers: int, model: str, progress: Progress | None) -> Calibrated:
     key = json.dumps([CALIBRATION, engine, workers, model])
     if key not in finished or finished.records[key].values["load"] > MOST_LOAD:
@@ -196,9 +193,6 @@ def _calibrate_ps(model: str, workers: int, codecs: Sequence[str]) -> Calibrated
     return replace(calibrated, byte_s=max(0.0, whole - known) / nbytes)
 
 
-# ------------------------------------------------------------------------------------------------------- prediction
-
-
 def _predict_ps(cell: Cell, calibrated: Calibrated, rate: float | None = None) -> tuple[Message, Step]:
     network = Network(
         cell.workers,
@@ -209,9 +203,6 @@ def _predict_ps(cell: Cell, calibrated: Calibrated, rate: float | None = None) -
     load = Workload.of_model(calibrated.times)
     message = message_of(cells.generic(), load, cell.codec, network).slower(calibrated.slowdown)
     return message, step(Work(calibrated.step_s, ready=calibrated.times.ready), network, message)
-
-
-# ---------------------------------------------------------------------------------------------------------------- run
 
 
 def _run_ps(cells: Sequence[tuple[Cell, int]], net: Hosts) -> Iterator[dict[str, Any]]:

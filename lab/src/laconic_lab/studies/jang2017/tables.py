@@ -128,9 +128,6 @@ def _kernels(results: Results) -> Table:
     return make_table("Figures 3 and 8", ["operation", *names], rows)
 
 
-# -------------------------------------------------------------------------------------------- predicted and measured
-
-
 def _error(run: Mapping[str, Any]) -> float:
     return float(run["predicted_s"] / run["measured_s"] - 1)
 

@@ -59,8 +59,6 @@ class ComputedStepper(GraphStepper):
         self._pushed = self._pulled = 0
         self._pending = 0
 
-    # ---------------------------------------------------------------------------------------------------------- epoch
-
     def _before_examples(self) -> None:
         if self._held is not None:
             self.weights.copy_(self._held)
@@ -107,8 +105,6 @@ class ComputedStepper(GraphStepper):
             else:
                 self._keys[name] = keys
 
-    # ------------------------------------------------------------------------------------------------------ iteration
-
     def _after_step(self) -> None:
         self._count_exchange()
 
@@ -153,8 +149,6 @@ class ComputedStepper(GraphStepper):
     def _mutable(self) -> list[Tensor]:
         own = [*super()._mutable(), self.server, self._at]
         return own + [x for channel in (*self.push, self.pull) for x in channel.state()]
-
-    # ------------------------------------------------------------------------------------------------- sizes, samples
 
     def _count_exchange(self) -> None:
         """Count an exchange whose sizes are in the ring, and read the ring when it is full."""

@@ -30,9 +30,6 @@ def make_tables(results: Results) -> list[Table]:
     ]  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------- accuracy and bytes
-
-
 def _top1(results: Results) -> Table:
     rows = []
     for model in results.models("accuracy"):
@@ -194,9 +191,6 @@ def _compared(results: Results) -> Table:
     compared, differing = (sum(run[name] for run in runs) for name in ("frames_compared", "frames_other"))
     rows = [(f"{len(runs):,}", f"{compared:,}", f"{differing:,}")] if runs else []
     return make_table("Frames made and compared", ("runs", "frames compared", "that differ in value or size"), rows)
-
-
-# ------------------------------------------------------------------------------------------------------------ times
 
 
 def _links(results: Results) -> Table:

@@ -247,9 +247,6 @@ def _summary(all_reports: Sequence[Sequence[Report]], warm_up: int, every: int) 
     }  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------------- processes
-
-
 def _train(net: Network, run_dir: Path, warm_up: int, enough: _Enough) -> list[list[Report]]:
     """Return the reports of both workers until there are enough; then all processes are ended."""
     certs = ["--certs", net.certs] if net.certs is not None else []

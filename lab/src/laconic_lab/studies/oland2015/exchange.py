@@ -207,9 +207,6 @@ class Comparison:
             self.other_sizes += int(traffic.nbytes[i, run]) != len(frame)
 
 
-# -------------------------------------------------------------------------------------------------------------- bytes
-
-
 def _apart(sender: Fitted, x: Tensor) -> list[Tensor] | None:
     """Return for each run the positions of values that are sent apart."""
     if not isinstance(sender, Linear) or sender.limit is None:

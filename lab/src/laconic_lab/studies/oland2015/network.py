@@ -88,8 +88,6 @@ class Networks:
     def _tensors(self, worker: int) -> tuple[Tensor, ...]:
         return self.w1[worker], self.w2[worker], self.w3[worker], *self.biases(worker)
 
-    # ------------------------------------------------------------------------------------------------------ training
-
     def train_epoch(self, epoch: int, batches: Batches) -> None:
         """Train every worker for one pass over its share."""
         fits = self.device.type == "cuda" and batches.batch <= fused.MOST_IMAGES
@@ -162,8 +160,6 @@ class Networks:
             kept = self._buffers[str(dtype)] = torch.empty(images, self.runs * HIDDEN, dtype=dtype, device=self.device)
         return kept[:images]
 
-    # ---------------------------------------------------------------------------------------------------- evaluation
-
     def gradient_rms(self, worker: int, batches: Batches) -> Tensor:
         """Return [layers, runs], the root mean square of the derivative of the worker's MSE over its whole share."""
         sums = [torch.zeros_like(w[worker]) for w in (self.w1, self.w2, self.w3)]
@@ -201,9 +197,6 @@ def initial(seed: int, run_ids: Sequence[int], i: int, device: torch.device) -> 
         unit = random.hash32(chunk + position, key).to(torch.float32) * 2.0**-32
         weights[begin : begin + len(chunk)] = ((unit * 2 - 1) * bound).view(-1, rows, cols)
     return weights
-
-
-# --------------------------------------------------------------------------------------------------------------- data
 
 
 class Batches:

@@ -50,9 +50,6 @@ def _caption(title: str, setting: SettingRuns | None) -> str:
     return title if setting is None else f"{title} ({setting.values['data']}, {setting.num_runs:,} runs)"
 
 
-# ------------------------------------------------------------------------------------------------ all experiments
-
-
 def _curves(results: Results) -> list[Plot]:
     """Return accuracy by epoch, bits by epoch and bits by layer."""
     accuracy: Rows = []
@@ -98,9 +95,6 @@ def _points(results: Results) -> Plot:
     return Plot("oland-settings", "Accuracy by bits", "Every setting: its best accuracy and its bits a weight, coded.",
                 "points", data, "coded bits", "best accuracy %", series="experiment",
                 detail=("codec", "lr", "l1", "runs"), log="x", marks=_claimed("x"))  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------- the paper's figures
 
 
 def _spread(values: list[float]) -> tuple[float, float, float, float]:
@@ -175,9 +169,6 @@ def _grid(results: Results) -> list[Plot]:
                  data, "c", title, pick="line", low="low", high="high", detail=("median",), marks=marks)
         )  # fmt: skip
     return shown
-
-
-# --------------------------------------------------------------------------------------------- beyond the paper
 
 
 def _plane(results: Results) -> list[tuple[float, float, dict[str, Any]]]:

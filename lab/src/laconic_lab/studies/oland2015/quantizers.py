@@ -85,9 +85,6 @@ def _vector(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=like.device)
 
 
-# ------------------------------------------------------------------------------------------------------------- sample
-
-
 def sample_positions(n: int, f: float, seed: int) -> Tensor | None:
     """Return the positions of a layer that the codec samples, one in each interval of equal size; None for all."""
     count = min(n, max(MIN_SAMPLE, math.ceil(f * n)))
@@ -114,9 +111,6 @@ def entropy(sampled: Tensor, low: Tensor, high: Tensor, m: Tensor) -> Tensor:
     c = counts.to(torch.float64)
     total = torch.full((), count, dtype=torch.float64, device=sampled.device)
     return (math.log2(count) - torch.where(counts > 0, c * c.log2(), 0.0).sum(1) / total).clamp(min=0)
-
-
-# --------------------------------------------------------------------------------------------------------- quantizers
 
 
 class Exact:
