@@ -88,8 +88,6 @@ def pack_file(
     """Compress a safetensors file into a ``.lac`` file; one tensor is in memory at a time.
 
     Args:
-        source: A safetensors file.
-        target: The file to write.
         spec: The codec of float tensors, without channel stages (no ``ef``).
         policy: Codecs by name pattern, and exemptions; by default one-dimensional and small tensors are exempt.
         seed: Decides all randomness, together with each tensor's name.
@@ -205,7 +203,6 @@ def unpack_file(
 
     Args:
         source: A ``.lac`` file.
-        target: The file to write.
         force: Replace ``target`` if it exists.
         max_numel: A file that declares more values in total raises ``FrameError``.
         progress: Called after each tensor.

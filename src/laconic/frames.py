@@ -91,7 +91,6 @@ def encode_into(
 
     Args:
         x: Any shape and stride; float32, float64, float16 or bfloat16. It is not changed.
-        spec: A codec spec, or a codec.
         buffer: Writable memory; ``max_nbytes(spec, x)`` bytes always suffice.
         seed: Decides all randomness.
         gradient: The gradient of x, for ``adaptive:by=grad``.

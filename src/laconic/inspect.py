@@ -32,10 +32,8 @@ class Explanation:
     Args:
         name: The packet's name in its bundle; empty for a single frame.
         codec: The canonical spec.
-        numel: Values of the tensor.
         kept: Values sent.
         nbytes: Bytes of the frame, including its header.
-        sections: Bytes of each section.
         symbols: Symbols that occur, for a quantizer.
         entropy: Shannon's entropy of the symbols, in bits: the lower bound for coders of single symbols.
         bits_before: Bits of a packed symbol, without a coder.

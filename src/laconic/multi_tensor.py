@@ -102,7 +102,6 @@ def write_frames(
 
     Args:
         tensors: Tensors for which ``supports`` is true.
-        chain: The codec.
         buffer: A uint8 tensor on the host, pinned for a copy without an intermediate buffer. The sum of all frames'
             ``max_nbytes``, each rounded up to 16, suffices.
         residuals: The residual of each tensor, for error feedback.

@@ -127,7 +127,6 @@ class Schedule:
     """The learning rate as a function of the iteration, so that a run can resume at any iteration.
 
     Args:
-        lr: The rate after the warm-up.
         kind: ``constant``; ``step``, multiplied by ``factor`` every ``every`` iterations; ``cosine``, to 0 at
             ``iterations`` along half a cosine.
         warmup: Iterations in which the rate grows linearly to ``lr``.

@@ -82,7 +82,6 @@ class Record:
     Args:
         kind: What was measured, e.g. ``bench.codec``.
         values: Figures and settings. The suffix of a name is its unit: ``encode_s`` in seconds, ``nbytes`` in bytes.
-        seed: The seed of the measurement.
     """
 
     kind: str

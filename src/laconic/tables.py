@@ -13,8 +13,6 @@ class Table:
     r"""Cells as text. A row with a single cell is the heading of the rows that follow it.
 
     Args:
-        columns: Column headings.
-        rows: Cells, row by row.
         text_columns: Number of leading columns that hold text and are aligned left; figures are aligned right.
         title: Line above the table.
         caption: Line below the table.

@@ -18,7 +18,6 @@ class BundleTemplate:
     A bundle that does not match may still be valid: ``wire.unpack_bundle`` reads it, or names its fault.
 
     Args:
-        names: Names of the frames.
         frames: Templates of the frames, in the same order.
     """
 

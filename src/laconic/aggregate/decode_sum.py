@@ -109,7 +109,6 @@ def weighted_sum(
 
     Args:
         packets: Packets or frames of one shape; their codecs may differ.
-        weights: One per packet.
         out: A contiguous float32 tensor for the sum; its old values are overwritten.
         max_numel: Frames that declare more values are rejected.
     """

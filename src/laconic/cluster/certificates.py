@@ -60,7 +60,6 @@ def new_job(
     Args:
         folder: A new or empty folder.
         hosts: Names and addresses by which workers reach the server. Loopback is always included.
-        days: Days until the certificates expire.
     """
     require_module("cryptography")
     if not JOB_NAME.fullmatch(name):

@@ -56,7 +56,6 @@ class Patience:
     Args:
         total: With a server that does not answer.
         first: Before the second attempt; the wait doubles with each attempt.
-        longest: The longest wait between two attempts.
         others: For other workers, while the server answers.
     """
 
@@ -79,14 +78,11 @@ class Client:
 
     Args:
         address: ``host:port`` of the server.
-        worker: This worker's number.
         incarnation: Grows with each start of this worker: the server rejects older ones.
-        slots: The slots that are exchanged.
         limits: The largest possible frame of each slot, in bytes.
         resident: The same for tensors that a snapshot holds and exchanges do not.
         credentials: gRPC channel credentials; None for plaintext.
         timeout: Seconds that one call may take, plus the time that its frames need on the slowest link.
-        patience: How long to keep trying.
     """
 
     def __init__(

@@ -88,11 +88,7 @@ def partition(tensors: Mapping[str, Tensor], servers: int) -> list[dict[str, Ten
 
 
 class ShardedConnection:
-    """One connection to several servers; each call goes to all of them at once.
-
-    Args:
-        shards: The slot numbers of each server.
-    """
+    """One connection to several servers; each call goes to all of them at once."""
 
     def __init__(self, connections: Sequence[Connection], shards: Sequence[Sequence[int]]) -> None:
         self._connections, self._shards = connections, shards

@@ -56,7 +56,6 @@ class Core:
 
     Args:
         parameters: Float32 tensors by name; changed in place.
-        optimizer: Takes the steps.
         learning_rate: The learning rate of an update, by its number.
         event_log: Receives every event as a dict; None drops them.
         exchanges: Number of exchanges of the job; None if it is unknown.

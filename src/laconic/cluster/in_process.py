@@ -18,8 +18,6 @@ class InProcessConnection:
     """Implements ``Connection`` on a ``Core``.
 
     Args:
-        core: The server's core.
-        worker: This worker's number.
         incarnation: Grows with each start of this worker.
         timeout: Seconds that an exchange may wait for other workers.
     """

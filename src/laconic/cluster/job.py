@@ -61,17 +61,11 @@ class Job:
         returns: What the server sends: ``weights``, ``gradients`` (workers run the optimizer), ``delta`` (the change
             of the weights since the last reply) or ``sum``: the pushes, added while compressed. With ``sum`` the server
             sees no float of a gradient, and no weights but those that workers upload for its checkpoints.
-        every: Iterations between two exchanges.
         sends: What workers push: ``gradients``; or, after local steps, the ``changes`` of their weights or the
             ``weights``.
         after: ``mean`` of the pushes, or ``best``: the change of the worker with the lowest loss on held-out data.
         backup: Workers that a synchronous round does not wait for.
         discount: Without rounds: a gradient that is n updates stale takes 1 / (1 + n) of a step.
-        lr: Learning rate.
-        momentum: Momentum of SGD.
-        weight_decay: Weight decay of SGD.
-        checkpoint_every: Iterations between two checkpoints.
-        seed: Seed of everything random.
     """
 
     workers: int = 2

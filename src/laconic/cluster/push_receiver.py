@@ -25,8 +25,6 @@ class PushReceiver:
 
     Args:
         mode: The job's mode, which takes the frames.
-        session: The worker's session.
-        sequence: The number of the exchange.
         alive: Whether the worker still waits.
         applied: The push was applied before: its frames are dropped and its reply is sent again.
     """

@@ -60,7 +60,6 @@ class SharedState:
         """Wait for a condition, holding the lock (which is released meanwhile).
 
         Args:
-            ready: The condition.
             deadline: On ``time.monotonic``'s clock.
             alive: Whether the caller still waits for the answer.
             description: Called after a timeout: what did not happen.
@@ -109,7 +108,6 @@ class ByteBudget:
 
         Args:
             reservation: The push that needs them.
-            nbytes: How many.
             deadline: On ``time.monotonic``'s clock.
             alive: Whether the worker still waits.
             cancelled: Whether the push has become pointless; ends the wait without a reservation.

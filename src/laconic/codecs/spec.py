@@ -60,7 +60,6 @@ def parse_named(part: str, known: Mapping[str, type[N]], *, noun: str = "stage",
     """Parse ``name:argument,name=value`` into a dataclass.
 
     Args:
-        part: The text.
         known: Dataclasses by name.
         noun: What messages call them.
         whole: The text that contains ``part``, for messages.

@@ -65,7 +65,6 @@ def require_same_on_all_ranks(
     Args:
         call: The function that the user called on all ranks.
         settings: What must be equal, by name. All ranks have the same names.
-        stats: Counts the bytes.
     """
     texts = {name: torch.tensor(list(text.encode()), dtype=torch.uint8) for name, text in settings.items()}
     with peer_failure_as_error(group, f"compared the arguments of {call}"):

@@ -44,7 +44,6 @@ class HashedLayer(nn.Module):
     """A Linear, convolution or embedding whose entries share K values.
 
     Args:
-        layer: The dense layer.
         buckets: K.
         seed: Decides which entries share a value; the same on all workers, different for each layer.
         fresh: Draw values of the weight's variance instead of fitting them to the weight.

@@ -78,7 +78,6 @@ def measure(
     Neither model is modified. Steps run on the device of the parameters.
 
     Args:
-        model: The dense model.
         compressed: The result of ``laconic.compress``.
         batch: (inputs, targets), or inputs alone.
         loss: Function of outputs and targets; by default cross entropy for integer targets, else the mean square.

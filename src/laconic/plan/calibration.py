@@ -104,7 +104,6 @@ class Encoding:
     Args:
         spec: The codec, with or without error feedback.
         workers: For a summable codec, the number of workers that its sum must hold.
-        seed: The rounding seed.
     """
 
     def __init__(self, spec: str, x: Tensor, workers: int = 16, seed: int = 0) -> None:

@@ -44,7 +44,6 @@ class Work:
     """A worker's computation.
 
     Args:
-        step_s: Seconds of one iteration.
         every: Iterations between two exchanges. Above 1, nothing is sent before the last of them has ended.
         ready: When which part of the gradient is computed.
         spare_core: Whether encoding has a core of its own while the model computes.
@@ -150,7 +149,6 @@ class Message:
     """A model's gradient after encoding, and the time that takes.
 
     Args:
-        codec: The codec's spec.
         push: Bytes that a worker sends.
         pull: Bytes of the reply: the mean, encoded again, or the sum.
         encode_s: Seconds in which a worker encodes it.

@@ -100,10 +100,8 @@ def encoded_times(
     Args:
         ready: When each piece of the gradient is computed, as a share of the step.
         shares: Size of each piece as a share of the message.
-        step_s: Seconds of an iteration.
         every: Iterations between two exchanges; above 1, encoding starts when the last iteration has ended.
         spare_core: Whether encoding has a core of its own while the model computes.
-        encode_s: Seconds to encode the message.
     """
     if every > 1:
         return served([step_s for _ in ready], shares, encode_s)

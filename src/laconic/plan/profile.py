@@ -37,9 +37,6 @@ class Point:
     """A codec, measured on a tensor of ``numel`` values.
 
     Args:
-        numel: Number of values.
-        nbytes: Bytes of the frame.
-        encode_s: Seconds to encode it.
         decode_s: Seconds to decode it into an existing tensor.
         add_s: Seconds to add it to a sum.
     """
@@ -61,7 +58,6 @@ class ModelTimes:
 
     Args:
         numels: Values of each slot, in the order in which backward computes their gradients.
-        batch: Number of examples.
         step_s: Seconds of forward and backward.
         ready: See ``costs.Work``.
         messages: By spec, the codec on the model's own gradients: ``push``, ``encode_s``, ``decode_s``, ``add_s``.

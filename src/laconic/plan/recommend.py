@@ -94,7 +94,6 @@ class PlanRequest:
         topology: ``ps``, ``ring`` or ``twoshot``; see ``costs``.
         servers: Number of servers, for ps.
         round_trip_s: Seconds of a round trip between two hosts.
-        every: Iterations between two exchanges.
         codecs: Specs to compare; those of the profile by default. ``none`` and ``bf16`` are always compared.
         processes: Workers on each machine, which share its cores.
         memory: Bytes that a worker has; the profile's by default.
@@ -248,7 +247,6 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
     """Compare codecs for a training, and recommend one.
 
     Args:
-        request: The training.
         break_even: Whether to search for the rates below which codecs pay.
         notify: Called with a line for everything that the profile lacks and that was replaced.
     """

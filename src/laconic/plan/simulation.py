@@ -45,7 +45,6 @@ class Workers:
         straggle: How many times as long a straggling iteration takes.
         backup: Workers that a synchronous round does not wait for.
         mode: ``sync``, ``async`` or ``bounded:S``.
-        seed: Random seed.
     """
 
     count: int

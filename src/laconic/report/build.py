@@ -19,7 +19,6 @@ class Report:
     """A page and a summary of its contents.
 
     Args:
-        html: The page.
         runs: Number of runs in its first table.
         plots: Identifiers of its plots.
         claims: Number of Records that plug-ins derived, such as verdicts on a paper's claims.
@@ -41,8 +40,6 @@ def build(
 
     Args:
         records: Records of any kinds, in any order.
-        title: Heading of the page.
-        command: The command that builds the page again.
         prices: Prices of an hour and of a gigabyte.
         skipped: Lines about files that could not be read; the page lists them with what it cannot draw.
     """

@@ -35,7 +35,6 @@ def render(
 
     Args:
         sections: Sections with at least one table or plot.
-        title: Heading of the page.
         origin: Lines at the end: machine, versions, command.
         skipped: A line for everything that is not shown, with the reason.
         what_if: The result of ``whatif.settings``; None leaves that part out.

@@ -68,7 +68,6 @@ class Plot:
 
     Args:
         ident: Identifier, unique on the page.
-        title: Heading.
         about: One sentence about what it shows.
         kind: ``line``, ``points`` or ``bars`` (horizontal: texts on the y axis, lengths along x).
         data: The rows that are drawn.

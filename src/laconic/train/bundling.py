@@ -20,8 +20,6 @@ class Layout:
     frames, top-k over all layers, and nothing is sent before backward has ended.
 
     Args:
-        shapes: Shapes of the parameters by name.
-        bundled: Whether parameters are bundled.
         pieces: Number of slots of a bundle.
     """
 

@@ -60,12 +60,10 @@ def calibrate(
     """Return the profile of this machine.
 
     Args:
-        name: Name of the profile.
         models: Models whose step is measured, and codecs on their gradients.
         codecs: Codecs to measure; a stock of 14 by default.
         batch: Examples of a model's step; 64 by default, fewer for large models.
         device: ``cpu`` or ``cuda``.
-        threads: Threads of torch on the CPU.
         processes: Numbers of processes whose mutual slowdown is measured.
         transport: Whether to measure exchanges of a parameter server and two workers on this machine.
         peer: HOST:PORT of ``laconic calibrate --listen``, to measure the link to it.

@@ -30,7 +30,6 @@ class Shards:
     takes all full batches of its shard; which examples are left over changes with the order.
 
     Args:
-        batch: Examples per worker and iteration.
         seed: Seed of shards and orders.
 
     >>> shards = Shards(num_examples=10, workers=2, batch=2, seed=0)

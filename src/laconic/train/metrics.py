@@ -43,7 +43,6 @@ def relative_error(x: Tensor, decoded: Tensor, residual: Tensor | None) -> float
 
     Args:
         x: The tensor given to the channel.
-        decoded: The decoded frame.
         residual: The channel's residual after encoding; None if it has none.
     """
     error = (x - decoded if residual is None else residual).double()

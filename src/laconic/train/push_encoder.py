@@ -29,7 +29,6 @@ class PushEncoder:
     """Encodes the slots of one worker and counts their bytes.
 
     Args:
-        number: The worker's number.
         times: The worker's times; ``encode`` is counted here.
     """
 

@@ -26,8 +26,6 @@ class Replica:
     """The model of one worker.
 
     Args:
-        task: The worker's task.
-        schedule: The learning rate.
         layout: Mapping of parameters to slots; default: one slot per parameter.
     """
 

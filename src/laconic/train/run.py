@@ -53,12 +53,9 @@ class Config:
     """Configuration of a run. Two synchronous runs with equal configurations end with equal weights.
 
     Args:
-        data: Name of the data set.
         data_dir: Folder of the data set; None for embedded data or the folder of the environment variable.
         script: ``file.py:function`` that builds the task instead of model and data.
-        batch: Examples per worker and iteration.
         method: Name of the method that set the job's options.
-        schedule: Schedule of the learning rate.
         warmup: Iterations until the full learning rate.
         holdout: Fraction of the training examples that are held out.
         servers: Number of servers that share the parameters.

@@ -15,11 +15,7 @@ COLUMNS = ("iteration", "seconds", "bytes_sent", "bytes_received", "accuracy")
 
 
 class Snapshots:
-    """Copies of one worker's model.
-
-    Args:
-        task: The worker's task.
-    """
+    """Copies of one worker's model."""
 
     def __init__(self, task: Task, iterations: int) -> None:
         self._task = task

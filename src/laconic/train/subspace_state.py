@@ -24,7 +24,6 @@ class SubspaceState:
 
     Args:
         layers: Layers by the slot of their coordinates.
-        rate: The learning rate by iteration.
     """
 
     def __init__(self, layers: Mapping[str, SubspaceLayer], job: Job, rate: Callable[[int], float]) -> None:

@@ -67,11 +67,6 @@ class Worker:
     """One worker of a job, on its own copy of the task.
 
     Args:
-        number: The worker's number.
-        task: The task to train.
-        shards: The data shards.
-        schedule: The learning rate.
-        connection: The connection to the servers.
         layout: Mapping of parameters to slots; default: one slot per parameter.
         store: Where to save state that only this worker has; None saves nothing.
     """

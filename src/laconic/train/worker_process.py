@@ -47,7 +47,6 @@ def work(
     """Train as one worker of a run until its end.
 
     Args:
-        number: The worker's number.
         incarnation: Must grow with each start of this worker; default: the time.
         addresses: Addresses of the servers, in order; default: those that servers on this host wrote to the folder.
         certs: The folder of ``laconic certs new``.

@@ -30,12 +30,7 @@ class WorkerStatus:
         lives: Number of starts.
         iteration: Last iteration that it reported.
         loss: Loss of its last batch; None before its first report and if it was not finite.
-        bytes_sent: Bytes of the frames that it sent.
-        bytes_received: Bytes of the frames that it received.
         bytes_raw: Bytes of float32 in both directions in every iteration.
-        retries: Number of repeated requests.
-        seconds: Seconds by activity.
-        applied: Pushes that were applied.
         missed: Staleness of its last push: updates by others while it computed.
         missed_most: Largest staleness of its pushes.
         missed_sum: Sum of the staleness of its pushes.
@@ -63,18 +58,11 @@ class Status:
     """Status of one server and its workers.
 
     Args:
-        at: Time of this status.
         began_at: Time of the first start of the run's server.
         phase: One of ``PHASES``.
-        version: Number of updates so far.
-        updates: Number of updates of the whole run.
         iterations: The same in iterations of a worker; in async mode of all workers together.
-        received: Bytes of received frames.
-        sent: Bytes of sent frames.
         lives: Number of starts of the server.
-        checkpoint: Version of the last checkpoint.
         failure: Reason why the server cannot continue.
-        faults: Number of faults by kind.
         recent: Last faults: ``{"at": …, "what": …}``.
     """
 

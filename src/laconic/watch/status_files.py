@@ -61,11 +61,7 @@ def load_status(path: Path) -> Status | None:
 
 
 class StatusWriter:
-    """Writes a server's status when it is due. If the folder cannot be written to, one warning is logged.
-
-    Args:
-        server: Index of the server.
-    """
+    """Writes a server's status when it is due. If the folder cannot be written to, one warning is logged."""
 
     def __init__(self, run_dir: Path, server: int = 0) -> None:
         self._status_path = run_dir / server_file(STATUS, server)

@@ -37,10 +37,7 @@ class StatusTracker:
     """Status of one server. All methods may be called from any thread.
 
     Args:
-        updates: Number of updates of the whole run.
-        iterations: Number of iterations of the whole run.
         previous: Last status of an earlier start of this server; counts continue from there.
-        clock: Returns the time.
 
     >>> tracker = StatusTracker(1, 10, 10, clock=lambda: 5.0)
     >>> tracker.record_event({"event": "welcome", "worker": 0, "incarnation": 1})

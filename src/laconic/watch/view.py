@@ -37,10 +37,8 @@ class View:
 
     Args:
         phase: One of ``PHASES``.
-        at: Time of this view.
         config: The options shown to people.
         iteration: Iterations done; in async mode of all workers together.
-        iterations: Iterations of the whole run.
         loss: Mean loss of the workers' last batches.
         elapsed_s: Seconds since the first start of the run's servers.
         silent_s: Seconds since the last write of its servers.
@@ -49,17 +47,12 @@ class View:
         sent: Bytes of frames that the servers sent.
         bytes_per_s: Current traffic in both directions.
         saved: Bytes saved compared with float32 in both directions.
-        version: Number of updates so far.
         missed: Largest staleness of the workers' last pushes, in updates.
         missed_most: Largest staleness of all pushes.
         missed_mean: Mean staleness of all pushes.
         server_lives: Number of starts of the servers.
-        checkpoint: Version of the last checkpoint.
         failure: Reason why the run cannot continue.
-        workers: Status of each worker.
         seconds: Seconds of all workers by activity.
-        faults: Number of faults by kind.
-        recent: Last faults.
         notes: Problems with the files of the folder.
         summary: The run's summary, at the end.
         points: Points of ``progress.jsonl``.
@@ -107,7 +100,6 @@ class Watcher:
 
     Args:
         run_dir: The run's folder; it need not exist yet.
-        clock: Returns the time.
     """
 
     def __init__(self, run_dir: Path, *, clock: Callable[[], float] = time.time) -> None:

@@ -54,8 +54,6 @@ class Settings:
     """Settings of a codec benchmark.
 
     Args:
-        numel: Values of the tensor.
-        repeat: Rounds per measurement.
         threads: Threads for codecs and torch; memcpy always uses one.
         seed: Seed of the data and of the codecs.
         data: Data for codecs with an entropy coder; the speed of others does not depend on it.

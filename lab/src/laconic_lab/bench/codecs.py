@@ -60,9 +60,7 @@ def run(
 
     Args:
         specs: Codecs without channel stages (``ef`` costs one addition more than its codec).
-        settings: Sizes and counts.
         with_peers: Whether to time the alternatives, which take most of the time.
-        progress: Called before each step.
     """
     settings = settings or Settings()
     chains = {spec: codec(spec) for spec in specs}  # an invalid spec raises before any work

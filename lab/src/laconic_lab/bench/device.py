@@ -64,8 +64,6 @@ class DeviceSettings:
 
     Args:
         device: ``cuda`` or ``cuda:1``.
-        numel: Values of the tensor.
-        repeat: Rounds per measurement.
         seed: Seed of the data and of the codecs.
     """
 

@@ -37,8 +37,6 @@ class StepSettings:
     Args:
         model: An image model.
         device: ``cuda`` or ``cuda:1``.
-        batch: Images per step.
-        repeat: Turns.
         bucket: Values of a DDP bucket; 25 MB of float32 by default.
         seed: Seed of weights, inputs and codecs.
     """

@@ -67,9 +67,6 @@ class LayerSettings:
         batch: Batch size to use instead of the cases' own.
         repeat: Turns of each.
         budget_s: No turn begins after this many seconds.
-        threads: Threads of torch.
-        device: Device of both layers.
-        seed: Seed of weights and inputs.
 
     >>> LayerSettings(cases=("mlp",), schemes=("hashed:0.1",), repeat=5).command()
     'laconic bench layers mlp --scheme hashed:0.1 --repeat 5'

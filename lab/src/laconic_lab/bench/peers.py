@@ -42,11 +42,9 @@ class Peer:
     """One alternative.
 
     Args:
-        name: Name shown in tables.
         encode: Tensor to message.
         decode: Message to tensor; None for selection only.
         max_error: Largest allowed relative squared error on gaussian data, checked before timing.
-        note: Remark for the comparison.
         numel: Number of values it is timed on, if not all.
         dtype: Dtype of its input; the conversion is not timed.
     """

@@ -70,7 +70,6 @@ def run_flood(
         garbage: Total number of connections that send garbage.
         held: Connections held open in each flooded phase.
         rate: Garbage connections per second.
-        tls: Whether the server uses TLS.
         seed: Chooses the bytes that foreign connections send.
     """
     steps = max(2 * EDGE + 10, round(garbage / phases / rate / COMPUTING))  # the flood ends before its phase does

@@ -59,10 +59,7 @@ class Scenario:
 
     Args:
         folder: Empty folder for checkpoints and certificates.
-        mode: Mode of the job.
         link: Whether worker 1 is connected through a proxy that can be cut, slowed and disturbed.
-        rate: Rate of that link.
-        tls: Whether to use TLS.
         compute_s: Seconds that a worker takes for a gradient, so that the others get their share of the work.
         timeout_s: Seconds after which the scenario counts as hung. The time that actions take is not counted (but
             three times as many seconds end it in any case): a flood may starve on a busy machine.

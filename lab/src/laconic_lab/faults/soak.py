@@ -32,7 +32,6 @@ class Soak:
     """The outcome of a soak test.
 
     Args:
-        seconds: Duration.
         rss: Median bytes of memory in the second and in the last quarter of the time.
         descriptors: Median open files in the second and in the last quarter.
         broken: The violated invariant, or None.
@@ -53,9 +52,7 @@ def soak(
     """Run a job for about that many seconds, with a random fault at regular intervals.
 
     Args:
-        seconds: Duration.
         every: Seconds between two faults.
-        mode: Mode of the job.
         seed: Chooses faults and workers.
         tell: Called about every second with the exchanges done and their total.
     """

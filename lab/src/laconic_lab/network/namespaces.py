@@ -42,7 +42,6 @@ class Lab:
 
     Args:
         name: Unique among the labs of this machine; see ``unique_name``.
-        hosts: Settings of each host.
         congestion: TCP congestion control of all hosts, such as ``"reno"``; None: the machine's.
 
     >>> hosts = [Host(rate="100mbit"), Host(rate="100mbit", delay="5ms")]

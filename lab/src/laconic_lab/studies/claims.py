@@ -35,11 +35,9 @@ class Claim:
 
     Args:
         key: Unique within the study.
-        statement: The claim in words.
         section: Where the paper makes it.
         value: The claimed value or bound.
         relation: ``=`` (equal within the tolerance), ``>``, ``<`` or ``best`` (this value is the best of a series).
-        unit: Unit of the value.
         tolerance: Largest difference that still counts as equal; set by us.
         evidence: Function from the study's results to evidence; None when the Records do not cover the claim.
     """

@@ -102,14 +102,7 @@ EpochEnd = tuple[Task, float, int, int]
 
 
 class Stepper(ABC):
-    """One training run.
-
-    Args:
-        setting: What is trained.
-        seed: Seed of all random numbers.
-        epochs: Length of the run.
-        source: The examples.
-    """
+    """One training run."""
 
     def __init__(self, setting: StepperSetting, seed: int, epochs: int, source: Source) -> None:
         self.setting, self.seed, self.epochs, self.source = setting, seed, epochs, source

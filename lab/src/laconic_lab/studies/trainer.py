@@ -80,9 +80,6 @@ def run_units(
     Args:
         units: Runs of one experiment.
         records: The experiment's Records; a Record is added as each run ends.
-        kind: Kind of the Records.
-        device: Where the work is done.
-        progress: Called as epochs end.
         work: Yields each of the given units with the values of its Record.
     """
     missing = [unit for unit in units if unit.key not in records]

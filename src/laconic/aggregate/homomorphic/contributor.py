@@ -61,7 +61,6 @@ class Contributor(KeepsResiduals):
     Args:
         spec: ``ef|thc:4``, ``shared:8,round=stochastic``, …
         workers: The largest number of packets that will be added.
-        worker: This worker's number.
         ring: See ``Summing``.
     """
 

@@ -22,8 +22,6 @@ class ServerMode:
     """A job's mode on the server. Methods take the lock themselves unless they say otherwise.
 
     Args:
-        weights: What an update changes.
-        members: The workers' sessions.
         budget: Limits the bytes of pushes in memory.
     """
 

@@ -28,11 +28,9 @@ def begin_agreement(
     """Start the reduction of this rank's probe; the returned function waits for the agreed value.
 
     Args:
-        summing: The codec.
         probe: This rank's probe, or those of several slots one behind the other.
         tensors: Describes the tensors. Ranks with different descriptions get an ``InputError`` where the probes'
             maximum is taken: a digest of the text travels with it.
-        group: The ranks.
         stats: Counts bytes and waiting.
     """
     if summing.by == "or":

@@ -80,11 +80,8 @@ def measure_aggregation(
     """Check and measure the aggregation.
 
     Args:
-        shapes: Shapes of the slots.
         rounds: Timed rounds of each.
         threads: Torch threads of the server and of a worker.
-        seed: Seed of the gradients.
-        tell: Called with the current step.
     """
     job = job_of(METHOD, WORKERS)
     with ExitStack() as stack:

@@ -92,13 +92,7 @@ class Took:
 
 
 class Exchange:
-    """A worker's state: channel, copy of the parameters, and next gradients.
-
-    Args:
-        number: The worker's number.
-        shapes: Shapes of the slots.
-        seed: Seed of its gradients.
-    """
+    """A worker's state: channel, copy of the parameters, and next gradients."""
 
     def __init__(self, number: int, job: Job, shapes: Shapes, seed: int = 0) -> None:
         self.number, self.job, self.shapes, self.seed = number, job, shapes, seed

@@ -76,12 +76,10 @@ class LoadResult:
 
     Args:
         processes: Processes that the clients are threads of.
-        seconds: Duration.
         nbytes: Bytes of a push's frame; the reply is as large.
         acknowledged: Sorted latencies from the start of a push to the last byte of its reply.
         least: Smallest number of answered pushes of a client.
         most: Largest number of answered pushes of a client.
-        errors: Error messages.
         samples: Memory and file descriptors over time.
     """
 
@@ -136,9 +134,7 @@ def measure_load(
 
     Args:
         processes: Processes that the clients are threads of.
-        seconds: Duration.
         threads: Torch threads of the server.
-        tell: Called with the current step.
     """
     job = Job(workers=clients, mode="async", lr=RATE, momentum=0.0)
     gradient = torch.tensor(PATTERN).repeat(500 * 500 // len(PATTERN)).view(500, 500)

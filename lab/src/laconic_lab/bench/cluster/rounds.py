@@ -118,13 +118,10 @@ def measure_rate(
     Args:
         rate: As in ``laconic_lab.network``, or ``unshaped``.
         methods: Names of methods in ``laconic.train.methods``.
-        shapes: Shapes of the slots.
         made_of: How links are emulated.
         rounds: Timed rounds of each method.
         slow_rounds: Timed rounds where a round takes more than two seconds.
         threads: Torch threads of the server and of a worker.
-        seed: Seed of the gradients.
-        tell: Called with the current step.
     """
     with ExitStack() as stack:
         net = stack.enter_context(network(made_of, None if rate == "unshaped" else rate, workers))

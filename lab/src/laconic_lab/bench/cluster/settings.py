@@ -37,7 +37,6 @@ class ClusterSettings:
         clients: Clients of ``load``.
         processes: Processes that the clients are threads of.
         seconds: Duration of ``load``.
-        seed: Seed of the gradients.
 
     >>> ClusterSettings(parts=("load",), seconds=5).command()
     'laconic bench cluster --part load --seconds 5'

@@ -20,11 +20,7 @@ Tell = Callable[[str], None]
 
 
 def run(settings: ClusterSettings, tell: Tell = lambda what: None) -> list[Record]:
-    """Measure all parts; ``WrongResultError`` when a result is wrong.
-
-    Args:
-        tell: Called with the current step.
-    """
+    """Measure all parts; ``WrongResultError`` when a result is wrong."""
     records = []
     for part, measure in (("aggregation", _aggregation), ("rounds", _rounds), ("load", _load)):
         if part in settings.parts:

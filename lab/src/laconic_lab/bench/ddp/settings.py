@@ -31,13 +31,9 @@ class DDPSettings:
         limit_s: An exchange whose step takes longer counts as hung. A training run has an hour.
         train: Train the model by each exchange and measure the time to each accuracy. ``local 10 SPEC`` is then local
             SGD with an exchange in every tenth step.
-        data: Data set for training.
-        epochs: Epochs of training.
-        batch: Examples per rank and step.
         lr: Initial learning rate; it decays along half a cosine.
         test_every: Steps between evaluations, which are not timed.
         paced: Use paced sockets even where root can create network namespaces.
-        seed: Seed of the gradients.
 
     >>> DDPSettings(specs=("qsgd:4",), rates=("100mbit",)).command()
     'laconic bench ddp qsgd:4 --rates 100mbit'

@@ -18,11 +18,8 @@ class Hyper:
     """Hyper-parameters of a model, with dense or compressed layers.
 
     Args:
-        data: Name of the data set.
         lr: Highest learning rate.
         ramp: Epochs of warm-up.
-        decay: Weight decay.
-        epochs: Passes over the images.
         batch: Images of all workers together in an iteration.
     """
 
@@ -46,7 +43,6 @@ class Setting(StepperSetting):
     """One run without its seed and length.
 
     Args:
-        data: Name of the data set.
         layers: Scheme of the layers; None for dense layers.
         rules: Patterns of layers with another scheme, or ``dense``.
         codec: Summable codec of the gradients: ``ef|thc:2``, ``ef|shared:4``, …; ``none`` for float32.
@@ -58,7 +54,6 @@ class Setting(StepperSetting):
         batch: Images of a worker in an iteration.
         lr: Highest learning rate.
         ramp: Epochs of warm-up.
-        decay: Weight decay.
         holdout: Fraction of the training images that is held out.
     """
 

@@ -34,10 +34,6 @@ class SummedStepper(GraphStepper):
     """Sums the packed integers of all workers after every iteration; all workers take the same step.
 
     Args:
-        setting: What is trained.
-        seed: Seed of all random numbers.
-        epochs: Length of the run.
-        source: The examples.
         samples: Number of exchanges, spread over the run, whose frames are made and compared.
         graph: Whether an iteration becomes a CUDA graph; by default on a GPU.
         computed: Whether sums are computed without frames; by default on a GPU.

@@ -40,11 +40,9 @@ def run(
         experiment: ``table1`` (gzip and other methods on weights and on data), ``steps`` (seconds of a step of AlexNet
             and of the reader), ``kernels`` (AlexNet's operations) or ``runs`` (predicted and measured; needs root).
         data: Data set whose images table 1 compresses.
-        data_dir: Folder of the data sets.
         device: ``auto``, ``cpu`` or ``cuda``, for steps and kernels.
         cells: Cells of ``runs``; all by default.
         records: Folder in which Records are kept, one file for each experiment.
-        progress: Called as measurements end.
     """
     check_experiment(experiment, EXPERIMENTS)
     finished = RecordLog.of_experiment(records, experiment)

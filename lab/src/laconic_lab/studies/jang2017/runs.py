@@ -90,7 +90,6 @@ def measure_all(
     Cells that were measured under background load or over invalid links are run again.
 
     Args:
-        wanted: The cells.
         records: Records of earlier cells.
         progress: Called with the cell, the number of finished cells and their total.
         calm: A cell waits up to a minute for the load average to fall below this; the load is recorded.

@@ -89,7 +89,6 @@ class ComputedChannel:
 
     Args:
         slots: Names and shapes in the order of the flat tensor; slots of one codec are consecutive.
-        spec: Codec of the channel.
         policy: Decides which slots get another codec.
         ring: Number of rounds whose sizes are kept until ``nbytes`` reads them.
     """

@@ -56,8 +56,6 @@ class FrameRounds:
     Args:
         job: A synchronous job.
         tasks: One task for each worker, all with the same weights; they are trained in place.
-        shards: Data shards of the workers.
-        schedule: The learning rate.
     """
 
     def __init__(self, job: Job, tasks: Sequence[Task], shards: Shards, schedule: Schedule) -> None:

@@ -43,14 +43,12 @@ def run(
             extrapolates to them, by default to the paper's 20 and 50.
         seeds: By default 0 to 2 for methods 1, 5 and ours, 0 for the others.
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
-        data_dir: Folder of the data sets.
         device: ``auto``, ``cpu`` or ``cuda``.
         lanes: Runs side by side; by default 4 on a GPU and 1 on a CPU.
         frames: Whether to make every frame even where its decoded values can be computed.
         settings: Replaces the settings of the experiment.
         timing: How long the experiment ``times`` measures.
         records: Folder in which Records are kept, one file for each experiment; unfinished runs are in ``partial``.
-        progress: Called as epochs end.
     """
     check_experiment(experiment, experiments.EXPERIMENTS)
     if epochs is not None and epochs < 1:

@@ -52,14 +52,12 @@ class Setting(StepperSetting):
 
     Args:
         name: Name of the row: a method, or how it was changed.
-        data: Name of the data set.
         options: Options of the job, and ``warm``: a list of epochs, push and pull codec for the start of a run.
         batch: Examples of a worker in an iteration.
         holdout: Fraction of the training examples that is held out.
         lr: Highest learning rate.
         ramp: Epochs of warm-up.
         decay: Weight decay for an optimizer with momentum 0.9.
-        mode: Mode of the job.
     """
 
     name: str

@@ -105,11 +105,8 @@ def measure_all(
 
     Args:
         settings: Methods on models.
-        plan: How long to measure.
         epochs: Epochs to which times are extrapolated; by default the paper's.
-        data_dir: Folder of the data sets.
         records: Records of earlier turns.
-        seed: Seed of all random numbers.
         made_of: What links are made of; by default network namespaces as root, otherwise a paced proxy.
         progress: Called with the cell, the number of finished turns and their total.
     """

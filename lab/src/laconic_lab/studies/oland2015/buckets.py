@@ -53,12 +53,9 @@ def run_buckets(
     gradient as one packet in each step.
 
     Args:
-        specs: Specs of the codecs.
         seeds: Seeds of initial weights, order of images and sampling.
-        epochs: Passes over the images.
         workers: Number of workers, each with an exclusive share.
         batch: Images of a worker's mini-batch.
-        lr: Learning rate.
         momentum: Momentum of the optimizer, after the exchange.
         data: ``digits``, ``mnist``, or loaded images.
         data_dir: Folder of the files of ``mnist``.

@@ -38,7 +38,6 @@ def dissect(networks: Networks, seed: int, num_right: Callable[[], Tensor]) -> d
 
     Args:
         networks: Networks before an exchange; they are restored.
-        seed: Seed of the sampling.
         num_right: Counts the test images that the first worker classifies correctly.
 
     Returns:

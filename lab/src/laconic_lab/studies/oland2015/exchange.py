@@ -85,7 +85,6 @@ def exchange_batched(
 
     Args:
         networks: Networks whose weights are replaced.
-        all_quantizers: One quantizer for each run.
         seed: Seed of the sampling, common to runs and workers.
         measured: The worker whose bytes are counted.
         gradients: [workers, layers, runs], for ``by=grad``.

@@ -41,8 +41,6 @@ def fit(quantizers: Sequence[Quantizer], x: Tensor, seed: int, gradient: Tensor 
     """Fit the quantizers of one family to a layer.
 
     Args:
-        quantizers: One quantizer for each run.
-        x: The layer.
         seed: The seed of ``laconic.encode``.
         gradient: [runs], the RMS of the layer's derivative, for ``by=grad``.
     """

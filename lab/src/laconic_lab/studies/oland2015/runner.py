@@ -52,13 +52,11 @@ def run(
         data: ``digits``, ``mnist``, or loaded images.
         data_dir: Folder of the files of ``mnist``.
         device: ``auto``, ``cpu`` or ``cuda``.
-        seed: Seed of all random numbers.
         batch_runs: Runs trained at once; by default as many as fit into memory.
         real_packets: Whether real frames are exchanged; by default on a CPU with few runs.
         default: Hyper-parameters that the experiment does not vary.
         settings: Replaces the settings of the experiment.
         records: Folder in which Records are kept, one file for each experiment.
-        progress: Called as epochs end.
     """
     check_experiment(experiment, experiments.EXPERIMENTS)
     where = device_of(device)

@@ -144,9 +144,6 @@ def train(
 
     Args:
         common: What all runs share.
-        units: What to train.
-        images: Training and test images.
-        device: Where to train.
         real_packets: Exchange frames, a run at a time, instead of computing what they would decode to.
         tick: Called after each epoch with the number of runs.
     """
