@@ -169,19 +169,13 @@ def test_state_dict_is_a_copy():
     assert laws.bytes_of(state["w/residual"]) == before
 
 
-@pytest.mark.parametrize(
-    "state, error",
-    [
-        ({"w": torch.zeros(3)}, InputError),
-        ({"w/other": torch.zeros(3)}, InputError),
-        ({"w/residual": torch.zeros(3, dtype=torch.int64)}, InputError),
-        ({"w/residual": [0.0]}, InputError),
-        ({"w/velocity": torch.zeros(3)}, InputError),
-        ({"w/residual": torch.zeros(3), "w/velocity": torch.zeros(4)}, InputError),
-        ({"w/residual": torch.tensor([float("nan")])}, NonFiniteError),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("state, error", [
+    ({"w": torch.zeros(3)}, InputError), ({"w/other": torch.zeros(3)}, InputError),
+    ({"w/residual": torch.zeros(3, dtype=torch.int64)}, InputError), ({"w/residual": [0.0]}, InputError),
+    ({"w/velocity": torch.zeros(3)}, InputError),
+    ({"w/residual": torch.zeros(3), "w/velocity": torch.zeros(4)}, InputError),
+    ({"w/residual": torch.tensor([float("nan")])}, NonFiniteError),
+], ids=str)  # fmt: skip
 def test_invalid_state_raises_and_changes_nothing(state, error):
     sender = channel("ef|topk:0.1")
     sender.encode("v", laws.normal(100))

@@ -20,17 +20,10 @@ def draw(rng: torch.Generator) -> dict[str, Tensor]:
     return {slot: torch.randn(shape, generator=rng) for slot, shape in SHAPES.items()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"momentum": 0.9},
-        {"weight_decay": 5e-4},
-        {"momentum": 0.9, "weight_decay": 5e-4},
-        {"momentum": 0.8, "weight_decay": 1e-2, "nesterov": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {}, {"momentum": 0.9}, {"weight_decay": 5e-4}, {"momentum": 0.9, "weight_decay": 5e-4},
+    {"momentum": 0.8, "weight_decay": 1e-2, "nesterov": True},
+], ids=str)  # fmt: skip
 def test_steps_have_the_bits_of_torch(options: dict[str, Any]) -> None:
     rng = torch.Generator().manual_seed(0)
     ours = draw(rng)

@@ -43,15 +43,10 @@ def test_other_shells(shell: str) -> None:
     assert "terngrad" in completions("laconic train --push te", shell)[-1]
 
 
-@pytest.mark.parametrize(
-    "args, environment, output",
-    [
-        ([], completion_environment("laconic study ja"), "jang2017"),
-        (["--version"], {}, "laconic "),
-        (["--show-completion", "zsh"], {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}, "_LACONIC_COMPLETE"),
-    ],
-    ids=["completion", "version", "completion script"],
-)
+@pytest.mark.parametrize("args, environment, output", [
+    ([], completion_environment("laconic study ja"), "jang2017"), (["--version"], {}, "laconic "),
+    (["--show-completion", "zsh"], {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}, "_LACONIC_COMPLETE"),
+], ids=["completion", "version", "completion script"])  # fmt: skip
 def test_start_does_not_import_torch_or_the_lab(args: list[str], environment: dict[str, str], output: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "laconic", *args]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)

@@ -128,16 +128,12 @@ def test_metrics_are_served_on_loopback_only(run: Run, work_dir: Path, words: tu
     assert file_names() == []
 
 
-@pytest.mark.parametrize(
-    "words, module, extra",
-    [
-        (("watch", "run", "--once", "--tensorboard", "boards"), "tensorboard", "tensorboard"),
-        (("train", "--iterations", "1", "--tensorboard", "boards"), "tensorboard", "tensorboard"),
-        (("train", "--iterations", "1", "--metrics", "127.0.0.1:0"), "metrics", "watch"),
-        (("server", "run", "--metrics", "127.0.0.1:0"), "metrics", "watch"),
-    ],
-    ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else value,
-)
+@pytest.mark.parametrize("words, module, extra", [
+    (("watch", "run", "--once", "--tensorboard", "boards"), "tensorboard", "tensorboard"),
+    (("train", "--iterations", "1", "--tensorboard", "boards"), "tensorboard", "tensorboard"),
+    (("train", "--iterations", "1", "--metrics", "127.0.0.1:0"), "metrics", "watch"),
+    (("server", "run", "--metrics", "127.0.0.1:0"), "metrics", "watch"),
+], ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else value)  # fmt: skip
 def test_missing_package_is_one_line_and_starts_nothing(
     run: Run, work_dir: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: str, extra: str
 ) -> None:

@@ -112,29 +112,17 @@ def test_interrupted_creation_leaves_nothing_behind(
         assert security.load_worker(tmp_path / "job", 0).identity.worker == 0
 
 
-@pytest.mark.parametrize(
-    "wrong, words",
-    [
-        ({"name": ""}, "a job's name"),
-        ({"name": "a/b"}, "a job's name"),
-        ({"name": "a\n"}, "a job's name"),
-        ({"name": "x" * 49}, "a job's name"),
-        ({"workers": 0}, "workers must be an integer from 1 to 4096, got 0"),
-        ({"workers": 5000}, "got 5000"),
-        ({"days": 0}, "days must be an integer from 1 to 3650, got 0"),
-        ({"days": 10**9}, "days must be"),
-        ({"hosts": ["ps:50051"]}, "without port"),
-        ({"hosts": ["https://ps"]}, "without port or scheme"),
-        ({"hosts": [""]}, "a DNS name or an IP address"),
-        ({"hosts": ["10.0.0.256"]}, "a DNS name or an IP address"),
-        ({"hosts": ["bücher.example"]}, "xn--"),
-        ({"hosts": ["-a"]}, "a DNS name"),
-        ({"hosts": ["a" * 64]}, "a DNS name"),
-        ({"hosts": [".".join(["a" * 60] * 5)]}, "a DNS name"),
-        ({"hosts": ["0.0.0.0"]}, "that workers connect to"),
-        ({"hosts": ["::"]}, "that workers connect to"),
-    ],
-)
+@pytest.mark.parametrize("wrong, words", [
+    ({"name": ""}, "a job's name"), ({"name": "a/b"}, "a job's name"), ({"name": "a\n"}, "a job's name"),
+    ({"name": "x" * 49}, "a job's name"), ({"workers": 0}, "workers must be an integer from 1 to 4096, got 0"),
+    ({"workers": 5000}, "got 5000"), ({"days": 0}, "days must be an integer from 1 to 3650, got 0"),
+    ({"days": 10**9}, "days must be"), ({"hosts": ["ps:50051"]}, "without port"),
+    ({"hosts": ["https://ps"]}, "without port or scheme"), ({"hosts": [""]}, "a DNS name or an IP address"),
+    ({"hosts": ["10.0.0.256"]}, "a DNS name or an IP address"), ({"hosts": ["bücher.example"]}, "xn--"),
+    ({"hosts": ["-a"]}, "a DNS name"), ({"hosts": ["a" * 64]}, "a DNS name"),
+    ({"hosts": [".".join(["a" * 60] * 5)]}, "a DNS name"), ({"hosts": ["0.0.0.0"]}, "that workers connect to"),
+    ({"hosts": ["::"]}, "that workers connect to"),
+])  # fmt: skip
 def test_invalid_job_options_are_refused(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         certificates.new_job(tmp_path / "job", **({"name": "a", "hosts": [], "workers": 1} | wrong))

@@ -270,24 +270,11 @@ def test_restored_core_continues_with_the_same_bits() -> None:
         core_of(job, {"other": torch.zeros(2)}).load(tensors, meta)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"workers": 0},
-        {"mode": "bounded"},
-        {"mode": "bounded:0"},
-        {"mode": "eventually"},
-        {"backup": 2},
-        {"mode": "async", "returns": "gradients"},
-        {"every": 5},
-        {"sends": "changes"},
-        {"after": "best"},
-        {"push": "topk:2"},
-        {"lr": float("nan")},
-        {"returns": "nothing"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {"workers": 0}, {"mode": "bounded"}, {"mode": "bounded:0"}, {"mode": "eventually"}, {"backup": 2},
+    {"mode": "async", "returns": "gradients"}, {"every": 5}, {"sends": "changes"}, {"after": "best"},
+    {"push": "topk:2"}, {"lr": float("nan")}, {"returns": "nothing"},
+], ids=str)  # fmt: skip
 def test_invalid_job_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         job_of(**options)

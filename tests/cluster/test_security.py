@@ -35,28 +35,14 @@ def test_identity_is_read_from_pem_and_from_the_call_context(job_folder: Path) -
     assert security.require_worker(names("laconic://a.b/worker-12"), "a.b") == 12
 
 
-@pytest.mark.parametrize(
-    "peer",
-    [
-        {},
-        {"transport_security_type": [b"insecure"]},
-        {"x509_common_name": [b"worker-0"]},
-        names(),
-        names("worker-0"),
-        names("laconic://a/worker-00"),
-        names("laconic://a/worker-"),
-        names("laconic://a/worker--1"),
-        names("laconic://a/worker-0\n"),
-        names("laconic://a/worker-٣"),
-        names("laconic://a/worker-9999999999"),
-        names("laconic:///worker-0"),
-        names("laconic://a/b/worker-0"),
-        names("laconic://a/worker-0", "laconic://a/worker-1"),
-        {"x509_subject_alternative_name": [b"\xff\xfe"]},
-        b"",
-        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-    ],
-)
+@pytest.mark.parametrize("peer", [
+    {}, {"transport_security_type": [b"insecure"]}, {"x509_common_name": [b"worker-0"]}, names(), names("worker-0"),
+    names("laconic://a/worker-00"), names("laconic://a/worker-"), names("laconic://a/worker--1"),
+    names("laconic://a/worker-0\n"), names("laconic://a/worker-٣"), names("laconic://a/worker-9999999999"),
+    names("laconic:///worker-0"), names("laconic://a/b/worker-0"),
+    names("laconic://a/worker-0", "laconic://a/worker-1"), {"x509_subject_alternative_name": [b"\xff\xfe"]}, b"",
+    b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+])  # fmt: skip
 def test_peer_without_one_valid_identity_is_refused(peer: Any) -> None:
     with pytest.raises(FrameError) as error:
         security.peer_identity(peer)

@@ -272,20 +272,13 @@ def test_weight_uploads_are_checked_before_they_are_stored() -> None:
     assert run.core.state()[1]["version"] == 1
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"workers": 40_000_000}, "can add .* workers at a server, not 40000000"),
-        ({"push": "qsgd:4"}, "returns=sum adds integers"),
-        ({"push_small": "none"}, "returns=sum adds integers"),
-        ({"push": "momentum:0.9|thc:4"}, "error feedback only"),
-        ({"push": "randk:0.1|thc:4"}, "returns=sum adds integers"),
-        ({"mode": "async"}, "needs mode sync"),
-        ({"pull": "bf16"}, "needs pull=none"),
-        ({**LOCAL_STEPS, "after": "best"}, "after=mean"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options, message", [
+    ({"workers": 40_000_000}, "can add .* workers at a server, not 40000000"),
+    ({"push": "qsgd:4"}, "returns=sum adds integers"), ({"push_small": "none"}, "returns=sum adds integers"),
+    ({"push": "momentum:0.9|thc:4"}, "error feedback only"), ({"push": "randk:0.1|thc:4"}, "returns=sum adds integers"),
+    ({"mode": "async"}, "needs mode sync"), ({"pull": "bf16"}, "needs pull=none"),
+    ({**LOCAL_STEPS, "after": "best"}, "after=mean"),
+], ids=str)  # fmt: skip
 def test_jobs_that_cannot_be_summed_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         sum_job(**options)

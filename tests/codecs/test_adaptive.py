@@ -117,23 +117,14 @@ def test_two_values_decode_to_different_values(low, high, zero):
 
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("coder", ["", "|huffman", "|rans"])
-@pytest.mark.parametrize(
-    "x",
-    [
-        torch.tensor([-FLOAT32_MAX, FLOAT32_MAX]),
-        torch.tensor([-FLOAT32_MAX, 0.0, FLOAT32_MAX]),
-        torch.tensor([-FLOAT32_MAX, -FLOAT32_MAX / 2]),
-        torch.tensor([FLOAT32_MAX / 3, FLOAT32_MAX]),
-        torch.linspace(-1, 1, 5000) * FLOAT32_MAX,
-        torch.linspace(-1, 1, 5000) * (3050 * SMALLEST),
-        torch.linspace(-1, 0.1, 7000) * (5730 * SMALLEST),
-        torch.arange(6000) * SMALLEST,
-        torch.linspace(0, 1, 5000) * 2.0**-126,
-        torch.linspace(-3, 5, 5000) * 2.0**64,
-        torch.linspace(-3, 5, 5000) * 2.0**-65,
-    ],
-    ids=lambda x: f"{float(x[0]):.3g} to {float(x[-1]):.3g}, {x.numel()}",
-)
+@pytest.mark.parametrize("x", [
+    torch.tensor([-FLOAT32_MAX, FLOAT32_MAX]), torch.tensor([-FLOAT32_MAX, 0.0, FLOAT32_MAX]),
+    torch.tensor([-FLOAT32_MAX, -FLOAT32_MAX / 2]), torch.tensor([FLOAT32_MAX / 3, FLOAT32_MAX]),
+    torch.linspace(-1, 1, 5000) * FLOAT32_MAX, torch.linspace(-1, 1, 5000) * (3050 * SMALLEST),
+    torch.linspace(-1, 0.1, 7000) * (5730 * SMALLEST), torch.arange(6000) * SMALLEST,
+    torch.linspace(0, 1, 5000) * 2.0**-126, torch.linspace(-3, 5, 5000) * 2.0**64,
+    torch.linspace(-3, 5, 5000) * 2.0**-65,
+], ids=lambda x: f"{float(x[0]):.3g} to {float(x[-1]):.3g}, {x.numel()}")  # fmt: skip
 def test_extreme_float32_values_are_binned(x, zero, coder):
     # Where a step is rounded to float32 among subnormals, more bins than asked for may be needed, and never more than
     # a coder knows; at the other end nothing may overflow, nor be taken for an overflow by the receiver.

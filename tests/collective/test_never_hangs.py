@@ -42,17 +42,10 @@ def train(rank, world, *, spec, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec, policy",
-    [
-        ("qsgd:4", None),
-        ("ef|thc:4", None),
-        ("ef|topk:0.01|qsgd:4", None),
-        ("ef|powersgd:4", None),
-        ("ef|topk:0.01|qsgd:4", MIXED),
-    ],
-    ids=["qsgd", "thc", "topk", "powersgd", "mixed"],
-)
+@pytest.mark.parametrize("spec, policy", [
+    ("qsgd:4", None), ("ef|thc:4", None), ("ef|topk:0.01|qsgd:4", None), ("ef|powersgd:4", None),
+    ("ef|topk:0.01|qsgd:4", MIXED),
+], ids=["qsgd", "thc", "topk", "powersgd", "mixed"])  # fmt: skip
 def test_two_hundred_steps_end_within_a_minute(spec, policy, tmp_path):
     ranks = run_ranks(partial(train, spec=spec, policy=policy), 2, tmp_path)
     print(f"{spec}: {STEPS} steps in {max(rank['seconds'] for rank in ranks):.1f} s")

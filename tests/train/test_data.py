@@ -187,31 +187,21 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
-@pytest.mark.parametrize(
-    "file, change, words",
-    [
-        (IMAGES, lambda raw: b"", "begins with 00 00 08 03, this one with nothing"),
-        (IMAGES, lambda raw: raw[:3], "this one with 00 00 08"),
-        (IMAGES, lambda raw: raw[:4], r"header says \[\]"),
-        (IMAGES, lambda raw: raw[:14], "header says"),
-        (IMAGES, lambda raw: b"\x01" + raw[1:], "this one with 01 00 08 03"),
-        (IMAGES, lambda raw: raw[:2] + b"\x0d" + raw[3:], "this one with 00 00 0d 03"),
-        (IMAGES, lambda raw: raw[:3] + b"\x01" + raw[4:], "this one with 00 00 08 01"),
-        (
-            IMAGES,
-            lambda raw: raw[:8] + (14).to_bytes(4, "big") + raw[12:],
-            r"images of 28 x 28, the header says \[30, 14",
-        ),
-        (IMAGES, lambda raw: raw[:4] + bytes(4) + raw[8:], r"header says \[0, 28, 28\]"),
-        (IMAGES, lambda raw: raw[:4] + b"\xff" * 4 + raw[8:], "more than the file can hold"),
-        (IMAGES, lambda raw: raw[:-1], "cut|follow"),
-        (IMAGES, lambda raw: raw + b"x", "and more follow"),
-        (IMAGES, lambda raw: raw[:4] + (29).to_bytes(4, "big") + raw[8:-784], "29 images but 30 labels"),
-        (LABELS, lambda raw: raw[:-1] + b"\x0a", "labels must be from 0 to 9, got 10"),
-        (LABELS, lambda raw: raw[:4] + bytes(4), r"expected labels, the header says \[0\]"),
-        (LABELS, lambda raw: raw[:3] + b"\x03" + raw[4:], "begins with 00 00 08 01, this one with 00 00 08 03"),
-    ],
-)
+@pytest.mark.parametrize("file, change, words", [
+    (IMAGES, lambda raw: b"", "begins with 00 00 08 03, this one with nothing"),
+    (IMAGES, lambda raw: raw[:3], "this one with 00 00 08"), (IMAGES, lambda raw: raw[:4], r"header says \[\]"),
+    (IMAGES, lambda raw: raw[:14], "header says"), (IMAGES, lambda raw: b"\x01" + raw[1:], "this one with 01 00 08 03"),
+    (IMAGES, lambda raw: raw[:2] + b"\x0d" + raw[3:], "this one with 00 00 0d 03"),
+    (IMAGES, lambda raw: raw[:3] + b"\x01" + raw[4:], "this one with 00 00 08 01"),
+    (IMAGES, lambda raw: raw[:8] + (14).to_bytes(4, "big") + raw[12:], r"images of 28 x 28, the header says \[30, 14"),
+    (IMAGES, lambda raw: raw[:4] + bytes(4) + raw[8:], r"header says \[0, 28, 28\]"),
+    (IMAGES, lambda raw: raw[:4] + b"\xff" * 4 + raw[8:], "more than the file can hold"),
+    (IMAGES, lambda raw: raw[:-1], "cut|follow"), (IMAGES, lambda raw: raw + b"x", "and more follow"),
+    (IMAGES, lambda raw: raw[:4] + (29).to_bytes(4, "big") + raw[8:-784], "29 images but 30 labels"),
+    (LABELS, lambda raw: raw[:-1] + b"\x0a", "labels must be from 0 to 9, got 10"),
+    (LABELS, lambda raw: raw[:4] + bytes(4), r"expected labels, the header says \[0\]"),
+    (LABELS, lambda raw: raw[:3] + b"\x03" + raw[4:], "begins with 00 00 08 01, this one with 00 00 08 03"),
+])  # fmt: skip
 def test_malformed_idx_raises_file_error(mnist: Path, file: str, change, words: str, packed: bool) -> None:  # type: ignore[no-untyped-def]
     path = mnist / file
     raw = change(path.read_bytes())

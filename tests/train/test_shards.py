@@ -69,19 +69,12 @@ def test_orders_are_frozen(worker: int, iteration: int, indices: list[int]) -> N
     assert Shards(1000, 4, 16, seed=7).indices(worker, iteration).tolist() == indices
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((10, 0, 1), "workers must be at least 1, got 0"),
-        ((0, 1, 1), "num_examples must be at least 1, got 0"),
-        ((10, 2, -3), "batch must be at least 1, got -3"),
-        (
-            (10, 3, 4),
-            "each of 3 workers gets 3 of 10 examples, too few for a batch of 4: use a smaller batch",
-        ),
-        ((2, 3, 1), "each of 3 workers gets 0 of 2 examples"),
-    ],
-)
+@pytest.mark.parametrize("arguments, words", [
+    ((10, 0, 1), "workers must be at least 1, got 0"), ((0, 1, 1), "num_examples must be at least 1, got 0"),
+    ((10, 2, -3), "batch must be at least 1, got -3"),
+    ((10, 3, 4), "each of 3 workers gets 3 of 10 examples, too few for a batch of 4: use a smaller batch"),
+    ((2, 3, 1), "each of 3 workers gets 0 of 2 examples"),
+])  # fmt: skip
 def test_invalid_sizes_raise_config_error(arguments: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Shards(*arguments, seed=0)

@@ -99,12 +99,9 @@ class MeanAccumulator:
 
 
 def weighted_sum(
-    packets: Sequence[Packet | Buffer],
-    weights: Sequence[float],
-    *,
-    out: Tensor | None = None,
+    packets: Sequence[Packet | Buffer], weights: Sequence[float], *, out: Tensor | None = None,
     max_numel: int = MAX_NUMEL,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the sum of weight × decoded tensor, in float32, added in the given order.
 
     Args:
@@ -130,12 +127,9 @@ def weighted_sum(
 
 
 def mean(
-    packets: Sequence[Packet | Buffer],
-    *,
-    weights: Sequence[float] | None = None,
-    out: Tensor | None = None,
+    packets: Sequence[Packet | Buffer], *, weights: Sequence[float] | None = None, out: Tensor | None = None,
     max_numel: int = MAX_NUMEL,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the mean of what many senders sent, in float32; weights may have any sum but zero."""
     if weights is None:
         weights = [1.0] * len(packets)

@@ -34,11 +34,8 @@ def peer_failure_as_error(group: dist.ProcessGroup | None, doing: str) -> Iterat
 
 
 def differing(
-    parameters: Mapping[str, Tensor],
-    group: dist.ProcessGroup | None = None,
-    *,
-    stats: ExchangeStats | None = None,
-) -> list[str]:
+    parameters: Mapping[str, Tensor], group: dist.ProcessGroup | None = None, *, stats: ExchangeStats | None = None,
+) -> list[str]:  # fmt: skip
     """Return the names of the tensors that differ between ranks. All ranks call it, and get the same answer."""
     checksums = torch.tensor([_checksum(x) for x in parameters.values()], dtype=torch.int64)
     bounds = torch.cat([checksums, -checksums])

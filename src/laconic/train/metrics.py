@@ -70,12 +70,9 @@ class Track:
         return {name: [point[i] for point in points] for i, name in enumerate(COLUMNS)}
 
     def save(
-        self,
-        run_dir: Path,
-        worker: int,
-        slots: Mapping[str, SlotCount],
+        self, run_dir: Path, worker: int, slots: Mapping[str, SlotCount],
         judged: Mapping[str, list[float]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write the track to the run's folder; ``judged`` is the result of ``Snapshots.evaluate``."""
         values = {"worker": worker, **self.columns, "slots": {name: asdict(count) for name, count in slots.items()}}
         values |= {"judged": judged} if judged else {}

@@ -21,17 +21,10 @@ def local(channel: str, small: str = "ef|bf16", **options: object) -> Setting:
 WARM = {"warm": [[1, "ef|topk:0.5|sign", "ef|topk:0.5|sign"]]}
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        local("ef|topk:0.1|sign"),
-        local("ef|sign", "ef|qsgd:8,round=nearest"),
-        local("topk:0.1|qsgd:4", "none"),
-        local("none", "none"),
-        local("ef|topk:0.1|sign", **WARM),
-    ],
-    ids=["signs", "all signs", "random", "uncompressed", "warm-up"],
-)
+@pytest.mark.parametrize("setting", [
+    local("ef|topk:0.1|sign"), local("ef|sign", "ef|qsgd:8,round=nearest"), local("topk:0.1|qsgd:4", "none"),
+    local("none", "none"), local("ef|topk:0.1|sign", **WARM),
+], ids=["signs", "all signs", "random", "uncompressed", "warm-up"])  # fmt: skip
 def test_local_stepper_trains_like_frames(source: Source, setting: Setting) -> None:
     assert can_compute(setting)
     computed, framed = LocalStepper(setting, 1, 2, source), FrameStepper(setting, 1, 2, source)

@@ -50,12 +50,9 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def run(
-    specs: Sequence[str] = SPECS,
-    settings: Settings | None = None,
-    *,
-    with_peers: bool = True,
+    specs: Sequence[str] = SPECS, settings: Settings | None = None, *, with_peers: bool = True,
     progress: Progress | None = None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Check and time codecs, then the alternatives to each.
 
     Args:

@@ -23,12 +23,9 @@ def layers(
     scheme: Annotated[list[str] | None, option("Instead of the case's own.", metavar="SCHEME:RHO")] = None,
     batch: Annotated[int | None, option("Instead of the case's own.")] = None,
     repeat: Annotated[int, option("Turns of each.", min=3)] = 9,
-    threads: Annotated[int, option("Of torch.", min=1)] = 1,
-    device: Annotated[str, option("cpu, cuda, …")] = "cpu",
-    seed: Annotated[int, option("Of weights and inputs.")] = 0,
-    record: RecordFile = None,
-    json: Json = False,
-) -> None:
+    threads: Annotated[int, option("Of torch.", min=1)] = 1, device: Annotated[str, option("cpu, cuda, …")] = "cpu",
+    seed: Annotated[int, option("Of weights and inputs.")] = 0, record: RecordFile = None, json: Json = False,
+) -> None:  # fmt: skip
     """Time steps of compressed layers and models beside dense ones, in turns.
 
     rho: trained parameters relative to the dense layer. h: step time relative

@@ -28,12 +28,9 @@ class Outcome:
 
 
 def campaign(
-    faults: Sequence[str] = tuple(FAULTS),
-    modes: Sequence[str] = MODES,
-    *,
-    repeat: int = 1,
+    faults: Sequence[str] = tuple(FAULTS), modes: Sequence[str] = MODES, *, repeat: int = 1,
     tell: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
+) -> list[Outcome]:  # fmt: skip
     """Run every fault in every mode and return the outcomes."""
     unknown = [name for name in faults if name not in FAULTS]
     if unknown:

@@ -27,12 +27,9 @@ def launches_for(*size: Any) -> CompiledLaunches:
 
 
 def launch(
-    kernel: Any,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[int | float],
-    cache: CompiledLaunches,
+    kernel: Any, tensors: Sequence[Tensor], numbers: Sequence[int | float], cache: CompiledLaunches,
     launches: Callable[[], Sequence[tuple[int, Mapping[str, Any]]]],
-) -> None:
+) -> None:  # fmt: skip
     """Launch a kernel once or several times: ``launches()`` returns programs, constants and options of each launch."""
     key = (tensors[0].device, *[(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors])
     compiled_launches = cache.get(key)
