@@ -28,9 +28,9 @@ from torch import Tensor
 
 from laconic import wire
 from laconic.codecs import Chain, codec, without_memory
-from laconic.errors import FileError, FrameError, InputError, NonFiniteError, os_error_as_file_error
+from laconic.errors import FileError, FrameError, InputError, NonFiniteError
 from laconic.frames import max_nbytes, open_packet, write_frame
-from laconic.fsync import sync_folder
+from laconic.fsync import os_error_as_file_error, sync_folder
 from laconic.inspect import Explanation, explain
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy

@@ -16,13 +16,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-__all__ = [
-    "ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError", "WrongResultError",
-    "os_error_as_file_error",
-]  # fmt: skip
+__all__ = ["ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError", "WrongResultError"]
 
 
 class LaconicError(Exception):
@@ -51,14 +45,3 @@ class FileError(LaconicError, OSError):
 
 class WrongResultError(LaconicError):
     """The result of a benchmark is wrong, so its time is not reported."""
-
-
-@contextmanager
-def os_error_as_file_error(action: str) -> Iterator[None]:
-    """Raise ``FileError`` instead of an ``OSError`` inside the block: "cannot <action>: <reason>"."""
-    try:
-        yield
-    except LaconicError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot {action}: {error.strerror or error}") from None

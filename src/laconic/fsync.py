@@ -1,11 +1,15 @@
-"""Files that survive a power failure."""
+"""Files that survive a power failure, and errors of the system as ``FileError``."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["sync_folder"]
+from laconic.errors import FileError, LaconicError
+
+__all__ = ["os_error_as_file_error", "sync_folder"]
 
 
 def sync_folder(folder: Path) -> None:
@@ -17,3 +21,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def os_error_as_file_error(action: str) -> Iterator[None]:
+    """Raise ``FileError`` instead of an ``OSError`` inside the block: "cannot <action>: <reason>"."""
+    try:
+        yield
+    except LaconicError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot {action}: {error.strerror or error}") from None

@@ -34,8 +34,8 @@ from laconic.cluster.security import (
     require_module,
     utc_now,
 )
-from laconic.errors import ConfigError, FileError, os_error_as_file_error
-from laconic.fsync import sync_folder
+from laconic.errors import ConfigError, FileError
+from laconic.fsync import os_error_as_file_error, sync_folder
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -30,8 +30,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from laconic.errors import ConfigError, FileError, InputError, os_error_as_file_error
-from laconic.fsync import sync_folder
+from laconic.errors import ConfigError, FileError, InputError
+from laconic.fsync import os_error_as_file_error, sync_folder
 
 __all__ = ["VERSION", "Checkpoint", "Folder", "load", "load_latest", "save"]
 

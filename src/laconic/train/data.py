@@ -24,7 +24,8 @@ from typing import BinaryIO, cast
 import torch
 from torch import Tensor
 
-from laconic.errors import ConfigError, FileError, os_error_as_file_error
+from laconic.errors import ConfigError, FileError
+from laconic.fsync import os_error_as_file_error
 
 __all__ = ["DATA_DIR_VARIABLE", "Images", "Text", "load", "load_text"]
 
