@@ -310,7 +310,14 @@ class Chain:
             if self.selector is None:
                 stage, backend = self._stage_for(packet.spec), kernels.backend_for(packet.sections[0])
                 stage.decode(packet.sections, packet.spec.dtype, backend, out, weight)
-            elif not self._scatter(packet, k, out, weight):
+                return
+            try:
+                scattered = self._scatter(packet, k, out, weight)
+            except FrameError:  # off the CPU k is assumed, see check(): the section may place another number
+                if self._count(packet) == k:
+                    raise
+                scattered = False
+            if not scattered:
                 scattered = self._scatter(packet, self._count(packet), out, weight)
                 assert scattered
 
