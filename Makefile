@@ -32,7 +32,7 @@ test: $(VENV)/.ready
 	$(BYTECODE) src lab/src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Every test that needs no GPU, with a dated summary in results/tests/. Takes about an hour.
+# Every test that needs no GPU, folder by folder, with a dated summary in results/tests/. Takes about an hour.
 test-all: $(VENV)/.ready
 	$(BYTECODE) src lab/src
 	$(BIN)/python tools/test_all.py
