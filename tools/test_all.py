@@ -1,8 +1,8 @@
 """Run every test that needs no GPU, folder by folder, and write a dated summary to results/tests/: ``make test-all``.
 
 The summary names the machine and the commit, counts outcomes by folder, and lists failures, skips by reason and the
-slowest tests. It is rewritten after each folder, so that an interrupted run leaves what it has. Arguments select folders
-(``python tools/test_all.py cluster lab/bench``). Exits with 1 if a test failed.
+slowest tests. It is rewritten after each folder, so that an interrupted run leaves what it has. Arguments select
+folders (``python tools/test_all.py cluster lab/bench``). Exits with 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def summary(cases: Sequence[ElementTree.Element], missing: Sequence[str] = (), b
     slowest = sorted(((float(case.get("time") or 0), _name(case)) for case in cases), reverse=True)[:SLOWEST]
     total = sum(outcomes.values(), Counter[str]())
     host = ", ".join(f"{key} {value}" for key, value in machine().items())
+    software = ", ".join(f"{name} {value}" for name, value in versions().items())
     lines = [
-        f"{total['passed']} passed, {len(failures)} failed, {total['skipped']} skipped in {sum(durations.values()):.0f} s "
-        f"of tests. Commit {commit()}; {host}; {', '.join(f'{name} {value}' for name, value in versions().items())}.",
+        f"{total['passed']} passed, {len(failures)} failed, {total['skipped']} skipped in "
+        f"{sum(durations.values()):.0f} s of tests. Commit {commit()}; {host}; {software}.",
         *([f"\nNot run: {', '.join(missing)}."] if missing else []),
         *([f"\nEnded without a report: {', '.join(broken)}."] if broken else []),
         "",
