@@ -119,7 +119,7 @@ def test_canonical_spec_is_unique(text, canonical):
         ("topk:0.1,true,3", "stage 'topk' takes keep, approx, got '3' as well"),
         ("none:1", "stage 'none' takes no arguments, got '1' as well"),
         ("fp16:x=1", "stage 'fp16' has no argument 'x'; it takes no arguments"),
-        ("ef:1|topk", "stage 'ef' takes no arguments"),
+        ("ef:0.9,1|topk", "stage 'ef' takes decay, got '1' as well"),
         ("topk:", "stage 'topk' in 'topk:' has ':' but no argument; it takes keep, approx"),
         ("topk:0.1,", "topk"),
         ("", "empty stage in ''"),

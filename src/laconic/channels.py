@@ -1,8 +1,8 @@
 """Channel: a codec and its memory for one direction, keyed by slot name, checkpointable.
 
-``ef`` keeps what a lossy codec did not send and adds it to the next round; ``momentum`` does so with momentum applied
-before compression (Deep Gradient Compression). The residual is the input minus the values that the receiver decodes
-from the same bytes.
+``ef`` keeps what a lossy codec did not send and adds it to the next round, times its decay; ``momentum`` does so with
+momentum applied before compression (Deep Gradient Compression). The residual is the input minus the values that the
+receiver decodes from the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic import counters, kernels, multi_tensor, wire
 from laconic._core import bytes_at, zero_bytes
 from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs import spec as grammar
-from laconic.codecs.memory import MomentumCorrection
+from laconic.codecs.memory import MomentumCorrection, residual_decay
 from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.frames import max_nbytes, write_frame, write_packet
 from laconic.kernels.interface import NONFINITE
@@ -29,6 +29,8 @@ from laconic.residuals import KeepsResiduals, RoundStats
 __all__ = ["Channel", "ChannelStats", "channel"]
 
 log = logging.getLogger("laconic")
+
+Stages = tuple[ChannelStage, ...]
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Channel(KeepsResiduals):
     """Encodes slots by one spec and keeps, per slot, what was not sent.
 
     Args:
-        spec: ``ef|topk:0.01|qsgd:4``, ``momentum:0.9|topk:0.001``, or a codec without memory.
+        spec: ``ef|topk:0.01|qsgd:4``, ``ef:0.95|topk:0.01``, ``momentum:0.9|topk:0.001``, or a codec without memory.
         policy: Codecs for slots by name pattern; by default small and one-dimensional tensors are not compressed.
         nonfinite: ``raise`` on a NaN or an infinity, or ``skip``: send zeros, keep the memory and count the event.
 
@@ -128,13 +130,12 @@ class Channel(KeepsResiduals):
         stages, codec = parse(choice.spec)
         self._note_exempt(slot, choice)
         bytes_in, saturated = x.numel() * x.element_size(), counters.counts().get("saturated", 0)
-        memory_stage = _memory_stage(stages)
         try:
-            if memory_stage is None:
+            if not stages:
                 nbytes = self._write(x, codec, seed, buffer)[0]
             else:  # the sum with a residual is float32: rounding it to x's dtype would lose small residuals
                 x = x.detach().to(torch.float32)
-                nbytes = self._encode_with_memory(slot, x, codec, memory_stage, seed, buffer)
+                nbytes = self._encode_with_memory(slot, x, codec, stages, seed, buffer)
         except NonFiniteError as error:
             if self.nonfinite == "raise":
                 raise NonFiniteError(f"slot {slot!r}: {error}") from None
@@ -152,15 +153,18 @@ class Channel(KeepsResiduals):
         return nbytes
 
     def _encode_with_memory(
-        self, slot: str, x: Tensor, codec: Chain, stage: ChannelStage, seed: int, buffer: Tensor | None
+        self, slot: str, x: Tensor, codec: Chain, stages: Stages, seed: int, buffer: Tensor | None
     ) -> int:
         flat = x.resolve_neg().contiguous()
         if not kernels.backend_for(flat).all_finite(flat.view(-1)):
             raise NonFiniteError("expected finite values, got a NaN or an infinity")
         limit = max_nbytes(codec, flat)  # rejects a tensor that cannot be encoded before the memory changes
         residual, velocity = self._residual(slot, flat), None
-        if isinstance(stage, MomentumCorrection):
-            velocity = self._add_momentum(slot, flat, residual, stage)
+        decay, momentum = residual_decay(stages), _momentum(stages)
+        if decay != 1.0:
+            residual.mul_(decay)
+        if momentum is not None:
+            velocity = self._add_momentum(slot, flat, residual, momentum)
         try:
             if velocity is None:
                 fused = codec.encode_feedback(flat, residual, seed=seed) if flat.numel() else None
@@ -225,18 +229,20 @@ class Channel(KeepsResiduals):
         if len({choice.spec for choice in choices}) != 1 or self.nonfinite != "raise":
             return None
         stages, codec = parse(choices[0].spec)
-        memory_stage = _memory_stage(stages)
-        if isinstance(memory_stage, MomentumCorrection) or not multi_tensor.supports(codec, tensors):
+        if _momentum(stages) is not None or not multi_tensor.supports(codec, tensors):
             return None
         for slot, choice in zip(slots, choices, strict=True):
             self._note_exempt(slot, choice)
         finite, residuals = list(range(len(slots))), None
-        if memory_stage is not None:  # an error must leave the memory unchanged, so it is detected beforehand
+        if stages:  # an error must leave the memory unchanged, so it is detected beforehand
             finite = [i for i, bits in enumerate(multi_tensor.amax_bits(tensors)) if bits < NONFINITE]
             residuals = [self._residual(slots[i], tensors[i]) for i in finite]
         spans: list[tuple[int, int] | None] = [None] * len(slots)
         if not finite:
             return spans
+        decay = residual_decay(stages)
+        if residuals is not None and decay != 1.0:
+            torch._foreach_mul_(residuals, decay)
         written = multi_tensor.write_frames(
             [tensors[i] for i in finite], codec, buffer, seeds=[seeds[i] for i in finite], residuals=residuals
         )
@@ -246,7 +252,7 @@ class Channel(KeepsResiduals):
                 self.stats.rounds += 1
                 self.stats.bytes_in += tensors[i].numel() * tensors[i].element_size()
                 self.stats.bytes_out += span[1] - span[0]
-            elif memory_stage is not None:
+            elif stages:
                 self._reset_overflowed(slots[i])
         return spans
 
@@ -256,6 +262,6 @@ def channel(spec: str, *, policy: Policy | Mapping[str, str] | None = None, nonf
     return Channel(spec, policy=policy, nonfinite=nonfinite)
 
 
-def _memory_stage(stages: tuple[ChannelStage, ...]) -> ChannelStage | None:
-    """Return the stage that decides the arithmetic: ``momentum`` includes error feedback, so ``ef`` adds nothing."""
-    return next((stage for stage in stages if isinstance(stage, MomentumCorrection)), stages[0] if stages else None)
+def _momentum(stages: Stages) -> MomentumCorrection | None:
+    """Return the stage that applies momentum. It includes error feedback, so ``ef`` beside it adds only its decay."""
+    return next((stage for stage in stages if isinstance(stage, MomentumCorrection)), None)

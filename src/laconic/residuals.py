@@ -1,7 +1,7 @@
 """KeepsResiduals: error feedback per slot, the base of channels and of the workers of a sum.
 
-A residual is what a lossy codec did not send of a slot; the next round adds it to the tensor. Some codecs keep a second
-tensor beside it: momentum's velocity, or the start of PowerSGD's power iteration.
+A residual is what a lossy codec did not send of a slot; the next round adds it, times its decay, to the tensor. Some
+codecs keep a second tensor beside it: momentum's velocity, or the start of PowerSGD's power iteration.
 """
 
 from __future__ import annotations

@@ -61,6 +61,25 @@ def conserved(rank, world):
     return results
 
 
+def decayed(rank, world):
+    """Compare rounds of ``ef:0.5`` with rounds of ``ef`` whose residuals, a sender's and an owner's, are halved."""
+    results = {}
+    for codec in ("topk:0.05|qsgd:4", "sign", "thc:4", "powersgd:2"):
+        fading, plain = (Exchange(f"{ef}|{codec}", policy=COMPRESS_ALL) for ef in ("ef:0.5", "ef"))
+        for step in range(4):
+            state = {key.replace("ef:0.5|", "ef|", 1): x for key, x in fading.state_dict().items()}
+            plain.load_state_dict({key: x / 2 if key.endswith("/residual") else x for key, x in state.items()})
+            x = torch.randn(50, 80, generator=torch.Generator().manual_seed(100 * step + rank))
+            copies = [x.clone(), x.clone()]
+            for exchange, y in zip((fading, plain), copies, strict=True):
+                exchange.mean([("w", y)])
+            results[f"decayed {codec} {step}"] = same(copies[:1], copies[1:])
+        residuals = [x for key, x in fading.state_dict().items() if key.endswith("/residual")]
+        kept = 1 if codec in ("thc:4", "powersgd:2") else 2  # as a sender to the other rank, and as an owner
+        results[f"decayed {codec} residuals"] = sum(bool(x.any()) for x in residuals) == kept
+    return results
+
+
 def grouped_messages(rank, world):
     """Start sends and receives in one group, as NCCL needs it: the result has the same bits."""
     results = {}
@@ -106,7 +125,8 @@ def not_finite(rank, world):
 
 
 def exchanges(rank, world):
-    return unbiased(rank, world) | conserved(rank, world) | grouped_messages(rank, world) | not_finite(rank, world)
+    parts = unbiased, conserved, decayed, grouped_messages, not_finite
+    return {name: result for part in parts for name, result in part(rank, world).items()}
 
 
 class HandedOver:
@@ -175,6 +195,10 @@ def test_mean_over_rounds_of_an_unbiased_codec_converges_to_the_exact_mean(spec,
 def test_error_feedback_conserves_the_sum(ranks):
     differences = by_name(ranks, "conserved")
     assert len(differences) == 3 and all(max(values) < 1e-4 for values in differences.values()), differences
+
+
+def test_residuals_of_senders_and_owners_decay(ranks):
+    assert not failures(ranks, "decayed")
 
 
 def test_grouped_sends_and_receives_give_the_same_bits(ranks):

@@ -53,7 +53,8 @@ def encode_frames(channel, given, seeds, device):
 
 @pytest.mark.parametrize("spec", [
     pytest.param("qsgd:4", marks=pytest.mark.slow), pytest.param("qsgd:2,round=nearest", marks=pytest.mark.slow),
-    "qsgd:8,bucket=128", "ef|qsgd:4", pytest.param("sign:512", marks=pytest.mark.slow), "ef|onebit:256",
+    "qsgd:8,bucket=128", "ef|qsgd:4", pytest.param("sign:512", marks=pytest.mark.slow), "ef:0.9|onebit:256",
+    pytest.param("ef:0.9|qsgd:4", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_frames_equal_those_of_single_tensor_kernels(spec, launched_kernels):
     on_triton, on_cpu = (laconic.channel(spec, policy=ALL) for _ in range(2))
@@ -181,12 +182,18 @@ def test_each_program_gets_one_part_of_one_tensor():
 
 
 BLOCK_KERNELS = {"gather_blocks", "packed_int_decode_all"}
-REDUCTIONS = {"qsgd:4": TwoShot, "ef|qsgd:4": TwoShot, "ef|thc:4": Reducer, "thc:3": Reducer, "ef|shared:8": Reducer}
+REDUCTIONS = {
+    "qsgd:4": TwoShot, "ef|qsgd:4": TwoShot, "ef:0.9|qsgd:4": TwoShot, "ef|thc:4": Reducer, "ef:0.9|thc:4": Reducer,
+    "thc:3": Reducer, "ef|shared:8": Reducer, "ef:0.9|shared:8": Reducer,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "spec",
-    [pytest.param(spec, marks=() if spec in ("ef|qsgd:4", "ef|thc:4") else pytest.mark.slow) for spec in REDUCTIONS],
+    [
+        pytest.param(spec, marks=() if spec in ("ef|qsgd:4", "ef:0.9|thc:4") else pytest.mark.slow)
+        for spec in REDUCTIONS
+    ],
 )
 def test_an_exchange_gives_the_means_of_the_cpu(spec, launched_kernels):
     """A single rank owns all shards: it encodes the sum with error feedback and decodes its own reply."""
@@ -209,7 +216,7 @@ def test_an_exchange_gives_the_means_of_the_cpu(spec, launched_kernels):
         assert on_triton.stats.skipped_nonfinite == on_cpu.stats.skipped_nonfinite == 1
     finally:
         dist.destroy_process_group()
-    check = {"amax_bits_all"} if spec == "ef|qsgd:4" else set()
+    check = {"amax_bits_all"} if spec.startswith("ef") else set()
     assert set(launched_kernels) == (
         BLOCK_KERNELS if REDUCTIONS[spec] is Reducer else {"qsgd_encode_all", "qsgd_decode_all"} | check
     )

@@ -2,7 +2,8 @@
 
 Stages are joined by ``|``; arguments are positional or ``name=value``, separated by commas. In the canonical spec the
 first argument is positional and the others are named and left out if they have their default value, so that equal
-codecs have equal specs.
+codecs have equal specs. The first argument is left out, too, if it has its default value and its dataclass field has
+``omit_default`` in its metadata: ``ef`` stays ``ef``.
 """
 
 from __future__ import annotations
@@ -133,10 +134,10 @@ def format_named(instance: Named) -> str:
     parts = []
     for index, field in enumerate(dataclasses.fields(typing.cast(Any, instance))):
         value = getattr(instance, field.name)
-        if index == 0:
+        if index == 0 and not field.metadata.get("omit_default"):
             parts.append(_format(value))
         elif value != field.default:
-            parts.append(f"{field.name}={_format(value)}")
+            parts.append(f"{field.name}={_format(value)}" if index else _format(value))
     return f"{instance.name}:{','.join(parts)}" if parts else instance.name
 
 

@@ -266,7 +266,10 @@ class Kernels(Protocol):
         """Return the largest magnitude (or root mean square) of each block; infinity if one is not finite."""
 
     def rotate(self, x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
-        """Multiply each block by random signs and a Hadamard matrix / 32; add ``addend``, of the rotated length."""
+        """Multiply each block by random signs and a Hadamard matrix / 32; add ``addend``, of the rotated length.
+
+        ``addend`` may be ``out``.
+        """
 
     def packed_int_encode(
         self, x: Tensor, coding: PackedIntCoding, rounding: IntRounding, *, feedback: bool, clips: Tensor, out: Tensor
@@ -345,9 +348,9 @@ class MultiTensorKernels(Protocol):
         ...
 
     def gather_blocks(
-        self, tensors: Tensors, residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
+        self, tensors: Tensors, residuals: Sequence[Tensor | None], decay: float, rotation_seed: int | None, out: Tensor
     ) -> None:
-        """Write whole blocks to ``out``: each tensor, rotated if there is a seed, plus its residual."""
+        """Write whole blocks to ``out``: each tensor, rotated if there is a seed, plus ``decay`` times its residual."""
         ...
 
     def packed_int_decode_all(self, packed: PackedIntSum, *, rotation_seed: int | None, outs: Tensors) -> Tensor:

@@ -75,8 +75,8 @@ def test_wrong_sum_is_counted_as_a_differing_frame(source: Source, monkeypatch: 
 def test_carried_scales_give_the_sums_of_frames() -> None:
     shapes = {"a": (40, 60), "b": (7,)}
     rows = torch.randn(3, 2407, generator=torch.Generator().manual_seed(0))
-    one = Round(shapes, "ef|thc:2", 3, torch.device("cpu"), carry=True)
-    other = FramedRound(shapes, "ef|thc:2", 3, carry=True)
+    one = Round(shapes, "ef:0.9|thc:2", 3, torch.device("cpu"), carry=True)
+    other = FramedRound(shapes, "ef:0.9|thc:2", 3, carry=True)
     for turn in range(4):
         assert one.mean(rows * (turn + 1)).equal(other.mean(rows * (turn + 1)))
     one.forget("a")

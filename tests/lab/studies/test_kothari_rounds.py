@@ -65,7 +65,7 @@ CHANNELS = [
     ("momentum:0.9|topk:0.005|qsgd:4|rans:auto", "momentum:0.9|bf16"),
     ("momentum:0.9,nesterov=true|topk:0.005|qsgd:3,round=nearest|rans:auto", "momentum:0.9|qsgd:8"),
     ("ef|topk:0.01|qsgd:4,round=nearest|huffman", "ef|qsgd:4,round=nearest"),
-    ("momentum:0.9|topk:0.01|sign", "momentum:0.9|none"), ("ef|topk:1.0|sign", "none"), ("ef|bf16", "ef|sign"),
+    ("momentum:0.9|topk:0.01|sign", "momentum:0.9|none"), ("ef|topk:1.0|sign", "none"), ("ef:0.9|bf16", "ef|sign"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from laconic import kernels, wire
 from laconic.aggregate.homomorphic.families import LowRank, PackedInts, Sender
 from laconic.aggregate.homomorphic.summing import Summing, flat_values
 from laconic.codecs import Chain, parse
-from laconic.codecs.memory import ErrorFeedback
+from laconic.codecs.memory import ErrorFeedback, residual_decay
 from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
@@ -59,7 +59,7 @@ class Contributor(KeepsResiduals):
     same on all workers.
 
     Args:
-        spec: ``ef|thc:4``, ``shared:8,round=stochastic``, …
+        spec: ``ef|thc:4``, ``ef:0.95|thc:4``, ``shared:8,round=stochastic``, …
         workers: The largest number of packets that will be added.
         ring: See ``Summing``.
     """
@@ -69,7 +69,7 @@ class Contributor(KeepsResiduals):
         if any(not isinstance(stage, ErrorFeedback) for stage in memories):
             raise ConfigError(f"{spec!r}: sums support error feedback ('ef') only")
         self.spec = spec
-        self.feedback = bool(memories)
+        self.feedback, self.decay = bool(memories), residual_decay(memories)
         self.summing = Summing(chain, workers, ring)
         self.worker = worker
         self.stats = ContributorStats()
@@ -105,7 +105,7 @@ class Contributor(KeepsResiduals):
         return family.probe(values, spec, seed)
 
     def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
-        """Return the values plus the residual, rotated if the codec rotates, in the buffer of an earlier round."""
+        """Return the values plus the decayed residual, rotated if the codec rotates, in an earlier round's buffer."""
         fused = self._fused
         signs = None if fused is None else fused.stage.rotation_seed
         size = packed_int_count(flat.numel(), signs is not None)
@@ -113,12 +113,15 @@ class Contributor(KeepsResiduals):
         buffer, memory.previous = memory.previous, None
         if buffer is None or buffer.numel() != size or buffer.device != flat.device:
             buffer = torch.empty(size, device=flat.device)
+        residual = memory.residual
+        if residual is not None and self.decay != 1.0:  # the residual itself stays, in case the round is dropped
+            residual = torch.mul(residual, self.decay, out=buffer)
         if signs is not None:
-            kernels.backend_for(flat).rotate(flat, signs, memory.residual, buffer)
-        elif memory.residual is None:
+            kernels.backend_for(flat).rotate(flat, signs, residual, buffer)
+        elif residual is None:
             buffer.copy_(flat)
         else:
-            torch.add(flat, memory.residual, out=buffer)
+            torch.add(flat, residual, out=buffer)
         return buffer
 
     def _start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
@@ -215,7 +218,7 @@ class Contributor(KeepsResiduals):
                 memory.previous = None
         blocks = sum(num_buckets(size, SUM_BLOCK) for size in sizes)
         values = torch.empty(blocks * SUM_BLOCK, device=first.device)
-        backend.gather_blocks(tensors, residuals, signs, values)
+        backend.gather_blocks(tensors, residuals, self.decay, signs, values)
         return JoinedSlots(slots, sizes, values)
 
     def probe_joined(self, joined: JoinedSlots) -> Tensor:

@@ -21,7 +21,8 @@ from laconic import kernels, multi_tensor
 from laconic.aggregate import BundleTemplate, MeanAccumulator, OpenedFrame
 from laconic.channels import Channel
 from laconic.codecs import parse
-from laconic.codecs.memory import MomentumCorrection
+from laconic.codecs import spec as grammar
+from laconic.codecs.memory import ErrorFeedback, MomentumCorrection, residual_decay
 from laconic.collective.buffers import BufferCache
 from laconic.collective.reductions import messages
 from laconic.collective.stats import ExchangeStats
@@ -119,7 +120,7 @@ class TwoShot:
 
     Args:
         spec: ``qsgd:4``, ``ef|topk:0.01|qsgd:4``, ``momentum:0.9|topk:0.001``, … With memory (``ef``, ``momentum``) the
-            owner of a shard keeps error feedback for the mean as well.
+            owner of a shard keeps error feedback for the mean as well, with the same decay.
         group: The ranks; all of them by default.
         nonfinite: If a value of some rank is not finite: ``spread`` (the shard becomes NaN on all ranks), ``skip`` (the
             contribution is left out, and counted by its rank) or ``raise`` (on all ranks).
@@ -136,9 +137,10 @@ class TwoShot:
         self.stats = ExchangeStats() if stats is None else stats
         self._warn_once = LogOnce("stats")
         self.transport = Transport(group, self.stats)
+        feedback = [ErrorFeedback(residual_decay(memories))] if memories else []
         self._channels = {
             SCATTER: Channel(spec, policy=_COMPRESS_ALL),
-            GATHER: Channel(f"ef|{chain.text}" if memories else chain.text, policy=_COMPRESS_ALL),
+            GATHER: Channel(grammar.format_stages([*feedback, *chain.stages]), policy=_COMPRESS_ALL),
         }
         # With momentum a rank's own shard must go through the channel, too, because momentum is part of what a rank
         # contributes. Otherwise the owner's values are not encoded: less work, and less error.

@@ -280,7 +280,7 @@ def sign_decode_all(
 
 
 @triton.jit(do_not_specialize=["rotation_low", "rotation_high"])
-def _gather(table, parts, out, rotation_low, rotation_high, ROTATED: tl.constexpr, ALIGNED: tl.constexpr):
+def _gather(table, parts, out, decay, rotation_low, rotation_high, ROTATED: tl.constexpr, ALIGNED: tl.constexpr):
     number = tl.program_id(0)
     row = table + tl.load(parts + 2 * number) * FIELDS
     block = tl.load(parts + 2 * number + 1)
@@ -293,20 +293,20 @@ def _gather(table, parts, out, rotation_low, rotation_high, ROTATED: tl.constexp
     if tl.load(row + 1) != 0:
         residual = _load_pointer(row, 1, False) + begin + offsets
         if ROTATED:  # a rotated block's residual extends to its end
-            v = tl.load(residual) + v
+            v = tl.load(residual) * decay + v
         else:
-            v = tl.load(residual, mask=begin + offsets < n, other=0.0) + v
+            v = tl.load(residual, mask=begin + offsets < n, other=0.0) * decay + v
     tl.store(out + number.to(tl.int64) * 1024 + offsets, v)
 
 
 def gather_blocks(
-    tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], rotation_seed: int | None, out: Tensor
+    tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], decay: float, rotation_seed: int | None, out: Tensor
 ) -> None:
-    """Gather the blocks of all tensors, rotated if a seed is given, plus their residuals; pad with zeros."""
+    """Gather the blocks of all tensors, rotated if a seed is given, plus their decayed residuals; pad with zeros."""
     table_args = _TensorTable.of(tensors, SUM_BLOCK, residuals=residuals)
     assert out.numel() == table_args.grid[0] * SUM_BLOCK
     _gather[table_args.grid](
-        table_args.table, table_args.parts, out, *split64(random.key(rotation_seed or 0, random.ROTATION)),
+        table_args.table, table_args.parts, out, decay, *split64(random.key(rotation_seed or 0, random.ROTATION)),
         ROTATED=rotation_seed is not None, ALIGNED=table_args.aligned, **exact_options(num_warps=WARPS),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laconic.aggregate.homomorphic.summing import CARRY
 from laconic.codecs import parse
+from laconic.codecs.memory import residual_decay
 from laconic.codecs.packed_ints import PackedIntStage
 from laconic.errors import ConfigError, WrongResultError
 from laconic.kernels.interface import CLIP_LIMIT
@@ -44,7 +45,7 @@ class Round:
         if not isinstance(stage, PackedIntStage) or chain.selector is not None or stage.stochastic:
             raise ConfigError(f"only shared and thc that round to nearest are computed here, got {spec!r}")
         self.slots, self.spec, self.workers = dict(slots), spec, workers
-        self.carry, self.feedback = carry, bool(memories)
+        self.carry, self.feedback, self.decay = carry, bool(memories), residual_decay(memories)
         self.levels = stage.header(workers, ring=False).levels
         self.rotated = stage.rotation_seed is not None
         self.spans: dict[str, tuple[int, int]] = {}
@@ -97,6 +98,8 @@ class Round:
         if self.rotated:
             blocks = self._rotated(blocks)
         if self.feedback:
+            if self.decay != 1.0:
+                self.residual.mul_(self.decay)
             blocks = self.residual.add_(blocks)
         flat = blocks.reshape(-1)
         scales = block_scales(flat, self.rotated).view(self.workers, self.blocks).amax(0)

@@ -21,7 +21,7 @@ from laconic import kernels
 from laconic.codecs import Chain, ChannelStage, parse
 from laconic.codecs.cast import BF16, Raw
 from laconic.codecs.coders import ChunkCoder
-from laconic.codecs.memory import MomentumCorrection
+from laconic.codecs.memory import MomentumCorrection, residual_decay
 from laconic.codecs.qsgd import QSGD
 from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, num_kept
@@ -157,7 +157,7 @@ class _SlotGroup:
         self, members: range, shapes: Sequence[tuple[int, ...]], first: int, spec: str, device: torch.device, ring: int
     ) -> None:
         stages, self.codec = parse(spec)
-        self.stage = _memory(stages)
+        self.stage, self.decay = _memory(stages), residual_decay(stages)
         self.members, self.shapes, self.first = members, list(shapes), first
         self.sizes = [TensorSpec(shape, torch.float32).numel for shape in shapes]
         self.numel = sum(self.sizes)
@@ -186,6 +186,8 @@ class _SlotGroup:
                 self.velocity.mul_(self.stage.m).add_(x)
                 look_ahead = self.stage.nesterov
                 x = torch.add(x, self.velocity, alpha=self.stage.m) if look_ahead else self.velocity
+            if self.decay != 1.0:
+                self.residual.mul_(self.decay)
             x = self.residual.add_(x)
         positions = None if self._topk is None else self._topk.choose(x, at)
         values = x if positions is None else x[positions]
