@@ -36,6 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "multi_tensor": ("codecs", "kernels", "packet", "wire"),
     "policy": ("codecs", "packet"),
     "residuals": (),
+    "suitability": ("codecs",),
     "channels": ("codecs", "frames", "kernels", "multi_tensor", "packet", "policy", "residuals", "wire"),
     "aggregate": ("codecs", "frames", "kernels", "packet", "residuals", "wire"),
     "sums": ("aggregate",),
@@ -46,7 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "optim": ("frames", "wire"),
     "layers": ("codecs", "kernels"),
     "collective": (
-        "aggregate", "channels", "codecs", "kernels", "multi_tensor", "packet", "policy", "wire",
+        "aggregate", "channels", "codecs", "kernels", "multi_tensor", "packet", "policy", "suitability", "wire",
     ),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),

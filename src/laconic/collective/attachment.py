@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
@@ -22,8 +22,10 @@ from laconic.collective.consistency import describe, differing, peer_failure_as_
 from laconic.collective.exchange import EXACT, Exchange, NamedTensors, encoding_error, rank_independent
 from laconic.collective.executor import ExchangeThread
 from laconic.collective.hook import exact_mean, register_hook, switch_of
+from laconic.collective.optimizer_watch import OptimizerWatch
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, InputError
+from laconic.packet import TensorSpec
 from laconic.policy import Policy
 
 __all__ = ["Attachment", "attach"]
@@ -71,6 +73,7 @@ class Attachment:
         self._thread = ExchangeThread("laconic-exchange")
         self._streams: dict[torch.device, Any] = {}
         self._step_stats = _StepStats()
+        self._optimizers = OptimizerWatch(self._specs_of)
         self._switch.target = self
 
     def __repr__(self) -> str:
@@ -97,6 +100,18 @@ class Attachment:
         # Without compression and checks no hook is needed: DDP alone computes the same mean, and faster.
         if not exchange.exact or self.check_every:
             register_hook(self.module)
+
+    def _specs_of(self, ids: Iterable[int]) -> set[str] | None:
+        """Return how the gradients of those of these parameters that are attached were exchanged in the last step."""
+        module = self._module()
+        if module is None or not self.attached or self._exchange.exact or self._step_stats.steps <= self.warmup_steps:
+            return None
+        stepped = set(ids)
+        return {
+            self._exchange.policy.choose(self._names[id(parameter)], TensorSpec.of(parameter), self.spec).spec
+            for _, parameter in _named_parameters(module)
+            if id(parameter) in stepped and parameter.requires_grad
+        }
 
     # --------------------------------------------------------------------------------------------------- DDP buckets
 
@@ -202,12 +217,14 @@ class Attachment:
             log.warning("the codec changes from %r to %r: unsent residuals are dropped", before.spec, spec)
         self._register_hook_for(after)
         self._exchange, self.spec = after, spec
+        self._optimizers.forget()
 
     def detach(self) -> None:
         """Return to DDP's own all-reduce. The module can then be attached again."""
         if self.attached:
             self._switch.target = None
             self._thread.close()
+            self._optimizers.close()
 
     def stats(self) -> dict[str, Any]:
         """Return this rank's counts, bytes and seconds so far, and each slot's relative squared encoding error.
@@ -222,7 +239,8 @@ class Attachment:
             "ring_bytes_estimate": stats.ring_bytes_estimate(dist.get_world_size(self._group)),
             "exposed_s": step_stats.exposed_s, "drifts": step_stats.drifts,
             "residual_resets": step_stats.residual_resets, "exempt": dict(self._exchange.exempt),
-            "errors": dict(step_stats.errors),
+            "errors": dict(step_stats.errors), "unsuited_optimizer_steps": self._optimizers.unsuited_steps,
+            "unsuited_optimizers": dict(self._optimizers.unsuited),
         }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------------- state
@@ -256,6 +274,9 @@ def attach(
 
     Codecs whose packets can be added (``shared``, ``thc``, ``powersgd``, ``randk``, ``union``) use one all-reduce; all
     others send shards to their owners and means back (``TwoShot``). DDP buckets are exchanged during backward.
+
+    A codec that does not suit the optimizer (``ef|topk`` under AdamW; see ``laconic.suitability``) is logged once, with
+    what to use instead, and counted in ``stats()["unsuited_optimizer_steps"]``.
 
     Args:
         module: A DDP module, also inside ``torch.compile``.
