@@ -1,4 +1,4 @@
-"""Local SGD: ranks train alone for 10 steps, then exchange their compressed changes.
+"""Local SGD with Muon: ranks train alone for 10 steps; half the model is exchanged, compressed, every 5 steps.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun/local_sgd.py
 """
@@ -17,17 +17,19 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, world = dist.get_rank(), dist.get_world_size()
     task = build_task("lenet5", "digits", seed=0)
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
-    local = laconic.LocalSGD(task.model, optimizer, every=10, codec="ef|topk:0.1|qsgd:4", outer="mean")
+    optimizers = laconic.muon(task.model, lr=0.02, adamw_lr=3e-3)
+    local = laconic.LocalSGD(task.model, optimizers, every=10, codec="ef|topk:0.1|sign", fragments=2, overlap=2)
     for step in range(200):
         indices = torch.randint(task.num_train, (32,), generator=torch.Generator().manual_seed(step * world + rank))
         local.zero_grad()
         task.loss(task.batch(indices)).backward()
         local.step()
+    local.finish()
     if rank == 0:
-        stats = local.exchange.stats
-        sent = (stats.bytes_sent + stats.bytes_reduced) / 200  # without the broadcast of the first weights
-        print(f"accuracy {task.evaluate()['accuracy']:.1f} %, {sent / 1e3:.2f} kB a step")
+        stats = local.stats()
+        sent = (stats["bytes_sent"] + stats["bytes_reduced"]) / 200  # without the broadcast of the first weights
+        accuracy, waited_s = task.evaluate()["accuracy"], stats["waited_s"]
+        print(f"accuracy {accuracy:.1f} %, {sent / 1e3:.2f} kB a step, waited {waited_s:.2f} s")
     dist.destroy_process_group()
 
 

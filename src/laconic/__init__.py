@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laconic.aggregate.homomorphic.summing import summing  # the function: its module has the same name
     from laconic.channels import Channel, channel
     from laconic.codecs import codec, codec_names
-    from laconic.collective import Attachment, LocalSGD, attach
+    from laconic.collective import Attachment, LocalSGD, attach, muon, split_parameters
     from laconic.errors import (
         ConfigError,
         FileError,
@@ -42,7 +42,7 @@ else:
     _NAMES = {
         "channels": ("Channel", "channel"),
         "codecs": ("codec", "codec_names"),
-        "collective": ("Attachment", "LocalSGD", "attach"),
+        "collective": ("Attachment", "LocalSGD", "attach", "muon", "split_parameters"),
         "errors": (
             "ConfigError", "FileError", "FrameError", "InputError", "LaconicError", "NonFiniteError",
             "WrongResultError",
@@ -78,6 +78,6 @@ __all__ = [
     "Attachment", "Channel", "ConfigError", "Contributor", "Explanation", "FileError", "FrameError", "InputError",
     "LaconicError", "LayerPolicy", "LocalSGD", "NonFiniteError", "Packet", "Policy", "Sum", "Summing", "TensorSpec",
     "WrongResultError", "__version__", "aggregate", "attach", "channel", "codec", "codec_names", "compress", "decode",
-    "decode_bundle", "encode", "encode_bundle", "encode_into", "expand", "explain", "max_nbytes", "measure", "summing",
-    "sums",
+    "decode_bundle", "encode", "encode_bundle", "encode_into", "expand", "explain", "max_nbytes", "measure", "muon",
+    "split_parameters", "summing", "sums",
 ]  # fmt: skip

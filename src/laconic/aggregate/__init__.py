@@ -5,6 +5,6 @@ without decoding them; ``bundle_template`` checks messages of a known layout.
 """
 
 from laconic.aggregate.bundle_template import BundleTemplate
-from laconic.aggregate.decode_sum import MeanAccumulator, OpenedFrame, mean, weighted_sum
+from laconic.aggregate.decode_sum import MeanAccumulator, OpenedFrame, SenderMeanAccumulator, mean, weighted_sum
 
-__all__ = ["BundleTemplate", "MeanAccumulator", "OpenedFrame", "mean", "weighted_sum"]
+__all__ = ["BundleTemplate", "MeanAccumulator", "OpenedFrame", "SenderMeanAccumulator", "mean", "weighted_sum"]

@@ -19,7 +19,7 @@ from laconic.frames import open_packet
 from laconic.packet import Packet, TensorSpec, allocate
 from laconic.wire import MAX_NUMEL, Buffer
 
-__all__ = ["MeanAccumulator", "OpenedFrame", "mean", "weighted_sum"]
+__all__ = ["MeanAccumulator", "OpenedFrame", "SenderMeanAccumulator", "mean", "weighted_sum"]
 
 T = TypeVar("T")
 
@@ -85,9 +85,16 @@ class MeanAccumulator:
 
     def add(self, frames: Iterable[OpenedFrame | None]) -> None:
         """Add one sender's frames, one per slot; None leaves a slot out. After an error the sums are invalid."""
-        for frame, out in zip(frames, self.sums, strict=True):
+        for index, (frame, _) in enumerate(zip(frames, self.sums, strict=True)):
             if frame is not None:
-                frame.add_to(out, self.weight)
+                self.add_frame(index, frame)
+
+    def add_frame(self, index: int, frame: OpenedFrame) -> None:
+        """Add one frame to the sum of one slot."""
+        frame.add_to(self.sums[index], self.weight)
+
+    def finish(self) -> None:
+        """Complete the means, after the last sender."""
 
     def add_values(self, tensors: Sequence[Tensor]) -> None:
         """Make tensors that are themselves among the sums the contribution of their owner."""
@@ -96,6 +103,33 @@ class MeanAccumulator:
 
     def clear(self) -> None:
         torch._foreach_zero_(list(self.sums))
+
+
+class SenderMeanAccumulator(MeanAccumulator):
+    """Means over those who sent: each value is divided by the number of frames that hold it, and not by all senders.
+
+    A value that no frame holds is zero.
+    """
+
+    def __init__(self, sums: Sequence[Tensor], senders: int) -> None:
+        super().__init__(sums, senders)
+        self.weight = 1.0
+        self._counts = [torch.zeros_like(x, memory_format=torch.contiguous_format).view(-1) for x in sums]
+
+    def add_frame(self, index: int, frame: OpenedFrame) -> None:
+        super().add_frame(index, frame)  # it checks the frame, so its positions are valid
+        if frame.packet.sections:
+            counts, packet = self._counts[index], frame.packet
+            positions = frame.chain.positions(packet)
+            if positions is None:
+                counts.add_(1.0)
+            else:
+                at = positions.to(counts.device, torch.int64)
+                counts.index_add_(0, at, torch.ones(at.numel(), device=counts.device))
+
+    def finish(self) -> None:
+        for x, counts in zip(self.sums, self._counts, strict=True):
+            x.view(-1).div_(counts.clamp_(min=1.0))
 
 
 def weighted_sum(

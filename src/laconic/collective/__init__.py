@@ -11,11 +11,12 @@ from __future__ import annotations
 from laconic.collective.attachment import Attachment, attach
 from laconic.collective.consistency import differing
 from laconic.collective.exchange import Exchange
-from laconic.collective.localsgd import LocalSGD
+from laconic.collective.local import LocalSGD, muon, split_parameters
 from laconic.collective.reductions.allreduce import Reducer, allreduce
 from laconic.collective.reductions.two_shot import TwoShot
 from laconic.collective.stats import ExchangeStats
 
 __all__ = [
     "Attachment", "Exchange", "ExchangeStats", "LocalSGD", "Reducer", "TwoShot", "allreduce", "attach", "differing",
+    "muon", "split_parameters",
 ]  # fmt: skip

@@ -32,12 +32,14 @@ EXACT = "none"
 RANK_MEMORY = ("/residual", "/velocity")
 """Suffixes of the state keys that belong to one rank."""
 NONFINITE = ("spread", "skip", "raise")
+AVERAGES = ("all", "senders")
 
 
 class Reduction(Protocol):
     """One way to compute means."""
 
     def reduce_all(self, tensors: NamedTensors) -> None: ...
+    def residual(self, slot: str, numel: int) -> Tensor | None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
@@ -83,16 +85,21 @@ class Exchange:
         policy: Codecs by name pattern; by default small and one-dimensional tensors are not compressed.
         nonfinite: What to do with a tensor if a value of some rank is not finite: ``spread`` (NaN on all ranks, as in
             an uncompressed mean), ``skip`` (leave it out) or ``raise`` on all ranks.
+        average: ``all`` divides sums by the number of ranks; ``senders`` divides each value by the number of ranks
+            that sent it, where the codec selects values.
         stats: Where to count; a new ``ExchangeStats`` by default.
     """
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, policy: Policy | Mapping[str, str] | None = None,
-        nonfinite: str = "spread", stats: ExchangeStats | None = None,
+        nonfinite: str = "spread", average: str = "all", stats: ExchangeStats | None = None,
     ) -> None:  # fmt: skip
         if nonfinite not in NONFINITE:
             raise ConfigError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}")
+        if average not in AVERAGES:
+            raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
         self.spec, self.group, self.policy, self.nonfinite = spec, group, Policy.of(policy), nonfinite
+        self.average = average
         self.stats = ExchangeStats() if stats is None else stats
         self.exempt: dict[str, str] = {}
         self._exact = Exact(group, stats=self.stats)
@@ -103,8 +110,13 @@ class Exchange:
     def _reduction(self, spec: str) -> Reduction:
         reduction = self._reductions.get(spec)
         if reduction is None:
-            kind = Reducer if _uses_allreduce(spec) else TwoShot
-            reduction = self._reductions[spec] = kind(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+            if _uses_allreduce(spec):
+                reduction = Reducer(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+            else:
+                reduction = TwoShot(
+                    spec, self.group, nonfinite=self.nonfinite, average=self.average, stats=self.stats
+                )  # fmt: skip
+            self._reductions[spec] = reduction
         return reduction
 
     @property
@@ -144,6 +156,30 @@ class Exchange:
         """Replace tensors by their means without compression."""
         with peer_failure_as_error(self.group, f"averaged {len(tensors)} uncompressed tensors"):
             self._exact.reduce_all(tensors)
+
+    def residual(self, name: str, x: Tensor) -> Tensor | None:
+        """Return what this rank has yet to send of a tensor of this name and shape; None if it keeps nothing."""
+        if not x.numel():
+            return None
+        spec = self.policy.choose(name, TensorSpec.of(x), self.spec).spec
+        residual = self._reduction(spec).residual(name, x.numel())
+        return None if residual is None else residual.view(x.shape)
+
+    def carry_residuals(self, before: Exchange, tensors: NamedTensors) -> bool:
+        """Continue with the residuals that this rank kept in another group; False if some of them must be dropped.
+
+        Args:
+            before: An exchange with the same codec and policy.
+            tensors: All tensors that were exchanged.
+        """
+        kept = True
+        for spec, named in self.group_by_spec(tensors).items():
+            ours, theirs = self._reduction(spec), before._reduction(spec)
+            if isinstance(ours, TwoShot) and isinstance(theirs, TwoShot):
+                kept = ours.carry_residuals(theirs, {name: x.numel() for name, x in named}) and kept
+            else:  # residuals of sums belong to whole slots of one rank, whatever the number of ranks
+                ours.load_state_dict({k: x for k, x in theirs.state_dict().items() if k.endswith(RANK_MEMORY)})
+        return kept
 
     def take_over(self, before: Exchange) -> bool:
         """Continue with the residuals of another exchange; False if some of them must be dropped."""

@@ -24,6 +24,8 @@ class ExchangeStats:
     """Counted: bytes of all tensors handed to ``torch.distributed.all_reduce``."""
     bytes_sent: int = 0
     """Counted: bytes of all messages handed to ``torch.distributed.isend``, with their length prefixes."""
+    bytes_received: int = 0
+    """Counted: bytes of all buffers handed to ``torch.distributed.irecv``, with their length prefixes."""
     bytes_broadcast: int = 0
     """Counted: bytes of all tensors handed to ``torch.distributed.broadcast`` by the rank that sends them."""
     encode_s: float = 0.0

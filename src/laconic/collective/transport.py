@@ -34,10 +34,15 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats,
 
 
 def broadcast(x: Tensor, source: int, group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
-    """Replace a tensor by that of a global rank."""
+    """Replace a tensor, of any stride, by that of a global rank."""
     if dist.get_rank() == source:
         stats.bytes_broadcast += x.numel() * x.element_size()
-    dist.broadcast(x, source, group=group)
+    if x.is_contiguous():
+        dist.broadcast(x, source, group=group)
+        return
+    dense = x.contiguous()
+    dist.broadcast(dense, source, group=group)
+    x.copy_(dense)
 
 
 class _LengthHistory:
@@ -85,12 +90,13 @@ class Transport:
         return self._histories.setdefault(key, _LengthHistory())
 
     def start(self, sending: Mapping[int, Tensor], receiving: Mapping[int, Tensor], tag: int) -> list[Any]:
-        """Start sends and receives by rank, and count the bytes sent."""
+        """Start sends and receives by rank, and count their bytes."""
         operations = []
         for rank, message in sending.items():
             self.stats.bytes_sent += message.numel()
             operations.append(dist.P2POp(dist.isend, message, group=self.group, tag=tag, group_peer=rank))
         for rank, buffer in receiving.items():
+            self.stats.bytes_received += buffer.numel()
             operations.append(dist.P2POp(dist.irecv, buffer, group=self.group, tag=tag, group_peer=rank))
         return list(dist.batch_isend_irecv(operations)) if operations else []
 

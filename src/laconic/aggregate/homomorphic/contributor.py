@@ -16,6 +16,7 @@ from laconic.codecs import Chain, parse
 from laconic.codecs.memory import ErrorFeedback, residual_decay
 from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError
+from laconic.kernels.reference.packed_ints import rotate_back
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
 from laconic.residuals import KeepsResiduals, RoundStats
@@ -256,6 +257,14 @@ class Contributor(KeepsResiduals):
         family = self.summing.family
         assert isinstance(family, PackedInts)
         return family
+
+    def unsent(self, slot: str, numel: int) -> Tensor | None:
+        """Return what a slot has yet to send as flat values: its residual, rotated back if the codec rotates."""
+        residual, fused = self.residual(slot), self._fused
+        signs = None if fused is None else fused.stage.rotation_seed
+        if residual is None or signs is None:
+            return residual
+        return rotate_back(residual, signs)[:numel]
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one; an invalid state changes nothing."""

@@ -336,6 +336,16 @@ class Reducer:
 
     # -------------------------------------------------------------------------------------------------------- state
 
+    def residual(self, slot: str, numel: int) -> Tensor | None:
+        """Return what this rank has yet to send of a slot, flat; None if it keeps nothing."""
+        whole = self.contributor.unsent(slot, numel)
+        if whole is not None or numel <= PART:
+            return whole
+        sizes = [min(PART, numel - at) for at in range(0, numel, PART)]
+        parts = [self.contributor.unsent(f"{slot}[{i}]", size) for i, size in enumerate(sizes)]
+        kept = [part for part in parts if part is not None]
+        return torch.cat(kept) if len(kept) == len(sizes) else None
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals, carried scales and rounds by slot. Each rank saves its own with the model."""
         state = self.contributor.state_dict()

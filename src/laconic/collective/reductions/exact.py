@@ -55,6 +55,9 @@ class Exact:
 
         return finish
 
+    def residual(self, slot: str, numel: int) -> Tensor | None:
+        return None
+
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 

@@ -9,7 +9,7 @@ for any number of ranks, and all ranks decode the same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic import kernels, multi_tensor
-from laconic.aggregate import BundleTemplate, MeanAccumulator, OpenedFrame
+from laconic.aggregate import BundleTemplate, MeanAccumulator, OpenedFrame, SenderMeanAccumulator
 from laconic.channels import Channel
 from laconic.codecs import parse
 from laconic.codecs import spec as grammar
 from laconic.codecs.memory import ErrorFeedback, MomentumCorrection, residual_decay
 from laconic.collective.buffers import BufferCache
 from laconic.collective.reductions import messages
+from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, join_residuals, split_residual
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import PREFIX, AllToAll, Transport
 from laconic.counters import LogOnce
@@ -35,14 +36,8 @@ from laconic.policy import Policy
 
 __all__ = ["TwoShot"]
 
-PART = 1 << 22
-"""The largest number of values of a tensor in one part: one part is encoded while another is on its way."""
-
 PART_BY_DEVICE = {"cpu": PART, "cuda": 4 * PART}
 """The largest number of values of several tensors in one part: a GPU encodes many tensors in the time of a few."""
-
-SHARD_ALIGNMENT = 256
-"""Shards begin at multiples of this, which suits packed bits."""
 
 MAX_PLANS = 256
 """Sets of slots whose plan is kept: a module's DDP buckets, before and after DDP has reordered them."""
@@ -52,17 +47,6 @@ SCATTER, GATHER = "there", "back"
 
 _COMPRESS_ALL = Policy(min_numel=0, exempt_1d=False)
 """The exchange's policy has already chosen the codec of each slot."""
-
-
-@dataclass(frozen=True)
-class _Range:
-    """The part of a slot that one rank owns."""
-
-    slot: int
-    begin: int
-    end: int
-    owner: int
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +77,7 @@ def _template(codec: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...],
 class _Plan:
     """The ranges of one part, and the largest length of a message in each round."""
 
-    ranges: list[_Range]
+    ranges: list[Range]
     scatter_limit: int
     gather_limit: int
 
@@ -124,11 +108,13 @@ class TwoShot:
         group: The ranks; all of them by default.
         nonfinite: If a value of some rank is not finite: ``spread`` (the shard becomes NaN on all ranks), ``skip`` (the
             contribution is left out, and counted by its rank) or ``raise`` (on all ranks).
+        average: ``all`` divides a sum by the number of ranks; ``senders`` divides each value by the number of ranks
+            whose selector kept it. A rank's own shard is then encoded, too: only that tells what it would have sent.
         stats: Where to count; a new ``ExchangeStats`` by default.
     """
 
     def __init__(
-        self, spec: str, group: dist.ProcessGroup | None = None, *, nonfinite: str = "spread",
+        self, spec: str, group: dist.ProcessGroup | None = None, *, nonfinite: str = "spread", average: str = "all",
         stats: ExchangeStats | None = None,
     ) -> None:  # fmt: skip
         memories, chain = parse(spec)
@@ -144,7 +130,9 @@ class TwoShot:
         }
         # With momentum a rank's own shard must go through the channel, too, because momentum is part of what a rank
         # contributes. Otherwise the owner's values are not encoded: less work, and less error.
-        self._encodes_own = any(isinstance(stage, MomentumCorrection) for stage in memories)
+        momentum = any(isinstance(stage, MomentumCorrection) for stage in memories)
+        self._by_senders = average == "senders" and chain.selector is not None
+        self._encodes_own = momentum or self._by_senders
         self._rounds: dict[str, int] = {}
         self._nonfinite_shards: list[str] = []
         self._buffers = BufferCache()
@@ -217,30 +205,11 @@ class TwoShot:
                 self._plans.clear()
             plans = self._plans[sizes] = [
                 _Plan(ranges, self._message_limit(ranges, SCATTER), self._message_limit(ranges, GATHER))
-                for ranges in self._cut(sizes, limit)
+                for ranges in cut_into_parts(sizes, limit, self.transport.size)
             ]
         return plans
 
-    def _cut(self, sizes: Sequence[tuple[str, int]], limit: int) -> Iterator[list[_Range]]:
-        """Yield parts of bounded size. A tensor's cuts depend on its size alone, so its residuals stay valid."""
-        part: list[_Range] = []
-        numel = 0
-        for index, (slot, slot_numel) in enumerate(sizes):
-            for begin in range(0, slot_numel, PART):
-                end = min(begin + PART, slot_numel)
-                if numel and numel + end - begin > limit:
-                    yield part
-                    part, numel = [], 0
-                step = -(-(end - begin) // self.transport.size)
-                step = -(-step // SHARD_ALIGNMENT) * SHARD_ALIGNMENT
-                for owner, first in enumerate(range(begin, end, step)):
-                    last = min(first + step, end)
-                    part.append(_Range(index, first, last, owner, f"{slot}[{first}:{last}]"))
-                numel += end - begin
-        if part:
-            yield part
-
-    def _message_limit(self, ranges: Sequence[_Range], direction: str) -> int:
+    def _message_limit(self, ranges: Sequence[Range], direction: str) -> int:
         """Return the largest length of a message to or from any owner."""
         longest, channel = 0, self._channels[direction]
         for owner in range(self.transport.size):
@@ -287,11 +256,12 @@ class TwoShot:
     def _sum(self, part: _Part, incoming: Mapping[int, Tensor]) -> frozenset[str]:
         """Replace this rank's shards by the mean of all contributions; return the names of unusable shards."""
         own, unusable = part.of(self.transport.rank), set()
-        mean = MeanAccumulator([shard.values for shard in own], self.transport.size)
+        accumulator = SenderMeanAccumulator if self._by_senders else MeanAccumulator
+        mean = accumulator([shard.values for shard in own], self.transport.size)
         exact = []
         # Unless contributions are left out, encoding the mean detects values that are not finite.
         check = self.nonfinite == "skip" or self._encodes_own
-        for shard, finite in zip(own, _all_finite(own) if check else [True] * len(own), strict=True):
+        for i, (shard, finite) in enumerate(zip(own, _all_finite(own) if check else [True] * len(own), strict=True)):
             if not finite:
                 unusable.add(shard.name)
                 if self.nonfinite == "skip":
@@ -300,12 +270,15 @@ class TwoShot:
             elif self._encodes_own:
                 seed = shard.rounding_seed(self.transport.rank)
                 frame = self._channels[SCATTER].encode(shard.name, shard.values, seed=seed)
-                OpenedFrame.of(frame, shard.values).add_to(shard.values.zero_(), mean.weight)
+                opened = OpenedFrame.of(frame, shard.values)
+                shard.values.zero_()
+                mean.add_frame(i, opened)
             else:
                 exact.append(shard.values)
         mean.add_values(exact)
         for rank, message in sorted(incoming.items()):
             unusable |= {shard.name for shard in self._read(message, own, rank, mean)}
+        mean.finish()
         return frozenset() if self.nonfinite == "skip" else frozenset(unusable)
 
     def _read(
@@ -334,7 +307,7 @@ class TwoShot:
     def _read_joined(self, message: Tensor, shards: Sequence[_Shard], sender: int, weight: float | None) -> bool:
         """Decode or add all frames in one launch, if they have the usual layout; otherwise False, with no effect."""
         values = [shard.values for shard in shards]
-        if not values or not multi_tensor.supports(self._chain, values):
+        if not values or self._by_senders or not multi_tensor.supports(self._chain, values):
             return False
         shapes, codec = tuple(tuple(x.shape) for x in values), self._chain.text
         template = _template(codec, tuple(shard.name for shard in shards), shapes)
@@ -364,6 +337,34 @@ class TwoShot:
             for key, value in channel.state_dict().items()
         }
         return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
+
+    def residual(self, slot: str, numel: int) -> Tensor | None:
+        """Return what this rank has yet to send of a slot, flat; None if it keeps nothing. Its own shard is zero."""
+        return join_residuals(self._channels[SCATTER], slot, numel, self.transport.size)
+
+    def carry_residuals(self, before: TwoShot, slots: Mapping[str, int]) -> bool:
+        """Continue with the residuals that this rank kept in another group; False if they must be dropped.
+
+        A residual is cut anew for the number of ranks now. What the rank kept as an owner (of the mean) becomes part
+        of what it has yet to send, times the number of ranks; of its own shard everything becomes the owner's.
+
+        Args:
+            slots: Number of values of each slot.
+        """
+        if any(isinstance(stage, MomentumCorrection) for stage in parse(self.spec)[0]):
+            return not before._channels[SCATTER].state_dict()
+        ranks, state = self.transport.size, dict[str, dict[str, Tensor]]({SCATTER: {}, GATHER: {}})
+        for slot, numel in slots.items():
+            sent = join_residuals(before._channels[SCATTER], slot, numel, before.transport.size)
+            mean = join_residuals(before._channels[GATHER], slot, numel, before.transport.size)
+            if mean is not None:
+                sent = mean * ranks if sent is None else sent.add_(mean, alpha=ranks)
+            for piece, residual in split_residual(sent, slot, ranks) if sent is not None else ():
+                own = piece.owner == self.transport.rank and not self._encodes_own
+                state[GATHER if own else SCATTER][f"{piece.name}/residual"] = residual / ranks if own else residual
+        for direction, channel in self._channels.items():
+            channel.load_state_dict(state[direction])
+        return True
 
     def take_over(self, before: TwoShot) -> bool:
         """Continue with another's residuals, which do not depend on the codec; False if they must be dropped."""

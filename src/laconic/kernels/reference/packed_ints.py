@@ -45,6 +45,13 @@ def rotate(x: Tensor, seed: int, addend: Tensor | None, out: Tensor) -> None:
     out.copy_(rotated if addend is None else addend + rotated)
 
 
+def rotate_back(rotated: Tensor, seed: int) -> Tensor:
+    """Return what ``rotate`` was given, up to rounding and padded to whole blocks."""
+    rows = in_buckets(rotated, SUM_BLOCK)
+    signs = rotation_signs(rows.numel(), seed, rotated.device).view_as(rows)
+    return (hadamard(rows * _like(2.0**-5, rotated)) * signs).view(-1)
+
+
 def write_words(symbols: Tensor, width: int, out: Tensor) -> None:
     """Write 32 // width symbols per word. A block of 1,024 is rows of 8; each column fills its own words."""
     rows = in_buckets(symbols.to(torch.int64), SUM_BLOCK)

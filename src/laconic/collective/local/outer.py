@@ -1,0 +1,100 @@
+"""Outer optimizers: what is done with the mean of the ranks' changes, and their state by parameter name."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import parse
+from laconic.errors import ConfigError
+
+__all__ = ["OUTER", "Outer", "OuterStep", "choose_outer", "is_lossy"]
+
+log = logging.getLogger("laconic")
+
+Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+OUTER: Mapping[str, Outer] = {
+    "mean": lambda anchors: torch.optim.SGD(anchors, lr=1.0),
+    "nesterov": lambda anchors: torch.optim.SGD(anchors, lr=0.7, momentum=0.9, nesterov=True),
+    "muloco": lambda anchors: torch.optim.SGD(anchors, lr=0.7, momentum=0.6, nesterov=True),
+}
+"""Outer optimizers by name: plain averaging, DiLoCo's Nesterov momentum, and MuLoCo's.
+
+With u = 0.6 u + 0.7 D, MuLoCo's step is theta - 0.6 u - 0.7 D: Nesterov momentum of 0.6, whose buffer torch keeps
+without the learning rate.
+"""
+
+
+def is_lossy(spec: str) -> bool:
+    """Whether a codec drops or quantizes values; casts to 16 bits are not counted as lossy."""
+    chain = parse(spec)[1]
+    return chain.selector is not None or any(stage.kind != "cast" for stage in chain.stages)
+
+
+def choose_outer(outer: str | Outer | None, codec: str) -> str | Outer:
+    """Return the outer optimizer to use: by default Nesterov momentum, and a plain mean if the codec is lossy.
+
+    Momentum replays what error feedback delivers late, so under a lossy codec a plain mean trains better.
+    """
+    if outer is None:
+        outer = "mean" if is_lossy(codec) else "nesterov"
+        log.info("LocalSGD uses outer=%r, the default with codec %r", outer, codec)
+    if not callable(outer) and (not isinstance(outer, str) or outer not in OUTER):
+        raise ConfigError(f"outer must be one of {', '.join(OUTER)} or a function, got {outer!r}")
+    return outer
+
+
+class OuterStep:
+    """Applies an outer optimizer to anchors: the global model, from which the ranks' changes are measured."""
+
+    def __init__(self, outer: str | Outer, names: Sequence[str], anchors: Sequence[Tensor]) -> None:
+        self._anchors, self._names = list(anchors), {id(x): name for name, x in zip(names, anchors, strict=True)}
+        self.optimizer = (OUTER[outer] if isinstance(outer, str) else outer)(list(anchors))
+        held = {id(x) for group in self.optimizer.param_groups for x in group["params"]}
+        if held != set(self._names):
+            raise ConfigError("the outer optimizer must hold exactly the tensors that the function was given")
+
+    def apply(self, changes: Sequence[Tensor]) -> None:
+        """Move the anchors by the mean of the ranks' changes."""
+        for anchor, change in zip(self._anchors, changes, strict=True):
+            anchor.grad = change
+        self.optimizer.step()
+        for anchor in self._anchors:
+            anchor.grad = None
+
+    def add(self, name: str, anchor: Tensor) -> None:
+        """Let the optimizer hold one more anchor."""
+        self._anchors.append(anchor)
+        self._names[id(anchor)] = name
+        self.optimizer.param_groups[0]["params"].append(anchor)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return the optimizer's memory of each anchor, by parameter name."""
+        return {self._names[id(x)]: copy.deepcopy(dict(memory)) for x, memory in self.optimizer.state.items()}
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the options of the optimizer's parameter groups, such as the learning rate."""
+        return [
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+
+    def load(self, state: Mapping[str, Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> None:
+        """Continue with a saved memory; settings are used if there are as many groups as here."""
+        self.optimizer.state.clear()
+        for anchor in self._anchors:
+            memory = state.get(self._names[id(anchor)])
+            if memory:
+                self.optimizer.state[anchor] = {
+                    key: value.to(anchor.device).clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+                    for key, value in memory.items()
+                }
+        if len(settings) == len(self.optimizer.param_groups):
+            for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
+                group.update({key: value for key, value in saved.items() if key != "params"})
