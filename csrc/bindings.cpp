@@ -194,6 +194,25 @@ NB_MODULE(_core, m) {
       topk_double(at<const double>(x), n, k, at<Index>(positions), at<double>(values));
     });
   }, Unlocked());
+  m.def("topk_chunks",
+        [](Address x, int64_t n, int64_t chunk, int64_t each, int64_t last, bool wide, Address positions,
+           Address values, int threads) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return topk_chunks(at<const float>(x), n, {chunk, each, last}, at<Index>(positions), at<float>(values), threads);
+    });
+  },
+        Unlocked());
+  m.def("topk_chunks_double",
+        [](Address x, int64_t n, int64_t chunk, int64_t each, int64_t last, bool wide, Address positions,
+           Address values, int threads) {
+    by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      topk_chunks_double(at<const double>(x), n, {chunk, each, last}, at<Index>(positions), at<double>(values),
+                         threads);
+    });
+  },
+        Unlocked());
   m.def("topk_sampled",
         [](Address x, int64_t n, int64_t k, uint64_t key, bool wide, Address positions, Address values, int threads) {
     return by_index(wide, [&](auto index) {

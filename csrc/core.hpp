@@ -250,6 +250,19 @@ void gather(const Word* x, const Index* positions, int64_t k, Word* out, int thr
 // Values times a gain, saturating; false if one of the values is not finite.
 bool scale_saturating(const float* values, int64_t k, float gain, float* out);
 
+// --- chunked_topk.cpp
+// Chunks of `chunk` consecutive values, a divisor of kSplit: each of them keeps `each` entries, the final one `last`.
+struct ChunkCounts {
+  int64_t chunk, each, last;
+};
+// topk and topk_double of each chunk, one behind the other.
+template <class Index>
+uint32_t topk_chunks(const float* x, int64_t n, const ChunkCounts& counts, Index* positions, float* values,
+                     int threads);
+template <class Index>
+void topk_chunks_double(const double* x, int64_t n, const ChunkCounts& counts, Index* positions, double* values,
+                        int threads);
+
 // --- positions.cpp
 enum class PositionMode : int { all = 0, rice = 1, bitmap = 2 };
 constexpr int64_t kPositionsHeader = 8;

@@ -95,6 +95,48 @@ def test_of_equal_magnitudes_the_lowest_index_is_kept():
         selection_agrees(x, k)
 
 
+def chunks_agree(x, keep, chunk):
+    counts = laconic.codec(f"topk:{keep!r},chunk={chunk}").selector.counts(x.numel())
+    expected, n = reference.topk_chunks(x, counts), x.numel()
+    selected = triton_kernels().topk_chunks(x.to(DEVICE), counts)
+    assert torch.equal(selected[0].cpu(), expected[0]) and laws.same_bits(selected[1].cpu(), expected[1])
+    assert selected[2] == expected[2] or min(selected[2], expected[2]) >= kernels.interface.NONFINITE
+    section, reference_section = (
+        torch.full((positions_max_nbytes(n, counts.total(n)),), fill, dtype=torch.uint8) for fill in (0xEE, 0xDD)
+    )
+    section = section.to(DEVICE)
+    nbytes, values, amax_bits = triton_kernels().topk_chunks_encode(x.to(DEVICE), counts, section)
+    assert nbytes == reference.topk_chunks_encode(x, counts, reference_section)[0] and amax_bits == selected[2]
+    assert laws.same_bits(values.cpu(), expected[1]) and torch.equal(section[:nbytes].cpu(), reference_section[:nbytes])
+
+
+def test_topk_of_chunks_is_exact():
+    """Two programs of several chunks each, the last one shorter; then a chunk longer than the tensor."""
+    chunks_agree(test_parity.KINDS["two values"](3000), 0.1, 64)
+    chunks_agree(laws.normal(70), 0.3, 128)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "two values", "zeros and a one", "constant", "outliers"])
+def test_topk_of_chunks_of_every_size_is_exact(kind):
+    for n, chunk, keep in (
+        (5000, 64, 0.1), (5000, 1024, 0.01), (4096, 2048, 0.5), (65, 64, 1e-6), (140_000, 65536, 0.01),
+        (20_000, 4096, 0.015625), (20_001, 256, 1.0),
+    ):  # fmt: skip
+        chunks_agree(test_parity.KINDS[kind](n), keep, chunk)
+
+
+def test_of_chunks_non_finite_values_are_among_the_largest():
+    x = laws.normal(3001)
+    x[700], x[3000] = float("nan"), -float("inf")
+    chunks_agree(x, 0.01, 512)
+
+
+def test_chunks_of_16_bit_and_64_bit_floats_agree():
+    for dtype in (torch.float16, torch.float64):
+        agree(laws.normal(700, dtype=dtype), "topk:0.1,chunk=128")
+
+
 SOON = ("normal", "two values")
 
 

@@ -20,7 +20,7 @@ from triton.runtime import jit
 import laconic
 import laws
 from laconic import kernels
-from laconic.kernels.interface import LinearGrid
+from laconic.kernels.interface import ChunkCounts, LinearGrid
 from laconic.kernels.sections import (
     GROUP,
     Coding,
@@ -107,7 +107,7 @@ def sum_kernels(width: int, lane: int) -> dict[str, str]:
 
 def selection_kernels(multiprocessors: int) -> dict[str, str]:
     """Kernels that run in phases: one launch per phase, or one launch on so many multiprocessors."""
-    from laconic.kernels.triton import grid_sync, launch_cache, linear, randk, rice, scatter, selectors
+    from laconic.kernels.triton import grid_sync, launch_cache, linear, randk, rice, scatter, selectors, topk_chunks
 
     n, k, x = 50_000, 100, torch.zeros(50_000)
     section, seed = torch.zeros(positions_max_nbytes(n, k), dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
@@ -117,6 +117,8 @@ def selection_kernels(multiprocessors: int) -> dict[str, str]:
         with compiling() as ptx:
             selectors.topk(x, k, section)
             selectors.above(x, 5)
+            for chunk in (64, 4096, 65536):
+                topk_chunks.topk_chunks(x, ChunkCounts(chunk, 5, 3))
             randk.randk_encode(x, k, 0, seed)
             rice.rice_encode(torch.zeros(k, dtype=torch.int32), n, section)
             linear.uniform_encode(x, 256, seed, torch.zeros(n, dtype=torch.uint8))

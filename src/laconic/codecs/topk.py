@@ -9,7 +9,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import Selected
 from laconic.codecs.positional import PositionalSelector
-from laconic.kernels.interface import Kernels
+from laconic.errors import ConfigError
+from laconic.kernels.interface import ChunkCounts, Kernels
 from laconic.kernels.sections import positions_max_nbytes
 from laconic.packet import Arena
 
@@ -32,12 +33,15 @@ class TopK(PositionalSelector):
         keep: Fraction of entries kept, in (0, 1]; at least one entry.
         approx: Estimate the threshold from 65,536 sampled magnitudes: keeps about ``keep``, at most twice as many
             entries, and takes half the time.
+        chunk: 0: of the whole tensor. A power of two from 64 to 65536: of each chunk of this many consecutive values,
+            the final one shorter; at least one entry of each (SparseLoCo, arXiv:2508.15706). Not with ``approx``.
 
     Payload: positions (at most 1.06 times the entropy of k of n), then the values by the next stage.
     """
 
     keep: float = 0.01
     approx: bool = False
+    chunk: int = 0
 
     name, example = "topk", "ef|topk:0.01|qsgd:4"
     summary = "entries of largest magnitude"
@@ -45,6 +49,12 @@ class TopK(PositionalSelector):
 
     def __post_init__(self) -> None:
         checks.fraction(self, "keep")
+        chunk = self.chunk
+        whole = isinstance(chunk, int) and not isinstance(chunk, bool)
+        if not whole or (chunk and (not 64 <= chunk <= 65536 or chunk & (chunk - 1))):
+            raise ConfigError(f"stage 'topk': chunk must be 0 or a power of two from 64 to 65536, got {chunk}")
+        if chunk and self.approx:
+            raise ConfigError(f"stage 'topk': chunk must be 0 with approx=true, which samples all values, got {chunk}")
 
     @property
     def randomized(self) -> bool:
@@ -53,17 +63,26 @@ class TopK(PositionalSelector):
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
         if self.approx:
             return super().select(x, kernels, arena, seed)
-        k = num_kept(self.keep, x.numel())
-        section = arena.take(positions_max_nbytes(x.numel(), k))
-        nbytes, values, amax_bits = kernels.topk_encode(x, k, section)
+        n, k = x.numel(), self.max_kept(x.numel())
+        section = arena.take(positions_max_nbytes(n, k))
+        if self.chunk:
+            nbytes, values, amax_bits = kernels.topk_chunks_encode(x, self.counts(n), section)
+        else:
+            nbytes, values, amax_bits = kernels.topk_encode(x, k, section)
         return Selected(arena.trim(section, nbytes), values, amax_bits)
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         return kernels.topk_sampled(x, num_kept(self.keep, x.numel()), seed)
 
+    def counts(self, n: int) -> ChunkCounts:
+        """Return how many entries each chunk of n > 0 values keeps."""
+        return ChunkCounts(self.chunk, num_kept(self.keep, self.chunk), num_kept(self.keep, (n - 1) % self.chunk + 1))
+
     def fixed_count(self, n: int) -> int | None:
-        return None if self.approx else num_kept(self.keep, n)
+        return None if self.approx else self.max_kept(n)
 
     def max_kept(self, n: int) -> int:
+        if self.chunk and n:
+            return self.counts(n).total(n)
         k = num_kept(self.keep, n)
         return min(n, 2 * k + 16) if self.approx else k

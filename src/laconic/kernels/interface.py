@@ -39,6 +39,21 @@ class QsgdCoding(NamedTuple):
     stochastic: bool
 
 
+class ChunkCounts(NamedTuple):
+    """How many entries each chunk of ``chunk`` consecutive values keeps; ``last`` is of the final chunk, whole or not.
+
+    ``chunk`` is a power of two from 64 to 65536; every chunk keeps at least one of its entries.
+    """
+
+    chunk: int
+    each: int
+    last: int
+
+    def total(self, n: int) -> int:
+        """Return how many of n > 0 values are kept."""
+        return (n - 1) // self.chunk * self.each + self.last
+
+
 class IntRounding(NamedTuple):
     """How values become packed integers.
 
@@ -203,6 +218,12 @@ class Kernels(Protocol):
 
     def topk_encode(self, x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
         """``topk`` that writes the positions to ``out`` (``positions_max_nbytes``) and returns their bytes."""
+
+    def topk_chunks(self, x: Tensor, counts: ChunkCounts) -> tuple[Tensor, Tensor, int]:
+        """``topk`` of each chunk, one behind the other; the amax bits are those of all."""
+
+    def topk_chunks_encode(self, x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
+        """``topk_chunks`` that writes the positions to ``out`` (``positions_max_nbytes``) and returns their bytes."""
 
     def topk_sampled(self, x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:
         """``topk`` of about k entries: those that reach the k/n quantile of 65,536 sampled magnitudes.

@@ -62,6 +62,15 @@ def test_wrong_selection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         check(codec("topk:0.01"), gradient_like(5000, 0))
 
 
+def test_selection_by_chunks_is_checked_within_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(codec("topk:0.05,chunk=64"), gradient_like(5000, 0))
+    for backend in (cpu, reference):
+        real = backend.topk_chunks_encode
+        monkeypatch.setattr(backend, "topk_chunks_encode", lambda x, c, out, _real=real: _real(1.0 / x, c, out))
+    with pytest.raises(WrongResultError):
+        check(codec("topk:0.05,chunk=64"), gradient_like(5000, 0))
+
+
 @pytest.mark.parametrize("spec", ["adaptive:5.0|huffman", "uniform:8|rans"])
 @pytest.mark.parametrize("backends", [(cpu,), (cpu, reference)], ids=["core", "both"])
 def test_lossy_coder_is_caught(monkeypatch, spec, backends) -> None:  # type: ignore[no-untyped-def]

@@ -92,7 +92,12 @@ def _check_selection(chain: Chain, selector: Selector, x: Tensor, y: Tensor, whe
         raise WrongResultError(f"{chain}: values appear where none were sent")
     n, k = x.numel(), where.numel()
     largest, smallest = float(dropped.max()), float(x[where].abs().min()) if k else float("inf")
-    if isinstance(selector, TopK) and not selector.approx:
+    if isinstance(selector, TopK) and selector.chunk:
+        kept = torch.full_like(x, math.inf)
+        kept[where] = x[where].abs()
+        least, most = _by_chunk(kept, selector.chunk, math.inf).amin(1), _by_chunk(dropped, selector.chunk, 0.0).amax(1)
+        right = k == selector.fixed_count(n) and bool((least >= most).all())
+    elif isinstance(selector, TopK) and not selector.approx:
         right = k == num_kept(selector.keep, n) and smallest >= largest
     elif isinstance(selector, Threshold):
         right = smallest >= selector.t * (1 - 1e-6) and largest < selector.t * (1 + 1e-6)
@@ -102,6 +107,10 @@ def _check_selection(chain: Chain, selector: Selector, x: Tensor, y: Tensor, whe
         right = k <= selector.max_kept(n)
     if not right:
         raise WrongResultError(f"{chain}: kept {k} of {n}, the smallest {smallest:g}, and dropped {largest:g}")
+
+
+def _by_chunk(x: Tensor, chunk: int, fill: float) -> Tensor:
+    return torch.nn.functional.pad(x, (0, -x.numel() % chunk), value=fill).view(-1, chunk)
 
 
 def _check_values(chain: Chain, stage: ValueStage | None, x: Tensor, y: Tensor) -> None:

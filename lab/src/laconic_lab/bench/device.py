@@ -287,7 +287,7 @@ def _operations(chain: Chain, x: Tensor, packet: Packet, out: Tensor, seed: int)
     }
     if chain.coder is None and chain.selector is None:
         found |= _launches(chain, x, packet, out, total, seed)
-    if isinstance(chain.selector, TopK) and chain.values is None:
+    if isinstance(chain.selector, TopK) and not chain.selector.chunk and chain.values is None:
         found["carried"] = _carried(x, packet, chain)
     return found
 

@@ -264,7 +264,7 @@ def _value_method(stage: ValueStage | None) -> _Method | None:
 
 def _select(selector: Selector, x: Tensor) -> Tensor | None:
     n = x.numel()
-    if isinstance(selector, TopK):
+    if isinstance(selector, TopK) and not selector.chunk:
         return x.abs().topk(num_kept(selector.keep, n), sorted=False).indices
     if isinstance(selector, RandK):
         return torch.randperm(n)[: num_kept(selector.keep, n)]
@@ -274,7 +274,7 @@ def _select(selector: Selector, x: Tensor) -> Tensor | None:
 
 
 def _plain(chain: Chain, n: int) -> Peer | None:
-    """Return the chain written in torch, or None for a plug-in stage."""
+    """Return the chain written in torch, or None for a plug-in stage or a selector by chunks."""
     method, selector = _value_method(chain.values), chain.selector
     if method is None:
         return None
@@ -339,7 +339,7 @@ def peers_of(chain: Chain, n: int) -> list[Peer]:
         found.append(_cast_into(torch.float16 if isinstance(chain.values, FP16) else torch.bfloat16, n))
     if chain.selector is None and isinstance(chain.values, Uniform) and chain.values.bits == 8:
         found.append(_quantize_per_tensor())
-    if isinstance(chain.selector, TopK) and chain.values is None:
+    if isinstance(chain.selector, TopK) and not chain.selector.chunk and chain.values is None:
         found += [_torch_topk(chain.selector.keep), _argpartition(chain.selector.keep)]
     return found
 

@@ -17,7 +17,8 @@ from laconic.kernels.cpu.pointers import (
     threads,
     weight_of,
 )
-from laconic.kernels.cpu.selection import random_positions, topk
+from laconic.kernels.cpu.selection import random_positions, topk, topk_chunks
+from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.positions import scale_saturating
 from laconic.kernels.sections import (
     ALL,
@@ -31,6 +32,11 @@ from laconic.kernels.sections import (
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     positions, values, amax_bits = topk(x, k)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
+
+
+def topk_chunks_encode(x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
+    positions, values, amax_bits = topk_chunks(x, counts)
     return positions_encode(positions, x.numel(), out), values, amax_bits
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic import _core
 from laconic.kernels import random, reference
 from laconic.kernels.cpu.pointers import empty_positions, floats_at, is_wide, threads
+from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.sections import write_seed
 
 
@@ -32,6 +33,20 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     flat = _as_float32(x)  # held by name: an address does not keep its tensor alive
     values = torch.empty(k, dtype=torch.float32)
     amax_bits = _core.topk(floats_at(flat), n, k, wide, positions.data_ptr(), values.data_ptr(), threads())
+    return positions, values if x is flat else values.to(x.dtype), amax_bits
+
+
+def topk_chunks(x: Tensor, counts: ChunkCounts) -> tuple[Tensor, Tensor, int]:
+    n, double, flat = x.numel(), x.dtype == torch.float64, x if x.dtype == torch.float64 else _as_float32(x)
+    assert flat.is_contiguous() and flat.is_cpu and n, x
+    assert 0 < counts.each <= counts.chunk and 0 < counts.last <= (n - 1) % counts.chunk + 1, (n, counts)
+    wide, positions = empty_positions(n, counts.total(n))
+    values = torch.empty(counts.total(n), dtype=flat.dtype)
+    arguments = flat.data_ptr(), n, *counts, wide, positions.data_ptr(), values.data_ptr(), threads()
+    if double:
+        _core.topk_chunks_double(*arguments)
+        return positions, values, reference.amax_bits_any_dtype(values)
+    amax_bits = _core.topk_chunks(*arguments)
     return positions, values if x is flat else values.to(x.dtype), amax_bits
 
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
+from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
-from laconic.kernels.reference.selection import index_dtype, random_positions, topk
+from laconic.kernels.reference.selection import index_dtype, random_positions, topk, topk_chunks
 from laconic.kernels.sections import (
     ALL,
     BITMAP,
@@ -79,6 +80,11 @@ def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
 
 def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     positions, values, amax_bits = topk(x, k)
+    return positions_encode(positions, x.numel(), out), values, amax_bits
+
+
+def topk_chunks_encode(x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
+    positions, values, amax_bits = topk_chunks(x, counts)
     return positions_encode(positions, x.numel(), out), values, amax_bits
 
 

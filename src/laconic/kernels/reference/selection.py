@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import FLOAT32_MAX, NONFINITE
+from laconic.kernels.interface import FLOAT32_MAX, NONFINITE, ChunkCounts
 from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.sections import write_seed
 
@@ -47,6 +47,16 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
     # The amax bits of the kept values are those of x: they include its largest magnitude and anything not finite.
     order = torch.sort(_magnitudes(x), descending=True, stable=True).indices[:k]
     return _selected(x, order.sort().values)
+
+
+def topk_chunks(x: Tensor, counts: ChunkCounts) -> tuple[Tensor, Tensor, int]:
+    (chunk, each, last), magnitudes = counts, _magnitudes(x)
+    rows = torch.nn.functional.pad(magnitudes, (0, -x.numel() % chunk), value=-1).view(-1, chunk)  # below any magnitude
+    order = torch.sort(rows, dim=1, descending=True, stable=True).indices
+    starts = torch.arange(0, x.numel(), chunk, device=x.device).view(-1, 1)
+    whole = order[:-1, :each].sort(dim=1).values + starts[:-1]
+    final = order[-1, :last].sort().values + starts[-1]
+    return _selected(x, torch.cat([whole.reshape(-1), final]))
 
 
 def topk_sampled(x: Tensor, k: int, seed: int) -> tuple[Tensor, Tensor, int]:

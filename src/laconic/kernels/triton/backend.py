@@ -19,7 +19,7 @@ from triton.errors import TritonError
 from laconic import counters
 from laconic.errors import FrameError
 from laconic.kernels import torch_fallback
-from laconic.kernels.interface import NONFINITE, Grid, LinearGrid, PackedIntSum, UniformGrid
+from laconic.kernels.interface import NONFINITE, ChunkCounts, Grid, LinearGrid, PackedIntSum, UniformGrid
 from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
 from laconic.kernels.sections import PackedIntCoding, symbol_bits
@@ -39,6 +39,7 @@ from laconic.kernels.triton import (
     sign,
     ternary,
 )
+from laconic.kernels.triton import topk_chunks as topk_chunk_kernels
 from laconic.kernels.triton.grid_sync import MAX_NUMEL, STATE_WORDS
 
 P = ParamSpec("P")
@@ -271,6 +272,24 @@ def topk_encode(x: Tensor, k: int, out: Tensor) -> tuple[int, Tensor, int]:
     selected = selectors.topk(x.to(torch.float32), k, out)
     nbytes = positions_encode(selected.positions, n, out) if selected.nbytes is None else selected.nbytes
     return nbytes, selected.values.to(x.dtype), selected.amax_bits
+
+
+@_with_fallback
+def topk_chunks(x: Tensor, counts: ChunkCounts) -> tuple[Tensor, Tensor, int]:
+    if _is_float64(x, "topk_chunks"):
+        return torch_fallback.topk_chunks(x, counts)
+    kept, values, state = topk_chunk_kernels.topk_chunks(x.to(torch.float32), counts)
+    return kept, values.to(x.dtype), int(state[topk_chunk_kernels.AMAX_WORD])
+
+
+@_with_fallback
+def topk_chunks_encode(x: Tensor, counts: ChunkCounts, out: Tensor) -> tuple[int, Tensor, int]:
+    if _is_float64(x, "topk_chunks"):
+        kept, values, amax_bits = torch_fallback.topk_chunks(x, counts)
+        return positions_encode(kept, x.numel(), out), values, amax_bits
+    kept, values, state = topk_chunk_kernels.topk_chunks(x.to(torch.float32), counts)
+    nbytes, words = positions.encode_with_state(kept, x.numel(), out, state)
+    return nbytes, values.to(x.dtype), words[topk_chunk_kernels.AMAX_WORD]
 
 
 @_with_fallback

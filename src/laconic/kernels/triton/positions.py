@@ -12,17 +12,22 @@ from laconic.kernels.triton import rice
 from laconic.kernels.triton import scatter as scatter_kernels
 from laconic.kernels.triton.tile import exact_options
 
-__all__ = ["positions_decode", "positions_encode", "scatter", "sparse_decode"]
+__all__ = ["encode_with_state", "positions_decode", "positions_encode", "scatter", "sparse_decode"]
 
 
 def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
-    coded = rice.rice_encode(positions, n, out)
+    return encode_with_state(positions, n, out, None)[0]
+
+
+def encode_with_state(positions: Tensor, n: int, out: Tensor, state: Tensor | None) -> tuple[int, list[int]]:
+    """Encode positions; return the bytes and the words of the state, which come with the same synchronization."""
+    coded = rice.rice_encode(positions, n, out, state)
     if coded is None:
-        return plain.positions_encode(positions, n, out)
-    plan, written = coded
-    if not written:
+        return plain.positions_encode(positions, n, out), [] if state is None else state.tolist()
+    plan = coded.plan
+    if not coded.written:
         plain.positions_write(positions, n, plan, out[: plan.nbytes])
-    return plan.nbytes
+    return plan.nbytes, coded.state
 
 
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:

@@ -6,6 +6,8 @@ of other programs.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,7 @@ from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier
 from laconic.kernels.triton.launch_cache import launches_for
 from laconic.kernels.triton.tile import low_bits_location
 
-__all__ = ["GAPS", "rice_encode", "sum_gaps", "write_gaps", "zero_words"]
+__all__ = ["GAPS", "RiceCoded", "rice_encode", "sum_gaps", "write_gaps", "zero_words"]
 
 GAPS = 2048
 LOW, SUMS = 7, 8
@@ -135,10 +137,21 @@ def _encode_phases(
             grid_barrier(state + BARRIER_WORD, programs * (phase - FIRST + 1))
 
 
-def rice_encode(positions: Tensor, n: int, out: Tensor) -> tuple[PositionPlan, bool] | None:
-    """Choose the coding of ascending int32 positions; return it and whether ``out`` holds it.
+class RiceCoded(NamedTuple):
+    """The coding of positions, whether the section holds them, and the words of the state."""
+
+    plan: PositionPlan
+    written: bool
+    state: list[int]
+
+
+def rice_encode(positions: Tensor, n: int, out: Tensor, state: Tensor | None = None) -> RiceCoded | None:
+    """Choose the coding of ascending int32 positions, and write them to ``out`` if it is a Rice code.
 
     None for none or all of n positions.
+
+    Args:
+        state: ``STATE_WORDS`` words on the device, zero from ``LOW`` on; the words before are returned unchanged.
     """
     k = positions.numel()
     if not 0 < k < n <= grid_sync.MAX_NUMEL:
@@ -146,7 +159,8 @@ def rice_encode(positions: Tensor, n: int, out: Tensor) -> tuple[PositionPlan, b
     nwords = 0 if out.data_ptr() % 4 else out.numel() // 4
     candidates = low_bits_candidates(n, k)
     span, parts = grid_sync.split_into_parts(k, GAPS)
-    state = torch.zeros(grid_sync.STATE_WORDS, dtype=torch.int32, device=out.device)
+    if state is None:
+        state = torch.zeros(grid_sync.STATE_WORDS, dtype=torch.int32, device=out.device)
     sums = torch.empty(3 * PARTS, dtype=torch.int32, device=out.device)
     grid_sync.launch(
         _encode_phases, out.device, (positions, state, sums, out),
@@ -158,4 +172,4 @@ def rice_encode(positions: Tensor, n: int, out: Tensor) -> tuple[PositionPlan, b
     result = state.tolist()
     plan = plan_of(n, k, list(zip(candidates, result[SUMS:], strict=False)))
     written = plan.mode == RICE and plan.nbytes <= 4 * nwords and plan.low_bits == result[LOW]
-    return plan, written
+    return RiceCoded(plan, written, result)

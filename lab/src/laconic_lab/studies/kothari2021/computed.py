@@ -166,15 +166,15 @@ class _SlotGroup:
         self.residual = torch.zeros(self.numel, device=device) if self.stage is not None else None
         corrects = isinstance(self.stage, MomentumCorrection)
         self.velocity = torch.zeros(self.numel, device=device) if corrects else None
-        codec = self.codec
-        if not isinstance(codec.selector, (TopK, type(None))) or (codec.selector and codec.selector.approx):
-            raise ConfigError(f"the only selector that is computed here is topk, got {codec.selector}")
-        if codec.selector and not isinstance(codec.values, (QSGD, Sign)):
+        codec, selector = self.codec, self.codec.selector
+        if not isinstance(selector, (TopK, type(None))) or (selector and (selector.approx or selector.chunk)):
+            raise ConfigError(f"the only selector that is computed here is topk:keep, got {selector}")
+        if selector and not isinstance(codec.values, (QSGD, Sign)):
             raise ConfigError(f"topk must be followed by qsgd or sign here, got {codec}")
         if not isinstance(codec.values, (QSGD, Sign, Raw, BF16, type(None))):
             raise ConfigError(f"only qsgd, sign, bf16 and none are computed here, got {codec.values}")
-        self.counts = [num_kept(codec.selector.keep, n) if codec.selector else n for n in self.sizes]
-        self._topk = _TopKPositions(self, device, ring) if codec.selector else None
+        self.counts = [num_kept(selector.keep, n) if selector else n for n in self.sizes]
+        self._topk = _TopKPositions(self, device, ring) if selector else None
         bucketed = isinstance(codec.values, (QSGD, Sign))
         self._buckets = _Buckets(self.counts, codec.values, device, ring, codec.coder is not None) if bucketed else None  # type: ignore[arg-type]
 
