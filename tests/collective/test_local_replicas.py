@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,6 +32,29 @@ def whole(model):
     return {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
 
 
+def _exchanged_by_one_rank(local, inside):
+    """Whether each slot is exchanged by one rank of the replica, and the others get the mean inside it."""
+    residuals = torch.tensor([len(local.stats()["residual_norms"])])
+    dist.all_reduce(residuals, group=inside)
+    compressed = 0 if local.options.codec == "none" else 2
+    return int(residuals) == compressed and local.stats()["bytes_inside"] > 0
+
+
+def nonfinite(rank, world):
+    """A value that is not finite in the part of one rank raises on all ranks of all replicas."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "inner"))
+    ddp = DistributedDataParallel(network(), process_group=mesh["inner"].get_group())
+    local = laconic.LocalSGD(ddp, None, every=1, codec="ef|qsgd:4", group=mesh["replica"].get_group())
+    with torch.no_grad():
+        ddp.module[0].weight[0, 0] = float("nan")
+    with pytest.raises(laconic.NonFiniteError):
+        local.after_step()
+    with torch.no_grad():
+        ddp.module[0].weight[0, 0] = 1.0
+    local.after_step()
+    return {"goes on": differing(dict(ddp.named_parameters())) == []}
+
+
 def replicas(rank, world):
     """Two replicas of two ranks each: DDP or FSDP2 inside, compressed between them."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "inner"))
@@ -45,6 +70,7 @@ def replicas(rank, world):
         results[f"{codec} ddp between"] = differing(dict(ddp.named_parameters()), across) != []
         local.finish()
         results[f"{codec} ddp finished"] = differing(dict(ddp.named_parameters())) == []
+        results[f"{codec} ddp shares"] = _exchanged_by_one_rank(local, inside)
         ends["ddp", codec] = parameters(ddp)
         sharded = network(0)  # fully_shard does not make ranks equal
         for layer in (sharded[0], sharded[2], sharded):
@@ -65,7 +91,7 @@ def replicas(rank, world):
         laconic.LocalSGD(sharded, None)
     with pytest.raises(laconic.ConfigError, match="clip='median'"):
         laconic.LocalSGD(sharded, None, group=across, clip="median")
-    return results
+    return results | nonfinite(rank, world)
 
 
 def members(rank, world):
@@ -101,6 +127,34 @@ def members(rank, world):
         else:
             results |= {f"{codec} two agree": True, f"{codec} in step": True}
     return results
+
+
+def lost(rank, world, *, overlap):
+    """A rank stops answering. The others raise within the timeout, and go on without it."""
+    pair = dist.new_group([0, 1])
+    model = network()
+    local = laconic.LocalSGD(
+        model, adamw(model), every=2, codec="ef|topk:0.1|sign", overlap=overlap, timeout_s=3.0
+    )  # fmt: skip
+    train(local, 2 + overlap, rank=rank)
+    results = {}
+    if rank == 2:
+        time.sleep(8.0)
+        return {"raised": True, "agree": True, "counted": True}
+    began = time.monotonic()
+    with pytest.raises(laconic.LaconicError, match="lost another rank"):
+        train(local, 4, rank=rank, skip=3)
+    results["raised"] = time.monotonic() - began < 10.0
+    local.regroup(pair)
+    train(local, 6, rank=rank, skip=4)
+    local.finish()
+    results["agree"] = differing(dict(model.named_parameters()), pair) == []
+    results["counted"] = local.stats()["residual_resets"] == 1 and local.stats()["ranks"] == 2
+    return results
+
+
+def lost_rank(rank, world):
+    return {f"{k} {overlap}": v for overlap in (0, 1) for k, v in lost(rank, world, overlap=overlap).items()}
 
 
 def conserved(rank, world):
@@ -140,6 +194,11 @@ def test_replicas_of_ddp_and_fsdp_exchange_compressed(tmp_path):
 @pytest.mark.slow
 def test_ranks_join_and_leave(tmp_path):
     assert not failures(run_ranks(members, 3, tmp_path / "members"), "")
+
+
+@pytest.mark.slow
+def test_ranks_go_on_without_a_rank_that_is_lost(tmp_path):
+    assert not failures(run_ranks(lost_rank, 3, tmp_path), "")
 
 
 @pytest.mark.slow

@@ -321,15 +321,26 @@ def unfrozen(rank, world):
     """A parameter that is unfrozen later is refused until it is included; then it is exchanged."""
     model = network()
     model[2].weight.requires_grad_(False)
-    local = laconic.LocalSGD(model, adamw(model), every=2, codec="none", outer="nesterov")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)  # it holds the frozen parameter, too
+    local = laconic.LocalSGD(model, optimizer, every=2, codec="none", outer="nesterov", fragments=2)
     train(local, 2, rank=rank)
     model[2].weight.requires_grad_(True)
     with pytest.raises(laconic.InputError, match=r"parameter '2.weight' is trained.*include_new_parameters"):
         train(local, 1, rank=rank)
     results = {"included": local.include_new_parameters() == ["2.weight"]}
-    train(local, 2, rank=rank)
+    train(local, 3, rank=rank)
+    local.synchronize()
     results["exchanged"] = differing(dict(model.named_parameters())) == []
-    local.load_state_dict(local.state_dict())
+    # A run that is resumed finds the parameter trained from the start, in another fragment perhaps.
+    again = network(2)
+    resumed = laconic.LocalSGD(again, adamw(again), every=2, codec="none", outer="nesterov", fragments=2)
+    saved = local.state_dict()
+    resumed.load_state_dict(saved)
+    again.load_state_dict(model.state_dict())
+    resumed.optimizer.load_state_dict(copy.deepcopy(local.optimizer.state_dict()))
+    for each in (local, resumed):
+        train(each, 3, rank=rank, skip=4)
+    results["resumed"] = same(parameters(model), parameters(again))
     model[0].late = nn.Linear(3, 3)
     with pytest.raises(laconic.InputError, match=r"'0.late.weight'"):
         train(local, 2, rank=rank)

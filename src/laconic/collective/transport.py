@@ -8,7 +8,7 @@ length of the message with the same key in the last round, and a message that ha
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,15 @@ from laconic.collective.buffers import BufferCache
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import InputError
 
-__all__ = ["PREFIX", "AllToAll", "Transport", "all_reduce", "broadcast"]
+__all__ = ["PREFIX", "AllToAll", "Transport", "all_reduce", "broadcast", "broadcast_all"]
 
 PREFIX = 16
 """Bytes before a message, which hold its length: a multiple of the alignment of frames."""
 
 _TAGS = 1 << 29
+
+_JOINED = 1 << 22
+"""The largest number of values that are copied into one tensor for a broadcast."""
 
 
 def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, op: Any = dist.ReduceOp.SUM) -> Any:
@@ -43,6 +46,35 @@ def broadcast(x: Tensor, source: int, group: dist.ProcessGroup | None, stats: Ex
     dense = x.contiguous()
     dist.broadcast(dense, source, group=group)
     x.copy_(dense)
+
+
+def broadcast_all(
+    tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup | None, stats: ExchangeStats
+) -> None:
+    """Replace tensors by those of a global rank, many small ones in one operation."""
+    kinds = dict.fromkeys((x.dtype, x.device) for x in tensors)
+    for dtype, device in kinds:
+        pending: list[Tensor] = []
+        for x in tensors:
+            if (x.dtype, x.device) != (dtype, device):
+                continue
+            if pending and sum(each.numel() for each in pending) + x.numel() > _JOINED:
+                _broadcast_joined(pending, source, group, stats)
+                pending = []
+            pending.append(x)
+        _broadcast_joined(pending, source, group, stats)
+
+
+def _broadcast_joined(
+    tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup | None, stats: ExchangeStats
+) -> None:
+    if len(tensors) == 1:
+        broadcast(tensors[0], source, group, stats)
+        return
+    joined = torch.cat([x.reshape(-1) for x in tensors])
+    broadcast(joined, source, group, stats)
+    for x, part in zip(tensors, torch.split(joined, [x.numel() for x in tensors]), strict=True):
+        x.copy_(part.view(x.shape))
 
 
 class _LengthHistory:

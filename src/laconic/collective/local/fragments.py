@@ -40,6 +40,10 @@ class Fragment:
     @torch.no_grad()
     def subtract_into(self, changes: Sequence[Tensor]) -> None:
         """Write anchors minus parameters: the change since the last exchange, with the sign of a gradient."""
+        if changes[0].is_cuda:  # a few launches for any number of tensors
+            torch._foreach_copy_(list(changes), self.anchors)
+            torch._foreach_sub_(list(changes), self.values())
+            return
         for change, anchor, value in zip(changes, self.anchors, self.values(), strict=True):
             torch.sub(anchor, value, out=change)
 

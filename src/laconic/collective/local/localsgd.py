@@ -17,12 +17,13 @@ from laconic.collective.exchange import Exchange
 from laconic.collective.groups import group_of_same_ranks, ranks_of
 from laconic.collective.local import membership, state
 from laconic.collective.local.fragments import Fragment, make_fragments
+from laconic.collective.local.inside import ReplicaRanks
 from laconic.collective.local.options import LocalOptions, as_optimizers
 from laconic.collective.local.outer import Outer, OuterStep, choose_outer
 from laconic.collective.local.replica import Replica, values_of
 from laconic.collective.local.rounds import PendingRound, Rounds
 from laconic.collective.stats import ExchangeStats
-from laconic.collective.transport import broadcast
+from laconic.collective.transport import broadcast_all
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 
@@ -97,14 +98,25 @@ class LocalSGD:
             )
         self.steps = self.residual_resets = self.skipped_steps = self.regroups = 0
         self._policy, self._nonfinite = policy, nonfinite
+        self._inside = self._share_inside()
         self._join(group)
         self._require_same_settings("LocalSGD")
         with torch.no_grad(), peer_failure_as_error(self.group, "received the first weights"):
-            for _, x in self._replica.all_values():
-                broadcast(x, ranks_of(self.group)[0], self.group, self.exchange.stats)
+            values = [x for _, x in self._replica.all_values()]
+            broadcast_all(values, ranks_of(self.group)[0], self.group, self.exchange.stats)
         self._fragments = make_fragments(self._replica, fragments, every, self._outer_step)
         self._in_flight: PendingRound | None = None
         self._warn_about_foreign_parameters()
+
+    def _share_inside(self) -> ReplicaRanks | None:
+        """Return the ranks of this replica among which its exchange is divided, so that slow links carry it once.
+
+        To continue from its residual a rank needs all of it, so then each rank exchanges everything.
+        """
+        group = self._replica.inner_group
+        if group is None or dist.get_world_size(group) == 1 or self.options.continue_from == "local":
+            return None
+        return ReplicaRanks(group, self.options.timeout_s)
 
     def _join(self, group: dist.ProcessGroup | None, stats: ExchangeStats | None = None) -> None:
         """Exchange with the ranks of a group from now on."""
@@ -115,7 +127,7 @@ class LocalSGD:
             self.options.codec, self.group, policy=self._policy, nonfinite=self._nonfinite,
             average=self.options.average, stats=stats,
         )  # fmt: skip
-        self._rounds = Rounds(self.exchange, self.options)
+        self._rounds = Rounds(self.exchange, self.options, self._inside)
 
     def _require_same_settings(self, call: str) -> None:
         outer = self.outer if isinstance(self.outer, str) else "a function"
@@ -220,16 +232,16 @@ class LocalSGD:
     def _exchange(self, fragment: Fragment, overlap: int = 0, merge: float = 0.0) -> None:
         """Exchange a fragment now, or begin to, if its result is to be applied later."""
         self._replica.require_no_new_parameters(look_for_added=True)
-        fragment.exchanged_at = self.steps
         if self._rounds.size == 1 and self.outer == "mean":  # no detour through differences, which would round
             self._rounds.stats.exchanges += 1
-            fragment.tokens = 0.0
+            fragment.tokens, fragment.exchanged_at = 0.0, self.steps
             fragment.take_anchors_from_parameters()
             return
         last = fragment.index == len(self._fragments) - 1
         buffers = self._replica.float_buffers() if last else []
         overlap = overlap if self._rounds.size > 1 else 0
         pending = self._rounds.begin(fragment, buffers, self.steps + overlap, overlap=overlap > 0)
+        fragment.exchanged_at = self.steps
         if overlap:
             self._in_flight = pending
         else:
@@ -312,7 +324,7 @@ class LocalSGD:
         fragment = self._fragments[-1]
         for name, parameter in new:
             with torch.no_grad(), peer_failure_as_error(self.group, f"received parameter {name}"):
-                broadcast(values_of(parameter), ranks_of(self.group)[0], self.group, self.exchange.stats)
+                broadcast_all([values_of(parameter)], ranks_of(self.group)[0], self.group, self.exchange.stats)
             self._replica.include(name, parameter)
             fragment.names.append(name)
             fragment.parameters.append(parameter)
@@ -347,6 +359,7 @@ class LocalSGD:
             "outer": self.outer if isinstance(self.outer, str) else "a function",
             "optimizers": [type(each).__name__ for each in self.optimizers],
             "foreign_parameters": self._replica.foreign_parameters(self.optimizers),
+            "bytes_inside": 0 if self._inside is None else self._inside.stats.wire_bytes,
             "fragments": len(self._fragments), "in_flight": self._in_flight is not None,
             "skipped_steps": self.skipped_steps, "regroups": self.regroups, "residual_resets": self.residual_resets,
             "residual_norms": {name: float(x.norm()) for name, x in residuals.items() if x is not None},

@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.collective.consistency import peer_failure_as_error
 from laconic.collective.exchange import Exchange, rank_independent
 from laconic.collective.groups import device_of, ranks_of
-from laconic.collective.transport import broadcast
+from laconic.collective.transport import broadcast, broadcast_all
 from laconic.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ _OUTER, _EXCHANGE = "outer", "exchange"
 
 def regroup(local: LocalSGD, group: dist.ProcessGroup | None) -> None:
     """Let a LocalSGD continue with the ranks of another group. ``LocalSGD.regroup`` describes it."""
-    before, rounds, usable = local.exchange, local._rounds, True
+    before, rounds = local.exchange, local._rounds
     try:
         local._apply_in_flight()
     except Exception as error:  # of any kind: the old group may be gone
-        usable = False
         log.warning("the exchange under way is dropped, its changes are exchanged again: %s", error)
     rounds.close()
     local._join(group, before.stats)
@@ -56,7 +55,7 @@ def regroup(local: LocalSGD, group: dist.ProcessGroup | None) -> None:
             fragment.tokens = 0.0
         fragment.exchanged_at = int(common[f"steps//{fragment.index}//exchanged_at"])
     local.steps = int(common["steps//all//taken"])
-    _carry_residuals(local, before, common, keep=in_step and usable)
+    _carry_residuals(local, before, common, keep=in_step and not rounds.failed)
     local.regroups += 1
     log.info(
         "LocalSGD continues with %d ranks from step %d, %s", local._rounds.size, local.steps,
@@ -76,13 +75,10 @@ def _common_state(local: LocalSGD, before: Exchange) -> dict[str, Any]:
 
 def _receive_anchors(local: LocalSGD, source: int) -> bool:
     """Take over the source's global model; True if it is the one that this rank had, bit for bit."""
-    same = True
-    for fragment in local._fragments:
-        for anchor in fragment.anchors:
-            had = anchor.clone()
-            broadcast(anchor, ranks_of(local.group)[source], local.group, local.exchange.stats)
-            same = torch.equal(had, anchor) and same
-    return same
+    anchors = [anchor for fragment in local._fragments for anchor in fragment.anchors]
+    had = [anchor.clone() for anchor in anchors]
+    broadcast_all(anchors, ranks_of(local.group)[source], local.group, local.exchange.stats)
+    return all(torch.equal(before, now) for before, now in zip(had, anchors, strict=True))
 
 
 def _carry_residuals(local: LocalSGD, before: Exchange, common: Mapping[str, Any], *, keep: bool) -> None:

@@ -41,8 +41,11 @@ class Replica:
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
         self.model = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
         self.sharded = False
+        self.inner_group: dist.ProcessGroup | None = None
+        """The ranks that hold the same parameters and exchange gradients in every step: those of DDP."""
         if isinstance(self.model, DistributedDataParallel):
-            _require_other_ranks("the DDP module's process group", ranks_of(self.model.process_group), group)
+            self.inner_group = self.model.process_group
+            _require_other_ranks("the DDP module's process group", ranks_of(self.inner_group), group)
             self.model = self.model.module
         if not isinstance(self.model, nn.Module):
             raise ConfigError(f"model must be a torch.nn.Module, got {type(model).__name__}")

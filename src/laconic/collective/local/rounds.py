@@ -17,8 +17,10 @@ from laconic.collective.exchange import Exchange
 from laconic.collective.executor import ExchangeThread
 from laconic.collective.groups import device_of
 from laconic.collective.local.fragments import Fragment
+from laconic.collective.local.inside import ReplicaRanks
 from laconic.collective.local.options import LocalOptions
 from laconic.collective.transport import all_reduce
+from laconic.errors import NonFiniteError
 
 __all__ = ["PendingRound", "RoundStats", "Rounds"]
 
@@ -51,6 +53,8 @@ class PendingRound:
     tokens: float = 0.0
     """Tokens of this rank that the changes come from."""
     future: torch.futures.Future[Tensor] | None = None
+    error: Exception | None = None
+    """Of the exchange on the thread."""
     done: bool = False
 
 
@@ -60,10 +64,13 @@ class Rounds:
     Args:
         exchange: Computes the means.
         options: Weights, clip and where ranks continue.
+        inside: The ranks of this replica that share its exchange; None if each exchanges everything.
     """
 
-    def __init__(self, exchange: Exchange, options: LocalOptions) -> None:
-        self.exchange, self.options = exchange, options
+    def __init__(self, exchange: Exchange, options: LocalOptions, inside: ReplicaRanks | None) -> None:
+        self.exchange, self.options, self.inside = exchange, options, inside
+        self.failed = False
+        """Whether an exchange broke off."""
         self.rank, self.size = dist.get_rank(exchange.group), dist.get_world_size(exchange.group)
         self.stats = RoundStats()
         self._buffers = BufferCache()
@@ -87,15 +94,25 @@ class Rounds:
         pending = PendingRound(fragment, due, changes, copies, tokens)
         self.stats.exchanges += 1
 
-        def task() -> Tensor:
+        def task() -> None:
             self._scale(flats, tokens)
-            self.exchange.mean(list(zip(fragment.names, changes, strict=True)))
+            named = list(zip(fragment.names, changes, strict=True))
+            if self.inside is None:
+                self.exchange.mean(named)
+            else:
+                self.inside.mean(named, self.exchange.mean)
             if copies:
                 self.exchange.mean_exactly(copies)
+
+        def task_on_thread() -> Tensor:
+            try:
+                task()
+            except Exception as error:  # of any kind: a future would wrap it
+                pending.error = error
             return flats[0]
 
         if overlap:
-            pending.future = self._submit(task, [*flats, *(x for _, x in copies)])
+            pending.future = self._submit(task_on_thread, [*flats, *(x for _, x in copies)])
             return pending
         with self._waiting(pending):
             task()
@@ -108,6 +125,8 @@ class Rounds:
         assert pending.future is not None
         with self._waiting(pending):
             pending.future.wait()
+            if pending.error is not None:
+                raise pending.error
 
     @contextmanager
     def _waiting(self, pending: PendingRound) -> Iterator[None]:
@@ -115,9 +134,11 @@ class Rounds:
         began = time.perf_counter()
         try:
             yield
-        except BaseException:
+        except Exception as error:
             pending.fragment.tokens += pending.tokens
-            self.close()  # a thread that failed fails for ever; the next exchange starts another
+            pending.fragment.exchanged_at = -1
+            # Ranks skip a round of values that are not finite together; other errors leave residuals half changed.
+            self.failed = self.failed or not isinstance(error, NonFiniteError)
             raise
         finally:
             self.stats.waited_s += time.perf_counter() - began

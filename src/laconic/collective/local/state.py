@@ -63,12 +63,14 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
                 raise InputError(f"the saved state has no parameter {name!r} of shape {list(anchor.shape)}")
     # A state of an earlier version has one fragment, and nothing in flight.
     layout = saved.get("fragments") or [{"names": list(saved["anchors"])}]
-    if [sorted(each["names"]) for each in layout] != [sorted(fragment.names) for fragment in fragments]:
+    names = sorted(name for each in layout for name in each["names"])
+    if len(layout) != len(fragments) or names != sorted(local._replica.names):
         raise InputError(
             f"the state was saved with fragments={len(layout)}, this LocalSGD has fragments={len(fragments)} or other "
             "parameters: use the same"
         )
     local._drop_in_flight()
+    _arrange(local, [each["names"] for each in layout])
     with torch.no_grad():
         for fragment in fragments:
             for name, anchor in zip(fragment.names, fragment.anchors, strict=True):
@@ -83,6 +85,20 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
         fragment.displaced = bool(each.get("displaced", False)) and kept
     if saved.get("in_flight") is not None:
         local._in_flight = _pending(local, saved["in_flight"])
+
+
+def _arrange(local: LocalSGD, layout: list[list[str]]) -> None:
+    """Let each fragment hold the parameters that it held in the saved run, which may have included some later."""
+    held = {
+        name: (parameter, anchor)
+        for each in local._fragments
+        for name, parameter, anchor in zip(each.names, each.parameters, each.anchors, strict=True)
+    }
+    for fragment, names in zip(local._fragments, layout, strict=True):
+        if fragment.names != names:
+            fragment.names = list(names)
+            fragment.parameters, fragment.anchors = (list(each) for each in zip(*(held[n] for n in names), strict=True))
+            fragment.outer = local._outer_step(fragment.names, fragment.anchors)
 
 
 def _load_outer(fragments: list[Fragment], saved: Mapping[str, Any], names: list[str]) -> None:
