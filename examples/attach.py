@@ -22,7 +22,7 @@ def main(steps: int = 100) -> None:
     torch.set_num_threads(1)
     task = build_task("lenet5", "digits", seed=0)  # a model, and digits included in laconic
     model = DistributedDataParallel(task.model)
-    attachment = laconic.attach(model, "ef|topk:0.05|qsgd:4")  # the only new line
+    attachment = laconic.attach(model, "qsgd:4")  # the only new line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(steps):
         indices = torch.randint(task.num_train, (32,), generator=torch.Generator().manual_seed(step * world + rank))

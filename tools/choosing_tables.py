@@ -14,6 +14,7 @@ from ddp_records import LACONIC, LINKS, signed, steps, trainings, values_of
 from page_blocks import RESULTS
 
 from laconic.records import read
+from laconic.suitability import judge
 from laconic.tables import Table
 from laconic_lab.studies import load_study
 
@@ -21,6 +22,11 @@ Row = Sequence[str]
 MODELS = {"vgg11": "VGG-11", "lenet5": "LeNet-5", "mlp": "MLP"}
 GAIN = 1.05
 """A codec must be this many times as fast as float32 to be chosen; the planner uses the same rule."""
+JUDGED = (
+    "qsgd:4", "ef|qsgd:4", "ef|thc:4", "ef|powersgd:4", "ef|sign", "ef|topk:0.01|qsgd:4",
+    "momentum:0.9|topk:0.01|qsgd:4", "topk:0.01|qsgd:4",
+)  # fmt: skip
+"""Codecs of gradients whose verdicts are shown."""
 METHODS = {
     "1": "float32 gradients up, weights down", "4": "QSGD, 4 bits", "5": "Top-k 1 %, then QSGD",
     "6": "like 5, every 20 iterations, best worker", "adaptive": "weights by entropy, Huffman",
@@ -316,12 +322,21 @@ def summary_rows(server: ServerRuns) -> Iterator[Row]:
             yield "any", f"a smaller model, MLP: {criterion}", chosen, times(1 / float(h)), share, top1, "`homomorphic`"
 
 
+def optimizer_rows() -> Iterator[Row]:
+    """Yield how codecs of gradients suit optimizers, by the table that ``attach`` uses."""
+    for spec in JUDGED:
+        verdicts = (judge(spec, memory) for memory in ("none", "momentum", "adam"))
+        yield code(spec), *("suits" if verdict is None else f"**{verdict.effect}**" for verdict in verdicts)
+
+
 def choosing_blocks(server: ServerRuns) -> dict[str, str]:
     """Return the generated tables of docs/choosing.md by block name."""
     against = "top-1 against float32"
     tables = {
         "short": Table(("engine", "situation", "choice", "speed-up", "bytes", against, "Records"),
                        list(summary_rows(server)), 3),
+        "optimizers": Table(("codec of gradients", "SGD", "SGD with momentum, Muon, Lion", "Adam, AdamW and the like"),
+                            list(optimizer_rows()), 4),
         "exchange": Table(("link", "error allowed per step", "choice", "step, ms", "× plain DDP", "× torch's best",
                            "sent per rank", against), list(exchange_rows()), 3),
         "small": Table(("exchange", "training, s", "points of top-1", "plain DDP's accuracy after, s"),

@@ -26,7 +26,7 @@ def main(folder: Path | None = None) -> None:
     task = build_task("lenet5", "digits", seed=0)
     model = DistributedDataParallel(task.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    attachment = laconic.attach(model, "ef|topk:0.05|qsgd:4", check_every=20)  # the only new line
+    attachment = laconic.attach(model, "ef|qsgd:4", check_every=20)  # the only new line
 
     start, checkpoint = 0, folder and folder / f"rank{rank}.pt"
     if checkpoint and checkpoint.exists():

@@ -46,7 +46,7 @@ def main() -> None:
             disable_tqdm=True, ddp_find_unused_parameters=False,
         )  # fmt: skip
         trainer = Trainer(Classifier(), arguments, train_dataset=LargestOfTen())
-        attached = attach_trainer(trainer, "ef|topk:0.05|qsgd:4")  # the only new line
+        attached = attach_trainer(trainer, "ef|thc:4")  # the only new line
         trainer.train()
         stats = attached.attachment.stats()
         if trainer.is_world_process_zero():

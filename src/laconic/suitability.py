@@ -16,7 +16,7 @@ from laconic.codecs.memory import MomentumCorrection
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "moments", "verdict"]
+__all__ = ["ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "moments", "verdict"]
 
 Moments = Literal["none", "momentum", "adam"]
 """What an optimizer remembers of earlier gradients: nothing, their average, or (also) that of their squares."""
@@ -103,6 +103,11 @@ def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and value > 0
 
 
+def judge(spec: str, memory: Moments) -> Verdict | None:
+    """Return the verdict of the table on a spec; None if nothing is known against it."""
+    return next((VERDICTS[kind, memory] for kind in _kinds(spec) if (kind, memory) in VERDICTS), None)
+
+
 def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
     """Return why gradients exchanged by a spec do not suit an optimizer, and what to do; None if nothing is known.
 
@@ -111,10 +116,8 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
     "Attach 'ef|topk:0.01', which sends it later."
     """
     memory = optimizer if isinstance(optimizer, str) else moments(optimizer)
-    if memory is None:
-        return None
-    found = next((VERDICTS[kind, memory] for kind in _kinds(spec) if (kind, memory) in VERDICTS), None)
-    if found is None:
+    found = None if memory is None else judge(spec, memory)
+    if memory is None or found is None:
         return None
     subject = {
         "none": "gradients",

@@ -55,7 +55,7 @@ class TrainerAttachment:
             self._saved = dict(state)
 
 
-def _library(*names: str) -> Any:
+def library(*names: str) -> Any:
     for name in names:
         try:
             return importlib.import_module(name)
@@ -72,7 +72,7 @@ def lightning_callback(spec: str, **options: Any) -> Any:
         spec: As in ``laconic.attach``.
         options: Options of ``laconic.attach``.
     """
-    pytorch = _library("lightning.pytorch", "pytorch_lightning")
+    pytorch = library("lightning.pytorch", "pytorch_lightning")
 
     class LaconicCallback(pytorch.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -105,7 +105,7 @@ def accelerate_handler(spec: str, ddp: Mapping[str, Any] | None = None, **option
         ddp: Arguments of ``DistributedDataParallel``, as in ``DistributedDataParallelKwargs``.
         options: Options of ``laconic.attach``.
     """
-    utils = _library("accelerate.utils")
+    utils = library("accelerate.utils")
 
     attachments: list[Attachment] = []  # not in the handler, whose attributes all become arguments of DDP
 
@@ -128,7 +128,7 @@ def attach_trainer(trainer: Any, spec: str, **options: Any) -> TrainerAttachment
         spec: As in ``laconic.attach``.
         options: Options of ``laconic.attach``.
     """
-    transformers = _library("transformers")
+    transformers = library("transformers")
     attached = TrainerAttachment(spec, options)
 
     class LaconicTrainerCallback(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
