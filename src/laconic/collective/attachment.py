@@ -44,6 +44,7 @@ class _StepStats:
     """How long backward waited for the exchange after its last DDP bucket."""
     drifts: int = 0
     residual_resets: int = 0
+    residual_rescales: int = 0
     errors: dict[str, float] = field(default_factory=dict)
 
     def add_exposed(self, since_s: float) -> None:
@@ -56,6 +57,7 @@ class Attachment:
     def __init__(
         self, module: DistributedDataParallel, spec: str, *, policy: Policy | Mapping[str, str] | None,
         warmup_steps: int, check_every: int, error_every: int, nonfinite: str, timeout_s: float,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:  # fmt: skip
         # A weak reference: DDP holds the hook where Python's garbage collector does not look, and the hook holds this.
         self._module = weakref.ref(module)
@@ -63,9 +65,11 @@ class Attachment:
         self.warmup_steps, self.check_every, self.error_every = warmup_steps, check_every, error_every
         self._names = {id(parameter): name for name, parameter in _named_parameters(module)}
         self._group = _new_group(module.process_group, timeout_s)
+        self._ranks = dist.get_world_size(self._group)  # stats are also read after destroy_process_group
         self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
         self._switch = switch_of(module)
-        options = repr((warmup_steps, check_every, error_every, nonfinite))
+        self._scaler, self._scale = scaler, None if scaler is None else scaler.get_scale()
+        options = repr((warmup_steps, check_every, error_every, nonfinite, scaler is not None))
         settings = {"codec": spec, "policy": repr(self._exchange.policy), "options": options}
         settings |= describe(_named_parameters(module))
         require_same_on_all_ranks("attach", settings, self._group, self._exchange.stats)
@@ -75,6 +79,7 @@ class Attachment:
         self._step_stats = _StepStats()
         self._optimizers = OptimizerWatch(self._specs_of)
         self._switch.target = self
+        self._warn_if_nothing_is_compressed()
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
@@ -108,10 +113,25 @@ class Attachment:
             return None
         stepped = set(ids)
         return {
-            self._exchange.policy.choose(self._names[id(parameter)], TensorSpec.of(parameter), self.spec).spec
-            for _, parameter in _named_parameters(module)
+            self._spec_of(name, parameter)
+            for name, parameter in _named_parameters(module)
             if id(parameter) in stepped and parameter.requires_grad
         }
+
+    def _spec_of(self, name: str, parameter: Tensor) -> str:
+        if "sparse" in self._exchange.exempt.get(name, ""):
+            return EXACT
+        return self._exchange.policy.choose(name, TensorSpec.of(_as_real(parameter)), self.spec).spec
+
+    def _warn_if_nothing_is_compressed(self) -> None:
+        trained = [(name, parameter) for name, parameter in _named_parameters(self.module) if parameter.requires_grad]
+        if self.spec != EXACT and trained and all(self._spec_of(*each) == EXACT for each in trained):
+            largest = max(_as_real(parameter).numel() for _, parameter in trained)
+            log.warning(
+                "%r compresses nothing: all %d trained parameters travel as %r, because the policy exempts them; the "
+                "largest has %d values. Lower the limit, policy=laconic.Policy(min_numel=…), as for LoRA's small "
+                "matrices, or attach 'none'", self.spec, len(trained), EXACT, largest,
+            )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- DDP buckets
 
@@ -119,13 +139,17 @@ class Attachment:
         """Start the exchange of a DDP bucket. DDP calls it on all ranks in the same order, during backward."""
         step_stats, called_s = self._step_stats, time.perf_counter()
         step, flat = step_stats.steps, bucket.buffer()
+        if bucket.index() == 0:
+            self._follow_gradient_scale()
         if bucket.is_last():
             step_stats.steps += 1
         # Without a reference to self: the threads that move bytes keep it a little longer than DDP waits for them.
         on_done = partial(step_stats.add_exposed, called_s) if bucket.is_last() else None
         check = bucket.index() == 0 and self.check_every > 0 and step % self.check_every == 0
         measure = self.error_every > 0 and step % self.error_every == 0
-        exact = step < self.warmup_steps or self._exchange.exact
+        exact = step < self.warmup_steps or self._exchange.exact or flat.is_sparse
+        if flat.is_sparse:  # of an embedding with sparse=True, in a DDP bucket of its own
+            self._note_sparse(bucket)
         groups = {} if exact else self._exchange.group_by_spec(self._slots(bucket))
         exact = exact or set(groups) <= {EXACT}
         if exact and not check:
@@ -134,6 +158,9 @@ class Attachment:
         def exchange() -> Tensor:
             if check:
                 self._check_drift(step)
+            if flat.is_sparse:
+                with peer_failure_as_error(self._group, "averaged sparse gradients"):
+                    return exact_mean(flat, self._group, self._exchange.stats, on_done).wait()
             if exact:
                 self._exchange.mean_exactly([("", flat)])
             else:
@@ -165,17 +192,35 @@ class Attachment:
 
         return self._thread.submit(task, [flat.device])
 
+    def _follow_gradient_scale(self) -> None:
+        """Multiply residuals by what the gradient scaler multiplies its scale by: they wait in the old unit."""
+        if self._scaler is None or self._scale is None:
+            return
+        scale = self._scaler.get_scale()
+        if scale != self._scale and self._exchange.scale_residuals(scale / self._scale):
+            self._step_stats.residual_rescales += 1
+        self._scale = scale
+
     def _slots(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
         slots = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = self._names.get(id(parameter))
-            if name is None:
-                raise InputError(
-                    f"a DDP bucket holds a parameter of shape {list(parameter.shape)} that was added to the module "
-                    "after attach: attach when the module is complete"
-                )
-            slots.append((name, _in_memory_order(gradient)))
+        for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True):
+            slots.append((self._name_of(parameter), _in_memory_order(gradient)))
         return slots
+
+    def _name_of(self, parameter: Tensor) -> str:
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise InputError(
+                f"a DDP bucket holds a parameter of shape {list(parameter.shape)} that was added to the module after "
+                "attach: attach when the module is complete"
+            )
+        return name
+
+    def _note_sparse(self, bucket: GradBucket) -> None:
+        for name in map(self._name_of, bucket.parameters()):
+            if name not in self._exchange.exempt and self.spec != EXACT:
+                self._exchange.exempt[name] = f"{EXACT}: has sparse gradients"
+                log.info("%r travels as %r instead of %r: it has sparse gradients", name, EXACT, self.spec)
 
     def _check_drift(self, step: int) -> None:
         parameters = {self._names[id(p)]: p for _, p in _named_parameters(self.module)}
@@ -218,6 +263,7 @@ class Attachment:
         self._register_hook_for(after)
         self._exchange, self.spec = after, spec
         self._optimizers.forget()
+        self._warn_if_nothing_is_compressed()
 
     def detach(self) -> None:
         """Return to DDP's own all-reduce. The module can then be attached again."""
@@ -236,9 +282,9 @@ class Attachment:
         stats, step_stats = self._exchange.stats, self._step_stats
         return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | {
             "spec": self.spec, "steps": step_stats.steps, "wire_bytes": stats.wire_bytes,
-            "ring_bytes_estimate": stats.ring_bytes_estimate(dist.get_world_size(self._group)),
-            "exposed_s": step_stats.exposed_s, "drifts": step_stats.drifts,
-            "residual_resets": step_stats.residual_resets, "exempt": dict(self._exchange.exempt),
+            "ring_bytes_estimate": stats.ring_bytes_estimate(self._ranks), "exposed_s": step_stats.exposed_s,
+            "drifts": step_stats.drifts, "residual_resets": step_stats.residual_resets,
+            "residual_rescales": step_stats.residual_rescales, "exempt": dict(self._exchange.exempt),
             "errors": dict(step_stats.errors), "unsuited_optimizer_steps": self._optimizers.unsuited_steps,
             "unsuited_optimizers": dict(self._optimizers.unsuited),
         }  # fmt: skip
@@ -248,13 +294,14 @@ class Attachment:
     def state_dict(self) -> dict[str, Tensor]:
         """Return this rank's memory by parameter name. Each rank saves its own with the model."""
         world = torch.tensor([dist.get_rank(self._group), dist.get_world_size(self._group)])
-        return self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._step_stats.steps)}
+        state = self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._step_stats.steps)}
+        return state if self._scale is None else state | {"scale": torch.tensor(self._scale, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state. Residuals of another rank or number of ranks are dropped and logged."""
         if "world" not in state or "steps" not in state:
             raise InputError("expected the result of Attachment.state_dict: 'world' or 'steps' is missing")
-        memory = {key: x for key, x in state.items() if key not in ("world", "steps")}
+        memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale")}
         ours = dist.get_rank(self._group), dist.get_world_size(self._group)
         saved = tuple(state["world"].tolist())
         if saved != ours:
@@ -264,11 +311,14 @@ class Attachment:
         if not self._exchange.load_state_dict(memory):
             self._step_stats.residual_resets += 1
         self._step_stats.steps = int(state["steps"])
+        if self._scale is not None and "scale" in state:
+            self._scale = float(state["scale"])
 
 
 def attach(
     module: nn.Module, spec: str, *, policy: Policy | Mapping[str, str] | None = None, warmup_steps: int = 0,
     check_every: int = 0, error_every: int = 0, nonfinite: str = "spread", timeout_s: float = 60.0,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Attachment:  # fmt: skip
     """Exchange the gradients of a DistributedDataParallel module compressed. All ranks call it before backward.
 
@@ -290,6 +340,8 @@ def attach(
         nonfinite: What to do with a tensor if a value of some rank is not finite: ``spread`` (NaN on all ranks, as in
             plain DDP, so that a gradient scaler notices), ``skip`` (leave it out) or ``raise`` on all ranks.
         timeout_s: How long to wait for other ranks before the step fails.
+        scaler: The gradient scaler of the training loop, if there is one. Residuals then follow its scale; without it
+            they are added in the unit of the scale at which they arose.
     """
     ddp = _ddp_of(module)
     parse(spec)
@@ -302,11 +354,12 @@ def attach(
         raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
     return Attachment(
         ddp, spec, policy=policy, warmup_steps=warmup_steps, check_every=check_every, error_every=error_every,
-        nonfinite=nonfinite, timeout_s=timeout_s,
+        nonfinite=nonfinite, timeout_s=timeout_s, scaler=scaler,
     )  # fmt: skip
 
 
 def _ddp_of(module: nn.Module) -> DistributedDataParallel:
+    module = getattr(module, "_forward_module", module)  # the module that Lightning Fabric wraps
     inner = getattr(module, "_orig_mod", module)  # the module that torch.compile wraps
     if isinstance(inner, DistributedDataParallel):
         return inner
@@ -335,6 +388,21 @@ def _new_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
     )
     assert isinstance(new, dist.ProcessGroup)
     return new
+
+
+def _gradients(bucket: GradBucket) -> list[Tensor]:
+    """Return the gradients of a DDP bucket as views of its buffer; complex ones as pairs of real numbers."""
+    parameters = bucket.parameters()
+    if not any(parameter.is_complex() for parameter in parameters):
+        return bucket.gradients()
+    # DDP's own views cover the first half of a complex gradient only: the rest would not be exchanged.
+    shapes = [_as_real(parameter).shape for parameter in parameters]
+    parts = torch.split(bucket.buffer(), [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _as_real(parameter: Tensor) -> Tensor:
+    return torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter
 
 
 def _in_memory_order(gradient: Tensor) -> Tensor:

@@ -181,6 +181,14 @@ class Exchange:
                 ours.load_state_dict({k: x for k, x in theirs.state_dict().items() if k.endswith(RANK_MEMORY)})
         return kept
 
+    def scale_residuals(self, factor: float) -> bool:
+        """Multiply the residuals of this rank, because the tensors' unit changes; False if there are none."""
+        state = self.state_dict()
+        kept = [key for key in state if key.endswith(RANK_MEMORY)]
+        if kept:
+            self.load_state_dict(state | {key: state[key] * factor for key in kept})
+        return bool(kept)
+
     def take_over(self, before: Exchange) -> bool:
         """Continue with the residuals of another exchange; False if some of them must be dropped."""
         state = before.state_dict()

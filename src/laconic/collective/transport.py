@@ -32,7 +32,8 @@ _JOINED = 1 << 22
 
 def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, op: Any = dist.ReduceOp.SUM) -> Any:
     """Start an all-reduce in place and count its bytes; return the work to wait for."""
-    stats.bytes_reduced += x.numel() * x.element_size()
+    parts = (x._indices(), x._values()) if x.is_sparse else (x,)
+    stats.bytes_reduced += sum(part.numel() * part.element_size() for part in parts)
     return dist.all_reduce(x, op=op, group=group, async_op=True)
 
 
