@@ -61,3 +61,34 @@ def test_gloo_ranks_on_one_gpu_learn_the_same_parameters(spec, tmp_path):
 def test_nccl_rank_learns(spec, tmp_path):
     (result,) = run_ranks(partial(train, spec, "nccl"), 1, tmp_path)
     assert learned(result["losses"]) and result["fallbacks"] == 0
+
+
+def train_locally(rank, world, steps=60):
+    """Train twice with exchanges beside training, on streams of their own, and once without overlap."""
+    results = {}
+    for name, options in (
+        ("first", {"fragments": 2, "overlap": 3}), ("second", {"fragments": 2, "overlap": 3}), ("waiting", {}),
+    ):  # fmt: skip
+        model = network().cuda()
+        local = laconic.LocalSGD(model, laconic.muon(model), every=6, codec="ef|topk:0.1|sign", **options)
+        losses = []
+        for x, y in batches(rank, steps):
+            loss = cross_entropy(model(x.cuda()), y.cuda())
+            local.zero_grad()
+            loss.backward()
+            local.step()
+            losses.append(loss.item())
+        local.finish()
+        parameters = torch.cat([each.detach().flatten().cpu() for each in model.parameters()])
+        results[name] = {"losses": losses, "parameters": parameters, "stats": local.stats()}
+    return results
+
+
+def test_local_sgd_beside_training_does_not_depend_on_timing(tmp_path):
+    ranks = run_ranks(train_locally, 2, tmp_path)
+    for result in ranks:
+        for name in ("first", "second", "waiting"):
+            assert learned(result[name]["losses"]), name
+            assert torch.equal(result[name]["parameters"], ranks[0][name]["parameters"]), name
+        assert torch.equal(result["first"]["parameters"], result["second"]["parameters"])
+        assert result["first"]["stats"]["exchanges"] == 20 and result["waiting"]["stats"]["exchanges"] == 10

@@ -108,6 +108,28 @@ def by_hand(rank, world):
     return results
 
 
+def progress(rank, world):
+    """With merge="progress" the global model gets what a rank did during the exchange, and nothing is lost."""
+    model, reference = network(), network()
+    local = laconic.LocalSGD(model, adamw(model), every=4, codec="none", outer="mean", overlap=2, merge="progress")
+    optimizer = adamw(reference)
+    start = parameters(reference)
+    for step, (x, y) in enumerate(batches(rank, 6, size=16), 1):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(x), y).backward()
+        optimizer.step()
+        if step == 4:
+            sent = parameters(reference)
+    means = mean_over_ranks(sent, world)
+    train(local, 6, rank=rank)
+    expected = [mean + end - at for mean, end, at in zip(means, parameters(reference), sent, strict=True)]
+    results = {"applied": close(parameters(model), expected, 1e-5)}
+    local.synchronize()
+    ends = mean_over_ranks(expected, world)
+    results["nothing lost"] = close(parameters(model), ends, 1e-5) and not close(start, ends, 1e-3)
+    return results
+
+
 def timing(rank, world):
     """A late rank changes how long the others wait and nothing else."""
     ends, waited = [], []
@@ -133,6 +155,7 @@ def resumed(rank, world):
     results = {}
     cases = {
         "streaming": {"codec": "ef|topk:0.1|sign", "fragments": 2, "overlap": 2},
+        "progress": {"codec": "ef|sign", "overlap": 4, "merge": "progress", "outer": "muloco"},
         "local": {"codec": "ef|topk:0.1|sign", "continue_from": "local", "outer": "muloco", "clip": "median"},
     }
     for name, options in cases.items():
@@ -141,7 +164,7 @@ def resumed(rank, world):
         train(local, 7, rank=rank, tokens=10 + rank)
         saved, weights = local.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
         inner = copy.deepcopy([optimizer.state_dict() for optimizer in local.optimizers])
-        results[f"{name} in flight"] = (saved["in_flight"] is not None) == (name == "streaming")
+        results[f"{name} in flight"] = (saved["in_flight"] is not None) == (name != "local")
         train(local, 6, rank=rank, skip=7, tokens=10 + rank)
         again = nn.Sequential(network(3), nn.BatchNorm1d(10))
         local2 = laconic.LocalSGD(again, laconic.muon(again), every=4, weight_by="tokens", **options)
@@ -353,14 +376,13 @@ def unfrozen(rank, world):
 def defaults(rank, world):
     results = {}
     for codec, outer in (("none", "nesterov"), ("bf16", "nesterov"), ("ef|sign", "mean"), ("topk:0.1", "mean")):
-        with LogCapture() as captured:
-            captured.setLevel(0)
-            local = laconic.LocalSGD(network(), None, codec=codec)
+        local = laconic.LocalSGD(network(), None, codec=codec)
         results[codec] = local.stats()["outer"] == outer
+    local = laconic.LocalSGD(network(), None, policy={"0.weight": "ef|sign"})
+    results["policy"] = local.stats()["outer"] == "mean"
     model = network()
-    with LogCapture() as captured:
-        local = laconic.LocalSGD(model, laconic.muon(model), every=2, codec="ef|topk:0.1|sign")
-        train(local, 4, rank=rank)
+    local = laconic.LocalSGD(model, laconic.muon(model), every=2, codec="ef|topk:0.1|sign")
+    train(local, 4, rank=rank)
     stats = local.stats()
     results["kinds"] = stats["optimizers"] == ["Muon", "AdamW"] and stats["exempt"] != {}
     results["bytes"] = stats["bytes_sent"] > 0 and stats["bytes_received"] > 0 and stats["exchanges"] == 2
@@ -374,7 +396,8 @@ def rejected(rank, world):
         ("fragments must be at most every", {"every": 2, "fragments": 3}),
         ("fragments must be at most the 6", {"fragments": 7}),
         ("overlap must be at most every // fragments, 10", {"fragments": 2, "overlap": 11}),
-        ("merge must be from 0", {"merge": 1.0}),
+        ("merge must be a number from 0", {"merge": 1.0}),
+        ("merge must be a number from 0", {"merge": "all"}),
         ("weight_by must be one of", {"weight_by": "examples"}),
         ("clip must be one of", {"clip": 1.0}),
         ("average must be one of", {"average": "some"}),
@@ -397,7 +420,8 @@ def rejected(rank, world):
 
 
 PARTS = (
-    one_rank, by_hand, timing, resumed, weighted, senders, continued, precision, odd, unfrozen, defaults, rejected,
+    one_rank, by_hand, progress, timing, resumed, weighted, senders, continued, precision, odd, unfrozen, defaults,
+    rejected,
 )  # fmt: skip
 
 

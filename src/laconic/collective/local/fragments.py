@@ -52,12 +52,17 @@ class Fragment:
         torch._foreach_copy_(self.anchors, self.values())
 
     @torch.no_grad()
-    def restore(self, merge: float = 0.0, residual: Callable[[str, Tensor], Tensor | None] | None = None) -> None:
+    def restore(
+        self, merge: float = 0.0, residual: Callable[[str, Tensor], Tensor | None] | None = None, *,
+        starts: Sequence[Tensor] = (),
+    ) -> None:  # fmt: skip
         """Move the parameters to the global model.
 
         Args:
             merge: The weight of the parameters as they are; the global model has the rest.
             residual: Returns what this rank has yet to send of a parameter. It is subtracted from the global model.
+            starts: The parameters when the exchange began. If given, all progress since then is added to the global
+                model, and ``merge`` is not used.
         """
         targets, values = self.anchors, self.values()
         if residual is not None:
@@ -66,7 +71,10 @@ class Fragment:
                 anchor if x is None else anchor - x.to(anchor.dtype) for anchor, x in zip(targets, unsent, strict=True)
             ]
         self.displaced = residual is not None
-        if merge:
+        if starts:
+            torch._foreach_sub_(values, list(starts))
+            torch._foreach_add_(values, targets)
+        elif merge:
             torch._foreach_lerp_(values, targets, 1.0 - merge)
         else:
             torch._foreach_copy_(values, targets)

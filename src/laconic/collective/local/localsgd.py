@@ -55,8 +55,9 @@ class LocalSGD:
         nonfinite: As in ``attach``.
         fragments: Exchange the model in so many parts, one after the other, every ``every / fragments`` steps.
         overlap: Steps during which an exchange goes on beside training, before its result is applied.
-        merge: Weight of a rank's own parameters when a result is applied; the global model has the rest. Default: 0.5
-            with ``overlap``, otherwise 0.
+        merge: Weight of a rank's own parameters when a result is applied; the global model has the rest. ``progress``
+            adds all that the rank did since the exchange began to the global model. Default: 0.5 with ``overlap``,
+            otherwise 0.
         weight_by: ``tokens`` weights the ranks' changes by the tokens given to ``step``; None weights them equally.
         clip: ``median`` scales a change whose norm exceeds the median over ranks down to it; None does not.
         average: ``all`` divides by the number of ranks; ``senders`` divides each value by the number of ranks whose
@@ -79,7 +80,7 @@ class LocalSGD:
         self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None, *,
         every: int = 20, codec: str = "none", outer: str | Outer | None = None,
         policy: Policy | Mapping[str, str] | None = None, group: dist.ProcessGroup | None = None,
-        nonfinite: str = "raise", fragments: int = 1, overlap: int = 0, merge: float | None = None,
+        nonfinite: str = "raise", fragments: int = 1, overlap: int = 0, merge: float | str | None = None,
         weight_by: str | None = None, clip: str | None = None, average: str = "all", continue_from: str = "global",
         timeout_s: float | None = None,
     ) -> None:  # fmt: skip
@@ -89,7 +90,7 @@ class LocalSGD:
             every=every, codec=codec, fragments=fragments, overlap=overlap, merge=merge, weight_by=weight_by,
             clip=clip, average=average, continue_from=continue_from, timeout_s=timeout_s,
         )  # fmt: skip
-        self.outer = choose_outer(outer, codec)
+        self.outer = choose_outer(outer, [codec, *Policy.of(policy).rules.values()])
         self.optimizers, self.optimizer, self.model = as_optimizers(optimizer), optimizer, model
         self._replica = Replica(model, group)
         if clip is not None and self._replica.sharded:
@@ -203,7 +204,8 @@ class LocalSGD:
             return False
         if scale is not None:
             gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_div_(gradients, float(scale))
+            if gradients:
+                torch._foreach_div_(gradients, float(scale))
         return True
 
     def _check_tokens(self, tokens: float | None) -> None:
@@ -224,7 +226,7 @@ class LocalSGD:
         position = (self.steps - 1) % self.every + 1
         for fragment in self._fragments:
             if fragment.due == position:
-                self._exchange(fragment, self.options.overlap, self.options.merge)
+                self._exchange(fragment, self.options.overlap, self.options.own_weight)
 
     # ----------------------------------------------------------------------------------------------------- exchanges
 
@@ -251,7 +253,7 @@ class LocalSGD:
         pending, self._in_flight = self._in_flight, None
         if pending is not None:
             self._rounds.wait(pending)
-            self._apply(pending, self.options.merge)
+            self._apply(pending, self.options.own_weight)
 
     def _drop_in_flight(self) -> None:
         pending, self._in_flight = self._in_flight, None
@@ -264,10 +266,13 @@ class LocalSGD:
         fragment = pending.fragment
         self._replica.reshard()
         fragment.outer.apply(pending.changes)
-        fragment.restore(merge, self.exchange.residual if self.options.continue_from == "local" else None)
+        residual = self.exchange.residual if self.options.continue_from == "local" else None
+        fragment.restore(merge, residual, starts=pending.starts)
         now = dict(self._replica.float_buffers()) if pending.buffers else {}
         for name, mean in pending.buffers:
-            if merge:
+            if name in pending.buffer_starts:
+                now[name].add_(mean - pending.buffer_starts[name])
+            elif merge:
                 now[name].lerp_(mean, 1.0 - merge)
             elif now[name] is not mean:
                 now[name].copy_(mean)

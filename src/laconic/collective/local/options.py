@@ -23,7 +23,7 @@ class LocalOptions:
     codec: str
     fragments: int
     overlap: int
-    merge: float
+    merge: float | str
     weight_by: str | None
     clip: str | None
     average: str
@@ -43,8 +43,9 @@ class LocalOptions:
                 f"overlap must be at most every // fragments, {self.every // self.fragments} steps, after which the "
                 f"next exchange begins; got {self.overlap}"
             )
-        if isinstance(self.merge, bool) or not 0.0 <= self.merge < 1.0:
-            raise ConfigError(f"merge must be from 0 to below 1, got {self.merge!r}")
+        number = isinstance(self.merge, (int, float)) and not isinstance(self.merge, bool)
+        if self.merge != "progress" and not (number and 0.0 <= float(self.merge) < 1.0):
+            raise ConfigError(f"merge must be a number from 0 to below 1 or 'progress', got {self.merge!r}")
         for name, value, allowed in (
             ("weight_by", self.weight_by, (None, "tokens")),
             ("clip", self.clip, (None, "median")),
@@ -67,8 +68,18 @@ class LocalOptions:
                 f"'ef|{self.codec}' instead of {self.codec!r}"
             )
 
+    @property
+    def keeps_progress(self) -> bool:
+        """Whether all of a rank's progress during an exchange is kept."""
+        return self.merge == "progress" and self.overlap > 0
+
+    @property
+    def own_weight(self) -> float:
+        """The weight of a rank's own parameters when a result is applied."""
+        return 0.0 if self.merge == "progress" else float(self.merge)
+
     @classmethod
-    def of(cls, *, overlap: int, merge: float | None, **others: Any) -> LocalOptions:
+    def of(cls, *, overlap: int, merge: float | str | None, **others: Any) -> LocalOptions:
         """Return the options; ``merge`` is by default 0.5 if exchanges overlap with training, and 0 otherwise."""
         if merge is None:
             merge = 0.5 if overlap else 0.0

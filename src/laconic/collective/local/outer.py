@@ -37,14 +37,18 @@ def is_lossy(spec: str) -> bool:
     return chain.selector is not None or any(stage.kind != "cast" for stage in chain.stages)
 
 
-def choose_outer(outer: str | Outer | None, codec: str) -> str | Outer:
-    """Return the outer optimizer to use: by default Nesterov momentum, and a plain mean if the codec is lossy.
+def choose_outer(outer: str | Outer | None, codecs: Sequence[str]) -> str | Outer:
+    """Return the outer optimizer to use: by default Nesterov momentum, and a plain mean if a codec is lossy.
 
     Momentum replays what error feedback delivers late, so under a lossy codec a plain mean trains better.
+
+    Args:
+        outer: The user's choice.
+        codecs: The codec of the exchange, then those of the policy's rules.
     """
     if outer is None:
-        outer = "mean" if is_lossy(codec) else "nesterov"
-        log.info("LocalSGD uses outer=%r, the default with codec %r", outer, codec)
+        outer = "mean" if any(is_lossy(codec) for codec in codecs) else "nesterov"
+        log.info("LocalSGD uses outer=%r, the default with codec %r", outer, codecs[0])
     if not callable(outer) and (not isinstance(outer, str) or outer not in OUTER):
         raise ConfigError(f"outer must be one of {', '.join(OUTER)} or a function, got {outer!r}")
     return outer

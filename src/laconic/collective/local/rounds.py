@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,9 @@ class PendingRound:
     """The model's float buffers when the round began, then their means."""
     tokens: float = 0.0
     """Tokens of this rank that the changes come from."""
+    starts: list[Tensor] = field(default_factory=list)
+    """The parameters when the round began, where progress since then is kept."""
+    buffer_starts: dict[str, Tensor] = field(default_factory=dict)
     future: torch.futures.Future[Tensor] | None = None
     error: Exception | None = None
     """Of the exchange on the thread."""
@@ -92,6 +95,9 @@ class Rounds:
         # With overlap training changes the buffers while their means are computed.
         copies = [(name, x.clone() if overlap else x) for name, x in buffers]
         pending = PendingRound(fragment, due, changes, copies, tokens)
+        if overlap and self.options.keeps_progress:
+            pending.starts = [value.clone() for value in fragment.values()]
+            pending.buffer_starts = {name: x.clone() for name, x in copies}
         self.stats.exchanges += 1
 
         def task() -> None:

@@ -47,6 +47,8 @@ def save(local: LocalSGD) -> dict[str, Any]:
             "due": pending.due,
             "changes": [x.clone() for x in pending.changes],
             "buffers": {name: x.clone() for name, x in pending.buffers},
+            "starts": [x.clone() for x in pending.starts],
+            "buffer_starts": {name: x.clone() for name, x in pending.buffer_starts.items()},
         },
     }  # fmt: skip
 
@@ -134,4 +136,8 @@ def _pending(local: LocalSGD, saved: Mapping[str, Any]) -> PendingRound:
 
     changes = [placed(x, anchor) for x, anchor in zip(saved["changes"], fragment.anchors, strict=True)]
     buffers = [(name, placed(x, now[name])) for name, x in saved["buffers"].items()]
-    return PendingRound(fragment, int(saved["due"]), changes, buffers, done=True)
+    starts = [placed(x, anchor) for x, anchor in zip(saved["starts"], fragment.anchors, strict=False)]
+    buffer_starts = {name: placed(x, now[name]) for name, x in saved["buffer_starts"].items()}
+    return PendingRound(
+        fragment, int(saved["due"]), changes, buffers, starts=starts, buffer_starts=buffer_starts, done=True
+    )  # fmt: skip
