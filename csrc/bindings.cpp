@@ -272,6 +272,19 @@ NB_MODULE(_core, m) {
                             at<Index>(positions));
     });
   }, Unlocked());
+  m.def("split_gaps", [](Address positions, int64_t k, bool wide, Address classes, Address low) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return split_gaps(at<const Index>(positions), k, at<uint8_t>(classes), at<uint8_t>(low));
+    });
+  }, Unlocked());
+  m.def("join_gaps",
+        [](Address classes, int64_t k, int64_t n, Address low, int64_t nbytes, bool wide, Address positions) {
+    return by_index(wide, [&](auto index) {
+      using Index = decltype(index);
+      return join_gaps(at<const uint8_t>(classes), k, n, at<const uint8_t>(low), nbytes, at<Index>(positions));
+    });
+  }, Unlocked());
   m.def("scatter",
         [](Address positions, Address values, int64_t k, bool wide, Address out, int64_t n, float weight, int threads) {
     const Sink sink = sink_of(out, n, weight);

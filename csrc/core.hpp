@@ -280,6 +280,12 @@ void write_positions(const Index* positions, int64_t k, const PositionPlan& plan
 template <class Index>
 bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int low_bits, int64_t k, int64_t n,
                     Index* positions);
+// Writes the class of each gap, and the bits that tell the gaps of a class apart. Returns the bytes of the latter.
+template <class Index>
+int64_t split_gaps(const Index* positions, int64_t k, uint8_t* classes, uint8_t* low);
+// False if classes and low bits do not give k positions below n, or the low bits end elsewhere. Classes are below 132.
+template <class Index>
+bool join_gaps(const uint8_t* classes, int64_t k, int64_t n, const uint8_t* low, int64_t nbytes, Index* positions);
 
 // --- code_tables.cpp: Huffman lengths and rANS frequencies, and their bytes
 // Lengths of an optimal prefix code whose longest length is limited by the number of symbols that occur (at least two);

@@ -1,4 +1,5 @@
-// Positions of a selector: Rice-coded gaps (low bits packed, high parts in unary) or a bitmap.
+// Positions of a selector: Rice-coded gaps (low bits packed, high parts in unary), a bitmap, or gaps as classes for an
+// entropy coder, with the bits that tell the gaps of a class apart.
 
 #include "core.hpp"
 
@@ -130,10 +131,59 @@ bool read_positions(const uint8_t* body, int64_t nbytes, PositionMode mode, int 
   return rice_read(body, body + low, nbytes - low, k, low_bits, n, positions);
 }
 
+// Classes of gaps: four for each power of two. A class above 7 spans 2^width gaps from (4 + class mod 4) * 2^width.
+static int gap_class_width(int gap_class) { return gap_class < 8 ? 0 : gap_class / 4 - 1; }
+
+template <class Index>
+int64_t split_gaps(const Index* positions, int64_t k, uint8_t* classes, uint8_t* low) {
+  Gaps<Index> gaps{positions};
+  const uint8_t* begin = low;
+  uint64_t held = 0;
+  int count = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    const uint64_t gap = gaps(i);
+    if (gap < 8) {
+      classes[i] = static_cast<uint8_t>(gap);
+      continue;
+    }
+    const int width = 61 - __builtin_clzll(gap);  // all bits but the leading one and the two that follow it
+    classes[i] = static_cast<uint8_t>(4 * (width + 1) + static_cast<int>(gap >> width & 3));
+    held |= (gap & ((uint64_t{1} << width) - 1)) << count;
+    count += width;
+    for (; count >= 8; count -= 8, held >>= 8) *low++ = static_cast<uint8_t>(held);
+  }
+  if (count) *low++ = static_cast<uint8_t>(held);
+  return low - begin;
+}
+
+template <class Index>
+bool join_gaps(const uint8_t* classes, int64_t k, int64_t n, const uint8_t* low, int64_t nbytes, Index* positions) {
+  int64_t bit = 0, position = -1;
+  for (int64_t i = 0; i < k; ++i) {
+    const int width = gap_class_width(classes[i]);
+    int64_t gap = classes[i];
+    if (gap >= 8) {
+      if (bit + width > 8 * nbytes) return false;
+      uint64_t word = 0;  // a width is at most 31, and 7 bits of the first byte may precede it
+      const int64_t byte = bit >> 3, here = nbytes - byte < 8 ? nbytes - byte : 8;
+      if (here > 0) std::memcpy(&word, low + byte, static_cast<size_t>(here));
+      gap = (int64_t{4 + (classes[i] & 3)} << width) +
+            static_cast<int64_t>(word >> (bit & 7) & ((uint64_t{1} << width) - 1));
+      bit += width;
+    }
+    position += gap + 1;
+    if (position >= n) return false;
+    positions[i] = static_cast<Index>(position);
+  }
+  return (bit + 7) / 8 == nbytes && (bit % 8 == 0 || low[nbytes - 1] >> (bit % 8) == 0);
+}
+
 #define LACONIC_FOR_INDEX(Index)                                                              \
   template PositionPlan plan_positions<Index>(const Index*, int64_t, int64_t);                \
   template void write_positions<Index>(const Index*, int64_t, const PositionPlan&, uint8_t*); \
-  template bool read_positions<Index>(const uint8_t*, int64_t, PositionMode, int, int64_t, int64_t, Index*);
+  template bool read_positions<Index>(const uint8_t*, int64_t, PositionMode, int, int64_t, int64_t, Index*); \
+  template int64_t split_gaps<Index>(const Index*, int64_t, uint8_t*, uint8_t*);              \
+  template bool join_gaps<Index>(const uint8_t*, int64_t, int64_t, const uint8_t*, int64_t, Index*);
 LACONIC_FOR_INDEX(int32_t)
 LACONIC_FOR_INDEX(int64_t)
 

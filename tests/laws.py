@@ -36,7 +36,7 @@ ADAPTIVE = ("adaptive", "adaptive:4.0,zero=true", "adaptive:6.0,m=6,f=1.0,intege
 CODED = (
     "adaptive:5.0|huffman", "adaptive:5.0|rans", "uniform:8|huffman:auto", "uniform:10|rans", "qsgd:4|rans:auto",
     "terngrad|rans", "sign|huffman", "onebit|rans", "topk:0.01|qsgd:4|rans", "topk:0.1|adaptive:5.0,zero=true|huffman",
-    "uniform:6|deflate", "uniform:8|zstd",
+    "uniform:6|deflate", "uniform:8|zstd", "topk:0.1,code=rans|sign", "threshold:0.5,code=rans",
 )  # fmt: skip
 """Chains with a coder. Their reference codes symbol by symbol, so large sizes are in the slow tests."""
 

@@ -31,6 +31,7 @@ SPECS = (
     b"terngrad:512|huffman:pure", b"sign:4096|rans:pure", b"topk:0.3|qsgd:4|rans:pure", b"uniform:8|deflate:6",
     b"shared:8", b"shared:3,round=stochastic", b"thc:4", b"thc:16", b"thc:1,rotation=5", b"randk:0.4|thc:4", b"mean",
     b"randk:0.1|mean", b"union", b"union|mean", b"powersgd:2", b"topk:0.3|shared:5", b"topk:0.1,chunk=64",
+    b"topk:0.1,code=rans", b"threshold:0.5,code=rans|sign:128", b"topk:0.1,chunk=64,code=rans|sign:128",
     b"uniform:10|zstd:3", b"adaptive:3.0,zero=true,tail=0.01|huffman:pure",
 )  # fmt: skip
 BAD_SPECS = (
@@ -135,7 +136,7 @@ def _mutate_positions(frame: Frame, rng: random.Random) -> None:
     move = rng.randrange(5)
     count = int.from_bytes(data[2:8], "little")
     if move == 0:
-        data[0] = rng.choice((0, 1, 2, 3, 255))
+        data[0] = rng.choice((0, 1, 2, 3, 4, 255))
     elif move == 1:
         data[1] = rng.choice((0, 1, 2, 7, 30, 31, 32, 63, 64, 255, max(0, data[1] - 1), (data[1] + 1) & 255))
     elif move == 2:

@@ -74,6 +74,12 @@ def sparse(*shape: int) -> Tensor:
     return torch.where(x.abs() > 0.5, x, 0.0)
 
 
+def few_rows(*shape: int) -> Tensor:
+    """A ramp whose every eighth row is 16 times as large, so that the gaps between large entries differ much."""
+    x = ramp(*shape)
+    return x * torch.where(torch.arange(shape[0]) % 8 == 0, 16.0, 1.0)[:, None]
+
+
 CASES = (
     Case("none", "none", lambda: ramp(5, 7)), Case("none-bf16", "none", lambda: ramp(5, 7, dtype=torch.bfloat16)),
     Case("none-fp64", "none", lambda: ramp(3, dtype=torch.float64)), Case("fp16", "fp16", lambda: ramp(33)),
@@ -118,6 +124,9 @@ CASES = (
     SumCase("sum-randk", "randk:0.1"), SumCase("sum-union", "union", lambda: sparse(9, 37)),
     SumCase("sum-powersgd", "powersgd:2"), Case("uniform-deflate", "uniform:6|deflate"),
     Case("uniform-zstd", "uniform:10|zstd"),
+    Case("topk-gaps", "topk:0.1,code=rans|sign", lambda: few_rows(64, 48)),
+    Case("topk-gaps-constant", "topk:0.5,code=rans", lambda: torch.arange(600).fmod(2) - 0.25),
+    Case("threshold-gaps", "threshold:0.9,code=rans|sign", lambda: few_rows(128, 80)),
 )  # fmt: skip
 BUNDLE = HERE / "bundle.bin"
 

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from laconic.codecs.base import Selected, Selector
 from laconic.kernels.interface import Kernels
-from laconic.kernels.sections import POSITIONS_HEADER, positions_max_nbytes, read_positions_header
+from laconic.kernels.sections import POSITIONS_HEADER, gaps_max_nbytes, positions_max_nbytes, read_positions_header
 from laconic.packet import Arena
 
-__all__ = ["PositionalSelector", "encode_positions"]
+__all__ = ["CODES", "PositionalSelector", "encode_positions"]
+
+CODES = ("rice", "rans")
+"""Codes of the gaps between positions, by their names in specs."""
 
 
-def encode_positions(positions: Tensor, n: int, kernels: Kernels, arena: Arena) -> Tensor:
-    """Return the section of ascending positions."""
-    section = arena.take(positions_max_nbytes(n, positions.numel()))
-    return arena.trim(section, kernels.positions_encode(positions, n, section))
+def encode_positions(positions: Tensor, n: int, kernels: Kernels, arena: Arena, code: str = "rice") -> Tensor:
+    """Return the section of ascending positions. ``rans`` codes the gaps by that coder if it makes them smaller."""
+    k = positions.numel()
+    section = arena.take(positions_max_nbytes(n, k))
+    nbytes = kernels.positions_encode(positions, n, section)
+    if code == "rans" and k < n:
+        coded = torch.empty(gaps_max_nbytes(n, k), dtype=torch.uint8, device=section.device)
+        coded_nbytes = kernels.gaps_encode(positions, n, coded)
+        if coded_nbytes < nbytes:
+            nbytes = coded_nbytes
+            section[:nbytes] = coded[:nbytes]
+    return arena.trim(section, nbytes)
 
 
 class PositionalSelector(Selector):
-    """Selects by value and sends the positions: gaps in a Rice code, or a bitmap if that is smaller."""
+    """Selects by value and sends the positions: gaps in a Rice or entropy code, or a bitmap if that is smaller."""
+
+    code: str = "rice"
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         """Return ascending positions, the values there, and the ``amax_bits`` of x."""
@@ -29,7 +43,7 @@ class PositionalSelector(Selector):
         positions, values, amax_bits = self.choose(x, kernels, seed)
         if not positions.numel():
             return Selected(arena.take(0), values, 0)
-        return Selected(encode_positions(positions, x.numel(), kernels, arena), values, amax_bits)
+        return Selected(encode_positions(positions, x.numel(), kernels, arena, self.code), values, amax_bits)
 
     def count(self, section: Tensor, n: int) -> int:
         return read_positions_header(section, n).kept

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from laconic.codecs import checks
-from laconic.codecs.positional import PositionalSelector
+from laconic.codecs.positional import CODES, PositionalSelector
 from laconic.errors import ConfigError
 from laconic.kernels.interface import Kernels
 
@@ -22,11 +22,13 @@ class Threshold(PositionalSelector):
 
     Args:
         t: The smallest magnitude that is sent; positive.
+        code: Code of the gaps between positions: ``rice`` or ``rans``, as for ``topk``.
 
     Payload: positions, then the values by the next stage. Empty if no entry reaches t.
     """
 
     t: float = 0.001
+    code: str = "rice"
 
     name, example = "threshold", "ef|threshold:0.001"
     summary = "entries of magnitude at least t"
@@ -35,6 +37,7 @@ class Threshold(PositionalSelector):
     def __post_init__(self) -> None:
         if not 1e-37 <= checks.number(self, "t") <= 1e37:
             raise ConfigError(f"stage 'threshold': t must be a positive number (1e-37 to 1e37), got {self.t}")
+        checks.one_of(self, "code", CODES)
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
         return kernels.threshold_select(x, self.t)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from laconic.codecs import checks
 from laconic.codecs.base import Selected
-from laconic.codecs.positional import PositionalSelector
+from laconic.codecs.positional import CODES, PositionalSelector
 from laconic.errors import ConfigError
 from laconic.kernels.interface import ChunkCounts, Kernels
 from laconic.kernels.sections import positions_max_nbytes
@@ -35,6 +35,8 @@ class TopK(PositionalSelector):
             entries, and takes half the time.
         chunk: 0: of the whole tensor. A power of two from 64 to 65536: of each chunk of this many consecutive values,
             the final one shorter; at least one entry of each (SparseLoCo, arXiv:2508.15706). Not with ``approx``.
+        code: Code of the gaps between positions: ``rice``, or ``rans``, which costs time and saves bytes where some
+            rows of a matrix keep more entries than others; see docs/codecs.md.
 
     Payload: positions (at most 1.06 times the entropy of k of n), then the values by the next stage.
     """
@@ -42,6 +44,7 @@ class TopK(PositionalSelector):
     keep: float = 0.01
     approx: bool = False
     chunk: int = 0
+    code: str = "rice"
 
     name, example = "topk", "ef|topk:0.01|qsgd:4"
     summary = "entries of largest magnitude"
@@ -55,13 +58,14 @@ class TopK(PositionalSelector):
             raise ConfigError(f"stage 'topk': chunk must be 0 or a power of two from 64 to 65536, got {chunk}")
         if chunk and self.approx:
             raise ConfigError(f"stage 'topk': chunk must be 0 with approx=true, which samples all values, got {chunk}")
+        checks.one_of(self, "code", CODES)
 
     @property
     def randomized(self) -> bool:
         return self.approx
 
     def select(self, x: Tensor, kernels: Kernels, arena: Arena, seed: int) -> Selected:
-        if self.approx:
+        if self.approx or self.code != "rice":
             return super().select(x, kernels, arena, seed)
         n, k = x.numel(), self.max_kept(x.numel())
         section = arena.take(positions_max_nbytes(n, k))
@@ -72,7 +76,10 @@ class TopK(PositionalSelector):
         return Selected(arena.trim(section, nbytes), values, amax_bits)
 
     def choose(self, x: Tensor, kernels: Kernels, seed: int) -> tuple[Tensor, Tensor, int]:
-        return kernels.topk_sampled(x, num_kept(self.keep, x.numel()), seed)
+        n = x.numel()
+        if self.approx:
+            return kernels.topk_sampled(x, num_kept(self.keep, n), seed)
+        return kernels.topk_chunks(x, self.counts(n)) if self.chunk else kernels.topk(x, num_kept(self.keep, n))
 
     def counts(self, n: int) -> ChunkCounts:
         """Return how many entries each chunk of n > 0 values keeps."""

@@ -246,6 +246,9 @@ class Kernels(Protocol):
     def positions_encode(self, positions: Tensor, n: int, out: Tensor) -> int:
         """Write positions to ``out`` (``positions_max_nbytes``) in as few bytes as possible; return their number."""
 
+    def gaps_encode(self, positions: Tensor, n: int, out: Tensor) -> int:
+        """Write fewer than n positions to ``out`` (``gaps_max_nbytes``), their gaps entropy-coded; return the bytes."""
+
     def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
 
     def sparse_decode(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:

@@ -91,7 +91,7 @@ def wide_sum_nbytes(n: int, sum_width: int) -> int:
     return num_buckets(n, GROUP) * 32 * sum_width
 
 
-ALL, RICE, BITMAP = 0, 1, 2
+ALL, RICE, BITMAP, GAPS = 0, 1, 2, 3
 """Modes of a position section."""
 
 POSITIONS_HEADER = 8
@@ -140,6 +140,8 @@ def read_positions_header(section: Tensor, n: int) -> PositionHeader:
         valid = 0 < k <= n and low_bits <= MAX_LOW_BITS and body >= packed_nbytes(k, low_bits) + (k + 7) // 8
     elif mode == BITMAP:
         valid = 0 < k <= n and low_bits == 0 and body == (n + 7) // 8
+    elif mode == GAPS:
+        valid = 0 < k < n and low_bits == 0 and body >= GAPS_HEADER - POSITIONS_HEADER + 5 * num_buckets(k, CHUNK)
     else:
         valid = mode == ALL and k == n and low_bits == 0 and body == 0
     if not valid:
@@ -148,6 +150,40 @@ def read_positions_header(section: Tensor, n: int) -> PositionHeader:
             f"parameter {low_bits}"
         )
     return PositionHeader(mode, low_bits, k)
+
+
+GAPS_HEADER = 16
+"""Bytes before the coded classes of gaps: the header of the positions, and the bytes of the classes."""
+
+
+def gap_class_width(gap_class: int) -> int:
+    """Bits that tell the gaps of a class apart: 4 classes for each power of two."""
+    return max(0, gap_class // 4 - 1)
+
+
+def gap_class_start(gap_class: int) -> int:
+    """The smallest gap of a class."""
+    return gap_class if gap_class < 8 else (4 + gap_class % 4) << gap_class_width(gap_class)
+
+
+def gap_alphabet(n: int) -> int:
+    """Number of classes of the gaps between positions below n: at most 132, because n is at most 2^34."""
+    exponent = max(1, n - 1).bit_length() - 1
+    return n if n <= 8 else 4 * (exponent - 1) + ((n - 1) >> (exponent - 2) & 3) + 1
+
+
+def gaps_max_nbytes(n: int, k: int) -> int:
+    """The most bytes of k entropy-coded gaps between positions below n."""
+    alphabet = gap_alphabet(n)
+    return GAPS_HEADER + coded_max_nbytes(k, alphabet) + (k * gap_class_width(alphabet - 1) + 7) // 8
+
+
+def read_gaps_header(section: Tensor) -> int:
+    """Return where the coded classes end; raise ``FrameError`` if that is not within the section."""
+    end = GAPS_HEADER + int.from_bytes(read_bytes(section, GAPS_HEADER)[POSITIONS_HEADER:], "little")
+    if end > section.numel():
+        raise FrameError(f"the frame holds gap classes up to byte {end} of a section of {section.numel()}")
+    return end
 
 
 CONSTANT, RAW, HUFFMAN, RANS = 0, 1, 2, 3

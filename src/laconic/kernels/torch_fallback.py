@@ -9,17 +9,24 @@ from torch import Tensor
 
 from laconic.kernels import cpu
 from laconic.kernels.interface import Grid
+from laconic.kernels.reference import positions as plain
 from laconic.kernels.reference.casts import *
+from laconic.kernels.reference.gaps import read_gaps, write_gaps
 from laconic.kernels.reference.linear import *
 from laconic.kernels.reference.linear import grid_symbols
 from laconic.kernels.reference.lowrank import *
 from laconic.kernels.reference.packed_ints import *
 from laconic.kernels.reference.packing import *
-from laconic.kernels.reference.positions import *
+from laconic.kernels.reference.positions import positions_encode as positions_encode
+from laconic.kernels.reference.positions import randk_decode as randk_decode
+from laconic.kernels.reference.positions import scatter as scatter
+from laconic.kernels.reference.positions import scatter_finite
+from laconic.kernels.reference.positions import topk_chunks_encode as topk_chunks_encode
+from laconic.kernels.reference.positions import topk_encode as topk_encode
 from laconic.kernels.reference.quantizers import *
 from laconic.kernels.reference.reductions import put
 from laconic.kernels.reference.selection import *
-from laconic.kernels.sections import coded_max_nbytes
+from laconic.kernels.sections import GAPS, PositionHeader, coded_max_nbytes, read_positions_header
 
 
 def encode_symbols(symbols: Tensor, alphabet: int, coding: int, out: Tensor) -> int:
@@ -44,3 +51,21 @@ def decode_values(section: Tensor, table: Tensor, out: Tensor, weight: float | N
 
 def chunk_modes(section: Tensor, n: int) -> Tensor:
     return cpu.chunk_modes(section.cpu(), n)
+
+
+def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
+    return write_gaps(positions, n, out, encode_symbols)
+
+
+def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    if header.mode == GAPS:
+        return read_gaps(section, n, header.kept, decode_symbols)
+    return plain.positions_decode(section, n, header)
+
+
+def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:
+    header = read_positions_header(section, out.numel())
+    if header.kept != values.numel():
+        return False
+    scatter_finite(positions_decode(section, out.numel(), header), values, out, weight)
+    return True

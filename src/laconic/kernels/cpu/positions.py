@@ -8,6 +8,7 @@ from torch import Tensor
 from laconic import _core
 from laconic.kernels import reference
 from laconic.kernels.cpu.casts import all_finite
+from laconic.kernels.cpu.entropy_coding import decode_symbols, encode_symbols
 from laconic.kernels.cpu.pointers import (
     bytes_at,
     empty_positions,
@@ -22,11 +23,20 @@ from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.positions import scale_saturating
 from laconic.kernels.sections import (
     ALL,
+    GAPS,
+    GAPS_HEADER,
     POSITIONS_HEADER,
+    Coding,
     PositionHeader,
     PositionPlan,
+    coded_max_nbytes,
+    gap_alphabet,
+    gaps_max_nbytes,
+    read_gaps_header,
     read_positions_header,
     read_seed,
+    symbol_dtype,
+    write_bytes,
 )
 
 
@@ -56,8 +66,35 @@ def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
     return plan.nbytes
 
 
+def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
+    k, alphabet = positions.numel(), gap_alphabet(n)
+    bytes_at(out, gaps_max_nbytes(n, k))
+    classes = torch.empty(k, dtype=symbol_dtype(alphabet))
+    low_begin = GAPS_HEADER + coded_max_nbytes(k, alphabet)
+    low_nbytes = _core.split_gaps(
+        positions.data_ptr(), k, is_wide(positions), classes.data_ptr(), out[low_begin:].data_ptr()
+    )
+    nbytes = encode_symbols(classes, alphabet, Coding.RANS_AUTO, out[GAPS_HEADER:low_begin])
+    write_bytes(out[:GAPS_HEADER], (GAPS | k << 16 | nbytes << 64).to_bytes(GAPS_HEADER, "little"))
+    end = GAPS_HEADER + nbytes
+    out[end : end + low_nbytes] = out[low_begin : low_begin + low_nbytes].clone()
+    return end + low_nbytes
+
+
+def _gaps_decode(section: Tensor, n: int, k: int) -> Tensor:
+    end = read_gaps_header(section)
+    classes = decode_symbols(section[GAPS_HEADER:end], k, gap_alphabet(n))
+    wide, positions = empty_positions(n, k)
+    low = section[end:]
+    valid = _core.join_gaps(classes.data_ptr(), k, n, low.data_ptr(), low.numel(), wide, positions.data_ptr())
+    require_valid(valid, f"gaps that do not lead to {k} positions below {n}")
+    return positions
+
+
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     mode, low_bits, k = header
+    if mode == GAPS:
+        return _gaps_decode(section, n, k)
     wide, positions = empty_positions(n, k)
     if mode == ALL:
         return torch.arange(n, dtype=positions.dtype)

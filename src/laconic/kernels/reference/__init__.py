@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from laconic.kernels.reference.casts import *
 from laconic.kernels.reference.entropy_coding import *
+from laconic.kernels.reference.gaps import *
 from laconic.kernels.reference.linear import *
 from laconic.kernels.reference.lowrank import *
 from laconic.kernels.reference.packed_ints import *

@@ -1,4 +1,4 @@
-"""Coded positions (Rice-coded gaps or a bitmap), and values scattered to them."""
+"""Coded positions (Rice-coded or entropy-coded gaps, or a bitmap), and values scattered to them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from torch import Tensor
 from laconic.errors import FrameError
 from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.casts import all_finite
+from laconic.kernels.reference.gaps import gaps_decode, gaps_of
 from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
 from laconic.kernels.reference.selection import index_dtype, random_positions, topk, topk_chunks
 from laconic.kernels.sections import (
     ALL,
     BITMAP,
+    GAPS,
     POSITIONS_HEADER,
     RICE,
     PositionHeader,
@@ -23,13 +25,6 @@ from laconic.kernels.sections import (
     read_seed,
     write_bytes,
 )
-
-
-def gaps_of(positions: Tensor) -> Tensor:
-    """Return how many positions are skipped before each position."""
-    wide = positions.to(torch.int64)
-    previous = torch.cat([torch.full((1,), -1, dtype=torch.int64, device=wide.device), wide[:-1]])
-    return wide - previous - 1
 
 
 def plan_of(n: int, k: int, tried: list[tuple[int, int]]) -> PositionPlan:
@@ -93,6 +88,8 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     dtype = index_dtype(n)
     if mode == ALL:
         return torch.arange(n, dtype=dtype, device=section.device)
+    if mode == GAPS:
+        return gaps_decode(section, n, k)
     if mode == BITMAP:
         bits = bytes_to_bits(section[8:])
         positions = torch.nonzero(bits).view(-1)
@@ -127,11 +124,15 @@ def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | 
     header = read_positions_header(section, out.numel())
     if header.kept != values.numel():
         return False
-    positions = positions_decode(section, out.numel(), header)
+    scatter_finite(positions_decode(section, out.numel(), header), values, out, weight)
+    return True
+
+
+def scatter_finite(positions: Tensor, values: Tensor, out: Tensor, weight: float | None) -> None:
+    """``scatter`` values of a frame, which may not be finite."""
     if not all_finite(values):
         raise FrameError("the frame holds a value that is not finite")
     scatter(positions, values if weight is None else values.to(torch.float32), out, weight)
-    return True
 
 
 def scale_saturating(values: Tensor, gain: float) -> Tensor:

@@ -7,12 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.reference import positions as plain
-from laconic.kernels.sections import RICE, PositionHeader, num_buckets
-from laconic.kernels.triton import rice
+from laconic.kernels.reference.gaps import read_gaps, write_gaps
+from laconic.kernels.sections import GAPS, RICE, PositionHeader, num_buckets, read_positions_header
+from laconic.kernels.triton import entropy_coding, rice
 from laconic.kernels.triton import scatter as scatter_kernels
 from laconic.kernels.triton.tile import exact_options
 
-__all__ = ["encode_with_state", "positions_decode", "positions_encode", "scatter", "sparse_decode"]
+__all__ = ["encode_with_state", "gaps_encode", "positions_decode", "positions_encode", "scatter", "sparse_decode"]
 
 
 def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
@@ -30,7 +31,13 @@ def encode_with_state(positions: Tensor, n: int, out: Tensor, state: Tensor | No
     return plan.nbytes, coded.state
 
 
+def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
+    return write_gaps(positions, n, out, entropy_coding.encode_symbols)
+
+
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
+    if header.mode == GAPS:
+        return read_gaps(section, n, header.kept, entropy_coding.decode_symbols)
     positions = (
         scatter_kernels.decode_positions(section, n, header.kept)
         if header.mode == RICE and scatter_kernels.can_decode(section, n)
@@ -46,7 +53,13 @@ def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | 
         and scatter_kernels.decode_and_scatter(section, values, out, weight)
     ):
         return True
-    return plain.sparse_decode(section, values, out, weight)
+    header = read_positions_header(section, out.numel())
+    if header.mode != GAPS:
+        return plain.sparse_decode(section, values, out, weight)
+    if header.kept != values.numel():
+        return False
+    plain.scatter_finite(positions_decode(section, out.numel(), header), values, out, weight)
+    return True
 
 
 @triton.jit
