@@ -113,6 +113,14 @@ NB_MODULE(_core, m) {
     return bucket_encode(simd().onebit_encode, kSplit, x, n, 1, bucket, false, false, 0, means, packed, threads);
   }, Unlocked());
 
+  m.def("bins_encode",
+        [](Address x, int64_t n, int bits, int64_t bucket, float slope, float offset, Address means, Address packed,
+           int threads) {
+    const BucketEncode args{at<const float>(x), n,       bits,  bucket, false, false, {}, at<uint8_t>(means),
+                            at<uint8_t>(packed), nullptr, slope, offset};
+    return encode_buckets(simd().bins_encode, args, kSplit, threads);
+  }, Unlocked());
+
   m.def("qsgd_decode",
         [](Address norms, Address packed, int bits, int64_t bucket, Address out, int64_t n, float weight, int threads) {
     return bucket_decode(simd().qsgd_decode, kSplit, norms, packed, bits, bucket, out, n, weight, threads);
@@ -128,6 +136,11 @@ NB_MODULE(_core, m) {
   m.def("onebit_decode",
         [](Address means, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {
     return bucket_decode(simd().onebit_decode, kSplit, means, packed, 1, bucket, out, n, weight, threads);
+  }, Unlocked());
+
+  m.def("bins_decode",
+        [](Address means, Address packed, int bits, int64_t bucket, Address out, int64_t n, float weight, int threads) {
+    return bucket_decode(simd().bins_decode, kSplit, means, packed, bits, bucket, out, n, weight, threads);
   }, Unlocked());
 
   m.def("amax_bits", [](Address x, int64_t n, int threads) {

@@ -36,17 +36,18 @@ inline uint32_t hash32(uint64_t counter, HashKey key) {
   return h ^ (h >> 16);
 }
 
-// Arguments of a quantizer that keeps one or two floats per bucket.
+// Arguments of a quantizer that keeps a few floats per bucket.
 struct BucketEncode {
   const float* x;
   int64_t n;
-  int bits;        // qsgd: 2 to 12
+  int bits;        // qsgd: 2 to 12; bins: 1 to 4
   int64_t bucket;  // a power of two, 128 to 65536
   bool l2, stochastic;
   HashKey key;
   uint8_t* floats;  // norms, scales or means
   uint8_t* packed;
   float* scratch;  // max(bucket, kBatch) floats, used by the last range only
+  float slope = 0, offset = 0;  // bins: see BinCoding of kernels/interface.py
 };
 
 // Stores into out, or adds weight * value to it.

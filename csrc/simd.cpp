@@ -2,6 +2,7 @@
 // table has external linkage, so the linker cannot replace one variant's code by another's.
 
 #include "core.hpp"
+#include "simd/bins.hpp"
 #include "simd/casts.hpp"
 #include "simd/huffman.hpp"
 #include "simd/linear.hpp"

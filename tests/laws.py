@@ -20,7 +20,7 @@ CASTS = ("none", "fp16", "bf16")
 QUANTIZERS = (
     "uniform:8", "uniform:1", "uniform:5", "uniform:16", "uniform:30", "qsgd:4", "qsgd:2,bucket=128", "qsgd:3,norm=l2",
     "qsgd:8,round=nearest", "qsgd:12,bucket=4096", "qsgd:5,bucket=1024,norm=l2,round=nearest", "terngrad",
-    "terngrad:128", "sign", "sign:128", "onebit", "onebit:256",
+    "terngrad:128", "sign", "sign:128", "onebit", "onebit:256", "bins:2", "bins:3,bucket=128",
 )  # fmt: skip
 PACKED_INTS = ("shared:8", "shared:5,round=stochastic", "thc:4", "thc:1,round=stochastic,rotation=9", "randk:0.5|thc:7")
 LINEAR = ("powersgd:2", "randk:0.5|mean", "union")
@@ -31,12 +31,14 @@ SELECTORS = ("topk:0.01", "topk:0.3", "topk:1.0", "topk:0.05,approx=true", "topk
 CHAINS = (
     "topk:0.01|qsgd:4", "topk:0.1|terngrad", "topk:0.2|fp16", "topk:0.25|uniform:6", "randk:0.25|qsgd:4",
     "randk:0.1|bf16", "threshold:1.0|sign", "threshold:0.1|onebit:128", "topk:0.5|none",
+    "topk:0.1|bins:2",
 )  # fmt: skip
 ADAPTIVE = ("adaptive", "adaptive:4.0,zero=true", "adaptive:6.0,m=6,f=1.0,integer=true", "adaptive:3.0,tail=0.01")
 CODED = (
     "adaptive:5.0|huffman", "adaptive:5.0|rans", "uniform:8|huffman:auto", "uniform:10|rans", "qsgd:4|rans:auto",
     "terngrad|rans", "sign|huffman", "onebit|rans", "topk:0.01|qsgd:4|rans", "topk:0.1|adaptive:5.0,zero=true|huffman",
     "uniform:6|deflate", "uniform:8|zstd", "topk:0.1,code=rans|sign", "threshold:0.5,code=rans",
+    "bins:2|huffman",
 )  # fmt: skip
 """Chains with a coder. Their reference codes symbol by symbol, so large sizes are in the slow tests."""
 

@@ -24,8 +24,9 @@ MAX_NUMEL = 1 << 16
 SPECS = (
     b"none", b"fp16", b"bf16", b"uniform:8", b"uniform:1", b"uniform:16", b"qsgd:4", b"qsgd:2,bucket=128",
     b"qsgd:12,bucket=65536", b"qsgd:4,norm=l2", b"terngrad:512", b"terngrad:128", b"sign:4096", b"sign:128",
-    b"onebit:8192", b"onebit:128", b"topk:0.01", b"topk:1.0", b"topk:0.3|qsgd:4", b"topk:0.1,approx=true",
-    b"randk:0.01", b"randk:0.5|fp16", b"threshold:0.001", b"threshold:0.5|sign:128", b"uniform:30", b"adaptive:5.0",
+    b"onebit:8192", b"onebit:128", b"bins:2", b"bins:4,bucket=128", b"topk:0.01", b"topk:1.0",
+    b"topk:0.3|qsgd:4", b"topk:0.1,approx=true", b"randk:0.01", b"randk:0.5|fp16", b"threshold:0.001",
+    b"threshold:0.5|sign:128", b"uniform:30", b"adaptive:5.0",
     b"adaptive:4.0,zero=true", b"adaptive:3.0,tail=0.01", b"adaptive:5.0,by=grad", b"adaptive:5.0|huffman:pure",
     b"adaptive:5.0|rans:auto", b"uniform:8|huffman:auto", b"uniform:12|rans:pure", b"qsgd:4|rans:pure",
     b"terngrad:512|huffman:pure", b"sign:4096|rans:pure", b"topk:0.3|qsgd:4|rans:pure", b"uniform:8|deflate:6",

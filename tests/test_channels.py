@@ -25,7 +25,7 @@ def gradients(rounds, *shape):
 @pytest.mark.parametrize(
     "spec",
     ["topk:0.05", "topk:0.05|qsgd:4", "topk:0.1,approx=true", "randk:0.1", "randk:0.25|bf16", "threshold:2.0", "sign",
-     "onebit", "uniform:2", "qsgd:4", "qsgd:3,round=nearest", "bf16", "fp16", "none"],
+     "onebit", "bins:2", "topk:0.1|bins:2", "uniform:2", "qsgd:4", "qsgd:3,round=nearest", "bf16", "fp16", "none"],
 )  # fmt: skip
 def test_sent_values_and_residual_add_up_to_the_inputs(spec):
     sender, total, sent = channel(f"ef|{spec}"), torch.zeros(50, 40).double(), torch.zeros(50, 40).double()

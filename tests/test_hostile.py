@@ -35,8 +35,8 @@ MORE = [
     *((spec, n) for n in (2, 60, 700) for spec in (
         "adaptive", "adaptive:2.0,tail=0.02", "adaptive:5.0|huffman", "adaptive:5.0|rans", "uniform:10|rans",
         "adaptive:3.0,zero=true|rans:auto", "adaptive:4.0,tail=0.01|huffman", "uniform:3|huffman:auto", "qsgd:4|rans",
-        "terngrad|huffman", "sign:128|rans", "onebit:128|huffman", "topk:0.3|qsgd:4|rans", "uniform:5|deflate",
-        "uniform:5|zstd",
+        "terngrad|huffman", "sign:128|rans", "onebit:128|huffman", "bins:2|rans", "topk:0.3|qsgd:4|rans",
+        "uniform:5|deflate", "uniform:5|zstd",
     )),
     ("adaptive:1.0|huffman", 2_100), ("terngrad|rans", 16_390), ("sign|huffman", 65_536), ("adaptive:0.0|rans", 65_000),
 ]  # fmt: skip

@@ -46,7 +46,7 @@ def test_canonical_spec_is_unique(text, canonical):
     [
         (
             "gzip",
-            r"unknown stage 'gzip' in 'gzip'; valid stages: adaptive, bf16, deflate, ef, fp16, .*uniform, union, zstd",
+            r"unknown stage 'gzip' in 'gzip'; valid stages: adaptive, bf16, bins, deflate, .*uniform, union, zstd",
         ),
         ("topkk:0.1", "unknown stage 'topkk'.*Did you mean 'topk'"),
         ("qgsd:4", "Did you mean 'qsgd'"),
@@ -176,8 +176,8 @@ def test_config_errors_are_value_errors():
 
 
 def test_codec_names_exclude_coders_and_channel_stages():
-    assert laconic.codec_names() == ["adaptive", "bf16", "fp16", "mean", "none", "onebit", "powersgd", "qsgd", "randk",
-                                     "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform",
+    assert laconic.codec_names() == ["adaptive", "bf16", "bins", "fp16", "mean", "none", "onebit", "powersgd", "qsgd",
+                                     "randk", "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform",
                                      "union"]  # fmt: skip
     assert registry.names("coder") == ["deflate", "huffman", "rans", "zstd"]
 

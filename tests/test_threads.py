@@ -14,9 +14,10 @@ import torch
 import laconic
 import laws
 
-SPECS = ("qsgd:4", "terngrad", "sign", "onebit", "uniform:6", "topk:0.01|qsgd:4", "topk:0.02,approx=true", "randk:0.05",
-         "threshold:2.0", "fp16", "none", "adaptive:4.0,tail=0.01", "adaptive:5.0|huffman", "uniform:10|rans",
-         "qsgd:4|huffman:auto", "terngrad|rans", "topk:0.05|adaptive:5.0,zero=true|rans")  # fmt: skip
+SPECS = ("qsgd:4", "terngrad", "sign", "onebit", "bins:2", "uniform:6", "topk:0.01|qsgd:4", "topk:0.02,approx=true",
+         "randk:0.05", "threshold:2.0", "fp16", "none", "adaptive:4.0,tail=0.01", "adaptive:5.0|huffman",
+         "uniform:10|rans", "qsgd:4|huffman:auto", "terngrad|rans",
+         "topk:0.05|adaptive:5.0,zero=true|rans")  # fmt: skip
 
 
 def test_concurrent_calls_write_the_same_bytes(threads):

@@ -38,6 +38,7 @@ struct Lanes16 {
 };
 template <class Map>
 INLINE Lanes16 sum_rows(const float* x, int64_t rows, const float* ahead, int64_t line, Map map) {
+  if (rows < 8) __builtin_unreachable();
   // A stack of partial sums, one per level: merge as long as the number of finished sums has trailing ones.
   Lanes16 stack[16];
   int depth = 0;

@@ -25,8 +25,9 @@ SPECS = [spec for spec in laws.CODED if not spec.startswith("topk")]
 
 QUANTIZERS = (
     "uniform:1", "uniform:5", "uniform:12", "qsgd:2,bucket=128", "qsgd:4", "qsgd:9,norm=l2", "qsgd:12,round=nearest",
-    "terngrad:128", "sign:128", "onebit:256", "adaptive:0.0,m=1", "adaptive:5.0", "adaptive:6.0,integer=true",
-    "adaptive:4.0,zero=true", "adaptive:3.0,tail=0.02", "adaptive:12.0,zero=true,tail=0.01",
+    "terngrad:128", "sign:128", "onebit:256", "bins:4,bucket=128", "adaptive:0.0,m=1", "adaptive:5.0",
+    "adaptive:6.0,integer=true", "adaptive:4.0,zero=true", "adaptive:3.0,tail=0.02",
+    "adaptive:12.0,zero=true,tail=0.01",
 )  # fmt: skip
 CODERS = ("huffman", "huffman:auto", "rans", "rans:auto", "deflate", "deflate:1", "zstd", "zstd:19")
 

@@ -16,8 +16,8 @@ from laconic import FrameError, wire
 SMALL = (
     "adaptive:5.0|huffman:pure", "adaptive:5.0|rans:pure", "adaptive:3.0,zero=true|rans:auto",
     "adaptive:3.0,tail=0.02|huffman:pure", "adaptive:4.0", "uniform:3|huffman:auto", "qsgd:4|rans:pure",
-    "terngrad:128|rans:pure", "sign:128|huffman:pure", "onebit:128|rans:pure", "topk:0.3|qsgd:4|rans:pure",
-    "uniform:5|deflate:6", "uniform:5|zstd:3",
+    "terngrad:128|rans:pure", "sign:128|huffman:pure", "onebit:128|rans:pure", "bins:3,bucket=128|rans:pure",
+    "topk:0.3|qsgd:4|rans:pure", "uniform:5|deflate:6", "uniform:5|zstd:3",
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_symbols_that_contradict_the_header_raise_frame_error():
         other.sections[1] = b""
         with pytest.raises(FrameError):
             laconic.decode(other.write())
-    for quantizer in ("qsgd:4", "terngrad:512", "sign:4096", "onebit:8192", "uniform:8"):
+    for quantizer in ("qsgd:4", "terngrad:512", "sign:4096", "onebit:8192", "bins:2", "uniform:8"):
         it = mutate.Frame.read(laconic.encode(laws.weights(40), quantizer + "|rans:pure"))
         it.sections[-1] = b""
         with pytest.raises(FrameError):

@@ -34,6 +34,7 @@ quantizers = st.one_of(
     st.builds("terngrad:{}".format, buckets),
     st.builds("sign:{}".format, buckets),
     st.builds("onebit:bucket={}".format, buckets),
+    st.builds("bins:{},bucket={}".format, st.integers(1, 4), buckets),
 )  # fmt: skip
 coders = st.sampled_from(["huffman", "huffman:auto", "rans", "rans:auto", "deflate", "zstd:1"])
 values = st.one_of(

@@ -23,8 +23,8 @@ SOON = 2048 + 300
 SPECS = [spec for spec in laws.EVERY if "zstd" not in spec]
 
 
-QUICK = ("none", "fp16", "qsgd:4", "qsgd:3,norm=l2", "terngrad", "sign", "onebit", "uniform:8", "adaptive", "shared:8",
-         "thc:4", "topk:0.3", "randk:0.1", "threshold:0.5", "powersgd:2")  # fmt: skip
+QUICK = ("none", "fp16", "qsgd:4", "qsgd:3,norm=l2", "terngrad", "sign", "onebit", "bins:2", "uniform:8", "adaptive",
+         "shared:8", "thc:4", "topk:0.3", "randk:0.1", "threshold:0.5", "powersgd:2")  # fmt: skip
 """One codec per kernel, without coders, which have files of their own; the others are slow."""
 
 
@@ -67,8 +67,8 @@ def test_golden_frames_are_read_and_written(case):
     assert written == frozen or not case.bytes_are_ours
 
 
-MOST_USED = ("qsgd:4", "qsgd:3,norm=l2", "sign:128", "onebit:256", "terngrad", "thc:4", "shared:5,round=stochastic",
-             "uniform:5", "topk:0.3")  # fmt: skip
+MOST_USED = ("qsgd:4", "qsgd:3,norm=l2", "sign:128", "onebit:256", "bins:3,bucket=128", "terngrad", "thc:4",
+             "shared:5,round=stochastic", "uniform:5", "topk:0.3")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -85,8 +85,8 @@ def test_unusual_values_agree_for_the_most_used_codecs(spec, kind):
     agree(test_parity.KINDS[kind](300), spec, seed=1)
 
 
-@pytest.mark.parametrize("spec", ["qsgd:4", "terngrad", "sign", "onebit", "uniform:8", "shared:8", "thc:4", "topk:0.1",
-                                  "threshold:0.5", "randk:0.5", "fp16", "none"])  # fmt: skip
+@pytest.mark.parametrize("spec", ["qsgd:4", "terngrad", "sign", "onebit", "bins:2", "uniform:8", "shared:8", "thc:4",
+                                  "topk:0.1", "threshold:0.5", "randk:0.5", "fp16", "none"])  # fmt: skip
 def test_non_finite_values_raise(spec):
     x = torch.full((300,), 0.5, device=DEVICE)
     x[299] = float("nan") if len(spec) % 2 else -float("inf")
@@ -94,14 +94,14 @@ def test_non_finite_values_raise(spec):
         laconic.codec(spec).encode(x)
 
 
-@pytest.mark.parametrize("spec", ["qsgd:4", "terngrad", "sign", "onebit", "shared:8", "thc:4", "fp16"])
+@pytest.mark.parametrize("spec", ["qsgd:4", "terngrad", "sign", "onebit", "bins:2", "shared:8", "thc:4", "fp16"])
 @pytest.mark.parametrize("weight", [None, 0.5])
 def test_invalid_scales_are_rejected(spec, weight):
     codec = laconic.codec(spec)
     packet = codec.encode(laws.normal(700)).to(torch.device(DEVICE))
     section = packet.sections[1 if spec in ("shared:8", "thc:4") else 0]
     scales = section.view(torch.float16 if spec == "fp16" else torch.float32)
-    scales[-1] = float("nan") if weight else float("inf") if spec == "fp16" else -1.0
+    scales[-1] = float("nan") if weight else float("inf") if spec in ("fp16", "bins:2") else -1.0
     out = torch.zeros(700, device=DEVICE)
     with kernels.use_backend("triton"), pytest.raises(FrameError):
         codec.decode(packet, out=out) if weight is None else codec.accumulate(packet, out, weight)

@@ -18,7 +18,10 @@ from laconic.frames import open_packet
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
 
 ALL = laconic.Policy(min_numel=0, exempt_1d=False)
-BUCKET_KERNELS = ("amax_bits_all", "qsgd_encode_all", "qsgd_decode_all", "sign_encode_all", "sign_decode_all")
+BUCKET_KERNELS = (
+    "amax_bits_all", "qsgd_encode_all", "qsgd_decode_all", "sign_encode_all", "sign_decode_all", "bins_encode_all",
+    "bins_decode_all",
+)  # fmt: skip
 SHAPES = {"a": (2, 270), "b": (1,), "c": (255,), "d": (3, 5, 7), "e": (512,)}
 """Sizes below, at and above a bucket, with and without a tail."""
 
@@ -39,6 +42,10 @@ def launched_kernels(monkeypatch):
     return made
 
 
+def kernel_family(spec):
+    return next(family for family in ("qsgd", "bins", "sign") if family in spec.replace("onebit", "sign"))
+
+
 def tensors(seed, shapes=SHAPES):
     return {name: laws.normal(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
 
@@ -55,6 +62,7 @@ def encode_frames(channel, given, seeds, device):
     pytest.param("qsgd:4", marks=pytest.mark.slow), pytest.param("qsgd:2,round=nearest", marks=pytest.mark.slow),
     "qsgd:8,bucket=128", "ef|qsgd:4", pytest.param("sign:512", marks=pytest.mark.slow), "ef:0.9|onebit:256",
     pytest.param("ef:0.9|qsgd:4", marks=pytest.mark.slow),
+    pytest.param("bins:3,bucket=512", marks=pytest.mark.slow), "ef:0.9|bins:2,bucket=128",
 ])  # fmt: skip
 def test_frames_equal_those_of_single_tensor_kernels(spec, launched_kernels):
     on_triton, on_cpu = (laconic.channel(spec, policy=ALL) for _ in range(2))
@@ -72,7 +80,8 @@ def test_frames_equal_those_of_single_tensor_kernels(spec, launched_kernels):
     for name in SHAPES:
         residual, expected_residual = on_triton.residual(name), on_cpu.residual(name)
         assert (residual is None and expected_residual is None) or laws.same_bits(residual.cpu(), expected_residual)
-    encode, decode = ("qsgd_encode_all", []) if "qsgd" in spec else ("sign_encode_all", ["sign_decode_all"])
+    family = kernel_family(spec)
+    encode, decode = f"{family}_encode_all", [] if family == "qsgd" else [f"{family}_decode_all"]
     assert launched_kernels == (["amax_bits_all", encode, *decode] if "ef" in spec else [encode]) * 2
 
 
@@ -137,7 +146,7 @@ def bundle(given, spec="qsgd:4"):
     return message, at, layout, frames
 
 
-@pytest.mark.parametrize("spec", ["qsgd:4", "onebit:512"])
+@pytest.mark.parametrize("spec", ["qsgd:4", "onebit:512", "bins:2,bucket=512"])
 @pytest.mark.parametrize("weight", [None, -0.3])
 def test_values_equal_those_of_single_tensor_kernels(spec, weight, launched_kernels):
     given = tensors(5)
@@ -151,7 +160,7 @@ def test_values_equal_those_of_single_tensor_kernels(spec, weight, launched_kern
     with kernels.use_backend("triton"):
         multi_tensor.read_frames(message, at, layout, outs, weight)
     assert all(laws.same_bits(mine.cpu(), theirs) for mine, theirs in zip(outs, expected, strict=True))
-    assert launched_kernels == ["qsgd_decode_all" if "qsgd" in spec else "sign_decode_all"]
+    assert launched_kernels == [f"{kernel_family(spec)}_decode_all"]
 
 
 def test_invalid_frames_are_rejected():

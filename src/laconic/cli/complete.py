@@ -16,8 +16,8 @@ __all__ = [
 ]  # fmt: skip
 
 STAGES = (
-    "adaptive", "bf16", "deflate", "ef", "fp16", "huffman", "mean", "momentum", "none", "onebit", "powersgd", "qsgd",
-    "randk", "rans", "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform", "union", "zstd",
+    "adaptive", "bf16", "bins", "deflate", "ef", "fp16", "huffman", "mean", "momentum", "none", "onebit", "powersgd",
+    "qsgd", "randk", "rans", "shared", "sign", "terngrad", "thc", "threshold", "topk", "uniform", "union", "zstd",
 )  # fmt: skip
 METHODS = ("1", "2", "2w", "3", "4", "5", "6", "laconic", "laconic-min", "homomorphic", "adaptive")
 MODELS = ("mlp", "lenet5", "vgg11", "alexnet", "resnet50", "gpt")

@@ -22,13 +22,16 @@ class BucketedQuantizer(Quantizer):
     """Scales each bucket separately, so that an outlier affects only its bucket and one pass over memory suffices."""
 
     num_sections = 2
-    floats_per_bucket: ClassVar[int] = 1
     ternary: ClassVar[bool] = False
     """Symbols are packed five to a byte."""
     bucket: int
 
     def __post_init__(self) -> None:
         checks.bucket(self)
+
+    @property
+    def floats_per_bucket(self) -> int:
+        return 1
 
     def symbols_nbytes(self, n: int) -> int:
         """Return the bytes of n packed symbols."""

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 from laconic.codecs.adaptive import Adaptive
 from laconic.codecs.base import Stage
+from laconic.codecs.bins import Bins
 from laconic.codecs.cast import BF16, FP16, Raw
 from laconic.codecs.coders import Deflate, Huffman, Rans, Zstd
 from laconic.codecs.mean import Mean
@@ -28,8 +29,8 @@ __all__ = ["BUILT_IN", "names", "stages"]
 log = logging.getLogger("laconic")
 
 BUILT_IN: tuple[type[Stage], ...] = (
-    Raw, FP16, BF16, Uniform, Adaptive, QSGD, TernGrad, Sign, OneBit, Shared, THC, PowerSGD, Mean, TopK, RandK,
-    Threshold, Union, Huffman, Rans, Deflate, Zstd, ErrorFeedback, MomentumCorrection,
+    Raw, FP16, BF16, Uniform, Adaptive, QSGD, TernGrad, Sign, OneBit, Bins, Shared, THC, PowerSGD, Mean, TopK,
+    RandK, Threshold, Union, Huffman, Rans, Deflate, Zstd, ErrorFeedback, MomentumCorrection,
 )  # fmt: skip
 
 

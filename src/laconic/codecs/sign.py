@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -94,7 +93,10 @@ class OneBit(_SignBits):
     name, example = "onebit", "ef|onebit"
     summary = "sign bit and the mean of each side"
     biased = True
-    floats_per_bucket: ClassVar[int] = 2
+
+    @property
+    def floats_per_bucket(self) -> int:
+        return 2
 
     def quantize(self, x: Tensor, kernels: Kernels, seed: int, floats: Tensor, packed: Tensor) -> int:
         return kernels.onebit_encode(x, bucket=self.bucket, means=floats, packed=packed)

@@ -54,6 +54,19 @@ class ChunkCounts(NamedTuple):
         return (n - 1) // self.chunk * self.each + self.last
 
 
+class BinCoding(NamedTuple):
+    """How ``bins`` chooses a value's bin: bits per symbol, values per bucket, and the bins of each side of the mean.
+
+    A value at distance d from the mean of its bucket is in bin ``slope * (d - mean of d) / (deviation of d) + offset``
+    of its side, truncated and clamped to the 2^(bits - 1) bins of a side.
+    """
+
+    bits: int
+    bucket: int
+    slope: float
+    offset: float
+
+
 class IntRounding(NamedTuple):
     """How values become packed integers.
 
@@ -143,7 +156,7 @@ class Kernels(Protocol):
 
     def cast_decode(self, section: Tensor, source: str, out: Tensor, weight: float | None) -> None: ...
 
-    # --- quantizers with one or two floats per bucket; all encoders return the amax bits
+    # --- quantizers with a few floats per bucket; all encoders return the amax bits
 
     def qsgd_encode(self, x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, packed: Tensor) -> int: ...
 
@@ -174,6 +187,13 @@ class Kernels(Protocol):
 
     def onebit_decode(
         self, means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, weight: float | None
+    ) -> None: ...
+
+    def bins_encode(self, x: Tensor, coding: BinCoding, *, means: Tensor, packed: Tensor) -> int:
+        """Write each value's bin, and the mean of the values of each of the 2^bits bins of a bucket (0 if empty)."""
+
+    def bins_decode(
+        self, means: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None
     ) -> None: ...
 
     # --- grids over a range
@@ -369,6 +389,16 @@ class MultiTensorKernels(Protocol):
         self, means: Addresses, packed: Addresses, *, bucket: int, sides: int, outs: Tensors, weight: float | None
     ) -> Tensor:
         """``sign_decode``, or with two sides ``onebit_decode``; returns a flag."""
+        ...
+
+    def bins_encode_all(self, tensors: Tensors, coding: BinCoding, *, means: Addresses, packed: Addresses) -> Tensor:
+        """``bins_encode`` to addresses; returns amax bits."""
+        ...
+
+    def bins_decode_all(
+        self, means: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None
+    ) -> Tensor:
+        """``bins_decode`` from addresses; returns a flag."""
         ...
 
     def gather_blocks(

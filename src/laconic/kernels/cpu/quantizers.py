@@ -1,4 +1,4 @@
-"""Quantizers: qsgd, terngrad, uniform, sign, onebit."""
+"""Quantizers: qsgd, terngrad, uniform, sign, onebit, bins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laconic.kernels.cpu.pointers import (
     threads,
     weight_of,
 )
-from laconic.kernels.interface import NONFINITE, QsgdCoding
+from laconic.kernels.interface import NONFINITE, BinCoding, QsgdCoding
 from laconic.kernels.sections import symbol_bits, trits_nbytes, write_bytes
 
 
@@ -102,3 +102,16 @@ def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, we
     means_ptr, packed_ptr = bucket_floats_at(means, n, bucket, 2), packed_at(packed, n, 1)
     valid = _core.onebit_decode(means_ptr, packed_ptr, bucket, floats_at(out), n, weight_of(weight), threads())
     require_valid(valid, "a mean that is not a finite, non-negative number")
+
+
+def bins_encode(x: Tensor, coding: BinCoding, *, means: Tensor, packed: Tensor) -> int:
+    n, (bits, bucket, slope, offset) = x.numel(), coding
+    means_ptr, packed_ptr = bucket_floats_at(means, n, bucket, 1 << bits), packed_at(packed, n, bits)
+    return _core.bins_encode(floats_at(x), n, bits, bucket, slope, offset, means_ptr, packed_ptr, threads())
+
+
+def bins_decode(means: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
+    n = out.numel()
+    means_ptr, packed_ptr = bucket_floats_at(means, n, bucket, 1 << bits), packed_at(packed, n, bits)
+    valid = _core.bins_decode(means_ptr, packed_ptr, bits, bucket, floats_at(out), n, weight_of(weight), threads())
+    require_valid(valid, "a mean that is not a finite number")

@@ -1,4 +1,4 @@
-"""Quantizers: qsgd, terngrad, uniform, sign, onebit."""
+"""Quantizers: qsgd, terngrad, uniform, sign, onebit, bins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 from laconic.kernels import random
-from laconic.kernels.interface import FLOAT32_MAX, NONFINITE, QsgdCoding
+from laconic.kernels.interface import FLOAT32_MAX, NONFINITE, BinCoding, QsgdCoding
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
 from laconic.kernels.reference.reductions import amax_bits_of, in_buckets, pairwise_sum, put, read_floats, write_floats
 from laconic.kernels.sections import write_bytes
@@ -183,3 +183,45 @@ def onebit_decode(means: Tensor, packed: Tensor, *, bucket: int, out: Tensor, we
     plus = pairs[:, 0].repeat_interleave(bucket)[: out.numel()]
     minus = pairs[:, 1].repeat_interleave(bucket)[: out.numel()]
     put(out, torch.where(negative, -minus, plus), weight)
+
+
+def _bin_scales(largest: Tensor) -> Tensor:
+    """Return the power of two that keeps sums and squares of a bucket's values in the range of float32."""
+    down = torch.where(largest >= 2.0**40, 2.0**-96, 1.0)
+    return torch.where(largest < 2.0**-40, 2.0**96, down).to(torch.float32)
+
+
+def bins_encode(x: Tensor, coding: BinCoding, *, means: Tensor, packed: Tensor) -> int:
+    bits, bucket, slope, offset = coding
+    amax_bits = amax_bits_of(x)
+    if amax_bits >= NONFINITE or x.numel() == 0:
+        return amax_bits
+    rows = in_buckets(x, bucket)
+    counts = _counts(x.numel(), bucket, x.device)
+    valid = torch.arange(bucket, device=x.device) < counts.unsqueeze(1)
+    scale = _bin_scales(rows.abs().amax(1))
+    values = rows * scale.unsqueeze(1)
+    centred = torch.where(valid, values - (pairwise_sum(values) / counts).unsqueeze(1), 0.0)
+    distance, half = centred.abs(), 1 << (bits - 1)
+    mean = pairwise_sum(distance) / counts
+    variance = pairwise_sum(distance * distance) / counts - mean * mean
+    deviation = variance.clamp(min=0.0).sqrt()
+    factor = torch.where(deviation > 0, torch.full_like(deviation, slope) / deviation, 0.0)
+    level = (distance - mean.unsqueeze(1)) * factor.unsqueeze(1) + offset
+    level = level.clamp(0.0, half - 1).to(torch.int64)
+    symbols = torch.where(centred < 0, half - 1 - level, half + level)
+    bin_means = []
+    for symbol in range(1 << bits):
+        inside = valid & (symbols == symbol)
+        total = pairwise_sum(torch.where(inside, values, 0.0))
+        bin_means.append(total / inside.sum(1).clamp(min=1).to(torch.float32))
+    unscaled = torch.stack(bin_means, 1) * (1.0 / scale).unsqueeze(1)
+    write_floats((unscaled.clamp(-FLOAT32_MAX, FLOAT32_MAX) + 0.0).view(-1), means)  # -0 becomes 0
+    pack(symbols.view(-1)[: x.numel()], bits, packed)
+    return amax_bits
+
+
+def bins_decode(means: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> None:
+    symbols = unpack(packed, out.numel(), bits).to(torch.int64)
+    first = torch.arange(out.numel(), device=out.device) // bucket << bits  # of the means of a value's bucket
+    put(out, read_floats(means, "mean", signed=True)[first + symbols], weight)

@@ -24,6 +24,7 @@ from laconic.kernels.reference.casts import BFLOAT16_MAX, FLOAT16_MAX
 from laconic.kernels.reference.selection import SAMPLES
 from laconic.kernels.sections import PackedIntCoding, symbol_bits
 from laconic.kernels.triton import (
+    bins,
     casts,
     entropy_coding,
     linear,
@@ -181,6 +182,8 @@ sign_encode = _encoder(sign.sign_encode)
 sign_decode = _decoder(sign.sign_decode, f"a scale {_INVALID}")
 onebit_encode = _encoder(sign.onebit_encode)
 onebit_decode = _decoder(sign.onebit_decode, f"a mean {_INVALID}")
+bins_encode = _encoder(bins.bins_encode)
+bins_decode = _decoder(bins.bins_decode, "a mean that is not a finite number")
 
 
 def _float_pair(bits: list[int]) -> tuple[float, float]:
@@ -381,6 +384,8 @@ qsgd_encode_all = _on_device(multi_tensor.qsgd_encode_all)
 qsgd_decode_all = _on_device(multi_tensor.qsgd_decode_all)
 sign_encode_all = _on_device(multi_tensor.sign_encode_all)
 sign_decode_all = _on_device(multi_tensor.sign_decode_all)
+bins_encode_all = _on_device(multi_tensor.bins_encode_all)
+bins_decode_all = _on_device(multi_tensor.bins_decode_all)
 gather_blocks = _on_device(multi_tensor.gather_blocks)
 packed_int_decode_all = _on_device(multi_tensor.packed_int_decode_all)
 

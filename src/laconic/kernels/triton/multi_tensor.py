@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import Addresses, PackedIntSum, QsgdCoding, Tensors
+from laconic.kernels.interface import Addresses, BinCoding, PackedIntSum, QsgdCoding, Tensors
 from laconic.kernels.sections import GROUP, SUM_BLOCK, num_buckets
+from laconic.kernels.triton.bins import bins_constants, bins_decode_part, bins_encode_part
 from laconic.kernels.triton.buckets import magnitude_bits, tile_shape
 from laconic.kernels.triton.packed_ints import ROTATION_SCALE, WARPS, hadamard, load_clips, packed_int_tile
 from laconic.kernels.triton.packing import BYTES, pack_tail
@@ -26,8 +27,8 @@ from laconic.kernels.triton.sign import sign_decode_part, sign_encode_part, sign
 from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_period, rotation_signs, split64
 
 __all__ = [
-    "amax_bits_all", "gather_blocks", "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "sign_decode_all",
-    "sign_encode_all",
+    "amax_bits_all", "bins_decode_all", "bins_encode_all", "gather_blocks", "packed_int_decode_all", "qsgd_decode_all",
+    "qsgd_encode_all", "sign_decode_all", "sign_encode_all",
 ]  # fmt: skip
 
 FIELDS = tl.constexpr(8)
@@ -185,7 +186,7 @@ def _pack_tails(table, BITS: tl.constexpr, BYTES: tl.constexpr):
 
 
 def _launch_encode(
-    kernel: Any, tensors: Tensors, table_args: _TensorTable, bits: int, warps: int, **constants: int
+    kernel: Any, tensors: Tensors, table_args: _TensorTable, bits: int, warps: int, **constants: float
 ) -> Tensor:
     """Launch an encoder over tensors, and pack the values after the last full group of each; return amax_bits."""
     amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
@@ -271,6 +272,49 @@ def sign_decode_all(
 ) -> Tensor:
     """Decode ``sign`` or ``onebit`` into each tensor from sections at addresses, multiples of 16; return the flag."""
     return _launch_decode(_decode_signs, outs, means, packed, weight, bucket=bucket, tile=TILE, SIDES=sides)
+
+
+# ------------------------------------------------------------------------------------------------------------ bins
+
+
+@triton.jit
+def _encode_bins(
+    table, parts, amax_bits,
+    SLOPE: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
+    STAGES: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    slot, row, program = _program_part(table, parts)
+    x = _load_pointer(row, 0, ALIGNED)
+    means, packed, tail, n, full, count = _outputs(row, BUCKET)
+    part_amax_bits = bins_encode_part(
+        program, x, means, packed, tail, n, full, count, SLOPE, OFFSET, BITS, BUCKET, BUCKETS, STAGES
+    )
+    tl.atomic_max(amax_bits + slot, part_amax_bits, sem="relaxed")
+
+
+def bins_encode_all(tensors: Tensors, coding: BinCoding, *, means: Addresses, packed: Addresses) -> Tensor:
+    """Encode each tensor by ``bins`` to addresses; return amax_bits."""
+    warps, constants = bins_constants(coding)
+    span = int(constants["BUCKETS"]) * coding.bucket
+    table_args = _TensorTable.of(tensors, span, scale_addresses=means, packed=packed, tails=True)
+    return _launch_encode(_encode_bins, tensors, table_args, coding.bits, warps, **constants)
+
+
+@triton.jit
+def _decode_bins(
+    table, parts, flag, weight,
+    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    _, row, program = _program_part(table, parts)
+    means, packed, out, n, full, count = _inputs(row, BUCKET, ALIGNED)
+    bins_decode_part(program, means, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
+
+
+def bins_decode_all(
+    means: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None
+) -> Tensor:
+    """Decode ``bins`` into each tensor from sections at addresses, multiples of 16; return the flag."""
+    return _launch_decode(_decode_bins, outs, means, packed, weight, bucket=bucket, tile=TILE, BITS=bits)
 
 
 # --------------------------------------------------------------------------------------------------- packed integers
