@@ -49,6 +49,28 @@ def test_example_trains(name):
 
 
 @pytest.mark.slow
+def test_local_sgd_restarts_in_the_middle_of_an_exchange_with_the_same_bits(tmp_path):
+    script = tmp_path / "crash.py"
+    script.write_text(CRASH)  # the outer optimizer is SGD, whose 30th step comes after the third checkpoint
+    final_states = {}
+    for name in ("whole", "crashed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "whole":
+            (folder / "died").touch()
+        torchrun(script, folder, EXAMPLES / "local_sgd.py", restarts=1)
+        final_states[name] = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    assert (tmp_path / "crashed" / "died").exists()
+    for whole, crashed in zip(final_states["whole"], final_states["crashed"], strict=True):
+        assert whole["local"]["steps"] == crashed["local"]["steps"] == 200
+        for key, x in whole["model"].items():
+            assert torch.equal(x, crashed["model"][key]), key
+        memory, again = whole["local"]["exchange"], crashed["local"]["exchange"]
+        assert memory.keys() == again.keys() and any(key.endswith("/residual") for key in memory)
+        assert all(torch.equal(memory[key], again[key]) for key in memory)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
 def test_trainer_is_attached(name):
     pytest.importorskip(TRAINERS[name], reason=f"no {TRAINERS[name]}")

@@ -40,6 +40,8 @@ class Reduction(Protocol):
 
     def reduce_all(self, tensors: NamedTensors) -> None: ...
     def residual(self, slot: str, numel: int) -> Tensor | None: ...
+    @property
+    def residual_resets(self) -> int: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
@@ -164,6 +166,11 @@ class Exchange:
         spec = self.policy.choose(name, TensorSpec.of(x), self.spec).spec
         residual = self._reduction(spec).residual(name, x.numel())
         return None if residual is None else residual.view(x.shape)
+
+    @property
+    def residual_resets(self) -> int:
+        """How often a residual was reset, because it overflowed or its slot changed its shape."""
+        return sum(reduction.residual_resets for reduction in self._reductions.values())
 
     def carry_residuals(self, before: Exchange, tensors: NamedTensors) -> bool:
         """Continue with the residuals that this rank kept in another group; False if some of them must be dropped.

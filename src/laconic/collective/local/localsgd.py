@@ -366,7 +366,8 @@ class LocalSGD:
             "foreign_parameters": self._replica.foreign_parameters(self.optimizers),
             "bytes_inside": 0 if self._inside is None else self._inside.stats.wire_bytes,
             "fragments": len(self._fragments), "in_flight": self._in_flight is not None,
-            "skipped_steps": self.skipped_steps, "regroups": self.regroups, "residual_resets": self.residual_resets,
+            "skipped_steps": self.skipped_steps, "regroups": self.regroups,
+            "residual_resets": self.residual_resets + self.exchange.residual_resets,
             "residual_norms": {name: float(x.norm()) for name, x in residuals.items() if x is not None},
             "exempt": dict(self.exchange.exempt),
         }  # fmt: skip

@@ -56,6 +56,7 @@ def regroup(local: LocalSGD, group: dist.ProcessGroup | None) -> None:
         fragment.exchanged_at = int(common[f"steps//{fragment.index}//exchanged_at"])
     local.steps = int(common["steps//all//taken"])
     _carry_residuals(local, before, common, keep=in_step and not rounds.failed)
+    local.residual_resets += before.residual_resets  # those of the new exchange begin at zero
     local.regroups += 1
     log.info(
         "LocalSGD continues with %d ranks from step %d, %s", local._rounds.size, local.steps,

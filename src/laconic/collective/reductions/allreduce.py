@@ -336,6 +336,10 @@ class Reducer:
 
     # -------------------------------------------------------------------------------------------------------- state
 
+    @property
+    def residual_resets(self) -> int:
+        return self.contributor.stats.residual_resets
+
     def residual(self, slot: str, numel: int) -> Tensor | None:
         """Return what this rank has yet to send of a slot, flat; None if it keeps nothing."""
         whole = self.contributor.unsent(slot, numel)

@@ -55,6 +55,8 @@ class Exact:
 
         return finish
 
+    residual_resets = 0
+
     def residual(self, slot: str, numel: int) -> Tensor | None:
         return None
 

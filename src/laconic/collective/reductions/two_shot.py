@@ -338,6 +338,10 @@ class TwoShot:
         }
         return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
 
+    @property
+    def residual_resets(self) -> int:
+        return sum(channel.stats.residual_resets for channel in self._channels.values())
+
     def residual(self, slot: str, numel: int) -> Tensor | None:
         """Return what this rank has yet to send of a slot, flat; None if it keeps nothing. Its own shard is zero."""
         return join_residuals(self._channels[SCATTER], slot, numel, self.transport.size)
