@@ -24,7 +24,7 @@ def committed(name: str) -> Any:
 
 
 def test_unknown_study_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="unknown study 'nobody1999': expected one of homomorphic, jang2017, "):
+    with pytest.raises(ConfigError, match="unknown study 'nobody1999': expected one of gpt, homomorphic, jang2017, "):
         load_study("nobody1999")
 
 

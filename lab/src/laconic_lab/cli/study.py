@@ -27,6 +27,7 @@ EXAMPLES = (
     "laconic study kothari2021 --models lenet5 --methods 1,5,laconic --data digits --epochs 2",
     "laconic study jang2017 --part kernels --device cpu",
     "laconic study homomorphic --part products --models mlp --data digits --epochs 2 --seeds 0",
+    "laconic study gpt --models 1m --methods AdamW-DDP,laconic --iterations 60",
 )
 
 REPORT, ALL = "report", "all"

@@ -21,7 +21,7 @@ from laconic_lab.studies.tables import Table
 
 __all__ = [
     "CLAIM_KIND", "Count", "Positive", "Results", "Row", "Series", "Study", "check_experiment", "claim_records",
-    "compared_frames", "training_options",
+    "compared_frames", "seeds_option", "training_options",
     "with_records",
 ]  # fmt: skip
 
@@ -152,14 +152,22 @@ def check_experiment(name: str, experiments: Sequence[str]) -> None:
         raise ConfigError(f"unknown experiment {name!r}: expected one of {', '.join(experiments)}")
 
 
-def training_options(given: Mapping[str, Any], models: Iterable[str]) -> dict[str, Any]:
-    """Return the options that studies which train several models share."""
+def seeds_option(given: Mapping[str, Any]) -> list[int] | None:
+    """Return the seeds of ``--seeds``; None without it."""
     try:
-        seeds = None if given["seeds"] is None else [int(seed) for seed in given["seeds"].split(",")]
+        return None if given["seeds"] is None else [int(seed) for seed in given["seeds"].split(",")]
     except ValueError:
         raise ConfigError(f"--seeds must be whole numbers such as 0,1,2, got {given['seeds']!r}") from None
+
+
+def training_options(given: Mapping[str, Any], models: Iterable[str]) -> dict[str, Any]:
+    """Return the options that studies which train several models share."""
     chosen = given["models"].split(",") if given["models"] else tuple(models)
-    return {"models": chosen, "seeds": seeds, **{name: given[name] for name in ("epochs", "data", "lanes")}}
+    return {
+        "models": chosen,
+        "seeds": seeds_option(given),
+        **{name: given[name] for name in ("epochs", "data", "lanes")},
+    }
 
 
 def compared_frames(records: Sequence[Record]) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""The settings of each experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from laconic_lab.studies.gpt.settings import LOCAL, Setting
+
+__all__ = ["EXPERIMENTS", "SEEDS", "settings_of"]
+
+SEEDS = {"large": (0, 1, 2)}
+"""Seeds of an experiment; (0,) where none are given."""
+ADAMW_LR, MUON_LR = 2e-3, 1e-3
+"""The best of the rates tried in the experiment ``rates``."""
+
+
+def adamw(**changes: Any) -> Setting:
+    return replace(Setting("AdamW-DDP", lr=ADAMW_LR), **changes)
+
+
+def muon(**changes: Any) -> Setting:
+    return replace(Setting("Muon-DDP", optimizer="muon", lr=MUON_LR), **changes)
+
+
+def local(method: str, every: int, codec: str, down: str | None = None, **changes: Any) -> Setting:
+    """Return Muon with local steps and one codec both ways, unless ``down`` is another one."""
+    values = {"optimizer": "muon", "lr": MUON_LR, "every": every, "up": codec, "down": codec if down is None else down}
+    return Setting(method, LOCAL, **{**values, **changes})
+
+
+def streamed(every: int, codec: str = "sign", **changes: Any) -> Setting:
+    """Return our recipe: Muon, fragments in turns, a plain mean, error feedback both ways."""
+    return local(f"laconic, every {every}, {codec}", every, codec, **{"fragments": 4, **changes})
+
+
+def baselines() -> Iterator[Setting]:
+    """Yield published methods."""
+    yield adamw()
+    yield muon()
+    yield adamw(method="1-bit Adam", exchange="onebit-adam")
+    yield adamw(method="PowerSGD, rank 4", exchange="powersgd")
+    yield adamw(method="DeMo", exchange="demo", lr=1e-3, weight_decay=0.0)
+    yield adamw(method="ef|topk:0.01|sign on gradients", exchange="codec", up="topk:0.01|sign", down="topk:0.01|sign")
+    yield _adamw_local("DiLoCo, every 20", 20, outer_lr=0.7, outer_momentum=0.9)
+    yield _adamw_local("Streaming DiLoCo, every 20", 20, outer_lr=0.7, outer_momentum=0.9, fragments=4)
+    yield _adamw_local("AdamW, every 20, ef|sign", 20, up="sign", down="sign")
+    yield local("MuLoCo, every 20", 20, "none", outer_lr=0.7, outer_momentum=0.6)
+    yield local("MuLoCo, every 50", 50, "none", outer_lr=0.7, outer_momentum=0.6)
+
+
+def _adamw_local(method: str, every: int, **changes: Any) -> Setting:
+    return adamw(method=method, exchange=LOCAL, every=every, **changes)
+
+
+def frontier() -> Iterator[Setting]:
+    """Yield all methods at 7 M parameters and 8 workers."""
+    yield from baselines()
+    for every in (16, 32, 64, 128):
+        yield streamed(every)
+    for every, keep in ((20, 0.1), (20, 0.05), (40, 0.1)):
+        yield streamed(every, f"topk:{keep}|sign")
+
+
+def ablations() -> Iterator[Setting]:
+    """Yield one change at a time from every 64 steps by signs, without fragments."""
+    base = streamed(64, fragments=1)
+    yield from (base, streamed(64, fragments=4), streamed(64, fragments=24))
+    for changes in (
+        {"momentum": 0.98}, {"final": 0.0}, {"decay": 0.8}, {"carry": 1.0}, {"outer_lr": 0.7, "outer_momentum": 0.6},
+        {"outer_lr": 0.7, "outer_momentum": 0.6, "outer_first": True}, {"outer_lr": 1.4, "lr": MUON_LR / 1.4},
+        {"up": "topk:0.05|sign"}, {"down": "topk:0.05|sign"}, {"down": "none"}, {"up": "none"},
+    ):  # fmt: skip
+        yield replace(base, **changes)
+    yield adamw(final=0.0)
+    yield muon(final=0.0)
+    yield streamed(64, final=0.0, momentum=0.98)
+    yield streamed(20, "topk:0.05|sign", final=0.0, momentum=0.98, fragments=1)
+
+
+def workers() -> Iterator[Setting]:
+    for count in (1, 2, 4, 8, 16):
+        yield streamed(20, workers=count)
+        yield streamed(64, workers=count)
+    for changes in ({}, {"gather": True}):
+        yield streamed(20, "topk:0.1|sign", workers=16, **changes)
+
+
+def rates() -> Iterator[Setting]:
+    for lr in (5e-4, 1e-3, 2e-3, 4e-3):
+        yield adamw(lr=lr)
+        yield muon(lr=lr)
+        yield streamed(64, lr=lr)
+
+
+def large() -> Iterator[Setting]:
+    """Yield the claims at 30 M parameters."""
+    size: dict[str, Any] = {"size": "30m", "batch": 128, "steps": 3000, "warmup": 150}
+    yield adamw(**size)
+    yield streamed(64, **size)
+    yield muon(**size)
+    yield streamed(96, workers=4, **size)
+    yield streamed(16, **size)
+    yield adamw(**{**size, "lr": 1e-3})
+    yield streamed(64, workers=16, **size)
+
+
+def confirmation() -> Iterator[Setting]:
+    size: dict[str, Any] = {"size": "126m", "batch": 128, "steps": 3000, "warmup": 150}
+    yield adamw(lr=1e-3, **size)
+    yield streamed(64, **size)
+
+
+_SETTINGS: dict[str, Callable[[], Iterator[Setting]]] = {
+    "frontier": frontier, "ablations": ablations, "workers": workers, "rates": rates, "large": large,
+    "confirmation": confirmation,
+}  # fmt: skip
+EXPERIMENTS = tuple(_SETTINGS)
+
+
+def settings_of(
+    experiment: str, sizes: Sequence[str] | None = None, methods: Sequence[str] | None = None
+) -> list[Setting]:
+    """Return the settings of an experiment, each once.
+
+    Args:
+        sizes: Train models of these sizes instead.
+        methods: Only methods whose names contain one of these texts.
+    """
+    chosen = list(dict.fromkeys(_SETTINGS[experiment]()))
+    if sizes is not None:
+        chosen = [replace(setting, size=size) for size in sizes for setting in chosen]
+    if methods is not None:
+        chosen = [setting for setting in chosen if any(text in setting.method for text in methods)]
+    return chosen

@@ -1,0 +1,93 @@
+"""The setting of one run: model, optimizer, and what is exchanged how often by which codecs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from laconic.errors import ConfigError
+from laconic_lab.studies.gpt.model import SIZES
+
+__all__ = ["GRADIENTS", "LOCAL", "Setting"]
+
+LOCAL = "local"
+GRADIENTS = ("ddp", "codec", "powersgd", "onebit-adam", "demo")
+"""Exchanges of gradients in every step: exact, by a codec with error feedback, or by a named method."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run without its seed.
+
+    Args:
+        method: Its name in tables.
+        exchange: ``local``: workers step alone and exchange changes; otherwise one of ``GRADIENTS``.
+        size: One of ``SIZES``.
+        workers: Number of replicas.
+        batch: Windows of all workers together in one step.
+        steps: Steps of the inner optimizer.
+        warmup: Steps over which the learning rate grows.
+        final: Last learning rate over the largest one; in between half a cosine wave.
+        optimizer: ``adamw``, or ``muon`` for hidden matrices with AdamW for the rest.
+        lr: AdamW's largest learning rate; Muon's is ``muon_factor`` times as large.
+        momentum: Muon's.
+        every: Local steps between two exchanges of a parameter.
+        up: Codec of each worker's contribution.
+        down: Codec of the mean.
+        small: Codec of vectors, in both directions, without error feedback.
+        decay: Factor of residuals in each round: ``ef:decay``.
+        outer_lr: Factor of the mean.
+        outer_momentum: Nesterov momentum of the outer step; 0 is a plain mean.
+        outer_first: Whether the outer step comes before the mean is coded (at its owner) instead of after (everywhere).
+        carry: Share of its own residual that a worker keeps in its parameters.
+        fragments: Groups of matrices that are exchanged in turns.
+        gather: Whether every worker receives all frames; otherwise it receives their mean, coded once more.
+        senders: Whether a coordinate's mean is taken over the workers that sent it.
+        rank: Rank of PowerSGD.
+    """
+
+    method: str
+    exchange: str = "ddp"
+    size: str = "7m"
+    workers: int = 8
+    batch: int = 64
+    steps: int = 2000
+    warmup: int = 100
+    final: float = 0.1
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    muon_factor: float = 20.0
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    every: int = 1
+    up: str = "none"
+    down: str = "none"
+    small: str = "bf16"
+    decay: float = 1.0
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    outer_first: bool = False
+    carry: float = 0.0
+    fragments: int = 1
+    gather: bool = False
+    senders: bool = False
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise ConfigError(f"size must be one of {', '.join(SIZES)}, got {self.size!r}")
+        if self.exchange != LOCAL and self.exchange not in GRADIENTS:
+            raise ConfigError(f"exchange must be one of {', '.join((LOCAL, *GRADIENTS))}, got {self.exchange!r}")
+        if self.optimizer not in ("adamw", "muon"):
+            raise ConfigError(f"optimizer must be adamw or muon, got {self.optimizer!r}")
+        if self.batch % self.workers:
+            raise ConfigError(f"batch must be a multiple of {self.workers} workers, got {self.batch}")
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields for Records."""
+        return asdict(self)
+
+    def key(self, experiment: str, seed: int, corpus: str) -> str:
+        """Return the key of a run; it is equal for equal work."""
+        return json.dumps([experiment, seed, corpus[:16], self.values()], sort_keys=True)

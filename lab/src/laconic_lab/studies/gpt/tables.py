@@ -1,0 +1,73 @@
+"""Loss and bytes of all methods, by experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laconic_lab.studies.gpt.results import Results, Row
+from laconic_lab.studies.gpt.settings import Setting
+from laconic_lab.studies.tables import Table, make_table
+
+__all__ = ["describe", "make_tables"]
+
+LINKS = ((100e6, 0.05, "100 Mbit/s, 50 ms"), (20e6, 0.1, "20 Mbit/s, 100 ms"))
+PLAIN = Setting("")
+
+
+def make_tables(results: Results) -> list[Table]:
+    """Return all tables but the one of claims."""
+    return [
+        _methods(results, "frontier", "All methods, 7 M parameters"),
+        _methods(results, "large", "30 M parameters"),
+        _methods(results, "confirmation", "126 M parameters"),
+        _methods(results, "workers", "Workers"),
+        _methods(results, "ablations", "Ingredients, 7 M parameters"),
+        _methods(results, "rates", "Learning rates, 7 M parameters"),
+        _compared(results),
+    ]
+
+
+def describe(row: Row) -> str:
+    """Return what is particular to a setting, in the words of its fields."""
+    values = row.values
+    shown = [f"{values['optimizer']} {values['lr']:g}"]
+    if row.is_local:
+        down = "all frames" if values["gather"] else values["down"]
+        shown.append(f"every {values['every']}, up {values['up']}, down {down}")
+    for name in ("final", "momentum", "decay", "outer_lr", "outer_momentum", "outer_first", "carry", "fragments"):
+        if values[name] != getattr(PLAIN, name):
+            shown.append(f"{name.replace('_', ' ')} {values[name]:g}")
+    return "; ".join(shown)
+
+
+def _methods(results: Results, part: str, title: str) -> Table:
+    rows: list[Sequence[str]] = []
+    for row in results.of(part):
+        values, beside = row.values, results.beside_adamw(row)
+        rows.append((
+            values["method"], describe(row), str(values["workers"]), f"{row.loss:.4f}", str(len(row.runs)),
+            "–" if beside is None else f"{beside:+.1f}", f"1/{row.ratio:,.0f}" if row.ratio > 1 else "1",
+            *(f"{values[way] / values['steps'] / 1e3:,.1f}" for way in ("up_bytes", "down_bytes")),
+            *(f"{_step_seconds(row, rate, latency_s):.3f}" for rate, latency_s, _ in LINKS),
+        ))  # fmt: skip
+    columns = (
+        "method", "setting", "workers", "loss", "seeds", "% above AdamW-DDP", "bytes", "kB up a step", "kB down a step",
+        *(f"s a step, {name}" for _, _, name in LINKS),
+    )  # fmt: skip
+    return make_table(title, columns, rows)
+
+
+def _step_seconds(row: Row, rate: float, latency_s: float) -> float:
+    """Return the seconds of transmission a step: bytes of the busier direction, and a round trip for each exchange."""
+    values = row.values
+    busier = max(values["up_bytes"], values["down_bytes"]) / values["steps"]
+    exchanges = values["fragments"] / values["every"] if row.is_local else 1.0
+    return float(8 * busier / rate + 2 * latency_s * exchanges)
+
+
+def _compared(results: Results) -> Table:
+    runs = [run for rows in results.rows.values() for row in rows for run in row.runs]
+    compared, differing = (sum(run[name] for run in runs) for name in ("frames_compared", "frames_other"))
+    return make_table(
+        "Frames", ("runs", "frames compared", "of these differ"), [(str(len(runs)), f"{compared:,}", str(differing))]
+    )
