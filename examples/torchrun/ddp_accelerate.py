@@ -14,8 +14,8 @@ from laconic.collective.trainers import accelerate_handler
 
 
 def main() -> None:
-    accelerator = Accelerator(cpu=True)
-    accelerator.ddp_handler = handler = accelerate_handler("ef|topk:0.05|qsgd:4")  # the only new line
+    handler = accelerate_handler("ef|topk:0.05|qsgd:4")
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])  # the only new lines
     torch.manual_seed(0)
     x = torch.randn(2048, 64)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))

@@ -1,6 +1,8 @@
-"""attach with unusual parameters and gradients: complex, sparse, scaled, all too small to be compressed."""
+"""attach with unusual parameters, gradients and groups: complex, sparse, scaled, all too small to be compressed."""
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.collective import differing
+from laconic.collective.trainers import TrainerAttachment
 from ranks import LogCapture, batches, failures, network, parameters, run_ranks, same
 
 
@@ -138,9 +141,33 @@ def uncompressed(rank, world):
     return results
 
 
+def groups(rank, world):
+    if rank == 0:
+        dist.new_group([0], use_local_synchronization=True)  # this rank now knows one group more
+    module = DistributedDataParallel(network())
+    laconic.attach(module, "qsgd:4")
+    step(module, *next(iter(batches(rank, 1))))
+    results = {"groups differ in number": differing(dict(module.named_parameters())) == []}
+    alone = DistributedDataParallel(network(), process_group=dist.new_group([0, 1]))
+    if rank == 0:
+        with pytest.raises(laconic.LaconicError, match="waited for all ranks to call attach"):
+            laconic.attach(alone, "qsgd:4", timeout_s=0.5)
+    dist.barrier()
+    attached = TrainerAttachment("qsgd:4", {})
+    for _ in range(2):  # as by two calls of fit
+        module = DistributedDataParallel(network())
+        attached.begin(module)
+        attached.begin(module)
+        step(module, *next(iter(batches(rank, 1))))
+        attached.stepped()
+        del module
+        gc.collect()
+    return results
+
+
 def battery(rank, world):
     results = complex_parameters(rank, world) | sparse_gradients(rank, world) | scaled(rank, world)
-    results |= uncompressed(rank, world)
+    results |= uncompressed(rank, world) | groups(rank, world)
     module = DistributedDataParallel(network())
     attachment = laconic.attach(module, "qsgd:4")
     step(module, *next(iter(batches(rank, 1))))
@@ -170,6 +197,10 @@ def test_residuals_follow_the_gradient_scale(results):
 
 def test_a_codec_that_compresses_nothing_is_logged(results):
     assert not failures(results, "uncompressed")
+
+
+def test_ranks_in_different_numbers_of_groups_attach(results):
+    assert not failures(results, "groups")
 
 
 def test_stats_are_readable_after_destroy_process_group(results):

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from laconic.codecs import parse
 from laconic.collective.consistency import describe, differing, peer_failure_as_error, require_same_on_all_ranks
 from laconic.collective.exchange import EXACT, Exchange, NamedTensors, encoding_error, rank_independent
 from laconic.collective.executor import ExchangeThread
+from laconic.collective.groups import group_of_same_ranks
 from laconic.collective.hook import exact_mean, register_hook, switch_of
 from laconic.collective.optimizer_watch import OptimizerWatch
 from laconic.collective.stats import ExchangeStats
@@ -64,9 +64,11 @@ class Attachment:
         self.spec = spec
         self.warmup_steps, self.check_every, self.error_every = warmup_steps, check_every, error_every
         self._names = {id(parameter): name for name, parameter in _named_parameters(module)}
-        self._group = _new_group(module.process_group, timeout_s)
+        stats = ExchangeStats()
+        with peer_failure_as_error(module.process_group, "waited for all ranks to call attach"):
+            self._group = group_of_same_ranks(module.process_group, timeout_s, stats)
         self._ranks = dist.get_world_size(self._group)  # stats are also read after destroy_process_group
-        self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite)
+        self._exchange = Exchange(spec, self._group, policy=policy, nonfinite=nonfinite, stats=stats)
         self._switch = switch_of(module)
         self._scaler, self._scale = scaler, None if scaler is None else scaler.get_scale()
         options = repr((warmup_steps, check_every, error_every, nonfinite, scaler is not None))
@@ -91,6 +93,10 @@ class Attachment:
         if module is None:
             raise ConfigError("the DDP module of this attachment no longer exists")
         return module
+
+    def serves(self, module: nn.Module) -> bool:
+        """Whether this is the attachment of a DDP module, or of the one that ``torch.compile`` or Fabric wraps."""
+        return self._module() is _ddp_of(module)
 
     @property
     def attached(self) -> bool:
@@ -375,19 +381,6 @@ def _ddp_of(module: nn.Module) -> DistributedDataParallel:
 def _named_parameters(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """Return parameters with the names that the user gave them, without those of torch.compile."""
     return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in module.module.named_parameters()]
-
-
-def _new_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
-    """Return a new group of the same ranks, so that messages do not mix with those of the training script."""
-    ranks = dist.get_process_group_ranks(group)
-    new = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout_s),
-        backend="nccl" if "nccl" in str(dist.get_backend(group)) else "gloo",
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
-    assert isinstance(new, dist.ProcessGroup)
-    return new
 
 
 def _gradients(bucket: GradBucket) -> list[Tensor]:

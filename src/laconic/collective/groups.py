@@ -36,10 +36,11 @@ def group_of_same_ranks(
         timeout_s: How long its operations wait for other ranks; None is torch's default.
         stats: Counts the few bytes that ranks exchange for it.
     """
-    _align_number_of_groups(group, stats)
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    _align_number_of_groups(group, timeout, stats)
     new = dist.new_group(
         ranks_of(group),
-        timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+        timeout=timeout,
         backend="nccl" if "nccl" in str(dist.get_backend(group)) else "gloo",
         use_local_synchronization=True,
     )
@@ -47,13 +48,16 @@ def group_of_same_ranks(
     return new
 
 
-def _align_number_of_groups(group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
+def _align_number_of_groups(
+    group: dist.ProcessGroup | None, timeout: timedelta | None, stats: ExchangeStats
+) -> None:  # fmt: skip
     """Let all ranks of a group know equally many groups.
 
     torch derives the name under which ranks meet from that number, so ranks that differ in it would wait for ever.
     """
     known = len(distributed_c10d._world.pg_names)
     most = torch.tensor([known], device=device_of(group))
-    all_reduce(most, group, stats, dist.ReduceOp.MAX).wait()
+    work = all_reduce(most, group, stats, dist.ReduceOp.MAX)
+    work.wait() if timeout is None else work.wait(timeout)
     for _ in range(int(most) - known):
         dist.new_group([dist.get_rank()], use_local_synchronization=True, backend="gloo")

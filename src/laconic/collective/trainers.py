@@ -27,8 +27,8 @@ class TrainerAttachment:
         self._saved: dict[str, Tensor] | None = None
 
     def begin(self, module: nn.Module) -> None:
-        """Attach the DDP module."""
-        if self.attachment is None or self.attachment.module is not module:
+        """Attach the DDP module. A second fit of a trainer may bring another one."""
+        if self.attachment is None or not self.attachment.serves(module):
             self.attachment = attach(module, self.spec, **self.options)
             if self._saved is not None:
                 self.attachment.load_state_dict(self._saved)
@@ -98,7 +98,9 @@ def lightning_callback(spec: str, **options: Any) -> Any:
 
 
 def accelerate_handler(spec: str, ddp: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """Return an Accelerate handler that attaches prepared modules: set ``accelerator.ddp_handler`` before ``prepare``.
+    """Return an Accelerate handler that attaches prepared modules: ``Accelerator(kwargs_handlers=[…])``.
+
+    Its attribute ``attachment`` is that of the module that was prepared last, or None.
 
     Args:
         spec: As in ``laconic.attach``.
@@ -107,17 +109,16 @@ def accelerate_handler(spec: str, ddp: Mapping[str, Any] | None = None, **option
     """
     utils = library("accelerate.utils")
 
-    attachments: list[Attachment] = []  # not in the handler, whose attributes all become arguments of DDP
+    # Accelerate looks a handler's very class up, so methods are replaced in the instance instead of in a subclass. All
+    # attributes of a handler would become arguments of DDP, but for to_kwargs.
+    handler = utils.DistributedDataParallelKwargs(**(ddp or {}))
+    arguments = handler.to_kwargs()
 
-    class LaconicHandler(utils.DistributedDataParallelKwargs):  # type: ignore[misc, name-defined]
-        @property
-        def attachment(self) -> Attachment | None:
-            return attachments[-1] if attachments else None
+    def register_comm_hook(model: nn.Module) -> None:
+        handler.attachment = attach(model, spec, **options)
 
-        def register_comm_hook(self, model: nn.Module) -> None:
-            attachments.append(attach(model, spec, **options))
-
-    return LaconicHandler(**(ddp or {}))
+    handler.attachment, handler.register_comm_hook, handler.to_kwargs = None, register_comm_hook, lambda: arguments
+    return handler
 
 
 def attach_trainer(trainer: Any, spec: str, **options: Any) -> TrainerAttachment:
