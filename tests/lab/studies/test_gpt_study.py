@@ -90,7 +90,18 @@ def test_inner_optimizer_steps_as_torch_does(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["sign", "topk:0.1", "topk:0.1|sign", "topk:0.03,chunk=4096|sign", "topk:0.1|bf16", "bf16", "none"]
+    "spec",
+    [
+        "sign",
+        "topk:0.1",
+        "topk:0.1|sign",
+        "topk:0.03,chunk=4096|sign",
+        "topk:0.1,code=rans|bf16",
+        "bf16",
+        "none",
+        "topk:0.02|bins:2",
+        "bins:3",
+    ],
 )
 def test_computed_values_are_those_of_frames(spec: str) -> None:
     x = torch.randn(3, 10_000, generator=torch.Generator().manual_seed(1))

@@ -44,8 +44,11 @@ def baselines() -> Iterator[Setting]:
     yield adamw(method="DeMo", exchange="demo", lr=1e-3, weight_decay=0.0)
     yield adamw(method="ef|topk:0.01|sign on gradients", exchange="codec", up="topk:0.01|sign", down="topk:0.01|sign")
     yield _adamw_local("DiLoCo, every 20", 20, outer_lr=0.7, outer_momentum=0.9)
-    yield _adamw_local("Streaming DiLoCo, every 20", 20, outer_lr=0.7, outer_momentum=0.9, fragments=4)
+    stream = {"outer_lr": 0.7, "outer_momentum": 0.9, "fragments": 4, "overlap": 2, "merge": "0.5"}
+    yield _adamw_local("Streaming DiLoCo, every 20", 20, **stream)
     yield _adamw_local("AdamW, every 20, ef|sign", 20, up="sign", down="sign")
+    sparse = "topk:0.015625,chunk=4096|bins:2"
+    yield _adamw_local("SparseLoCo, every 20", 20, up=sparse, down=sparse, decay=0.95, gather=True)
     yield local("MuLoCo, every 20", 20, "none", outer_lr=0.7, outer_momentum=0.6)
     yield local("MuLoCo, every 50", 50, "none", outer_lr=0.7, outer_momentum=0.6)
 
@@ -60,7 +63,7 @@ def frontier() -> Iterator[Setting]:
     for every in (16, 32, 64, 128):
         yield streamed(every)
     for every, keep in ((20, 0.1), (20, 0.05), (40, 0.1)):
-        yield streamed(every, f"topk:{keep}|sign")
+        yield streamed(every, f"topk:{keep},code=rans|sign")
 
 
 def ablations() -> Iterator[Setting]:
@@ -73,6 +76,8 @@ def ablations() -> Iterator[Setting]:
         {"up": "topk:0.05|sign"}, {"down": "topk:0.05|sign"}, {"down": "none"}, {"up": "none"},
     ):  # fmt: skip
         yield replace(base, **changes)
+    for merge in ("progress", "0.5"):
+        yield streamed(64, overlap=8, merge=merge)
     yield adamw(final=0.0)
     yield muon(final=0.0)
     yield streamed(64, final=0.0, momentum=0.98)

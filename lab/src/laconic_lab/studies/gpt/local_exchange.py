@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from laconic_lab.studies.gpt.frames import FrameLog
 from laconic_lab.studies.gpt.model import Replicas, Slots
-from laconic_lab.studies.gpt.settings import Setting
+from laconic_lab.studies.gpt.settings import PROGRESS, Setting
 from laconic_lab.studies.gpt.simulated import simulated
 
 __all__ = ["LocalExchange"]
 
 Part = tuple[Slots, int, int]
 """Slots of one shape, and the first and last of them."""
+
+
+@dataclass
+class _Pending:
+    """An exchange whose means are applied after step ``due``."""
+
+    due: int
+    means: list[tuple[slice, Tensor]] = field(default_factory=list)
+    starts: list[Tensor] = field(default_factory=list)
+    """The workers' parameters when it began, if it overlaps with training."""
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    """Residuals that the workers keep in their parameters, by the first parameter of the part."""
 
 
 class LocalExchange:
@@ -27,65 +41,92 @@ class LocalExchange:
         self.residuals = torch.zeros_like(replicas.rows) if lossy and setting.decay and not setting.carry else None
         self.mean_residual = torch.zeros_like(self.anchor) if setting.decay and not setting.gather else None
         self.velocity = torch.zeros_like(self.anchor) if setting.outer_momentum else None
+        self._pending: _Pending | None = None
         self.fragments = _fragments(replicas.shape.slots, setting.fragments)
 
     def after_step(self, step: int) -> None:
-        """Exchange what is due after ``step`` local steps; after the last one, everything."""
-        count, every = self.setting.fragments, self.setting.every
-        if step == self.setting.steps:
+        """Apply and begin what is due after ``step`` local steps; after the last one, exchange everything."""
+        setting = self.setting
+        if self._pending is not None and step in (self._pending.due, setting.steps):
+            self._apply(self._pending)
+            self._pending = None
+        if step == setting.steps:
             for fragment in self.fragments:
-                self._exchange(fragment)
+                self._apply(self._begin(fragment, step))
             return
-        before, now = ((s * count) // every for s in (step - 1, step))
+        before, now = (s * setting.fragments // setting.every for s in (step - 1, step))
         if now > before:
-            self._exchange(self.fragments[now % count])
+            pending = self._begin(self.fragments[now % setting.fragments], step + setting.overlap)
+            if setting.overlap:
+                self._pending = pending
+            else:
+                self._apply(pending)
 
     @torch.no_grad()
-    def _exchange(self, fragment: list[Part]) -> None:
+    def _begin(self, fragment: list[Part], due: int) -> _Pending:
+        """Return the outer step for each part of a fragment, from the workers' changes until now."""
         setting, rows, others = self.setting, self.replicas.rows, self.replicas.workers - 1
+        pending = _Pending(due)
         for slots, first, last in fragment:
-            begin, end = slots.begin + first * slots.numel, slots.begin + last * slots.numel
+            span = slice(slots.begin + first * slots.numel, slots.begin + last * slots.numel)
             shape = (last - first, slots.numel)
             exempt = len(slots.shape) < 2
             up, down = (setting.small, setting.small) if exempt else (setting.up, setting.down)
-            part, theta = rows[:, begin:end], self.anchor[begin:end]
-            change = theta - part
+            change = self.anchor[span] - rows[:, span]
             if self.residuals is not None and not exempt:
-                change.add_(self.residuals[:, begin:end], alpha=setting.decay)
+                change.add_(self.residuals[:, span], alpha=setting.decay)
             sent = simulated(up).decode(change.view(-1, *shape)).view_as(change)
             self.frames.add(slots, "up", up, change[0].view(shape), sent[0].view(shape))
+            if setting.gather:
+                self.frames.add(slots, "down", up, change[0].view(shape), sent[0].view(shape), times=others)
             change -= sent
             if self.residuals is not None and not exempt:
-                self.residuals[:, begin:end] = change
+                self.residuals[:, span] = change
             mean = self._mean(sent)
             if setting.outer_first:
-                mean = self._outer(mean, begin, end)
-            if setting.gather:
-                self.frames.add(slots, "down", up, (change + sent)[0].view(shape), sent[0].view(shape), times=others)
-            else:
+                mean = self._outer(mean, span)
+            if not setting.gather:
                 if self.mean_residual is not None and not exempt:
-                    mean.add_(self.mean_residual[begin:end], alpha=setting.decay)
+                    mean.add_(self.mean_residual[span], alpha=setting.decay)
                 decoded = simulated(down).decode(mean.view(shape)).view(-1)
                 self.frames.add(slots, "down", down, mean.view(shape), decoded.view(shape))
                 if self.mean_residual is not None and not exempt:
-                    torch.sub(mean, decoded, out=self.mean_residual[begin:end])
+                    torch.sub(mean, decoded, out=self.mean_residual[span])
                 mean = decoded
-            theta.sub_(mean if setting.outer_first else self._outer(mean, begin, end))
-            part.copy_(theta.expand_as(part))
+            pending.means.append((span, mean))
+            if setting.overlap:
+                pending.starts.append(rows[:, span].clone())
             if setting.carry and not exempt:
-                part.sub_(change, alpha=setting.carry)
+                pending.kept[span.start] = change
+        return pending
+
+    @torch.no_grad()
+    def _apply(self, pending: _Pending) -> None:
+        """Move the global model by the means, and the workers to it."""
+        setting, rows = self.setting, self.replicas.rows
+        for i, (span, mean) in enumerate(pending.means):
+            theta, part = self.anchor[span], rows[:, span]
+            theta.sub_(mean if setting.outer_first else self._outer(mean, span))
+            if not pending.starts:
+                part.copy_(theta.expand_as(part))
+            elif setting.merge == PROGRESS:
+                part.add_(theta - pending.starts[i])
+            else:
+                part.lerp_(theta.expand_as(part), 1 - float(setting.merge))
+            if span.start in pending.kept:
+                part.sub_(pending.kept[span.start], alpha=setting.carry)
 
     def _mean(self, sent: Tensor) -> Tensor:
         if not self.setting.senders:
             return sent.mean(0)
         return sent.sum(0) / (sent != 0).sum(0).clamp(min=1)
 
-    def _outer(self, mean: Tensor, begin: int, end: int) -> Tensor:
+    def _outer(self, mean: Tensor, span: slice) -> Tensor:
         """Return the outer optimizer's step for a mean change."""
         lr, momentum = self.setting.outer_lr, self.setting.outer_momentum
         if self.velocity is None:
             return mean * lr
-        velocity = self.velocity[begin:end]
+        velocity = self.velocity[span]
         velocity.mul_(momentum).add_(mean)
         return (velocity * momentum + mean) * lr
 

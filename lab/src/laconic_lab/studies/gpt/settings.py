@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from laconic.errors import ConfigError
 from laconic_lab.studies.gpt.model import SIZES
 
-__all__ = ["GRADIENTS", "LOCAL", "Setting"]
+__all__ = ["GRADIENTS", "LOCAL", "PROGRESS", "Setting"]
 
 LOCAL = "local"
+PROGRESS = "progress"
 GRADIENTS = ("ddp", "codec", "powersgd", "onebit-adam", "demo")
 """Exchanges of gradients in every step: exact, by a codec with error feedback, or by a named method."""
 
@@ -42,6 +43,8 @@ class Setting:
         outer_first: Whether the outer step comes before the mean is coded (at its owner) instead of after (everywhere).
         carry: Share of its own residual that a worker keeps in its parameters.
         fragments: Groups of matrices that are exchanged in turns.
+        overlap: Steps that a fragment's exchange takes beside training.
+        merge: With overlap: ``progress``, or the weight of a worker's own parameters, as in ``laconic.LocalSGD``.
         gather: Whether every worker receives all frames; otherwise it receives their mean, coded once more.
         senders: Whether a coordinate's mean is taken over the workers that sent it.
         rank: Rank of PowerSGD.
@@ -70,6 +73,8 @@ class Setting:
     outer_first: bool = False
     carry: float = 0.0
     fragments: int = 1
+    overlap: int = 0
+    merge: str = PROGRESS
     gather: bool = False
     senders: bool = False
     rank: int = 4
@@ -81,6 +86,8 @@ class Setting:
             raise ConfigError(f"exchange must be one of {', '.join((LOCAL, *GRADIENTS))}, got {self.exchange!r}")
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"optimizer must be adamw or muon, got {self.optimizer!r}")
+        if self.overlap * self.fragments > self.every:
+            raise ConfigError(f"overlap must be at most every / fragments, got {self.overlap}")
         if self.batch % self.workers:
             raise ConfigError(f"batch must be a multiple of {self.workers} workers, got {self.batch}")
 
@@ -89,5 +96,8 @@ class Setting:
         return asdict(self)
 
     def key(self, experiment: str, seed: int, corpus: str) -> str:
-        """Return the key of a run; it is equal for equal work."""
-        return json.dumps([experiment, seed, corpus[:16], self.values()], sort_keys=True)
+        """Return the key of a run; it is equal for equal work, also if fields are added later."""
+        changed = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return json.dumps([experiment, seed, corpus[:16], changed], sort_keys=True)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import parse
+from laconic.codecs.bins import Bins
 from laconic.codecs.cast import Raw
 from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, num_kept
 from laconic.errors import ConfigError
+from laconic.kernels.interface import BinCoding
 
 __all__ = ["Simulated", "simulated"]
 
@@ -23,18 +25,21 @@ CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Simulated:
-    """The decoder's view of a codec: ``topk`` (also by chunks), ``sign``, both chained, a cast, or ``none``."""
+    """The decoder's view of a codec: ``topk`` (also by chunks), ``sign``, ``bins``, a cast, or ``none``."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self.topk: TopK | None = None
         self.sign: Sign | None = None
+        self.bins: Bins | None = None
         self.cast: torch.dtype | None = None
         for stage in parse(spec)[1].stages:
             if isinstance(stage, TopK) and not stage.approx:
                 self.topk = stage
             elif isinstance(stage, Sign):
                 self.sign = stage
+            elif isinstance(stage, Bins):
+                self.bins = stage
             elif stage.name in CASTS:
                 self.cast = CASTS[stage.name]
             elif not isinstance(stage, Raw):
@@ -42,7 +47,7 @@ class Simulated:
 
     @property
     def exact(self) -> bool:
-        return self.topk is None and self.sign is None and self.cast is None
+        return self.topk is None and self.sign is None and self.bins is None and self.cast is None
 
     def decode(self, x: Tensor) -> Tensor:
         """Return what a receiver decodes of x [..., n], one slot in each row."""
@@ -56,6 +61,8 @@ class Simulated:
     def _values(self, rows: Tensor) -> Tensor:
         if self.sign is not None:
             return _signed(rows, self.sign.bucket)
+        if self.bins is not None:
+            return _binned(rows, self.bins.coding)
         return rows.clone() if self.cast is None else rows.to(self.cast).to(rows.dtype)
 
 
@@ -66,7 +73,7 @@ def simulated(spec: str) -> Simulated:
 
 def _kept(rows: Tensor, stage: TopK) -> Tensor:
     """Return the ascending positions of the largest magnitudes of each row, or of each chunk of a row."""
-    n, chunk = rows.shape[1], getattr(stage, "chunk", 0)
+    n, chunk = rows.shape[1], stage.chunk
     if not chunk or n <= chunk:
         return _largest(rows, num_kept(stage.keep, n))
     whole = n // chunk * chunk
@@ -89,11 +96,36 @@ def _largest(rows: Tensor, k: int) -> Tensor:
     return kept.nonzero()[:, 1].view(-1, k)
 
 
-def _signed(rows: Tensor, bucket: int) -> Tensor:
-    """Return the sign of each value times the mean magnitude of its bucket."""
+def _buckets(rows: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
+    """Return each row's values in buckets, zeros behind its end, and how many values each bucket has."""
     count, n = rows.shape
     padded = torch.nn.functional.pad(rows, (0, -n % bucket)).view(count, -1, bucket)
     sizes = torch.full((padded.shape[1], 1), float(bucket), device=rows.device)
     sizes[-1] = n - bucket * (padded.shape[1] - 1)
+    return padded, sizes
+
+
+def _signed(rows: Tensor, bucket: int) -> Tensor:
+    """Return the sign of each value times the mean magnitude of its bucket."""
+    padded, sizes = _buckets(rows, bucket)
     means = padded.abs().sum(2, keepdim=True) / sizes
-    return torch.where(torch.signbit(padded), -means, means).view(count, -1)[:, :n]
+    return torch.where(torch.signbit(padded), -means, means).view(rows.shape[0], -1)[:, : rows.shape[1]]
+
+
+def _binned(rows: Tensor, coding: BinCoding) -> Tensor:
+    """Return the mean of the values that fall into the same bin of a bucket."""
+    values, sizes = _buckets(rows, coding.bucket)
+    valid = torch.arange(coding.bucket, device=rows.device) < sizes
+    centred = torch.where(valid, values - values.sum(2, keepdim=True) / sizes, 0.0)
+    distance, half = centred.abs(), 1 << (coding.bits - 1)
+    mean = distance.sum(2, keepdim=True) / sizes
+    deviation = ((distance * distance).sum(2, keepdim=True) / sizes - mean * mean).clamp(min=0.0).sqrt()
+    factor = torch.where(deviation > 0, coding.slope / deviation, 0.0)
+    level = ((distance - mean) * factor + coding.offset).clamp(0.0, half - 1).to(torch.int64)
+    symbols = torch.where(centred < 0, half - 1 - level, half + level)
+    decoded = torch.zeros_like(values)
+    for symbol in range(1 << coding.bits):
+        inside = valid & (symbols == symbol)
+        total = torch.where(inside, values, 0.0).sum(2, keepdim=True)
+        decoded = torch.where(inside, total / inside.sum(2, keepdim=True).clamp(min=1), decoded)
+    return decoded.view(rows.shape[0], -1)[:, : rows.shape[1]]

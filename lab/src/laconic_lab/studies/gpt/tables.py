@@ -34,9 +34,21 @@ def describe(row: Row) -> str:
     if row.is_local:
         down = "all frames" if values["gather"] else values["down"]
         shown.append(f"every {values['every']}, up {values['up']}, down {down}")
-    for name in ("final", "momentum", "decay", "outer_lr", "outer_momentum", "outer_first", "carry", "fragments"):
-        if values[name] != getattr(PLAIN, name):
+    for name in (
+        "final",
+        "momentum",
+        "decay",
+        "outer_lr",
+        "outer_momentum",
+        "outer_first",
+        "carry",
+        "fragments",
+        "overlap",
+    ):
+        if values.get(name, getattr(PLAIN, name)) != getattr(PLAIN, name):
             shown.append(f"{name.replace('_', ' ')} {values[name]:g}")
+    if values.get("overlap"):
+        shown.append(f"merge {values['merge']}")
     return "; ".join(shown)
 
 
