@@ -28,7 +28,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-m", "not gpu", "-n", "2", "--dist", 
 def main(arguments: Sequence[str]) -> int:
     folders = list(arguments) or test_folders()
     now = datetime.now(timezone.utc)
-    path = ROOT / "results" / "tests" / f"{now:%Y-%m-%d}.md"
+    path = ROOT / "results" / "tests" / f"{now:%Y-%m-%d-%H%M}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     cases: list[ElementTree.Element] = []
     broken: list[str] = []
