@@ -12,7 +12,7 @@ import laconic
 import laws
 from laconic import FrameError, kernels
 from laconic.kernels import reference
-from laconic.kernels.sections import ALL, BITMAP, RICE, positions_max_nbytes, read_positions_header
+from laconic.kernels.sections import ALL, BITMAP, RICE, gaps_max_nbytes, positions_max_nbytes, read_positions_header
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("no_compile_fallback")]
 
@@ -254,3 +254,25 @@ def test_a_section_with_another_number_of_positions_is_decoded():
     with kernels.use_backend("triton"):
         decoded = ours.decode(packet.to(torch.device(DEVICE)), out=torch.empty(1000, device=DEVICE))
     assert laws.same_bits(decoded.cpu(), other.decode(other.encode(laws.normal(1000))))
+
+
+@pytest.mark.parametrize("kind", ["few", pytest.param("every other", marks=pytest.mark.slow)])
+def test_entropy_coded_gaps_agree(kind):
+    n, positions = {
+        "every other": (600, torch.arange(0, 600, 2, dtype=torch.int32)),
+        "few": (400, torch.tensor([*range(0, 100, 5), 130, 131, 139, 220, 390], dtype=torch.int32)),
+    }[kind]
+    sections = [torch.full((gaps_max_nbytes(n, positions.numel()),), fill, dtype=torch.uint8) for fill in (0xEE, 0xDD)]
+    nbytes = reference.gaps_encode(positions, n, sections[0])
+    section, on_device = sections[0][:nbytes], sections[1].to(DEVICE)
+    assert triton_kernels().gaps_encode(positions.to(DEVICE), n, on_device) == nbytes
+    assert torch.equal(on_device[:nbytes].cpu(), section)
+    header, values, out = read_positions_header(section, n), laws.normal(positions.numel()), laws.normal(n, seed=1)
+    assert torch.equal(triton_kernels().positions_decode(section.to(DEVICE), n, header).cpu(), positions)
+    expected, out = out.clone(), out.to(DEVICE)
+    assert reference.sparse_decode(section, values, expected, -0.3)
+    assert triton_kernels().sparse_decode(section.to(DEVICE), values.to(DEVICE), out, -0.3)
+    assert laws.same_bits(out.cpu(), expected)
+    assert not triton_kernels().sparse_decode(section.to(DEVICE), values[1:].to(DEVICE), out, None)
+    with pytest.raises(FrameError):
+        triton_kernels().positions_decode(section[:-1].to(DEVICE), n, header)
