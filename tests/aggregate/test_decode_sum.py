@@ -10,7 +10,7 @@ import torch
 import laconic
 import laws
 from laconic import FrameError, InputError, aggregate, wire
-from laconic.aggregate import BundleTemplate, MeanAccumulator, OpenedFrame
+from laconic.aggregate import BundleTemplate, MeanAccumulator, OpenedFrame, SenderMeanAccumulator
 
 
 def senders(spec, n=5, shape=(40, 30)):
@@ -35,6 +35,22 @@ def test_weights_belong_to_their_packets(spec):
     torch.testing.assert_close(
         aggregate.mean(frames, weights=weights).double(), (decoded * factors).sum(0) / 7.5, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1", "topk:0.1|sign", "randk:0.2", "threshold:0.5", "qsgd:4"])
+def test_mean_over_senders_divides_each_value_by_the_frames_that_hold_it(spec):
+    frames, like = senders(spec), torch.zeros(40, 30)
+    sums = [torch.zeros(40, 30), torch.zeros(40, 30)]
+    mean = SenderMeanAccumulator(sums, len(frames))
+    zeros = OpenedFrame.of(laconic.encode(like, spec), like)
+    for frame in frames:
+        mean.add([OpenedFrame.of(frame, like), None])
+    mean.add([zeros, None])
+    mean.finish()
+    decoded = torch.stack([laconic.decode(frame) for frame in frames])
+    counts = (decoded != 0).sum(0) if spec != "qsgd:4" else torch.full((40, 30), len(frames))
+    torch.testing.assert_close(sums[0], decoded.sum(0) / counts.clamp(min=1), rtol=1e-5, atol=1e-6)
+    assert not sums[1].any()
 
 
 def test_sum_follows_the_given_order():

@@ -349,15 +349,25 @@ class LocalSGD:
 
     # --------------------------------------------------------------------------------------------- counts and states
 
-    def stats(self) -> dict[str, Any]:
+    def _residual_norms(self) -> dict[str, float]:
+        if self._in_flight is not None:  # the thread changes residuals
+            return {}
+        named = [pair for f in self._fragments for pair in zip(f.names, f.anchors, strict=True)]
+        residuals = ((name, self.exchange.residual(name, anchor)) for name, anchor in named)
+        return {name: float(x.norm()) for name, x in residuals if x is not None}
+
+    def stats(self, *, residual_norms: bool = True) -> dict[str, Any]:
         """Return this rank's counts, bytes and seconds so far.
 
         Bytes are counted where tensors are handed to ``torch.distributed``: ``bytes_sent`` and ``bytes_received`` in
         messages, ``bytes_reduced`` in all-reduces, ``bytes_broadcast`` of the first weights; ``wire_bytes`` is all that
         this rank hands over. ``ring_bytes_estimate`` is a model.
+
+        Args:
+            residual_norms: Compute the norm of what each slot has yet to send, which reads all residuals. There are
+                none while an exchange is under way.
         """
-        stats, anchors = self.exchange.stats, [pair for f in self._fragments for pair in zip(f.names, f.anchors)]  # noqa: B905
-        residuals = {name: self.exchange.residual(name, x) for name, x in anchors} if self._in_flight is None else {}
+        stats = self.exchange.stats
         return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | asdict(self._rounds.stats) | {
             "spec": self.options.codec, "steps": self.steps, "wire_bytes": stats.wire_bytes,
             "ring_bytes_estimate": stats.ring_bytes_estimate(self._rounds.size), "ranks": self._rounds.size,
@@ -368,7 +378,7 @@ class LocalSGD:
             "fragments": len(self._fragments), "in_flight": self._in_flight is not None,
             "skipped_steps": self.skipped_steps, "regroups": self.regroups,
             "residual_resets": self.residual_resets + self.exchange.residual_resets,
-            "residual_norms": {name: float(x.norm()) for name, x in residuals.items() if x is not None},
+            "residual_norms": self._residual_norms() if residual_norms else {},
             "exempt": dict(self.exchange.exempt),
         }  # fmt: skip
 
