@@ -117,13 +117,15 @@ class LocalSGD:
         group = self._replica.inner_group
         if group is None or dist.get_world_size(group) == 1 or self.options.continue_from == "local":
             return None
-        return ReplicaRanks(group, self.options.timeout_s)
+        with peer_failure_as_error(group, "made a process group of its replica"):
+            return ReplicaRanks(group, self.options.timeout_s)
 
     def _join(self, group: dist.ProcessGroup | None, stats: ExchangeStats | None = None) -> None:
         """Exchange with the ranks of a group from now on."""
         own = self.options.overlap > 0 or self.options.timeout_s is not None
         stats = ExchangeStats() if stats is None else stats
-        self.group = group_of_same_ranks(group, self.options.timeout_s, stats) if own else group
+        with peer_failure_as_error(group, "made a process group of its own"):
+            self.group = group_of_same_ranks(group, self.options.timeout_s, stats) if own else group
         self.exchange = Exchange(
             self.options.codec, self.group, policy=self._policy, nonfinite=self._nonfinite,
             average=self.options.average, stats=stats,
