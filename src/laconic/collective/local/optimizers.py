@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -78,16 +77,16 @@ def _given_heads(heads: list[str], named: Named) -> set[int]:
 
 
 def muon(
-    model: nn.Module, lr: float = 0.02, *, adamw_lr: float = 1e-3, momentum: float = 0.95, nesterov: bool = False,
-    weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.95), head: str | Iterable[str] | None = None,
+    model: nn.Module, lr: float = 0.02, *, adamw_lr: float = 1e-3, momentum: float = 0.95, nesterov: bool = True,
+    weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95), head: str | Iterable[str] | None = None,
 ) -> list[torch.optim.Optimizer]:  # fmt: skip
-    """Return [Muon for the hidden matrices, AdamW for vectors, embeddings and head], with MuLoCo's settings.
+    """Return [Muon for the hidden matrices, AdamW for vectors, embeddings and head].
 
-    Which parameters go where is logged at level INFO. (Jordan et al. 2024; MuLoCo: arXiv:2505.23725.)
+    The defaults are those of the study docs/studies/gpt.md. Which parameters go where is logged at level INFO.
 
     Args:
         model: The module whose trainable parameters the optimizers get.
-        lr: Learning rate of Muon, times sqrt(outputs / inputs) of each matrix.
+        lr: Learning rate of Muon; torch multiplies it by sqrt(outputs / inputs) of a matrix where that is above 1.
         adamw_lr: Learning rate of AdamW.
         momentum: Of Muon.
         nesterov: Whether Muon's momentum is Nesterov's.
@@ -109,14 +108,9 @@ def muon(
     if not split.matrices:
         raise ConfigError("the model has no hidden matrices for Muon: use torch.optim.AdamW(model.parameters())")
     log.info("muon: Muon gets the matrices, AdamW the rest. %s", split)
-    by_rate: dict[float, list[nn.Parameter]] = {}
-    for _, parameter in split.matrices:
-        outputs, inputs = parameter.shape
-        # torch multiplies by sqrt(outputs / inputs) where that is above 1, so the rest is the group's rate.
-        by_rate.setdefault(lr * math.sqrt(min(1.0, outputs / inputs)), []).append(parameter)
-    groups = [{"params": parameters, "lr": rate} for rate, parameters in by_rate.items()]
+    matrices = [p for _, p in split.matrices]
     optimizers = [
-        kind(groups, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, adjust_lr_fn="original")
+        kind(matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, adjust_lr_fn="original")
     ]
     rest = [p for _, p in (*split.embeddings, *split.head, *split.others)]
     if rest:
