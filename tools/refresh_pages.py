@@ -14,6 +14,7 @@ from pathlib import Path
 import architecture
 from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
+from gpt_tables import gpt_table
 from links_picture import picture
 from page_blocks import RESULTS, ROOT, fill, update
 
@@ -56,7 +57,7 @@ def wanted_files() -> dict[Path, str]:
         for records in shown
     )
     server, readme, choosing = ServerRuns(), ROOT / "README.md", ROOT / "docs" / "choosing.md"
-    pages[readme] = fill(pages[readme], "first", first_table(server))
+    pages[readme] = fill(fill(pages[readme], "first", first_table(server)), "gpt", gpt_table())
     pages[choosing] = choosing.read_text(encoding="utf-8")
     for name, markdown in choosing_blocks(server).items():
         pages[choosing] = fill(pages[choosing], name, markdown)

@@ -8,7 +8,7 @@ from laconic_lab.studies.gpt.results import Results, Row
 from laconic_lab.studies.gpt.settings import Setting
 from laconic_lab.studies.tables import Table, make_table
 
-__all__ = ["describe", "make_tables"]
+__all__ = ["describe", "make_tables", "step_seconds"]
 
 LINKS = ((100e6, 0.05, "100 Mbit/s, 50 ms"), (20e6, 0.1, "20 Mbit/s, 100 ms"))
 PLAIN = Setting("")
@@ -60,7 +60,7 @@ def _methods(results: Results, part: str, title: str) -> Table:
             values["method"], describe(row), str(values["workers"]), f"{row.loss:.4f}", str(len(row.runs)),
             "–" if beside is None else f"{beside:+.1f}", f"1/{row.ratio:,.0f}" if row.ratio > 1 else "1",
             *(f"{values[way] / values['steps'] / 1e3:,.1f}" for way in ("up_bytes", "down_bytes")),
-            *(f"{_step_seconds(row, rate, latency_s):.3f}" for rate, latency_s, _ in LINKS),
+            *(f"{step_seconds(row, rate, latency_s):.3f}" for rate, latency_s, _ in LINKS),
         ))  # fmt: skip
     columns = (
         "method", "setting", "workers", "loss", "seeds", "% above AdamW-DDP", "bytes", "kB up a step", "kB down a step",
@@ -69,7 +69,7 @@ def _methods(results: Results, part: str, title: str) -> Table:
     return make_table(title, columns, rows)
 
 
-def _step_seconds(row: Row, rate: float, latency_s: float) -> float:
+def step_seconds(row: Row, rate: float, latency_s: float) -> float:
     """Return the seconds of transmission a step: bytes of the busier direction, and a round trip for each exchange."""
     values = row.values
     busier = max(values["up_bytes"], values["down_bytes"]) / values["steps"]
