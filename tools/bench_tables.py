@@ -12,6 +12,7 @@ from laconic.tables import Table
 from laconic_lab.bench.cluster import ClusterTable, tables
 from laconic_lab.bench.ddp import ddp_tables
 from laconic_lab.bench.device_tables import device_tables
+from laconic_lab.bench.gpt import gpt_tables
 from laconic_lab.bench.layers import layer_table
 
 PLAIN = "plain torch"
@@ -29,6 +30,8 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
         return [("layers", goal_table(layer_table(records)))]
     if kinds and all(kind.startswith("bench.ddp") for kind in kinds):
         return [(table.name, goal_table(table)) for table in ddp_tables(records)]
+    if kinds and all(kind.startswith("bench.gpt") for kind in kinds):
+        return [(table.name, goal_table(table)) for table in gpt_tables(records)]
     if kinds and all(kind.startswith("bench.device") for kind in kinds):
         return [(table.name, goal_table(table)) for table in device_tables(records)]
     return [("bench", codec_tables(records))]

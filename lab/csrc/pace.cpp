@@ -1,11 +1,14 @@
-// Limits the send rate of a process. laconic_lab.network.paced_sockets preloads it (LD_PRELOAD) with
-// LACONIC_PACE="RATE BURST".
+// Limits the send rate of a process and delays what it sends. laconic_lab.network.paced_sockets preloads it (LD_PRELOAD)
+// with LACONIC_PACE="RATE BURST DELAY".
 //
 // All TCP sockets of a process share one token bucket of RATE bytes per second and BURST bytes. A blocking socket waits
 // for tokens. A non-blocking one sends as many bytes as there are tokens, or sleeps briefly and returns EAGAIN if there
 // are none: a loop that polls its sockets (gloo) then reads what has arrived before it tries again, and the sleep keeps
 // it from spinning, because such a socket is always ready. A loop that waits for readiness to change, such as that of
 // gRPC, would wait forever: this is for gloo and plain sockets only.
+//
+// With a DELAY above 0 seconds, bytes that have their tokens go to a queue, and a thread writes them to their socket
+// that much later. Connections are set up without delay. close, shutdown and the end of the process wait for the queue.
 
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -18,26 +21,34 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
+#include <deque>
 #include <fcntl.h>
+#include <map>
 #include <pthread.h>
+#include <vector>
 
 namespace {
 
 constexpr double longest_nap = 1e-3, shortest_nap = 5e-5, chunk_time = 1e-3;
 constexpr int most_pieces = 64;
+constexpr double drain_time = 10;  // seconds that close and exit wait for a peer that does not read
+constexpr size_t slack = 4 << 20;  // beyond the delay times the rate: a busy machine may wake the thread late
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-double rate = 0, burst_s = 0, free_at = 0;  // the bucket is full if free_at is burst_s in the past
+double rate = 0, burst_s = 0, delay = 0, free_at = 0;  // the bucket is full if free_at is burst_s in the past
 size_t chunk = 0;
 uint64_t sent = 0;
 
 __attribute__((constructor)) void begin() {
   const char* text = std::getenv("LACONIC_PACE");
   double bytes = 0;
-  if (text == nullptr || std::sscanf(text, "%lf %lf", &rate, &bytes) != 2 || !(rate > 0) || !(bytes > 0)) {
+  if (text == nullptr || std::sscanf(text, "%lf %lf %lf", &rate, &bytes, &delay) < 2 || !(rate > 0) || !(bytes > 0) ||
+      !(delay >= 0)) {
     std::fprintf(stderr,
-                 "laconic: LACONIC_PACE must be two numbers above 0, bytes per second and burst bytes, got '%s'\n",
+                 "laconic: LACONIC_PACE must be two numbers above 0, bytes per second and burst bytes, and seconds of "
+                 "delay, got '%s'\n",
                  text ? text : "");
     std::_Exit(2);
   }
@@ -87,6 +98,133 @@ void settle(size_t taken, ssize_t used) {
   pthread_mutex_unlock(&mutex);
 }
 
+// Bytes on their way: for each socket what was sent and when it is due, in order.
+struct Sent {
+  double due;
+  std::vector<char> bytes;
+  size_t done;
+};
+
+struct DelayLine {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t changed;
+  std::map<int, std::deque<Sent>> queues;
+  std::map<int, int> broken;  // the error that ended a connection, for the next call that sends
+  size_t queued = 0;
+  bool running = false;
+
+  DelayLine() {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&changed, &attributes);
+  }
+};
+
+// Never destroyed: threads of other libraries may send until the process ends.
+DelayLine& line() {
+  static DelayLine* made = new DelayLine;
+  return *made;
+}
+
+// Writes what is due on a socket; returns the time at which there is more to do, or 0 if its queue is empty.
+double write_due(int fd, std::deque<Sent>& queue, DelayLine& all) {
+  while (!queue.empty()) {
+    Sent& first = queue.front();
+    const double t = now();
+    if (first.due > t) return first.due;
+    const size_t left = first.bytes.size() - first.done;
+    const ssize_t wrote = syscall(SYS_sendto, fd, first.bytes.data() + first.done, left, MSG_DONTWAIT | MSG_NOSIGNAL,
+                                  nullptr, 0);
+    if (wrote < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return t + longest_nap;
+    if (wrote < 0) {
+      all.broken[fd] = errno;
+      for (const Sent& each : queue) all.queued -= each.bytes.size() - each.done;
+      queue.clear();
+      return 0;
+    }
+    first.done += static_cast<size_t>(wrote);
+    all.queued -= static_cast<size_t>(wrote);
+    if (first.done == first.bytes.size()) queue.pop_front();
+  }
+  return 0;
+}
+
+void* deliver(void*) {
+  DelayLine& all = line();
+  pthread_mutex_lock(&all.mutex);
+  for (;;) {
+    double next = 0;
+    for (auto at = all.queues.begin(); at != all.queues.end();) {
+      const double due = write_due(at->first, at->second, all);
+      if (due > 0) next = next > 0 ? std::min(next, due) : due;
+      at = at->second.empty() ? all.queues.erase(at) : std::next(at);
+    }
+    pthread_cond_broadcast(&all.changed);
+    if (next > 0) {
+      const timespec until{static_cast<time_t>(next), static_cast<long>(1e9 * (next - static_cast<double>(
+                                                           static_cast<time_t>(next))))};
+      pthread_cond_timedwait(&all.changed, &all.mutex, &until);
+    } else {
+      pthread_cond_wait(&all.changed, &all.mutex);
+    }
+  }
+}
+
+// Queues a message whose tokens are taken; -1 with EAGAIN if the receiver does not keep up, or with an earlier error.
+ssize_t send_later(int fd, const msghdr& part, size_t bytes) {
+  DelayLine& all = line();
+  pthread_mutex_lock(&all.mutex);
+  const auto failed = all.broken.find(fd);
+  if (failed != all.broken.end() || all.queued > static_cast<size_t>(rate * (delay + burst_s)) + slack) {
+    const int error = failed != all.broken.end() ? failed->second : EAGAIN;
+    pthread_mutex_unlock(&all.mutex);
+    errno = error;
+    return -1;
+  }
+  if (!all.running) {
+    pthread_t thread;
+    all.running = pthread_create(&thread, nullptr, deliver, nullptr) == 0;
+    if (!all.running) std::fprintf(stderr, "laconic: no thread can be started to delay what is sent\n"), std::_Exit(2);
+    pthread_detach(thread);
+  }
+  Sent sent_now{now() + delay, std::vector<char>(bytes), 0};
+  char* to = sent_now.bytes.data();
+  for (size_t i = 0; i < part.msg_iovlen; ++i) {
+    std::memcpy(to, part.msg_iov[i].iov_base, part.msg_iov[i].iov_len);
+    to += part.msg_iov[i].iov_len;
+  }
+  std::deque<Sent>& queue = all.queues[fd];
+  queue.push_back(std::move(sent_now));
+  all.queued += bytes;
+  if (queue.size() == 1) pthread_cond_broadcast(&all.changed);
+  pthread_mutex_unlock(&all.mutex);
+  return static_cast<ssize_t>(bytes);
+}
+
+// Waits until a socket's queue, or with fd < 0 every queue, is written.
+void drain(int fd) {
+  if (!(delay > 0)) return;
+  DelayLine& all = line();
+  const double until = now() + delay + drain_time;
+  pthread_mutex_lock(&all.mutex);
+  while ((fd < 0 ? !all.queues.empty() : all.queues.count(fd) > 0) && now() < until) {
+    pthread_mutex_unlock(&all.mutex);
+    nap(longest_nap);
+    pthread_mutex_lock(&all.mutex);
+  }
+  if (fd >= 0) {
+    if (const auto at = all.queues.find(fd); at != all.queues.end()) {
+      for (const Sent& each : at->second) all.queued -= each.bytes.size() - each.done;
+      all.queues.erase(at);  // its number may soon be another socket's
+    }
+    all.broken.erase(fd);
+  }
+  pthread_mutex_unlock(&all.mutex);
+}
+
+__attribute__((destructor)) void end() { drain(-1); }
+
 // The next pieces of a message after `skip` bytes, at most `limit` bytes of them.
 size_t head(const msghdr& message, size_t skip, size_t limit, iovec* pieces, size_t& count) {
   size_t bytes = 0;
@@ -121,8 +259,15 @@ ssize_t send_slowly(int fd, const msghdr& message, int flags) {
       return -1;
     }
     if (done) part.msg_control = nullptr, part.msg_controllen = 0;
-    const ssize_t result = syscall(SYS_sendmsg, fd, &part, flags);
+    const ssize_t result = delay > 0 && bytes ? send_later(fd, part, bytes) : syscall(SYS_sendmsg, fd, &part, flags);
     settle(bytes, result);
+    if (delay > 0 && result < 0 && errno == EAGAIN) {
+      if (done && !blocking) return static_cast<ssize_t>(done);
+      nap(longest_nap);
+      if (blocking) continue;
+      errno = EAGAIN;
+      return -1;
+    }
     if (result < 0) return done ? static_cast<ssize_t>(done) : result;
     done += static_cast<size_t>(result);
     if (!bytes || (!blocking && static_cast<size_t>(result) < bytes)) return static_cast<ssize_t>(done);
@@ -178,4 +323,14 @@ EXPORT ssize_t sendto(int fd, const void* data, size_t size, int flags, const so
 
 EXPORT ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   return paced(fd) ? send_slowly(fd, *message, flags) : syscall(SYS_sendmsg, fd, message, flags);
+}
+
+EXPORT int close(int fd) {
+  drain(fd);
+  return static_cast<int>(syscall(SYS_close, fd));
+}
+
+EXPORT int shutdown(int fd, int how) {
+  if (how != SHUT_RD) drain(fd);
+  return static_cast<int>(syscall(SYS_shutdown, fd, how));
 }

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from cli_runner import Run
-from laconic_lab.cli import bench, bench_cluster, bench_collective, bench_ddp, bench_layers, study
+from laconic_lab.cli import bench, bench_cluster, bench_collective, bench_ddp, bench_gpt, bench_layers, study
 
 ROOT = Path(__file__).resolve().parents[3]
 
 CODEC_BENCH_EXAMPLES = [
     example
     for example in bench.EXAMPLES
-    if example not in (*bench_cluster.EXAMPLES, *bench_collective.EXAMPLES, *bench_ddp.EXAMPLES, *bench_layers.EXAMPLES)
+    if not any(
+        example in command.EXAMPLES for command in (bench_cluster, bench_collective, bench_ddp, bench_gpt, bench_layers)
+    )
 ]
 
 QUICKEST = {

@@ -63,8 +63,8 @@ print(json.dumps({"took": took, "same": bytes(got) == data, "paced": paced_bytes
 """
 
 
-def sent_by(how: str, rate: str | None) -> dict[str, Any]:
-    process = PacedSockets(rate).popen(
+def sent_by(how: str, rate: str | None, delay: str = "0") -> dict[str, Any]:
+    process = PacedSockets(rate, delay).popen(
         [sys.executable, "-c", ALONE + SENDER, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     said, wrong = process.communicate(timeout=60)
@@ -82,6 +82,17 @@ def test_paced_bytes_arrive_complete_and_not_too_early(how: str) -> None:
     assert (0 < found["again"] < 3_000) == (how == "loop")  # and it does not spin
 
 
+@pytest.mark.parametrize("how", ["writev", "loop"])
+def test_delayed_bytes_arrive_complete_before_the_end_of_the_connection(how: str) -> None:
+    found = sent_by(how, "50mbit", "40ms")
+    assert found["same"] and found["paced"] == 1_500_000
+
+
+def test_delay_is_that_of_one_direction() -> None:
+    link = PacedSockets("20mbit", "30ms").measure(0.3)
+    assert 0.06 <= link.round_trip < 0.6  # the machine may have other things to do
+
+
 def test_sockets_without_a_rate_are_not_paced() -> None:
     found = sent_by("sendall", None)
     assert found["same"] and found["paced"] is None and paced_bytes() is None
@@ -95,6 +106,8 @@ def test_paced_link_is_measured(settled: Callable[[Callable[[], Link]], Link]) -
 def test_invalid_preload_settings_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match="a rate is a number"):
         PacedSockets("fast")
+    with pytest.raises(ConfigError, match="delay needs a rate"):
+        PacedSockets(None, "5ms")
     found = PacedSockets("1mbit").environment({"LD_PRELOAD": "/lib/other.so", "A": "b"})
     assert found["LD_PRELOAD"].endswith("_pace.so:/lib/other.so") and found["A"] == "b"
     done = subprocess.run(

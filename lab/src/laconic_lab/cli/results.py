@@ -13,7 +13,7 @@ from laconic.tables import Table
 if TYPE_CHECKING:
     from laconic_lab.bench.cluster import ClusterTable
 
-__all__ = ["given", "measure", "measure_and_show", "names", "print_records", "write_records"]
+__all__ = ["given", "measure", "measure_and_show", "names", "print_records", "show_records", "write_records"]
 
 
 def names(text: str | None) -> tuple[str, ...]:
@@ -52,9 +52,15 @@ def measure_and_show(
     tables: Callable[[Sequence[Record]], Iterable[ClusterTable]], path: Path | None, json: bool,
 ) -> None:  # fmt: skip
     """Run a benchmark with its settings; print its Records as JSON, or as tables with their notes and goals."""
-    records = measure(label, path, lambda notify: run(settings, tell=notify))
+    show_records(measure(label, path, lambda notify: run(settings, tell=notify)), settings.command(), tables, json)
+
+
+def show_records(
+    records: Sequence[Record], command: str, tables: Callable[[Sequence[Record]], Iterable[ClusterTable]], json: bool
+) -> None:
+    """Print Records as JSON, or as tables with their notes and goals."""
     if json:
-        print_records(records, settings.command())
+        print_records(records, command)
         return
     console = stdout_console()
     for table in tables(records):

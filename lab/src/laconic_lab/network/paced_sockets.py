@@ -1,8 +1,9 @@
-"""Processes whose TCP sockets send no faster than a given rate; needs no root.
+"""Processes whose TCP sockets send no faster than a given rate, and with a delay; needs no root.
 
 A small library (csrc/pace.cpp) is preloaded into the processes and paces what they write to TCP sockets, including
 sockets of other libraries such as gloo, without a proxy process. Received data is not paced: with two processes that
-makes no difference; with more, a receiver's link is never saturated by several senders.
+makes no difference; with more, a receiver's link is never saturated by several senders. A delay holds for data only:
+connections are set up without it, and TCP does not notice it, so that it has no slow start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import laconic_lab
 from laconic.errors import ConfigError
-from laconic.units import GOODPUT, parse_rate, shaper_burst
+from laconic.units import GOODPUT, parse_rate, parse_time, shaper_burst
 from laconic_lab.network.link import Link, measure_path
 
 __all__ = ["PacedSockets", "paced_bytes"]
@@ -30,10 +31,14 @@ class PacedSockets:
     Args:
         rate: Rate of all sockets of a process together, ``"100mbit"``; as on a shaped link 0.956 of it is payload.
             None: unlimited.
+        delay: Time from one process to another, added to all they send; needs a rate.
     """
 
-    def __init__(self, rate: str | None) -> None:
+    def __init__(self, rate: str | None, delay: str = "0") -> None:
         self.rate = None if rate is None else parse_rate(rate)
+        self.delay = parse_time(delay)
+        if self.delay and self.rate is None:
+            raise ConfigError(f"delay needs a rate with paced sockets, got delay {delay!r} without one")
         self._library = None if rate is None else _library()
 
     def popen(self, argv: list[str], *, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
@@ -46,7 +51,7 @@ class PacedSockets:
         if self.rate is not None:
             others = [environment["LD_PRELOAD"]] if environment.get("LD_PRELOAD") else []
             environment["LD_PRELOAD"] = ":".join([str(self._library), *others])
-            environment["LACONIC_PACE"] = f"{self.rate / 8 * GOODPUT} {shaper_burst(self.rate)}"
+            environment["LACONIC_PACE"] = f"{self.rate / 8 * GOODPUT} {shaper_burst(self.rate)} {self.delay}"
         return environment
 
     def measure(self, seconds: float = 1.5) -> Link:

@@ -20,6 +20,7 @@ ByKind = Mapping[str, Sequence[Mapping[str, Any]]]
 
 BENCHES: tuple[tuple[str, str, Callable[[ByKind], list[Plot]]], ...] = (
     ("bench.ddp", "DistributedDataParallel", benches.ddp),
+    ("bench.gpt", "A GPT over slow links", benches.gpt),
     ("cluster.", "Parameter server", benches.cluster),
     ("bench.codec", "Codecs", benches.codecs),
     ("bench.layers", "Layers", benches.layers),

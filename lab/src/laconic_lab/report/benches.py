@@ -8,7 +8,7 @@ from typing import Any
 from laconic.report.plots import Cell, Data, Mark, Plot
 from laconic_lab.studies.homomorphic.plots import step_times
 
-__all__ = ["cluster", "codecs", "ddp", "faults", "layers"]
+__all__ = ["cluster", "codecs", "ddp", "faults", "gpt", "layers"]
 
 Values = Mapping[str, Any]
 Records = Mapping[str, Sequence[Values]]
@@ -60,6 +60,36 @@ def _ddp_trainings(trainings: Sequence[Values]) -> list[Plot]:
         plots.append(
             Plot("ddp-accuracy-bytes", "DDP: accuracy by bytes", "MB sent by all ranks.", "line", data, "MB sent",
                  "accuracy %", series="way", pick="training", log="x")
+        )  # fmt: skip
+    return plots
+
+
+def gpt(records: Records) -> list[Plot]:
+    """Return the loss of a GPT by time over each link, and the bytes that it took."""
+    trainings = [one for one in records.get("bench.gpt", []) if one["failed"] is None]
+    if not trainings:
+        return []
+    rows: Rows = []
+    totals: Rows = []
+    marks = []
+    for one in trainings:
+        name = f"{one['ranks']} ranks, {one['link']}"
+        rows += [(name, one["title"], seconds, loss, step) for step, seconds, loss in one["curve"]]
+        totals.append((name, one["title"], one["sent_nbytes"] / 1e6, one["loss"], 100 * one["waiting_share"]))
+        if one["method"] == "ddp":
+            marks.append(one["goal_loss"])
+    data = Data(("training", "method", "seconds", "loss", "step"), rows)
+    # The last losses of plain DDP differ between numbers of ranks; a line for one of several would mislead.
+    goal = (Mark("y", marks[0], "plain DDP's last loss"),) if len(set(marks)) == 1 else ()
+    plots = [
+        Plot("gpt-loss-time", "GPT: loss by time", "Nats a byte on held-out text; evaluations are not timed.", "line",
+             data, "seconds", "loss", series="method", pick="training", detail=("step",), log="x", marks=goal)
+    ]  # fmt: skip
+    if any(sent for _, _, sent, _, _ in totals):
+        data = Data(("training", "method", "MB sent", "loss", "waiting %"), totals)
+        plots.append(
+            Plot("gpt-loss-bytes", "GPT: last loss by bytes", "MB that a rank sends.", "points", data, "MB sent",
+                 "loss", series="method", pick="training", detail=("waiting %",), log="x")
         )  # fmt: skip
     return plots
 

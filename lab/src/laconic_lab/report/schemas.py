@@ -47,6 +47,19 @@ class DdpTraining(TypedDict):
     way: str
 
 
+class GptTraining(TypedDict):
+    curve: list[list[float]]
+    failed: None
+    goal_loss: float
+    link: str
+    loss: float
+    method: str
+    ranks: int
+    sent_nbytes: float
+    title: str
+    waiting_share: float
+
+
 class ClusterRound(TypedDict):
     method: str
     rate: str
@@ -79,6 +92,7 @@ class FaultScene(TypedDict):
 
 SCHEMAS: dict[str, Any] = {
     "study.claim": StudyClaim, "bench.ddp": DdpStep | FailedBenchmark, "bench.ddp.train": DdpTraining | FailedBenchmark,
+    "bench.gpt": GptTraining | FailedBenchmark,
     "cluster.round": ClusterRound, "cluster.load": ClusterLoad, "bench.codec": CodecBenchmark,
     "faults.scene": FaultScene,
 }  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from laconic.errors import LaconicError
+from laconic.units import parse_time
 from laconic_lab.network import Host, Lab, Link, unique_name
 from laconic_lab.network.paced_sockets import LOOPBACK, PacedSockets
 
@@ -75,21 +76,22 @@ class _Sockets:
 
 
 @contextmanager
-def connected(rate: str | None, ranks: int, *, paced: bool) -> Iterator[Links]:
+def connected(rate: str | None, ranks: int, *, paced: bool, delay: str = "0") -> Iterator[Links]:
     """Provide links of a rate between ranks for the duration of the block.
 
     Args:
         rate: As in ``laconic_lab.network``; None: unlimited.
+        delay: From one rank to another, in each direction; needs a rate.
         paced: Use paced sockets even where namespaces are possible.
     """
     with ExitStack() as stack:
         if not paced and os.geteuid() == 0:
             try:
-                yield _Namespaces(stack.enter_context(_lab(rate, ranks)))
+                yield _Namespaces(stack.enter_context(_lab(rate, ranks, delay)))
                 return
             except _NoLabError as error:  # root in a container may lack the rights
                 log.warning("network namespaces cannot be made here (%s): sockets are paced instead", error)
-        yield _Sockets(PacedSockets(rate), PLAIN if rate is None else SOCKETS)
+        yield _Sockets(PacedSockets(rate, delay), PLAIN if rate is None else SOCKETS)
 
 
 class _NoLabError(Exception):
@@ -97,8 +99,10 @@ class _NoLabError(Exception):
 
 
 @contextmanager
-def _lab(rate: str | None, ranks: int) -> Iterator[Lab]:
-    lab = Lab(unique_name("ddp"), [Host(rate=rate)] * ranks)
+def _lab(rate: str | None, ranks: int, delay: str) -> Iterator[Lab]:
+    # Packets pass the links of two hosts, and each adds its delay.
+    half = f"{parse_time(delay) / 2:g}s"
+    lab = Lab(unique_name("ddp"), [Host(rate=rate, delay=half)] * ranks)
     try:
         lab.__enter__()
     except LaconicError as error:

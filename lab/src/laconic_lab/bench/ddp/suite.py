@@ -19,7 +19,7 @@ from laconic_lab.bench.ddp.links import Links, connected
 from laconic_lab.bench.ddp.settings import DDPSettings
 from laconic_lab.bench.timing import quartiles
 
-__all__ = ["run_ddp"]
+__all__ = ["rank_process", "run_ddp"]
 
 Tell = Callable[[str], None]
 START_S = 180.0
@@ -116,7 +116,9 @@ def _ranks(
         "test_every": settings.test_every, "program": "training" if settings.train else "rank",
     }  # fmt: skip
     with ExitStack() as stack:
-        lines, *_ = [stack.enter_context(_rank(links, options | {"rank": rank})) for rank in range(settings.ranks)]
+        module = f"laconic_lab.bench.ddp.{options['program']}"
+        ranks = range(settings.ranks)
+        lines, *_ = [stack.enter_context(rank_process(links, module, options | {"rank": rank})) for rank in ranks]
         current, since = "starting", time.monotonic()
         while True:
             limit = START_S if current == "starting" else TRAINING_S if settings.train else settings.limit_s
@@ -135,9 +137,14 @@ def _ranks(
 
 
 @contextmanager
-def _rank(links: Links, options: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
-    """Provide a queue of the lines that a rank prints, ended by None; the block ends the process."""
-    program = [sys.executable, "-m", f"laconic_lab.bench.ddp.{options['program']}", json.dumps(options)]
+def rank_process(links: Links, module: str, options: dict[str, Any]) -> Iterator[queue.SimpleQueue[str | None]]:
+    """Provide a queue of the lines that a rank prints, ended by None; the block ends the process.
+
+    Args:
+        module: A program whose argument is its options as JSON.
+        options: ``rank`` is the rank's number.
+    """
+    program = [sys.executable, "-m", module, json.dumps(options)]
     # Namespaces have no name server, about which torch would warn.
     quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     process = links.popen(
