@@ -26,8 +26,9 @@ PACKED_INTS = ("shared:8", "shared:5,round=stochastic", "thc:4", "thc:1,round=st
 LINEAR = ("powersgd:2", "randk:0.5|mean", "union")
 """Codecs whose packets can be added; their sums are tested in sums/."""
 
-SELECTORS = ("topk:0.01", "topk:0.3", "topk:1.0", "topk:0.05,approx=true", "topk:0.03,chunk=128", "randk:0.1",
-             "randk:0.5,scale=false", "threshold:0.5", "threshold:1e-30")  # fmt: skip
+SELECTORS = ("topk:0.01", "topk:0.3", "topk:1.0", "topk:0.05,approx=true", "topk:0.03,chunk=128",
+             "topk:0.05,chunk=64,code=rank", "randk:0.1", "randk:0.5,scale=false", "threshold:0.5",
+             "threshold:1e-30")  # fmt: skip
 CHAINS = (
     "topk:0.01|qsgd:4", "topk:0.1|terngrad", "topk:0.2|fp16", "topk:0.25|uniform:6", "randk:0.25|qsgd:4",
     "randk:0.1|bf16", "threshold:1.0|sign", "threshold:0.1|onebit:128", "topk:0.5|none",

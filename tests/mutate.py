@@ -33,6 +33,7 @@ SPECS = (
     b"shared:8", b"shared:3,round=stochastic", b"thc:4", b"thc:16", b"thc:1,rotation=5", b"randk:0.4|thc:4", b"mean",
     b"randk:0.1|mean", b"union", b"union|mean", b"powersgd:2", b"topk:0.3|shared:5", b"topk:0.1,chunk=64",
     b"topk:0.1,code=rans", b"threshold:0.5,code=rans|sign:128", b"topk:0.1,chunk=64,code=rans|sign:128",
+    b"topk:0.1,chunk=64,code=rank", b"topk:0.015625,chunk=64,code=rank|sign:128",
     b"uniform:10|zstd:3", b"adaptive:3.0,zero=true,tail=0.01|huffman:pure",
 )  # fmt: skip
 BAD_SPECS = (
@@ -137,7 +138,7 @@ def _mutate_positions(frame: Frame, rng: random.Random) -> None:
     move = rng.randrange(5)
     count = int.from_bytes(data[2:8], "little")
     if move == 0:
-        data[0] = rng.choice((0, 1, 2, 3, 4, 255))
+        data[0] = rng.choice((0, 1, 2, 3, 4, 5, 255))
     elif move == 1:
         data[1] = rng.choice((0, 1, 2, 7, 30, 31, 32, 63, 64, 255, max(0, data[1] - 1), (data[1] + 1) & 255))
     elif move == 2:

@@ -126,6 +126,8 @@ CASES = (
     Case("uniform-zstd", "uniform:10|zstd"),
     Case("topk-gaps", "topk:0.1,code=rans|sign", lambda: few_rows(64, 48)),
     Case("topk-gaps-constant", "topk:0.5,code=rans", lambda: torch.arange(600).fmod(2) - 0.25),
+    Case("topk-ranks", "topk:0.015625,chunk=64,code=rank|sign", lambda: ramp(30, 37)),
+    Case("topk-ranks-six", "topk:0.1,chunk=64,code=rank|sign", lambda: ramp(30, 37)),
     Case("threshold-gaps", "threshold:0.9,code=rans|sign", lambda: few_rows(128, 80)),
     Case("bins", "bins:2,bucket=128"), Case("bins-1", "bins:1,bucket=128"),
     Case("bins-4", "bins:4,bucket=256"), Case("bins-huffman", "bins:3,bucket=128|huffman"),

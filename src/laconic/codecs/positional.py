@@ -43,7 +43,11 @@ class PositionalSelector(Selector):
         positions, values, amax_bits = self.choose(x, kernels, seed)
         if not positions.numel():
             return Selected(arena.take(0), values, 0)
-        return Selected(encode_positions(positions, x.numel(), kernels, arena, self.code), values, amax_bits)
+        return Selected(self.encode(positions, x.numel(), kernels, arena), values, amax_bits)
+
+    def encode(self, positions: Tensor, n: int, kernels: Kernels, arena: Arena) -> Tensor:
+        """Return the section of the positions that ``choose`` returned."""
+        return encode_positions(positions, n, kernels, arena, self.code)
 
     def count(self, section: Tensor, n: int) -> int:
         return read_positions_header(section, n).kept

@@ -11,7 +11,7 @@ from laconic.codecs.base import Selected
 from laconic.codecs.positional import CODES, PositionalSelector
 from laconic.errors import ConfigError
 from laconic.kernels.interface import ChunkCounts, Kernels
-from laconic.kernels.sections import positions_max_nbytes
+from laconic.kernels.sections import num_ranks, positions_max_nbytes, ranks_nbytes
 from laconic.packet import Arena
 
 __all__ = ["TopK", "num_kept"]
@@ -36,7 +36,8 @@ class TopK(PositionalSelector):
         chunk: 0: of the whole tensor. A power of two from 64 to 65536: of each chunk of this many consecutive values,
             the final one shorter; at least one entry of each (SparseLoCo, arXiv:2508.15706). Not with ``approx``.
         code: Code of the gaps between positions: ``rice``, or ``rans``, which costs time and saves bytes where some
-            rows of a matrix keep more entries than others; see docs/codecs.md.
+            rows of a matrix keep more entries than others. With ``chunk`` also ``rank``: a number per chunk, which
+            always takes the same bytes; with chunk=64 fewer than the others. See docs/codecs.md.
 
     Payload: positions (at most 1.06 times the entropy of k of n), then the values by the next stage.
     """
@@ -58,7 +59,13 @@ class TopK(PositionalSelector):
             raise ConfigError(f"stage 'topk': chunk must be 0 or a power of two from 64 to 65536, got {chunk}")
         if chunk and self.approx:
             raise ConfigError(f"stage 'topk': chunk must be 0 with approx=true, which samples all values, got {chunk}")
-        checks.one_of(self, "code", CODES)
+        checks.one_of(self, "code", (*CODES, "rank"))
+        each = num_kept(self.keep, chunk)
+        if self.code == "rank" and not (chunk and num_ranks(chunk, each)):
+            raise ConfigError(
+                f"stage 'topk': code=rank needs a chunk with fewer than 2^31 ways to keep at most half of its entries, "
+                f"got {each} of chunk={chunk}. Use chunk=64 with keep up to 0.11, or code=rans."
+            )
 
     @property
     def randomized(self) -> bool:
@@ -80,6 +87,17 @@ class TopK(PositionalSelector):
         if self.approx:
             return kernels.topk_sampled(x, num_kept(self.keep, n), seed)
         return kernels.topk_chunks(x, self.counts(n)) if self.chunk else kernels.topk(x, num_kept(self.keep, n))
+
+    def encode(self, positions: Tensor, n: int, kernels: Kernels, arena: Arena) -> Tensor:
+        if self.code != "rank":
+            return super().encode(positions, n, kernels, arena)
+        section = arena.take(self.max_section_nbytes(n))
+        return arena.trim(section, kernels.ranks_encode(positions, n, self.counts(n), section))
+
+    def max_section_nbytes(self, n: int) -> int:
+        if self.code == "rank":
+            return ranks_nbytes(n, self.chunk, num_kept(self.keep, self.chunk))
+        return super().max_section_nbytes(n)
 
     def counts(self, n: int) -> ChunkCounts:
         """Return how many entries each chunk of n > 0 values keeps."""

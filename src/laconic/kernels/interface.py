@@ -269,6 +269,9 @@ class Kernels(Protocol):
     def gaps_encode(self, positions: Tensor, n: int, out: Tensor) -> int:
         """Write fewer than n positions to ``out`` (``gaps_max_nbytes``), their gaps entropy-coded; return the bytes."""
 
+    def ranks_encode(self, positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) -> int:
+        """Write positions of ``topk_chunks`` to ``out`` (``ranks_nbytes``), a number per chunk; return the bytes."""
+
     def positions_decode(self, section: Tensor, n: int, header: PositionHeader) -> Tensor: ...
 
     def sparse_decode(self, section: Tensor, values: Tensor, out: Tensor, weight: float | None) -> bool:

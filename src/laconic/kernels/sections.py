@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ def wide_sum_nbytes(n: int, sum_width: int) -> int:
     return num_buckets(n, GROUP) * 32 * sum_width
 
 
-ALL, RICE, BITMAP, GAPS = 0, 1, 2, 3
+ALL, RICE, BITMAP, GAPS, RANKS = 0, 1, 2, 3, 4
 """Modes of a position section."""
 
 POSITIONS_HEADER = 8
@@ -142,6 +143,8 @@ def read_positions_header(section: Tensor, n: int) -> PositionHeader:
         valid = 0 < k <= n and low_bits == 0 and body == (n + 7) // 8
     elif mode == GAPS:
         valid = 0 < k < n and low_bits == 0 and body >= GAPS_HEADER - POSITIONS_HEADER + 5 * num_buckets(k, CHUNK)
+    elif mode == RANKS:
+        valid = 0 < k <= n and low_bits == 0 and body > RANKS_HEADER - POSITIONS_HEADER
     else:
         valid = mode == ALL and k == n and low_bits == 0 and body == 0
     if not valid:
@@ -150,6 +153,41 @@ def read_positions_header(section: Tensor, n: int) -> PositionHeader:
             f"parameter {low_bits}"
         )
     return PositionHeader(mode, low_bits, k)
+
+
+RANKS_HEADER = 16
+"""Bytes before the packed ranks: the header of the positions, u32 chunk, u16 each, u16 last."""
+
+MAX_RANKS = 1 << 31
+"""A chunk must have fewer ways to keep its entries than this."""
+
+
+def num_ranks(chunk: int, each: int) -> int:
+    """Ways to keep ``each`` of ``chunk`` entries; 0 if that is more than half of them, or 2^31 ways or more."""
+    ways = math.comb(chunk, each) if 0 < each <= 31 and 2 * each <= chunk <= 1 << 16 else 0
+    return ways if ways < MAX_RANKS else 0
+
+
+def ranks_nbytes(n: int, chunk: int, each: int) -> int:
+    """Bytes of the positions of n values as ranks."""
+    return RANKS_HEADER + packed_nbytes(num_buckets(n, chunk), symbol_bits(num_ranks(chunk, each)))
+
+
+def read_ranks_header(section: Tensor, n: int, k: int) -> tuple[int, int, int]:
+    """Return chunk, and how many entries each chunk and the last one keep; ``FrameError`` if that does not give k."""
+    fields = read_bytes(section, RANKS_HEADER)[POSITIONS_HEADER:]
+    chunk, each, last = (int.from_bytes(fields[at:end], "little") for at, end in ((0, 4), (4, 6), (6, 8)))
+    if (
+        not num_ranks(chunk, each)
+        or not 0 < last <= min(each, (n - 1) % chunk + 1)
+        or k != (n - 1) // chunk * each + last
+        or section.numel() != ranks_nbytes(n, chunk, each)
+    ):
+        raise FrameError(
+            f"a position section of {section.numel()} bytes cannot hold {k} of {n} positions as ranks of chunks of "
+            f"{chunk} that keep {each}, the last one {last}"
+        )
+    return chunk, each, last
 
 
 GAPS_HEADER = 16

@@ -24,6 +24,7 @@ from laconic.kernels.reference.positions import scatter_finite
 from laconic.kernels.reference.positions import topk_chunks_encode as topk_chunks_encode
 from laconic.kernels.reference.positions import topk_encode as topk_encode
 from laconic.kernels.reference.quantizers import *
+from laconic.kernels.reference.ranks import *
 from laconic.kernels.reference.reductions import put
 from laconic.kernels.reference.selection import *
 from laconic.kernels.sections import GAPS, PositionHeader, coded_max_nbytes, read_positions_header

@@ -9,6 +9,7 @@ from laconic import _core
 from laconic.kernels import reference
 from laconic.kernels.cpu.casts import all_finite
 from laconic.kernels.cpu.entropy_coding import decode_symbols, encode_symbols
+from laconic.kernels.cpu.packing import pack, unpack
 from laconic.kernels.cpu.pointers import (
     bytes_at,
     empty_positions,
@@ -21,11 +22,13 @@ from laconic.kernels.cpu.pointers import (
 from laconic.kernels.cpu.selection import random_positions, topk, topk_chunks
 from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.positions import scale_saturating
+from laconic.kernels.reference.ranks import read_ranks, write_ranks
 from laconic.kernels.sections import (
     ALL,
     GAPS,
     GAPS_HEADER,
     POSITIONS_HEADER,
+    RANKS,
     Coding,
     PositionHeader,
     PositionPlan,
@@ -91,10 +94,16 @@ def _gaps_decode(section: Tensor, n: int, k: int) -> Tensor:
     return positions
 
 
+def ranks_encode(positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) -> int:
+    return write_ranks(positions, n, counts, out, pack)
+
+
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     mode, low_bits, k = header
     if mode == GAPS:
         return _gaps_decode(section, n, k)
+    if mode == RANKS:
+        return read_ranks(section, n, k, unpack)
     wide, positions = empty_positions(n, k)
     if mode == ALL:
         return torch.arange(n, dtype=positions.dtype)

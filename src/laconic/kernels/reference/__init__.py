@@ -15,5 +15,6 @@ from laconic.kernels.reference.packed_ints import *
 from laconic.kernels.reference.packing import *
 from laconic.kernels.reference.positions import *
 from laconic.kernels.reference.quantizers import *
+from laconic.kernels.reference.ranks import *
 from laconic.kernels.reference.reductions import *
 from laconic.kernels.reference.selection import *

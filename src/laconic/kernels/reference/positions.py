@@ -10,12 +10,14 @@ from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference.casts import all_finite
 from laconic.kernels.reference.gaps import gaps_decode, gaps_of
 from laconic.kernels.reference.packing import bits_to_bytes, bytes_to_bits, pack, unpack
+from laconic.kernels.reference.ranks import ranks_decode
 from laconic.kernels.reference.selection import index_dtype, random_positions, topk, topk_chunks
 from laconic.kernels.sections import (
     ALL,
     BITMAP,
     GAPS,
     POSITIONS_HEADER,
+    RANKS,
     RICE,
     PositionHeader,
     PositionPlan,
@@ -90,6 +92,8 @@ def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
         return torch.arange(n, dtype=dtype, device=section.device)
     if mode == GAPS:
         return gaps_decode(section, n, k)
+    if mode == RANKS:
+        return ranks_decode(section, n, k)
     if mode == BITMAP:
         bits = bytes_to_bits(section[8:])
         positions = torch.nonzero(bits).view(-1)

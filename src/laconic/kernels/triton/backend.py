@@ -340,6 +340,7 @@ def randk_decode(section: Tensor, values: Tensor, gain: float, out: Tensor, weig
 
 positions_encode = _with_fallback(positions.positions_encode)
 gaps_encode = _with_fallback(positions.gaps_encode)
+ranks_encode = _with_fallback(positions.ranks_encode)
 positions_decode = _with_fallback(positions.positions_decode)
 sparse_decode = _with_fallback(positions.sparse_decode)
 scatter = _with_fallback(positions.scatter)

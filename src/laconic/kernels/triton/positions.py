@@ -6,14 +6,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.interface import ChunkCounts
 from laconic.kernels.reference import positions as plain
 from laconic.kernels.reference.gaps import read_gaps, write_gaps
-from laconic.kernels.sections import GAPS, RICE, PositionHeader, num_buckets, read_positions_header
-from laconic.kernels.triton import entropy_coding, rice
+from laconic.kernels.reference.ranks import read_ranks, write_ranks
+from laconic.kernels.sections import GAPS, RANKS, RICE, PositionHeader, num_buckets, read_positions_header
+from laconic.kernels.triton import entropy_coding, packing, rice
 from laconic.kernels.triton import scatter as scatter_kernels
 from laconic.kernels.triton.tile import exact_options
 
-__all__ = ["encode_with_state", "gaps_encode", "positions_decode", "positions_encode", "scatter", "sparse_decode"]
+__all__ = [
+    "encode_with_state",
+    "gaps_encode",
+    "positions_decode",
+    "positions_encode",
+    "ranks_encode",
+    "scatter",
+    "sparse_decode",
+]
 
 
 def positions_encode(positions: Tensor, n: int, out: Tensor) -> int:
@@ -35,9 +45,15 @@ def gaps_encode(positions: Tensor, n: int, out: Tensor) -> int:
     return write_gaps(positions, n, out, entropy_coding.encode_symbols)
 
 
+def ranks_encode(positions: Tensor, n: int, counts: ChunkCounts, out: Tensor) -> int:
+    return write_ranks(positions, n, counts, out, packing.pack)
+
+
 def positions_decode(section: Tensor, n: int, header: PositionHeader) -> Tensor:
     if header.mode == GAPS:
         return read_gaps(section, n, header.kept, entropy_coding.decode_symbols)
+    if header.mode == RANKS:
+        return read_ranks(section, n, header.kept, packing.unpack)
     positions = (
         scatter_kernels.decode_positions(section, n, header.kept)
         if header.mode == RICE and scatter_kernels.can_decode(section, n)
@@ -54,7 +70,7 @@ def sparse_decode(section: Tensor, values: Tensor, out: Tensor, weight: float | 
     ):
         return True
     header = read_positions_header(section, out.numel())
-    if header.mode != GAPS:
+    if header.mode not in (GAPS, RANKS):
         return plain.sparse_decode(section, values, out, weight)
     if header.kept != values.numel():
         return False
