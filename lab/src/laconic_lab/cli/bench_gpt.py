@@ -40,6 +40,8 @@ def gpt(
         float | None, option("Methods with local steps train so many times as long.", "2", metavar="X")
     ] = None,
     timed_steps: Annotated[int | None, option("Steps timed over a link where steps are alike.", "4")] = None,
+    lr: Annotated[float | None, option("AdamW's learning rate, in all methods.", "0.001")] = None,
+    muon_lr: Annotated[float | None, option("Muon's learning rate.", "0.02")] = None,
     width: Annotated[int | None, option("Of the GPT.", "192")] = None,
     layers: Annotated[int | None, option("Of the GPT.", "8")] = None,
     heads: Annotated[int | None, option("Of the GPT.", "6")] = None,
@@ -75,8 +77,8 @@ def gpt(
     settings = GPTSettings().quick() if quick else GPTSettings()
     chosen = given(
         ranks=_numbers(ranks), links=names(links), methods=names(methods), steps=steps, stretch=stretch,
-        timed_steps=timed_steps, width=width, layers=layers, heads=heads, context=context, batch=batch,
-        eval_every=eval_every, eval_windows=eval_windows, limit_s=limit_s, paced=paced,
+        timed_steps=timed_steps, lr=lr, muon_lr=muon_lr, width=width, layers=layers, heads=heads, context=context,
+        batch=batch, eval_every=eval_every, eval_windows=eval_windows, limit_s=limit_s, paced=paced,
     )  # fmt: skip
     settings = replace(settings, seed=seed, **chosen)
     finished = []

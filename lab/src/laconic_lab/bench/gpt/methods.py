@@ -21,8 +21,7 @@ __all__ = ["DEFAULT", "METHODS", "Method", "Trainer", "evaluate", "powersgd_phas
 
 CLIP = 1.0
 """Norm of a gradient above which it is scaled down."""
-ADAMW_LR, MUON_LR = 2e-3, 0.02
-BETAS = (0.9, 0.95)
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
 WARMUP, FINAL = 0.1, 0.1
 """Share of the steps over which learning rates grow; last learning rate, after half a cosine, over the largest."""
 POWERSGD_START = 0.1
@@ -94,12 +93,17 @@ class Trainer:
 
     Args:
         steps: Steps of the whole training, for the schedule of learning rates.
+        lr: AdamW's largest learning rate.
+        muon_lr: Muon's.
         powersgd_start: Step at which PowerSGD starts; None: after ``POWERSGD_START`` of the steps.
     """
 
-    def __init__(self, method: Method, model: nn.Module, steps: int, powersgd_start: int | None = None) -> None:
+    def __init__(
+        self, method: Method, model: nn.Module, steps: int, *, lr: float, muon_lr: float,
+        powersgd_start: int | None = None,
+    ) -> None:  # fmt: skip
         self.method, self.model = method, model
-        self.optimizers = _optimizers(method.optimizer, model)
+        self.optimizers = _optimizers(method.optimizer, model, lr, muon_lr)
         self.local: LocalSGD | None = None
         self.module = model
         if method.every:
@@ -150,7 +154,7 @@ class Trainer:
     @property
     def waited_s(self) -> float:
         """Seconds for which LocalSGD has waited so far; 0 with DDP, which does not count them."""
-        return 0.0 if self.local is None else float(self.local.stats()["waited_s"])
+        return 0.0 if self.local is None else float(self.local.stats(residual_norms=False)["waited_s"])
 
     @property
     def numel(self) -> int:
@@ -199,12 +203,12 @@ def powersgd_phase(steps: int) -> int:
     return max(2, round(POWERSGD_START * steps))
 
 
-def _optimizers(name: str, model: nn.Module) -> list[torch.optim.Optimizer]:
+def _optimizers(name: str, model: nn.Module, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
     if name == "muon":
-        return muon(model, lr=MUON_LR, adamw_lr=ADAMW_LR, betas=BETAS)
+        return muon(model, lr=muon_lr, adamw_lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
     if name == "sgd":
         return [torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)]
-    return [torch.optim.AdamW(model.parameters(), lr=ADAMW_LR, betas=BETAS, weight_decay=0.0, fused=True)]
+    return [torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)]
 
 
 def _data_parallel(hook: str | None, model: nn.Module, powersgd_start: int) -> DistributedDataParallel:

@@ -136,7 +136,8 @@ class Rank:
         }  # fmt: skip
 
     def trainer(self, method: Method, steps: int, powersgd_start: int | None = None) -> Trainer:
-        return Trainer(method, build_gpt(self.options), steps, powersgd_start)
+        rates = {name: float(self.options[name]) for name in ("lr", "muon_lr")}
+        return Trainer(method, build_gpt(self.options), steps, powersgd_start=powersgd_start, **rates)
 
     def windows(self, step: int) -> Tensor:
         return self.text.batch(self.starts[step], self.context)

@@ -31,6 +31,8 @@ class GPTSettings:
         stretch: Methods with local steps, which cost less, train so many times as long, with a schedule to match.
         timed_steps: Steps over a link of a method that exchanges in every step; local SGD is timed over several
             exchanges. Over the first link, with the first number of ranks, all steps of ``CONFIRMED`` are timed.
+        lr: AdamW's largest learning rate, in all methods.
+        muon_lr: Muon's.
         width, layers, heads, context: Of the GPT.
         batch: Windows of ``context`` bytes per rank and step.
         eval_every: Steps between evaluations, which are not timed.
@@ -48,6 +50,8 @@ class GPTSettings:
     steps: int = 160
     stretch: float = 2.0
     timed_steps: int = 4
+    lr: float = 1e-3
+    muon_lr: float = 0.02
     width: int = 192
     layers: int = 8
     heads: int = 6
@@ -76,8 +80,9 @@ class GPTSettings:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
         if not self.stretch >= 1:
             raise ConfigError(f"--stretch must be at least 1, got {self.stretch:g}")
-        if not self.limit_s > 0:
-            raise ConfigError(f"--limit-s must be > 0, got {self.limit_s:g}")
+        for name in ("lr", "muon_lr", "limit_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be > 0, got {getattr(self, name):g}")
         if self.width % self.heads:
             raise ConfigError(f"--width must be a multiple of {self.heads} heads, got {self.width}")
 
