@@ -64,7 +64,7 @@ def pytest_configure(config):
 GUARD
 
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-export PYTHONPATH=$work/package:$site
+export PYTHONPATH=$work/package:$PWD/lab/src:$site
 # torch and the interpreter leak on purpose at exit. A frame may request more memory than there is, which must be an
 # error and not end the process.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}

@@ -210,6 +210,19 @@ def test_non_finite_values_are_rejected_before_anything_is_added(spec, weight):
     assert weight is None or bool((out == 1).all())
 
 
+@pytest.mark.parametrize(
+    "begin, end, copied", [(0, 9, False), (0, 12, False), (1, 9, True), (8, 12, False), (8, 14, True), (0, 15, True)]
+)
+def test_sections_read_as_words_end_inside_their_storage(begin, end, copied):
+    from laconic.kernels.triton.tile import whole_words
+
+    section = torch.arange(15, dtype=torch.uint8, device=DEVICE)[begin:end]
+    words = whole_words(section)
+    assert torch.equal(words, section) and (words.data_ptr() != section.data_ptr()) == copied
+    assert words.data_ptr() % 4 == 0
+    assert words.untyped_storage().nbytes() - words.storage_offset() >= -(-section.numel() // 4) * 4
+
+
 def test_unaligned_position_sections_are_written_and_read():
     n, k = 700, 40
     x = laws.normal(n).to(DEVICE)

@@ -28,7 +28,7 @@ from laconic.kernels.triton import grid_sync
 from laconic.kernels.triton.bitmap import popcount
 from laconic.kernels.triton.grid_sync import BARRIER_WORD, PARTS, grid_barrier, sum_before
 from laconic.kernels.triton.launch_cache import launches_for
-from laconic.kernels.triton.tile import low_bits_location, word_aligned
+from laconic.kernels.triton.tile import low_bits_location, whole_words
 
 __all__ = [
     "GAPS", "SEARCH_SPAN", "SPAN", "add_at_positions", "can_decode", "decode_and_scatter", "decode_positions",
@@ -361,7 +361,7 @@ def _run(
     work = torch.empty(layout.work, dtype=torch.int32, device=section.device)
     positions = torch.empty(k, dtype=torch.int32, device=section.device)
     tensors = (
-        word_aligned(section), state if values is None else values, state, work, positions,
+        whole_words(section), state if values is None else values, state, work, positions,
         state if out is None else out
     )  # fmt: skip
     numbers = (n, k, float(weight or 0.0), *layout.arguments)

@@ -21,7 +21,7 @@ from laconic.kernels.random import M32, row_factor
 __all__ = [
     "TILE", "exact_options", "hash32", "load_symbols", "load_tile", "low_bits_location", "packing_period",
     "pairwise_sum", "rotation_signs", "rounding_noise", "rounding_noise_tile", "row_factors", "split64", "store_groups",
-    "store_or_add", "store_symbols", "word_aligned",
+    "store_or_add", "store_symbols", "whole_words", "word_aligned",
 ]  # fmt: skip
 
 TILE = 2048
@@ -41,6 +41,16 @@ def packing_period(bits: int) -> int:
 def word_aligned(section: Tensor) -> Tensor:
     """Return the section, or a copy of it if it does not begin at a multiple of four bytes."""
     return section if section.data_ptr() % 4 == 0 else section.clone()
+
+
+def whole_words(section: Tensor) -> Tensor:
+    """Return the section, or a copy if it is not aligned or its last word is not all inside its storage."""
+    nbytes = section.numel()
+    after = section.untyped_storage().nbytes() - section.storage_offset() - nbytes
+    if section.data_ptr() % 4 == 0 and after >= -nbytes % 4:
+        return section
+    words = torch.empty(-(-nbytes // 4), dtype=torch.int32, device=section.device)
+    return words.view(torch.uint8)[:nbytes].copy_(section)
 
 
 def split64(number: int) -> tuple[int, int]:
