@@ -38,7 +38,7 @@ def damage_disk():
 
 def loss(outputs, targets):
     calls[0] += 1
-    if calls[0] == 6 and KIND in ("full", "read-only") and "worker" in sys.argv and sys.argv[-1] == "0":
+    if calls[0] == 6 and KIND in ("full", "read-only") and "worker" in sys.argv:
         damage_disk()
     return torch.nn.functional.cross_entropy(outputs, targets)
 
