@@ -44,7 +44,7 @@ def main(options: dict[str, Any]) -> None:
         rank.tell({"result": rank.run(task)})
     dist.barrier()
     dist.destroy_process_group()
-    rank.tell({"end": True})  # last, because the reader then ends all ranks
+    rank.tell({"end": True})
 
 
 class Rank:

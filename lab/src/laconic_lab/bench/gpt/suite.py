@@ -7,7 +7,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from laconic_lab.network import Link
 
 __all__ = ["run_gpt"]
 
-START_S = 180.0
+START_S, END_S = 180.0, 20.0
 SAME_LOSS = 1e-3
 """Relative difference between the losses of the same training over two links; DDP's sums may be rounded otherwise."""
 AS_GOOD = 0.002
@@ -205,7 +205,7 @@ def _in_processes(
     }  # fmt: skip
     module = "laconic_lab.bench.gpt.rank"
     with ExitStack() as stack:
-        lines, *_ = [stack.enter_context(rank_process(links, module, options | {"rank": i})) for i in range(ranks)]
+        lines, *others = [stack.enter_context(rank_process(links, module, options | {"rank": i})) for i in range(ranks)]
         limit, since, label = START_S, time.monotonic(), "starting"
         while True:
             try:
@@ -218,6 +218,7 @@ def _in_processes(
                 return
             told = json.loads(line)
             if "end" in told:
+                _wait_for_end([lines, *others])
                 return
             if "result" in told:
                 yield told["result"]
@@ -228,3 +229,11 @@ def _in_processes(
                 run.tell(label)
             elif told["step"] % 10 == 0:
                 run.tell(f"{label}, step {told['step']}")
+
+
+def _wait_for_end(lines: Sequence[queue.SimpleQueue[str | None]]) -> None:
+    """Wait until all ranks have ended: what the first one sent last may still be on its way to the others."""
+    for one in lines:
+        with suppress(queue.Empty):
+            while one.get(timeout=END_S) is not None:
+                pass
