@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,7 @@ def test_worker_without_its_disk_gets_the_last_uploaded_weights(tmp_path: Path) 
 
 def test_residuals_of_a_renewed_subspace_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Seven exchanges with T=4 renew each of two layers once, in every channel on both sides."""
+    caplog.set_level(logging.WARNING, "laconic")
     _, (worker, _) = run(config(exchanges=7, **method_options("homomorphic")))
     assert worker.encoder.summing is not None and worker.encoder.summing.residual_resets == 1  # fc2 has few
     options = method_options("laconic") | {"every": 1, "sends": "gradients"}
