@@ -64,6 +64,8 @@ def frontier() -> Iterator[Setting]:
         yield streamed(every)
     for every, keep in ((20, 0.1), (20, 0.05), (40, 0.1)):
         yield streamed(every, f"topk:{keep},code=rans|sign")
+    for keep in (0.0625, 0.03125):
+        yield streamed(20, f"topk:{keep},chunk=64,code=rank|sign")
 
 
 def ablations() -> Iterator[Setting]:
