@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from laconic.codecs import checks
@@ -74,17 +72,8 @@ class Bins(BucketedQuantizer):
     def has_multi_tensor_kernels(self) -> bool:
         return True
 
-    def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
-        floats: Addresses, packed: Addresses,
-    ) -> Tensor:  # fmt: skip
-        if residuals is not None:
-            torch._foreach_add_(list(residuals), list(tensors))
-        sums = tensors if residuals is None else residuals
-        amax_bits = kernels.bins_encode_all(sums, self.coding, means=floats, packed=packed)
-        if residuals is not None:
-            self.dequantize_all(floats, packed, kernels, residuals, -1.0)
-        return amax_bits
+    def encode_all(self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses) -> Tensor:
+        return kernels.bins_encode_all(tensors, self.coding, means=floats, packed=packed)
 
     def dequantize_all(
         self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None

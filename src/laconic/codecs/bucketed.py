@@ -56,7 +56,16 @@ class BucketedQuantizer(Quantizer):
         self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
         floats: Addresses, packed: Addresses,
     ) -> Tensor:  # fmt: skip
-        """See ``MultiTensorStage``."""
+        """See ``MultiTensorStage``. Override it where one kernel adds, encodes and subtracts."""
+        if residuals is not None:
+            torch._foreach_add_(list(residuals), list(tensors))
+        amax_bits = self.encode_all(tensors if residuals is None else residuals, kernels, floats, packed)
+        if residuals is not None:
+            self.dequantize_all(floats, packed, kernels, residuals, -1.0)
+        return amax_bits
+
+    def encode_all(self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses) -> Tensor:
+        """Write both sections of each tensor; return the ``amax_bits`` of each."""
         raise NotImplementedError
 
     def dequantize_all(

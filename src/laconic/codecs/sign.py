@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from laconic.codecs.bucketed import BucketedQuantizer
@@ -29,19 +27,10 @@ class _SignBits(BucketedQuantizer):
     def has_multi_tensor_kernels(self) -> bool:
         return self.bucket >= GROUP
 
-    def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
-        floats: Addresses, packed: Addresses,
-    ) -> Tensor:  # fmt: skip
-        if residuals is not None:
-            torch._foreach_add_(list(residuals), list(tensors))
-        sums = tensors if residuals is None else residuals
-        amax_bits = kernels.sign_encode_all(
-            sums, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed
+    def encode_all(self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses) -> Tensor:
+        return kernels.sign_encode_all(
+            tensors, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed
         )
-        if residuals is not None:
-            self.dequantize_all(floats, packed, kernels, residuals, -1.0)
-        return amax_bits
 
     def dequantize_all(
         self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None

@@ -43,7 +43,7 @@ def test_settings_are_checked_and_give_the_command_line() -> None:
 
 def test_text_is_split_by_file_and_windows_depend_on_the_seed() -> None:
     text = load_text()
-    assert text.train.numel() > 5 * text.held_out.numel() > 0
+    assert text.train.numel() > 5 * text.validation.numel() > 0
     starts = text.windows(8, 2, 3, seed=1)
     assert starts.equal(text.windows(8, 2, 3, seed=1)) and not starts.equal(text.windows(8, 2, 3, seed=2))
     assert text.batch(starts[0], 8).shape == (2, 9) and text.evaluation(8, 5).shape == (5, 9)

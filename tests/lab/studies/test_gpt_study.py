@@ -12,6 +12,7 @@ from torch import Tensor
 
 import laconic
 from laconic.errors import ConfigError, FileError
+from laconic_lab.bench.corpus import Corpus
 from laconic_lab.studies.gpt import model, runner, training
 from laconic_lab.studies.gpt.experiments import EXPERIMENTS, settings_of
 from laconic_lab.studies.gpt.frames import FrameLog
@@ -20,7 +21,7 @@ from laconic_lab.studies.gpt.local_exchange import LocalExchange
 from laconic_lab.studies.gpt.model import Replicas, Shape
 from laconic_lab.studies.gpt.settings import Setting
 from laconic_lab.studies.gpt.simulated import Simulated
-from laconic_lab.studies.gpt.text import Corpus, load_corpus
+from laconic_lab.studies.gpt.text import load_corpus
 from laconic_lab.studies.gpt.training import Training
 
 CPU = torch.device("cpu")

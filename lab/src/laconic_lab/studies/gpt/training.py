@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic_lab.bench.corpus import Corpus
 from laconic_lab.studies.gpt.frames import FrameLog
 from laconic_lab.studies.gpt.gradient_exchange import exchange_of_gradients
 from laconic_lab.studies.gpt.inner import InnerOptimizer
 from laconic_lab.studies.gpt.local_exchange import LocalExchange
 from laconic_lab.studies.gpt.model import SIZES, Replicas
 from laconic_lab.studies.gpt.settings import LOCAL, Setting
-from laconic_lab.studies.gpt.text import Corpus
 
 __all__ = ["Training"]
 
