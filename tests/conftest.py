@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 import laws
+from laconic import counters
 
 # Examples depend on the test alone, so that a failure is reproducible; `HYPOTHESIS_PROFILE=wide` tries more of them.
 settings.register_profile("same", derandomize=True, deadline=None, database=None, max_examples=400)
@@ -42,6 +43,12 @@ def _skip_reason(report) -> str:
     reason = reason.removeprefix("Skipped: ")
     missing = re.match(r"could not import '([^']+)'", reason)
     return f"no {missing[1]}" if missing else reason
+
+
+@pytest.fixture(autouse=True)
+def _log_again(monkeypatch):
+    """Let each test see the warnings that the process logs once, whatever ran before it in the same process."""
+    monkeypatch.setattr(counters, "_warn", counters.LogOnce("laconic.counters.counts()"))
 
 
 @pytest.fixture(autouse=True)
