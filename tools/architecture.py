@@ -47,7 +47,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "optim": ("frames", "wire"),
     "layers": ("codecs", "kernels"),
     "collective": (
-        "aggregate", "channels", "codecs", "kernels", "multi_tensor", "packet", "policy", "suitability", "wire",
+        "aggregate", "channels", "codecs", "kernels", "multi_tensor", "packet", "policy", "residuals", "suitability",
+        "wire",
     ),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),

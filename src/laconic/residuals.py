@@ -7,7 +7,8 @@ codecs keep a second tensor beside it: momentum's velocity, or the start of Powe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +105,43 @@ class KeepsResiduals:
         memory = self._memories.get(slot)
         return None if memory is None else memory.residual
 
+    def companion(self, slot: str) -> Tensor | None:
+        """Return the second tensor of a slot; None if it has none."""
+        memory = self._memories.get(slot)
+        return None if memory is None else memory.companion
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let the rounds of the block neither use nor change residuals: what this worker contributes is not its own.
+
+        The start of a power iteration is common to all workers and takes part.
+        """
+        common = self._companion == "start"
+        kept, self._memories = self._memories, {}
+        if common:
+            self._memories = {slot: SlotMemory(companion=memory.companion) for slot, memory in kept.items()}
+        try:
+            yield
+        finally:
+            if common:
+                for slot, memory in self._memories.items():
+                    kept.setdefault(slot, SlotMemory()).companion = memory.companion
+            self._memories = kept
+
+    def copy_memories(self, into: Mapping[str, SlotMemory] | None = None) -> dict[str, SlotMemory]:
+        """Return a copy of all memory, in the tensors of an earlier copy where they fit."""
+        reused, copies = into or {}, {}
+        for slot, memory in self._memories.items():
+            earlier = reused.get(slot) or SlotMemory()
+            copies[slot] = SlotMemory(
+                _copy(memory.residual, earlier.residual), None, _copy(memory.companion, earlier.companion)
+            )
+        return copies
+
+    def restore_memories(self, copies: Mapping[str, SlotMemory]) -> None:
+        """Return to the memory of a copy, whose tensors must not be used for another copy afterwards."""
+        self._memories = dict(copies)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return all memory, to be saved with the model: ``slot/residual``, ``slot/velocity`` or ``slot/start``."""
         state = {}
@@ -135,3 +173,11 @@ class KeepsResiduals:
             if self._companion == "start" and companion.dim() != 2:
                 raise InputError(f"{slot + '/start'!r} must be a matrix, got {companion.dim()} dimensions")
         self._memories = memories
+
+
+def _copy(x: Tensor | None, into: Tensor | None) -> Tensor | None:
+    if x is None:
+        return None
+    if into is None or into.shape != x.shape or into.device != x.device:
+        into = torch.empty_like(x)
+    return into.copy_(x)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic._core import crc32c
+from laconic.collective.process_groups import backend_of, rank_in
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.errors import ConfigError, LaconicError
@@ -28,7 +29,7 @@ def peer_failure_as_error(group: dist.ProcessGroup | None, doing: str) -> Iterat
     except RuntimeError as error:
         cause = " ".join(str(error).split())
         raise LaconicError(
-            f"rank {dist.get_rank(group)} lost another rank while it {doing}: that rank died, or did not answer within "
+            f"rank {rank_in(group)} lost another rank while it {doing}: that rank died, or did not answer within "
             f"the group's timeout. Restart from the last checkpoint. ({cause[:300]})"
         ) from error
 
@@ -39,7 +40,7 @@ def differing(
     """Return the names of the tensors that differ between ranks. All ranks call it, and get the same answer."""
     checksums = torch.tensor([_checksum(x) for x in parameters.values()], dtype=torch.int64)
     bounds = torch.cat([checksums, -checksums])
-    if dist.get_backend(group) == "nccl":
+    if backend_of(group) == "nccl":
         bounds = bounds.cuda()
     all_reduce(bounds, group, stats or ExchangeStats(), dist.ReduceOp.MAX).wait()
     highest, negated_lowest = bounds.cpu().chunk(2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 import torch
@@ -21,12 +22,16 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
+from laconic.residuals import KeepsResiduals, SlotMemory
 
-__all__ = ["EXACT", "Exchange", "NamedTensors", "Reduction", "encoding_error", "rank_independent"]
+__all__ = ["EXACT", "Exchange", "MemoryCopy", "NamedTensors", "Reduction", "encoding_error", "rank_independent"]
 
 log = logging.getLogger("laconic")
 
 NamedTensors = Sequence[tuple[str, Tensor]]
+
+MemoryCopy = dict[tuple[str, str], dict[str, SlotMemory]]
+"""Copies of what reductions remember, by spec and part of the reduction."""
 
 EXACT = "none"
 RANK_MEMORY = ("/residual", "/velocity")
@@ -42,6 +47,12 @@ class Reduction(Protocol):
     def residual(self, slot: str, numel: int) -> Tensor | None: ...
     @property
     def residual_resets(self) -> int: ...
+    @property
+    def memories(self) -> Mapping[str, KeepsResiduals]: ...
+    def set_aside(self) -> AbstractContextManager[None]: ...
+    def begin_rounds(self, number: int) -> None: ...
+    def portable_state(self, slots: Mapping[str, int]) -> dict[str, Tensor]: ...
+    def load_portable_state(self, state: Mapping[str, Tensor]) -> None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
@@ -187,6 +198,61 @@ class Exchange:
             else:  # residuals of sums belong to whole slots of one rank, whatever the number of ranks
                 ours.load_state_dict({k: x for k, x in theirs.state_dict().items() if k.endswith(RANK_MEMORY)})
         return kept
+
+    # ------------------------------------------------------------------- rounds that engines repeat with other ranks
+
+    def begin_rounds(self, number: int) -> None:
+        """Count the rounds of all slots from this number on, which is the same on all ranks.
+
+        Rounding seeds and common random positions follow from it, so ranks that join need no other memory of rounds.
+        """
+        for reduction in self._reductions.values():
+            reduction.begin_rounds(number)
+
+    @contextmanager
+    def set_aside_residuals(self) -> Iterator[None]:
+        """Let the block contribute its tensors alone: what this rank has yet to send is neither used nor changed."""
+        with ExitStack() as stack:
+            for reduction in self._reductions.values():
+                stack.enter_context(reduction.set_aside())
+            yield
+
+    def copy_memory(self, into: MemoryCopy | None = None) -> MemoryCopy:
+        """Return a copy of all residuals and warm starts, in the tensors of an earlier copy where they fit."""
+        earlier = into or {}
+        return {
+            (spec, key): memory.copy_memories(earlier.get((spec, key)))
+            for spec, reduction in self._reductions.items()
+            for key, memory in reduction.memories.items()
+        }
+
+    def restore_memory(self, copy: MemoryCopy) -> None:
+        """Return to the memory of a copy: the rounds since then did not take place. The copy is used up."""
+        for spec, reduction in self._reductions.items():
+            for key, memory in reduction.memories.items():
+                memory.restore_memories(copy.get((spec, key), {}))
+
+    def portable_state(self, tensors: NamedTensors) -> dict[str, Tensor]:
+        """Return residuals and warm starts of whole slots, which fit any number of ranks.
+
+        Args:
+            tensors: All tensors that were exchanged.
+        """
+        return {
+            f"{spec}//{key}": x
+            for spec, named in self.group_by_spec(tensors).items()
+            for key, x in self._reduction(spec).portable_state({name: x.numel() for name, x in named}).items()
+        }
+
+    def load_portable_state(self, state: Mapping[str, Tensor]) -> bool:
+        """Replace the memory by a portable state; False if parts of it belong to other codecs and were dropped."""
+        by_spec: dict[str, dict[str, Tensor]] = {spec: {} for spec in self._reductions}
+        for key, x in state.items():
+            spec, _, rest = key.partition("//")
+            by_spec.setdefault(spec, {})[rest] = x
+        for spec, reduction in self._reductions.items():
+            reduction.load_portable_state(by_spec[spec])
+        return all(spec in self._reductions for spec in by_spec)
 
     def scale_residuals(self, factor: float) -> bool:
         """Multiply the residuals of this rank, because the tensors' unit changes; False if there are none."""

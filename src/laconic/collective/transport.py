@@ -16,6 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.collective.buffers import BufferCache
+from laconic.collective.process_groups import (
+    backend_of,
+    is_registered,
+    rank_in,
+    size_of,
+    start_all_reduce,
+    start_messages,
+)
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import InputError
 
@@ -34,7 +42,7 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats,
     """Start an all-reduce in place and count its bytes; return the work to wait for."""
     parts = (x._indices(), x._values()) if x.is_sparse else (x,)
     stats.bytes_reduced += sum(part.numel() * part.element_size() for part in parts)
-    return dist.all_reduce(x, op=op, group=group, async_op=True)
+    return start_all_reduce(x, group, op)
 
 
 def broadcast(x: Tensor, source: int, group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
@@ -98,11 +106,11 @@ class Transport:
 
     def __init__(self, group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
         self.group, self.stats = group, stats
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.size = rank_in(group), size_of(group)
         self.peers = [rank for rank in range(self.size) if rank != self.rank]
         self.buffers = BufferCache()
         # NCCL takes GPU memory only, has no tags, and needs sends and receives to be started in one group.
-        self.grouped = dist.get_backend(group) == "nccl"
+        self.grouped = backend_of(group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.grouped else torch.device("cpu")
         self._histories: dict[Hashable, _LengthHistory] = {}
         self._tag = 0
@@ -124,6 +132,10 @@ class Transport:
 
     def start(self, sending: Mapping[int, Tensor], receiving: Mapping[int, Tensor], tag: int) -> list[Any]:
         """Start sends and receives by rank, and count their bytes."""
+        if self.group is not None and not is_registered(self.group):
+            self.stats.bytes_sent += sum(message.numel() for message in sending.values())
+            self.stats.bytes_received += sum(buffer.numel() for buffer in receiving.values())
+            return start_messages(self.group, sending, receiving, tag)
         operations = []
         for rank, message in sending.items():
             self.stats.bytes_sent += message.numel()

@@ -19,7 +19,7 @@ from laconic.errors import ConfigError, InputError
 from laconic.kernels.reference.packed_ints import rotate_back
 from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
-from laconic.residuals import KeepsResiduals, RoundStats
+from laconic.residuals import KeepsResiduals, RoundStats, SlotMemory
 
 __all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
 
@@ -265,6 +265,10 @@ class Contributor(KeepsResiduals):
         if residual is None or signs is None:
             return residual
         return rotate_back(residual, signs)[:numel]
+
+    def restore_memories(self, copies: Mapping[str, SlotMemory]) -> None:
+        super().restore_memories(copies)
+        self._pending.clear()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one; an invalid state changes nothing."""

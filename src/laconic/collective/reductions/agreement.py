@@ -12,6 +12,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.aggregate.homomorphic import Summing
+from laconic.collective.process_groups import backend_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.errors import InputError
@@ -62,7 +63,7 @@ def begin_agreement(
 
 def _union(bits: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats) -> Tensor:
     with stats.during("wire_s"):
-        if dist.get_backend(group) != "nccl":
+        if backend_of(group) != "nccl":
             all_reduce(bits, group, stats, dist.ReduceOp.BOR).wait()
             return bits
         backend = kernels.backend_for(bits)  # NCCL has no OR: use the maximum of a byte for each bit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from laconic import kernels
 from laconic.aggregate.homomorphic import Contributor, Summing
 from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.packed_ints import PackedIntStage
+from laconic.collective.process_groups import is_registered, rank_in, size_of
 from laconic.collective.reductions.agreement import begin_agreement
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
@@ -21,6 +23,7 @@ from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.kernels.interface import PackedIntSum
 from laconic.packet import Packet, TensorSpec, allocate
+from laconic.residuals import KeepsResiduals
 
 __all__ = ["Reducer", "allreduce"]
 
@@ -108,20 +111,21 @@ class Reducer:
         self, spec: str, group: dist.ProcessGroup | None = None, *, carry: bool = False, nonfinite: str = "skip",
         stats: ExchangeStats | None = None,
     ) -> None:  # fmt: skip
-        if not dist.is_available() or not dist.is_initialized():
+        if is_registered(group) and not (dist.is_available() and dist.is_initialized()):
             raise ConfigError("torch.distributed has no process group yet: call init_process_group first")
         if nonfinite not in ("raise", "skip", "spread"):
             raise ConfigError(f"nonfinite must be 'raise', 'skip' or 'spread', got {nonfinite!r}")
         self.group = group
         self.nonfinite = nonfinite
         self.carry = carry
-        self.contributor = Contributor(spec, workers=dist.get_world_size(group), worker=dist.get_rank(group), ring=True)
+        self.contributor = Contributor(spec, workers=size_of(group), worker=rank_in(group), ring=True)
         if carry and not (self.contributor.feedback and self._integers):
             raise ConfigError(f"{spec!r}: carry clips values, so it needs 'ef' before 'shared' or 'thc'")
         self.stats = ExchangeStats() if stats is None else stats
         self._warn_once = LogOnce("stats")
         self._arenas = tuple(_SumArena() for _ in range(IN_FLIGHT + 1))
         self._rounds: dict[str, int] = {}
+        self._first_round = 0
         self._carried: dict[str, Tensor] = {}
 
     @property
@@ -152,7 +156,7 @@ class Reducer:
         self._reduce_with_agreement([(slot, x, x) for slot, x in tensors if slot not in self._carried])
 
     def _next_seed(self, slot: str, x: Tensor) -> int:
-        seed = self._rounds.get(slot, 0)
+        seed = self._rounds.get(slot, self._first_round)
         self._rounds[slot] = seed + 1
         self.stats.rounds += 1
         self.stats.values += x.numel()
@@ -349,6 +353,27 @@ class Reducer:
         parts = [self.contributor.unsent(f"{slot}[{i}]", size) for i, size in enumerate(sizes)]
         kept = [part for part in parts if part is not None]
         return torch.cat(kept) if len(kept) == len(sizes) else None
+
+    @property
+    def memories(self) -> dict[str, KeepsResiduals]:
+        """What error feedback remembers."""
+        return {"": self.contributor}
+
+    def set_aside(self) -> AbstractContextManager[None]:
+        """Let the block contribute its tensors alone, without what this rank has yet to send, which stays."""
+        return self.contributor.set_aside()
+
+    def begin_rounds(self, number: int) -> None:
+        """Count the rounds of all slots from this number on, which is the same on all ranks."""
+        self._first_round = number
+        self._rounds.clear()
+
+    def portable_state(self, slots: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return residuals and warm starts, which fit any number of ranks."""
+        return self.contributor.state_dict()
+
+    def load_portable_state(self, state: Mapping[str, Tensor]) -> None:
+        self.contributor.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals, carried scales and rounds by slot. Each rank saves its own with the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,15 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.collective.buffers import BufferCache
+from laconic.collective.process_groups import size_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
+from laconic.residuals import KeepsResiduals
 
 __all__ = ["Exact", "begin_mean"]
 
 
 def begin_mean(flat: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats) -> Any:
     """Start an all-reduce that replaces a tensor by its mean. As in DDP, it scales before it adds: the same bits."""
-    flat.mul_(1.0 / dist.get_world_size(group))
+    flat.mul_(1.0 / size_of(group))
     return all_reduce(flat, group, stats)
 
 
@@ -56,6 +59,22 @@ class Exact:
         return finish
 
     residual_resets = 0
+
+    @property
+    def memories(self) -> dict[str, KeepsResiduals]:
+        return {}
+
+    def set_aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin_rounds(self, number: int) -> None:
+        pass
+
+    def portable_state(self, slots: Mapping[str, int]) -> dict[str, Tensor]:
+        return {}
+
+    def load_portable_state(self, state: Mapping[str, Tensor]) -> None:
+        pass
 
     def residual(self, slot: str, numel: int) -> Tensor | None:
         return None

@@ -61,9 +61,10 @@ def _ranges_of(slot: str, numel: int, ranks: int) -> Iterator[Range]:
         yield from part
 
 
-def join_residuals(channel: Channel, slot: str, numel: int, ranks: int) -> Tensor | None:
-    """Return the residual of a slot, put together from those of its ranges; None if no range has one."""
-    found = [(piece, channel.residual(piece.name)) for piece in _ranges_of(slot, numel, ranks)]
+def join_residuals(channel: Channel, slot: str, numel: int, ranks: int, part: str = "residual") -> Tensor | None:
+    """Return the residual, or velocity, of a slot, put together from its ranges; None if no range has one."""
+    of = channel.residual if part == "residual" else channel.companion
+    found = [(piece, of(piece.name)) for piece in _ranges_of(slot, numel, ranks)]
     kept = [(piece, residual) for piece, residual in found if residual is not None]
     if not kept:
         return None

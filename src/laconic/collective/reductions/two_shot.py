@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -33,6 +34,7 @@ from laconic.errors import NonFiniteError
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.random import splitmix64
 from laconic.policy import Policy
+from laconic.residuals import KeepsResiduals
 
 __all__ = ["TwoShot"]
 
@@ -134,6 +136,7 @@ class TwoShot:
         self._by_senders = average == "senders" and chain.selector is not None
         self._encodes_own = momentum or self._by_senders
         self._rounds: dict[str, int] = {}
+        self._first_round = 0
         self._nonfinite_shards: list[str] = []
         self._buffers = BufferCache()
         self._plans: dict[tuple[tuple[str, int], ...], list[_Plan]] = {}
@@ -151,7 +154,7 @@ class TwoShot:
             if not direct:
                 copies.append((x, flat))
             self.stats.values += x.numel()
-            self._rounds[slot] = self._rounds.get(slot, 0) + 1
+            self._rounds[slot] = self._rounds.get(slot, self._first_round) + 1
         self.stats.rounds += 1
         parts = [self._begin(plan, flats, i) for i, plan in enumerate(self._plans_for(flats))]
         # Three parts overlap: while one is sent to the owners, the one before is summed and its means are sent, and
@@ -357,18 +360,53 @@ class TwoShot:
         """
         if any(isinstance(stage, MomentumCorrection) for stage in parse(self.spec)[0]):
             return not before._channels[SCATTER].state_dict()
-        ranks, state = self.transport.size, dict[str, dict[str, Tensor]]({SCATTER: {}, GATHER: {}})
-        for slot, numel in slots.items():
-            sent = join_residuals(before._channels[SCATTER], slot, numel, before.transport.size)
-            mean = join_residuals(before._channels[GATHER], slot, numel, before.transport.size)
+        self.load_portable_state(before.portable_state(slots))
+        return True
+
+    @property
+    def memories(self) -> dict[str, KeepsResiduals]:
+        """What error feedback remembers, as a sender and as an owner of means."""
+        return dict(self._channels)
+
+    def set_aside(self) -> AbstractContextManager[None]:
+        """Let the block contribute its tensors alone, without what this rank has yet to send, which stays."""
+        return self._channels[SCATTER].set_aside()
+
+    def begin_rounds(self, number: int) -> None:
+        """Count the rounds of all slots from this number on, which is the same on all ranks."""
+        self._first_round = number
+        self._rounds.clear()
+
+    def portable_state(self, slots: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the residuals of whole slots, which fit any number of ranks, by ``direction/slot/residual``.
+
+        Args:
+            slots: Number of values of each slot.
+        """
+        state = {}
+        for direction, channel in self._channels.items():
+            for slot, numel in slots.items():
+                for part in ("residual", "velocity"):
+                    whole = join_residuals(channel, slot, numel, self.transport.size, part)
+                    if whole is not None:
+                        state[f"{direction}/{slot}/{part}"] = whole
+        return state
+
+    def load_portable_state(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the memory by one that ``portable_state`` returned; see ``carry_residuals``."""
+        ranks, cut = self.transport.size, dict[str, dict[str, Tensor]]({SCATTER: {}, GATHER: {}})
+        for slot in dict.fromkeys(key.partition("/")[2].rpartition("/")[0] for key in state):
+            sent, mean = (state.get(f"{direction}/{slot}/residual") for direction in (SCATTER, GATHER))
             if mean is not None:
-                sent = mean * ranks if sent is None else sent.add_(mean, alpha=ranks)
+                sent = mean * ranks if sent is None else torch.add(sent, mean, alpha=ranks)
             for piece, residual in split_residual(sent, slot, ranks) if sent is not None else ():
                 own = piece.owner == self.transport.rank and not self._encodes_own
-                state[GATHER if own else SCATTER][f"{piece.name}/residual"] = residual / ranks if own else residual
+                cut[GATHER if own else SCATTER][f"{piece.name}/residual"] = residual / ranks if own else residual
+            velocity = state.get(f"{SCATTER}/{slot}/velocity")
+            for piece, part in split_residual(velocity, slot, ranks) if velocity is not None else ():
+                cut[SCATTER][f"{piece.name}/velocity"] = part
         for direction, channel in self._channels.items():
-            channel.load_state_dict(state[direction])
-        return True
+            channel.load_state_dict(cut[direction])
 
     def take_over(self, before: TwoShot) -> bool:
         """Continue with another's residuals, which do not depend on the codec; False if they must be dropped."""
