@@ -8,7 +8,8 @@ same bits.
 
 from __future__ import annotations
 
-from laconic.collective.attachment import Attachment, attach
+from laconic.collective.attaching import attach
+from laconic.collective.attachment import Attachment
 from laconic.collective.consistency import differing
 from laconic.collective.exchange import Exchange
 from laconic.collective.local import LocalSGD, muon, split_parameters

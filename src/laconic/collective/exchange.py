@@ -21,7 +21,7 @@ from laconic.collective.reductions.two_shot import TwoShot
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.packet import TensorSpec
-from laconic.policy import Policy
+from laconic.policy import Choice, Policy
 from laconic.residuals import KeepsResiduals, SlotMemory
 
 __all__ = ["EXACT", "Exchange", "MemoryCopy", "NamedTensors", "Reduction", "encoding_error", "rank_independent"]
@@ -101,11 +101,13 @@ class Exchange:
         average: ``all`` divides sums by the number of ranks; ``senders`` divides each value by the number of ranks
             that sent it, where the codec selects values.
         stats: Where to count; a new ``ExchangeStats`` by default.
+        shapes: Shapes of whole tensors by name, where shards of them are exchanged: the policy looks at the whole ones.
     """
 
     def __init__(
         self, spec: str, group: dist.ProcessGroup | None = None, *, policy: Policy | Mapping[str, str] | None = None,
         nonfinite: str = "spread", average: str = "all", stats: ExchangeStats | None = None,
+        shapes: Mapping[str, TensorSpec] | None = None,
     ) -> None:  # fmt: skip
         if nonfinite not in NONFINITE:
             raise ConfigError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}")
@@ -114,13 +116,15 @@ class Exchange:
         self.spec, self.group, self.policy, self.nonfinite = spec, group, Policy.of(policy), nonfinite
         self.average = average
         self.stats = ExchangeStats() if stats is None else stats
+        self.shapes = dict(shapes or {})
         self.exempt: dict[str, str] = {}
         self._exact = Exact(group, stats=self.stats)
         self._reductions: dict[str, Reduction] = {EXACT: self._exact}
         for text in (spec, self.policy.small, *self.policy.rules.values()):
-            self._reduction(text)  # an invalid spec raises now and not in the first step
+            self.reduction(text)  # an invalid spec raises now and not in the first step
 
-    def _reduction(self, spec: str) -> Reduction:
+    def reduction(self, spec: str) -> Reduction:
+        """Return the way by which the tensors of a spec are reduced."""
         reduction = self._reductions.get(spec)
         if reduction is None:
             if _uses_allreduce(spec):
@@ -132,6 +136,17 @@ class Exchange:
             self._reductions[spec] = reduction
         return reduction
 
+    def with_spec(self, spec: str) -> Exchange:
+        """Return an exchange that differs in its codec only, without the memory of this one."""
+        return Exchange(
+            spec, self.group, policy=self.policy, nonfinite=self.nonfinite, average=self.average, stats=self.stats,
+            shapes=self.shapes,
+        )  # fmt: skip
+
+    def choice(self, name: str, x: Tensor) -> Choice:
+        """Return the codec that the policy chooses for a tensor, and why if it is not the default."""
+        return self.policy.choose(name, self.shapes.get(name) or TensorSpec.of(x), self.spec)
+
     @property
     def exact(self) -> bool:
         """Whether no tensor is compressed, whatever its name and shape."""
@@ -141,7 +156,7 @@ class Exchange:
         """Return the tensors that are not empty, grouped by the spec that the policy chooses for them."""
         groups: dict[str, list[tuple[str, Tensor]]] = {}
         for name, x in tensors:
-            choice = self.policy.choose(name, TensorSpec.of(x), self.spec)
+            choice = self.choice(name, x)
             if choice.reason and choice.spec != self.spec and name not in self.exempt:
                 self.exempt[name] = f"{choice.spec}: {choice.reason}"
                 log.info("%r travels as %r instead of %r: it %s", name, choice.spec, self.spec, choice.reason)
@@ -161,7 +176,7 @@ class Exchange:
             finish = self._exact.begin(exact) if exact else None
             for spec, group in groups.items():
                 if spec != EXACT:
-                    self._reduction(spec).reduce_all(group)
+                    self.reduction(spec).reduce_all(group)
             if finish is not None:
                 finish()
 
@@ -174,8 +189,8 @@ class Exchange:
         """Return what this rank has yet to send of a tensor of this name and shape; None if it keeps nothing."""
         if not x.numel():
             return None
-        spec = self.policy.choose(name, TensorSpec.of(x), self.spec).spec
-        residual = self._reduction(spec).residual(name, x.numel())
+        spec = self.choice(name, x).spec
+        residual = self.reduction(spec).residual(name, x.numel())
         return None if residual is None else residual.view(x.shape)
 
     @property
@@ -192,7 +207,7 @@ class Exchange:
         """
         kept = True
         for spec, named in self.group_by_spec(tensors).items():
-            ours, theirs = self._reduction(spec), before._reduction(spec)
+            ours, theirs = self.reduction(spec), before.reduction(spec)
             if isinstance(ours, TwoShot) and isinstance(theirs, TwoShot):
                 kept = ours.carry_residuals(theirs, {name: x.numel() for name, x in named}) and kept
             else:  # residuals of sums belong to whole slots of one rank, whatever the number of ranks

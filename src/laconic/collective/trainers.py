@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from laconic.collective.attachment import Attachment, attach
+from laconic.collective.attaching import attach
+from laconic.collective.attachment import Attachment
 from laconic.errors import ConfigError, LaconicError
 
 __all__ = ["TrainerAttachment", "accelerate_handler", "attach_trainer", "lightning_callback"]

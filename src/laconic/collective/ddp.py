@@ -1,0 +1,184 @@
+"""DDPAttachment: a DistributedDataParallel module that exchanges its gradients compressed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.collective.attachment import Attachment, AttachOptions, NamedParameters, as_real
+from laconic.collective.consistency import peer_failure_as_error
+from laconic.collective.exchange import EXACT, Exchange, rank_independent
+from laconic.collective.hook import exact_mean, register_hook, switch_of
+from laconic.errors import ConfigError, InputError
+
+__all__ = ["DDPAttachment", "unwrapped"]
+
+log = logging.getLogger("laconic")
+
+
+class DDPAttachment(Attachment):
+    """The compressed exchange of one DDP module, returned by ``attach``, which describes the arguments."""
+
+    def __init__(self, module: DistributedDataParallel, spec: str, options: AttachOptions) -> None:
+        self._switch = switch_of(module)
+        if self._switch.target is not None:
+            raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
+        super().__init__(module, spec, options, module.process_group)
+        self._names = {id(parameter): name for name, parameter in self._parameters()}
+        self._require_same_arguments()
+        self._prepare(self._exchange)
+        self._switch.target = self
+        self._warn_if_nothing_is_compressed()
+
+    @property
+    def module(self) -> DistributedDataParallel:
+        module = self._module()
+        if module is None:
+            raise ConfigError("the DDP module of this attachment no longer exists")
+        assert isinstance(module, DistributedDataParallel)
+        return module
+
+    def serves(self, module: nn.Module) -> bool:
+        return self._module() is unwrapped(module)
+
+    @property
+    def attached(self) -> bool:
+        return self._switch.target is self
+
+    @property
+    def hooked(self) -> bool:
+        """Whether DDP calls this attachment in every step; ``none`` needs no hook."""
+        return self.attached and self._switch.registered
+
+    def _parameters(self) -> NamedParameters:
+        """Return parameters with the names that the user gave them, without those of torch.compile."""
+        named = self.module.module.named_parameters()
+        return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in named]
+
+    def _prepare(self, exchange: Exchange) -> None:
+        # Without compression and checks no hook is needed: DDP alone computes the same mean, and faster.
+        if not exchange.exact or self.check_every:
+            register_hook(self.module)
+
+    def _stop(self) -> None:
+        self._switch.target = None
+
+    # --------------------------------------------------------------------------------------------------- DDP buckets
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Start the exchange of a DDP bucket. DDP calls it on all ranks in the same order, during backward."""
+        step_stats, called_s = self._step_stats, time.perf_counter()
+        step, flat = step_stats.steps, bucket.buffer()
+        if bucket.index() == 0:
+            self._follow_gradient_scale()
+        if bucket.is_last():
+            step_stats.steps += 1
+        # Without a reference to self: the threads that move bytes keep it a little longer than DDP waits for them.
+        on_done = partial(step_stats.add_exposed, called_s) if bucket.is_last() else None
+        check = bucket.index() == 0 and self.check_every > 0 and step % self.check_every == 0
+        measure = self.error_every > 0 and step % self.error_every == 0
+        exact = step < self.warmup_steps or self._exchange.exact or flat.is_sparse
+        if flat.is_sparse:  # of an embedding with sparse=True, in a DDP bucket of its own
+            self._note_sparse(bucket)
+        groups = {} if exact else self._exchange.group_by_spec(self._slots(bucket))
+        exact = exact or set(groups) <= {EXACT}
+        if exact and not check:
+            return exact_mean(flat, self._switch.group, self._exchange.stats, on_done)
+
+        def exchange() -> Tensor:
+            if check:
+                self._check_drift(step)
+            if flat.is_sparse:
+                with peer_failure_as_error(self._group, "averaged sparse gradients"):
+                    return exact_mean(flat, self._group, self._exchange.stats, on_done).wait()
+            if exact:
+                self._exchange.mean_exactly([("", flat)])
+            else:
+                if measure:
+                    self._measure_errors(groups)
+                self._exchange.mean_by_spec(groups)
+            if on_done is not None:
+                on_done()
+            return flat
+
+        return self._submit(exchange, flat)
+
+    def _slots(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
+        slots = []
+        for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True):
+            slots.append((self._name_of(parameter), _in_memory_order(gradient)))
+        return slots
+
+    def _name_of(self, parameter: Tensor) -> str:
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise InputError(
+                f"a DDP bucket holds a parameter of shape {list(parameter.shape)} that was added to the module after "
+                "attach: attach when the module is complete"
+            )
+        return name
+
+    def _note_sparse(self, bucket: GradBucket) -> None:
+        for name in map(self._name_of, bucket.parameters()):
+            if name not in self._exchange.exempt and self.spec != EXACT:
+                self._exchange.exempt[name] = f"{EXACT}: has sparse gradients"
+                log.info("%r travels as %r instead of %r: it has sparse gradients", name, EXACT, self.spec)
+
+    # --------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's memory by parameter name. Each rank saves its own with the model."""
+        world = torch.tensor([dist.get_rank(self._group), dist.get_world_size(self._group)])
+        state = self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._step_stats.steps)}
+        return state if self._scale is None else state | {"scale": torch.tensor(self._scale, dtype=torch.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state. Residuals of another rank or number of ranks are dropped and logged."""
+        if "world" not in state or "steps" not in state:
+            raise InputError("expected the result of Attachment.state_dict: 'world' or 'steps' is missing")
+        memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale")}
+        ours = dist.get_rank(self._group), dist.get_world_size(self._group)
+        saved = tuple(state["world"].tolist())
+        if saved != ours:
+            self._step_stats.residual_resets += 1
+            log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *saved, *ours)
+            memory = rank_independent(memory)
+        if not self._exchange.load_state_dict(memory):
+            self._step_stats.residual_resets += 1
+        self._step_stats.steps = int(state["steps"])
+        if self._scale is not None and "scale" in state:
+            self._scale = float(state["scale"])
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside the wrappers of Lightning Fabric and of ``torch.compile``."""
+    module = getattr(module, "_forward_module", module)
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    return inner
+
+
+def _gradients(bucket: GradBucket) -> list[Tensor]:
+    """Return the gradients of a DDP bucket as views of its buffer; complex ones as pairs of real numbers."""
+    parameters = bucket.parameters()
+    if not any(parameter.is_complex() for parameter in parameters):
+        return bucket.gradients()
+    # DDP's own views cover the first half of a complex gradient only: the rest would not be exchanged.
+    shapes = [as_real(parameter).shape for parameter in parameters]
+    parts = torch.split(bucket.buffer(), [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _in_memory_order(gradient: Tensor) -> Tensor:
+    """Return a contiguous view of the gradient if there is one: its dimensions in the order of memory."""
+    if gradient.is_contiguous():
+        return gradient
+    permuted = gradient.permute(sorted(range(gradient.dim()), key=gradient.stride, reverse=True))
+    return permuted if permuted.is_contiguous() else gradient
