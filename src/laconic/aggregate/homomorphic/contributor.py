@@ -91,6 +91,24 @@ class Contributor(KeepsResiduals):
         family = self.summing.family
         return family if self.feedback and isinstance(family, PackedInts) and family.selector is None else None
 
+    @property
+    def rotation_seed(self) -> int | None:
+        """The seed of the rotation after which residuals are kept; None if they are kept as they are."""
+        fused = self._fused
+        return None if fused is None else fused.stage.rotation_seed
+
+    def kept_numel(self, numel: int) -> int:
+        """Return the number of values of the residual of a slot: a rotated one ends with a whole block."""
+        return packed_int_count(numel, self.rotation_seed is not None)
+
+    def start_shape(self, spec: TensorSpec) -> tuple[int, int] | None:
+        """Return the shape of the matrix that ``powersgd`` continues from; None for other codecs."""
+        family = self.summing.family
+        if not isinstance(family, LowRank) or not spec.numel:
+            return None
+        matrix = family.matrix(spec)
+        return matrix.r, matrix.columns
+
     def _sender(self, seed: int) -> Sender:
         return Sender(self.summing.workers, self.summing.ring, seed, self.worker)
 
@@ -107,9 +125,7 @@ class Contributor(KeepsResiduals):
 
     def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
         """Return the values plus the decayed residual, rotated if the codec rotates, in an earlier round's buffer."""
-        fused = self._fused
-        signs = None if fused is None else fused.stage.rotation_seed
-        size = packed_int_count(flat.numel(), signs is not None)
+        signs, size = self.rotation_seed, self.kept_numel(flat.numel())
         memory = self._fitting_memory(slot, (size,), flat.device)
         buffer, memory.previous = memory.previous, None
         if buffer is None or buffer.numel() != size or buffer.device != flat.device:
@@ -260,8 +276,7 @@ class Contributor(KeepsResiduals):
 
     def unsent(self, slot: str, numel: int) -> Tensor | None:
         """Return what a slot has yet to send as flat values: its residual, rotated back if the codec rotates."""
-        residual, fused = self.residual(slot), self._fused
-        signs = None if fused is None else fused.stage.rotation_seed
+        residual, signs = self.residual(slot), self.rotation_seed
         if residual is None or signs is None:
             return residual
         return rotate_back(residual, signs)[:numel]

@@ -193,14 +193,21 @@ class Reducer:
         for out, result in copies:
             out.copy_(result)
 
-    def _parts(self, slot: str, x: Tensor, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def pieces(self, slot: str, numel: int) -> list[tuple[str, int, int]]:
+        """Return name, begin and end of the pieces in which a slot is summed, each with a residual of its own."""
         divisible = self._integers and self.summing.chain.selector is None and not self.carry
-        if x.numel() <= PART or not divisible:
+        if numel <= PART or not divisible:
+            return [(slot, 0, numel)]
+        return [(f"{slot}[{at // PART}]", at, min(at + PART, numel)) for at in range(0, numel, PART)]
+
+    def _parts(self, slot: str, x: Tensor, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        pieces = self.pieces(slot, x.numel())
+        if len(pieces) == 1:
             yield slot, x, out
             return
         flat, flat_out = flat_values(x), out.view(-1)
-        for at in range(0, flat.numel(), PART):
-            yield f"{slot}[{at // PART}]", flat[at : at + PART], flat_out[at : at + PART]
+        for name, begin, end in pieces:
+            yield name, flat[begin:end], flat_out[begin:end]
 
     def _agree(self, pieces: Sequence[_Piece], seeds: Mapping[str, int]) -> None:
         """Replace each piece's probe by the agreed value, in one all-reduce for all pieces."""

@@ -1,0 +1,259 @@
+"""ParamGroup: a parameter group of torch's ``fully_shard``, and what laconic reads and sets in it.
+
+torch calls ``FSDPParamGroup.post_backward`` for each group during backward. It reduce-scatters the group's gradients,
+calls the group's all-reduce hook with the reduced shards in one flat tensor, and hands out views of that tensor (or of
+a copy in the parameters' dtype) as gradients. No other module of laconic knows these internals of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
+
+from laconic.errors import ConfigError, LaconicError
+from laconic.packet import TensorSpec
+
+__all__ = ["ParamGroup", "ShardedParameter", "param_groups_of", "write_back"]
+
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Names that torch.compile and activation checkpointing put into those of parameters."""
+
+
+class ShardedParameter:
+    """One parameter of which each rank of a mesh dimension holds a shard."""
+
+    def __init__(self, name: str, inside: Any) -> None:
+        self.name = name
+        self.inside = inside
+        """torch's FSDPParam."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter that the optimizer steps: a DTensor."""
+        parameter: nn.Parameter = self.inside.sharded_param
+        return parameter
+
+    @property
+    def whole(self) -> TensorSpec:
+        """Shape and dtype of the whole parameter."""
+        return TensorSpec(tuple(self.inside._orig_size), self.parameter.dtype)
+
+    @property
+    def shard_shape(self) -> torch.Size:
+        """Shape of this rank's shard; it has no values if there are fewer rows than ranks."""
+        shape: torch.Size = self.inside.sharded_size
+        return shape
+
+    @property
+    def padded_numel(self) -> int:
+        """Number of values of the largest shard: what each shard takes in flat tensors."""
+        numel: int = self.inside.padded_sharded_param_size.numel()
+        return numel
+
+    @property
+    def shard_dim(self) -> int:
+        dim: int = self.inside.fsdp_placement.dim
+        return dim
+
+    def local_gradient(self) -> Tensor | None:
+        gradient = self.parameter.grad
+        if gradient is None:
+            return None
+        local: Tensor = gradient._local_tensor if hasattr(gradient, "_local_tensor") else gradient
+        return local
+
+
+class ParamGroup:
+    """The parameters of one call of ``fully_shard``, whose gradients are reduced together.
+
+    Args:
+        inside: torch's FSDPParamGroup.
+        name_of: Returns the name that the user gave a parameter.
+    """
+
+    def __init__(self, inside: Any, name_of: Callable[[Any], str]) -> None:
+        self._inside = inside
+        self.parameters = [ShardedParameter(name_of(each), each) for each in inside.fsdp_params]
+        self._by_id = {id(each.inside): each for each in self.parameters}
+        self._with_gradient: list[ShardedParameter] = []
+        self._meshes: tuple[Any, Any] | None = None
+        """The mesh information before the replicas were taken over."""
+
+    # -------------------------------------------------------------------------------------------------------- meshes
+
+    @property
+    def shard_group(self) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = self._inside.mesh_info.shard_process_group
+        return group
+
+    @property
+    def replicate_group(self) -> dist.ProcessGroup | None:
+        """The ranks with the same shards, over which torch itself averages gradients; None without replicas."""
+        info = self._inside.mesh_info
+        return info.replicate_process_group if isinstance(info, DDPMeshInfo) else None
+
+    def take_over_replicas(self) -> None:
+        """Let torch reduce gradients inside a replica only, as for a mesh of one dimension.
+
+        The parameters keep their mesh of two dimensions. torch then divides by the ranks of a replica, and the
+        all-reduce hook has the replicas to itself.
+        """
+        inside = self._inside
+        info, after_forward = inside.mesh_info, inside.post_forward_mesh_info
+        if not isinstance(info, HSDPMeshInfo):
+            return
+        alone = FSDPMeshInfo(
+            info.mesh, shard_mesh_dim=info.shard_mesh_dim, dp_mesh_dims=info.dp_mesh_dims, spmd_mesh=info.spmd_mesh
+        )
+        alone.reduce_scatter_process_group = info.reduce_scatter_process_group
+        self._meshes = (info, after_forward)
+        inside.mesh_info = alone
+        if after_forward == info:  # torch compares the two to see whether parameters are sharded anew after forward
+            inside.post_forward_mesh_info = alone
+
+    # --------------------------------------------------------------------------------------------------------- hooks
+
+    def install(self, hook: Callable[[ParamGroup, Tensor], None]) -> None:
+        """Call a hook with the reduced shards of each backward."""
+        self._record_gradients()
+        self._inside._all_reduce_hook = _Hook(self, hook)
+
+    def require_unattached(self) -> None:
+        """Raise ``ConfigError`` if the group has a hook or collectives of its own."""
+        hook = self._inside._all_reduce_hook
+        if isinstance(hook, _Hook):
+            raise ConfigError("the FSDP module is attached already: use set() of its Attachment to change the codec")
+        if hook is not None:
+            name = getattr(hook, "__qualname__", type(hook).__name__)
+            raise ConfigError(f"the FSDP module already has an all-reduce hook ({name}), and takes one only")
+
+    def _record_gradients(self) -> None:
+        """Remember which parameters have gradients when torch reduces them: the hook is not told."""
+        inside, post_backward = self._inside, self._inside.post_backward
+
+        def recorded(*unused: Any) -> None:
+            self._with_gradient = [self._by_id[id(each)] for each in inside.fsdp_params if self._has_gradient(each)]
+            post_backward(*unused)
+
+        inside.post_backward = recorded
+
+    def _has_gradient(self, parameter: Any) -> bool:
+        if not hasattr(parameter, "_unsharded_param"):
+            return False
+        unsharded = parameter.unsharded_param
+        return (
+            parameter.unsharded_accumulated_grad is not None
+            or unsharded.grad is not None
+            or (getattr(self._inside, "reduce_scatter_unused_params", False) and unsharded.requires_grad)
+        )
+
+    def remove(self) -> None:
+        """Undo what ``install`` and ``take_over_replicas`` did."""
+        inside = self._inside
+        inside._all_reduce_hook = None
+        inside.__dict__.pop("post_backward", None)
+        if self._meshes is not None:
+            if inside.post_forward_mesh_info == inside.mesh_info:
+                inside.post_forward_mesh_info = self._meshes[0]
+            inside.mesh_info, self._meshes = self._meshes[0], None
+
+    # ----------------------------------------------------------------------------------------------------- gradients
+
+    def slots(self, flat: Tensor) -> list[tuple[ShardedParameter, Tensor]]:
+        """Return the parameters whose gradients are in a flat tensor, with views of it."""
+        views, at = [], 0
+        for each in self._with_gradient:
+            views.append((each, flat[at : at + each.shard_shape.numel()].view(each.shard_shape)))
+            at += each.padded_numel
+        if at != flat.numel():
+            raise LaconicError(
+                f"torch's FSDP hands {flat.numel()} values to the hook where {len(views)} parameters have {at}: this "
+                f"version of torch ({torch.__version__}) is not supported; detach, and report it"
+            )
+        return views
+
+    @property
+    def requires_all_reduce(self) -> bool:
+        """False between ``set_requires_all_reduce(False)`` and ``(True)``: shards accumulate, replicas do not talk."""
+        required: bool = self._inside.all_reduce_grads
+        return required
+
+    @property
+    def adds(self) -> bool:
+        """Whether replicas are added instead of averaged: the user has set the divisor of all gradients."""
+        return self._inside.gradient_divide_factor is not None
+
+    def can_wait(self, flat: Tensor) -> bool:
+        """Whether the values of a flat tensor may arrive after its hook has returned, until the end of backward.
+
+        torch must neither compute with them in the meantime (divide them, add them to gradients, copy them to a host)
+        nor let the user do so.
+        """
+        inside = self._inside
+        divides = flat.dtype not in (torch.float32, torch.bfloat16) or inside.force_sum_reduction_for_comms
+        return not divides and all(
+            each.parameter.grad is None
+            and not each.inside.offload_to_cpu
+            and not getattr(each.parameter, "_post_accumulate_grad_hooks", None)
+            for each in self._with_gradient
+        )
+
+
+@dataclass(frozen=True)
+class _Hook:
+    """What torch calls with the reduced shards of a group."""
+
+    group: ParamGroup
+    call: Callable[[ParamGroup, Tensor], None]
+
+    def __call__(self, flat: Tensor) -> None:
+        self.call(self.group, flat)
+
+
+def write_back(slots: Sequence[tuple[ShardedParameter, Tensor]]) -> None:
+    """Copy values that arrived after the hook had returned into gradients that are not views of the same memory."""
+    for each, values in slots:
+        gradient = each.local_gradient()
+        if gradient is not None and values.numel() and gradient.data_ptr() != values.data_ptr():
+            gradient.copy_(values)
+
+
+def param_groups_of(module: nn.Module) -> list[ParamGroup]:
+    """Return the parameter groups of all parts of a module; ``ConfigError`` if one cannot be served."""
+    prefixes = {id(part): name for name, part in module.named_modules()}
+
+    def name_of(parameter: Any) -> str:
+        info = parameter._module_info
+        path = [*prefixes[id(info.module)].split("."), info.param_name]
+        return ".".join(word for word in path if word and word not in _WRAPPERS)
+
+    groups = []
+    for name, state in _states(module):
+        inside = state._fsdp_param_groups
+        if len(inside) > 1:
+            raise ConfigError(
+                f"module {name!r} has {len(inside)} FSDP parameter groups (its shard_placement_fn names several "
+                "meshes), and torch allows no hooks there: use one mesh for each module"
+            )
+        for each in inside:
+            if not isinstance(each.mesh_info, FSDPMeshInfo):
+                raise ConfigError(f"module {name!r} is replicated, not sharded: use DistributedDataParallel")
+            groups.append(ParamGroup(each, name_of))
+    return groups
+
+
+def _states(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for name, part in module.named_modules():
+        if isinstance(part, FSDPModule):
+            state = part._get_fsdp_state()
+            if id(state) not in seen:
+                seen.add(id(state))
+                yield name, state
