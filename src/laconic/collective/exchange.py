@@ -256,7 +256,7 @@ class Exchange:
         return {
             f"{spec}//{key}": x
             for spec, named in self.group_by_spec(tensors).items()
-            for key, x in self._reduction(spec).portable_state({name: x.numel() for name, x in named}).items()
+            for key, x in self.reduction(spec).portable_state({name: x.numel() for name, x in named}).items()
         }
 
     def load_portable_state(self, state: Mapping[str, Tensor]) -> bool:
