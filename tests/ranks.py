@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,52 @@ def _rank(rank: int, function: RankFunction, world: int, folder: str) -> None:
     torch.save(result, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_threads(function: RankFunction, world: int) -> list[dict[str, Any]]:
+    """Return the results of ``function(rank, world)``, by rank; each rank is a thread with torch's threaded group."""
+    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+    results: dict[int, Any] = {}
+    store = dist.HashStore()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    threaded._install_threaded_pg()
+
+    def run(rank: int) -> None:
+        dist.init_process_group("threaded", rank=rank, world_size=world, store=store)
+        try:
+            results[rank] = function(rank, world)
+        except BaseException as error:
+            results[rank] = error
+            threaded.ProcessLocalGroup.exception_handle(error)
+        finally:
+            dist.destroy_process_group()
+
+    try:
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threaded._uninstall_threaded_pg()
+        threaded.ProcessLocalGroup.reset()
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+    for result in results.values():
+        if isinstance(result, Exception):
+            raise result
+    return [results[rank] for rank in range(world)]
+
+
+def run_fake(function: RankFunction, world: int) -> list[dict[str, Any]]:
+    """Return the result of ``function(0, world)`` in torch's fake group, in which nothing arrives."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        return [function(0, world)]
+    finally:
+        dist.destroy_process_group()
 
 
 class LogCapture(logging.Handler):

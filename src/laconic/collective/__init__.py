@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from laconic.collective.attaching import attach
 from laconic.collective.attachment import Attachment
+from laconic.collective.collectives import Collectives
 from laconic.collective.consistency import differing
 from laconic.collective.exchange import Exchange
 from laconic.collective.local import LocalSGD, muon, split_parameters
+from laconic.collective.operations import all_gather, all_reduce, recv, reduce_scatter, send
+from laconic.collective.point_to_point import PointToPoint
 from laconic.collective.reductions.allreduce import Reducer, allreduce
 from laconic.collective.reductions.two_shot import TwoShot
 from laconic.collective.stats import ExchangeStats
 
 __all__ = [
-    "Attachment", "Exchange", "ExchangeStats", "LocalSGD", "Reducer", "TwoShot", "allreduce", "attach", "differing",
-    "muon", "split_parameters",
+    "Attachment", "Collectives", "Exchange", "ExchangeStats", "LocalSGD", "PointToPoint", "Reducer", "TwoShot",
+    "all_gather", "all_reduce", "allreduce", "attach", "differing", "muon", "recv", "reduce_scatter", "send",
+    "split_parameters",
 ]  # fmt: skip

@@ -104,7 +104,6 @@ class Attachment(ABC):
         self._scaler = options.scaler
         self._scale = None if options.scaler is None else options.scaler.get_scale()
         self._thread = ExchangeThread("laconic-exchange")
-        self._streams: dict[torch.device, Any] = {}
         self._step_stats = StepStats()
         self._optimizers = OptimizerWatch(self._specs_of)
 
@@ -193,23 +192,7 @@ class Attachment(ABC):
 
     def _submit(self, exchange: Callable[[], Tensor], flat: Tensor) -> torch.futures.Future[Tensor]:
         """Run an exchange on the thread of this attachment, on a GPU also on a stream of its own."""
-        if not flat.is_cuda:
-            return self._thread.submit(exchange)
-        stream = self._streams.get(flat.device)
-        if stream is None:
-            stream = self._streams[flat.device] = torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(flat.device))
-
-        def task() -> Tensor:
-            with torch.cuda.device(flat.device), torch.cuda.stream(stream):
-                stream.wait_event(ready)
-                flat.record_stream(stream)
-                result = exchange()
-                stream.synchronize()  # the future is set on the host, which torch's own streams do not wait for
-                return result
-
-        return self._thread.submit(task, [flat.device])
+        return self._thread.submit_after_stream(exchange, [flat])
 
     def _follow_gradient_scale(self) -> None:
         """Multiply residuals by what the gradient scaler multiplies its scale by: they wait in the old unit."""

@@ -156,13 +156,20 @@ class Exchange:
         """Return the tensors that are not empty, grouped by the spec that the policy chooses for them."""
         groups: dict[str, list[tuple[str, Tensor]]] = {}
         for name, x in tensors:
-            choice = self.choice(name, x)
-            if choice.reason and choice.spec != self.spec and name not in self.exempt:
-                self.exempt[name] = f"{choice.spec}: {choice.reason}"
-                log.info("%r travels as %r instead of %r: it %s", name, choice.spec, self.spec, choice.reason)
+            spec = self._note_exempt(name, self.choice(name, x))
             if x.numel():
-                groups.setdefault(choice.spec, []).append((name, x))
+                groups.setdefault(spec, []).append((name, x))
         return groups
+
+    def choose(self, name: str, tensor: TensorSpec) -> str:
+        """Return the spec that the policy chooses for a tensor, by its whole shape where that is known."""
+        return self._note_exempt(name, self.policy.choose(name, self.shapes.get(name) or tensor, self.spec))
+
+    def _note_exempt(self, name: str, choice: Choice) -> str:
+        if choice.reason and choice.spec != self.spec and name not in self.exempt:
+            self.exempt[name] = f"{choice.spec}: {choice.reason}"
+            log.info("%r travels as %r instead of %r: it %s", name, choice.spec, self.spec, choice.reason)
+        return choice.spec
 
     def mean(self, tensors: NamedTensors) -> None:
         """Replace tensors by their means over all ranks, the same bits on each."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from laconic.errors import NonFiniteError
 
 __all__ = ["ExchangeThread"]
 
@@ -19,7 +22,7 @@ EXIT_WAIT_S = 2.0
 
 
 class _Failure:
-    """The first error of a thread. All later tasks fail with it."""
+    """The first error of a thread after which ranks may be out of step. All later tasks fail with it."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -38,6 +41,7 @@ class ExchangeThread:
         self._name = name
         self._tasks: _Tasks = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._streams: dict[torch.device, Any] = {}
         # The thread ends with this object and before the interpreter: torch's thread-local state cannot be released
         # later, and the process would abort.
         weakref.finalize(self, _end, self._tasks, self._threads, EXIT_WAIT_S)
@@ -54,6 +58,30 @@ class ExchangeThread:
         self._tasks.put((task, done))
         # Future.set_exception works in Python only: DDP, which waits in C++, would take the exception for its tensor.
         return done.then(_result)
+
+    def submit_after_stream(
+        self, task: Callable[[], Tensor], tensors: Sequence[Tensor]
+    ) -> torch.futures.Future[Tensor]:
+        """Submit a task that uses tensors of one device; on a GPU it begins after what their stream does by now."""
+        device = tensors[0].device
+        if device.type != "cuda":
+            return self.submit(task)
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(device))
+
+        def on_stream() -> Tensor:
+            with torch.cuda.device(device), torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                for x in tensors:
+                    x.record_stream(stream)
+                result = task()
+                stream.synchronize()  # the future is set on the host, which the waiting stream does not wait for
+                return result
+
+        return self.submit(on_stream, [device])
 
     def close(self) -> None:
         """End the thread after the tasks that were submitted."""
@@ -84,7 +112,8 @@ def _run(tasks: _Tasks, failure: _Failure) -> None:
                 raise failure.error
             result: object = task()
         except Exception as error:  # of any kind: the waiting thread must get it, or would wait for ever
-            failure.error = failure.error or error
+            if not isinstance(error, NonFiniteError):  # which all ranks raise together, after a complete round
+                failure.error = failure.error or error
             result = error
         del entry, task  # before the result: the waiting thread may expect that the task's references are gone
         done.set_result(result)

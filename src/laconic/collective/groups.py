@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from laconic.collective.process_groups import backend_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 
@@ -21,7 +22,7 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Return where tensors must be that a group's backend moves."""
-    nccl = dist.get_backend(group) == "nccl"
+    nccl = backend_of(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 

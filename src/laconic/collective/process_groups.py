@@ -33,7 +33,10 @@ def size_of(group: dist.ProcessGroup | None) -> int:
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
     """Return the name of a group's backend, such as ``gloo``."""
-    return str(dist.get_backend(group) if group is None or is_registered(group) else group.name())
+    if group is None or is_registered(group):
+        return str(dist.get_backend(group))
+    name = group.name().lower()
+    return "nccl" if "nccl" in name else name
 
 
 def start_all_reduce(x: Tensor, group: dist.ProcessGroup | None, op: Any) -> Any:

@@ -26,6 +26,10 @@ class ExchangeStats:
     """Counted: bytes of all messages handed to ``torch.distributed.isend``, with their length prefixes."""
     bytes_received: int = 0
     """Counted: bytes of all buffers handed to ``torch.distributed.irecv``, with their length prefixes."""
+    bytes_scattered: int = 0
+    """Counted: bytes of all inputs handed to torch's reduce-scatter."""
+    bytes_gathered: int = 0
+    """Counted: bytes of all inputs handed to torch's all-gather."""
     bytes_broadcast: int = 0
     """Counted: bytes of all tensors handed to ``torch.distributed.broadcast`` by the rank that sends them."""
     encode_s: float = 0.0
@@ -45,8 +49,14 @@ class ExchangeStats:
     @property
     def wire_bytes(self) -> int:
         """Counted: all bytes that this rank handed to ``torch.distributed``."""
-        return self.bytes_reduced + self.bytes_sent + self.bytes_broadcast
+        collectives = self.bytes_reduced + self.bytes_scattered + self.bytes_gathered + self.bytes_broadcast
+        return self.bytes_sent + collectives
 
     def ring_bytes_estimate(self, ranks: int) -> float:
-        """Modelled: bytes of rounds that leave this rank if all-reduces are rings (2 (ranks - 1) / ranks of each)."""
-        return self.bytes_sent + self.bytes_reduced * 2 * (ranks - 1) / ranks
+        """Modelled: bytes of rounds that leave this rank if collectives are rings.
+
+        An all-reduce sends 2 (ranks - 1) / ranks of its bytes, a reduce-scatter half of that, and an all-gather sends
+        its input ranks - 1 times.
+        """
+        twice = 2 * self.bytes_reduced + self.bytes_scattered + self.bytes_gathered * ranks
+        return self.bytes_sent + twice * (ranks - 1) / ranks

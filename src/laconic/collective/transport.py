@@ -4,11 +4,14 @@ Messages go by isend and irecv, because gloo's all_gather takes four times as lo
 nothing before the receiver has posted its buffer, and that notice queues behind megabytes that are already on their
 way. So all receives of a round are posted before the first send, and no lengths travel ahead: both ends remember the
 length of the message with the same key in the last round, and a message that has grown beyond it comes in two pieces.
+
+A group is any ProcessGroup of torch, also one that ``torch.distributed`` does not know (torchft's). torch's threaded
+group, for tests, cannot send: there each round is two ``all_to_all_single``. In a fake group nothing arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +30,9 @@ from laconic.collective.process_groups import (
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import InputError
 
-__all__ = ["PREFIX", "AllToAll", "Transport", "all_reduce", "broadcast", "broadcast_all"]
+__all__ = [
+    "PREFIX", "AllToAll", "Transport", "all_gather", "all_reduce", "broadcast", "broadcast_all", "reduce_scatter",
+]  # fmt: skip
 
 PREFIX = 16
 """Bytes before a message, which hold its length: a multiple of the alignment of frames."""
@@ -38,11 +43,49 @@ _JOINED = 1 << 22
 """The largest number of values that are copied into one tensor for a broadcast."""
 
 
+_NEW = hasattr(dist, "reduce_scatter_single")
+REDUCE_SCATTER = "reduce_scatter_single" if _NEW else "reduce_scatter_tensor"
+ALL_GATHER = "all_gather_single" if _NEW else "all_gather_into_tensor"
+"""Functions of torch.distributed: since torch 2.13 the former names are deprecated."""
+
+
 def all_reduce(x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, op: Any = dist.ReduceOp.SUM) -> Any:
     """Start an all-reduce in place and count its bytes; return the work to wait for."""
     parts = (x._indices(), x._values()) if x.is_sparse else (x,)
     stats.bytes_reduced += sum(part.numel() * part.element_size() for part in parts)
     return start_all_reduce(x, group, op)
+
+
+def reduce_scatter(
+    output: Tensor, x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, *, mean: bool
+) -> Callable[[], None]:
+    """Start torch's reduce-scatter of contiguous tensors; the returned function waits for it."""
+    stats.bytes_scattered += x.numel() * x.element_size()
+    averages = mean and backend_of(group) in ("nccl", "threaded")  # gloo cannot average
+    op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+    work = getattr(dist, REDUCE_SCATTER)(output, x, op=op, group=group, async_op=True)
+
+    def finish() -> None:
+        with stats.during("wire_s"):
+            work.wait()
+        if mean and not averages:
+            output.div_(size_of(group))
+
+    return finish
+
+
+def all_gather(
+    output: Tensor, x: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats
+) -> Callable[[], None]:  # fmt: skip
+    """Start torch's all-gather of contiguous tensors; the returned function waits for it."""
+    stats.bytes_gathered += x.numel() * x.element_size()
+    work = getattr(dist, ALL_GATHER)(output, x, group=group, async_op=True)
+
+    def finish() -> None:
+        with stats.during("wire_s"):
+            work.wait()
+
+    return finish
 
 
 def broadcast(x: Tensor, source: int, group: dist.ProcessGroup | None, stats: ExchangeStats) -> None:
@@ -109,11 +152,21 @@ class Transport:
         self.rank, self.size = rank_in(group), size_of(group)
         self.peers = [rank for rank in range(self.size) if rank != self.rank]
         self.buffers = BufferCache()
+        backend = backend_of(group)
+        nccl = backend == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self.by_all_to_all = backend == "threaded"
+        self.delivers = backend != "fake"
         # NCCL takes GPU memory only, has no tags, and needs sends and receives to be started in one group.
-        self.grouped = backend_of(group) == "nccl"
-        self.device = torch.device("cuda", torch.cuda.current_device()) if self.grouped else torch.device("cpu")
+        self.grouped = nccl or self.by_all_to_all
         self._histories: dict[Hashable, _LengthHistory] = {}
         self._tag = 0
+
+    def point_to_point(
+        self, key: Hashable, limit: int, tag: int, *, sources: Sequence[int] = (), pinned: bool = False
+    ) -> AllToAll:
+        """Post the receives for a message from some ranks, which need not be all; the tag tells messages apart."""
+        return AllToAll(self, key, limit, tag, pinned, sources)
 
     def all_to_all(self, key: Hashable, limit: int, *, pinned: bool = False) -> AllToAll:
         """Post the receives for a message from each peer. All ranks call it in the same order.
@@ -125,25 +178,37 @@ class Transport:
             pinned: A GPU will read the messages.
         """
         self._tag = (self._tag + 1) % _TAGS
-        return AllToAll(self, key, limit, 2 * self._tag, pinned)
+        return AllToAll(self, key, limit, 2 * self._tag, pinned, self.peers)
 
     def history(self, *key: Hashable) -> _LengthHistory:
         return self._histories.setdefault(key, _LengthHistory())
 
     def start(self, sending: Mapping[int, Tensor], receiving: Mapping[int, Tensor], tag: int) -> list[Any]:
         """Start sends and receives by rank, and count their bytes."""
-        if self.group is not None and not is_registered(self.group):
-            self.stats.bytes_sent += sum(message.numel() for message in sending.values())
-            self.stats.bytes_received += sum(buffer.numel() for buffer in receiving.values())
+        self.stats.bytes_sent += sum(message.numel() for message in sending.values())
+        self.stats.bytes_received += sum(buffer.numel() for buffer in receiving.values())
+        if self.by_all_to_all:
+            return [self._all_to_all_single(sending, receiving)]
+        if not is_registered(self.group):
+            assert self.group is not None
             return start_messages(self.group, sending, receiving, tag)
-        operations = []
-        for rank, message in sending.items():
-            self.stats.bytes_sent += message.numel()
-            operations.append(dist.P2POp(dist.isend, message, group=self.group, tag=tag, group_peer=rank))
-        for rank, buffer in receiving.items():
-            self.stats.bytes_received += buffer.numel()
-            operations.append(dist.P2POp(dist.irecv, buffer, group=self.group, tag=tag, group_peer=rank))
+        operations = [
+            dist.P2POp(operation, x, group=self.group, tag=tag, group_peer=rank)
+            for operation, tensors in ((dist.isend, sending), (dist.irecv, receiving))
+            for rank, x in tensors.items()
+        ]
         return list(dist.batch_isend_irecv(operations)) if operations else []
+
+    def _all_to_all_single(self, sending: Mapping[int, Tensor], receiving: Mapping[int, Tensor]) -> _Scatter:
+        none = torch.empty(0, dtype=torch.uint8, device=self.device)
+        outgoing = [sending.get(rank, none) for rank in range(self.size)]
+        incoming = [receiving.get(rank, none) for rank in range(self.size)]
+        sizes = [x.numel() for x in incoming]
+        joined = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        work = dist.all_to_all_single(
+            joined, torch.cat(outgoing), sizes, [x.numel() for x in outgoing], group=self.group, async_op=True
+        )
+        return _Scatter(work, joined, incoming)
 
     def wait(self, works: list[Any]) -> None:
         with self.stats.during("wire_s"):
@@ -151,20 +216,37 @@ class Transport:
                 work.wait()
 
 
+class _Scatter:
+    """An all-to-all whose result is copied into the receivers' buffers when it is there."""
+
+    def __init__(self, work: Any, joined: Tensor, buffers: Sequence[Tensor]) -> None:
+        self._work, self._joined, self._buffers = work, joined, buffers
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        for buffer, part in zip(
+            self._buffers, torch.split(self._joined, [x.numel() for x in self._buffers]), strict=True
+        ):
+            buffer.copy_(part)
+
+
 class AllToAll:
     """A message to each peer and one from each: receives are posted at once, then ``send``, then ``receive``."""
 
-    def __init__(self, transport: Transport, key: Hashable, limit: int, tag: int, pinned: bool) -> None:
+    def __init__(
+        self, transport: Transport, key: Hashable, limit: int, tag: int, pinned: bool, sources: Sequence[int]
+    ) -> None:
         self._transport, self._key, self.limit, self._tag = transport, key, limit, tag
         self._buffers: dict[int, Tensor] = {}
         self._first_nbytes: dict[int, int] = {}
-        for rank in transport.peers:
+        for rank in sources:
             buffer = transport.buffers.get((key, rank), PREFIX + limit, device=transport.device, pinned=pinned)
             self._buffers[rank] = buffer
             self._first_nbytes[rank] = self._piece_nbytes("in", rank)
         receives = {rank: buffer[: self._first_nbytes[rank]] for rank, buffer in self._buffers.items()}
         self._deferred = receives if transport.grouped else {}
-        self._arriving = transport.start({}, {} if transport.grouped else receives, tag)
+        self._arriving = [] if transport.grouped else transport.start({}, receives, tag)
         self._leaving: list[Any] = []
         self._second_pieces: dict[int, Tensor] = {}
         self._in_use: list[Tensor] = []
@@ -193,11 +275,13 @@ class AllToAll:
             self._leaving += transport.start(self._second_pieces, {}, self._tag + 1)
 
     def receive(self) -> dict[int, Tensor]:
-        """Wait for the messages; return them by rank, on the host and without their prefix."""
+        """Wait for the messages; return them by rank, on the host and without their prefix; none in a fake group."""
         transport = self._transport
         if transport.grouped:  # sends and receives are one work, which must not be waited for twice
             self._arriving, self._leaving = self._leaving, []
         transport.wait(self._arriving)
+        if not transport.delivers:
+            return {}
         sizes, missing = {}, {}
         for rank, buffer in self._buffers.items():
             nbytes = int(buffer[:8].view(torch.int64)[0])

@@ -1,4 +1,4 @@
-"""Ranges of slots: how the two-shot reduction cuts tensors into shards, and residuals kept by range put together."""
+"""Ranges of slots: how tensors are cut into shards, and residuals kept by range put together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.channels import Channel
 
-__all__ = ["PART", "Range", "cut_into_parts", "join_residuals", "split_residual"]
+__all__ = ["PART", "Range", "cut_by_owner", "cut_into_parts", "join_residuals", "split_residual"]
 
 PART = 1 << 22
 """The largest number of values of a tensor in one part: one part is encoded while another is on its way."""
@@ -52,6 +52,31 @@ def cut_into_parts(sizes: Sequence[tuple[str, int]], limit: int, ranks: int) -> 
                 last = min(first + step, end)
                 part.append(Range(index, first, last, owner, f"{slot}[{first}:{last}]"))
             numel += end - begin
+    if part:
+        yield part
+
+
+def cut_by_owner(sizes: Sequence[tuple[str, int]], limit: int, ranks: int) -> Iterator[list[Range]]:
+    """Yield parts of bounded size of tensors whose shards are given: equally many values of each rank in its order.
+
+    Args:
+        sizes: Name and number of values per rank of each slot.
+        limit: The largest number of values of all ranks in one part.
+        ranks: The number of shards of each slot.
+    """
+    part: list[Range] = []
+    numel = 0
+    step = max(limit // ranks // SHARD_ALIGNMENT, 1) * SHARD_ALIGNMENT
+    for index, (slot, shard_numel) in enumerate(sizes):
+        for first in range(0, shard_numel, step):
+            last = min(first + step, shard_numel)
+            if numel and numel + (last - first) * ranks > limit:
+                yield part
+                part, numel = [], 0
+            for owner in range(ranks):
+                begin, end = owner * shard_numel + first, owner * shard_numel + last
+                part.append(Range(index, begin, end, owner, f"{slot}[{begin}:{end}]"))
+            numel += (last - first) * ranks
     if part:
         yield part
 
