@@ -30,7 +30,8 @@ from laconic.collective.exchange import EXACT, Exchange
 from laconic.collective.fsdp.param_groups import ShardedParameter
 from laconic.collective.reductions.allreduce import Reducer
 from laconic.collective.reductions.ranges import Range, cut_into_parts
-from laconic.collective.reductions.two_shot import GATHER, SCATTER, TwoShot
+from laconic.collective.reductions.shards import GATHER, SCATTER
+from laconic.collective.reductions.two_shot import TwoShot
 from laconic.errors import ConfigError, InputError
 from laconic.kernels import backend_for
 from laconic.packet import TensorSpec
