@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "aggregate", "channels", "codecs", "kernels", "multi_tensor", "packet", "policy", "residuals", "suitability",
         "wire",
     ),
-    "torchft": ("codecs", "collective", "packet", "policy"),
+    "torchft": ("codecs", "collective", "policy"),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),
     "watch": (),

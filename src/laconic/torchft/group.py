@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Work
 
 from laconic.collective.executor import ExchangeThread
+from laconic.collective.work import CodecWork
 from laconic.counters import LogOnce
 from laconic.errors import LaconicError
 from laconic.torchft.memory import ReplicaMemory
@@ -48,26 +48,25 @@ class QuorumGroup:
         return self._inner.recv(tensors, rank, tag)
 
 
-class SumWork(Work):
+class SumWork(dist.Work):
     """A sum that begins when somebody waits for it: until then others join it, in the same messages."""
 
-    def __init__(self, begin: Callable[[], None], tensors: list[Tensor]) -> None:
+    def __init__(self, begin: Callable[[], None]) -> None:
         super().__init__()
-        self._begin, self._tensors = begin, tensors
-        self.future: torch.futures.Future[Tensor] | None = None
+        self._begin = begin
+        self.started: CodecWork | None = None
 
-    def _begun(self) -> torch.futures.Future[Tensor]:
-        if self.future is None:
+    def _started(self) -> CodecWork:
+        if self.started is None:
             self._begin()
-        assert self.future is not None
-        return self.future
+        assert self.started is not None
+        return self.started
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        self._begun().wait()
-        return True
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return self._started().wait()
 
     def is_completed(self) -> bool:
-        return self.future is not None and self.future.done()
+        return self.started is not None and self.started.is_completed()
 
     def block_current_stream(self, timeout: timedelta | None = None) -> None:
         self.wait()
@@ -75,8 +74,8 @@ class SumWork(Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[Any]:
-        return self._begun().then(lambda _: self._tensors)
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        return self._started().get_future()
 
 
 @dataclass
@@ -101,8 +100,7 @@ class CompressedGroup:
         self._group: QuorumGroup | None = None
         self._thread = ExchangeThread("laconic-torchft")
         self._batch: list[_Sum] = []
-        self._last: torch.futures.Future[Tensor] | None = None
-        self._streams: dict[torch.device, Any] = {}
+        self._last: CodecWork | None = None
         self.uncompressed: Counter[str] = Counter()
         """All-reduces that did not use the codec, by reason."""
         self._warn_once = LogOnce("stats")
@@ -143,7 +141,7 @@ class CompressedGroup:
         self._memory.begin_attempt(
             self._manager.current_step(), slots, participates=bool(self._manager.is_participating())
         )
-        work = SumWork(self.begin, tensors)
+        work = SumWork(self.begin)
         self._batch.append(_Sum(slots, tensors, work))
         return work
 
@@ -171,7 +169,7 @@ class CompressedGroup:
         tensors = [x for each in batch for x in each.tensors]
         slots = [slot for each in batch for slot in each.slots]
 
-        def sums() -> Tensor:
+        def sums() -> None:
             try:
                 self._memory.check_settings()
                 with nullcontext() if participates else exchange.set_aside_residuals():
@@ -184,30 +182,10 @@ class CompressedGroup:
                     ) from error.__cause__
                 raise
             torch._foreach_mul_(tensors, float(size))
-            return tensors[0]
 
-        future = self._submit(sums, tensors[0].device)
+        self._last = CodecWork.start(self._thread, sums, tensors)
         for each in batch:
-            each.work.future = future
-        self._last = future
-
-    def _submit(self, task: Callable[[], Tensor], device: torch.device) -> torch.futures.Future[Tensor]:
-        if device.type != "cuda":
-            return self._thread.submit(task)
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(device))
-
-        def on_stream() -> Tensor:
-            with torch.cuda.device(device), torch.cuda.stream(stream):
-                stream.wait_event(ready)
-                result = task()
-                stream.synchronize()
-                return result
-
-        return self._thread.submit(on_stream, [device])
+            each.work.started = self._last
 
     def drain(self) -> Exception | None:
         """Start what waits and wait for it; return the error of the last exchange, if it failed."""

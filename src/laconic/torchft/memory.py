@@ -19,7 +19,7 @@ from torch import Tensor
 from laconic.collective.consistency import require_same_on_all_ranks
 from laconic.collective.exchange import Exchange, MemoryCopy
 from laconic.collective.process_groups import rank_in, size_of
-from laconic.collective.reductions.two_shot import GATHER
+from laconic.collective.reductions.shards import GATHER
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
 from laconic.policy import Policy
