@@ -51,6 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "wire",
     ),
     "torchft": ("codecs", "collective", "policy"),
+    "pipeline": ("codecs", "frames", "kernels", "packet", "wire"),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),
     "watch": (),

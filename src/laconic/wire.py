@@ -22,7 +22,7 @@ from laconic.packet import EXACT, Packet, TensorSpec, tensor_spec
 
 __all__ = [
     "MAX_NUMEL", "Buffer", "BundleWriter", "FrameArena", "FramePlan", "FrameTemplate", "align", "body_nbytes",
-    "bundle_header", "is_bundle", "pack", "pack_bundle", "seal", "unpack", "unpack_bundle",
+    "bundle_header", "frame_nbytes", "is_bundle", "pack", "pack_bundle", "seal", "unpack", "unpack_bundle",
 ]  # fmt: skip
 
 if sys.byteorder != "little":
@@ -195,6 +195,21 @@ def as_bytes(blob: Buffer) -> Tensor:
         return byte_view(blob)
     except (TypeError, BufferError) as error:
         raise InputError(f"expected bytes or a uint8 tensor, got {type(blob).__name__}") from error
+
+
+def frame_nbytes(blob: Buffer) -> int:
+    """Return the length of the frame at the beginning of a buffer of at least this length; ``FrameError`` if shorter.
+
+    Only the fields that decide the length are checked; ``unpack`` checks the frame.
+    """
+    data = as_bytes(blob)
+    head = bytes_at(data.data_ptr(), min(data.numel(), _FIXED.size))
+    flags, _, ndim, spec_nbytes, num_sections, payload, _ = _fixed_fields(head, data.numel())
+    numbers = _numbers(ndim + num_sections, bool(flags & WIDE)).size
+    nbytes = align(_FIXED.size + numbers + spec_nbytes + _CRC.size) + payload
+    if nbytes > data.numel():
+        raise FrameError(f"the frame declares {nbytes} bytes, the buffer has {data.numel()}: the frame is truncated")
+    return nbytes
 
 
 def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:

@@ -13,7 +13,7 @@ from doc_pages import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SCREEN = 45
-SLOW = {"compressed_layers.py", "server.py", "walk.py", "attach.py"}
+SLOW = {"compressed_layers.py", "server.py", "walk.py", "attach.py", "pipeline.py"}
 """Examples that start processes or train for longer; `make test` runs one of them, shortened."""
 
 
@@ -50,6 +50,17 @@ def test_attach_example_sends_less_than_plain_ddp(tmp_path):
     output = torchrun(ROOT / "examples" / "attach.py", 20, folder=tmp_path)
     sent, plain = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) bytes", output))
     assert 0 < sent < plain / 4 and "accuracy" in output
+
+
+@pytest.mark.slow
+def test_pipeline_example_sends_less_and_learns(tmp_path):
+    output = torchrun(ROOT / "examples" / "pipeline.py", folder=tmp_path)
+    numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d,]+) bytes", output)]
+    assert len(numbers) == 4 and all(
+        0 < sent < plain / 4 for sent, plain in zip(numbers[::2], numbers[1::2], strict=True)
+    )
+    loss = re.search(r"loss ([\d.]+)", output)
+    assert loss is not None and float(loss[1]) < 1.0
 
 
 @pytest.mark.slow

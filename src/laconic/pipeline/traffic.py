@@ -1,0 +1,108 @@
+"""Traffic: what one stage sends and receives in one direction, and its state in checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.errors import InputError, NonFiniteError
+from laconic.packet import TensorSpec
+from laconic.pipeline.messages import (
+    Copies,
+    Copy,
+    Direction,
+    Position,
+    Receiver,
+    Sample,
+    Sender,
+    WireStats,
+    stage_codec,
+)
+
+__all__ = ["Traffic", "load", "save"]
+
+
+class Traffic:
+    """What one stage sends and receives in one direction; ``compress`` describes the arguments."""
+
+    def __init__(
+        self, spec: str, direction: Direction, stage: int, *, seed: int, delta: bool, nonfinite: str, error_every: int
+    ) -> None:
+        chain = stage_codec(spec, direction)
+        self.direction, self.stats = direction, WireStats()
+        self.sender = Sender(chain, direction, stage, seed=seed, delta=delta, error_every=error_every, stats=self.stats)
+        self.receiver = Receiver(chain, direction, stage, nonfinite=nonfinite, delta=delta, stats=self.stats)
+        self.arriving: dict[int, list[tuple[Position, Tensor, Tensor]]] = {}
+        """By micro-batch: the buffers of messages under way, and the tensors that they are decoded into."""
+        self.shapes: dict[int, TensorSpec] = {}
+        """By tensor: what the receiver's buffers were made for."""
+
+    def ends(self) -> tuple[tuple[str, Copies | None], ...]:
+        return ("sender", self.sender.copies), ("receiver", self.receiver.copies)
+
+
+def save(traffic: Traffic) -> dict[str, Tensor]:
+    """Return the state: ``forward/sent``, and ``forward/sender/0/name`` with ``…/updates`` for each copy."""
+    rows = [[*position, count] for position, count in sorted(traffic.sender.sent.items())]
+    state = {f"{traffic.direction}/sent": torch.tensor(rows, dtype=torch.int64).view(-1, 3)}
+    for end, copies in traffic.ends():
+        for (tensor, sample), copy in () if copies is None else copies.by_sample.items():
+            name = f"{traffic.direction}/{end}/{tensor}/{_name(sample)}"
+            state[name] = copy.values.clone()
+            state[f"{name}/updates"] = torch.tensor(copy.updates)
+    return state
+
+
+def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
+    """Replace the state of both directions by a saved one; an invalid state changes nothing."""
+    sent: list[Counter[Position]] = []
+    found: list[tuple[Copies, dict[tuple[int, Sample], Copy]]] = []
+    known = set()
+    for traffic in traffics:
+        rows = state.get(f"{traffic.direction}/sent", torch.empty(0, 3, dtype=torch.int64))
+        known.add(f"{traffic.direction}/sent")
+        if rows.dim() != 2 or rows.shape[1] != 3 or rows.dtype != torch.int64:
+            raise InputError(f"'{traffic.direction}/sent' must be an int64 matrix of 3 columns")
+        sent.append(Counter({Position(batch, tensor): count for batch, tensor, count in rows.tolist()}))
+        for end, copies in traffic.ends():
+            prefix = f"{traffic.direction}/{end}/"
+            names = [name for name in state if name.startswith(prefix) and f"{name}/updates" in state]
+            if copies is None:
+                continue
+            found.append((copies, {_key(name.removeprefix(prefix)): _copy(state, name) for name in names}))
+            known.update(names, (f"{name}/updates" for name in names))
+    foreign = sorted(set(state) - known)
+    if foreign:
+        raise InputError(f"unknown name {foreign[0]!r} in the state: it is not that of a stage with these arguments")
+    for traffic, counts in zip(traffics, sent, strict=True):
+        traffic.sender.sent = counts
+    for copies, by_sample in found:
+        copies.by_sample = by_sample
+
+
+def _copy(state: Mapping[str, Tensor], name: str) -> Copy:
+    values = state[name].detach().to(torch.float32)
+    if not state[name].is_floating_point() or not bool(torch.isfinite(values).all()):
+        raise NonFiniteError(f"{name!r} in the saved state must be a finite float tensor")
+    return Copy(values.clone().contiguous(), int(state[f"{name}/updates"]))
+
+
+def _name(sample: Sample) -> str:
+    if isinstance(sample, Position):
+        return f"micro-batch {sample.micro_batch}"
+    return f"number {sample}" if isinstance(sample, int) else f"text {sample}"
+
+
+def _key(name: str) -> tuple[int, Sample]:
+    tensor, _, sample = name.partition("/")
+    kind, _, value = sample.partition(" ")
+    try:
+        index = int(tensor)
+        if kind == "text":
+            return index, value
+        return index, Position(int(value), index) if kind == "micro-batch" else int(value)
+    except ValueError:
+        raise InputError(f"{name!r} in the saved state does not name a tensor and a sample") from None
