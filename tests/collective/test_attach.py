@@ -308,7 +308,7 @@ def rejected(rank, world):
     from torch.distributed.fsdp import fully_shard
 
     sharded = fully_shard(network(), mesh=init_device_mesh("cpu", (world,)))
-    rejects("fsdp", "no replicas", sharded, "ef|qsgd:4")
+    rejects("fsdp", "a residual of the whole gradient", sharded, "ef|qsgd:4")
     return results
 
 

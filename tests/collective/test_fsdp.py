@@ -229,6 +229,72 @@ def refused(rank, mesh):
     return results
 
 
+def without_replicas(rank, world):
+    """A model sharded over all ranks: its collectives by codecs without memory."""
+    mesh = init_device_mesh("cpu", (world,))
+    results = {}
+    for name, options in (("plain", {}), ("gathered", {"reshard_after_forward": False}), ("bf16", BF16)):
+        stock, model = sharded_gpt(mesh, **options), sharded_gpt(mesh, **options)
+        attachment = laconic.attach(model, "none", gather="none", policy=SMALL)
+        expected = train(stock, 2, rank=rank, accumulate=2), *whole(stock)
+        results[f"fsdp none {name}"] = same(expected, (train(model, 2, rank=rank, accumulate=2), *whole(model)))
+        results[f"fsdp none {name} counts"] = attachment.stats()["steps"] == 2
+        if name == "gathered":
+            continue
+        attachment.detach()
+        stock, model = sharded_gpt(mesh, **options), sharded_gpt(mesh, **options)
+        for spec, gather in (("qsgd:8", None), ("thc:8", "qsgd:8"), ("bf16", "bf16")):
+            attachment = laconic.attach(model, spec, gather=gather, policy=SMALL, error_every=1)
+            before = attachment.stats()["wire_bytes"]
+            loss, expected = train(model, 2, rank=rank), train(stock, 2, rank=rank)
+            stats, key = attachment.stats(), f"fsdp {spec} {gather} {name}"
+            results[f"{key} loss"] = abs(float(loss) / float(expected) - 1) < 0.02
+            plain = 2 * 4 * sum(x.numel() for x in whole(model)) * (1 if gather is None else 3)
+            results[f"{key} bytes"] = stats["wire_bytes"] - before < (0.55 if spec == "bf16" else 0.4) * plain
+            results[f"{key} errors"] = stats["errors"] != {} and all(0 <= x < 1 for x in stats["errors"].values())
+            results[f"{key} exempt"] = any(name.endswith("bias") for name in stats["exempt"])
+            attachment.set("qsgd:4")
+            state = attachment.state_dict()
+            attachment.load_state_dict(state)
+            results[f"{key} steps"] = int(state["steps"]) == 2 and attachment.spec == "qsgd:4"
+            attachment.detach()
+        train(model, 1, rank=rank)
+        results[f"fsdp detached {name}"] = attachment.stats()["steps"] == 2
+    for spec, options, match in (
+        ("ef|qsgd:4", {}, "a residual of the whole gradient"),
+        ("powersgd:2", {}, "whole matrices"),
+        ("qsgd:4", {"gather": "ef|qsgd:8"}, "a residual of the whole gradient"),
+        ("qsgd:4", {"check_every": 1}, "compares replicas"),
+    ):
+        with pytest.raises(laconic.ConfigError, match=match):
+            laconic.attach(model, spec, **options)
+        results[f"fsdp refuses {spec} {options}"] = True
+    return results | unused(rank, mesh)
+
+
+def unused(rank, mesh):
+    results, ends = {}, {}
+    for spec in ("stock", "none", "qsgd:8"):
+        model = fully_shard(Branches(), mesh=mesh)
+        if spec != "stock":
+            laconic.attach(model, spec, policy=SMALL)
+        [optimizer], generator = adamw(model), torch.Generator().manual_seed(rank)
+        for step in range(2):
+            model.uses_optional = step % 2 == 0
+            model(torch.randn(8, 64, generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends[spec] = whole(model)
+    results["fsdp branches"] = same(ends["stock"], ends["none"])
+    close = zip(ends["stock"], ends["qsgd:8"], strict=True)
+    results["fsdp branches compressed"] = all(torch.allclose(a, b, atol=0.05) for a, b in close)
+    return results
+
+
+def test_fsdp_without_replicas(tmp_path):
+    assert failures(run_ranks(without_replicas, 2, tmp_path), "fsdp") == {}
+
+
 def all_of_hsdp(rank, world):
     mesh = two_by_two()
     parts = (exact, exact_options, branches, compressed, refused)

@@ -70,6 +70,7 @@ class Collectives:
         self._scatters: dict[str, ReduceScatter] = {}
         self._gathers: dict[str, AllGather] = {}
         self._thread: ExchangeThread | None = None
+        self._first_round = 0
 
     def __repr__(self) -> str:
         return f"Collectives({self.spec!r}, rank={self.rank}, size={self.size})"
@@ -147,6 +148,7 @@ class Collectives:
         if spec not in self._scatters:
             _require_shards("reduce_scatter", spec)
             self._scatters[spec] = ReduceScatter(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+            self._scatters[spec].begin_rounds(self._first_round)
         return self._scatters[spec]
 
     def _gather_by(self, spec: str) -> AllGather:
@@ -155,6 +157,7 @@ class Collectives:
             if any(isinstance(stage, MomentumCorrection) for stage in parse(spec)[0]):
                 raise ConfigError(f"all_gather: {spec!r}: momentum is for gradients that are added; use 'ef' or none")
             self._gathers[spec] = AllGather(spec, self.group, nonfinite=self.nonfinite, stats=self.stats)
+            self._gathers[spec].begin_rounds(self._first_round)
         return self._gathers[spec]
 
     def _scatter_encoded(self, spec: str, tensors: NamedPairs, mean: bool) -> None:
@@ -304,6 +307,14 @@ class Collectives:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+
+    def begin_rounds(self, number: int) -> None:
+        """Count the rounds of all tensors from this number on, the same on all ranks; rounding seeds follow from it."""
+        self._first_round = number
+        self._exchange.begin_rounds(number)
+        operations: list[ShardRounds] = [*self._scatters.values(), *self._gathers.values()]
+        for operation in operations:
+            operation.begin_rounds(number)
 
     # -------------------------------------------------------------------------------------------------------- state
 

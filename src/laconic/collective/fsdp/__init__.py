@@ -1,6 +1,7 @@
 """attach for modules that torch's ``fully_shard`` (FSDP2) has sharded.
 
-With replicas (HSDP) the codec does the slow dimension, between replicas: see ``HSDPAttachment``.
+With replicas (HSDP) the codec does the slow dimension, between replicas: see ``HSDPAttachment``. Without replicas it
+does the collectives inside the only one: see ``FSDPAttachment``.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from laconic.collective.attachment import Attachment, AttachOptions
-from laconic.collective.fsdp.memory import require_error_feedback_only
 from laconic.collective.fsdp.param_groups import ParamGroup, param_groups_of
 from laconic.collective.fsdp.replicas import HSDPAttachment
+from laconic.collective.fsdp.scatter import FSDPAttachment
 from laconic.collective.groups import ranks_of
 from laconic.errors import ConfigError
-from laconic.policy import Policy
 
-__all__ = ["HSDPAttachment", "attach_fsdp"]
+__all__ = ["FSDPAttachment", "HSDPAttachment", "attach_fsdp"]
 
 log = logging.getLogger("laconic")
 
@@ -42,11 +42,10 @@ def attach_fsdp(
         for each in group.parameters:
             if each.parameter.is_complex():
                 raise ConfigError(f"parameter {each.name!r} is complex, which is not supported with FSDP")
-    require_error_feedback_only(spec, Policy.of(options.policy))
     _warn_of_other_parameters(module, groups)
     between = _replicate_group(groups, replicate)
     if between is None:
-        raise ConfigError(f"a model that is sharded over all ranks has no replicas to exchange with: use {MESH}")
+        return FSDPAttachment(module, spec, options, groups, gather)
     if gather is not None:
         raise ConfigError("gather compresses gathered parameters of models without replicas: leave it out here")
     return HSDPAttachment(module, spec, options, groups, between)

@@ -15,12 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
 
 from laconic.errors import ConfigError, LaconicError
 from laconic.packet import TensorSpec
 
 __all__ = ["ParamGroup", "ShardedParameter", "param_groups_of", "write_back"]
+
+Scatter = Callable[["ParamGroup", Tensor, Tensor, Any], bool]
+"""Reduce-scatters gradients, with group, output, input and operation; False if torch must do it."""
+
+Gather = Callable[["ParamGroup", Tensor, Tensor], bool]
+"""Gathers parameters, with group, output and input; False if torch must do it."""
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """Names that torch.compile and activation checkpointing put into those of parameters."""
@@ -125,14 +132,26 @@ class ParamGroup:
         self._record_gradients()
         self._inside._all_reduce_hook = _Hook(self, hook)
 
+    def install_collectives(self, scatter: Scatter, gather: Gather | None) -> None:
+        """Call functions instead of torch's reduce-scatter of gradients and, if given, its all-gather of parameters."""
+        self._record_gradients()
+        self._inside._reduce_scatter_comm = _CodecReduceScatter(self, scatter)
+        if gather is not None:
+            self._inside._all_gather_comm = _CodecAllGather(self, gather)
+
     def require_unattached(self) -> None:
         """Raise ``ConfigError`` if the group has a hook or collectives of its own."""
-        hook = self._inside._all_reduce_hook
-        if isinstance(hook, _Hook):
+        hook, scatter, gather = (
+            getattr(self._inside, name) for name in ("_all_reduce_hook", "_reduce_scatter_comm", "_all_gather_comm")
+        )
+        if isinstance(hook, _Hook) or isinstance(scatter, _CodecReduceScatter):
             raise ConfigError("the FSDP module is attached already: use set() of its Attachment to change the codec")
         if hook is not None:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             raise ConfigError(f"the FSDP module already has an all-reduce hook ({name}), and takes one only")
+        if not isinstance(scatter, DefaultReduceScatter) or not isinstance(gather, DefaultAllGather):
+            kinds = f"{type(scatter).__name__} and {type(gather).__name__}"
+            raise ConfigError(f"the FSDP module already has collectives of its own ({kinds}): use torch's default ones")
 
     def _record_gradients(self) -> None:
         """Remember which parameters have gradients when torch reduces them: the hook is not told."""
@@ -155,9 +174,10 @@ class ParamGroup:
         )
 
     def remove(self) -> None:
-        """Undo what ``install`` and ``take_over_replicas`` did."""
+        """Undo what ``install``, ``install_collectives`` and ``take_over_replicas`` did."""
         inside = self._inside
         inside._all_reduce_hook = None
+        inside._reduce_scatter_comm, inside._all_gather_comm = DefaultReduceScatter(), DefaultAllGather()
         inside.__dict__.pop("post_backward", None)
         if self._meshes is not None:
             if inside.post_forward_mesh_info == inside.mesh_info:
@@ -167,17 +187,36 @@ class ParamGroup:
     # ----------------------------------------------------------------------------------------------------- gradients
 
     def slots(self, flat: Tensor) -> list[tuple[ShardedParameter, Tensor]]:
-        """Return the parameters whose gradients are in a flat tensor, with views of it."""
-        views, at = [], 0
-        for each in self._with_gradient:
-            views.append((each, flat[at : at + each.shard_shape.numel()].view(each.shard_shape)))
-            at += each.padded_numel
-        if at != flat.numel():
-            raise LaconicError(
-                f"torch's FSDP hands {flat.numel()} values to the hook where {len(views)} parameters have {at}: this "
-                f"version of torch ({torch.__version__}) is not supported; detach, and report it"
-            )
-        return views
+        """Return the parameters whose gradients are in a flat tensor of shards, with views of it, without padding."""
+        parts = _parts(self._with_gradient, flat)
+        return [(each, part[: each.shard_shape.numel()].view(each.shard_shape)) for each, part in parts]
+
+    def scattered(self, shards: Tensor, whole: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+        """Return names, padded shards and padded shards of all ranks of the gradients that torch reduces."""
+        rows = _parts(self._with_gradient, whole.view(-1, shards.numel()))
+        return [
+            (each.name, x, row) for (each, x), (_, row) in zip(_parts(self._with_gradient, shards), rows, strict=True)
+        ]
+
+    def gathered(self, shards: Tensor, whole: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+        """Return names, padded shards of all ranks and padded shards of all parameters that torch gathers."""
+        rows = _parts(self.parameters, whole.view(-1, shards.numel()))
+        return [(each.name, row, x) for (each, x), (_, row) in zip(_parts(self.parameters, shards), rows, strict=True)]
+
+    @property
+    def divisor(self) -> float | None:
+        """What the user divides gradients by, instead of the number of ranks."""
+        divisor: float | None = self._inside.gradient_divide_factor
+        return divisor
+
+    @property
+    def gathers_plainly(self) -> bool:
+        """Whether torch gathers shards as they are, over the same ranks after forward as before it."""
+        inside = self._inside
+        after = inside.post_forward_mesh_info
+        return (after is None or after == inside.mesh_info) and not any(
+            hasattr(each.inside._sharded_local_tensor, "fsdp_pre_all_gather") for each in self.parameters
+        )
 
     @property
     def requires_all_reduce(self) -> bool:
@@ -204,6 +243,44 @@ class ParamGroup:
             and not getattr(each.parameter, "_post_accumulate_grad_hooks", None)
             for each in self._with_gradient
         )
+
+
+def _parts(parameters: Sequence[ShardedParameter], x: Tensor) -> list[tuple[ShardedParameter, Tensor]]:
+    """Return parameters with their parts of the last dimension of a tensor, padded."""
+    sizes = [each.padded_numel for each in parameters]
+    if sum(sizes) != x.shape[-1]:
+        raise LaconicError(
+            f"torch's FSDP hands over {x.shape[-1]} values where {len(sizes)} parameters have {sum(sizes)}: this "
+            f"version of torch ({torch.__version__}) is not supported; detach, and report it"
+        )
+    return list(zip(parameters, torch.split(x, sizes, dim=-1), strict=True))
+
+
+class _CodecReduceScatter(DefaultReduceScatter):
+    """What torch calls instead of its own reduce-scatter."""
+
+    def __init__(self, group: ParamGroup, call: Scatter) -> None:
+        self._group, self._call = group, call
+
+    def __call__(  # type: ignore[override]  # torch ignores what it returns
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        if not self._call(self._group, output_tensor, input_tensor, op):
+            super().__call__(output_tensor, input_tensor, group, op, async_op)
+
+
+class _CodecAllGather(DefaultAllGather):
+    """What torch calls instead of its own all-gather."""
+
+    def __init__(self, group: ParamGroup, call: Gather) -> None:
+        self._group, self._call = group, call
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        if self._call(self._group, output_tensor, input_tensor):
+            return None
+        return super().__call__(output_tensor, input_tensor, group, async_op)
 
 
 @dataclass(frozen=True)
