@@ -95,8 +95,8 @@ def mlp(**options: Any) -> Config:
 class OtherProtocolServer(Server):
     """A server to which every worker seems to use another protocol."""
 
-    def hello(self, request: bytes, context: Any) -> bytes:
-        return super().hello(json_message(read_json(request) | {"protocol": 99}), context)
+    def hello(self, messages: Iterator[bytes], call: Any) -> Iterator[bytes]:
+        return super().hello((json_message(read_json(message) | {"protocol": 99}) for message in messages), call)
 
 
 @contextlib.contextmanager

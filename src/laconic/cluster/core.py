@@ -31,7 +31,7 @@ from laconic.cluster.protocol import Frame
 from laconic.cluster.push_receiver import PushReceiver
 from laconic.cluster.rejoin import Offer, agree
 from laconic.cluster.replies import RefusedError, Reply
-from laconic.cluster.shared_state import ByteBudget, EventLog, SharedState
+from laconic.cluster.shared_state import ByteBudget, EventLog, FrameMemory, SharedState
 from laconic.cluster.weights import Optimizer, Resident, Weights
 from laconic.errors import FileError, FrameError
 
@@ -108,6 +108,11 @@ class Core:
         return self.job.push_limits(self._weights.upload_layouts[-1])
 
     @property
+    def scale_limits(self) -> list[int]:
+        """The largest possible frame of scales of each slot, in bytes."""
+        return self._sum_rounds().scale_limits
+
+    @property
     def slots(self) -> Slots:
         return self._weights.slots
 
@@ -132,6 +137,7 @@ class Core:
         """Open a worker's session and return what it needs to begin; raise ``RefusedError`` if it is not of the job."""
         with self._shared.changed:
             self.settle()
+            self._shared.require_running()
             session = self._members.at(worker)
             if fingerprint != self.slots.fingerprint:
                 raise RefusedError(
@@ -141,6 +147,7 @@ class Core:
                 )
             if incarnation < session.incarnation:
                 raise session.replaced(incarnation)
+            self._members.check_incarnation(worker, incarnation)
             if incarnation > session.incarnation or not session.present:
                 session.begin(incarnation)
                 if self._members.offers is not None:
@@ -194,6 +201,11 @@ class Core:
             if len(self._members.offers) == self.job.workers:
                 self._agree(self._members.offers)
 
+    def check_member(self, worker: int, incarnation: int) -> None:
+        """Raise unless the caller is the worker's current incarnation."""
+        with self._shared.changed:
+            self._members.session(worker, incarnation)
+
     def leave(self, worker: int, incarnation: int) -> None:
         """A worker has left for good: nobody waits for it where a job can do without it."""
         with self._shared.changed:
@@ -217,6 +229,7 @@ class Core:
         """Return the weights from which a worker continues; see ``Weights.snapshot``."""
         with self._shared.changed:
             self.settle()
+            self._shared.require_running()
             return self._mode.snapshot(self._members.session(worker, incarnation), deadline, alive)
 
     def on_update(self, listener: Callable[[int], None]) -> None:
@@ -293,7 +306,7 @@ class Core:
                 "version": version,
                 "fingerprint": self.slots.fingerprint,
                 "clocks": [min(session.clock, version) for session in sessions],
-                "incarnations": [session.incarnation for session in sessions],
+                "incarnations": self._members.saved_incarnations(),
                 "tickets": self._mode.queue_state(),
             }
             return weights.state(), meta
@@ -305,10 +318,9 @@ class Core:
         with self._shared.changed:
             self._weights.load(tensors, meta)
             self._mode.load_queue(meta["tickets"])
-            saved = zip(self._members.sessions, meta["clocks"], meta["incarnations"], strict=True)
-            for session, clock, incarnation in saved:
+            for session, clock in zip(self._members.sessions, meta["clocks"], strict=True):
                 session.clock, session.reply = int(clock), None
-                session.incarnation = max(session.incarnation, int(incarnation))
+            self._members.restore_incarnations(meta["incarnations"])
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -368,9 +380,13 @@ class Core:
             self._members.check_turn(session, sequence)
             return sums.agree_scales(session, bits, deadline, alive)
 
-    def receiving_upload(self) -> AbstractContextManager[None]:
-        """Count a weight upload while it arrives."""
-        return self._sum_rounds().uploads.incoming()
+    def frame_memory(self, alive: Callable[[], bool] = lambda: True) -> FrameMemory:
+        """Return the memory for a call's frames of scales or weights, which counts in the byte budget."""
+        return FrameMemory(self._shared, self._budget, alive)
+
+    def receiving_upload(self, worker: int) -> AbstractContextManager[None]:
+        """Count a weight upload while it arrives; raise if this worker must not upload."""
+        return self._sum_rounds().uploads.incoming(worker, final=self._over)
 
     def upload_weights(self, worker: int, incarnation: int, version: int, frames: Sequence[Frame]) -> None:
         """Take a worker's weights of a version, the optimizer's state and resident tensors."""

@@ -44,7 +44,7 @@ class InProcessConnection:
         return self.core.agree_scales(self.worker, self.incarnation, sequence, scales, deadline=self._deadline())
 
     def upload_weights(self, version: int, frames: Sequence[Frame]) -> None:
-        with self.core.receiving_upload():
+        with self.core.receiving_upload(self.worker):
             self.core.upload_weights(self.worker, self.incarnation, version, frames)
 
     def leave(self) -> None:

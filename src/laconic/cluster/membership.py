@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +18,15 @@ from laconic.cluster.shared_state import SharedState
 if TYPE_CHECKING:
     from laconic.cluster.push_receiver import PushReceiver
 
-__all__ = ["Membership", "WorkerSession", "listed"]
+__all__ = ["Membership", "WorkerSession", "incarnation_now", "listed"]
+
+MAX_SECONDS_AHEAD = 300
+"""How far a worker's clock, from which its incarnation comes, may be ahead of the server's."""
+
+
+def incarnation_now() -> int:
+    """Return the incarnation of a worker that starts now: the time in milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass
@@ -88,6 +97,25 @@ class Membership:
         if not 0 <= worker < self._job.workers:
             raise RefusedError("worker", f"worker must be 0 to {self._job.workers - 1}, got {worker}")
         return self.sessions[worker]
+
+    def check_incarnation(self, worker: int, incarnation: int) -> None:
+        """Raise if an incarnation lies in the future: no later one of this worker would be accepted."""
+        ahead = (incarnation - incarnation_now()) / 1000
+        if ahead > MAX_SECONDS_AHEAD:
+            raise RefusedError(
+                "incarnation",
+                f"incarnation {incarnation} of worker {worker} is {ahead:.0f} s ahead of the server's clock, at most "
+                f"{MAX_SECONDS_AHEAD} s are allowed: correct the clocks of both hosts, or give a smaller --incarnation",
+            )
+
+    def saved_incarnations(self) -> list[int]:
+        """Return the incarnations for a checkpoint, none of which lies in the future."""
+        return [min(session.incarnation, incarnation_now()) for session in self.sessions]
+
+    def restore_incarnations(self, saved: Iterable[int]) -> None:
+        """Continue with a checkpoint's incarnations; those from a clock that ran ahead are lowered to the time."""
+        for session, incarnation in zip(self.sessions, saved, strict=True):
+            session.incarnation = max(session.incarnation, min(int(incarnation), incarnation_now()))
 
     def session(self, worker: int, incarnation: int) -> WorkerSession:
         return self.at(worker).require(incarnation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,10 +149,14 @@ class Assembler:
 
     Args:
         limits: The largest possible frame of each slot, in bytes.
+        keep: Whether to return the frames; otherwise they are checked for their sizes only, and are returned empty.
+        on_begin: Called with the slot and the size of each frame before its first byte is kept.
     """
 
-    def __init__(self, limits: Sequence[int]) -> None:
-        self._limits = limits
+    def __init__(
+        self, limits: Sequence[int], *, keep: bool = True, on_begin: Callable[[int, int], None] | None = None
+    ) -> None:
+        self._limits, self._keep, self._on_begin = limits, keep, on_begin
         self._slot = -1
         self._nbytes = 0
         self._pieces: list[memoryview] = []
@@ -176,6 +180,8 @@ class Assembler:
                 raise FrameError(
                     f"a frame for slot {slot} must have 1 to {self._limits[slot]} bytes, its header says {nbytes}"
                 )
+            if self._on_begin is not None:
+                self._on_begin(slot, nbytes)
             self._slot, self._nbytes, self._received = slot, nbytes, 0
             piece = memoryview(message)[1 + _HEAD.size :]
         elif kind == MORE and self.incomplete:
@@ -186,12 +192,13 @@ class Assembler:
         expected = min(CHUNK, self._nbytes - self._received)
         if len(piece) != expected:
             raise FrameError(f"expected a piece of {expected} bytes of a frame of {self._nbytes}, got {len(piece)}")
-        self._pieces.append(piece)
+        if self._keep:
+            self._pieces.append(piece)
         self._received += expected
         if self._received < self._nbytes:
             return None
         slot = self._slot
         frame: Frame = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._slot, self._pieces = -1, []
-        self.total += len(frame)
+        self.total += self._nbytes
         return slot, frame

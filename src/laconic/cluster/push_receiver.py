@@ -40,7 +40,10 @@ class PushReceiver:
         """Whether the worker has started this push again."""
         self.reservation = Reservation()
         self._mode, self._applied = mode, applied
-        self._drops_frames = applied or (self.round is not None and self.worker in self.round.pushed)
+        self.drops_frames = applied or (self.round is not None and self.worker in self.round.pushed)
+        """Whether the content of this push is already known."""
+        self._begun: set[int] = set()
+        """Slots whose frames have begun to arrive."""
         self._frames: dict[int, OpenedFrame | Contribution | None] = {}
         self._encoded: dict[int, Frame] = {}
 
@@ -61,11 +64,21 @@ class PushReceiver:
         if self.cancelled:
             raise regather()
 
+    def begin(self, slot: int, nbytes: int, *, deadline: float) -> None:
+        """Reserve memory for a slot's frame that begins to arrive. Blocks while the byte budget is exhausted."""
+        if slot in self._begun:
+            raise FrameError(f"slot {slot} was sent twice")
+        self._begun.add(slot)
+        if not self.drops_frames:
+            self._mode.reserve(self, nbytes, deadline)
+
     def add(self, slot: int, frame: Frame, *, deadline: float) -> None:
-        """Take one slot's frame. Blocks while the byte budget is exhausted."""
+        """Take one slot's frame."""
+        if slot not in self._begun:
+            self.begin(slot, len(frame), deadline=deadline)
         if slot in self._frames:
             raise FrameError(f"slot {slot} was sent twice")
-        self._frames[slot] = None if self._drops_frames else self._mode.add_frame(self, slot, frame, deadline)
+        self._frames[slot] = None if self.drops_frames else self._mode.add_frame(self, slot, frame)
         if isinstance(self._frames[slot], OpenedFrame):
             self._encoded[slot] = frame
 

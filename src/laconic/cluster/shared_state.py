@@ -12,9 +12,12 @@ from typing import Any
 from laconic.cluster.replies import RefusedError
 from laconic.errors import NonFiniteError
 
-__all__ = ["ByteBudget", "EventLog", "Reservation", "SharedState"]
+__all__ = ["ByteBudget", "EventLog", "FrameMemory", "Reservation", "SharedState"]
 
 EventLog = Callable[[dict[str, Any]], None]
+
+EXEMPTION_TIMEOUT = 10.0
+"""Seconds after which a push that may exceed the byte budget and receives nothing no longer holds up others."""
 
 
 class SharedState:
@@ -54,6 +57,11 @@ class SharedState:
             self.failure = failure
             self.changed.notify_all()
 
+    def require_running(self) -> None:
+        """Raise if the job cannot continue: its weights may be those of a failed update."""
+        if self.failure is not None:
+            raise RefusedError("diverged", self.failure)
+
     def wait(
         self, ready: Callable[[], bool], deadline: float, alive: Callable[[], bool], description: Callable[[], str]
     ) -> None:
@@ -67,8 +75,7 @@ class SharedState:
         timeout = max(0.0, deadline - time.monotonic())
         if not self.changed.wait_for(lambda: ready() or not alive() or self.failure is not None, timeout):
             raise RefusedError("waiting", f"waited for {description()}")
-        if self.failure is not None:
-            raise RefusedError("diverged", self.failure)
+        self.require_running()
         if not ready():
             raise RefusedError("gone", "the worker has disconnected")
 
@@ -89,7 +96,7 @@ class ByteBudget:
 
     A push that exceeds the limit blocks its handler, which stops the worker by gRPC's flow control. The push that the
     others wait for never blocks: in an ordered round it is the next worker's; otherwise the first one that found no
-    space, until it is complete.
+    space, until it is complete or has been idle for ``EXEMPTION_TIMEOUT``.
 
     Args:
         shared: The lock to wait on.
@@ -99,6 +106,8 @@ class ByteBudget:
         self._shared, self._limit = shared, limit
         self.used = 0
         self._exempt: Reservation | None = None
+        self._exempt_at = 0.0
+        """When the exempt push last received something."""
 
     def acquire(
         self, reservation: Reservation, nbytes: int, *, deadline: float, alive: Callable[[], bool],
@@ -120,13 +129,17 @@ class ByteBudget:
             lambda: f"{self.used} bytes of other pushes",
         )
         if not cancelled():
+            if self._exempt is reservation:
+                self._exempt_at = time.monotonic()
             self.used += nbytes
             reservation.nbytes += nbytes
 
     def _is_exempt(self, reservation: Reservation, has_turn: bool | None) -> bool:
         if has_turn is not None:
             return has_turn
-        self._exempt = self._exempt or reservation
+        now = time.monotonic()
+        if self._exempt is None or now > self._exempt_at + EXEMPTION_TIMEOUT:
+            self._exempt, self._exempt_at = reservation, now
         return self._exempt is reservation
 
     def end_exemption(self, reservation: Reservation) -> None:
@@ -148,3 +161,29 @@ class Reservation:
     """The bytes of a budget that one push holds."""
 
     nbytes: int = 0
+
+
+class FrameMemory:
+    """The memory of a call's frames that are no push: scales and weight uploads. Close it with ``with``.
+
+    Args:
+        alive: Whether the caller still waits.
+    """
+
+    def __init__(self, shared: SharedState, budget: ByteBudget, alive: Callable[[], bool]) -> None:
+        self._shared, self._budget, self._alive = shared, budget, alive
+        self._reservation = Reservation()
+
+    def reserve(self, nbytes: int, *, deadline: float) -> None:
+        """Reserve memory for a frame that begins to arrive; wait while the byte budget is exhausted."""
+        with self._shared.changed:
+            self._budget.acquire(
+                self._reservation, nbytes, deadline=deadline, alive=self._alive, cancelled=lambda: False,
+                has_turn=lambda: None,
+            )  # fmt: skip
+
+    def __enter__(self) -> FrameMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.release(self._reservation)

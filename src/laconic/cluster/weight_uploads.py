@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from laconic.cluster.membership import Membership
 from laconic.cluster.protocol import Frame
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.shared_state import SharedState
@@ -17,18 +20,27 @@ from laconic.frames import decode, encode
 
 __all__ = ["WeightUploads"]
 
+log = logging.getLogger("laconic")
+
+UPLOADER_TIMEOUT = 5.0
+"""Seconds after which another worker may upload weights that are needed, if the job's uploader has not."""
+
 
 class WeightUploads:
     """Uploads of the weights that workers hold. Callers hold the lock unless a method says otherwise.
+
+    The job's uploader is the first of its workers that has not left: worker 0. Another worker may upload only if the
+    server has asked it to, or if the weights at the end of the job have not arrived for some seconds.
 
     Args:
         weights: Where an upload goes.
     """
 
-    def __init__(self, shared: SharedState, weights: Weights) -> None:
-        self._shared, self._weights, self._job = shared, weights, weights.job
-        self._waiting = 0
+    def __init__(self, shared: SharedState, weights: Weights, members: Membership) -> None:
+        self._shared, self._weights, self._members, self._job = shared, weights, members, weights.job
+        self._waiting: list[int] = []
         """Workers that wait for weights that are new enough."""
+        self._waiting_since = 0.0
         self._incoming = 0
         """Uploads that are arriving."""
         self._uploader: int | None = None
@@ -42,10 +54,23 @@ class WeightUploads:
         return "coming" if self._incoming else "missing"
 
     def asks(self, worker: int) -> bool:
-        """Whether this worker must upload: the first one that could when weights are needed."""
+        """Whether this worker must upload, because others need the weights."""
         if self._waiting and self._uploader is None:
-            self._uploader = worker
+            overdue = time.monotonic() > self._waiting_since + UPLOADER_TIMEOUT
+            if overdue or worker == self._expected_uploader():
+                self._uploader = worker
         return self._uploader == worker
+
+    def _expected_uploader(self) -> int | None:
+        """Return the first worker that has not left and does not wait for the weights itself."""
+        present = (session.worker for session in self._members.sessions if session.present)
+        return next((worker for worker in present if worker not in self._waiting), None)
+
+    def _check_uploader(self, worker: int, *, final: bool) -> None:
+        expected = self._expected_uploader()
+        overdue = final and time.monotonic() > self._weights.updated_at + UPLOADER_TIMEOUT
+        if worker not in (expected, self._uploader) and not overdue:
+            raise RefusedError("uploader", f"worker {expected} uploads the weights of this job, not worker {worker}")
 
     def stop_asking(self, worker: int) -> None:
         """The worker has uploaded, or it is gone."""
@@ -53,9 +78,14 @@ class WeightUploads:
             self._uploader = None
 
     @contextmanager
-    def incoming(self) -> Iterator[None]:
-        """Count an upload that is arriving. Takes the lock itself."""
+    def incoming(self, worker: int, *, final: bool) -> Iterator[None]:
+        """Count an upload that is arriving. Takes the lock itself.
+
+        Args:
+            final: Whether all exchanges of the job are done.
+        """
         with self._shared.changed:
+            self._check_uploader(worker, final=final)
             self._incoming += 1
         try:
             yield
@@ -79,7 +109,13 @@ class WeightUploads:
     def store(self, worker: int, version: int, tensors: Sequence[Tensor]) -> None:
         """Keep the weights of a version, unless they are too old or already here."""
         self.stop_asking(worker)
-        if self._oldest_useful <= version <= self._weights.version and version != self._weights.uploaded_version:
+        if version == self._weights.uploaded_version:
+            if not self._weights.same_upload(tensors):
+                self._shared.event("deposit_differs", worker=worker, version=version)
+                log.warning(
+                    "worker %d holds other weights of exchange %d than the server, which keeps its own", worker, version
+                )
+        elif self._oldest_useful <= version <= self._weights.version:
             self._weights.load_upload(version, tensors)
             self._shared.event("deposit", worker=worker, version=version)
             self._shared.updated(version)
@@ -90,12 +126,14 @@ class WeightUploads:
         """With backup workers a worker can catch up from the version before by the last reply."""
         return self._weights.version if self._job.exact else self._weights.version - 1
 
-    def fetch(self, deadline: float, alive: Callable[[], bool]) -> Reply:
+    def fetch(self, worker: int, deadline: float, alive: Callable[[], bool]) -> Reply:
         """Return the weights for a worker that has lost its own or has missed too many sums."""
         weights = self._weights
         if self._job.exact and weights.uploaded_version < self._oldest_useful:
             raise RefusedError("memory", f"no server and no worker's checkpoint has the weights of {weights.version}")
-        self._waiting += 1
+        if not self._waiting:
+            self._waiting_since = time.monotonic()
+        self._waiting.append(worker)
         try:
             self._shared.changed.notify_all()
             self._shared.wait(
@@ -105,6 +143,6 @@ class WeightUploads:
                 lambda: "a worker to upload its weights",
             )
         finally:
-            self._waiting -= 1
+            self._waiting.remove(worker)
         frames = [*(encode(x, "none") for x in weights.snapshot()), *weights.scale_frames()]
         return Reply(weights.uploaded_version, tuple(frames))

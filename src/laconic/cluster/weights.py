@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.channels import Channel
 from laconic.cluster.homomorphic.server import UNUSABLE, pack_scales
 from laconic.cluster.job import Job, Slots
+from laconic.errors import NonFiniteError
 from laconic.frames import decode
 from laconic.wire import Buffer
 
@@ -74,6 +77,8 @@ class Weights:
         self.parameters = {name: x.detach().to(torch.float32).contiguous() for name, x in parameters.items()}
         self.version = 0
         """Updates applied; in a synchronous job also the number of the current exchange."""
+        self.updated_at = 0.0
+        """When the last update was made, on ``time.monotonic``'s clock."""
         self._optimizer, self._learning_rate, self._resident = optimizer, learning_rate, resident
         if resident is not None:
             resident.bind(self.parameters)
@@ -125,13 +130,26 @@ class Weights:
             renewed = set(updated).intersection(self._resident.spending())
             self._optimizer.spend(self.parameters, renewed, lr=self._learning_rate(self.version + 1))
 
-    def follow_update(self) -> None:
-        """Let the resident tensors follow an update, after the version has changed."""
-        if self._resident is None or not self.job.reply_kind.server_has_weights:  # workers upload theirs
-            return
-        renewed = self._resident.after(self.version)
-        self._optimizer.forget(renewed)
-        self.channel.forget(renewed, SUBSPACE_RENEWED)
+    def complete_update(self) -> None:
+        """Make the next version of updated weights; raise ``NonFiniteError`` before it exists if they overflowed."""
+        if self.job.reply_kind.server_has_weights:  # otherwise workers upload them
+            self._follow_update(self.version + 1)
+            self._require_finite()
+        self.version += 1
+        self.updated_at = time.monotonic()
+
+    def _follow_update(self, version: int) -> None:
+        """Let the resident tensors follow the update to a version."""
+        if self._resident is not None:
+            renewed = self._resident.after(version)
+            self._optimizer.forget(renewed)
+            self.channel.forget(renewed, SUBSPACE_RENEWED)
+
+    def _require_finite(self) -> None:
+        for tensors in (self.parameters, self.held, self.resident):
+            for name, x in tensors.items():
+                if not kernels.backend_for(x).all_finite(x.reshape(-1)):
+                    raise NonFiniteError(f"slot {name!r}: expected finite values, got a NaN or an infinity")
 
     def encode_difference(self, slot: int, name: str, held: dict[str, Tensor], channel: Channel) -> bytes:
         """Encode how a slot differs from the weights that a worker holds, and add it to these."""
@@ -165,6 +183,10 @@ class Weights:
         """Return one tensor for each slot."""
         resident = self.resident
         return [resident.get(name, torch.zeros(1)) for name in self.parameters]
+
+    def same_upload(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether an upload has the weights that are here, bit for bit."""
+        return all(torch.equal(mine, x) for mine, x in zip(self.parameters.values(), tensors, strict=False))
 
     def load_upload(self, version: int, tensors: Sequence[Tensor]) -> None:
         """Take over a worker's weights, laid out as in ``upload_layouts``."""

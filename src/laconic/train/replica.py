@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.cluster.job import Job
 from laconic.cluster.protocol import Frame
 from laconic.frames import decode
@@ -40,6 +41,12 @@ class Replica:
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self.parameters.items()}
+
+    def is_finite(self) -> bool:
+        """Whether all parameters, and the dense weights of subspaces, are finite."""
+        dense = {} if self.subspaces is None else self.subspaces.tensors()
+        weights = (x.reshape(-1) for x in (*self.tensors().values(), *dense.values()))
+        return all(kernels.backend_for(x).all_finite(x) for x in weights)
 
     @torch.no_grad()
     def set(self, weights: Mapping[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ from laconic.cluster.push_buffer import PushBuffer
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.weights import SUBSPACE_RENEWED
-from laconic.errors import FileError
+from laconic.errors import ConfigError, FileError
 from laconic.frames import encode
 from laconic.optim import Schedule
 from laconic.train.bundling import Layout
@@ -282,10 +282,10 @@ class Worker:
             if self.number == 0 or time.monotonic() > waiting_since + FINAL_UPLOAD_DELAY + self.number:
                 try:
                     self._upload_weights(sequence)
+                    continue
                 except RefusedError as error:
                     log.info("worker %d: %s", self.number, error)
-            else:
-                time.sleep(0.05)
+            time.sleep(0.05)
 
     def _apply(self, reply: Reply) -> None:
         began = time.perf_counter()
@@ -293,6 +293,8 @@ class Worker:
         renewed = self.replica.renew_subspaces(reply.sequence)
         if renewed:
             self.encoder.forget(renewed, SUBSPACE_RENEWED)
+        if self.encoder.summing is not None and not self.replica.is_finite():  # the server cannot notice it
+            raise ConfigError(f"the weights overflowed at exchange {reply.sequence - 1}: use a smaller --lr")
         self.times.apply += time.perf_counter() - began
         self.bytes_received += reply.nbytes
         for count, frame in zip(self.encoder.counts.values(), reply.frames, strict=True):

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from laconic.cluster import checkpoint, malloc
 from laconic.cluster.job import Slots
+from laconic.cluster.membership import incarnation_now
+from laconic.cluster.replies import RefusedError
 from laconic.errors import ConfigError, FileError
 from laconic.train.data_shards import Shards
 from laconic.train.devices import device_of
@@ -72,7 +74,7 @@ def work(
         security.require_tls(address, credentials)
     task = config.task()
     task.model.to(device_of(device))
-    incarnation = time.time_ns() // 1_000_000 if incarnation is None else incarnation
+    incarnation = incarnation_now() if incarnation is None else incarnation
     channel = security.channel_credentials(credentials) if credentials is not None else None
     clients = _clients(listening, (number, incarnation), config, task, channel, patience)
     connection = _connection(clients, config, task)
@@ -102,6 +104,11 @@ def work(
         if is_supervised():  # only a launcher writes Records
             track.save(run_dir, number, worker.encoder.counts)
         connection.leave()
+    except RefusedError as error:
+        if error.reason != "diverged" or not is_supervised():
+            raise
+        log.info("worker %d: %s", number, error)  # the server prints it, and ends the run
+        return
     finally:
         connection.close()  # ends calls that still wait
     if snapshots is not None:

@@ -24,6 +24,7 @@ FAULTS: Mapping[str, str] = {
     "rewound": "all workers went back from exchange {was} to {version}",
     "memory_lost": "worker {worker} continues at exchange {version} without its residuals",
     "checkpoint_failed": "the checkpoint of exchange {version} could not be saved",
+    "deposit_differs": "worker {worker} holds other weights of exchange {version} than the server",
     "diverged": "the weights overflowed at exchange {version}",
     "restarted": "worker {worker} was restarted",
     "resumed": "the server was restarted at exchange {version}",

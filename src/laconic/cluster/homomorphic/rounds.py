@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from laconic.aggregate import OpenedFrame
@@ -11,7 +12,7 @@ from laconic.aggregate.homomorphic import Sum
 from laconic.cluster.homomorphic.server import Contribution, RoundSums, pack_scales, read_scales
 from laconic.cluster.membership import Membership, WorkerSession
 from laconic.cluster.modes.sync import Rounds
-from laconic.cluster.protocol import Frame
+from laconic.cluster.protocol import CHUNK, Frame
 from laconic.cluster.push_receiver import PushReceiver
 from laconic.cluster.replies import Reply, ReplyStream, regather
 from laconic.cluster.round import Push, Round
@@ -19,6 +20,8 @@ from laconic.cluster.shared_state import ByteBudget, SharedState
 from laconic.cluster.weight_uploads import WeightUploads
 from laconic.cluster.weights import Weights
 from laconic.errors import FrameError
+from laconic.frames import max_nbytes
+from laconic.packet import TensorSpec
 
 __all__ = ["SumRounds"]
 
@@ -33,7 +36,7 @@ class SumRounds(Rounds):
     def __init__(self, shared: SharedState, weights: Weights, members: Membership, budget: ByteBudget) -> None:
         self._slot_sums = weights.job.slot_sums(weights.parameters)
         self._running: list[Sum] = []
-        self.uploads = WeightUploads(shared, weights)
+        self.uploads = WeightUploads(shared, weights, members)
         super().__init__(shared, weights, members, budget)
 
     def _new_round(self) -> Round:
@@ -47,13 +50,15 @@ class SumRounds(Rounds):
     def is_superseded(self, receiver: PushReceiver) -> bool:
         return self._job.exact and super().is_superseded(receiver)
 
-    def add_frame(
-        self, receiver: PushReceiver, slot: int, frame: Frame, deadline: float
-    ) -> OpenedFrame | Contribution | None:
+    def reserve(self, receiver: PushReceiver, nbytes: int, deadline: float) -> None:
+        assert receiver.round is not None
+        if receiver.round.reply is None or nbytes > CHUNK:  # a smaller one arrives whole and is added at once
+            super().reserve(receiver, nbytes, deadline)
+
+    def add_frame(self, receiver: PushReceiver, slot: int, frame: Frame) -> OpenedFrame | Contribution | None:
         round_ = receiver.round
         assert round_ is not None and isinstance(round_.total, RoundSums)
         if round_.reply is None:
-            self._reserve(receiver, len(frame), deadline)
             return Contribution.of(self._slot_sums[slot], frame)
         contribution = Contribution.of(self._slot_sums[slot], frame)
         with self._shared.changed:
@@ -61,6 +66,8 @@ class SumRounds(Rounds):
         message = round_.total.add_slot(slot, receiver.worker, contribution)  # needs no memory beyond the sum
         if message is not None:
             round_.reply.put(message, slot)
+        if receiver.reservation.nbytes:
+            self._budget.release(receiver.reservation)
         return None
 
     def _add_push(self, receiver: PushReceiver, push: Push, round_: Round) -> None:
@@ -87,6 +94,10 @@ class SumRounds(Rounds):
             yield from total.messages()
         with self._shared.changed:
             self._weights.set_scales(total.agreed_scales())
+
+    @property
+    def scale_limits(self) -> list[int]:
+        return [max_nbytes("none", TensorSpec((how.num_scales,), torch.float32)) for how in self._slot_sums]
 
     def read_scales(self, frames: Sequence[Frame]) -> list[Tensor]:
         if len(frames) != self.num_slots:
@@ -115,7 +126,7 @@ class SumRounds(Rounds):
         return self.uploads.asks(worker)
 
     def snapshot(self, session: WorkerSession, deadline: float, alive: Callable[[], bool]) -> Reply:
-        return self.uploads.fetch(deadline, alive)
+        return self.uploads.fetch(session.worker, deadline, alive)
 
     @property
     def weights_status(self) -> str:

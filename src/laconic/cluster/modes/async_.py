@@ -129,8 +129,9 @@ class PushByPush(ServerMode):
             if ticket == NOTHING_LEFT:
                 raise RefusedError("stale", "the worker has no work to push", resume_at=session.clock)
             self._shared.event("push", worker=push.worker, incarnation=push.incarnation, sequence=push.sequence)
-            weights.step(update, staleness=staleness)
-            weights.version += 1
+            with self._shared.overflow_ends_job(weights.version):
+                weights.step(update, staleness=staleness)
+                weights.complete_update()
             session.clock, session.reply = push.sequence + 1, None
             self._shared.event(
                 "applied", worker=push.worker, sequence=push.sequence, version=weights.version, ticket=ticket,

@@ -45,15 +45,13 @@ class ServerMode:
         """Whether the others wait for this push; None where pushes have no order."""
         return None
 
-    def add_frame(
-        self, receiver: PushReceiver, slot: int, frame: Frame, deadline: float
-    ) -> OpenedFrame | Contribution | None:
+    def add_frame(self, receiver: PushReceiver, slot: int, frame: Frame) -> OpenedFrame | Contribution | None:
         """Take one frame of a push: return it checked as far as possible, or None if it is already added."""
-        self._reserve(receiver, len(frame), deadline)
         name = self._weights.slots.names[slot]
         return OpenedFrame.of(frame, self._weights.parameters[name], name)
 
-    def _reserve(self, receiver: PushReceiver, nbytes: int, deadline: float) -> None:
+    def reserve(self, receiver: PushReceiver, nbytes: int, deadline: float) -> None:
+        """Reserve memory for a frame that begins to arrive; wait while the byte budget is exhausted."""
         with self._shared.changed:
             receiver.check()
             self._budget.acquire(

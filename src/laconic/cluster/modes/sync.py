@@ -212,9 +212,9 @@ class Rounds(ServerMode):
             with shared.overflow_ends_job(weights.version):
                 for frame in self._make_reply(round_):
                     frames.put(frame)
+                with shared.changed:
+                    weights.complete_update()
             with shared.changed:
-                weights.version += 1
-                weights.follow_update()
                 for worker in workers:
                     shared.event("applied", worker=worker, sequence=weights.version - 1, version=weights.version)
                 if self._job.reply_kind.server_has_weights:  # otherwise when a worker uploads them

@@ -1,0 +1,162 @@
+"""The calls in progress on a server: how many a worker may have, how long each of their steps may take.
+
+A call occupies a thread from its first byte to its last. So that no peer can occupy all of them, calls that have not
+named their worker are limited in number and time, each worker has a few calls at most, and every wait for a peer, to
+receive a message or to send one, has a deadline. A worker's new call ends its earlier one of the same kind: the earlier
+one was interrupted without the server's notice, or is a duplicate.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from laconic import counters
+
+__all__ = ["CALLS_PER_WORKER", "Call", "Calls", "max_unnamed_calls"]
+
+FIRST_MESSAGE_TIMEOUT = 5.0
+"""Seconds within which a call must name its worker: until then it occupies a thread for an unknown peer."""
+MESSAGE_TIMEOUT = 60.0
+"""Seconds within which a peer must send a message that it has, or take one: for 2 MiB on a link of 35 kB/s."""
+COMPUTE_TIMEOUT = 600.0
+"""Seconds between two messages of a push, whose gradients a worker may still be computing."""
+CALLS_PER_WORKER = 3
+"""A worker has one call in progress, or two after a fault."""
+END_DELAY = 1.0
+"""Seconds after which a superseded call is cancelled; until then it may get an answer that says why it ends."""
+
+
+def max_unnamed_calls(workers: int) -> int:
+    """Return how many calls may be without a named worker; a call names its worker in its first message."""
+    return 64 + 2 * workers
+
+
+class Call:
+    """One call. Its methods are called by the thread that handles it, ``overdue`` by the one that watches it."""
+
+    def __init__(self, name: str, context: grpc.ServicerContext) -> None:
+        self.name, self.context = name, context
+        self.worker: int | None = None
+        self.incarnation = self.sequence = -1
+        self.superseded = False
+        """Whether the server ends this call because of a newer one."""
+        self._receive_until = time.monotonic() + FIRST_MESSAGE_TIMEOUT
+        self._send_until = self._end_at = math.inf
+
+    def first(self, messages: Iterator[bytes]) -> bytes:
+        """Return the first message, which names the worker; empty if there is none."""
+        message = next(messages, b"")
+        self._receive_until = time.monotonic() + MESSAGE_TIMEOUT  # until it is admitted
+        return message
+
+    def receive(self, messages: Iterator[bytes], timeout: float) -> Iterator[bytes]:
+        """Yield the messages of a peer, each of which must arrive within the timeout."""
+        while True:
+            self._receive_until = time.monotonic() + timeout
+            try:
+                message = next(messages, None)
+            finally:
+                self._receive_until = math.inf  # what follows is the server's own time
+            if message is None:
+                return
+            yield message
+
+    def send(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield messages to gRPC, each of which the peer must take in time."""
+        for message in messages:
+            self._send_until = time.monotonic() + MESSAGE_TIMEOUT
+            yield message
+            self._send_until = math.inf
+
+    def admitted(self) -> None:
+        self._receive_until = math.inf
+
+    def supersede(self, delay: float) -> None:
+        """End this call soon, because a newer one takes its place."""
+        self.superseded = True
+        self._end_at = min(self._end_at, time.monotonic() + delay)
+        if delay <= 0:
+            self.context.cancel()
+
+    def overdue(self, now: float) -> bool:
+        return min(self._receive_until, self._send_until, self._end_at) < now
+
+
+class Calls:
+    """All calls in progress.
+
+    Args:
+        workers: Number of workers of the job.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._max_unnamed = max_unnamed_calls(workers)
+        self._unnamed: dict[Call, None] = {}
+        """In the order of their arrival."""
+        self._named: dict[int, list[Call]] = {worker: [] for worker in range(workers)}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def open(self, name: str, context: grpc.ServicerContext) -> Iterator[Call]:
+        """Keep a call while it lasts. If there are too many without a worker, the oldest of them is cancelled."""
+        call = Call(name, context)
+        with self._lock:
+            self._unnamed[call] = None
+            evicted = next(iter(self._unnamed)) if len(self._unnamed) > self._max_unnamed else None
+            if evicted is not None:
+                del self._unnamed[evicted]
+        if evicted is not None:
+            counters.count("unnamed calls", 1, "too many calls do not name their worker: the oldest are cancelled")
+            evicted.supersede(0)
+        try:
+            yield call
+        finally:
+            with self._lock:
+                self._unnamed.pop(call, None)
+                if call.worker is not None:
+                    self._named[call.worker].remove(call)
+
+    def admit(self, call: Call, worker: int, incarnation: int, sequence: int = -1) -> None:
+        """Make this a call of a worker, which may have few, and end those that it replaces.
+
+        Args:
+            sequence: The number of an exchange: a late duplicate of an earlier one replaces nothing.
+        """
+        call.worker, call.incarnation, call.sequence = worker, incarnation, sequence
+        call.admitted()
+        with self._lock:
+            self._unnamed.pop(call, None)
+            others = [other for other in self._named[worker] if not other.superseded]
+            self._named[worker].append(call)
+            replaced = [
+                other
+                for other in others
+                if other.incarnation < incarnation or (other.name == call.name and other.sequence <= sequence)
+            ]
+            excess = len(self._named[worker]) - CALLS_PER_WORKER
+            # Calls that end soon anyway go first, then the oldest.
+            candidates = sorted(self._named[worker][:-1], key=lambda other: not (other.superseded or other in replaced))
+        for other in replaced:
+            other.supersede(END_DELAY)
+        for other in candidates[: max(0, excess)]:
+            counters.count(
+                "calls of a worker", 1, f"a worker has more than {CALLS_PER_WORKER} calls in progress: the oldest end"
+            )
+            other.supersede(0)
+
+    def cancel_overdue(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            calls = [*self._unnamed, *(call for calls in self._named.values() for call in calls)]
+        for call in calls:
+            if call.overdue(now):
+                call.context.cancel()
+
+    def __len__(self) -> int:
+        return len(self._unnamed) + sum(map(len, self._named.values()))

@@ -1,0 +1,215 @@
+"""Members that open calls and leave them: other workers go on, threads and memory stay bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from grpc_peers import begin, client_of, exchange, head_of, serving
+from helpers import ONES, TIMEOUT, Events, core_of, job_of, small_core
+from summing_jobs import sum_job
+
+from laconic.cluster import calls as calls_module
+from laconic.cluster.calls import CALLS_PER_WORKER
+from laconic.cluster.core import Core
+from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, json_message
+from laconic.cluster.rejoin import Offer
+from laconic.cluster.server import Server
+from laconic.frames import encode
+from waiting import eventually
+
+IDLE = 14
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14))
+SOON = 4.0
+"""Seconds within which an honest worker's calls must be answered; an idle call is cancelled after 5 s at the least."""
+
+
+@pytest.fixture
+def bad_member() -> Iterator[Any]:
+    """Return a function that opens a call which sends some messages and then nothing, and is not read."""
+    release, channels, calls = threading.Event(), contextlib.ExitStack(), list[Any]()
+
+    def open_call(server: Server, name: str, *messages: bytes, complete: bool = False, channel: Any = None) -> Any:
+        channel = channel or new_channel(server)
+
+        def stream() -> Iterator[bytes]:
+            yield from messages
+            if not complete:
+                release.wait(10 * TIMEOUT)
+
+        calls.append(channel.stream_stream(RPC_PATHS[name])(stream(), timeout=10 * TIMEOUT))
+        return calls[-1]  # gRPC cancels a call that nobody refers to
+
+    def new_channel(server: Server) -> Any:
+        options = (*GRPC_OPTIONS, *SMALL_WINDOW, ("grpc.use_local_subchannel_pool", 1))
+        return channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.port}", options=options))
+
+    open_call.new_channel = new_channel  # type: ignore[attr-defined]
+    with channels:
+        yield open_call
+        release.set()
+
+
+def answers_soon(server: Server, worker: int, frame: bytes, pushes: int = 5) -> None:
+    """Join as a worker of a job without rounds and push; each call must be answered soon."""
+    client = client_of(server, worker, incarnation=1, timeout=TIMEOUT)
+    began = time.monotonic()
+    client.hello()
+    client.join(1, Offer(frozenset({0})))
+    reply = client.snapshot()
+    for _ in range(pushes):
+        reply = exchange(client, reply.sequence, frame)
+    took = time.monotonic() - began
+    client.close()
+    assert took < SOON, took
+
+
+def all_but_a_few_end(calls: list[Any]) -> bool:
+    """Whether the server ends all calls of one worker but those that it may have, soon."""
+    return eventually(lambda: sum(call.done() for call in calls) >= len(calls) - CALLS_PER_WORKER, SOON)
+
+
+def applied_push(core: Core, server: Server, worker: int, frame: bytes) -> None:
+    client = client_of(server, worker)
+    client.hello()
+    client.join(1, Offer(frozenset({0})))
+    exchange(client, client.snapshot().sequence, frame)
+    client.close()
+
+
+def test_idle_repetitions_of_an_applied_push_do_not_stall_others(bad_member: Any) -> None:
+    core = small_core(mode="async")
+    with serving(core) as server:
+        applied_push(core, server, 1, ONES)
+        idle = [bad_member(server, "Exchange", json_message(head_of(1))) for _ in range(IDLE)]
+        assert all_but_a_few_end(idle)
+        answers_soon(server, 0, ONES)
+        client = client_of(server, 1)  # nor does the worker lock itself out
+        assert exchange(client, 1, ONES).sequence == 2
+        client.close()
+    assert core.version == 7
+
+
+def test_unread_answers_do_not_stall_others(bad_member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "MESSAGE_TIMEOUT", 1.0)
+    x = torch.ones(1 << 20)
+    frame = encode(x, "none")
+    core = core_of(job_of(mode="async"), {"w": torch.zeros_like(x)})
+    with serving(core) as server:
+        applied_push(core, server, 1, frame)
+        push = [json_message(head_of(1)), *frame_messages(0, frame), json_message({"score": 0})]
+        idle = [bad_member(server, "Exchange", *push, complete=True) for _ in range(IDLE)]
+        assert all_but_a_few_end(idle)
+        answers_soon(server, 0, frame)
+        assert len(server.calls) <= CALLS_PER_WORKER + 1
+        assert eventually(lambda: not len(server.calls))  # not even one keeps its thread
+    assert core.version == 6
+
+
+@pytest.mark.parametrize("name", ["Agree", "Deposit"])
+def test_idle_calls_of_sums_do_not_stall_others(name: str, bad_member: Any) -> None:
+    core = core_of(sum_job(), {"w": torch.zeros(70, 90)})
+    with serving(core) as server:
+        client_of(server, 0).hello()
+        idle = [bad_member(server, name, json_message(head_of(0) | {"version": 0})) for _ in range(IDLE)]
+        assert all_but_a_few_end(idle)
+        began = time.monotonic()
+        honest = client_of(server, 1, timeout=TIMEOUT)
+        honest.hello()
+        assert time.monotonic() - began < SOON
+        honest.close()
+
+
+def test_320_silent_streams_on_20_connections_do_not_stall_workers(bad_member: Any) -> None:
+    core = small_core(mode="async")
+    with serving(core) as server:
+        for _ in range(20):
+            channel = bad_member.new_channel(server)
+            for _ in range(16):
+                bad_member(server, "Exchange", channel=channel)
+        answers_soon(server, 0, ONES)
+        assert len(server.calls) <= calls_module.max_unnamed_calls(2) + 1
+    assert core.version == 5
+
+
+def test_open_weight_uploads_stay_within_the_byte_budget(bad_member: Any) -> None:
+    x = torch.ones(1 << 20)
+    frame = encode(x, "none")
+    core = core_of(sum_job(), {"w": torch.zeros_like(x), "b": torch.zeros(8)}, byte_budget=10 << 20)
+    with serving(core) as server:
+        client_of(server, 0).hello()
+        client_of(server, 1).hello()
+        open_upload = [json_message(head_of(0) | {"version": 0}), *frame_messages(0, frame), *frame_messages(2, frame)]
+        most = 0
+        for _ in range(IDLE):
+            bad_member(server, "Deposit", *open_upload)
+            bad_member(server, "Deposit", json_message(head_of(1) | {"version": 0}), *open_upload[1:])
+            most = max(most, core.queued_nbytes)
+        assert eventually(lambda: len(server.calls) <= CALLS_PER_WORKER)
+        # One call may exceed the budget, so that a model larger than the budget can be uploaded at all.
+        assert 0 < most <= (10 << 20) + 2 * len(frame)
+    assert eventually(lambda: not core.queued_nbytes)
+
+
+def test_frame_counts_in_the_budget_before_it_has_arrived(bad_member: Any) -> None:
+    frame = encode(torch.ones(1 << 20), "none")  # several messages
+    core = core_of(job_of(mode="async"), {"w": torch.zeros(1 << 20)})
+    with serving(core) as server:
+        begin(client_of(server, 0))
+        bad_member(server, "Exchange", json_message(head_of(0)), next(iter(frame_messages(0, frame))))
+        assert eventually(lambda: core.queued_nbytes == len(frame))
+
+
+def test_idle_push_that_exceeds_the_budget_does_not_block_others(
+    bad_member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from laconic.cluster import shared_state
+
+    monkeypatch.setattr(shared_state, "EXEMPTION_TIMEOUT", 0.5)
+    frame = encode(torch.ones(1 << 20), "none")
+    core = core_of(job_of(mode="async"), {"w": torch.zeros(1 << 20)}, byte_budget=1 << 20)
+    with serving(core) as server:
+        client = client_of(server, 1)
+        begin(client)
+        client.snapshot()
+        bad_member(server, "Exchange", json_message(head_of(1)), next(iter(frame_messages(0, frame))))
+        assert eventually(lambda: core.queued_nbytes)
+        answers_soon(server, 0, frame, pushes=2)
+
+
+@pytest.mark.parametrize("name", ["Agree", "Deposit"])
+def test_call_whose_next_message_does_not_come_is_cancelled(
+    name: str, bad_member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "MESSAGE_TIMEOUT", 0.5)
+    core = core_of(sum_job(), {"w": torch.zeros(70, 90)})
+    with serving(core) as server:
+        client_of(server, 0).hello()
+        call = bad_member(server, name, json_message(head_of(0) | {"version": 0}))
+        assert eventually(call.done)
+        assert call.code() is grpc.StatusCode.CANCELLED and not len(server.calls)
+
+
+def test_worker_that_computes_longer_than_a_message_may_take_is_not_cancelled(
+    bad_member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "MESSAGE_TIMEOUT", 0.2)
+    events: Events = []
+    core = small_core(events, workers=1, slots={"w": 4})
+    with serving(core) as server:
+        client = client_of(server, timeout=TIMEOUT)
+        sequence = begin(client)
+
+        def slowly() -> Iterator[tuple[int, bytes]]:
+            time.sleep(1.5)
+            yield 0, ONES
+
+        assert client.exchange(sequence, slowly(), lambda: 0.0).sequence == 1 and client.retries == 0
+        client.close()
+    assert not [e for e in events if e["event"] == "lost"]

@@ -1,0 +1,58 @@
+"""Incarnation numbers from clocks that run ahead: refused, and never kept beyond the server's own time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from grpc_peers import begin, client_of, exchange, serving
+from helpers import ONES, small_core
+
+from laconic.cluster.membership import MAX_SECONDS_AHEAD, incarnation_now
+from laconic.cluster.protocol import MAX_INTEGER
+from laconic.cluster.replies import RefusedError
+
+
+@pytest.mark.parametrize("seconds", [MAX_SECONDS_AHEAD + 60, 10**9, MAX_INTEGER // 1000 - time.time()], ids=str)
+def test_incarnation_of_the_future_is_refused_and_the_worker_is_not_locked_out(seconds: float) -> None:
+    core = small_core(workers=1)
+    ahead = min(MAX_INTEGER - 1, incarnation_now() + int(1000 * seconds))
+    with serving(core) as server:
+        with pytest.raises(RefusedError, match="ahead of the server's clock") as refused:
+            client_of(server, incarnation=ahead).hello()
+        assert "\n" not in str(refused.value) and "--incarnation" in str(refused.value)
+        client = client_of(server, incarnation=incarnation_now())
+        sequence = begin(client)
+        assert exchange(client, sequence, ONES).sequence == 1
+        client.close()
+
+
+def test_clock_slightly_ahead_is_allowed_and_saved_as_the_present() -> None:
+    core = small_core(workers=1)
+    ahead = incarnation_now() + 1000 * (MAX_SECONDS_AHEAD - 60)
+    core.welcome(0, ahead, core.slots.fingerprint)
+    tensors, meta = core.state()
+    assert meta["incarnations"][0] <= incarnation_now() < ahead
+    restarted = small_core(workers=1)
+    restarted.load(tensors, meta)
+    restarted.welcome(0, incarnation_now(), core.slots.fingerprint)  # the worker's clock has been corrected
+
+
+def test_checkpoint_with_an_incarnation_of_the_future_does_not_lock_a_worker_out() -> None:
+    core = small_core(workers=1)
+    tensors, meta = core.state()
+    restarted = small_core(workers=1)
+    restarted.load(tensors, meta | {"incarnations": [MAX_INTEGER - 1]})
+    restarted.welcome(0, incarnation_now() + 1, core.slots.fingerprint)
+    assert torch.equal(restarted.parameters["w"], core.parameters["w"])
+
+
+def test_going_back_to_a_checkpoint_keeps_the_newer_incarnation() -> None:
+    core = small_core(workers=1)
+    core.welcome(0, 5, core.slots.fingerprint)
+    state = core.state()
+    core.welcome(0, 7, core.slots.fingerprint)
+    core.load(*state)
+    with pytest.raises(RefusedError, match="replaced by 7"):
+        core.welcome(0, 6, core.slots.fingerprint)

@@ -1,0 +1,90 @@
+"""With returns=sum: which worker uploads the weights, and what happens to other uploads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from grpc_peers import Peer, client_of, head_of, serving
+from helpers import TIMEOUT, Events
+from summing_jobs import SLOTS, SumJob, sum_job
+
+from laconic.cluster import weight_uploads
+from laconic.cluster.protocol import json_message
+from laconic.cluster.replies import RefusedError
+from laconic.frames import encode
+
+
+def uploaded(value: float) -> list[bytes]:
+    """Return the frames of an upload: weights, then momentum."""
+    return [encode(torch.full_like(x, y), "none") for y in (value, 0.5) for x in SLOTS.values()]
+
+
+def upload(job: SumJob, worker: int, version: int, value: float) -> None:
+    with job.core.receiving_upload(worker):
+        job.core.upload_weights(worker, 0, version, uploaded(value))
+
+
+def differing(events: Events) -> list[tuple[int, int]]:
+    return [(e["worker"], e["version"]) for e in events if e["event"] == "deposit_differs"]
+
+
+def after_one_round(**options: Any) -> SumJob:
+    job = SumJob(sum_job(workers=3, **options))
+    job.round(0, None if job.job.backup == 0 else [0, 1])
+    return job
+
+
+def test_only_the_first_worker_uploads() -> None:
+    job = after_one_round()
+    for worker in (1, 2):
+        with pytest.raises(RefusedError, match=f"worker 0 uploads the weights of this job, not worker {worker}"):
+            upload(job, worker, 1, 7.0)
+    assert not job.core.holds_current_weights
+    upload(job, 0, 1, 1.0)
+    assert job.core.holds_current_weights and float(job.core.parameters["w"].max()) == 1.0
+
+
+def test_upload_is_refused_before_its_weights_are_read(peers: Callable[..., Peer]) -> None:
+    job = after_one_round()
+    with serving(job.core) as server:
+        began = time.monotonic()
+        refusal = peers(server.port).call("Deposit", json_message(head_of(1) | {"version": 1}), timeout=TIMEOUT)
+        assert refusal is not None and "worker 0 uploads" in (refusal.details() or "")
+        assert time.monotonic() - began < TIMEOUT and job.core.queued_nbytes == 0
+        client_of(server, 0).upload_weights(1, uploaded(2.0))
+    assert float(job.core.parameters["w"].max()) == 2.0
+
+
+def test_next_worker_uploads_when_the_first_has_left() -> None:
+    job = after_one_round()
+    job.core.leave(0, 0)
+    with pytest.raises(RefusedError, match="worker 1 uploads"):
+        upload(job, 2, 1, 7.0)
+    upload(job, 1, 1, 1.0)
+    assert job.core.holds_current_weights
+
+
+def test_any_worker_uploads_the_last_weights_when_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_uploads, "UPLOADER_TIMEOUT", 0.3)
+    job = after_one_round()
+    time.sleep(0.35)
+    with pytest.raises(RefusedError):  # the job goes on
+        upload(job, 2, 1, 7.0)
+    job.core.exchanges = 1
+    upload(job, 2, 1, 1.0)
+    assert job.core.holds_current_weights
+
+
+def test_second_upload_of_other_weights_is_recorded_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    job = after_one_round()
+    upload(job, 0, 1, 1.0)
+    job.core.leave(0, 0)
+    upload(job, 1, 1, 1.0)
+    assert not differing(job.events)
+    upload(job, 1, 1, 7.0)
+    assert differing(job.events) == [(1, 1)] and "worker 1 holds other weights of exchange 1" in caplog.text
+    assert float(job.core.parameters["w"].max()) == 1.0
