@@ -61,6 +61,7 @@ struct UniformBins {
     t = t < top ? t : top;
     return __builtin_convertvector(t, i4);
   }
+  INLINE i8 of8(const float* v) const { return __builtin_shufflevector(of(v), of(v + 4), 0, 1, 2, 3, 4, 5, 6, 7); }
 };
 
 template <class Symbol>
@@ -93,9 +94,10 @@ void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t be
     }
     alignas(32) int32_t symbols[kGroup];
     const float* ahead = x + (at / kBlock + 1) * kBlock;
-    for (int64_t i = 0; i < kGroup; i += 4) {
-      if (i % 16 == 0) fetch_ahead(ahead, (at % kBlock + i) / 16);
-      store(symbols + i, bins.of(v + i));
+    for (int64_t i = 0; i < kGroup; i += 16) {
+      fetch_ahead(ahead, (at % kBlock + i) / 16);
+      store(symbols + i, bins.of8(v + i));  // as wide as the loads of the packing: narrower stores would delay those
+      store(symbols + i + 8, bins.of8(v + i + 8));
     }
     uint8_t* out = packed + at / kGroup * 32 * c.bits;
     if (count == kGroup) {
@@ -106,34 +108,44 @@ void uniform_encode(const float* x, UniformCoding c, uint8_t* packed, int64_t be
   }
 }
 
+// The centres of bins.
+struct UniformCentres {
+  d4 low, width;
+  i4 top;
+
+  explicit UniformCentres(const UniformCoding& c) {
+    const double w = (c.high - c.low) / static_cast<double>(c.levels);
+    low = d4{c.low, c.low, c.low, c.low};
+    width = d4{w, w, w, w};
+    top = i4{} + (c.levels - 1);
+  }
+  INLINE f4 of(const uint32_t* symbols) const {
+    const d4 half = {.5, .5, .5, .5};
+    i4 q = load<i4>(symbols);
+    q = q > top ? top : q;
+    return __builtin_convertvector(low + (__builtin_convertvector(q, d4) + half) * width, f4);
+  }
+  INLINE f8 of8(const uint32_t* symbols) const {
+    return __builtin_shufflevector(of(symbols), of(symbols + 4), 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+};
+
 template <Store How>
 void uniform_decode_as(const uint8_t* packed, UniformCoding c, const Sink& sink, int64_t begin, int64_t end) {
   const UnpackGroup group = unpack_group_of(c.bits);
-  const double width = (c.high - c.low) / static_cast<double>(c.levels);
-  const d4 low = {c.low, c.low, c.low, c.low}, w = {width, width, width, width}, half = {.5, .5, .5, .5};
-  const int32_t top = c.levels - 1;
+  const UniformCentres centres(c);
   const f8 weight = splat(sink.weight);
   alignas(32) uint32_t symbols[kGroup];
-  alignas(32) float values[kGroup];
   for (int64_t at = begin; at < end; at += kGroup) {
     const int64_t count = least(kGroup, end - at);
     const uint8_t* in = packed + at / kGroup * 32 * c.bits;
     if (count == kGroup) {
       group(in, symbols);
+      for (int64_t i = 0; i < kGroup; i += 8) emit<How>(sink.out + at + i, centres.of8(symbols + i), weight);
     } else {
       std::memset(symbols, 0, sizeof symbols);
       unpack_tail(in, count, c.bits, symbols);
-    }
-    for (int64_t i = 0; i < kGroup; i += 4) {
-      i4 q = load<i4>(symbols + i);
-      q = q > top ? (i4{} + top) : q;
-      const d4 v = low + (__builtin_convertvector(q, d4) + half) * w;
-      store(values + i, __builtin_convertvector(v, f4));
-    }
-    if (count == kGroup) {
-      for (int64_t i = 0; i < kGroup; i += 8) emit<How>(sink.out + at + i, load<f8>(values + i), weight);
-    } else {
-      for (int64_t i = 0; i < count; ++i) emit_one(sink, at + i, values[i]);
+      for (int64_t i = 0; i < count; ++i) emit_one(sink, at + i, centres.of(symbols + i / 4 * 4)[i % 4]);
     }
   }
   finish_stores();

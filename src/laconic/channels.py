@@ -115,6 +115,17 @@ class Channel(KeepsResiduals):
             zero_bytes(buffer.data_ptr() + end, min(begin, buffer.numel()) - end)
         return spans
 
+    def residuals_of(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return the residuals of slots, for an encoder that updates them in place; None without error feedback."""
+        if not parse(self.spec)[0]:
+            return None
+        return [self._residual(slot, x) for slot, x in zip(slots, tensors, strict=True)]
+
+    @property
+    def decay(self) -> float:
+        """The factor of a residual in the next round."""
+        return residual_decay(parse(self.spec)[0])
+
     def max_nbytes(self, slot: str, x: Tensor) -> int:
         """Return the largest number of bytes that a frame of such a tensor can take."""
         stages, codec = parse(self.policy.choose(slot, TensorSpec.of(x), self.spec).spec)

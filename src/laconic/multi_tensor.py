@@ -22,7 +22,9 @@ from laconic.errors import FrameError
 from laconic.kernels.interface import NONFINITE
 from laconic.packet import Packet, tensor_spec
 
-__all__ = ["FrameLayout", "amax_bits", "layout_of", "read_frames", "supports", "write_frames"]
+__all__ = [
+    "FrameLayout", "amax_bits", "has_stage", "layout_of", "read_frames", "stage_of", "supports", "write_frames",
+]  # fmt: skip
 
 
 class FrameLayout:
@@ -38,9 +40,7 @@ class FrameLayout:
     """
 
     def __init__(self, codec_text: str, shapes: Sequence[tuple[int, ...]]) -> None:
-        stage = _multi_tensor_stage(codec(codec_text))
-        assert stage is not None, "call supports() first"
-        self.stage = stage
+        self.stage = stage = stage_of(codec(codec_text))
         self.specs = [tensor_spec(shape, torch.float32) for shape in shapes]
         self.templates, self.offsets, self.floats, self.packed = [], [], [], []
         offset = 0
@@ -78,6 +78,18 @@ def supports(chain: Chain, tensors: Sequence[Tensor]) -> bool:
     device = tensors[0].device if len(tensors) > 1 else None
     alike = all(x.device == device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors)
     return device is not None and alike and kernels.multi_tensor_backend_for(tensors[0]) is not None
+
+
+def has_stage(chain: Chain) -> bool:
+    """Return whether the chain is a quantizer with multi-tensor kernels."""
+    return _multi_tensor_stage(chain) is not None
+
+
+def stage_of(chain: Chain) -> MultiTensorStage:
+    """Return the chain's value stage with multi-tensor kernels."""
+    stage = _multi_tensor_stage(chain)
+    assert stage is not None, "call supports() or has_stage() first"
+    return stage
 
 
 def _multi_tensor_stage(chain: Chain) -> MultiTensorStage | None:

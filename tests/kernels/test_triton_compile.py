@@ -63,6 +63,14 @@ def test_kernels_of_every_codec_compile(spec, n, compile_kernels):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("spec", ["qsgd:4", "qsgd:8,bucket=128", "sign", "onebit", "bins:2"])
+def test_multi_tensor_kernels_compile(spec, compile_kernels):
+    names = kernel_names(compile_kernels(triton_compile.multi_tensor_kernels, spec))
+    assert {"_largest", "_scale", "_fill", "_pack_tails"} <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("levels", [17, 300])
 def test_adaptive_kernels_compile(levels, compile_kernels):
     assert len(compile_kernels(triton_compile.adaptive_kernels, levels)) == 6

@@ -184,9 +184,9 @@ def test_invalid_frames_are_rejected():
 
 
 def test_each_program_gets_one_part_of_one_tensor():
-    from laconic.kernels.triton import multi_tensor as multi_tensor_kernels
+    from laconic.kernels.triton import tensor_table
 
-    parts = multi_tensor_kernels._parts((5, 16, 17, 1), 16, torch.device(DEVICE))
+    parts = tensor_table._parts((5, 16, 17, 1), 16, torch.device(DEVICE))
     assert parts.tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [3, 0]]
 
 

@@ -19,7 +19,7 @@ from triton.runtime import jit
 
 import laconic
 import laws
-from laconic import kernels
+from laconic import kernels, multi_tensor
 from laconic.kernels.interface import ChunkCounts, LinearGrid
 from laconic.kernels.sections import (
     GROUP,
@@ -78,6 +78,25 @@ def codec_kernels(spec: str, n: int) -> dict[str, str]:
         codec.encode(x)
         codec.decode(packet, out=torch.zeros(n))
         codec.accumulate(packet, torch.zeros(n), 0.5)
+    return ptx
+
+
+def multi_tensor_kernels(spec: str) -> dict[str, str]:
+    """Kernels that encode, decode and accumulate many tensors, some of which are to be skipped."""
+    from laconic.kernels.triton import backend
+
+    stage, sizes = multi_tensor.stage_of(laconic.codec(spec)), (5000, 300)
+    tensors, residuals = [torch.zeros(size) for size in sizes], [torch.zeros(size) for size in sizes]
+    section = torch.zeros(1 << 16, dtype=torch.uint8)
+    floats, packed = ([section.data_ptr() // 16 * 16 + 16 * at for at in places] for places in ((1, 1000), (200, 1200)))
+    with compiling() as ptx:
+        skip = backend.amax_bits_all(tensors)
+        backend.scale_all(residuals, 0.9, skip)
+        backend.fill_all(tensors, skip, float("nan"))
+        for memory in (None, residuals):
+            for skipped in (None, skip):
+                stage.quantize_all(tensors, memory, backend, [1, 2], floats, packed, skipped)
+                stage.dequantize_all(floats, packed, backend, tensors, None, skipped)
     return ptx
 
 

@@ -211,17 +211,19 @@ class MultiTensorStage(Protocol):
 
     def quantize_all(
         self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
-        floats: Addresses, packed: Addresses,
+        floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Write both sections of each tensor; return the ``amax_bits`` of each, on the device.
 
-        With residuals, encode residual + tensor and leave the error in the residual.
+        With residuals, encode residual + tensor and leave the error in the residual. Tensors whose amax bits in
+        ``skip`` are not finite are left alone.
         """
         ...
 
     def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
-    ) -> Tensor:
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
+        skip: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Decode many; return a flag on the device that is not 0 if a section is invalid."""
         ...
 

@@ -72,10 +72,15 @@ class Bins(BucketedQuantizer):
     def has_multi_tensor_kernels(self) -> bool:
         return True
 
-    def encode_all(self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses) -> Tensor:
-        return kernels.bins_encode_all(tensors, self.coding, means=floats, packed=packed)
+    def encode_all(
+        self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses, skip: Tensor | None
+    ) -> Tensor:
+        return kernels.bins_encode_all(tensors, self.coding, means=floats, packed=packed, skip=skip)
 
     def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
-    ) -> Tensor:
-        return kernels.bins_decode_all(floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight)
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
+        skip: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return kernels.bins_decode_all(
+            floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight, skip=skip
+        )

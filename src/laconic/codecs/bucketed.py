@@ -54,23 +54,26 @@ class BucketedQuantizer(Quantizer):
 
     def quantize_all(
         self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
-        floats: Addresses, packed: Addresses,
+        floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See ``MultiTensorStage``. Override it where one kernel adds, encodes and subtracts."""
         if residuals is not None:
-            torch._foreach_add_(list(residuals), list(tensors))
-        amax_bits = self.encode_all(tensors if residuals is None else residuals, kernels, floats, packed)
+            kernels.add_all(tensors, residuals, skip)
+        amax_bits = self.encode_all(tensors if residuals is None else residuals, kernels, floats, packed, skip)
         if residuals is not None:
-            self.dequantize_all(floats, packed, kernels, residuals, -1.0)
+            self.dequantize_all(floats, packed, kernels, residuals, -1.0, skip)
         return amax_bits
 
-    def encode_all(self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses) -> Tensor:
+    def encode_all(
+        self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses, skip: Tensor | None
+    ) -> Tensor:
         """Write both sections of each tensor; return the ``amax_bits`` of each."""
         raise NotImplementedError
 
     def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
-    ) -> Tensor:
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
+        skip: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """See ``MultiTensorStage``."""
         raise NotImplementedError
 

@@ -76,14 +76,19 @@ class QSGD(BucketedQuantizer):
 
     def quantize_all(
         self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
-        floats: Addresses, packed: Addresses,
+        floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        return kernels.qsgd_encode_all(tensors, residuals, self.coding, seeds=seeds, norms=floats, packed=packed)
+        return kernels.qsgd_encode_all(
+            tensors, residuals, self.coding, seeds=seeds, norms=floats, packed=packed, skip=skip
+        )
 
     def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
-    ) -> Tensor:
-        return kernels.qsgd_decode_all(floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight)
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
+        skip: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return kernels.qsgd_decode_all(
+            floats, packed, bits=self.bits, bucket=self.bucket, outs=outs, weight=weight, skip=skip
+        )
 
     def symbols_nbytes(self, n: int) -> int:
         return packed_nbytes(n, self.bits)

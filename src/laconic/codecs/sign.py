@@ -27,16 +27,19 @@ class _SignBits(BucketedQuantizer):
     def has_multi_tensor_kernels(self) -> bool:
         return self.bucket >= GROUP
 
-    def encode_all(self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses) -> Tensor:
+    def encode_all(
+        self, tensors: Tensors, kernels: MultiTensorKernels, floats: Addresses, packed: Addresses, skip: Tensor | None
+    ) -> Tensor:
         return kernels.sign_encode_all(
-            tensors, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed
+            tensors, bucket=self.bucket, sides=self.floats_per_bucket, means=floats, packed=packed, skip=skip
         )
 
     def dequantize_all(
-        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None
-    ) -> Tensor:
+        self, floats: Addresses, packed: Addresses, kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
+        skip: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         return kernels.sign_decode_all(
-            floats, packed, bucket=self.bucket, sides=self.floats_per_bucket, outs=outs, weight=weight
+            floats, packed, bucket=self.bucket, sides=self.floats_per_bucket, outs=outs, weight=weight, skip=skip
         )
 
 

@@ -104,6 +104,7 @@ class Attachment(ABC):
         self._scaler = options.scaler
         self._scale = None if options.scaler is None else options.scaler.get_scale()
         self._thread = ExchangeThread("laconic-exchange")
+        self._stays_on: dict[torch.device, bool] = {}
         self._step_stats = StepStats()
         self._optimizers = OptimizerWatch(self._specs_of)
 
@@ -191,8 +192,19 @@ class Attachment(ABC):
         return every > 0 and self._step_stats.steps % every == 0
 
     def _submit(self, exchange: Callable[[], Tensor], flat: Tensor) -> torch.futures.Future[Tensor]:
-        """Run an exchange on the thread of this attachment, on a GPU also on a stream of its own."""
-        return self._thread.submit_after_stream(exchange, [flat])
+        """Run an exchange on the thread of this attachment, on a GPU also on a stream of its own.
+
+        If all parameters are exchanged without the host, the work is only launched, and no thread is needed. If one of
+        them needs it, all use it: ranks could otherwise call NCCL in different orders.
+        """
+        if not flat.is_cuda:
+            return self._thread.submit(exchange)
+        stays = self._stays_on.get(flat.device)
+        if stays is None:
+            trained = [each for each in self._parameters() if each[1].requires_grad]
+            specs = {self._spec_of(*each) for each in trained}
+            stays = self._stays_on[flat.device] = self._exchange.stays_on(flat.device, specs)
+        return (self._thread.launch_on_stream if stays else self._thread.submit_after_stream)(exchange, [flat])
 
     def _follow_gradient_scale(self) -> None:
         """Multiply residuals by what the gradient scaler multiplies its scale by: they wait in the old unit."""
@@ -243,6 +255,7 @@ class Attachment(ABC):
             log.warning("the codec changes from %r to %r: unsent residuals are dropped", before.spec, spec)
         self._prepare(after)
         self._exchange, self.spec = after, spec
+        self._stays_on.clear()
         self._optimizers.forget()
         self._warn_if_nothing_is_compressed()
 
@@ -260,6 +273,7 @@ class Attachment(ABC):
         ``torch.distributed``; ``ring_bytes_estimate`` is a model. While DDP needs no hook (``none`` from the start),
         DDP's own all-reduces are not counted, and neither are FSDP's collectives inside a node.
         """
+        self._exchange.settle()
         stats, step_stats = self._exchange.stats, self._step_stats
         return {each.name: getattr(stats, each.name) for each in fields(ExchangeStats)} | {
             "spec": self.spec, "steps": step_stats.steps, "wire_bytes": stats.wire_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from laconic.aggregate.homomorphic import Summing
 from laconic.codecs import parse
 from laconic.codecs.memory import ErrorFeedback
 from laconic.collective.consistency import peer_failure_as_error
+from laconic.collective.process_groups import backend_of
 from laconic.collective.reductions.allreduce import Reducer
 from laconic.collective.reductions.exact import Exact
 from laconic.collective.reductions.two_shot import TwoShot
@@ -186,6 +187,22 @@ class Exchange:
                     self.reduction(spec).reduce_all(group)
             if finish is not None:
                 finish()
+
+    def stays_on(self, device: torch.device, specs: Iterable[str]) -> bool:
+        """Whether means of tensors on a GPU by these specs are computed without the host.
+
+        ``mean`` then only launches work on the current stream, and nothing waits for it.
+        """
+        if device.type != "cuda" or backend_of(self.group) != "nccl":
+            return False
+        reductions = [self.reduction(spec) for spec in specs if spec != EXACT]
+        return all(isinstance(reduction, TwoShot) and reduction.stays_on(device) for reduction in reductions)
+
+    def settle(self) -> None:
+        """Count what happened on a GPU so far, which waits for it."""
+        for reduction in self._reductions.values():
+            if isinstance(reduction, TwoShot):
+                reduction.settle()
 
     def mean_exactly(self, tensors: NamedTensors) -> None:
         """Replace tensors by their means without compression."""

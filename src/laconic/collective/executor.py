@@ -66,9 +66,7 @@ class ExchangeThread:
         device = tensors[0].device
         if device.type != "cuda":
             return self.submit(task)
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._stream(device)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(device))
 
@@ -82,6 +80,27 @@ class ExchangeThread:
                 return result
 
         return self.submit(on_stream, [device])
+
+    def launch_on_stream(self, task: Callable[[], Tensor], tensors: Sequence[Tensor]) -> torch.futures.Future[Tensor]:
+        """Call a task that only launches work on a GPU, here and now, on a stream of its own.
+
+        The future holds an event: the stream that waits for it waits for the work, and the host does not.
+        """
+        device = tensors[0].device
+        stream = self._stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            for x in tensors:
+                x.record_stream(stream)
+            done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device])
+            done.set_result(task())
+        return done
+
+    def _stream(self, device: torch.device) -> Any:
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return stream
 
     def close(self) -> None:
         """End the thread after the tasks that were submitted."""

@@ -7,7 +7,9 @@ different seeds are not shifted copies of one another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,26 @@ def stream_word(stream: int) -> int:
 def key(seed: int, stream: int) -> int:
     """Return the 64-bit hash key of one stream of a seed; its two words enter the two rounds."""
     return splitmix64(splitmix64(seed & M64) ^ stream_word(stream))
+
+
+def keys(seeds: Sequence[int], stream: int) -> Tensor:
+    """Return ``key`` of many seeds as pairs of int32 words, the low one first."""
+    import numpy as np
+
+    numbers = seeds if isinstance(seeds, np.ndarray) else np.array([seed & M64 for seed in seeds], dtype=np.uint64)
+    of_stream = splitmix64_all(splitmix64_all(numbers) ^ np.uint64(stream_word(stream)))
+    return torch.from_numpy(of_stream.view(np.int32).reshape(-1, 2))
+
+
+def splitmix64_all(x: Any) -> Any:
+    """Return ``splitmix64`` of each number of a numpy array of uint64."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
 
 
 def multiply32(a: Tensor, c: int | Tensor) -> Tensor:

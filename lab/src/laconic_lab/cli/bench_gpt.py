@@ -31,8 +31,8 @@ def gpt(
     methods: Annotated[
         str | None,
         option(
-            "Of ddp, fp16, powersgd, muon-ddp, muon-fp16, diloco, laconic-sign, laconic-topk, laconic-adamw; ddp is "
-            "always included.", "all without muon-…", metavar="M,M,…",
+            "Of ddp, fp16, powersgd, muon-ddp, muon-fp16, diloco, laconic-sign, laconic-topk, laconic-adamw, "
+            "laconic-adamw-8; ddp is always included.", "all without muon-…", metavar="M,M,…",
         ),
     ] = None,
     steps: Annotated[int | None, option("Steps of each training.", "160")] = None,

@@ -307,8 +307,8 @@ class ShardRounds:
             self._nonfinite_shards.append(shard.name)
         shard.values.fill_(0.0 if self.nonfinite == "skip" else float("nan"))
 
-    def _note_nonfinite(self, name: str) -> None:
-        self.stats.skipped_nonfinite += 1
+    def _note_nonfinite(self, name: str, count: int = 1) -> None:
+        self.stats.skipped_nonfinite += count
         self._warn_once("nonfinite", f"{name}: a value of some rank is not finite (nonfinite={self.nonfinite!r})")
 
     # --------------------------------------------------------------------------------------------------------- state

@@ -381,6 +381,9 @@ def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
 # ------------------------------------------------------------------------------------------ multi-tensor and low rank
 
 amax_bits_all = _on_device(multi_tensor.amax_bits_all)
+fill_all = _on_device(multi_tensor.fill_all)
+add_all = _on_device(multi_tensor.add_all)
+scale_all = _on_device(multi_tensor.scale_all)
 qsgd_encode_all = _on_device(multi_tensor.qsgd_encode_all)
 qsgd_decode_all = _on_device(multi_tensor.qsgd_decode_all)
 sign_encode_all = _on_device(multi_tensor.sign_encode_all)

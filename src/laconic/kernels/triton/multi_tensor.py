@@ -1,14 +1,13 @@
 """Multi-tensor kernels: many tensors in one launch, because small tensors mostly cost launches and synchronization.
 
-A *table* on the device has a row for each tensor: the addresses of its data, its size, its random key. A second table
-says which tensor and which part of it each program works on; it depends only on sizes and is cached.
+``skip`` holds the amax bits of each tensor, on the device: a tensor that is not finite is left alone, with its residual
+and its sections, and the host need not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,117 +15,46 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import Addresses, BinCoding, PackedIntSum, QsgdCoding, Tensors
-from laconic.kernels.sections import GROUP, SUM_BLOCK, num_buckets
+from laconic.kernels.interface import NONFINITE, Addresses, BinCoding, PackedIntSum, QsgdCoding, Tensors
+from laconic.kernels.sections import GROUP, SUM_BLOCK
 from laconic.kernels.triton.bins import bins_constants, bins_decode_part, bins_encode_part
 from laconic.kernels.triton.buckets import magnitude_bits, tile_shape
 from laconic.kernels.triton.packed_ints import ROTATION_SCALE, WARPS, hadamard, load_clips, packed_int_tile
 from laconic.kernels.triton.packing import BYTES, pack_tail
 from laconic.kernels.triton.qsgd import FEEDBACK_TILE, QSGD_TILE, decode_part, encode_part
 from laconic.kernels.triton.sign import sign_decode_part, sign_encode_part, sign_tile_shape
+from laconic.kernels.triton.tensor_table import (
+    FIELDS,
+    TensorTable,
+    inputs,
+    load_pointer,
+    outputs,
+    program_part,
+    size_unless_skipped,
+)
 from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_period, rotation_signs, split64
 
 __all__ = [
-    "amax_bits_all", "bins_decode_all", "bins_encode_all", "gather_blocks", "packed_int_decode_all", "qsgd_decode_all",
-    "qsgd_encode_all", "sign_decode_all", "sign_encode_all",
+    "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "fill_all", "gather_blocks",
+    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "scale_all", "sign_decode_all", "sign_encode_all",
 ]  # fmt: skip
 
-FIELDS = tl.constexpr(8)
-"""Fields of a row: values, residual, scales, packed symbols, tail, size, low and high half of a random key."""
-
 _GROUP = tl.constexpr(GROUP)
-
-
-@lru_cache(maxsize=64)
-def _parts(sizes: tuple[int, ...], span: int, device: torch.device) -> Tensor:
-    """Return the tensor and the part of it that each program works on."""
-    parts_per_tensor = torch.tensor([num_buckets(size, span) for size in sizes])
-    slot = torch.repeat_interleave(parts_per_tensor)
-    first = torch.repeat_interleave(parts_per_tensor.cumsum(0) - parts_per_tensor, parts_per_tensor)
-    parts = torch.stack([slot, torch.arange(slot.numel()) - first], 1).to(torch.int32).contiguous()
-    return parts.to(device)  # synchronizes: all streams share it
-
-
-class _TensorTable(NamedTuple):
-    """Launch arguments of a multi-tensor kernel."""
-
-    table: Tensor
-    parts: Tensor
-    aligned: bool
-    """Whether all values and residuals can be read as vectors of four."""
-    tails: Tensor
-    """Memory that the table points to; it must live as long."""
-
-    @classmethod
-    def of(
-        cls, tensors: Sequence[Tensor], span: int, *, residuals: Sequence[Tensor | None] = (),
-        scale_addresses: Sequence[int] = (), packed: Sequence[int] = (), random_keys: Sequence[int] = (),
-        tails: bool = False,
-    ) -> _TensorTable:  # fmt: skip
-        """Describe tensors in parts of ``span`` values; sections are addresses, multiples of 16."""
-        device, rows, address_bits = tensors[0].device, [], 0
-        tail_buffer = torch.empty(len(tensors) * GROUP if tails else 0, dtype=torch.int32, device=device)
-        for i, x in enumerate(tensors):
-            residual_tensor, random_key = residuals[i] if residuals else None, random_keys[i] if random_keys else 0
-            values, residual = x.data_ptr(), 0 if residual_tensor is None else residual_tensor.data_ptr()
-            scales, symbols = (scale_addresses[i], packed[i]) if scale_addresses else (0, 0)
-            tail = tail_buffer.data_ptr() + 4 * GROUP * i if tails else 0
-            rows += [values, residual, scales, symbols, tail, x.numel(), random_key & random.M32, random_key >> 32]
-            assert (scales | symbols) % 16 == 0
-            address_bits |= values | residual
-        table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
-        return cls(table, _parts(tuple(x.numel() for x in tensors), span, device), address_bits % 16 == 0, tail_buffer)
-
-    @property
-    def grid(self) -> tuple[int]:
-        return (self.parts.shape[0],)
-
-
-@triton.jit
-def _load_pointer(row, FIELD: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(row + FIELD).to(tl.pointer_type(tl.float32))
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
-
-
-@triton.jit
-def _program_part(table, parts):
-    """Return a program's tensor, its row and its part."""
-    number = tl.program_id(0)
-    slot = tl.load(parts + 2 * number)
-    return slot, table + slot * FIELDS, tl.load(parts + 2 * number + 1).to(tl.int64)
-
-
-@triton.jit
-def _outputs(row, BUCKET: tl.constexpr):
-    """Return an encoder's outputs (scales, symbols, tail), and its numbers of values, grouped values and buckets."""
-    tail = tl.load(row + 4).to(tl.pointer_type(tl.int32))
-    n = tl.load(row + 5)
-    scales, packed = _load_pointer(row, 2, True), _load_pointer(row, 3, True)
-    return scales, packed, tail, n, n // _GROUP * _GROUP, (n + BUCKET - 1) // BUCKET
-
-
-@triton.jit
-def _inputs(row, BUCKET: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return a decoder's inputs (scales, symbols), its output, and the same numbers."""
-    packed = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(tl.uint8)), 16)
-    n = tl.load(row + 5)
-    scales, out = _load_pointer(row, 2, True), _load_pointer(row, 0, ALIGNED)
-    return scales, packed, out, n, n // _GROUP * _GROUP, (n + BUCKET - 1) // BUCKET
+_NONFINITE = tl.constexpr(NONFINITE)
 
 
 def _launch_decode(
-    kernel: Any, outs: Tensors, scales: Addresses, packed: Addresses, weight: float | None, *, bucket: int, tile: int,
-    **constants: int,
+    kernel: Any, outs: Tensors, scales: Addresses, packed: Addresses, weight: float | None, skip: Tensor | None, *,
+    bucket: int, tile: int, **constants: int,
 ) -> Tensor:  # fmt: skip
     """Launch a decoder over tensors and sections at addresses, multiples of 16; return its flag."""
     buckets, warps = tile_shape(bucket, tile)
-    table_args = _TensorTable.of(outs, buckets * bucket, scale_addresses=scales, packed=packed)
+    table_args = TensorTable.of(outs, buckets * bucket, scale_addresses=scales, packed=packed)
     flag = torch.zeros(1, dtype=torch.int32, device=outs[0].device)
     kernel[table_args.grid](
-        table_args.table, table_args.parts, flag, weight or 0.0, BUCKET=bucket, BUCKETS=buckets,
-        ADD=weight is not None, ALIGNED=table_args.aligned, **constants, **exact_options(num_warps=warps),
+        table_args.table, table_args.parts, flag, flag if skip is None else skip, weight or 0.0, BUCKET=bucket,
+        BUCKETS=buckets, ADD=weight is not None, SKIP=skip is not None, ALIGNED=table_args.aligned, **constants,
+        **exact_options(num_warps=warps),
     )  # fmt: skip
     return flag
 
@@ -136,14 +64,14 @@ def _launch_decode(
 
 @triton.jit
 def _largest(table, parts, amax_bits, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
-    slot, row, part = _program_part(table, parts)
-    v = load_tile(_load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, tl.load(row + 5), SPAN)
+    slot, row, part = program_part(table, parts)
+    v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, tl.load(row + 5), SPAN)
     tl.atomic_max(amax_bits + slot, tl.max(magnitude_bits(v), 0), sem="relaxed")
 
 
 def amax_bits_all(tensors: Tensors) -> Tensor:
     """Return amax_bits of each tensor."""
-    table_args = _TensorTable.of(tensors, TILE)
+    table_args = TensorTable.of(tensors, TILE)
     amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
     _largest[table_args.grid](
         table_args.table, table_args.parts, amax_bits, ALIGNED=table_args.aligned, SPAN=TILE,
@@ -152,21 +80,80 @@ def amax_bits_all(tensors: Tensors) -> Tensor:
     return amax_bits
 
 
+@triton.jit
+def _fill(table, parts, flags, value, SPAN: tl.constexpr):
+    slot, row, part = program_part(table, parts)
+    if tl.load(flags + slot) >= _NONFINITE:
+        at = part * SPAN + tl.arange(0, SPAN)
+        filled = tl.full((SPAN,), 1.0, tl.float32) * value
+        tl.store(load_pointer(row, 0, False) + at, filled, mask=at < tl.load(row + 5))
+
+
+def fill_all(tensors: Tensors, amax_bits: Tensor, value: float) -> None:
+    """Fill the tensors whose amax bits are not finite with one value."""
+    table_args = TensorTable.of(tensors, TILE)
+    _fill[table_args.grid](
+        table_args.table, table_args.parts, amax_bits, value, SPAN=TILE, **exact_options(num_warps=2)
+    )
+
+
+@triton.jit
+def _scale(table, parts, skip, factor, SPAN: tl.constexpr, ALIGNED: tl.constexpr):
+    slot, row, part = program_part(table, parts)
+    n = size_unless_skipped(row, slot, skip, True)
+    offsets = tl.arange(0, SPAN)
+    x = load_pointer(row, 0, ALIGNED)
+    v = load_tile(x, offsets, part * SPAN, n, SPAN)
+    at = part * SPAN + offsets
+    tl.store(x + at, v * factor, mask=at < n)
+
+
+def scale_all(tensors: Tensors, factor: float, skip: Tensor) -> None:
+    """Multiply each tensor by a factor."""
+    table_args = TensorTable.of(tensors, TILE)
+    _scale[table_args.grid](
+        table_args.table, table_args.parts, skip, factor, SPAN=TILE, ALIGNED=table_args.aligned,
+        **exact_options(num_warps=2),
+    )  # fmt: skip
+
+
+@triton.jit
+def _add(table, parts, skip, SPAN: tl.constexpr, SKIP: tl.constexpr, ALIGNED: tl.constexpr):
+    slot, row, part = program_part(table, parts)
+    n = size_unless_skipped(row, slot, skip, SKIP)
+    offsets = tl.arange(0, SPAN)
+    total = load_pointer(row, 1, ALIGNED)
+    v = load_tile(total, offsets, part * SPAN, n, SPAN) + load_tile(
+        load_pointer(row, 0, ALIGNED), offsets, part * SPAN, n, SPAN
+    )
+    at = part * SPAN + offsets
+    tl.store(total + at, v, mask=at < n)
+
+
+def add_all(tensors: Tensors, totals: Tensors, skip: Tensor | None = None) -> None:
+    """Add each tensor to its total."""
+    table_args = TensorTable.of(tensors, TILE, residuals=totals)
+    _add[table_args.grid](
+        table_args.table, table_args.parts, table_args.table if skip is None else skip, SPAN=TILE,
+        SKIP=skip is not None, ALIGNED=table_args.aligned, **exact_options(num_warps=2),
+    )  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------- qsgd
 
 
 @triton.jit
 def _encode(
-    table, parts, amax_bits,
+    table, parts, amax_bits, skip, keys,
     BITS: tl.constexpr, PERIOD: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STOCHASTIC: tl.constexpr,
-    FEEDBACK: tl.constexpr, ALIGNED: tl.constexpr,
+    FEEDBACK: tl.constexpr, SKIP: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    slot, row, program = _program_part(table, parts)
-    x = _load_pointer(row, 0, ALIGNED)
-    residual = _load_pointer(row, 1, ALIGNED)
-    norms, packed, tail, n, full, count = _outputs(row, BUCKET)
-    key_low = tl.load(row + 6).to(tl.int32)
-    key_high = tl.load(row + 7).to(tl.int32)
+    slot, row, program = program_part(table, parts)
+    x = load_pointer(row, 0, ALIGNED)
+    residual = load_pointer(row, 1, ALIGNED)
+    norms, packed, tail, n, full, count = outputs(row, slot, skip, BUCKET, SKIP)
+    key_low = tl.load(keys + 2 * slot)
+    key_high = tl.load(keys + 2 * slot + 1)
     part_amax_bits = encode_part(
         program, x, residual, norms, packed, tail, n, full, count, key_low, key_high,
         BITS, PERIOD, BUCKET, BUCKETS, STOCHASTIC, FEEDBACK,
@@ -175,9 +162,9 @@ def _encode(
 
 
 @triton.jit
-def _pack_tails(table, BITS: tl.constexpr, BYTES: tl.constexpr):
+def _pack_tails(table, skip, BITS: tl.constexpr, BYTES: tl.constexpr, SKIP: tl.constexpr):
     row = table + tl.program_id(0) * FIELDS
-    n = tl.load(row + 5)
+    n = size_unless_skipped(row, tl.program_id(0), skip, SKIP)
     full = n // _GROUP * _GROUP
     if full < n:
         symbols = tl.load(row + 4).to(tl.pointer_type(tl.int32))
@@ -186,51 +173,56 @@ def _pack_tails(table, BITS: tl.constexpr, BYTES: tl.constexpr):
 
 
 def _launch_encode(
-    kernel: Any, tensors: Tensors, table_args: _TensorTable, bits: int, warps: int, **constants: float
-) -> Tensor:
+    kernel: Any, tensors: Tensors, table_args: TensorTable, skip: Tensor | None, bits: int, warps: int, *keys: Tensor,
+    **constants: float,
+) -> Tensor:  # fmt: skip
     """Launch an encoder over tensors, and pack the values after the last full group of each; return amax_bits."""
     amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    flags, skips = amax_bits if skip is None else skip, skip is not None
     kernel[table_args.grid](
-        table_args.table, table_args.parts, amax_bits, ALIGNED=table_args.aligned, **constants,
-        **exact_options(num_warps=warps),
+        table_args.table, table_args.parts, amax_bits, flags, *keys, SKIP=skips, ALIGNED=table_args.aligned,
+        **constants, **exact_options(num_warps=warps),
     )  # fmt: skip
     if any(x.numel() % GROUP for x in tensors):
-        _pack_tails[(len(tensors),)](table_args.table, BITS=bits, BYTES=BYTES)
+        _pack_tails[(len(tensors),)](table_args.table, flags, BITS=bits, BYTES=BYTES, SKIP=skips)
     return amax_bits
 
 
 def qsgd_encode_all(
     tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int], norms: Addresses,
-    packed: Addresses,
+    packed: Addresses, skip: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Encode each tensor by its largest magnitude, with 2, 4 or 8 bits, to addresses; return amax_bits."""
     bits, bucket, _, stochastic = coding
     buckets, warps = tile_shape(bucket, QSGD_TILE if residuals is None else FEEDBACK_TILE)
-    table_args = _TensorTable.of(
+    table_args = TensorTable.of(
         tensors, buckets * bucket, residuals=tensors if residuals is None else residuals, scale_addresses=norms,
-        packed=packed, random_keys=[random.key(seed, random.ROUNDING) for seed in seeds], tails=True,
+        packed=packed, tails=True,
     )  # fmt: skip
+    keys = random.keys(seeds, random.ROUNDING).to(tensors[0].device, non_blocking=True)
     return _launch_encode(
-        _encode, tensors, table_args, bits, warps, BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket,
+        _encode, tensors, table_args, skip, bits, warps, keys, BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket,
         BUCKETS=buckets, STOCHASTIC=stochastic, FEEDBACK=residuals is not None,
     )  # fmt: skip
 
 
 @triton.jit
 def _decode(
-    table, parts, flag, weight,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
+    table, parts, flag, skip, weight,
+    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, SKIP: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    _, row, program = _program_part(table, parts)
-    norms, packed, out, n, full, count = _inputs(row, BUCKET, ALIGNED)
+    slot, row, program = program_part(table, parts)
+    norms, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
     decode_part(program, norms, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
 
 
 def qsgd_decode_all(
-    norms: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None
-) -> Tensor:
+    norms: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None,
+    skip: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Decode into each tensor from sections at addresses, multiples of 16; return the flag."""
-    return _launch_decode(_decode, outs, norms, packed, weight, bucket=bucket, tile=QSGD_TILE, BITS=bits)
+    return _launch_decode(_decode, outs, norms, packed, weight, skip, bucket=bucket, tile=QSGD_TILE, BITS=bits)
 
 
 # ------------------------------------------------------------------------------------------------------------ sign
@@ -238,40 +230,45 @@ def qsgd_decode_all(
 
 @triton.jit
 def _encode_signs(
-    table, parts, amax_bits,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, SIDES: tl.constexpr, ALIGNED: tl.constexpr,
+    table, parts, amax_bits, skip,
+    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr, SIDES: tl.constexpr, SKIP: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    slot, row, program = _program_part(table, parts)
-    x = _load_pointer(row, 0, ALIGNED)
-    means, packed, tail, n, full, count = _outputs(row, BUCKET)
+    slot, row, program = program_part(table, parts)
+    x = load_pointer(row, 0, ALIGNED)
+    means, packed, tail, n, full, count = outputs(row, slot, skip, BUCKET, SKIP)
     part_amax_bits = sign_encode_part(program, x, means, packed, tail, n, full, count, BUCKET, BUCKETS, STAGES, SIDES)
     tl.atomic_max(amax_bits + slot, part_amax_bits, sem="relaxed")
 
 
-def sign_encode_all(tensors: Tensors, *, bucket: int, sides: int, means: Addresses, packed: Addresses) -> Tensor:
+def sign_encode_all(
+    tensors: Tensors, *, bucket: int, sides: int, means: Addresses, packed: Addresses, skip: Tensor | None = None
+) -> Tensor:
     """Encode each tensor by ``sign`` or, with two sides, ``onebit``, in buckets of at least 256; return amax_bits."""
     buckets, warps, stages = sign_tile_shape(bucket)
-    table_args = _TensorTable.of(tensors, buckets * bucket, scale_addresses=means, packed=packed, tails=True)
+    table_args = TensorTable.of(tensors, buckets * bucket, scale_addresses=means, packed=packed, tails=True)
     return _launch_encode(
-        _encode_signs, tensors, table_args, 1, warps, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides
+        _encode_signs, tensors, table_args, skip, 1, warps, BUCKET=bucket, BUCKETS=buckets, STAGES=stages, SIDES=sides
     )
 
 
 @triton.jit
 def _decode_signs(
-    table, parts, flag, weight,
-    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, SIDES: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
+    table, parts, flag, skip, weight,
+    BUCKET: tl.constexpr, BUCKETS: tl.constexpr, SIDES: tl.constexpr, ADD: tl.constexpr, SKIP: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    _, row, program = _program_part(table, parts)
-    means, packed, out, n, full, count = _inputs(row, BUCKET, ALIGNED)
+    slot, row, program = program_part(table, parts)
+    means, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
     sign_decode_part(program, means, packed, out, flag, n, full, count, weight, BUCKET, BUCKETS, SIDES, ADD)
 
 
 def sign_decode_all(
-    means: Addresses, packed: Addresses, *, bucket: int, sides: int, outs: Tensors, weight: float | None
-) -> Tensor:
+    means: Addresses, packed: Addresses, *, bucket: int, sides: int, outs: Tensors, weight: float | None,
+    skip: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Decode ``sign`` or ``onebit`` into each tensor from sections at addresses, multiples of 16; return the flag."""
-    return _launch_decode(_decode_signs, outs, means, packed, weight, bucket=bucket, tile=TILE, SIDES=sides)
+    return _launch_decode(_decode_signs, outs, means, packed, weight, skip, bucket=bucket, tile=TILE, SIDES=sides)
 
 
 # ------------------------------------------------------------------------------------------------------------ bins
@@ -279,42 +276,46 @@ def sign_decode_all(
 
 @triton.jit
 def _encode_bins(
-    table, parts, amax_bits,
+    table, parts, amax_bits, skip,
     SLOPE: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-    STAGES: tl.constexpr, ALIGNED: tl.constexpr,
+    STAGES: tl.constexpr, SKIP: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    slot, row, program = _program_part(table, parts)
-    x = _load_pointer(row, 0, ALIGNED)
-    means, packed, tail, n, full, count = _outputs(row, BUCKET)
+    slot, row, program = program_part(table, parts)
+    x = load_pointer(row, 0, ALIGNED)
+    means, packed, tail, n, full, count = outputs(row, slot, skip, BUCKET, SKIP)
     part_amax_bits = bins_encode_part(
         program, x, means, packed, tail, n, full, count, SLOPE, OFFSET, BITS, BUCKET, BUCKETS, STAGES
     )
     tl.atomic_max(amax_bits + slot, part_amax_bits, sem="relaxed")
 
 
-def bins_encode_all(tensors: Tensors, coding: BinCoding, *, means: Addresses, packed: Addresses) -> Tensor:
+def bins_encode_all(
+    tensors: Tensors, coding: BinCoding, *, means: Addresses, packed: Addresses, skip: Tensor | None = None
+) -> Tensor:
     """Encode each tensor by ``bins`` to addresses; return amax_bits."""
     warps, constants = bins_constants(coding)
     span = int(constants["BUCKETS"]) * coding.bucket
-    table_args = _TensorTable.of(tensors, span, scale_addresses=means, packed=packed, tails=True)
-    return _launch_encode(_encode_bins, tensors, table_args, coding.bits, warps, **constants)
+    table_args = TensorTable.of(tensors, span, scale_addresses=means, packed=packed, tails=True)
+    return _launch_encode(_encode_bins, tensors, table_args, skip, coding.bits, warps, **constants)
 
 
 @triton.jit
 def _decode_bins(
-    table, parts, flag, weight,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
+    table, parts, flag, skip, weight,
+    BITS: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, ADD: tl.constexpr, SKIP: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    _, row, program = _program_part(table, parts)
-    means, packed, out, n, full, count = _inputs(row, BUCKET, ALIGNED)
+    slot, row, program = program_part(table, parts)
+    means, packed, out, n, full, count = inputs(row, slot, skip, BUCKET, SKIP, ALIGNED)
     bins_decode_part(program, means, packed, out, flag, n, full, count, weight, BITS, BUCKET, BUCKETS, ADD)
 
 
 def bins_decode_all(
-    means: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None
-) -> Tensor:
+    means: Addresses, packed: Addresses, *, bits: int, bucket: int, outs: Tensors, weight: float | None,
+    skip: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Decode ``bins`` into each tensor from sections at addresses, multiples of 16; return the flag."""
-    return _launch_decode(_decode_bins, outs, means, packed, weight, bucket=bucket, tile=TILE, BITS=bits)
+    return _launch_decode(_decode_bins, outs, means, packed, weight, skip, bucket=bucket, tile=TILE, BITS=bits)
 
 
 # --------------------------------------------------------------------------------------------------- packed integers
@@ -331,11 +332,11 @@ def _gather(table, parts, out, decay, rotation_low, rotation_high, ROTATED: tl.c
     begin = block.to(tl.int64) * 1024
     offsets = tl.arange(0, 1024)[None, :]
     n = tl.load(row + 5)
-    v = load_tile(_load_pointer(row, 0, ALIGNED), offsets, begin, n, 1024)
+    v = load_tile(load_pointer(row, 0, ALIGNED), offsets, begin, n, 1024)
     if ROTATED:
         v = hadamard(v * ROTATION_SCALE * rotation_signs(offsets, block * 4, rotation_low, rotation_high), 1)
     if tl.load(row + 1) != 0:
-        residual = _load_pointer(row, 1, False) + begin + offsets
+        residual = load_pointer(row, 1, False) + begin + offsets
         if ROTATED:  # a rotated block's residual extends to its end
             v = tl.load(residual) * decay + v
         else:
@@ -347,7 +348,7 @@ def gather_blocks(
     tensors: Sequence[Tensor], residuals: Sequence[Tensor | None], decay: float, rotation_seed: int | None, out: Tensor
 ) -> None:
     """Gather the blocks of all tensors, rotated if a seed is given, plus their decayed residuals; pad with zeros."""
-    table_args = _TensorTable.of(tensors, SUM_BLOCK, residuals=residuals)
+    table_args = TensorTable.of(tensors, SUM_BLOCK, residuals=residuals)
     assert out.numel() == table_args.grid[0] * SUM_BLOCK
     _gather[table_args.grid](
         table_args.table, table_args.parts, out, decay, *split64(random.key(rotation_seed or 0, random.ROTATION)),
@@ -373,7 +374,7 @@ def _scatter(
     per_word: tl.constexpr = 32 // WIDTH
     words: tl.constexpr = (128 + per_word - 1) // per_word * 8
     integers = integers.to(tl.pointer_type(tl.int32)) + (number - block).to(tl.int64) * words
-    out = _load_pointer(row, 0, ALIGNED)
+    out = load_pointer(row, 0, ALIGNED)
     if begin + 1024 <= n:
         packed_int_tile(
             integers, out, flag, offsets, begin, n, coded, coded, clip, total, block * 4, rotation_low, rotation_high,
@@ -389,7 +390,7 @@ def _scatter(
 def packed_int_decode_all(packed: PackedIntSum, *, rotation_seed: int | None, outs: Tensors) -> Tensor:
     """Decode packed integers of all blocks and scatter them to their tensors; return the flag."""
     integers, clips, coding, total = packed
-    table_args = _TensorTable.of(outs, SUM_BLOCK)
+    table_args = TensorTable.of(outs, SUM_BLOCK)
     flag = torch.zeros(1, dtype=torch.int32, device=integers.device)
     assert not coding.packed and clips.numel() == table_args.grid[0] and integers.data_ptr() % 4 == 0
     _scatter[table_args.grid](

@@ -41,6 +41,7 @@ class Method:
         hook: torch's DDP hook: ``fp16``, ``powersgd`` or none.
         every: Local steps between exchanges with ``LocalSGD``; 0 exchanges gradients with DDP.
         codec, outer, fragments, overlap: Arguments of ``LocalSGD``.
+        stretch: How many times as long it trains as DDP; None: as the settings say.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Method:
     outer: str = "mean"
     fragments: int = 1
     overlap: int = 0
+    stretch: float | None = None
 
     @property
     def ours(self) -> bool:
@@ -79,13 +81,15 @@ METHODS = {
     "laconic-adamw": Method(
         "laconic: AdamW, every 32, `ef|sign`, 2 fragments", "adamw", None, 32, "ef|sign", fragments=2, overlap=12
     ),
+    "laconic-adamw-8": Method("laconic: AdamW, every 8, `ef|sign`", "adamw", None, 8, "ef|sign", stretch=1.25),
 }  # fmt: skip
-DEFAULT = ("ddp", "fp16", "powersgd", "diloco", "laconic-sign", "laconic-topk", "laconic-adamw")
+DEFAULT = ("ddp", "fp16", "powersgd", "diloco", "laconic-sign", "laconic-topk", "laconic-adamw", "laconic-adamw-8")
 
 
 def steps_of(method: str, steps: int, stretch: float) -> int:
     """Return the steps of a method's training: more where steps are local."""
-    return round(steps * stretch) if METHODS[method].every else steps
+    one = METHODS[method]
+    return round(steps * (one.stretch or stretch)) if one.every else steps
 
 
 class Trainer:

@@ -15,7 +15,7 @@ __all__ = ["UNSHAPED", "GPTSettings", "build_gpt", "link_parts", "show_link"]
 
 UNSHAPED = "unshaped"
 PLAIN = "ddp"
-CONFIRMED = (PLAIN, "laconic-sign", "laconic-adamw")
+CONFIRMED = (PLAIN, "laconic-sign", "laconic-adamw", "laconic-adamw-8")
 """Methods of which all steps are timed over one link, to confirm the times composed from some steps."""
 
 

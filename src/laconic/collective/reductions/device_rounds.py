@@ -1,0 +1,289 @@
+"""The two rounds of ``TwoShot`` on a GPU: sections travel between GPUs, and the host never waits for them.
+
+It serves quantizers with multi-tensor kernels (``qsgd``, ``sign``, ``onebit``, ``bins``), with or without error
+feedback. Sections hold the same bytes as those of frames, but there are no headers and checksums: both ends know the
+layout, and NCCL delivers what was sent. What the host would look at stays on the device: whether a shard is finite
+travels as its amax bits behind the sections, and events are counted there and read when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic import kernels, multi_tensor
+from laconic.channels import Channel
+from laconic.codecs import Chain
+from laconic.collective.process_groups import rank_in, size_of
+from laconic.collective.reductions.ranges import Range, cut_into_parts
+from laconic.collective.reductions.shards import hash_of
+from laconic.collective.stats import ExchangeStats
+from laconic.errors import FrameError
+from laconic.kernels.interface import NONFINITE
+from laconic.kernels.random import splitmix64, splitmix64_all
+from laconic.wire import align
+
+__all__ = ["DeviceRounds"]
+
+PART = 1 << 26
+"""The largest number of values of one round. More would need large buffers; fewer, more launches."""
+
+MAX_PLANS = 256
+
+# Its name since torch 2.13, which warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+NONFINITE_SHARDS, INVALID_SECTIONS, RESETS = range(3)
+"""What is counted on the device."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the sections of shards are in a message: the sections of all shards, then the amax bits of each."""
+
+    floats: list[int]
+    packed: list[int]
+    amax_bits: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], chain: Chain) -> _Layout:
+        stage = multi_tensor.stage_of(chain)
+        floats, packed, at = [], [], 0
+        for size in sizes:
+            first, second = stage.section_nbytes(size, 4)
+            floats.append(at)
+            packed.append(align(at + first))
+            at = align(packed[-1] + second)
+        return cls(floats, packed, at, align(at + 4 * len(sizes)))
+
+    def words(self, begin: int) -> list[int]:
+        """Return where the amax bits are, in words, in a buffer whose message begins at a byte."""
+        return [(begin + self.amax_bits) // 4 + i for i in range(len(self.floats))]
+
+
+class _Message:
+    """Shards, and the addresses of their sections in a buffer that holds one message or one of each rank.
+
+    Args:
+        begins: Where the message of each owner begins in the buffer, in bytes.
+    """
+
+    def __init__(
+        self, shards: Sequence[Sequence[Range]], layouts: Sequence[_Layout], begins: Mapping[int, int], buffer: Tensor
+    ) -> None:
+        base = buffer.data_ptr()
+        self.ranges = [piece for owner in begins for piece in shards[owner]]
+        self.names = [piece.name for piece in self.ranges]
+        self.floats = [base + begin + at for owner, begin in begins.items() for at in layouts[owner].floats]
+        self.packed = [base + begin + at for owner, begin in begins.items() for at in layouts[owner].packed]
+        words = [word for owner, begin in begins.items() for word in layouts[owner].words(begin)]
+        self._words = buffer.view(torch.int32)
+        self._amax_at = torch.tensor(words, dtype=torch.int64).to(buffer.device)
+
+    def values(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        return [flats[piece.slot][piece.begin : piece.end] for piece in self.ranges]
+
+    @property
+    def amax_bits(self) -> Tensor:
+        """The amax bits in the message, of each shard."""
+        return self._words[self._amax_at]
+
+    @amax_bits.setter
+    def amax_bits(self, bits: Tensor) -> None:
+        self._words[self._amax_at] = bits
+
+
+class _Plan:
+    """Shards of slots of some sizes, and buffers for their messages."""
+
+    def __init__(self, ranges: Sequence[Range], chain: Chain, rank: int, ranks: int, device: torch.device) -> None:
+        shards: list[list[Range]] = [[] for _ in range(ranks)]
+        for piece in ranges:
+            shards[piece.owner].append(piece)
+        layouts = [_Layout.of([piece.end - piece.begin for piece in owned], chain) for owned in shards]
+        self.peers = [peer for peer in range(ranks) if peer != rank]
+        self.sent_nbytes = [0 if owner == rank else layout.nbytes for owner, layout in enumerate(layouts)]
+        self.received_nbytes = [0 if peer == rank else layouts[rank].nbytes for peer in range(ranks)]
+        self.mean_nbytes = max(layout.nbytes for layout in layouts)
+
+        def buffer(nbytes: int) -> Tensor:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+        self.sent, self.received = buffer(sum(self.sent_nbytes)), buffer(sum(self.received_nbytes))
+        self.mean, self.means = buffer(self.mean_nbytes), buffer(ranks * self.mean_nbytes)
+        sent_at = {owner: sum(self.sent_nbytes[:owner]) for owner in self.peers}
+        self.outgoing = _Message(shards, layouts, sent_at, self.sent)
+        self.incoming = [
+            _Message(shards, layouts, {rank: sum(self.received_nbytes[:peer])}, self.received) for peer in self.peers
+        ]
+        self.own = _Message(shards, layouts, {rank: 0}, self.mean)
+        self.all = _Message(shards, layouts, {owner: owner * self.mean_nbytes for owner in range(ranks)}, self.means)
+
+
+class DeviceRounds:
+    """Means over ranks of tensors on one GPU, the same bits as those of the rounds that go through the host.
+
+    A shard that is not finite on some rank becomes NaN on all of them (``nonfinite="spread"``); its residuals stay.
+
+    Args:
+        scatter, gather: The channels that keep the residuals of this rank, as a sender and as an owner.
+    """
+
+    def __init__(
+        self, chain: Chain, scatter: Channel, gather: Channel, group: dist.ProcessGroup | None, stats: ExchangeStats
+    ) -> None:
+        self._chain, self._stage = chain, multi_tensor.stage_of(chain)
+        self._scatter, self._gather, self._group, self.stats = scatter, gather, group, stats
+        self.rank, self.ranks = rank_in(group), size_of(group)
+        self._plans: dict[tuple[Any, ...], list[_Plan]] = {}
+        self._seeds: dict[tuple[tuple[str, ...], int], Any] = {}
+        self._events: dict[torch.device, _Events] = {}
+
+    def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
+        """Replace tensors by their means. It only launches work: later uses on the same stream see the means."""
+        slots, values = [slot for slot, _ in flats], [flat for _, flat in flats]
+        events = self._events_on(values[0].device)
+        for plan in self._plans_for(flats):
+            unusable = self._sum_shards(plan, slots, values, rounds, events) if plan.peers else None
+            self._send_means(plan, slots, values, rounds, events, unusable)
+        events.copy_to_host()
+
+    def _plans_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
+        device, sizes = flats[0][1].device, tuple((slot, flat.numel()) for slot, flat in flats)
+        plans = self._plans.get((device, sizes))
+        if plans is None:
+            if len(self._plans) >= MAX_PLANS:  # the sets of slots do not recur
+                self._plans.clear()
+            plans = self._plans[device, sizes] = [
+                _Plan(ranges, self._chain, self.rank, self.ranks, device)
+                for ranges in cut_into_parts(sizes, PART, self.ranks)
+            ]
+        return plans
+
+    def _sum_shards(
+        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], events: _Events
+    ) -> Tensor | None:
+        """Send the shards of other owners and add up those of this rank; return which of these are not finite."""
+        outgoing = plan.outgoing
+        if outgoing.names:
+            seeds = self._seeds_of(outgoing, self.rank, slots, rounds)
+            outgoing.amax_bits = self._encode(self._scatter, outgoing, outgoing.values(flats), seeds, None, events)
+        self.stats.bytes_sent += sum(plan.sent_nbytes)
+        self.stats.bytes_received += sum(plan.received_nbytes)
+        dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
+        own = plan.own.values(flats)
+        if not own:
+            return None
+        backend, weight = self._backend(own[0]), 1.0 / self.ranks
+        torch._foreach_mul_(own, weight)
+        unusable = torch.zeros(len(own), dtype=torch.int32, device=own[0].device)
+        for message in plan.incoming:
+            bits = message.amax_bits
+            flag = self._stage.dequantize_all(message.floats, message.packed, backend, own, weight, skip=bits)
+            events.counts[INVALID_SECTIONS] += flag[0]
+            unusable = torch.maximum(unusable, bits)
+        return unusable
+
+    def _send_means(
+        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], events: _Events,
+        unusable: Tensor | None,
+    ) -> None:  # fmt: skip
+        own, everything = plan.own.values(flats), plan.all.values(flats)
+        if own:
+            seeds = self._seeds_of(plan.own, self.ranks, slots, rounds)
+            plan.own.amax_bits = self._encode(self._gather, plan.own, own, seeds, unusable, events)
+        if plan.peers:
+            self.stats.bytes_sent += plan.mean_nbytes * len(plan.peers)
+            self.stats.bytes_received += plan.mean_nbytes * len(plan.peers)
+            _all_gather(plan.means, plan.mean, group=self._group)
+        else:
+            plan.means.copy_(plan.mean)
+        backend, bits = self._backend(everything[0]), plan.all.amax_bits
+        flag = self._stage.dequantize_all(plan.all.floats, plan.all.packed, backend, everything, None, skip=bits)
+        backend.fill_all(everything, bits, float("nan"))
+        events.counts[INVALID_SECTIONS] += flag[0]
+        events.counts[NONFINITE_SHARDS] += (bits >= NONFINITE).sum()
+
+    def _encode(
+        self, channel: Channel, message: _Message, values: Sequence[Tensor], seeds: Any, unusable: Tensor | None,
+        events: _Events,
+    ) -> Tensor:  # fmt: skip
+        """Encode shards with their residuals; return the amax bits of each, or those that make it unusable."""
+        backend, residuals = self._backend(values[0]), channel.residuals_of(message.names, values)
+        if residuals is None:
+            bits = self._stage.quantize_all(values, None, backend, seeds, message.floats, message.packed, skip=unusable)
+            return bits if unusable is None else torch.maximum(bits, unusable)
+        skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
+        if unusable is not None:
+            skip = torch.maximum(skip, unusable)
+        if channel.decay != 1.0:
+            backend.scale_all(residuals, channel.decay, skip)
+        bits = self._stage.quantize_all(values, residuals, backend, seeds, message.floats, message.packed, skip=skip)
+        backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
+        events.counts[RESETS] += (bits >= NONFINITE).sum()
+        return torch.maximum(bits, skip)
+
+    def _seeds_of(self, message: _Message, sender: int, slots: Sequence[str], rounds: Mapping[str, int]) -> Any:
+        """Return the rounding seed of each shard: those of the frames that ``TwoShot`` would send."""
+        import numpy as np
+
+        key = (tuple(message.names), sender)
+        inner = self._seeds.get(key)
+        if inner is None:
+            if len(self._seeds) >= MAX_PLANS:
+                self._seeds.clear()
+            inner = self._seeds[key] = np.array(
+                [splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64
+            )
+        counts = np.array([rounds[slots[piece.slot]] for piece in message.ranges], dtype=np.uint64)
+        return splitmix64_all(counts ^ inner)
+
+    def _events_on(self, device: torch.device) -> _Events:
+        events = self._events.get(device)
+        if events is None:
+            events = self._events[device] = _Events(device)
+        return events
+
+    def new_events(self, *, wait: bool) -> tuple[int, int]:
+        """Return how many shards were not finite and how many residuals were reset since the last call.
+
+        ``FrameError`` if a section held bytes that no encoder writes.
+
+        Args:
+            wait: For all work so far; otherwise events of the last rounds may be missing.
+        """
+        counts = [sum(each) for each in zip(*(events.new(wait) for events in self._events.values()), strict=True)]
+        if not counts:
+            return 0, 0
+        if counts[INVALID_SECTIONS]:
+            raise FrameError("sections from another rank hold a scale that is not a finite, non-negative number")
+        return counts[NONFINITE_SHARDS], counts[RESETS]
+
+    def _backend(self, x: Tensor) -> kernels.MultiTensorKernels:
+        backend = kernels.multi_tensor_backend_for(x)
+        assert backend is not None
+        return backend
+
+
+class _Events:
+    """Counts on a device, copied to the host without waiting."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.counts = torch.zeros(3, dtype=torch.int64, device=device)
+        self._on_host = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._seen = [0, 0, 0]
+
+    def copy_to_host(self) -> None:
+        self._on_host.copy_(self.counts, non_blocking=True)
+
+    def new(self, wait: bool) -> list[int]:
+        now = (self.counts if wait else self._on_host).tolist()
+        new = [count - seen for count, seen in zip(now, self._seen, strict=True)]
+        self._seen = now
+        return new
