@@ -72,7 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "aggregate", "cluster", "codecs", "collective", "frames", "kernels", "lab.network", "layers", "optim",
         "packet", "train", "wire",
     ),
-    "lab.faults": ("cluster", "frames", "lab.network", "optim", "packet", "wire"),
+    "lab.faults": ("cluster", "frames", "lab.network", "optim", "packet", "torchft", "wire"),
     "lab.studies": (
         "aggregate", "channels", "cluster", "codecs", "collective", "frames", "inspect", "kernels", "lab.bench",
         "lab.network", "layers", "optim", "packet", "plan", "policy", "report", "train", "wire",

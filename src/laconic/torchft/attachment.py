@@ -50,6 +50,7 @@ class TorchftAttachment:
             return committed
 
         manager.should_commit = settled
+        manager.allreduce = _with_future_for_ddp(manager.allreduce)
         manager.register_state_dict_fn(STATE_KEY, self._memory.load_common_state, self._memory.common_state)
 
     def __repr__(self) -> str:
@@ -109,6 +110,23 @@ class TorchftAttachment:
         if not all(isinstance(key, str) and "//" in key and isinstance(x, Tensor) for key, x in state.items()):
             raise InputError("expected the result of TorchftAttachment.state_dict")
         self._memory.load_portable_state(state)
+
+
+def _with_future_for_ddp(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torchft's DDP survive the DDP buckets after the one that failed.
+
+    Its hook reads ``_fut`` of every future. A manager that has noted an error returns a future without it, so the hook
+    would raise (torchft 0.2).
+    """
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        work = all_reduce(*arguments, **options)
+        if type(work).__name__ == "_DummyWork":
+            future = work.get_future()
+            future._fut = future
+        return work
+
+    return patched
 
 
 def attach(

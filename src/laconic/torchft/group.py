@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -49,7 +49,11 @@ class QuorumGroup:
 
 
 class SumWork(dist.Work):
-    """A sum that begins when somebody waits for it: until then others join it, in the same messages."""
+    """A sum that begins when somebody waits for it: until then others join it, in the same messages.
+
+    Its error is in its future and not raised by ``wait``: torchft reports errors of futures to the manager, but an
+    error that ``wait`` raises ends the backward pass of torchft's DDP, and with it the replica.
+    """
 
     def __init__(self, begin: Callable[[], None]) -> None:
         super().__init__()
@@ -63,7 +67,9 @@ class SumWork(dist.Work):
         return self.started
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        return self._started().wait()
+        with suppress(Exception):
+            self._started().wait()
+        return True
 
     def is_completed(self) -> bool:
         return self.started is not None and self.started.is_completed()
@@ -76,6 +82,32 @@ class SumWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         return self._started().get_future()
+
+
+class PlainWork(dist.Work):
+    """A sum of the wrapped group, whose error is in its future only, as that of ``SumWork``."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        with suppress(Exception):
+            self._work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def block_current_stream(self, timeout: timedelta | None = None) -> None:
+        self.wait()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        future: torch.futures.Future[list[Tensor]] = self._work.get_future()
+        return future
 
 
 @dataclass
@@ -133,7 +165,7 @@ class CompressedGroup:
             self.drain()
             self.uncompressed[why] += 1
             self._memory.stats.bytes_reduced += sum(x.numel() * x.element_size() for x in tensors)
-            return self._inner.allreduce(tensors, opts)
+            return PlainWork(self._inner.allreduce(tensors, opts))
         slots = [slot for x in tensors for slot in self._names.slots(x)]
         waiting = {name for each in self._batch for name, _ in each.slots}
         if any(name in waiting for name, _ in slots):  # a second sum of the same slot needs the residual of the first

@@ -8,7 +8,8 @@ The next quorum tells: a replica that missed a committed step is healed, and its
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,26 +188,37 @@ class ReplicaMemory:
 
     def portable_state(self) -> dict[str, Tensor]:
         """Return residuals and warm starts, for a checkpoint between two steps."""
-        if self._undecided is not None:
-            self._settle(self._undecided)
-        if self.exchange is None:
+        if self.exchange is None or self._waiting:
             return dict(self._waiting)
-        return self.exchange.portable_state(list(self._slots.items()))
+        with self._before_failed_attempt():
+            return self.exchange.portable_state(list(self._slots.items()))
+
+    @contextmanager
+    def _before_failed_attempt(self) -> Iterator[None]:
+        """Let the block see the memory without an attempt that failed and is undecided yet."""
+        if self._undecided is None or self.exchange is None:
+            yield
+            return
+        now = self.exchange.copy_memory()
+        self.exchange.restore_memory(self._before)
+        try:
+            yield
+        finally:
+            self.exchange.restore_memory(now)
 
     def unsent(self) -> dict[str, Tensor]:
         """Return what this replica has yet to deliver of each slot's sum, as a sender and as an owner of means."""
-        if self._undecided is not None:
-            self._settle(self._undecided)
         exchange, owed = self.exchange, {}
         if exchange is None:
             return {}
-        state, replicas = exchange.portable_state(list(self._slots.items())), size_of(exchange.group)
-        for slot, like in self._slots.items():
-            own = exchange.residual(slot, like)
-            means = [x for key, x in state.items() if key.endswith(f"//{GATHER}/{slot}/residual")]
-            parts = [x.reshape(-1) for x in ([] if own is None else [own])] + [x * replicas for x in means]
-            if parts:
-                owed[slot] = torch.stack(parts).sum(0).view(like.shape)
+        with self._before_failed_attempt():
+            state, replicas = exchange.portable_state(list(self._slots.items())), size_of(exchange.group)
+            for slot, like in self._slots.items():
+                own = exchange.residual(slot, like)
+                means = [x for key, x in state.items() if key.endswith(f"//{GATHER}/{slot}/residual")]
+                parts = [x.reshape(-1) for x in ([] if own is None else [own])] + [x * replicas for x in means]
+                if parts:
+                    owed[slot] = torch.stack(parts).sum(0).view(like.shape)
         return owed
 
     def load_portable_state(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""``laconic lab up``, ``run``, ``status``, ``down`` and ``faults``."""
+"""``laconic lab up``, ``run``, ``status``, ``down``, ``faults`` and ``replicas``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.cli.output import print_json, print_stderr, print_table, progress_b
 from laconic.errors import ConfigError, LaconicError
 from laconic.tables import Table
 from laconic.units import show_bytes
-from laconic_lab.cli import lab_faults
+from laconic_lab.cli import lab_faults, lab_replicas
 
 if TYPE_CHECKING:
     from laconic_lab.network import Lab, Link
@@ -30,7 +30,7 @@ RUN = (
 )
 STATUS = ("laconic lab status", "laconic lab status --json")
 DOWN = ("laconic lab down --name far", "laconic lab down --stale")
-EXAMPLES = UP + RUN + STATUS + DOWN + lab_faults.EXAMPLES
+EXAMPLES = UP + RUN + STATUS + DOWN + lab_faults.EXAMPLES + lab_replicas.EXAMPLES
 
 DEFAULT = "lab"
 
@@ -275,8 +275,8 @@ def _print_hosts(lab: Lab, title: str | None = None) -> None:
 
 HELP = """Emulate slow, distant and lossy networks on this machine.
 
-See docs/lab.md. Needs root, except for faults, which runs the fault
-campaign against a small job.
+See docs/lab.md. Needs root, except for faults and replicas, which
+run fault campaigns against a small job and against torchft.
 """
 
 
@@ -284,5 +284,6 @@ def register(app: typer.Typer) -> None:
     commands: dict[str, Any] = {
         "up": (up, UP), "run": (run, RUN), "status": (status, STATUS), "down": (down, DOWN),
         "faults": (lab_faults.faults, lab_faults.EXAMPLES),
+        "replicas": (lab_replicas.replicas, lab_replicas.EXAMPLES),
     }  # fmt: skip
     add_group(app, "lab", HELP, commands)
