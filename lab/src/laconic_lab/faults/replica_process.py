@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
+from torch._C._distributed_c10d import TCPStore
 
 import laconic.torchft
 
@@ -142,7 +142,7 @@ def run_replica(options: ReplicaOptions) -> None:
     model = network(options.width)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     parts: dict[str, Any] = {"model": model, "optimizer": sgd}
-    store = distributed_c10d.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=GLOO_TIMEOUT), min_replica_size=options.min_replicas,
         replica_id=f"{options.name}_{options.life}",
