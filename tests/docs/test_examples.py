@@ -53,6 +53,15 @@ def test_attach_example_sends_less_than_plain_ddp(tmp_path):
 
 
 @pytest.mark.slow
+def test_hsdp_example_continues_from_its_checkpoint(tmp_path):
+    script = ROOT / "examples" / "torchrun" / "hsdp.py"
+    assert "steps 0 to 3" in torchrun(script, "--steps", 3, folder=tmp_path)
+    output = torchrun(script, "--steps", 3, folder=tmp_path)
+    sent = re.search(r"steps 3 to 6: loss [\d.]+, (\d+) kB a step", output)
+    assert sent is not None and int(sent[1]) < 340 / 4
+
+
+@pytest.mark.slow
 def test_pipeline_example_sends_less_and_learns(tmp_path):
     output = torchrun(ROOT / "examples" / "pipeline.py", folder=tmp_path)
     numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d,]+) bytes", output)]

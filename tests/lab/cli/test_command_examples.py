@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from cli_runner import Run
-from laconic_lab.cli import bench, bench_cluster, bench_collective, bench_ddp, bench_gpt, bench_layers, study
+from laconic_lab.cli import (
+    bench,
+    bench_cluster,
+    bench_collective,
+    bench_ddp,
+    bench_fsdp,
+    bench_gpt,
+    bench_layers,
+    study,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,7 +26,8 @@ CODEC_BENCH_EXAMPLES = [
     example
     for example in bench.EXAMPLES
     if not any(
-        example in command.EXAMPLES for command in (bench_cluster, bench_collective, bench_ddp, bench_gpt, bench_layers)
+        example in command.EXAMPLES
+        for command in (bench_cluster, bench_collective, bench_ddp, bench_fsdp, bench_gpt, bench_layers)
     )
 ]
 

@@ -13,7 +13,15 @@ from laconic.cli import complete
 from laconic.cli.options import Json, option
 from laconic.cli.output import check_writable, examples, print_json, progress_bar, stdout_console
 from laconic.errors import ConfigError
-from laconic_lab.cli import bench_cluster, bench_collective, bench_ddp, bench_device, bench_gpt, bench_layers
+from laconic_lab.cli import (
+    bench_cluster,
+    bench_collective,
+    bench_ddp,
+    bench_device,
+    bench_fsdp,
+    bench_gpt,
+    bench_layers,
+)
 from laconic_lab.cli.results import write_records
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ CODECS = (
 )
 EXAMPLES = (
     *CODECS, *bench_cluster.EXAMPLES[:1], *bench_collective.EXAMPLES[:1], *bench_ddp.EXAMPLES[:1],
-    *bench_gpt.EXAMPLES[:1], *bench_layers.EXAMPLES[1:],
+    *bench_fsdp.EXAMPLES[:1], *bench_gpt.EXAMPLES[:1], *bench_layers.EXAMPLES[1:],
 )  # fmt: skip
 
 DEFAULT = "codecs"
@@ -319,8 +327,9 @@ def _root() -> None:
 
     laconic bench is short for laconic bench codecs, whose --help lists its
     options. The others: cluster (a server and its workers), collective (means
-    over processes), ddp (steps of DistributedDataParallel), gpt (training
-    over slow links), layers (compressed layers).
+    over processes), ddp (steps of DistributedDataParallel), fsdp (sharded
+    training on nodes), gpt (training over slow links), layers (compressed
+    layers).
     """
 
 
@@ -331,6 +340,7 @@ def register(app: typer.Typer) -> None:
     bench_cluster.register(group)
     bench_collective.register(group)
     bench_ddp.register(group)
+    bench_fsdp.register(group)
     bench_gpt.register(group)
     bench_layers.register(group)
     app.add_typer(group, name="bench", epilog=examples(*EXAMPLES))

@@ -17,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.collective import LocalSGD, muon
 
-__all__ = ["DEFAULT", "METHODS", "Method", "Trainer", "evaluate", "powersgd_phase", "steps_of"]
+__all__ = [
+    "CLIP", "DEFAULT", "METHODS", "Method", "Trainer", "evaluate", "loss_of", "optimizers_of", "powersgd_phase", "rate",
+    "steps_of",
+]  # fmt: skip
 
 CLIP = 1.0
 """Norm of a gradient above which it is scaled down."""
@@ -107,7 +110,7 @@ class Trainer:
         powersgd_start: int | None = None,
     ) -> None:  # fmt: skip
         self.method, self.model = method, model
-        self.optimizers = _optimizers(method.optimizer, model, lr, muon_lr)
+        self.optimizers = optimizers_of(method.optimizer, model, lr, muon_lr)
         self.local: LocalSGD | None = None
         self.module = model
         if method.every:
@@ -207,7 +210,7 @@ def powersgd_phase(steps: int) -> int:
     return max(2, round(POWERSGD_START * steps))
 
 
-def _optimizers(name: str, model: nn.Module, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
+def optimizers_of(name: str, model: nn.Module, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
     if name == "muon":
         return muon(model, lr=muon_lr, adamw_lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
     if name == "sgd":

@@ -1,0 +1,96 @@
+"""Tables of FSDP benchmark Records, for the terminal and for pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from laconic.records import Record
+from laconic.units import show_bytes
+from laconic_lab.bench.cluster.tables import ClusterTable
+from laconic_lab.bench.fsdp.settings import FSDPSettings
+from laconic_lab.bench.gpt.settings import show_link
+
+__all__ = ["fsdp_tables"]
+
+JUDGED_LINK, JUDGED_WAY = "100mbit", "laconic ef|qsgd:4"
+SPEED_UP, FEWER_BYTES, COUNTED = 6.0, 50.0, 0.03
+"""Goals: of the step over the judged link, of local SGD's bytes at HSDP's loss, and of the counts of bytes."""
+
+
+def fsdp_tables(records: Sequence[Record]) -> list[ClusterTable]:
+    """Return a table of steps for each link, and one of losses."""
+    timed = [record for record in records if record.kind == "bench.fsdp"]
+    links = dict.fromkeys(record.values["link"] for record in timed)
+    found = [_steps([one for one in timed if one.values["link"] == link]) for link in links]
+    losses = [record for record in records if record.kind == "bench.fsdp.loss"]
+    return [*found, _losses(losses)] if losses else found
+
+
+def _steps(records: Sequence[Record]) -> ClusterTable:
+    values = [record.values for record in records]
+    first = values[0]
+    rows = tuple(
+        (
+            v["title"], f"{1e3 * v['step_s']:.0f}", f"{v['step_speed_up']:.1f}",
+            show_bytes(v["node_nbytes_per_step"]) if v["node_nbytes_per_step"] else "",
+            "" if v["counted_nbytes_per_step"] is None else show_bytes(v["counted_nbytes_per_step"]),
+        )
+        for v in values
+    )  # fmt: skip
+    columns = ("way", "ms a step", "× HSDP", "sent by a node a step", "counted by `stats()`")
+    doubt = "" if first["valid"] else " **The link was not what it should be: these times do not count.**"
+    notes = f"{_setting(records[0])}, {show_link(first['link'])} between nodes.{doubt} By `{first['command']}`."
+    return ClusterTable(
+        f"fsdp-{first['link'].replace('+', '-')}", columns, rows, 1, notes, tuple(_step_verdicts(values))
+    )
+
+
+def _step_verdicts(values: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
+    found = []
+    for v in values:
+        if v["link"] == JUDGED_LINK and v["way"] == JUDGED_WAY and v["training"] == FSDPSettings().training():
+            text = f"a step of {v['title']} is {v['step_speed_up']:.1f} times as fast as HSDP's, at least {SPEED_UP:g}"
+            found.append(_verdict(v["step_speed_up"] >= SPEED_UP, text))
+        if v["node_nbytes_per_step"] and v["counted_nbytes_per_step"]:
+            error = abs(v["counted_nbytes_per_step"] / v["node_nbytes_per_step"] - 1)
+            text = f"{v['title']}: counted bytes within {100 * error:.1f} % of the interface's, at most 3 %"
+            found.append(_verdict(error <= COUNTED, text))
+    return found
+
+
+def _losses(records: Sequence[Record]) -> ClusterTable:
+    values = [record.values for record in records]
+    rows = tuple(
+        (
+            v["title"], f"{v['loss']:.4f}", "not reached" if v["reached_step"] is None else str(v["reached_step"]),
+            show_bytes(v["node_nbytes_until_goal"]), "" if v["fewer_bytes"] is None else f"1/{v['fewer_bytes']:.0f}",
+        )
+        for v in values
+    )  # fmt: skip
+    columns = ("way", "last loss", "HSDP's loss after steps", "sent by a node until then", "bytes")
+    notes = (
+        f"{_setting(records[0])}, {values[0]['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is its "
+        f"last, plus 0.2 %. HSDP's bytes are those of its all-reduces. By `{values[0]['command']}`."
+    )
+    local = [v for v in values if v["way"].startswith("local ") and v["training"] == FSDPSettings().training()]
+    verdicts = []
+    for v in local:
+        fewer = v["fewer_bytes"] or 0.0
+        text = f"{v['title']} sends {fewer:.0f} times fewer bytes at HSDP's loss, at least {FEWER_BYTES:g}"
+        verdicts.append(_verdict(fewer >= FEWER_BYTES, text))
+    return ClusterTable("fsdp-loss", columns, rows, 1, notes, tuple(verdicts))
+
+
+def _setting(record: Record) -> str:
+    v, machine = record.values, record.machine
+    training = v["training"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores; {v['nodes']} nodes of {v['shards']} ranks of one thread. A "
+        f"byte-level GPT of {v['numel'] / 1e6:.2g} M parameters, {training['batch']} × {training['context']} bytes a "
+        "rank and step"
+    )
+
+
+def _verdict(met: bool, text: str) -> tuple[bool, str]:
+    return met, f"{text}: {'met' if met else 'missed'}"

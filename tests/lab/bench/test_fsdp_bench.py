@@ -1,0 +1,59 @@
+"""``laconic bench fsdp``: settings, tables, and a small run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from laconic.errors import ConfigError
+from laconic.records import Record
+from laconic_lab.bench.fsdp import FSDPSettings, fsdp_tables, run_fsdp
+from laconic_lab.bench.fsdp.settings import way_of
+
+
+def test_settings_are_checked_and_give_the_command_line() -> None:
+    assert FSDPSettings().command() == "laconic bench fsdp"
+    settings = FSDPSettings(ways=("local 4 ef|sign",), loss_steps=0)
+    assert settings.command() == "laconic bench fsdp --ways 'hsdp,local 4 ef|sign' --loss-steps 0"
+    assert (settings.timed(way_of("hsdp")), settings.timed(way_of("local 4 ef|sign"))) == (4, 8)
+    for match, wrong in (
+        ("--ways must be of 'hsdp'", {"ways": ("ddp",)}),
+        ("--ways must be of 'hsdp'", {"ways": ("local 0 ef|sign",)}),
+        ("--nodes must be at least 2, got 1", {"nodes": 1}),
+        ("a rate is a number", {"links": ("fast",)}),
+        ("--width must be a multiple of 8 heads", {"width": 100}),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            FSDPSettings(**wrong)  # type: ignore[arg-type]
+
+
+def step(way: str, step_s: float, counted: float | None) -> Record:
+    values: dict[str, Any] = {
+        "link": "100mbit", "way": way, "title": way_of(way).title, "nodes": 2, "shards": 2, "made_of": "", "links": [],
+        "valid": True, "numel": 10, "step_s": step_s, "step_speed_up": 2.1 / step_s, "node_nbytes_per_step": 100.0,
+        "counted_nbytes_per_step": counted, "training": FSDPSettings().training(), "command": "laconic bench fsdp",
+    }  # fmt: skip
+    return Record("bench.fsdp", values, 0, machine={"cpu": "some", "cores": 2})
+
+
+def test_tables_judge_the_speed_and_the_counts() -> None:
+    [table] = fsdp_tables([step("hsdp", 2.1, None), step("laconic ef|qsgd:4", 0.3, 98.0)])
+    assert table.name == "fsdp-100mbit" and [row[2] for row in table.rows] == ["1.0", "7.0"]
+    assert [met for met, _ in table.verdicts] == [True, True]
+    [table] = fsdp_tables([step("hsdp", 2.1, None), step("laconic ef|qsgd:4", 0.7, 90.0)])
+    assert [met for met, _ in table.verdicts] == [False, False]
+
+
+@pytest.mark.slow
+def test_small_run_gives_records_of_steps_and_losses() -> None:
+    settings = FSDPSettings(
+        ways=("laconic ef|qsgd:4", "local 2 ef|sign"), links=("unshaped",), timed_steps=1, loss_steps=4, width=16,
+        layers=1, heads=2, context=8, eval_every=2, eval_windows=8,
+    )  # fmt: skip
+    records = run_fsdp(settings)
+    assert [record.kind for record in records] == ["bench.fsdp"] * 3 + ["bench.fsdp.loss"] * 3
+    losses = {record.values["way"]: record.values for record in records[3:]}
+    assert losses["hsdp"]["fewer_bytes"] == 1.0 and not losses["hsdp"]["nbytes_counted"]
+    assert losses["local 2 ef|sign"]["node_nbytes"] < losses["hsdp"]["node_nbytes"] / 2
+    assert len(fsdp_tables(records)) == 2
