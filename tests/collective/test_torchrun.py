@@ -48,20 +48,26 @@ def test_example_trains(name):
     assert float(output.split("accuracy ")[1].split(" %")[0]) > 75 and "kB a step" in output
 
 
-@pytest.mark.slow
-def test_local_sgd_restarts_in_the_middle_of_an_exchange_with_the_same_bits(tmp_path):
+def final_states(tmp_path, example):
+    """Return what each rank has at the end of a training without a crash and of one that is restarted after it."""
     script = tmp_path / "crash.py"
-    script.write_text(CRASH)  # the outer optimizer is SGD, whose 30th step comes after the third checkpoint
-    final_states = {}
+    script.write_text(CRASH)
+    states = []
     for name in ("whole", "crashed"):
         folder = tmp_path / name
         folder.mkdir()
         if name == "whole":
             (folder / "died").touch()
-        torchrun(script, folder, EXAMPLES / "local_sgd.py", restarts=1)
-        final_states[name] = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+        torchrun(script, folder, example, restarts=1)
+        states.append([torch.load(folder / f"rank{rank}.pt") for rank in range(2)])
     assert (tmp_path / "crashed" / "died").exists()
-    for whole, crashed in zip(final_states["whole"], final_states["crashed"], strict=True):
+    return list(zip(*states, strict=True))
+
+
+@pytest.mark.slow
+def test_local_sgd_restarts_in_the_middle_of_an_exchange_with_the_same_bits(tmp_path):
+    # The outer optimizer is SGD, whose 30th step comes after the third checkpoint.
+    for whole, crashed in final_states(tmp_path, EXAMPLES / "local_sgd.py"):
         assert whole["local"]["steps"] == crashed["local"]["steps"] == 200
         for key, x in whole["model"].items():
             assert torch.equal(x, crashed["model"][key]), key
@@ -83,18 +89,7 @@ def test_trainer_is_attached(name):
 
 @pytest.mark.slow
 def test_restart_after_a_crash_ends_with_the_same_bits(tmp_path):
-    script = tmp_path / "crash.py"
-    script.write_text(CRASH)
-    final_states = {}
-    for name in ("whole", "crashed"):
-        folder = tmp_path / name
-        folder.mkdir()
-        if name == "whole":
-            (folder / "died").touch()
-        torchrun(script, folder, EXAMPLES / "ddp_torchrun.py", restarts=1)
-        final_states[name] = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
-    assert (tmp_path / "crashed" / "died").exists()
-    for whole, crashed in zip(final_states["whole"], final_states["crashed"], strict=True):
+    for whole, crashed in final_states(tmp_path, EXAMPLES / "ddp_torchrun.py"):
         assert whole["step"] == crashed["step"] == 60
         for part in ("model", "laconic"):
             assert whole[part].keys() == crashed[part].keys()

@@ -78,7 +78,6 @@ class Rounds:
         self.stats = RoundStats()
         self._buffers = BufferCache()
         self._thread: ExchangeThread | None = None
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def begin(
         self, fragment: Fragment, buffers: Sequence[tuple[str, Tensor]], due: int, *, overlap: bool
@@ -210,25 +209,7 @@ class Rounds:
     def _submit(self, task: Callable[[], Tensor], used: Sequence[Tensor]) -> torch.futures.Future[Tensor]:
         if self._thread is None:
             self._thread = ExchangeThread("laconic-local-sgd")
-        device = used[0].device
-        if device.type != "cuda":
-            return self._thread.submit(task)
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(device))
-
-        def task_on_stream() -> Tensor:
-            with torch.cuda.device(device), torch.cuda.stream(stream):
-                stream.wait_event(ready)
-                for x in used:
-                    x.record_stream(stream)
-                result = task()
-                stream.synchronize()  # the future is set on the host, which the training stream does not wait for
-                return result
-
-        return self._thread.submit(task_on_stream, [device])
+        return self._thread.submit_after_stream(task, used)
 
 
 def token_weight(tokens: Sequence[float], rank: int) -> float:
