@@ -15,7 +15,7 @@ from page_blocks import ROOT, fill
 
 DISTRIBUTIONS = {"laconic": ROOT / "src" / "laconic", "laconic_lab": ROOT / "lab" / "src" / "laconic_lab"}
 
-FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "records", "tables", "units")
+FOUNDATION = ("_core", "_version", "counters", "errors", "fsync", "json_files", "records", "tables", "units")
 """Modules without knowledge of tensors or codecs; every package may import them."""
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "counters": (),
     "errors": (),
     "fsync": (),
+    "json_files": (),
     "tables": (),
     "units": (),
     "records": (),

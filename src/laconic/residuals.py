@@ -7,7 +7,7 @@ codecs keep a second tensor beside it: momentum's velocity, or the start of Powe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
 
-__all__ = ["KeepsResiduals", "RoundStats", "SlotMemory"]
+__all__ = ["KeepsResiduals", "RoundStats", "SlotMemory", "saved_floats"]
 
 log = logging.getLogger("laconic")
 
@@ -153,16 +153,18 @@ class KeepsResiduals:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the memory by a saved one; an invalid state changes nothing."""
+        self.checked_state(state)()
+
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Check a saved state; return the function that replaces the memory by it."""
         memories: dict[str, SlotMemory] = {}
         for key, tensor in state.items():
             slot, _, part = key.rpartition("/")
-            valid = isinstance(tensor, Tensor) and tensor.is_floating_point()
-            if not valid or part not in ("residual", self._companion):
-                names = f"'slot/residual' or 'slot/{self._companion}'"
-                raise InputError(f"expected float tensors named {names}, got {key!r}")
-            if not bool(torch.isfinite(tensor).all()):
-                raise NonFiniteError(f"{key!r} in the saved state is not finite")
-            loaded = tensor.detach().to(torch.float32).clone().contiguous()
+            if part not in ("residual", self._companion):
+                raise InputError(
+                    f"expected float tensors named 'slot/residual' or 'slot/{self._companion}', got {key!r}"
+                )
+            loaded = saved_floats(key, tensor).contiguous()
             setattr(memories.setdefault(slot, SlotMemory()), "residual" if part == "residual" else "companion", loaded)
         for slot, memory in memories.items():
             residual, companion = memory.residual, memory.companion
@@ -170,9 +172,35 @@ class KeepsResiduals:
                 continue
             if self._companion == "velocity" and (residual is None or residual.shape != companion.shape):
                 raise InputError(f"{slot + '/velocity'!r} must have a residual of the same shape beside it")
-            if self._companion == "start" and companion.dim() != 2:
-                raise InputError(f"{slot + '/start'!r} must be a matrix, got {companion.dim()} dimensions")
-        self._memories = memories
+            if self._companion == "start":
+                _check_start(f"{slot}/start", companion)
+
+        def replace() -> None:
+            self._memories = memories
+
+        return replace
+
+
+def saved_floats(key: str, tensor: object) -> Tensor:
+    """Return a copy of a saved tensor in float32; an error names its key if it is not finite there."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise InputError(f"{key!r} in the saved state must be a float tensor, got {kind}")
+    # Converted first: a float64 value may be finite and infinite in float32.
+    loaded = tensor.detach().to(torch.float32).clone()
+    if not bool(torch.isfinite(loaded).all()):
+        raise NonFiniteError(
+            f"{key!r} in the saved state is not finite in float32: load an earlier state, or leave this tensor out"
+        )
+    return loaded
+
+
+def _check_start(key: str, start: Tensor) -> None:
+    """Check where a power iteration continues: a larger start would overflow in every round."""
+    if start.dim() != 2:
+        raise InputError(f"{key!r} must be a matrix, got {start.dim()} dimensions")
+    if start.numel() and not float(start.abs().max()) <= 1.0:
+        raise InputError(f"{key!r} must hold values from -1 to 1, got {float(start.abs().max()):g}")
 
 
 def _copy(x: Tensor | None, into: Tensor | None) -> Tensor | None:

@@ -19,6 +19,7 @@ from laconic.collective.executor import ExchangeThread
 from laconic.collective.process_groups import backend_of, rank_in, size_of
 from laconic.collective.reductions.scatter_gather import AllGather, ReduceScatter, Rows
 from laconic.collective.reductions.shards import ShardRounds
+from laconic.collective.saved_state import saved_world
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.work import CodecWork
 from laconic.errors import ConfigError, InputError
@@ -340,7 +341,7 @@ class Collectives:
         """
         if "world" not in state:
             raise InputError("expected the result of Collectives.state_dict: 'world' is missing")
-        saved, ours = tuple(state["world"].tolist()), (self.rank, self.size)
+        saved, ours = saved_world(state), (self.rank, self.size)
         memory = {key: x for key, x in state.items() if key != "world"}
         if saved != ours:
             log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *saved, *ours)

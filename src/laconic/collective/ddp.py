@@ -17,6 +17,7 @@ from laconic.collective.attachment import Attachment, AttachOptions, NamedParame
 from laconic.collective.consistency import peer_failure_as_error
 from laconic.collective.exchange import EXACT, Exchange, rank_independent
 from laconic.collective.hook import exact_mean, register_hook, switch_of
+from laconic.collective.saved_state import saved_count, saved_scale, saved_world
 from laconic.errors import ConfigError, InputError
 
 __all__ = ["DDPAttachment", "unwrapped"]
@@ -146,16 +147,16 @@ class DDPAttachment(Attachment):
             raise InputError("expected the result of Attachment.state_dict: 'world' or 'steps' is missing")
         memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale")}
         ours = dist.get_rank(self._group), dist.get_world_size(self._group)
-        saved = tuple(state["world"].tolist())
+        saved, steps, scale = saved_world(state), saved_count("steps", state["steps"]), saved_scale(state)
         if saved != ours:
             self._step_stats.residual_resets += 1
             log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *saved, *ours)
             memory = rank_independent(memory)
         if not self._exchange.load_state_dict(memory):
             self._step_stats.residual_resets += 1
-        self._step_stats.steps = int(state["steps"])
-        if self._scale is not None and "scale" in state:
-            self._scale = float(state["scale"])
+        self._step_stats.steps = steps
+        if self._scale is not None and scale is not None:
+            self._scale = scale
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

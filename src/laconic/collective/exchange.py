@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
@@ -55,6 +55,7 @@ class Reduction(Protocol):
     def portable_state(self, slots: Mapping[str, int]) -> dict[str, Tensor]: ...
     def load_portable_state(self, state: Mapping[str, Tensor]) -> None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
@@ -320,14 +321,18 @@ class Exchange:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
-        """Replace the memory by a saved one; False if residuals of other codecs were dropped, which is logged."""
+        """Replace the memory by a saved one; False if residuals of other codecs were dropped, which is logged.
+
+        An invalid state raises ``InputError`` and changes nothing.
+        """
         by_spec: dict[str, dict[str, Tensor]] = {spec: {} for spec in self._reductions}
         for key, x in state.items():
             spec, _, rest = key.partition("//")
             by_spec.setdefault(spec, {})[rest] = x
+        replacements = [reduction.checked_state(by_spec[spec]) for spec, reduction in self._reductions.items()]
         unknown = [spec for spec in by_spec if spec not in self._reductions]
         for spec in unknown:
             log.warning("the saved memory of %r is left out: this exchange uses %r", spec, self.spec)
-        for spec, reduction in self._reductions.items():
-            reduction.load_state_dict(by_spec[spec])
+        for replace in replacements:
+            replace()
         return not any(key.endswith(RANK_MEMORY) for spec in unknown for key in by_spec[spec])

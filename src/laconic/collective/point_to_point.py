@@ -18,6 +18,7 @@ from laconic.collective.exchange import EXACT, NONFINITE, NamedTensors
 from laconic.collective.process_groups import is_registered
 from laconic.collective.reductions import messages
 from laconic.collective.reductions.shards import hash_of
+from laconic.collective.saved_state import saved_count
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import PREFIX, Transport
 from laconic.counters import LogOnce
@@ -258,7 +259,7 @@ class PointToPoint:
             if not rank.isdecimal():
                 raise InputError(f"expected the result of PointToPoint.state_dict, got the key {key!r}")
             if rest.endswith("/round"):
-                rounds[int(rank), rest.removesuffix("/round")] = int(x)
+                rounds[int(rank), rest.removesuffix("/round")] = saved_count(key, x, at_least=-(1 << 63))
             else:
                 residuals.setdefault(int(rank), {})[rest] = x
         for peer in {*residuals, *self._channels}:

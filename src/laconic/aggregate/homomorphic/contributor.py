@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +77,8 @@ class Contributor(KeepsResiduals):
         super().__init__("start", self.stats)
         self._pending: dict[str, Tensor] = {}
         """Values between ``probe`` and ``packet``."""
+        self._inputs: dict[str, tuple[Tensor, Tensor, int]] = {}
+        """Flat input, probe and seed of slots with a residual, until ``packet`` or ``skip``."""
         self._specs: dict[str, TensorSpec] = {}
         if self.feedback and not chain.contractive:
             log.warning("%s: an encoding may add more error than it removes, so the residual can grow", spec)
@@ -114,13 +116,20 @@ class Contributor(KeepsResiduals):
 
     def probe(self, slot: str, x: Tensor, *, seed: int = 0) -> Tensor:
         """Begin a round of a slot: return this worker's probe."""
-        flat, spec, family = flat_values(x), TensorSpec.of(x), self.summing.family
+        flat, spec = flat_values(x), TensorSpec.of(x)
         values = self._add_residual(slot, flat) if self.feedback and flat.numel() else flat
         self._pending[slot], self._specs[slot] = values, spec
         if not flat.numel():
             return self.summing.empty_probe(flat)
+        probe = self._probe(slot, values, spec, seed)
+        if self.feedback:
+            self._inputs[slot] = flat, probe, seed
+        return probe
+
+    def _probe(self, slot: str, values: Tensor, spec: TensorSpec, seed: int) -> Tensor:
+        family = self.summing.family
         if isinstance(family, LowRank):
-            return family.probe(values, spec, seed, self._start(slot, family.matrix(spec), flat))
+            return family.probe(values, spec, seed, self._start(slot, family.matrix(spec), values))
         return family.probe(values, spec, seed)
 
     def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
@@ -176,6 +185,7 @@ class Contributor(KeepsResiduals):
             if not kernels.backend_for(values).all_finite(values):
                 self._reset_overflowed(slot)
         del self._pending[slot]
+        self._inputs.pop(slot, None)
         self.stats.rounds += 1
         return packet
 
@@ -196,11 +206,25 @@ class Contributor(KeepsResiduals):
         self._memory(slot).companion = torch.where(norms > 0, q / torch.where(norms > 0, norms, 1.0), fresh)
 
     def skip(self, slot: str) -> None:
-        """End the round without sending: a worker's values are not finite. The residual stays."""
+        """End the round without sending: a worker's values are not finite.
+
+        The residual stays, unless it is the reason: then it is reset, or no round would ever succeed again.
+        """
         if self._pending.pop(slot, None) is None:
             raise InputError(f"slot {slot!r} has no values waiting: call probe first")
+        self._reset_unusable(slot)
         self.stats.skipped_nonfinite += 1
         self._warn_once("nonfinite", f"slot {slot!r}: a worker's values are not finite, all workers skip the round")
+
+    def _reset_unusable(self, slot: str) -> None:
+        """Reset the residual of a slot whose values would do without it."""
+        flat, probe, seed = self._inputs.pop(slot, (None, None, 0))
+        if flat is None or probe is None or self.residual(slot) is None:
+            return
+        family, workers = self.summing.family, self.summing.workers
+        if family.fits(probe, workers) or not family.fits(self._probe(slot, flat, self._specs[slot], seed), workers):
+            return
+        self._reset_overflowed(slot)
 
     def undo(self, slot: str) -> None:
         """Restore the residual from before the round that was encoded last, because all workers drop it."""
@@ -284,11 +308,17 @@ class Contributor(KeepsResiduals):
     def restore_memories(self, copies: Mapping[str, SlotMemory]) -> None:
         super().restore_memories(copies)
         self._pending.clear()
+        self._inputs.clear()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the memory by a saved one; an invalid state changes nothing."""
-        super().load_state_dict(state)
-        for memory in self._memories.values():
-            memory.residual = None if memory.residual is None else memory.residual.view(-1)
-        self._pending.clear()
-        self._specs.clear()
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        replace = super().checked_state(state)
+
+        def replace_all() -> None:
+            replace()
+            for memory in self._memories.values():
+                memory.residual = None if memory.residual is None else memory.residual.view(-1)
+            self._pending.clear()
+            self._inputs.clear()
+            self._specs.clear()
+
+        return replace_all

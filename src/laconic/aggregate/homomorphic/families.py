@@ -62,6 +62,10 @@ class Family:
     def usable(self, agreed: Tensor) -> bool:
         return bool((agreed < UNUSABLE).all())
 
+    def fits(self, probe: Tensor, workers: int) -> bool:
+        """Whether the agreed value is usable if the probes of all workers are like this one."""
+        return self.usable(probe)
+
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         raise NotImplementedError
 
@@ -179,6 +183,9 @@ class LowRank(Family):
 
     def usable(self, agreed: Tensor) -> bool:
         return bool((agreed.abs() < UNUSABLE / 2).all())
+
+    def fits(self, probe: Tensor, workers: int) -> bool:
+        return bool((probe.abs() < UNUSABLE / (2 * workers)).all())
 
     def sections(self, x: Tensor, spec: TensorSpec, agreed: Tensor, arena: Arena, sender: Sender) -> Sections:
         matrix = self.matrix(spec)

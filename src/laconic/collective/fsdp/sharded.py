@@ -13,6 +13,7 @@ from laconic.collective.attachment import Attachment, AttachOptions, NamedParame
 from laconic.collective.ddp import unwrapped
 from laconic.collective.exchange import Exchange
 from laconic.collective.fsdp.param_groups import ParamGroup, ShardedParameter
+from laconic.collective.saved_state import saved_count, saved_scale
 from laconic.errors import InputError
 
 __all__ = ["ShardedAttachment", "Slots"]
@@ -97,6 +98,7 @@ class ShardedAttachment(Attachment):
     def _load_steps(self, state: Mapping[str, Tensor]) -> None:
         if "steps" not in state:
             raise InputError("expected the result of state_dict of an attached FSDP module: 'steps' is missing")
-        self._step_stats.steps = int(state["steps"])
-        if self._scale is not None and "scale" in state:
-            self._scale = float(state["scale"])
+        steps, scale = saved_count("steps", state["steps"]), saved_scale(state)
+        self._step_stats.steps = steps
+        if self._scale is not None and scale is not None:
+            self._scale = scale

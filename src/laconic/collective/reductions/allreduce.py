@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.packed_ints import PackedIntStage
 from laconic.collective.process_groups import is_registered, rank_in, size_of
 from laconic.collective.reductions.agreement import begin_agreement
+from laconic.collective.saved_state import ROUND, SCALES, saved_rounds, saved_scales
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.counters import LogOnce
@@ -311,10 +312,14 @@ class Reducer:
     # ---------------------------------------------------------------------------------------------- carried scales
 
     def _reduce_with_carried_scales(self, slot: str, x: Tensor, out: Tensor) -> None:
+        scales = self._carried.pop(slot)
+        probe = self.contributor.probe(slot, x, seed=self._rounds.get(slot, self._first_round))
+        if probe.shape != scales.shape:  # the slot has another shape now, on all ranks
+            self._reduce_with_agreement([(slot, x, out)])
+            return
         seed = self._next_seed(slot, x)
-        scales, probe = self._carried.pop(slot), self.contributor.probe(slot, x, seed=seed)
         usable = self.summing.usable(probe)
-        if not usable or probe.shape != scales.shape:  # all ranks drop this round, but all must take part in it
+        if not usable:  # all ranks drop this round, but all must take part in it
             self.contributor.skip(slot)
             scales = torch.zeros_like(probe)
         wait_for_agreed = begin_agreement(self.summing, probe, f"{slot} {list(x.shape)} {seed}", self.group, self.stats)
@@ -389,18 +394,22 @@ class Reducer:
         return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the memory by a saved one."""
-        parts: dict[str, dict[str, Tensor]] = {"scales": {}, "round": {}}
-        memory = {}
-        for key, value in state.items():
-            slot, _, part = key.rpartition("/")
-            if part in parts:
-                parts[part][slot] = value
-            else:
-                memory[key] = value
-        self.contributor.load_state_dict(memory)
-        self._carried = {slot: scales.clone() for slot, scales in parts["scales"].items()}
-        self._rounds = {slot: int(count) for slot, count in parts["round"].items()}
+        """Replace the memory by a saved one; an invalid state changes nothing."""
+        self.checked_state(state)()
+
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Check a saved state; return the function that replaces the memory by it."""
+        carried, rounds = saved_scales(state), saved_rounds(state)
+        memory = {key: x for key, x in state.items() if not key.endswith((ROUND, SCALES))}
+        if carried and not self.carry:
+            self._warn_once("scales", "saved scales are left out: they were carried, and this reducer has carry=False")
+        replace_memory = self.contributor.checked_state(memory)
+
+        def replace_all() -> None:
+            replace_memory()
+            self._carried, self._rounds = carried if self.carry else {}, rounds
+
+        return replace_all
 
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:

@@ -82,5 +82,8 @@ class Exact:
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        return lambda: None
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         pass

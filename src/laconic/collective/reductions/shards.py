@@ -9,7 +9,7 @@ are an all-reduce (``TwoShot``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,10 +27,11 @@ from laconic.codecs.memory import ErrorFeedback, MomentumCorrection, residual_de
 from laconic.collective.buffers import BufferCache
 from laconic.collective.reductions import messages
 from laconic.collective.reductions.ranges import Range
+from laconic.collective.saved_state import ROUND, saved_rounds
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import PREFIX, AllToAll, Transport
 from laconic.counters import LogOnce
-from laconic.errors import NonFiniteError
+from laconic.errors import InputError, NonFiniteError
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.random import splitmix64
 from laconic.policy import Policy
@@ -323,10 +324,29 @@ class ShardRounds:
         return state | {f"{slot}/round": torch.tensor(count) for slot, count in self._rounds.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for direction, channel in self._channels.items():
-            prefix = f"{direction}/"
-            channel.load_state_dict({key.removeprefix(prefix): x for key, x in state.items() if key.startswith(prefix)})
-        self._rounds = {key.removesuffix("/round"): int(x) for key, x in state.items() if key.endswith("/round")}
+        """Replace the memory by a saved one; an invalid state changes nothing."""
+        self.checked_state(state)()
+
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Check a saved state; return the function that replaces the memory by it."""
+        rounds = saved_rounds(state)
+        memory: dict[str, dict[str, Tensor]] = {direction: {} for direction in self._channels}
+        for key, x in state.items():
+            direction, _, rest = key.partition("/")
+            if key.endswith(ROUND):
+                continue
+            if direction not in memory:
+                names = " or ".join(f"'{name}/slot/residual'" for name in memory)
+                raise InputError(f"expected tensors named {names} or 'slot/round', got {key!r}")
+            memory[direction][rest] = x
+        replacements = [channel.checked_state(memory[direction]) for direction, channel in self._channels.items()]
+
+        def replace_all() -> None:
+            for replace in replacements:
+                replace()
+            self._rounds = rounds
+
+        return replace_all
 
     @property
     def memories(self) -> dict[str, KeepsResiduals]:
