@@ -16,10 +16,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from laconic.errors import FileError, LaconicError
+from laconic.json_files import parse_json, read_regular_text
 
 __all__ = [
     "NOT_EMPTY", "POSITIVE", "Constraint", "Record", "RecordError", "check_same_length", "checked_values", "commit",
-    "machine", "read", "versions", "write",
+    "machine", "read", "read_valid", "versions", "write",
 ]  # fmt: skip
 
 Schema = TypeVar("Schema")
@@ -97,7 +98,22 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        return cls(**json.loads(line))
+        """Return the Record of a line; ``ValueError`` if it is not one."""
+        fields = parse_json(line)
+        if not isinstance(fields, dict) or not fields.keys() <= _FIELDS.keys():
+            raise ValueError(f"a Record is an object with {', '.join(_FIELDS)}")
+        for name, kind in _FIELDS.items():
+            if name not in fields and name in ("kind", "values"):
+                raise ValueError(f"{name!r} is missing")
+            if name in fields and (not isinstance(fields[name], kind) or isinstance(fields[name], bool)):
+                raise ValueError(f"{name!r} has the type {type(fields[name]).__name__}")
+        return cls(**fields)
+
+
+_FIELDS: dict[str, Any] = {
+    "kind": str, "values": dict, "seed": int, "machine": dict, "versions": dict, "commit": str | None, "at": str,
+}  # fmt: skip
+"""The types of a Record's fields in JSON."""
 
 
 def write(records: Iterable[Record], path: Path) -> None:
@@ -116,13 +132,30 @@ def write(records: Iterable[Record], path: Path) -> None:
 
 
 def read(path: Path) -> list[Record]:
+    """Return the Records of a file; ``FileError`` if a line is not a Record."""
+    records, problem = read_valid(path)
+    if problem is not None:
+        raise FileError(f"{path} does not hold records, one JSON object a line: {problem}")
+    return records
+
+
+def read_valid(path: Path) -> tuple[list[Record], str | None]:
+    """Return the Records of a file, and how many lines are not Records, with the reason of the first."""
+    records, invalid, first = [], 0, ""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [Record.from_json(line) for line in lines if line.strip()]
-    except OSError as error:
-        raise FileError(f"cannot read records: {error}") from error
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{path} does not hold records, one JSON object a line: {error}") from error
+        lines = read_regular_text(path).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read records: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(Record.from_json(line))
+        except ValueError as error:
+            first = first or f"line {number}: {error}"
+            invalid += 1
+    more = f" (and {invalid - 1} more)" if invalid > 1 else ""
+    return records, first + more if invalid else None
 
 
 class RecordError(LaconicError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Table"]
+__all__ = ["Table", "printable"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,23 @@ class Table:
         """Return the columns and rows as a Markdown table, without title and caption."""
         rules = (" --- |" if number < self.text_columns else " ---: |" for number in range(len(self.columns)))
         return "\n".join([_line(self.columns), "|" + "".join(rules), *map(_line, self.rows)])
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Return a text with escapes for what a terminal would execute or not show: control codes, half surrogates.
+
+    Args:
+        text: A name from a file, for example, which somebody else may have written.
+        keep: Characters that are left as they are, such as a line feed.
+
+    >>> print(printable("layer\x1b[2J\u202e.weight é"))
+    layer\x1b[2J\u202e.weight é
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode("ascii") for one in text
+    )
 
 
 def _line(cells: Sequence[str]) -> str:

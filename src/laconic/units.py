@@ -8,12 +8,15 @@ import re
 from laconic.errors import ConfigError
 
 __all__ = [
-    "GOODPUT", "parse_rate", "parse_size", "parse_time", "queue_time", "shaper_burst", "show_bytes", "show_rate",
-    "show_time",
+    "GOODPUT", "MAX_RATE", "MAX_TIME", "parse_rate", "parse_size", "parse_time", "queue_time", "shaper_burst",
+    "show_bytes", "show_rate", "show_time",
 ]  # fmt: skip
 
 GOODPUT = 0.956
 """The payload's share of a rate: 1448 of the 1514 bytes of an Ethernet frame, without Ethernet, IP and TCP headers."""
+
+MAX_RATE, MAX_TIME = 1e14, 1e9
+"""The largest rate in bit/s, and the longest time in seconds: about 30 years."""
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SIZES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -28,8 +31,8 @@ def parse_rate(text: str) -> float:
     100000000.0
     """
     rate = _parse(text, _RATES, "a rate", "100mbit")
-    if rate < 8_000:
-        raise ConfigError(f"a rate must be at least 8kbit, got {text!r}")
+    if not 8_000 <= rate <= MAX_RATE:
+        raise ConfigError(f"a rate must be from 8kbit to {MAX_RATE / 1e9:.0f}gbit, got {_shortened(text)}")
     return rate
 
 
@@ -39,7 +42,10 @@ def parse_time(text: str) -> float:
     >>> parse_time("5ms")
     0.005
     """
-    return 0.0 if text.strip() == "0" else _parse(text, _TIMES, "a time", "5ms")
+    seconds = 0.0 if text.strip() == "0" else _parse(text, _TIMES, "a time", "5ms")
+    if not seconds <= MAX_TIME:
+        raise ConfigError(f"a time must be at most {MAX_TIME:.0f}s, got {_shortened(text)}")
+    return seconds
 
 
 def parse_size(text: str) -> float:
@@ -49,8 +55,8 @@ def parse_size(text: str) -> float:
     17179869184.0
     """
     size = _parse(text, _SIZES, "a size", "16gib")
-    if size <= 0:
-        raise ConfigError(f"a size must be above 0, got {text!r}")
+    if not 0 < size < 1 << 63:
+        raise ConfigError(f"a size must be above 0 and below 2^63 bytes, got {_shortened(text)}")
     return size
 
 
@@ -58,8 +64,12 @@ def _parse(text: str, units: dict[str, float], what: str, example: str) -> float
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in units:
         names = ", ".join(filter(None, units))
-        raise ConfigError(f"{what} is a number and one of {names}, such as {example}; got {text!r}")
+        raise ConfigError(f"{what} is a number and one of {names}, such as {example}; got {_shortened(text)}")
     return float(match[1]) * units[match[2].lower()]
+
+
+def _shortened(text: str) -> str:
+    return repr(text) if len(text) <= 40 else f"{text[:30]!r}… of {len(text)} characters"
 
 
 def show_rate(rate: float | None) -> str:

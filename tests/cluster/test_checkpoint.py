@@ -293,3 +293,14 @@ def test_path_that_is_not_a_checkpoint_folder_is_a_file_error(tmp_path: Path) ->
         check_one_line(error, "file")
     with pytest.raises(FileError, match="is not a checkpoint: it has no manifest"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("target", [".", "nowhere", "00000001-step-1"])
+def test_link_named_like_a_checkpoint_does_not_stop_saving(tmp_path: Path, target: str) -> None:
+    save(tmp_path, 1, tensors(1), {"step": 1}, keep=2)
+    (tmp_path / "00000000-step-9").symlink_to(target)
+    (tmp_path / ".00000007-step-7.partial").symlink_to(target)
+    for step in (2, 3):
+        save(tmp_path, step, tensors(step), {"step": step}, keep=2)
+    assert is_of(load_latest(tmp_path), 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002-step-2", "00000003-step-3", "latest"]

@@ -17,7 +17,7 @@ from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.cluster.replies import RefusedError
-from laconic.errors import ConfigError, FrameError
+from laconic.errors import ConfigError, FileError, FrameError
 from laconic.frames import encode
 from laconic_lab.faults.invariants import all_work_once, applied_once, staleness
 from waiting import in_threads
@@ -279,3 +279,14 @@ def test_invalid_job_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         job_of(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_checkpoint_without_parameters_or_with_others_is_refused() -> None:
+    core = new_core(job_of())
+    tensors, meta = core.state()
+    empty = {name: x for name, x in tensors.items() if not name.startswith("parameter/")}
+    others = ({"parameter/w": torch.zeros(16)}, {"parameter/x": torch.zeros(4)}, {"weights/w": torch.zeros(1)})
+    for bad in ({}, empty, *({**tensors, **other} for other in others), {**tensors, "optimizer/b": torch.zeros(5)}):
+        with pytest.raises(FileError, match="the checkpoint"):
+            core.load(bad, meta)
+    core.load(tensors, meta)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from run_folders import Folder, server, worker
 
+from laconic.watch.terminal import render
 from laconic.watch.view import MAX_POINTS, SILENT_AFTER, Watcher
 
 
@@ -120,3 +125,46 @@ def test_invalid_numbers_are_ignored(folder: Folder, value: str) -> None:
 def test_file_instead_of_a_folder_is_absent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert Watcher(tmp_path / "file").view().phase == "absent"
+
+
+@pytest.mark.parametrize("loss", [2.0**63, 1e30, 1e308, -1e308, 2**63])
+def test_loss_of_any_size_is_shown(folder: Folder, loss: float) -> None:
+    folder.config()
+    folder.status(server(0.5, workers=[worker(3, loss), worker(3, loss)]))
+    folder.write("progress.jsonl", {})
+    points = [folder.point(0.1 * i, i, loss=value) for i, value in enumerate((1.0, loss, -1e308, 1e308))]
+    (folder.path / "progress.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    view = folder.view()
+    assert view.phase == "running" and not view.notes and len(view.points) == 4
+    assert view.loss == pytest.approx(float(loss)) and view.workers[0].loss == float(loss)
+    json.dumps(view.to_json(), allow_nan=False)
+    console = Console(width=120, file=io.StringIO())
+    console.print(render(view, width=120))
+    assert console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("loss", [float("inf"), float("nan"), 10**400])
+def test_loss_that_is_not_finite_does_not_hide_the_rest(folder: Folder, loss: float) -> None:
+    folder.config()
+    status = server(0.5, workers=[worker(3, 1.0), worker(3, 2.0)]).to_json()
+    status["workers"][0]["loss"] = loss
+    folder.write("status.json", status)
+    view = folder.view()
+    assert view.phase == "running" and view.loss == 2.0 and view.workers[0].loss is None
+
+
+def test_number_of_servers_is_bounded(folder: Folder) -> None:
+    folder.config(servers=10**15)
+    began = time.monotonic()
+    view = folder.view()
+    assert view.phase == "prepared" and "only 256 are shown" in view.notes[0] and time.monotonic() - began < 5
+
+
+def test_pipe_in_place_of_a_status_or_of_progress_does_not_block(folder: Folder) -> None:
+    folder.config()
+    os.mkfifo(folder.path / "progress.jsonl")
+    os.mkfifo(folder.path / "status.json")
+    assert "not a regular file" in folder.view().notes[0]
+    (folder.path / "status.json").unlink()
+    folder.status(server(0.5))
+    assert folder.view().points == []

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from laconic.errors import FileError
+from laconic.tables import printable
 
 if TYPE_CHECKING:
     from laconic.tables import Table
@@ -33,18 +34,21 @@ def stdout_console() -> Console:
 
 
 def print_stderr(message: str) -> None:
-    """Print one line on stderr without markup or folding."""
-    print(message.replace("\n", " "), file=sys.stderr)
+    """Print one line on stderr without markup, folding or control codes."""
+    print(printable(message.replace("\n", " ")), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    if not text.isprintable():  # a line feed outside of strings is JSON's own; json escapes those inside
+        text = "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    print(text)
 
 
 def print_text(*lines: str, wrap: bool = False) -> None:
     """Print lines on stdout; brackets are not markup. ``wrap`` breaks long lines between words."""
     for line in lines:
-        stdout_console().print(line, markup=False, soft_wrap=not wrap)
+        stdout_console().print(printable(line, keep="\n"), markup=False, soft_wrap=not wrap)
 
 
 def print_table(table: Table, *, markup: bool = False) -> None:
@@ -77,7 +81,7 @@ def print_table(table: Table, *, markup: bool = False) -> None:
     for row in table.rows:
         if len(row) == 1:
             shown.add_section()
-        shown.add_row(*row)
+        shown.add_row(*map(printable, row))
     console.print(shown, markup=markup)
 
 

@@ -210,7 +210,7 @@ def _remove_old(folder: Path, keep: int) -> None:
 def _remove_partials(folder: Path) -> None:
     for path in folder.iterdir():
         if _PARTIAL.fullmatch(path.name):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():  # of a link only the link is removed
                 shutil.rmtree(path)
             else:
                 path.unlink()

@@ -13,7 +13,7 @@ from laconic import kernels
 from laconic.channels import Channel
 from laconic.cluster.homomorphic.server import UNUSABLE, pack_scales
 from laconic.cluster.job import Job, Slots
-from laconic.errors import NonFiniteError
+from laconic.errors import FileError, NonFiniteError
 from laconic.frames import decode
 from laconic.wire import Buffer
 
@@ -228,14 +228,30 @@ class Weights:
         tensors |= {f"scales/{name}": x.clone() for name, x in self._scales.items()}
         return tensors | {f"held/{name}": x.clone() for name, x in self.held.items()}
 
+    def _check_parts(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Raise ``FileError`` unless a checkpoint has every parameter, and tensors of their names and shapes only."""
+        for part, mine in (("parameter", self.parameters), ("held", self.held)):
+            missing = [name for name in mine if name not in parts[part]]
+            if missing:
+                raise FileError(f"the checkpoint has no {part} {missing[0]!r} ({len(missing)} are missing)")
+        known = {"parameter": self.parameters, "optimizer": self.parameters, "held": self.held}
+        for part, saved in parts.items():
+            if part in known:
+                for name, x in saved.items():
+                    if name not in known[part] or known[part][name].shape != x.shape:
+                        raise FileError(f"the checkpoint holds {part} {name!r} of {list(x.shape)}, which is not ours")
+            elif part not in ("channel", "resident", "scales"):
+                raise FileError(f"the checkpoint holds tensors of an unknown kind, {part!r}")
+
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Restore a checkpoint."""
+        """Restore a checkpoint; ``FileError`` if tensors are missing or have other shapes."""
         parts: dict[str, dict[str, Tensor]] = {
             part: {} for part in ("parameter", "optimizer", "channel", "held", "resident", "scales")
         }
         for key, x in tensors.items():
             part, _, name = key.partition("/")
-            parts[part][name] = x
+            parts.setdefault(part, {})[name] = x
+        self._check_parts(parts)
         for mine, part in ((self.parameters, "parameter"), (self.held, "held")):
             for name, x in parts[part].items():
                 mine[name].copy_(x)

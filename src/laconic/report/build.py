@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from laconic.records import Record, RecordError, checked_values
 from laconic.report import page, plugins, run_plots, runs, whatif
 from laconic.report.plots import Section
 
 __all__ = ["Report", "build"]
+
+T = TypeVar("T")
+KindAndValues = tuple[str, Mapping[str, Any]]
+
+MAX_TRIED = 5000
+"""Up to this number the parts of a section that fails are drawn one by one, to find those that cannot be drawn."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +56,29 @@ def build(
     valid = _valid_records(records, schemas, problems)
     derived: list[Record] = []
     for plugin in extensions:
-        more, failures = plugin.derive(valid)
+        try:
+            more, failures = plugin.derive(valid)
+        except Exception as error:  # Records may hold anything: the rest of the page is still drawn
+            more, failures = [], [f"nothing was derived from the Records: {_described(error)}"]
         derived += more
         problems += failures
-    by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for record in (*valid, *derived):
-        by_kind.setdefault(record.kind, []).append(record.values)
+    by_kind = _by_kind((record.kind, record.values) for record in (*valid, *derived))
     trained = runs.runs_of([record for record in valid if record.kind in runs.SCHEMAS])
-    drawings: list[tuple[str, Callable[[], Section]]] = [
-        ("runs", lambda: run_plots.section(trained, prices or runs.Prices()))
-    ]
-    drawings += [drawing for plugin in extensions for drawing in plugin.sections(by_kind)]
-    sections = []
-    for name, draw in drawings:
-        try:
-            sections.append(draw())
-        except RecordError as error:
-            problems.append(f"{name}: {error}")
+    used_prices = prices or runs.Prices()
+    sections = [_drawn("runs", trained, lambda some: run_plots.section(some, used_prices), problems)]
+    for plugin in extensions:
+        sections += _plugin_sections(plugin, by_kind, problems)
     problems += [
         f"{_count(len(values))} of kind {kind}: no plot is made of these"
         for kind, values in by_kind.items()
         if kind not in schemas
     ]
-    sections = [section for section in sections if section]
+    shown = [section for section in sections if section]
     text = page.render(
-        sections, title=title, origin=_origin(records, command), skipped=problems,
+        shown, title=title, origin=_origin(records, command), skipped=problems,
         what_if=whatif.settings(runs.presets(trained)),
     )  # fmt: skip
-    plots = tuple(plot.ident for section in sections for plot in section.plots)
+    plots = tuple(plot.ident for section in shown for plot in section.plots)
     return Report(text, len(trained), plots, len(derived), tuple(problems))
 
 
@@ -92,6 +94,66 @@ def _valid_records(records: Sequence[Record], schemas: Mapping[str, Any], proble
             invalid[str(error)] += 1
     problems += [f"{error} ({_count(count)} left out)" for error, count in invalid.items()]
     return valid
+
+
+def _by_kind(records: Iterable[KindAndValues]) -> dict[str, list[Mapping[str, Any]]]:
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for kind, values in records:
+        by_kind.setdefault(kind, []).append(values)
+    return by_kind
+
+
+def _plugin_sections(
+    plugin: plugins.Plugin, by_kind: Mapping[str, Sequence[Mapping[str, Any]]], problems: list[str]
+) -> list[Section | None]:
+    """Return the sections of a plug-in, each of all Records that can be drawn."""
+    records: list[KindAndValues] = [(kind, values) for kind in by_kind for values in by_kind[kind]]
+
+    def draw(name: str, some: Sequence[KindAndValues]) -> Section | None:
+        return next((draw() for other, draw in plugin.sections(_by_kind(some)) if other == name), None)
+
+    try:
+        names = [name for name, _ in plugin.sections(by_kind)]
+    except Exception as error:
+        problems.append(f"sections: {_described(error)}")
+        return []
+    return [_drawn(name, records, partial(draw, name), problems) for name in names]
+
+
+def _drawn(
+    name: str, parts: Sequence[T], draw: Callable[[Sequence[T]], Section | None], problems: list[str]
+) -> Section | None:
+    """Return a section of all parts; if it cannot be drawn, of those parts that can be drawn alone.
+
+    Records may hold anything that their schema allows, and one of them must not hide the others.
+    """
+    try:
+        return draw(parts)
+    except Exception as error:
+        problem = f"{name}: {_described(error)}"
+    drawable = [part for part in parts if _can_draw(draw, part)] if len(parts) <= MAX_TRIED else []
+    left_out = len(parts) - len(drawable)
+    try:
+        section = draw(drawable) if drawable else None
+    except Exception:
+        section, left_out = None, len(parts)
+    problems.append(f"{problem} ({left_out} left out)" if section else problem)
+    return section
+
+
+def _can_draw(draw: Callable[[Sequence[T]], Section | None], part: T) -> bool:
+    try:
+        draw([part])
+    except Exception:
+        return False
+    return True
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, RecordError):
+        return str(error)
+    first = next(iter(str(error).splitlines()), "")
+    return f"a Record cannot be drawn ({type(error).__name__}: {first[:100]})"
 
 
 def _count(records: int) -> str:

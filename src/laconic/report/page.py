@@ -68,7 +68,8 @@ def write_page(text: str, path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
+        # Names of files and texts of Records may hold characters that UTF-8 cannot: they are written as \udc80.
+        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -11,14 +11,15 @@ from laconic.tables import Table
 
 __all__ = ["Data", "DataTable", "Mark", "Plot", "Section", "number"]
 
+_LARGEST = sys.float_info.max
 Cell: TypeAlias = "str | float | int | None"
 
 
 def number(value: Any) -> float | int | None:
     """Return a finite number unchanged, and None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if -_LARGEST < value < _LARGEST else None  # isfinite raises for a larger whole number
 
 
 @dataclass(frozen=True, eq=False)

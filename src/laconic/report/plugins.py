@@ -18,8 +18,8 @@ ByKind = Mapping[str, Sequence[Mapping[str, Any]]]
 class Plugin(Protocol):
     """Sections that another distribution draws, registered in the entry-point group ``laconic.report``.
 
-    A plug-in may raise ``RecordError`` from ``derive`` or while drawing a section, if Records do not fit together: the
-    page then names the section and has all others. Any other exception is an error of the plug-in and is not caught.
+    If a section cannot be drawn, it is drawn again without the Records of which none can be drawn alone, and the page
+    names what is left out. A plug-in should raise ``RecordError`` if Records do not fit together: its text is shown.
     """
 
     schemas: Mapping[str, Any]

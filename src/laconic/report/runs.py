@@ -8,10 +8,13 @@ from typing import Any, TypedDict
 
 from laconic.records import Record
 from laconic.report.plots import number
+from laconic.units import MAX_TIME
 
 __all__ = ["SCHEMAS", "Prices", "Run", "baselines", "presets", "runs_of"]
 
 SUMMARIES = ("train.run", "demo.method")
+MAX_NUMEL, MAX_WORKERS = 1 << 33, 4096
+"""Runs beyond these are in the table, but no setting of the sliders."""
 
 
 class RunSummary(TypedDict, total=False):
@@ -184,7 +187,9 @@ def presets(runs: Sequence[Run], most: int = 12) -> list[dict[str, Any]]:
         numel, compute_s = number(run.values.get("numel")), run.seconds("compute")
         if not numel or not compute_s or not run.iterations or run.nbytes is None:
             continue
-        every = int(run.values.get("every") or 1)
+        if not (0 < numel <= MAX_NUMEL and 0 < run.workers <= MAX_WORKERS and 0 < compute_s <= MAX_TIME):
+            continue
+        every = max(1, int(run.values.get("every") or 1))
         exchanges = run.iterations / every
         settings.append({
             "name": run.label, "workers": run.workers, "nbytes": 4 * numel, "every": every,

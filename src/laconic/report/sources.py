@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from laconic.errors import ConfigError, FileError
-from laconic.records import Record, read
+from laconic.json_files import read_json
+from laconic.records import Record, read_valid
 
 __all__ = ["Sources", "gather"]
 
@@ -42,11 +42,12 @@ def gather(paths: Sequence[Path]) -> Sources:
     """
     sources = Sources()
     folders: list[Path] = []
+    seen: set[Path] = set()
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path} does not exist: name a run's folder, a file of Records or a folder of these")
         try:
-            folders += _read(path, sources)
+            folders += _read(path, sources, seen)
         except OSError as error:
             raise ConfigError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
     for folder, label in zip(folders, _labels(folders), strict=True):
@@ -59,33 +60,42 @@ def gather(paths: Sequence[Path]) -> Sources:
     return sources
 
 
-def _read(path: Path, sources: Sources) -> list[Path]:
-    """Read files of Records, and return the folders of runs, which get their labels when all are known."""
+def _read(path: Path, sources: Sources, seen: set[Path]) -> list[Path]:
+    """Read files of Records, and return the folders of runs, which get their labels when all are known.
+
+    Args:
+        seen: Folders that were read already: links may lead back to them.
+    """
     if path.is_file():
-        sources.records += _read_file(path)
+        sources.records += _read_file(path, sources)
         return []
+    if path.resolve() in seen:
+        return []
+    seen.add(path.resolve())
     if (path / CONFIG).exists() or (path / SUMMARY).exists():
         return [path]
     folders: list[Path] = []
     for entry in sorted(path.iterdir()):
         if entry.is_dir():
-            folders += _read(entry, sources)
+            folders += _read(entry, sources, seen)
         elif entry.suffix == ".jsonl" and entry.stem.split("-")[0] not in OTHER_FILES:
             try:
-                sources.records += _read_file(entry)
+                sources.records += _read_file(entry, sources)
             except ConfigError as error:
                 sources.skipped.append(str(error))
     return folders
 
 
-def _read_file(path: Path) -> list[Record]:
+def _read_file(path: Path, sources: Sources) -> list[Record]:
+    """Return the Records of a file; lines that are none are noted, unless there are no others."""
     try:
-        records = read(path)
+        records, problem = read_valid(path)
     except FileError as error:
         raise ConfigError(str(error)) from None
-    for record in records:
-        if not isinstance(record.kind, str) or not isinstance(record.values, dict):
-            raise ConfigError(f"{path} does not hold records: one has no kind or no values")
+    if problem is not None:
+        if not records:
+            raise ConfigError(f"{path} does not hold records, one JSON object a line: {problem}")
+        sources.skipped.append(f"{path}: {problem}")
     return records
 
 
@@ -100,7 +110,8 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def _read_run(folder: Path, label: str, sources: Sources) -> None:
     try:
-        records = _read_file(folder / RECORDS) if (folder / RECORDS).exists() else list(_summary(folder))
+        has_records = (folder / RECORDS).exists()
+        records = _read_file(folder / RECORDS, sources) if has_records else list(_summary(folder))
     except (ConfigError, OSError) as error:
         sources.skipped.append(f"{label}: {error}")
         return
@@ -117,9 +128,9 @@ def _summary(folder: Path) -> Iterable[Record]:
     if not path.exists():
         return
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+        values: Any = read_json(path)
+    except FileError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} does not hold a run's summary")
     yield Record("train.run", values, machine={}, versions={}, commit=None, at="")

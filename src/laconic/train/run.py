@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from laconic.cluster.connection import partition
 from laconic.cluster.job import Job, require_fields
 from laconic.errors import ConfigError, FileError
+from laconic.json_files import read_json
 from laconic.layers import INITS, parse_scheme
 from laconic.optim import Schedule
 from laconic.train.bundling import Layout
@@ -160,10 +161,10 @@ class Config:
     @classmethod
     def load(cls, run_dir: Path) -> Config:
         try:
-            return cls.from_json(json.loads((run_dir / CONFIG).read_text(encoding="utf-8")))
-        except FileNotFoundError:
+            return cls.from_json(read_json(run_dir / CONFIG))
+        except (FileNotFoundError, NotADirectoryError):
             raise FileError(f"{run_dir} is not a run folder: it has no {CONFIG}") from None
-        except OSError as error:
-            raise FileError(f"cannot read {run_dir / CONFIG}: {error.strerror}") from None
+        except FileError:
+            raise
         except (ValueError, TypeError, KeyError) as error:
             raise FileError(f"{run_dir / CONFIG} does not hold a configuration: {error}") from None

@@ -156,7 +156,10 @@ def _core(
     )  # fmt: skip
     latest = checkpoint.load_latest(checkpoints.path) if resume else None
     if latest is not None:
-        core.load(latest.tensors, latest.meta)
+        try:
+            core.load(latest.tensors, latest.meta)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:  # sealed, but not by a server of ours
+            raise FileError(f"{latest.path} is not a server's checkpoint: {type(error).__name__}: {error}") from None
         checkpoints.forget(core.version)
         on_event({"event": "resumed", "version": core.version})
         log.info("resumed at exchange %d from %s", core.version, latest.path)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from laconic.json_files import read_regular_text
 from laconic.watch.folder import open_to_append
 
 __all__ = ["EventLog", "read_events"]
@@ -44,5 +45,5 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
     A restarted server may have continued a cut-off line, so each line is read from its last event on.
     """
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = read_regular_text(path).splitlines() if path.exists() else []
     return [json.loads(line[max(0, line.rfind(_LINE_START)) :]) for line in lines if line.endswith("}")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from laconic.errors import FileError
 
-__all__ = ["PARTS", "STATES", "Status", "WorkerStatus"]
+__all__ = ["LARGEST", "PARTS", "STATES", "Status", "WorkerStatus", "finite_or_none", "mean_loss"]
 
 T = TypeVar("T")
 
@@ -132,9 +133,28 @@ def _read(kind: type[T], values: object) -> T:
         allowed = _KINDS.get(text, (list,) if text.startswith("list") else (dict,))
         if not isinstance(value, allowed) or isinstance(value, bool):
             raise ValueError(f"{field_.name!r} must be {text}, got {type(value).__name__}")
-        if isinstance(value, int | float) and not abs(value) < LARGEST:
+        if field_.name == "loss":  # of any size: a run that diverges is the one to look at
+            arguments["loss"] = finite_or_none(value)
+        elif isinstance(value, int | float) and not abs(value) < LARGEST:
             raise ValueError(f"{field_.name!r} is too large")
     return kind(**arguments)
+
+
+def finite_or_none(value: object) -> float | None:
+    """Return a loss as it is shown: None if it is not a finite number."""
+    try:
+        loss = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return loss if math.isfinite(loss) else None
+
+
+def mean_loss(losses: Sequence[float]) -> float | None:
+    """Return the mean of finite losses, which is finite although their sum may not be; None without any."""
+    if not losses:
+        return None
+    mean = sum(losses) / len(losses)
+    return mean if math.isfinite(mean) else sum(loss / len(losses) for loss in losses)
 
 
 def _seconds(value: object) -> float:

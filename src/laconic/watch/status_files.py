@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from laconic.errors import FileError
+from laconic.json_files import read_json
 from laconic.watch.folder import PROGRESS, STATUS, open_to_append, server_file, write_atomically
-from laconic.watch.status import Status
+from laconic.watch.status import Status, mean_loss
 
 __all__ = ["StatusWriter", "load_status", "point_interval", "progress_point"]
 
@@ -39,7 +40,7 @@ def progress_point(status: Status) -> dict[str, Any]:
     losses = [worker.loss for worker in status.workers if worker.loss is not None]
     return {
         "at": round(status.at, 3), "version": status.version, "iteration": status.iteration,
-        "loss": sum(losses) / len(losses) if losses else None, "received": status.received, "sent": status.sent,
+        "loss": mean_loss(losses), "received": status.received, "sent": status.sent,
         "missed": max((worker.missed for worker in status.workers), default=0), "faults": sum(status.faults.values()),
     }  # fmt: skip
 
@@ -47,13 +48,9 @@ def progress_point(status: Status) -> dict[str, Any]:
 def load_status(path: Path) -> Status | None:
     """Read a status; return None if there is no file, raise ``FileError`` if it holds something else."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path, long_as_none=True)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise FileError(f"{path} does not hold a status: it is not JSON") from None
     try:
         return Status.from_json(values)
     except FileError as error:

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from laconic.tables import printable
 from laconic.units import show_bytes
 from laconic.watch.status import WorkerStatus
 from laconic.watch.view import View
@@ -33,6 +34,7 @@ PART_TEXTS = {
     "apply": "applying",
 }  # fmt: skip
 RECENT_FAULTS = 6
+MAX_SPAN = 1e300
 
 
 def render(view: View, *, width: int = 100) -> RenderableType:
@@ -43,9 +45,9 @@ def render(view: View, *, width: int = 100) -> RenderableType:
     if view.workers:
         parts.append(_workers(view))
     parts += _faults(view)
-    parts += [Text(_printable(note), style="yellow") for note in view.notes]
+    parts += [Text(printable(note), style="yellow") for note in view.notes]
     if view.failure:
-        parts.append(Text(_printable(view.failure), style="bold red"))
+        parts.append(Text(printable(view.failure), style="bold red"))
     if view.summary is not None and view.phase == "ended":
         parts.append(_summary(view))
     return Group(*parts)
@@ -56,14 +58,14 @@ def _title(view: View) -> Text:
     phase = PHASE_TEXTS[view.phase]
     if view.phase == "silent" and view.silent_s is not None:
         phase += f" for {view.silent_s:.0f} s"
-    text = Text.assemble((_printable(view.run), "bold"), "  ", (phase, COLOURS[view.phase]))
+    text = Text.assemble((printable(view.run), "bold"), "  ", (phase, COLOURS[view.phase]))
     words = [f"{config[key]}" for key in ("model", "data", "mode") if config.get(key)]
     if config.get("method"):
         words.insert(0, f"method {config['method']}")
     for key in ("push", "pull"):
         if config.get(key) not in (None, "none"):
             words.append(f"{key} {config[key]}")
-    return text.append("\n" + _printable(", ".join(words)), style="dim") if words else text
+    return text.append("\n" + printable(", ".join(words)), style="dim") if words else text
 
 
 def _progress(view: View, width: int) -> Table:
@@ -118,10 +120,10 @@ def _faults(view: View) -> list[RenderableType]:
     if not view.faults:
         return []
     counts = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in sorted(view.faults.items()))
-    lines = [Text.assemble("\n", ("faults ", "red"), _printable(counts))]
+    lines = [Text.assemble("\n", ("faults ", "red"), printable(counts))]
     for fault in view.recent[-RECENT_FAULTS:]:
         age = f"{max(0.0, view.at - fault['at']):.0f} s ago  " if not view.over else ""
-        lines.append(Text(f"  {age}{_printable(fault['what'])}", style="dim"))
+        lines.append(Text(f"  {age}{printable(fault['what'])}", style="dim"))
     return list(lines)
 
 
@@ -146,13 +148,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     step = max(1.0, len(values) / width)
     sampled = [values[min(len(values) - 1, math.ceil((i + 1) * step) - 1)] for i in range(min(width, len(values)))]
     low, high = min(sampled), max(sampled)
-    span = (high - low) or 1.0
-    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in sampled)
-
-
-def _printable(text: str) -> str:
-    """Replace control characters: the folder may be written by others, and a terminal executes escape sequences."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    scale = 0.25 if high - low > MAX_SPAN else 1.0  # the difference of two finite numbers may be infinite
+    low, span = low * scale, (high * scale - low * scale) or 1.0
+    return "".join(BARS[round((value * scale - low) / span * (len(BARS) - 1))] for value in sampled)
 
 
 def _number(value: float | None) -> str:

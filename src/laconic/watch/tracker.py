@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from laconic.watch.status import PARTS, Status, WorkerStatus
+from laconic.watch.status import PARTS, Status, WorkerStatus, finite_or_none
 
 __all__ = ["FAULTS", "StatusTracker"]
 
@@ -129,7 +129,7 @@ class StatusTracker:
             worker, before = self._status.workers[number], self._before_restart[number]
             worker.heard_at = self._clock()
             worker.iteration = int(report.get("iteration", worker.iteration))
-            worker.loss = report.get("loss")
+            worker.loss = finite_or_none(report.get("loss"))
             for name in _REPORTED_COUNTS:
                 if name in report:
                     setattr(worker, name, getattr(before, name) + int(report[name]))

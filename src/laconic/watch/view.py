@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import FileError
+from laconic.json_files import open_regular, parse_json, read_json
 from laconic.watch.folder import CONFIG, PROGRESS, STATUS, SUMMARY, server_file
 from laconic.watch.series import ThinnedSeries
-from laconic.watch.status import PARTS, Status, WorkerStatus
+from laconic.watch.status import LARGEST, PARTS, Status, WorkerStatus, finite_or_none, mean_loss
 from laconic.watch.status_files import load_status
 
 __all__ = ["OVER", "PHASES", "View", "Watcher"]
@@ -25,6 +25,7 @@ OVER = ("stopped", "failed", "ended")
 SILENT_AFTER = 5.0
 """Seconds after which a server that writes nothing counts as dead or disconnected."""
 MAX_POINTS = 2000
+MAX_SERVERS = 256
 CONFIG_KEYS = ("method", "model", "data", "script", "layers", "batch", "iterations", "servers")
 JOB_KEYS = ("workers", "mode", "push", "pull", "returns", "every", "lr", "seed")
 RATE_WINDOW = 10.0
@@ -120,8 +121,10 @@ class Watcher:
         view.config = {key: config.get(key) for key in CONFIG_KEYS} | {key: job.get(key) for key in JOB_KEYS}
         view.iterations = _count(config.get("iterations"))
         view.summary = _load_object(self.run_dir / SUMMARY, notes)
-        servers = []
-        for number in range(max(1, _count(config.get("servers")))):
+        servers, wanted = [], max(1, _count(config.get("servers")))
+        if wanted > MAX_SERVERS:
+            notes.append(f"{CONFIG} names {wanted} servers: only {MAX_SERVERS} are shown")
+        for number in range(min(wanted, MAX_SERVERS)):
             try:
                 status = load_status(self.run_dir / server_file(STATUS, number))
                 servers += [] if status is None else [status]
@@ -138,7 +141,7 @@ class Watcher:
         started = [worker for worker in first.workers if worker.lives]
         view.iteration = min(server.iteration for server in servers)
         losses = [worker.loss for worker in started if worker.loss is not None]
-        view.loss = sum(losses) / len(losses) if losses else None
+        view.loss = mean_loss(losses)
         view.elapsed_s = max(0.0, max(server.at for server in servers) - min(server.began_at for server in servers))
         view.received, view.sent = sum(server.received for server in servers), sum(server.sent for server in servers)
         exchanged = sum(worker.bytes_sent + worker.bytes_received for worker in started)
@@ -203,7 +206,7 @@ class _ProgressReader:
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 if self._path.stat().st_size < self._offset:  # another file: a new run in the same folder
                     self._offset, self._series = 0, ThinnedSeries(MAX_POINTS)
                 file.seek(self._offset)
@@ -222,27 +225,22 @@ class _ProgressReader:
 def _parse_point(line: bytes) -> dict[str, Any] | None:
     """Return a point, or None if the line is damaged or something else."""
     try:
-        values = json.loads(line)
+        values = parse_json(line.decode())
         point: dict[str, Any] = {key: kind(values[key]) for key, kind in _POINT.items()}
-        loss = values["loss"]
-        point["loss"] = None if loss is None else float(loss)
+        point["loss"] = finite_or_none(values["loss"])
     except (ValueError, TypeError, KeyError, OverflowError):
         return None
-    numbers = [value for value in point.values() if value is not None]
-    return point if all(map(math.isfinite, numbers)) else None
+    return point if all(abs(point[key]) < LARGEST for key in _POINT) else None
 
 
 def _load_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
     """Read a JSON object; None and a note if there is none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None, parse_float=_finite)
+        values = _without_nonfinite(read_json(path, long_as_none=True))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        notes.append(f"cannot read {path}: {error.strerror}")
-        return None
-    except (ValueError, RecursionError):
-        notes.append(f"{path} is not JSON")
+    except FileError as error:
+        notes.append(str(error))
         return None
     if not isinstance(values, dict):
         notes.append(f"{path} does not hold an object")
@@ -254,6 +252,10 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else 0
 
 
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
+def _without_nonfinite(value: Any) -> Any:
+    """Replace numbers that are not finite by None: JSON has none, and a page could not be sent."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nonfinite(item) for key, item in value.items()}
+    return [_without_nonfinite(item) for item in value] if isinstance(value, list) else value

@@ -16,7 +16,9 @@ def test_parse_rate(text, bits):
     assert parse_rate(text) == bits
 
 
-@pytest.mark.parametrize("text", ["", "fast", "100", "100mb", "-1mbit", "1e9bit", "nanmbit", "0mbit", "7kbit"])
+@pytest.mark.parametrize("text", [
+    "", "fast", "100", "100mb", "-1mbit", "1e9bit", "nanmbit", "0mbit", "7kbit", "9" * 400 + "bit", "9" * 30 + "mbit",
+])  # fmt: skip
 def test_invalid_rate_raises_config_error(text):
     with pytest.raises(ConfigError, match="a rate"):
         Host(rate=text)
@@ -27,7 +29,7 @@ def test_parse_time(text, seconds):
     assert parse_time(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "5", "-5ms", "5m", "soon"])
+@pytest.mark.parametrize("text", ["", "5", "-5ms", "5m", "soon", "9" * 400 + "s"])
 def test_invalid_time_raises_config_error(text):
     with pytest.raises(ConfigError, match="a time"):
         Host(delay=text)

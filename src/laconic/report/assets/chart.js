@@ -31,7 +31,9 @@ const laconic = { charts: new Map() };
     column(name) { return this.cells[this.columns.indexOf(name)]; }
     csv() {
       const field = (x) => {
-        const text = x === null || x === undefined ? "" : String(x);
+        let text = x === null || x === undefined ? "" : String(x);
+        /* A spreadsheet runs a text that begins like this as a formula. */
+        if (typeof x === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
         return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
       };
       const lines = [this.columns.map(field).join(",")];
