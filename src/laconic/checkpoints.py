@@ -35,10 +35,13 @@ from laconic.inspect import Explanation, explain
 from laconic.packet import FLOATS, Packet, TensorSpec
 from laconic.policy import Choice, Policy
 
-__all__ = ["METADATA", "Entry", "Summary", "explain_file", "list_file", "pack_file", "unpack_file"]
+__all__ = ["METADATA", "Entry", "Summary", "default_max_numel", "explain_file", "list_file", "pack_file", "unpack_file"]
 
 METADATA = "__metadata__"
 """The slot of a safetensors file's metadata."""
+
+NUMEL_ALLOWED, NUMEL_PER_BYTE = 1 << 24, 1 << 10
+"""The values that a file may declare by default, and that it may declare besides for each of its bytes."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the tensors processed so far, and of all tensors."""
@@ -195,7 +198,7 @@ class _BundleWriter:
 
 def unpack_file(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, force: bool = False,
-    max_numel: int = wire.MAX_NUMEL, progress: Progress | None = None,
+    max_numel: int | None = None, progress: Progress | None = None,
 ) -> Summary:  # fmt: skip
     """Decode a ``.lac`` file into a safetensors file; one tensor is in memory at a time.
 
@@ -204,13 +207,13 @@ def unpack_file(
     Args:
         source: A ``.lac`` file.
         force: Replace ``target`` if it exists.
-        max_numel: A file that declares more values in total raises ``FrameError``.
+        max_numel: A file that declares more values in total raises ``FrameError``; by default ``default_max_numel``.
         progress: Called after each tensor.
     """
     began = time.perf_counter()
     source, target = Path(source), Path(target)
     _check_paths(source, target, force)
-    slots, metadata = _open_bundle(source, max_numel)
+    slots, metadata = _open_bundle(source, default_max_numel(source) if max_numel is None else max_numel)
     header, total = _safetensors_header(slots, metadata)
     bytes_out = len(header) + total
     free = shutil.disk_usage(target.resolve().parent).free
@@ -239,21 +242,24 @@ def list_file(source: str | os.PathLike[str]) -> Summary:
     began = time.perf_counter()
     source = Path(source)
     _check_source(source)
-    slots, metadata = _open_bundle(source, wire.MAX_NUMEL)
+    slots, metadata = _open_bundle(source, None)
     header, total = _safetensors_header(slots, metadata)
     entries = tuple(_entry(name, packet.spec, chain, size) for name, (packet, chain, size) in slots.items())
     return Summary(entries, source.stat().st_size, len(header) + total, time.perf_counter() - began, metadata)
 
 
-def explain_file(source: str | os.PathLike[str], *, max_numel: int = wire.MAX_NUMEL) -> list[Explanation]:
+def explain_file(source: str | os.PathLike[str], *, max_numel: int | None = None) -> list[Explanation]:
     """Explain how each tensor of a ``.lac`` file was coded, and how many bits each part takes.
 
-    Every tensor is decoded; a file that declares more than ``max_numel`` values in total raises ``FrameError``.
+    Every tensor is decoded; a file that declares more than ``max_numel`` values in total raises ``FrameError``, by
+    default more than ``default_max_numel``.
     """
     source = Path(source)
     _check_source(source)
+    limit = default_max_numel(source) if max_numel is None else max_numel
+    _open_bundle(source, limit)
     try:
-        return [packet for packet in explain(_map(source), max_numel=max_numel) if packet.name != METADATA]
+        return [packet for packet in explain(_map(source), max_numel=limit) if packet.name != METADATA]
     except FrameError as error:
         raise FrameError(f"{source} is not a .lac file, or is damaged or truncated: {error}") from None
 
@@ -262,25 +268,40 @@ Slots = dict[str, tuple[Packet, Chain, int]]
 """The packets by name, with their codecs and the bytes of their frames."""
 
 
-def _open_bundle(source: Path, max_numel: int) -> tuple[Slots, dict[str, str] | None]:
+def default_max_numel(source: Path) -> int:
+    """Return the values that a ``.lac`` file may declare unless a limit is given: 2^24, and 1,024 a byte of the file.
+
+    Zeros, constants and sparse tensors take hardly any bytes, so that a short file can fill a disk. The smallest codec
+    for models, ``topk:0.001|qsgd:4``, has about 600 values a byte.
+    """
+    return NUMEL_ALLOWED + NUMEL_PER_BYTE * source.stat().st_size
+
+
+def _open_bundle(source: Path, max_numel: int | None) -> tuple[Slots, dict[str, str] | None]:
     slots: Slots = {}
     metadata: dict[str, str] | None = None
     try:
         frames = wire.unpack_bundle(_map(source))
     except FrameError as error:
         raise FrameError(f"{source} is not a .lac file, or is damaged or truncated: {error}") from None
+    total = 0
     for name, frame in frames:
         if name in slots or (name == METADATA and metadata is not None):
             raise FrameError(f"{source} holds {name!r} twice")
         try:
-            packet, chain = open_packet(frame, max_numel=max_numel)
+            packet, chain = open_packet(frame)
         except FrameError as error:
             raise FrameError(f"{source}: tensor {name!r}: {error}") from None
-        max_numel -= packet.spec.numel
+        total += packet.spec.numel
         if name == METADATA:
             metadata = _read_metadata(packet, chain, source)
         else:
             slots[name] = (packet, chain, frame.numel())
+    if max_numel is not None and total > max_numel:
+        raise FrameError(
+            f"{source} declares {total:,} values in {source.stat().st_size:,} bytes, more than the {max_numel:,} "
+            f"allowed: if you trust the file, allow them with --max-numel {total} (max_numel={total})"
+        )
     return slots, metadata
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laconic.cli.options import Json
+from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
 from laconic.cli.pack import print_summary, summary_json, times_smaller
 from laconic.errors import ConfigError
@@ -38,11 +38,21 @@ def unpack(
         bool, typer.Option("--explain", help="Only show how each tensor was coded: entropy, levels, bits.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.safetensors if it exists.")] = False,
+    max_numel: Annotated[
+        int | None,
+        option(
+            "The most values that the file may declare in total.",
+            "2^24, and 1,024 for each of its bytes",
+            metavar="N",
+            min=1,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Decode a .lac file into a safetensors file, or list its tensors, or explain how they were coded.
 
-    Every checksum is verified before anything is written.
+    Every checksum is verified before anything is written. A short file can
+    declare a large tensor; one that declares more than --max-numel is refused.
     """
     from laconic.checkpoints import explain_file, list_file, unpack_file
 
@@ -51,7 +61,7 @@ def unpack(
     if listing and explaining:
         raise ConfigError("--list and --explain are two views: choose one")
     if explaining:
-        packets = explain_file(source)
+        packets = explain_file(source, max_numel=max_numel)
         if json:
             print_json({"input": str(source), "packets": [asdict(packet) for packet in packets]})
         else:
@@ -68,7 +78,8 @@ def unpack(
         raise ConfigError("expected --output OUT.safetensors, or --list or --explain to write no file")
     with progress_bar("unpack") as (bar, task):
         summary = unpack_file(
-            source, output, force=force, progress=lambda done, total: bar.update(task, completed=done, total=total),
+            source, output, force=force, max_numel=max_numel,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     if json:
         print_json({"input": str(source), "output": str(output)} | _json(summary))
