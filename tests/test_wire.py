@@ -247,3 +247,21 @@ def test_damaged_bundle_raises_frame_error():
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FrameError):
             laconic.decode_bundle(flipped)
+
+
+def test_dimensions_beside_a_zero_must_multiply_to_at_most_2_to_the_62():
+    shapes = {
+        (0, 1 << 33, 1 << 33): False,
+        (1 << 33, 1 << 33, 0): False,
+        (0, 1 << 48, 1 << 14): True,
+        (0, 1 << 33): True,
+    }
+    for shape, valid in shapes.items():
+        frame = mutate.Frame(list(shape), [], b"none", wide=True).write()
+        if valid:
+            assert tuple(laconic.decode(frame).shape) == shape
+        else:
+            with pytest.raises(FrameError, match=r"multiply, without zeros, to more than 2\^62"):
+                laconic.decode(frame)
+    with pytest.raises(InputError, match="without zeros"):
+        wire.pack(Packet("none", TensorSpec((0, 1 << 33, 1 << 33), torch.float32), ()))

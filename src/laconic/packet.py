@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -14,7 +15,8 @@ from laconic._core import advise_large_pages
 from laconic.errors import FrameError
 
 __all__ = [
-    "EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate", "oom_as_frame_error", "tensor_spec",
+    "EXACT", "FLOATS", "Arena", "HeapArena", "Packet", "TensorSpec", "allocate", "has_huge_strides",
+    "oom_as_frame_error", "tensor_spec",
 ]  # fmt: skip
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -45,6 +47,11 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
+
+
+def has_huge_strides(shape: Sequence[int]) -> bool:
+    """Whether strides need more than 63 bits: a tensor without values may have large dimensions beside a zero."""
+    return math.prod(size for size in shape if size) > 1 << 62
 
 
 def allocate(spec: TensorSpec, device: torch.device | None, *, zero: bool = False) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic._core import byte_view, bytes_at, crc32c, crc32c_of, set_bytes, zero_bytes
 from laconic.errors import ConfigError, FrameError, InputError
-from laconic.packet import EXACT, Packet, TensorSpec, tensor_spec
+from laconic.packet import EXACT, Packet, TensorSpec, has_huge_strides, tensor_spec
 
 __all__ = [
     "MAX_NUMEL", "Buffer", "BundleWriter", "FrameArena", "FramePlan", "FrameTemplate", "align", "body_nbytes",
@@ -93,8 +93,10 @@ class FramePlan(NamedTuple):
             raise InputError(f"a tensor on the wire has at most {MAX_DIMS} dimensions, got {len(spec.shape)}")
         if any(size > MAX_DIM for size in spec.shape):
             raise InputError(f"a dimension on the wire is at most 2^48, got {list(spec.shape)}")
-        if spec.numel > MAX_NUMEL:
-            raise InputError(f"a tensor on the wire has at most 2^34 values, got {spec.numel}")
+        if spec.numel > MAX_NUMEL or has_huge_strides(spec.shape):
+            raise InputError(
+                f"a tensor on the wire has at most 2^34 values, 2^62 without zeros, got {list(spec.shape)}"
+            )
         payload = body_nbytes(sections)
         wide = _is_wide(spec, payload)
         start = _header_nbytes(codec, len(spec.shape), len(sections), wide)
@@ -234,8 +236,10 @@ def unpack(blob: Buffer, *, max_numel: int = MAX_NUMEL) -> Packet:
     numel = math.prod(shape)
     if numel > max_numel:
         raise FrameError(f"the frame declares {numel} values, more than the {max_numel} allowed")
-    if numel == 0 and max(shape) > MAX_DIM:
-        raise FrameError(f"the frame declares a dimension of {max(shape)}, more than {MAX_DIM}")
+    if numel == 0 and (max(shape) > MAX_DIM or has_huge_strides(shape)):
+        raise FrameError(
+            f"a dimension of {list(shape)} is above 2^48, or they multiply, without zeros, to more than 2^62"
+        )
     if body_nbytes(lengths) != payload:
         raise FrameError(f"sections of {lengths} bytes do not add up to the payload of {payload} bytes")
     if size - header != payload:

@@ -223,12 +223,34 @@ def test_invalid_headers_are_rejected(header):
             use(frame)
 
 
-def test_sum_of_no_workers_is_zero():
-    packet = wire.unpack(laconic.encode(laws.normal(500), "shared:8"))
-    section = torch.empty(16, dtype=torch.uint8)
-    IntSumHeader(True, 8, 255, 3, 0).write(section)
-    frame = wire.pack(laconic.Packet(packet.codec, packet.spec, (section, *packet.sections[1:])))
-    assert not laconic.decode(frame).any()
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("spec", ["shared:8", "thc:8"])
+def test_sum_of_no_workers_is_zero_and_has_no_integers(spec, backend):
+    packet = wire.unpack(laconic.encode(laws.normal(500), spec))
+    header = torch.empty(16, dtype=torch.uint8)
+    IntSumHeader(True, 8, 255, 3, 0).write(header)
+    _, clips, integers = packet.sections
+    with kernels.use_backend(backend):
+        empty = wire.pack(laconic.Packet(packet.codec, packet.spec, (header, clips, torch.zeros_like(integers))))
+        assert laconic.decode(empty).equal(torch.zeros(500))
+        for sections in (
+            (header, clips, integers),
+            (header, clips.clone().view(torch.float32) * float("nan"), torch.zeros_like(integers)),
+        ):
+            sections = tuple(section.view(torch.uint8) for section in sections)
+            with pytest.raises(laconic.FrameError):
+                laconic.decode(wire.pack(laconic.Packet(packet.codec, packet.spec, sections)))
+
+
+def test_factors_of_a_sum_of_no_workers_must_be_finite():
+    packet = wire.unpack(laconic.encode(laws.normal(40).view(5, 8), "powersgd:2"))
+    left, header, right = (section.clone() for section in packet.sections)
+    header.view(torch.int32).copy_(torch.tensor([3, 0]))
+    frame = wire.pack(laconic.Packet(packet.codec, packet.spec, (left, header, right)))
+    assert laconic.decode(frame).equal(torch.zeros(5, 8))
+    right.view(torch.float32)[3] = float("inf")
+    with pytest.raises(laconic.FrameError, match="not finite"):
+        laconic.decode(wire.pack(laconic.Packet(packet.codec, packet.spec, (left, header, right))))
 
 
 def test_invalid_agreed_values_and_specs_are_rejected():

@@ -250,11 +250,13 @@ class PackedIntStage(ValueStage):
         self, sections: tuple[Tensor, ...], dtype: torch.dtype, kernels: Kernels, out: Tensor, weight: float | None
     ) -> None:
         header = self.read_header(sections, out.numel())
-        if header.count == 0:
+        packed = PackedIntSum(sections[2], sections[1], header.coding, header.total)
+        if header.count == 0:  # the values are no numbers, but clips and integers are checked, which must be 0
+            values = out if weight is None else torch.empty_like(out)
+            kernels.packed_int_decode(packed, rotation_seed=self.rotation_seed, out=values, weight=None)
             if weight is None:
                 out.zero_()
             return
-        packed = PackedIntSum(sections[2], sections[1], header.coding, header.total)
         kernels.packed_int_decode(packed, rotation_seed=self.rotation_seed, out=out, weight=weight)
 
     def section_nbytes(self, n: int, itemsize: int) -> tuple[int, ...]:

@@ -118,6 +118,9 @@ class Matrix(PowerSGD):
         header = FloatSumHeader.read(sections[1])
         q = sections[2]
         if header.count == 0:
+            for factor in (sections[0], q):  # copied, because a section of foreign bytes may be unaligned
+                if not kernels.all_finite(factor.clone().view(torch.float32)):
+                    raise FrameError("a factor in the frame is not finite")
             if weight is None:
                 out.zero_()
             return
