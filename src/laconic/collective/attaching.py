@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
 from laconic.collective.attachment import Attachment, AttachOptions
-from laconic.collective.ddp import DDPAttachment, unwrapped
+from laconic.collective.ddp import DDPAttachment, ddp_of_replicate, unwrapped
 from laconic.errors import ConfigError
 from laconic.policy import Policy
 
@@ -21,7 +21,7 @@ __all__ = ["attach"]
 
 def attach(
     module: nn.Module, spec: str, *, policy: Policy | Mapping[str, str] | None = None, warmup_steps: int = 0,
-    check_every: int = 0, error_every: int = 0, nonfinite: str = "spread", timeout_s: float = 60.0,
+    check_every: int = 0, error_every: int = 0, nonfinite: str = "spread", timeout_s: float | None = None,
     scaler: torch.amp.GradScaler | None = None, replicate: dist.ProcessGroup | Any | None = None,
     gather: str | None = None,
 ) -> Attachment:  # fmt: skip
@@ -34,7 +34,8 @@ def attach(
     what to use instead, and counted in ``stats()["unsuited_optimizer_steps"]``.
 
     Args:
-        module: A DDP module or one to which ``fully_shard`` was applied, also inside ``torch.compile``.
+        module: A DDP module, or one to which ``replicate`` or ``fully_shard`` was applied, also inside
+            ``torch.compile``.
         spec: A codec or channel: ``ef|topk:0.01|qsgd:4``, ``ef|thc:4``, ``qsgd:4``; ``none`` is plain DDP or FSDP, bit
             for bit (and DDP has no hook, until ``set`` or ``check_every`` need one).
         policy: Codecs by parameter-name pattern; by default small and one-dimensional parameters are not compressed.
@@ -44,7 +45,7 @@ def attach(
         error_every: Number of steps between measurements of each slot's encoding error, for ``stats``; 0: never.
         nonfinite: What to do with a tensor if a value of some rank is not finite: ``spread`` (NaN on all ranks, as in
             plain DDP, so that a gradient scaler notices), ``skip`` (leave it out) or ``raise`` on all ranks.
-        timeout_s: How long to wait for other ranks before the step fails.
+        timeout_s: How long to wait for other ranks before the step fails; by default as long as the module's group.
         scaler: The gradient scaler of the training loop, if there is one. Residuals then follow its scale; without it
             they are added in the unit of the scale at which they arose.
         replicate: For FSDP2, the slow dimension: a mesh of one dimension, ``mesh["replicate"]``, or its process group.
@@ -66,6 +67,9 @@ def attach(
             raise ConfigError(f"{name} is for modules of FSDP2 (fully_shard), got a {type(inner).__name__}")
     if isinstance(inner, DistributedDataParallel):
         return DDPAttachment(inner, spec, options)
+    composed = ddp_of_replicate(inner)
+    if composed is not None:
+        return DDPAttachment(composed[0], spec, options, composed[1])
     if "FullyShardedDataParallel" in kinds:
         raise ConfigError("FSDP1 modules are not supported: shard with FSDP2, torch.distributed.fsdp.fully_shard")
     raise ConfigError(

@@ -23,7 +23,7 @@ from laconic.codecs import parse
 from laconic.collective.consistency import describe, differing, peer_failure_as_error, require_same_on_all_ranks
 from laconic.collective.exchange import EXACT, Exchange, NamedTensors, encoding_error
 from laconic.collective.executor import ExchangeThread
-from laconic.collective.groups import group_of_same_ranks
+from laconic.collective.groups import group_of_same_ranks, release_group
 from laconic.collective.optimizer_watch import OptimizerWatch
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
@@ -46,7 +46,7 @@ class AttachOptions:
     check_every: int = 0
     error_every: int = 0
     nonfinite: str = "spread"
-    timeout_s: float = 60.0
+    timeout_s: float | None = None
     scaler: torch.amp.GradScaler | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class AttachOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigError(f"{name} must be a whole number from 0 on, got {value!r}")
-        if not self.timeout_s > 0:
+        if self.timeout_s is not None and not self.timeout_s > 0:
             raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}")
 
 
@@ -97,7 +97,8 @@ class Attachment(ABC):
         stats = ExchangeStats()
         with peer_failure_as_error(group, "waited for all ranks to call attach"):
             self._group = group_of_same_ranks(group, options.timeout_s, stats)
-        self._ranks = dist.get_world_size(self._group)  # stats are also read after destroy_process_group
+        # States and counts are also read after detach and destroy_process_group.
+        self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._exchange = Exchange(
             spec, self._group, policy=options.policy, nonfinite=options.nonfinite, stats=stats, shapes=shapes
         )
@@ -265,6 +266,8 @@ class Attachment(ABC):
             self._stop()
             self._thread.close()
             self._optimizers.close()
+            if not self._thread.failed:
+                release_group(self._group)
 
     def stats(self) -> dict[str, Any]:
         """Return this rank's counts, bytes and seconds so far, and each slot's relative squared encoding error.

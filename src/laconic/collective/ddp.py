@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed._composable.contract import _get_registry
+from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.collective import ddp_steps
 from laconic.collective.attachment import Attachment, AttachOptions, NamedParameters, as_real
 from laconic.collective.consistency import peer_failure_as_error
-from laconic.collective.exchange import EXACT, Exchange, rank_independent
+from laconic.collective.exchange import EXACT, Exchange, NamedTensors, rank_independent
 from laconic.collective.hook import exact_mean, register_hook, switch_of
 from laconic.collective.saved_state import saved_count, saved_scale, saved_world
-from laconic.errors import ConfigError, InputError
+from laconic.errors import ConfigError, InputError, NonFiniteError
 
-__all__ = ["DDPAttachment", "unwrapped"]
+__all__ = ["DDPAttachment", "ddp_of_replicate", "unwrapped"]
 
 log = logging.getLogger("laconic")
 
@@ -28,12 +31,18 @@ log = logging.getLogger("laconic")
 class DDPAttachment(Attachment):
     """The compressed exchange of one DDP module, returned by ``attach``, which describes the arguments."""
 
-    def __init__(self, module: DistributedDataParallel, spec: str, options: AttachOptions) -> None:
+    def __init__(
+        self, module: DistributedDataParallel, spec: str, options: AttachOptions, names: Sequence[str] | None = None
+    ) -> None:
         self._switch = switch_of(module)
+        self._given_names = names
         if self._switch.target is not None:
             raise ConfigError("the DDP module is attached already: use set() of its Attachment to change the codec")
         super().__init__(module, spec, options, module.process_group)
         self._names = {id(parameter): name for name, parameter in self._parameters()}
+        self._errors: list[NonFiniteError] = []
+        self._raises_later = False
+        self._compared_states = False
         self._require_same_arguments()
         self._prepare(self._exchange)
         self._switch.target = self
@@ -48,7 +57,9 @@ class DDPAttachment(Attachment):
         return module
 
     def serves(self, module: nn.Module) -> bool:
-        return self._module() is unwrapped(module)
+        inner = unwrapped(module)
+        composed = ddp_of_replicate(inner)
+        return self._module() is (inner if composed is None else composed[0])
 
     @property
     def attached(self) -> bool:
@@ -61,7 +72,9 @@ class DDPAttachment(Attachment):
 
     def _parameters(self) -> NamedParameters:
         """Return parameters with the names that the user gave them, without those of torch.compile."""
-        named = self.module.module.named_parameters()
+        named = list(self.module.module.named_parameters())
+        if self._given_names is not None:
+            return [(name, parameter) for name, (_, parameter) in zip(self._given_names, named, strict=True)]
         return [(name.replace("_orig_mod.", ""), parameter) for name, parameter in named]
 
     def _prepare(self, exchange: Exchange) -> None:
@@ -91,26 +104,46 @@ class DDPAttachment(Attachment):
             self._note_sparse(bucket)
         groups = {} if exact else self._exchange.group_by_spec(self._slots(bucket))
         exact = exact or set(groups) <= {EXACT}
-        if exact and not check:
+        compare, self._compared_states = not self._compared_states, True
+        rescale, active = ddp_steps.divides_by_active_ranks(self.module), ddp_steps.in_backward()
+        if exact and not (check or compare or rescale):
             return exact_mean(flat, self._switch.group, self._exchange.stats, on_done)
+        if bucket.index() == 0 and self._exchange.nonfinite == "raise":
+            self._raises_later = ddp_steps.raise_after_backward(self._errors)
+        unused = ddp_steps.finds_unused_parameters(self.module)
+        stats = self._exchange.stats
 
         def exchange() -> Tensor:
+            if compare:
+                state = rank_independent(self._exchange.state_dict())
+                ddp_steps.require_same_memory(state, step, self._group, stats)
             if check:
                 self._check_drift(step)
             if flat.is_sparse:
                 with peer_failure_as_error(self._group, "averaged sparse gradients"):
-                    return exact_mean(flat, self._group, self._exchange.stats, on_done).wait()
+                    return exact_mean(flat, self._group, stats, on_done).wait()
             if exact:
                 self._exchange.mean_exactly([("", flat)])
             else:
                 if measure:
                     self._measure_errors(groups)
-                self._exchange.mean_by_spec(groups)
+                self._mean(ddp_steps.leave_out_unused(groups, self._group, stats) if unused else groups, flat)
+            if rescale:
+                ddp_steps.scale_to_active_ranks(flat, active, self._group, stats)
             if on_done is not None:
                 on_done()
             return flat
 
         return self._submit(exchange, flat)
+
+    def _mean(self, groups: Mapping[str, NamedTensors], flat: Tensor) -> None:
+        try:
+            self._exchange.mean_by_spec(groups)
+        except NonFiniteError as error:
+            if not self._raises_later:
+                raise
+            flat.fill_(float("nan"))
+            self._errors.append(error)
 
     def _slots(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
         slots = []
@@ -137,7 +170,7 @@ class DDPAttachment(Attachment):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return this rank's memory by parameter name. Each rank saves its own with the model."""
-        world = torch.tensor([dist.get_rank(self._group), dist.get_world_size(self._group)])
+        world = torch.tensor([self._rank, self._ranks])
         state = self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._step_stats.steps)}
         return state if self._scale is None else state | {"scale": torch.tensor(self._scale, dtype=torch.float64)}
 
@@ -146,7 +179,7 @@ class DDPAttachment(Attachment):
         if "world" not in state or "steps" not in state:
             raise InputError("expected the result of Attachment.state_dict: 'world' or 'steps' is missing")
         memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale")}
-        ours = dist.get_rank(self._group), dist.get_world_size(self._group)
+        ours = self._rank, self._ranks
         saved, steps, scale = saved_world(state), saved_count("steps", state["steps"]), saved_scale(state)
         if saved != ours:
             self._step_stats.residual_resets += 1
@@ -164,6 +197,18 @@ def unwrapped(module: nn.Module) -> nn.Module:
     module = getattr(module, "_forward_module", module)
     inner: nn.Module = getattr(module, "_orig_mod", module)
     return inner
+
+
+def ddp_of_replicate(module: nn.Module) -> tuple[DistributedDataParallel, list[str]] | None:
+    """Return the DDP module, and the names of its parameters, of a module to which ``replicate`` was applied."""
+    if not isinstance(module, nn.Module) or "replicate" not in (_get_registry(module) or {}):
+        return None
+    state: Any = replicate.state(module)
+    if not hasattr(state, "_param_names"):  # of FSDP2's replicate
+        return None
+    if state._init_args:  # torch makes the DDP module in the first forward
+        state.lazy_init()
+    return state._ddp, list(state._param_names)
 
 
 def _gradients(bucket: GradBucket) -> list[Tensor]:

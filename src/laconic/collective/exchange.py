@@ -183,11 +183,17 @@ class Exchange:
         with peer_failure_as_error(self.group, f"exchanged {len(names)} tensors ({', '.join(names[:3])}, …)"):
             exact = groups.get(EXACT)  # usually small tensors: their all-reduce overlaps with the large ones
             finish = self._exact.begin(exact) if exact else None
+            not_finite = None
             for spec, group in groups.items():
                 if spec != EXACT:
-                    self.reduction(spec).reduce_all(group)
+                    try:
+                        self.reduction(spec).reduce_all(group)
+                    except NonFiniteError as error:  # on all ranks, which complete the round before they raise
+                        not_finite = not_finite or error
             if finish is not None:
                 finish()
+            if not_finite is not None:
+                raise not_finite
 
     def stays_on(self, device: torch.device, specs: Iterable[str]) -> bool:
         """Whether means of tensors on a GPU by these specs are computed without the host.

@@ -102,6 +102,11 @@ class ExchangeThread:
             stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return stream
 
+    @property
+    def failed(self) -> bool:
+        """Whether a task failed in such a way that ranks may be out of step."""
+        return self._failure.error is not None
+
     def close(self) -> None:
         """End the thread after the tasks that were submitted."""
         _end(self._tasks, self._threads, None)

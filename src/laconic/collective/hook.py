@@ -32,11 +32,15 @@ class BucketReducer(Protocol):
 class Switch:
     """The target of a DDP module's hook."""
 
-    def __init__(self, module: DistributedDataParallel) -> None:
+    def __init__(self, module: DistributedDataParallel | None) -> None:
         self.target: BucketReducer | None = None
         self.registered = False
-        self.group: dist.ProcessGroup = module.process_group
+        self.group: dist.ProcessGroup | None = None if module is None else module.process_group
         self.stats = ExchangeStats()
+
+    def __reduce__(self) -> tuple[type["Switch"], tuple[None]]:
+        """Let a DDP module be copied and pickled: the copy is not attached. torch makes it a reducer without hooks."""
+        return Switch, (None,)
 
 
 _switches: "weakref.WeakKeyDictionary[DistributedDataParallel, Switch]" = weakref.WeakKeyDictionary()
@@ -45,6 +49,8 @@ _switches: "weakref.WeakKeyDictionary[DistributedDataParallel, Switch]" = weakre
 def switch_of(module: DistributedDataParallel) -> Switch:
     """Return the switch of a module; ``ConfigError`` if the module has a foreign hook."""
     switch = _switches.get(module)
+    if switch is None and module._comm_hooks and isinstance(module._comm_hooks[0][1], Switch):
+        module._comm_hooks.clear()  # the module is a copy: its reducer has no hook
     if (switch is None or not switch.registered) and module._comm_hooks:
         name = module._comm_hooks[0][0].__qualname__
         raise ConfigError(f"the DDP module already has a hook ({name}), and DDP takes one only: make a new DDP module")
@@ -58,6 +64,11 @@ def register_hook(module: DistributedDataParallel) -> None:
     switch = switch_of(module)
     if switch.registered:
         return
+    if module._use_python_reducer:
+        raise ConfigError(
+            "torch._dynamo.config.optimize_ddp is 'python_reducer', which exchanges gradients one by one and without "
+            "DDP buckets: set it to True before the DDP module is made"
+        )
     try:
         module.register_comm_hook(switch, laconic_hook)
     except RuntimeError as error:  # a built-in hook is not visible in Python
@@ -73,7 +84,7 @@ def laconic_hook(switch: Switch, bucket: GradBucket) -> torch.futures.Future[tor
 
 
 def exact_mean(
-    flat: Tensor, group: dist.ProcessGroup, stats: ExchangeStats, on_done: Callable[[], None] | None = None
+    flat: Tensor, group: dist.ProcessGroup | None, stats: ExchangeStats, on_done: Callable[[], None] | None = None
 ) -> torch.futures.Future[Tensor]:
     """Do what DDP does without a hook."""
 

@@ -22,7 +22,7 @@ class ReplicaRanks:
 
     Args:
         group: The ranks of the replica.
-        timeout_s: How long they wait for each other; None is torch's default.
+        timeout_s: How long they wait for each other; None: as long as those of ``group``.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout_s: float | None) -> None:
