@@ -48,10 +48,11 @@ def leave_out_unused(
     with peer_failure_as_error(group, "looked for unused parameters"), stats.during("wire_s"):
         all_reduce(used, group, stats, dist.ReduceOp.MAX).wait()
     answers = iter(used.tolist())
-    return {
+    left = {
         spec: [pair for pair in named if next(answers)] if spec in with_memory else named
         for spec, named in groups.items()
     }
+    return {spec: named for spec, named in left.items() if named}
 
 
 def _is_used(x: Tensor) -> bool:
