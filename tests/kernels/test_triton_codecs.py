@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import test_parity
 import torch
-from triton_support import DEVICE, MARKS, agree, few, gpu_only, no_compile_fallback, triton_kernels  # noqa: F401
+from triton_support import (  # noqa: F401
+    DEVICE,
+    INTERPRETED,
+    MARKS,
+    agree,
+    few,
+    gpu,
+    gpu_only,
+    no_compile_fallback,
+    triton_kernels,
+)
 
 import laconic
 import laws
@@ -27,6 +37,9 @@ QUICK = ("none", "fp16", "qsgd:4", "qsgd:3,norm=l2", "terngrad", "sign", "onebit
          "shared:8", "thc:4", "topk:0.3", "randk:0.1", "threshold:0.5", "powersgd:2")  # fmt: skip
 """One codec per kernel, without coders, which have files of their own; the others are slow."""
 
+EXHAUSTIVE = [pytest.param(spec, marks=pytest.mark.slow if spec in QUICK or not INTERPRETED else gpu) for spec in SPECS]
+"""Every size, dtype and kind of value: interpreted, of one codec per kernel; compiled, of all codecs."""
+
 
 @pytest.mark.parametrize(
     "spec", [pytest.param(spec, marks=() if spec in QUICK else pytest.mark.slow) for spec in SPECS]
@@ -35,17 +48,15 @@ def test_sections_and_values_agree(spec):
     agree(laws.normal(few(spec, SOON if not spec.endswith(",approx=true") else 70_000), seed=3), spec, seed=7)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", EXHAUSTIVE)
 def test_sections_and_values_agree_for_every_size(spec):
     sizes = (1, 2, 8, 255, 256, 257, 511, 512, 1023, 1025, 2048, 2049, 4096, 6145, 10_000)
     for n in sorted({few(spec, size) for size in sizes}):
         agree(laws.normal(n, seed=n), spec, seed=n)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", EXHAUSTIVE)
 def test_sections_and_values_agree_for_every_dtype(spec, dtype):
     agree(laws.normal(few(spec, 1300), seed=4, dtype=dtype), spec, seed=5)
 
@@ -71,9 +82,8 @@ MOST_USED = ("qsgd:4", "qsgd:3,norm=l2", "sign:128", "onebit:256", "bins:3,bucke
              "shared:5,round=stochastic", "uniform:5", "topk:0.3")  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", test_parity.KINDS)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", EXHAUSTIVE)
 def test_unusual_values_agree(spec, kind):
     for n in sorted({few(spec, size) for size in (9, 700, 2051)}):
         agree(test_parity.KINDS[kind](n), spec, seed=n)

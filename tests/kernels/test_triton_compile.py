@@ -52,11 +52,15 @@ LAUNCHED = [
 ]
 """Codecs that launch all kernels without reading a result in between, as ``topk`` and ``adaptive`` do."""
 
+FEW = ("qsgd:4", "sign", "terngrad", "thc:4", "fp16")
+"""Codecs whose kernels are also compiled for sizes that are not divisible by 16."""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("n", [1, 8192, 5000])
-@pytest.mark.parametrize("spec", LAUNCHED)
+@pytest.mark.parametrize(
+    "spec, n", [*((spec, 8192) for spec in LAUNCHED), *((spec, n) for spec in FEW for n in (1, 5000))]
+)
 def test_kernels_of_every_codec_compile(spec, n, compile_kernels):
     assert compile_kernels(triton_compile.codec_kernels, spec, n) or n == 1
 
