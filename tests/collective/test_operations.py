@@ -11,6 +11,7 @@ import torch.distributed as dist
 import laconic
 from laconic import collective
 from laconic.collective import Collectives, PointToPoint
+from laconic.collective.reductions.two_shot import PART_BY_DEVICE
 from laconic.collective.transport import ALL_GATHER, REDUCE_SCATTER
 from ranks import failures, run_fake, run_ranks, run_threads
 
@@ -233,6 +234,35 @@ def memory(rank, world):
     return results
 
 
+def several_parts(rank, world):
+    """Tensors larger than a part are cut; momentum, which also encodes a rank's own shard, gives the same mean."""
+    results = {}
+    inputs = [values(r, world * 3001) for r in range(world)]
+    mean = torch.stack(inputs).mean(0)
+    dist.barrier()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0 or dist.get_backend() != "threaded":  # threads share it
+            patch.setitem(PART_BY_DEVICE, "cpu", 2048)
+        dist.barrier()
+        for spec in ("qsgd:8", "momentum:0.5|topk:1.0"):
+            collectives = Collectives(spec, policy=COMPRESS_ALL)
+            for step in range(2):
+                outputs = torch.empty(3001), torch.empty(100)
+                small = inputs[rank].view(world, -1)[:, :100]
+                collectives.reduce_scatter([("a", outputs[0], inputs[rank]), ("b", outputs[1], small)])
+                own = mean.chunk(world)[rank]
+                near = relative_error(outputs[0], own) < 0.02 and relative_error(outputs[1], own[:100]) < 0.02
+                results[f"parts {spec} {step}"] = near
+            if spec == "qsgd:8":
+                gathered = torch.empty(world, 3001)
+                collectives.all_gather([("a", gathered, outputs[0])])
+                results["parts gathered"] = relative_error(gathered.view(-1), mean) < 0.03 and same_on_all_ranks(
+                    gathered
+                )
+        dist.barrier()
+    return results
+
+
 def policies(rank, world):
     collectives = Collectives("qsgd:4", policy={"*.weight": "bf16"})
     bias, weight, matrix = torch.ones(8), torch.ones(64, 64), torch.ones(64, 64)
@@ -344,8 +374,8 @@ def counted_bytes(rank, world):
 
 def battery(rank, world):
     parts = (
-        results_within_error, dtypes_and_shapes, equal_to_torch, asynchronous, not_finite, memory, policies, refused,
-        counted_bytes,
+        results_within_error, dtypes_and_shapes, equal_to_torch, asynchronous, not_finite, memory, several_parts,
+        policies, refused, counted_bytes,
     )  # fmt: skip
     return {name: result for part in parts for name, result in part(rank, world).items()}
 
@@ -358,7 +388,7 @@ def ranks(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "what", ["near", "same", "shape", "none", "async", "not finite", "memory", "policy", "refused", "bytes"]
+    "what", ["near", "same", "shape", "none", "async", "not finite", "memory", "parts", "policy", "refused", "bytes"]
 )
 def test_collectives(what, ranks):
     assert not failures(ranks, what)
