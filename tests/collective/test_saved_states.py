@@ -136,3 +136,24 @@ def test_channel_refuses_a_residual_beyond_float32():
     with pytest.raises(NonFiniteError, match=r"'w/residual' .* float32"):
         channel.load_state_dict({"w/residual": torch.full((24, 40), -1e200, dtype=torch.float64)})
     assert channel.state_dict()["w/residual"].equal(state["w/residual"])
+
+
+@pytest.mark.parametrize("change", [
+    {"steps": -1}, {"world": torch.tensor([0.0, 1.0])}, {"exchange": {"ef|qsgd:4//w/round": torch.tensor(0.5)}},
+    {"anchors": {"weight": torch.full((30, 40), 1e300, dtype=torch.float64), "bias": torch.zeros(30)}},
+])  # fmt: skip
+def test_invalid_state_of_local_sgd_changes_nothing(change):
+    model = torch.nn.Linear(40, 30)
+    local = laconic.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), codec="ef|qsgd:4", every=2)
+    model(torch.randn(4, 40)).sum().backward()
+    local.step()
+    before = copy.deepcopy(local.state_dict())
+    changed = dict(change)
+    if "exchange" in change:
+        changed["exchange"] = {**before["exchange"], **change["exchange"]}
+    with pytest.raises(InputError):
+        local.load_state_dict({**before, **changed})
+    after = local.state_dict()
+    assert after["steps"] == before["steps"] == 1
+    assert all(after["anchors"][name].equal(x) for name, x in before["anchors"].items())
+    local.load_state_dict(before)

@@ -331,14 +331,22 @@ class Exchange:
 
         An invalid state raises ``InputError`` and changes nothing.
         """
+        return self.checked_state(state)()
+
+    def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], bool]:
+        """Check a saved state; return the function that replaces the memory by it, with the result of loading it."""
         by_spec: dict[str, dict[str, Tensor]] = {spec: {} for spec in self._reductions}
         for key, x in state.items():
             spec, _, rest = key.partition("//")
             by_spec.setdefault(spec, {})[rest] = x
         replacements = [reduction.checked_state(by_spec[spec]) for spec, reduction in self._reductions.items()]
         unknown = [spec for spec in by_spec if spec not in self._reductions]
-        for spec in unknown:
-            log.warning("the saved memory of %r is left out: this exchange uses %r", spec, self.spec)
-        for replace in replacements:
-            replace()
-        return not any(key.endswith(RANK_MEMORY) for spec in unknown for key in by_spec[spec])
+
+        def replace_all() -> bool:
+            for spec in unknown:
+                log.warning("the saved memory of %r is left out: this exchange uses %r", spec, self.spec)
+            for replace in replacements:
+                replace()
+            return not any(key.endswith(RANK_MEMORY) for spec in unknown for key in by_spec[spec])
+
+        return replace_all

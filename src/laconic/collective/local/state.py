@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from laconic.collective.exchange import rank_independent
 from laconic.collective.local.fragments import Fragment
 from laconic.collective.local.rounds import PendingRound
-from laconic.errors import InputError
+from laconic.collective.saved_state import saved_count, saved_world
+from laconic.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
     from laconic.collective.local.localsgd import LocalSGD
@@ -54,7 +55,7 @@ def save(local: LocalSGD) -> dict[str, Any]:
 
 
 def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
-    """Replace the state of a LocalSGD by a saved one; a state of another model changes nothing."""
+    """Replace the state of a LocalSGD by a saved one; a state of another model, or not finite, changes nothing."""
     fragments = local._fragments
     missing = [key for key in ("steps", "world", "exchange", "anchors", "outer") if key not in saved]
     if missing:
@@ -63,6 +64,8 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
         for name, anchor in zip(fragment.names, fragment.anchors, strict=True):
             if name not in saved["anchors"] or saved["anchors"][name].shape != anchor.shape:
                 raise InputError(f"the saved state has no parameter {name!r} of shape {list(anchor.shape)}")
+            if not bool(saved["anchors"][name].to(anchor.dtype).isfinite().all()):
+                raise NonFiniteError(f"the anchor of {name!r} in the saved state is not finite: load an earlier state")
     # A state of an earlier version has one fragment, and nothing in flight.
     layout = saved.get("fragments") or [{"names": list(saved["anchors"])}]
     names = sorted(name for each in layout for name in each["names"])
@@ -71,6 +74,7 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
             f"the state was saved with fragments={len(layout)}, this LocalSGD has fragments={len(fragments)} or other "
             "parameters: use the same"
         )
+    steps, load_residuals = saved_count("steps", saved["steps"]), _checked_residuals(local, saved)
     local._drop_in_flight()
     _arrange(local, [each["names"] for each in layout])
     with torch.no_grad():
@@ -78,8 +82,8 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
             for name, anchor in zip(fragment.names, fragment.anchors, strict=True):
                 anchor.copy_(saved["anchors"][name])
     _load_outer(fragments, saved["outer"], list(saved["anchors"]))
-    local.steps = int(saved["steps"])
-    kept = _load_residuals(local, saved)
+    local.steps = steps
+    kept = load_residuals()
     for fragment, each in zip(fragments, layout, strict=True):
         fragment.exchanged_at = int(each.get("exchanged_at", local.steps - local.steps % local.every))
         fragment.tokens = float(each.get("tokens", 0.0))
@@ -113,18 +117,20 @@ def _load_outer(fragments: list[Fragment], saved: Mapping[str, Any], names: list
         fragment.outer.load(state, each)
 
 
-def _load_residuals(local: LocalSGD, saved: Mapping[str, Any]) -> bool:
-    """Load the exchange's memory; False if residuals were dropped."""
-    ours, theirs = [local._rounds.rank, local._rounds.size], saved["world"].tolist()
-    if theirs != ours:
-        local.residual_resets += 1
-        log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *theirs, *ours)
-        local.exchange.load_state_dict(rank_independent(saved["exchange"]))
-        return False
-    if not local.exchange.load_state_dict(saved["exchange"]):
-        local.residual_resets += 1
-        return False
-    return True
+def _checked_residuals(local: LocalSGD, saved: Mapping[str, Any]) -> Callable[[], bool]:
+    """Check the exchange's memory; return the function that loads it, with False if residuals are dropped."""
+    ours, theirs = (local._rounds.rank, local._rounds.size), saved_world(saved)
+    memory = saved["exchange"] if theirs == ours else rank_independent(saved["exchange"])
+    replace = local.exchange.checked_state(memory)
+
+    def load_residuals() -> bool:
+        if theirs != ours:
+            log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *theirs, *ours)
+        kept = replace() and theirs == ours
+        local.residual_resets += not kept
+        return kept
+
+    return load_residuals
 
 
 def _pending(local: LocalSGD, saved: Mapping[str, Any]) -> PendingRound:
