@@ -231,3 +231,11 @@ def test_config_that_is_a_pipe_or_a_device_is_refused(run, folder: Path):
     (folder / "run" / "config.json").unlink()
     (folder / "run" / "config.json").symlink_to("/dev/zero")
     assert_error(run("train", "--resume", "--run-dir", "run"), 1, "not a regular file")
+
+
+def test_profile_that_is_a_pipe_or_nested_json_is_refused(run, folder: Path):
+    os.mkfifo(folder / "pipe.json")
+    (folder / "deep.json").write_text(DEEP)
+    (folder / "latin.json").write_bytes(b"\xff")
+    for name, words in (("pipe.json", "not a regular file"), ("deep.json", "profile"), ("latin.json", "profile")):
+        assert_error(run("plan", "--profile", name, "--params", "1000000", "--step-time", "0.1"), 1, name, words)

@@ -11,7 +11,7 @@ import pytest
 from laconic.errors import FileError
 from laconic.records import Record, RecordError
 from laconic.report import Prices, Report, build, write_page
-from laconic.report.plots import Data, Plot, Section
+from laconic.report.plots import Data, Mark, Plot, Section
 from laconic.report.plugins import ByKind
 from laconic.report.run_plots import overview
 from laconic.report.runs import runs_of
@@ -152,6 +152,33 @@ def test_error_of_a_plugin_is_named_and_the_rest_drawn(monkeypatch: pytest.Monke
     report = build_with(monkeypatch, [FakePlugin(error)], record("fake.point", x=1.0), summary("1", 5e6))
     assert report.runs == 1
     assert any(type(error).__name__ in line for line in report.skipped), report.skipped
+
+
+class PairsPlugin(FakePlugin):
+    """A plug-in that needs points of one length, and a mark that is a number."""
+
+    class Point(TypedDict):
+        x: list[float]
+
+    schemas: ClassVar[dict[str, Any]] = {"fake.point": Point}
+
+    def draw(self, points: Sequence[Mapping[str, Any]]) -> Section:
+        rows = [(float(sum(values)),) for values in zip(*(point["x"] for point in points), strict=True)]
+        data = Data(("x",), rows)
+        plot = Plot("fake-x", "X", "", "points", data, "x", "x", marks=(Mark("y", points[0]["x"][0], "first"),))
+        return Section("fake", "Fake", plots=[plot])
+
+
+def test_record_that_does_not_fit_the_others_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [record("fake.point", x=[1.0, 2.0]) for _ in range(3)]
+    report = build_with(monkeypatch, [PairsPlugin()], *points, record("fake.point", x=[1.0]))
+    assert report.plots.count("fake-x") == 1
+    assert any("(1 left out)" in line for line in report.skipped), report.skipped
+
+
+def test_mark_that_is_not_finite_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = build_with(monkeypatch, [PairsPlugin()], record("fake.point", x=[float("nan"), 1.0]))
+    assert [plot["marks"] for plot in embedded(report.html)["plots"] if plot["id"] == "fake-x"] == [[]]
 
 
 def test_record_error_of_a_section_is_named_and_the_rest_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import ConfigError, FileError
+from laconic.json_files import parse_json, read_regular_text
 
 __all__ = ["FORMAT", "VERSION", "MachineLoad", "ModelTimes", "Point", "Profile", "Transport", "load", "shipped"]
 
@@ -255,15 +256,17 @@ def load(name: str | Path) -> Profile:
     path = Path(name)
     if path.suffix == ".json" or path.exists():
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular_text(path)
         except OSError as error:
             raise FileError(f"cannot read the profile {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            text = ""  # which is not a profile
     elif str(name) in shipped():
         text = (resources.files("laconic.plan") / "profiles" / f"{name}.json").read_text(encoding="utf-8")
     else:
         raise ConfigError(f"profile must be a file or one of {', '.join(shipped())}, got {str(name)!r}")
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         values = None
     return Profile.from_json(values, str(name))

@@ -19,6 +19,8 @@ KindAndValues = tuple[str, Mapping[str, Any]]
 
 MAX_TRIED = 5000
 """Up to this number the parts of a section that fails are drawn one by one, to find those that cannot be drawn."""
+MAX_LEFT_OUT = 300
+"""Up to this number one part after the other is left out, to find one that does not fit the others."""
 
 
 @dataclass(frozen=True)
@@ -131,22 +133,24 @@ def _drawn(
         return draw(parts)
     except Exception as error:
         problem = f"{name}: {_described(error)}"
-    drawable = [part for part in parts if _can_draw(draw, part)] if len(parts) <= MAX_TRIED else []
-    left_out = len(parts) - len(drawable)
-    try:
-        section = draw(drawable) if drawable else None
-    except Exception:
-        section, left_out = None, len(parts)
-    problems.append(f"{problem} ({left_out} left out)" if section else problem)
-    return section
+    alone = [part for part in parts if _tried(draw, [part])] if len(parts) <= MAX_TRIED else []
+    # One that does not fit the others can be drawn alone, but all the others together can be drawn without it.
+    without = ([*alone[:i], *alone[i + 1 :]] for i in range(len(alone) if len(alone) <= MAX_LEFT_OUT else 0))
+    for some in (alone, *without):
+        found = _tried(draw, some) if some else None
+        if found and found[0]:
+            problems.append(f"{problem} ({len(parts) - len(some)} left out)")
+            return found[0]
+    problems.append(problem)
+    return None
 
 
-def _can_draw(draw: Callable[[Sequence[T]], Section | None], part: T) -> bool:
+def _tried(draw: Callable[[Sequence[T]], Section | None], parts: Sequence[T]) -> tuple[Section | None] | None:
+    """Return a section, or None if it cannot be drawn; a plug-in may have no section for these parts."""
     try:
-        draw([part])
+        return (draw(parts),)
     except Exception:
-        return False
-    return True
+        return None
 
 
 def _described(error: Exception) -> str:

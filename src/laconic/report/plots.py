@@ -114,7 +114,11 @@ class Plot:
         return {
             "id": self.ident, "title": self.title, "kind": self.kind, "data": data, **named, "begin": self.begin,
             "detail": self.detail, "log": self.log, "stacked": self.stacked, "diagonals": self.diagonals,
-            "marks": [{"axis": mark.axis, "value": mark.value, "label": mark.label} for mark in self.marks],
+            "marks": [
+                {"axis": mark.axis, "value": mark.value, "label": mark.label}
+                for mark in self.marks
+                if number(mark.value) is not None
+            ],
         }  # fmt: skip
 
 
