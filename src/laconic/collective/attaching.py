@@ -59,8 +59,13 @@ def attach(
     parts = list(inner.modules()) if isinstance(inner, nn.Module) else []
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
     if "FSDPModule" in kinds:
-        from laconic.collective.fsdp import attach_fsdp  # torch's FSDP2 is imported where it is used
-
+        try:
+            from laconic.collective.fsdp import attach_fsdp  # torch's FSDP2 is imported where it is used
+        except ImportError as error:
+            raise ConfigError(
+                f"modules of FSDP2 need a newer torch than {torch.__version__} ({error}): update torch, or use "
+                "DistributedDataParallel"
+            ) from error
         return attach_fsdp(inner, spec, options, replicate=replicate, gather=gather)
     for name, value in (("replicate", replicate), ("gather", gather)):
         if value is not None:

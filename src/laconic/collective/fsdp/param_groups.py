@@ -8,7 +8,7 @@ a copy in the parameters' dtype) as gradients. No other module of laconic knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -116,10 +116,9 @@ class ParamGroup:
         info, after_forward = inside.mesh_info, inside.post_forward_mesh_info
         if not isinstance(info, HSDPMeshInfo):
             return
-        alone = FSDPMeshInfo(
-            info.mesh, shard_mesh_dim=info.shard_mesh_dim, dp_mesh_dims=info.dp_mesh_dims, spmd_mesh=info.spmd_mesh
-        )
-        alone.reduce_scatter_process_group = info.reduce_scatter_process_group
+        settings = {each.name: getattr(info, each.name) for each in fields(info) if each.init}
+        alone = FSDPMeshInfo(**(settings | {"replicate_mesh_dim": None}))
+        alone.reduce_scatter_process_group = getattr(info, "reduce_scatter_process_group", None)
         self._meshes = (info, after_forward)
         inside.mesh_info = alone
         if after_forward == info:  # torch compares the two to see whether parameters are sharded anew after forward
@@ -236,7 +235,9 @@ class ParamGroup:
         nor let the user do so.
         """
         inside = self._inside
-        divides = flat.dtype not in (torch.float32, torch.bfloat16) or inside.force_sum_reduction_for_comms
+        divides = flat.dtype not in (torch.float32, torch.bfloat16) or getattr(
+            inside, "force_sum_reduction_for_comms", False
+        )
         return not divides and all(
             each.parameter.grad is None
             and not each.inside.offload_to_cpu
@@ -313,7 +314,9 @@ def param_groups_of(module: nn.Module) -> list[ParamGroup]:
 
     groups = []
     for name, state in _states(module):
-        inside = state._fsdp_param_groups
+        inside = getattr(state, "_fsdp_param_groups", None)
+        if inside is None:  # older versions of torch have at most one
+            inside = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
         if len(inside) > 1:
             raise ConfigError(
                 f"module {name!r} has {len(inside)} FSDP parameter groups (its shard_placement_fn names several "
