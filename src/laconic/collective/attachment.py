@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from laconic.codecs import parse
 from laconic.collective.consistency import describe, differing, peer_failure_as_error, require_same_on_all_ranks
@@ -216,8 +215,12 @@ class Attachment(ABC):
             self._step_stats.residual_rescales += 1
         self._scale = scale
 
-    def _check_drift(self, step: int) -> None:
-        parameters = {name: _local(parameter) for name, parameter in self._parameters()}
+    def _local_values(self) -> dict[str, Tensor]:
+        """Return what this rank holds of each parameter. DTensors are not touched on the thread of the exchange."""
+        with torch.no_grad():
+            return {name: _local(parameter) for name, parameter in self._parameters()}
+
+    def _check_drift(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         with peer_failure_as_error(self._group, "compared replicas"):
             differ = differing(parameters, self._group, stats=self._exchange.stats)
         if differ:
@@ -305,5 +308,6 @@ def as_real(parameter: Tensor) -> Tensor:
 
 def _local(parameter: Tensor) -> Tensor:
     """Return the part of a parameter that this rank holds."""
-    local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    to_local = getattr(parameter, "to_local", None)  # of a DTensor
+    local: Tensor = parameter if to_local is None else to_local()
     return local.detach()

@@ -113,12 +113,14 @@ class DDPAttachment(Attachment):
         unused = ddp_steps.finds_unused_parameters(self.module)
         stats = self._exchange.stats
 
+        parameters = self._local_values() if check else {}
+
         def exchange() -> Tensor:
             if compare:
                 state = rank_independent(self._exchange.state_dict())
                 ddp_steps.require_same_memory(state, step, self._group, stats)
             if check:
-                self._check_drift(step)
+                self._check_drift(step, parameters)
             if flat.is_sparse:
                 with peer_failure_as_error(self._group, "averaged sparse gradients"):
                     return exact_mean(flat, self._group, stats, on_done).wait()

@@ -87,11 +87,11 @@ class HSDPAttachment(ShardedAttachment):
         exact = step < self.warmup_steps or exchange.exact
         groups = {} if exact else exchange.group_by_spec([(each.name, values) for each, values in slots])
         exact = exact or set(groups) <= {EXACT}
-        adds = group.adds
+        adds, parameters = group.adds, self._local_values() if check else {}
 
         def task() -> Tensor:
             if check:
-                self._check_drift(step)
+                self._check_drift(step, parameters)
             if exact:
                 self._reduce_exactly(flat, adds)
                 return flat
