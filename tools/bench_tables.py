@@ -34,7 +34,45 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
         return [(table.name, goal_table(table)) for table in gpt_tables(records)]
     if kinds and all(kind.startswith("bench.device") for kind in kinds):
         return [(table.name, goal_table(table)) for table in device_tables(records)]
+    if kinds and all(kind.startswith("faults.replica") for kind in kinds):
+        return [replica_table(records)]
     return [("bench", codec_tables(records))]
+
+
+def replica_table(records: Sequence[Record]) -> tuple[str, str]:
+    """Return the block of a campaign against torchft's replicas, or of the times of their steps."""
+    first = records[0]
+    where = f"{first.machine['cpu']}, {first.machine['cores']} cores, torch {first.versions['torch']}"
+    if first.kind == "faults.replica_step":
+        plain = next(record.values["step_s"] for record in records if record.values["spec"] == "plain")
+        rows = []
+        for values in (record.values for record in records):
+            codec = "torchft alone" if values["spec"] == "plain" else f"`{values['spec']}`"
+            rows.append((codec, f"{1e3 * values['step_s']:.1f}", f"{values['step_s'] / plain:.2f}"))
+        table = Table(("codec", "ms a step", "of torchft alone"), rows).to_markdown()
+        parameters, specs = first.values["parameters"], ",".join(record.values["spec"] for record in records)
+        return "torchft-steps", (
+            f"{table}\n\nTwo replicas, {parameters:,} parameters, loopback, {where}. Measured by `laconic lab replicas "
+            f"--kills 0 --time '{specs}'`."
+        )
+    rows = []
+    for values in (record.values for record in records):
+        equal = values["compared_steps"] - values["differing_steps"]
+        balanced, continued = values["balanced_steps"], values["continued"] - values["broken"]
+        rows.append((
+            f"`{values['spec']}`", str(values["kills"]), f"{values['seconds']:.0f}", f"{values['steps']:,}",
+            str(values["discarded"]), f"{equal:,} of {values['compared_steps']:,}",
+            f"{balanced:,} of {balanced + values['unbalanced_steps']:,}", str(values["unchecked_steps"]),
+            f"{continued:,} of {values['continued']:,}",
+        ))  # fmt: skip
+    columns = (
+        "codec", "kills", "seconds", "steps", "attempts discarded", "steps with equal weights", "balanced steps",
+        "not balanced: a killed replica wrote nothing", "residuals continued",
+    )  # fmt: skip
+    return "torchft-kills", (
+        f"{Table(columns, rows).to_markdown()}\n\n{first.values['replicas']} replicas, {where}. Measured by "
+        f"`laconic lab replicas --kills {first.values['kills']} --seconds 600`."
+    )
 
 
 def goal_table(table: ClusterTable) -> str:

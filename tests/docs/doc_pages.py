@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PYTHON, SHELL = {"python", "py"}, {"sh", "bash", "console", "shell"}
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>not run|slow|file): (?P<why>[^>]*) -->\n+)?"
+    r"(?:^<!-- (?P<mark>not run|slow|file|needs): (?P<why>[^>]*) -->\n+)?"
     r"^(?P<tick>```+)(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=tick)$",
     re.MULTILINE | re.DOTALL,
 )
@@ -36,7 +36,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block and the mark of the comment before it: ``not run``, ``slow``, or the ``file`` it shows."""
+    """A fenced block and the mark of the comment before it.
+
+    Marks are ``not run``, ``slow``, the ``file`` that the block shows, and a module that it ``needs``.
+    """
 
     page: Path
     line: int

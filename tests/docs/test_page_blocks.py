@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -88,12 +90,27 @@ def test_page_blocks_run(page, page_module):
             run(block, page_module)
 
 
+NEEDS = sorted({(page, block.why) for page in PAGES for block in blocks(page) if block.mark == "needs"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page, module", NEEDS, ids=[f"{name(page)} {module}" for page, module in NEEDS])
+def test_page_blocks_that_need_a_module_run(page, module, tmp_path):
+    """In a process of their own, because engines start threads and servers."""
+    if find_spec(module) is None:
+        pytest.skip(f"no {module}")
+    script = tmp_path / "blocks.py"
+    script.write_text("\n".join(block.text for block in blocks(page) if (block.mark, block.why) == ("needs", module)))
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.mark == "slow" for b in blocks(p))], ids=name)
 def test_slow_page_blocks_run(page, page_module):
     for block in blocks(page):
-        if block.mark != "not run":
+        if block.mark not in ("not run", "needs"):
             run(block, page_module)
 
 
