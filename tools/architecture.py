@@ -54,7 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "torchft": ("codecs", "collective", "policy"),
     "pipeline": ("codecs", "frames", "kernels", "packet", "wire"),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
-    "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "policy", "wire"),
+    "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "pipeline", "policy", "wire"),
     "watch": (),
     "train": ("cluster", "frames", "kernels", "layers", "optim", "plan", "watch", "wire"),
     # people
@@ -76,7 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "lab.faults": ("cluster", "frames", "lab.network", "optim", "packet", "torchft", "wire"),
     "lab.studies": (
         "aggregate", "channels", "cluster", "codecs", "collective", "frames", "inspect", "kernels", "lab.bench",
-        "lab.network", "layers", "optim", "packet", "plan", "policy", "report", "train", "wire",
+        "lab.network", "layers", "optim", "packet", "pipeline", "plan", "policy", "report", "train", "wire",
     ),
     "lab.report": ("lab.studies", "report"),
     "lab.cli": ("cli", "lab.bench", "lab.faults", "lab.network", "lab.studies"),

@@ -48,6 +48,14 @@ def test_json_has_the_documented_fields(run: Run) -> None:
         assert row["memory_nbytes"] > 0 and row["fits"]
 
 
+def test_pipeline_has_a_row_for_each_codec(run: Run) -> None:
+    words = ("--stages", "2", "--activations", "786432", "--step-time", "0.05", "--bandwidth", "100mbit")
+    values = planned(run, *words, "--codec", "thc:4", "--schedule", "gpipe", "--micro-batches", "8")
+    assert [row["codec"] for row in values["rows"]] == ["none", "thc:4"]
+    assert values["recommendation"]["codec"] == "thc:4" and values["recommendation"]["speedup"] > 4
+    assert (values["asked"]["schedule"], values["asked"]["micro_batches"]) == ("gpipe", 8)
+
+
 @pytest.mark.parametrize(
     "words, codec",
     [
@@ -104,6 +112,11 @@ def test_example_script_prints_what_the_command_computes(
     ((*BASE, "--profile", "nix"), "profile must be a file or one of cpu, h200, jang2017, got 'nix'"),
     ((*BASE, "--what-if", "nowhere"), "--what-if takes model and step time from the run"),
     (("--what-if", "nowhere"), "nowhere is not a run folder"),
+    (("--stages", "2", "--step-time", "1"), "--stages needs --activations"),
+    (("--stages", "1", "--step-time", "1", "--activations", "9"), "stages must be at least 2, got 1"),
+    (("--stages", "2", "--params", "9"), "--params does not apply to a pipeline"),
+    (("--stages", "2", "--step-time", "1", "--activations", "9", "--codec", "union"), "messages of a fixed size"),
+    ((*BASE, "--micro-batches", "8"), "--micro-batches describes a pipeline: give --stages, too"),
 ])  # fmt: skip
 def test_invalid_input_prints_one_line(run: Run, words: tuple[str, ...], message: str) -> None:
     result = run("plan", *words)

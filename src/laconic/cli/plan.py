@@ -13,6 +13,7 @@ import typer
 from laconic.cli import complete
 from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, stdout_console
+from laconic.cli.plan_pipeline import print_pipeline
 from laconic.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ EXAMPLES = (
     "laconic plan --params 25000000 --step-time 0.3 --workers 16 --bandwidth 1gbit --topology ring --json",
     "laconic plan --params 61100840 --step-time 0.6 --workers 16 --bandwidth 1gbit --every 200 --sweep workers",
     "laconic plan --model mlp --workers 4 --bandwidth 100gbit --codec qsgd:4 --rho 0.1 --h 0.2",
+    "laconic plan --stages 4 --micro-batches 8 --activations 786432 --step-time 0.2 --bandwidth 100mbit",
 )
 
 
@@ -56,6 +58,14 @@ def plan(
     sweep: Annotated[str | None, option("Draw curves over workers, bandwidth, rho or h.", metavar="PARAMETER")] = None,
     plot: Annotated[Path | None, option("Draw the curves into a file (needs matplotlib).", metavar="FILE")] = None,
     what_if: Annotated[Path | None, option("Compare codecs for a run of laconic train.", metavar="RUN_FOLDER")] = None,
+    stages: Annotated[
+        int | None, option("Plan a pipeline of so many stages instead; --step-time is a stage's.")
+    ] = None,
+    micro_batches: Annotated[int | None, option("With --stages: micro-batches of a step.", "4")] = None,
+    activations: Annotated[
+        int | None, option("With --stages: values that a stage sends of a micro-batch, windows x length x width.")
+    ] = None,
+    schedule: Annotated[str | None, option("With --stages: gpipe or 1f1b.", "1f1b")] = None,
     json: Json = False,
 ) -> None:
     """Predict the time of an iteration with each codec, and recommend one or none.
@@ -69,6 +79,25 @@ def plan(
     from laconic.plan.sweep import SWEEPS
     from laconic.units import parse_rate, parse_size, parse_time
 
+    if stages is not None:
+        foreign = {
+            "model": model, "params": params, "rho": rho, "h": h, "memory": memory, "sweep": sweep, "plot": plot,
+            "what-if": what_if, "workers": workers if workers != 2 else None, "every": every if every != 1 else None,
+            "servers": servers if servers != 1 else None, "topology": topology if topology != "ps" else None,
+            "processes": processes if processes != 1 else None,
+        }  # fmt: skip
+        for name, value in foreign.items():
+            if value is not None:
+                raise ConfigError(f"--{name} does not apply to a pipeline: leave --{name} or --stages out")
+        print_pipeline(
+            load(profile), stages=stages, micro_batches=4 if micro_batches is None else micro_batches,
+            activations=activations, step_s=step_time, rate=parse_rate(bandwidth or "1gbit"),
+            round_trip_s=parse_time(latency), schedule=schedule or "1f1b", codecs=codec, json=json,
+        )  # fmt: skip
+        return
+    for name, value in (("micro-batches", micro_batches), ("activations", activations), ("schedule", schedule)):
+        if value is not None:
+            raise ConfigError(f"--{name} describes a pipeline: give --stages, too")
     if sweep is not None and sweep not in SWEEPS:
         raise ConfigError(f"--sweep must be one of {', '.join(SWEEPS)}, got {sweep!r}")
     if plot is not None and sweep is None:

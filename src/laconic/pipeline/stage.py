@@ -22,7 +22,7 @@ from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.packet import TensorSpec
 from laconic.pipeline.messages import NONFINITE, Position, message_nbytes
 from laconic.pipeline.neighbours import Neighbours
-from laconic.pipeline.traffic import Traffic, load, save
+from laconic.pipeline.traffic import Arrival, Traffic, load, save
 
 __all__ = ["StageCompression", "compress"]
 
@@ -59,6 +59,11 @@ class StageCompression:
         self._samples: list[int | str] | None = None
         self._copy_resets = 0
         self._set_up_for: object = None
+        # gloo sends nothing before it knows that a receive was posted, and that notice queues behind what the other
+        # rank is sending. Schedules post sends before receives, so a link would carry one direction at a time. NCCL
+        # needs sends and receives in one group.
+        compressed = {forward, backward} != {"none"}
+        self._posts_receives = compressed and dist.get_backend(stage.group) == "gloo"
         self._original: dict[str, Callable[..., Any]] = {name: getattr(stage, name) for name in _REPLACED}
         for name, method in zip(_REPLACED, (
             self._forward_sends, self._backward_sends, self._forward_receives, self._backward_receives,
@@ -128,26 +133,35 @@ class StageCompression:
     def _receives(self, traffic: Traffic, chunk: int, operations: Operations) -> Operations:
         if operations:
             self._compare_with_neighbours()
-        receiving, arriving = [], []
+        receiving: Operations = []
+        arriving: list[Arrival] = []
         for number, operation in enumerate(operations):
-            out = operation.tensor
-            receiver = traffic.receiver
+            out, receiver, message = operation.tensor, traffic.receiver, None
             nbytes = message_nbytes(receiver.chain, TensorSpec.of(out), delta=receiver.copies is not None)
-            if isinstance(nbytes, str):
-                traffic.stats.bytes_received += out.numel() * out.element_size()
+            if not isinstance(nbytes, str):
+                message = torch.empty(nbytes, dtype=torch.uint8, device=out.device)
+                operation = _with_tensor(operation, message)
+            traffic.stats.bytes_received += operation.tensor.numel() * operation.tensor.element_size()
+            work = None
+            if self._posts_receives:
+                work = dist.irecv(
+                    operation.tensor, group=operation.group, tag=operation.tag, group_src=operation.group_peer
+                )
+            else:
                 receiving.append(operation)
-                continue
-            message = torch.empty(nbytes, dtype=torch.uint8, device=out.device)
-            traffic.stats.bytes_received += nbytes
-            arriving.append((Position(chunk, number), message, out))
-            receiving.append(_with_tensor(operation, message))
+            if message is not None or work is not None:
+                arriving.append(Arrival(Position(chunk, number), message, out, work))
         if arriving:
             traffic.arriving[chunk] = arriving
         return receiving
 
     def _decode(self, traffic: Traffic, chunk: int) -> None:
-        for position, message, out in traffic.arriving.pop(chunk, ()):
-            traffic.receiver.read(message, out, position, sample=self._sample(chunk), training=self.stage.has_backward)
+        for position, message, out, work in traffic.arriving.pop(chunk, ()):
+            if work is not None:
+                work.wait()
+            if message is not None:
+                sample, training = self._sample(chunk), self.stage.has_backward
+                traffic.receiver.read(message, out, position, sample=sample, training=training)
 
     def _sample(self, chunk: int) -> int | str | None:
         return None if self._samples is None else self._samples[chunk]

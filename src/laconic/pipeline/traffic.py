@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import InputError, NonFiniteError
@@ -22,7 +24,16 @@ from laconic.pipeline.messages import (
     stage_codec,
 )
 
-__all__ = ["Traffic", "load", "save"]
+__all__ = ["Arrival", "Traffic", "load", "save"]
+
+
+class Arrival(NamedTuple):
+    """A tensor under way: the buffer of its message (None: it travels as it is), and the work to wait for, if ours."""
+
+    position: Position
+    message: Tensor | None
+    out: Tensor
+    work: dist.Work | None
 
 
 class Traffic:
@@ -35,8 +46,8 @@ class Traffic:
         self.direction, self.stats = direction, WireStats()
         self.sender = Sender(chain, direction, stage, seed=seed, delta=delta, error_every=error_every, stats=self.stats)
         self.receiver = Receiver(chain, direction, stage, nonfinite=nonfinite, delta=delta, stats=self.stats)
-        self.arriving: dict[int, list[tuple[Position, Tensor, Tensor]]] = {}
-        """By micro-batch: the buffers of messages under way, and the tensors that they are decoded into."""
+        self.arriving: dict[int, list[Arrival]] = {}
+        """By micro-batch: the tensors under way."""
         self.shapes: dict[int, TensorSpec] = {}
         """By tensor: what the receiver's buffers were made for."""
 

@@ -28,6 +28,7 @@ EXAMPLES = (
     "laconic study jang2017 --part kernels --device cpu",
     "laconic study homomorphic --part products --models mlp --data digits --epochs 2 --seeds 0",
     "laconic study gpt --models 1m --methods AdamW-DDP,laconic --iterations 60",
+    "laconic study pipeline --methods none,thc:4 --iterations 20",
 )
 
 REPORT, ALL = "report", "all"

@@ -1,0 +1,57 @@
+"""Goals of the study as numbers: loss beside the uncompressed pipeline, and step time over a slow link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from laconic_lab.studies.claims import Claim, Evidence
+from laconic_lab.studies.intervals import Interval, difference_interval
+from laconic_lab.studies.pipeline.results import Results
+
+__all__ = ["CLAIMS"]
+
+CODEC = "thc:4"
+
+
+def _loss(stages: int) -> Callable[[Results], Evidence | None]:
+    def evidence(results: Results) -> Evidence | None:
+        rows = [row for row in results.of("bits") if (row.values["method"], row.values["stages"]) == (CODEC, stages)]
+        plain = results.plain(rows[0]) if rows else None
+        if plain is None:
+            return None
+        row, loss = rows[0], plain.loss
+        interval = difference_interval(row.losses, plain.losses).map(lambda difference: 100 * difference / loss)
+        return Evidence(interval, f"{CODEC}, 1/{row.mean('ratio'):.2f} of the bytes, {row.values['size']}")
+
+    return evidence
+
+
+def _ratio(results: Results) -> Evidence | None:
+    rows = [row for row in results.of("bits") if row.values["method"] == CODEC]
+    return (
+        None if not rows else Evidence(Interval.exact(rows[0].mean("ratio")), f"{CODEC}, headers included", "formula")
+    )
+
+
+def _speed_up(model: str) -> Callable[[Results], Evidence | None]:
+    def evidence(results: Results) -> Evidence | None:
+        found = [
+            time for time in results.times
+            if (time["codec"], time["link"], time["model"], time["stages"]) == (CODEC, "100mbit", model, 2)
+        ]  # fmt: skip
+        gain = results.speed_up(found[0]) if found else None
+        return None if gain is None else Evidence(Interval.exact(gain), f"{CODEC}, {found[0]['made_of']}")
+
+    return evidence
+
+
+CLAIMS = (
+    Claim("loss2", "4 bits both ways between 2 stages end within 1 % of the uncompressed loss", "goal", 1.0, "<", "%",
+          evidence=_loss(2)),
+    Claim("loss4", "4 bits both ways between 4 stages end within 1 % of the uncompressed loss", "goal", 1.0, "<", "%",
+          evidence=_loss(4)),
+    Claim("bytes", "4 bits send 8 times fewer bytes than float32", "goal", 8.0, "=", "x", tolerance=0.2,
+          evidence=_ratio),
+    Claim("time", "a step of GPT-2's activations over 100 Mbit/s is at least 4 times as fast", "goal", 4.0, ">", "x",
+          evidence=_speed_up("gpt2")),
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""Runs the experiments: what has no Record yet is trained or timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from laconic.errors import ConfigError
+from laconic.records import Record
+from laconic.train.devices import device_of
+from laconic_lab.studies.gpt.text import load_corpus
+from laconic_lab.studies.pipeline.experiments import EXPERIMENTS, TIMES, settings_of
+from laconic_lab.studies.pipeline.times import time_steps
+from laconic_lab.studies.pipeline.training import Training
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.study import check_experiment
+from laconic_lab.studies.trainer import Progress
+
+__all__ = ["KIND", "run"]
+
+KIND = "pipeline.run"
+CORPUS_BYTES = 16_000_000
+"""More than the steps read; reading all of the interpreter's packages takes longer than a run on a CPU."""
+
+
+def run(
+    experiment: str = "bits", *, models: Sequence[str] | None = None, methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None, iterations: int | None = None, links: Sequence[str] | None = None,
+    data_dir: Path | None = None, device: str = "auto", records: Path | None = None, progress: Progress | None = None,
+) -> list[Record]:  # fmt: skip
+    """Run an experiment and return its Records.
+
+    Args:
+        models: Sizes to train instead of the experiment's own.
+        methods: Only methods whose names contain one of these texts.
+        seeds: Seeds of initial parameters and data.
+        iterations: Steps of each run instead of the experiment's.
+        links: ``times``: rates, such as ``100mbit``, or ``unshaped``.
+        data_dir: Folder of text files; by default the Python sources of the interpreter are the text.
+        records: Folder of Records; a run with a Record is not repeated.
+    """
+    check_experiment(experiment, EXPERIMENTS)
+    log = RecordLog.of_experiment(records, experiment)
+    if experiment == TIMES:
+        return time_steps(log, methods=methods, links=links, steps=iterations, progress=progress)
+    if links is not None:
+        raise ConfigError(f"--links is an option of --part {TIMES}")
+    where = device_of(device)
+    chosen = settings_of(experiment, models, methods)
+    if not chosen:
+        raise ConfigError(f"no method of {experiment} matches {', '.join(methods or [])}")
+    if iterations is not None:
+        chosen = [replace(each, steps=iterations, warmup=min(each.warmup, iterations // 4)) for each in chosen]
+    corpus = load_corpus(data_dir, max_bytes=CORPUS_BYTES)
+    units = [(each, seed) for seed in seeds or (0,) for each in chosen]
+    total, done = sum(setting.steps for setting, _ in units), 0
+    for setting, seed in units:
+        key = setting.key(experiment, seed, corpus.digest)
+        if key not in log:
+
+            def report(step: int, done: int = done, name: str = setting.method) -> None:
+                if progress is not None:
+                    progress(name, done + step, total)
+
+            values = Training(setting, seed, corpus, where).run(report)
+            known = {"key": key, "part": experiment, "seed": seed, "device": where.type, "corpus": corpus.digest}
+            log.add(Record(KIND, known | setting.values() | values, seed=seed))
+            if where.type == "cuda":
+                torch.cuda.empty_cache()
+        done += setting.steps
+    return [log.records[setting.key(experiment, seed, corpus.digest)] for setting, seed in units]
