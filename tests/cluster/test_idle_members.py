@@ -104,11 +104,11 @@ def test_unread_answers_do_not_stall_others(bad_member: Any, monkeypatch: pytest
     with serving(core) as server:
         applied_push(core, server, 1, frame)
         push = [json_message(head_of(1)), *frame_messages(0, frame), json_message({"score": 0})]
-        idle = [bad_member(server, "Exchange", *push, complete=True) for _ in range(IDLE)]
-        assert all_but_a_few_end(idle)
+        for _ in range(IDLE):
+            bad_member(server, "Exchange", *push, complete=True)
+        time.sleep(0.5)  # until they have arrived: a client that does not read does not see that its call has ended
         answers_soon(server, 0, frame)
-        assert len(server.calls) <= CALLS_PER_WORKER + 1
-        assert eventually(lambda: not len(server.calls))  # not even one keeps its thread
+        assert eventually(lambda: not len(server.calls), TIMEOUT)  # not even one keeps its thread
     assert core.version == 6
 
 

@@ -117,3 +117,17 @@ def test_diverging_run_ends_with_one_line_and_can_be_resumed(flags: str, tmp_pat
     assert all(bool(torch.isfinite(x).all()) for x in newest.tensors.values())
     again = train(*command, "--resume")  # with the same rate it overflows again, from the last good checkpoint
     assert again.returncode != 0 and "Traceback" not in again.stderr and "overflowed" in again.stderr, again.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "async"}], ids=str)
+def test_push_that_was_arriving_does_not_change_the_weights_of_a_failed_job(options: dict[str, Any]) -> None:
+    """Finite weights would replace those that overflowed, and become a version."""
+    core = core_of(job_of(workers=1, every=2, sends="weights", **options), {"w": torch.zeros(2)})
+    open_session(core, 0)
+    core.snapshot(0, 0, deadline=time.monotonic() + TIMEOUT)
+    with core.receive(0, 0, 0) as receiver:
+        receiver.add(0, encode(torch.ones(2), "none"), deadline=time.monotonic() + TIMEOUT)
+        core._shared.fail("the weights overflowed")
+        with pytest.raises(RefusedError, match="overflowed"):
+            receiver.finish(deadline=time.monotonic() + TIMEOUT)
+    assert core.version == 0 and not core.parameters["w"].any()

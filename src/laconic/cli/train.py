@@ -91,7 +91,9 @@ def train(
     bandwidth: Annotated[
         str, option("With --layers: the link for which the gain is computed.", metavar="RATE")
     ] = "1gbit",
-    after: Annotated[str | None, option("mean or best.")] = None,
+    after: Annotated[
+        str | None, option("mean or best; clipped, median or trimmed:K bound what one worker can do.")
+    ] = None,
     backup: Annotated[int, typer.Option("--backup-workers", help="Workers that a round does not wait for.")] = 0,
     discount: Annotated[
         bool, typer.Option("--discount", help="Modes async and bounded: shorter steps for stale gradients.")

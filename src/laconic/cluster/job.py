@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from laconic.aggregate.robust import ROBUST, parse_robust
 from laconic.channels import Channel
 from laconic.cluster.homomorphic.server import SlotSum, check_summable
 from laconic.cluster.modes import Mode
@@ -24,7 +25,7 @@ from laconic.policy import Policy
 __all__ = ["Job", "Slots"]
 
 PUSHES = ("gradients", "changes", "weights")
-AFTER = ("mean", "best")
+AFTER = ("mean", "best", *ROBUST)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Job:
         sends: What workers push: ``gradients``; or, after local steps, the ``changes`` of their weights or the
             ``weights``.
         after: ``mean`` of the pushes, or ``best``: the change of the worker with the lowest loss on held-out data.
+            Means that one worker cannot move far: ``clipped`` to the median norm of the pushes; ``trimmed:K``, without
+            the K smallest and the K largest values of each coordinate; ``median``.
         backup: Workers that a synchronous round does not wait for.
         discount: Without rounds: a gradient that is n updates stale takes 1 / (1 + n) of a step.
     """
@@ -94,7 +97,8 @@ class Job:
         if self.backup >= self.workers:
             raise ConfigError(f"backup must be less than workers ({self.workers}), got {self.backup}")
         for name, valid in (("returns", tuple(REPLY_KINDS)), ("sends", PUSHES), ("after", AFTER)):
-            if getattr(self, name) not in valid:
+            robust = name == "after" and self.trim is not None
+            if getattr(self, name) not in valid and not robust:
                 raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
@@ -108,8 +112,10 @@ class Job:
         in_rounds, best = self.update_mode.in_rounds, self.after == "best"
         if not in_rounds and (self.backup or best):
             raise ConfigError(f"backup workers and after=best need mode sync, got {self.mode!r}")
-        if self.backup and best:
-            raise ConfigError(f"after=best chooses among all workers and needs backup=0, got {self.backup}")
+        if not in_rounds and self.after != "mean":
+            raise ConfigError(f"after={self.after} compares workers and needs mode sync, got {self.mode!r}")
+        if self.backup and self.after != "mean":
+            raise ConfigError(f"after={self.after} compares all workers and needs backup=0, got {self.backup}")
         if in_rounds and self.discount:
             raise ConfigError("discount needs mode async or bounded: in rounds no gradient is stale")
         if self.discount and self.sends != "gradients":
@@ -129,6 +135,11 @@ class Job:
     def update_mode(self) -> Mode:
         """The parsed ``mode``."""
         return Mode.parse(self.mode)
+
+    @cached_property
+    def trim(self) -> int | None:
+        """How many values ``after`` drops at each end of a coordinate, 0 with ``clipped``; None for other values."""
+        return parse_robust(self.after, self.workers)
 
     @property
     def reply_kind(self) -> ReplyKind:

@@ -59,6 +59,7 @@ class PushReceiver:
 
     def check(self) -> None:
         """Raise if this push has become pointless."""
+        self._mode.require_running()
         if self.replaced:
             raise RefusedError("replaced", f"worker {self.worker} has started exchange {self.sequence} again")
         if self.cancelled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from laconic.cluster.replies import ReplyStream
 from laconic.cluster.shared_state import Reservation
 from laconic.errors import FrameError
 
-__all__ = ["Best", "Mean", "Push", "Round"]
+__all__ = ["Best", "Combiner", "Mean", "Push", "Round"]
 
 
 @dataclass
@@ -97,11 +98,23 @@ class Best:
         """Nothing is used again."""
 
 
+class Combiner(Protocol):
+    """Combines the pushes of a round: ``Mean``, ``Best`` or ``Robust``."""
+
+    in_order: bool
+    """Whether pushes are added in the order of the workers' numbers."""
+
+    def add(self, push: Push) -> None: ...
+    def result(self) -> dict[str, Tensor]: ...
+    def frames(self) -> Sequence[Frame] | None: ...
+    def clear(self) -> None: ...
+
+
 @dataclass
 class Round:
     """The state between two updates of a synchronous job."""
 
-    total: Mean | Best | RoundSums
+    total: Combiner | RoundSums
     reply: ReplyStream | None = None
     """The reply, where it is made while pushes arrive."""
     waiting: dict[int, Push] = field(default_factory=dict)

@@ -15,6 +15,9 @@ from laconic_lab.faults.scenario import Scenario
 
 WITHOUT_ROUNDS = ("worker-dies", "answer-lost", "server-dies", "reset", "flipped-bit", "sent-again", "not-finite")
 
+TESTED_ELSEWHERE = ("unread-answers", "unread-weights", "silent-streams")
+"""Faults of which tests/cluster/test_idle_members.py has a quick test."""
+
 
 def scenarios() -> list[object]:
     """Every fault in sync mode, and seven faults in one mode without rounds; the rest is slow."""
@@ -23,7 +26,7 @@ def scenarios() -> list[object]:
     for name in FAULTS:
         for mode in MODES:
             chosen = without[WITHOUT_ROUNDS.index(name) % len(without)] if name in WITHOUT_ROUNDS else None
-            soon = FAULTS[name].seconds < 5 and mode in ("sync", chosen)
+            soon = FAULTS[name].seconds < 5 and mode in ("sync", chosen) and name not in TESTED_ELSEWHERE
             found.append(pytest.param(name, mode, marks=() if soon else pytest.mark.slow))
     return found
 

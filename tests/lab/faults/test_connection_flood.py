@@ -1,10 +1,10 @@
-"""Thousands of foreign connections do not slow the job, and the server releases their resources."""
+"""Foreign connections, and calls that a member leaves open, do not slow the job; the server releases resources."""
 
 from __future__ import annotations
 
 import pytest
 
-from laconic_lab.faults import run_flood
+from laconic_lab.faults import IDLE_KINDS, run_flood, run_idle
 
 SLOWER = 1.10
 """Allowed ratio of step times with and without the flood."""
@@ -28,3 +28,13 @@ def test_flood_of_ten_thousand_connections_does_not_slow_steps(tls: bool) -> Non
     assert result.broken is None
     assert result.connections == 10_000 and result.dropped > 200
     assert result.slower <= SLOWER, result
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", list(IDLE_KINDS))
+def test_calls_that_a_member_leaves_open_do_not_slow_steps(kind: str) -> None:
+    result = run_idle(kind)
+    print(result)
+    assert result.broken is None
+    assert result.ratios[1] <= SLOWER, result  # as above

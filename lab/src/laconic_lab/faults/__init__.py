@@ -6,6 +6,11 @@ import laconic.cluster.server  # noqa: F401 - first: it sets gRPC's log level be
 from laconic_lab.faults.campaign import MODES, Outcome, campaign
 from laconic_lab.faults.connection_flood import FloodResult, run_flood
 from laconic_lab.faults.fault_types import FAULTS
+from laconic_lab.faults.idle_calls import IDLE_KINDS
+from laconic_lab.faults.idle_phases import IdleResult, run_idle
 from laconic_lab.faults.soak import Soak, soak
 
-__all__ = ["FAULTS", "MODES", "FloodResult", "Outcome", "Soak", "campaign", "run_flood", "soak"]
+__all__ = [
+    "FAULTS", "IDLE_KINDS", "MODES", "FloodResult", "IdleResult", "Outcome", "Soak", "campaign", "run_flood",
+    "run_idle", "soak",
+]  # fmt: skip

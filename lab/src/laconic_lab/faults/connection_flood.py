@@ -16,7 +16,7 @@ from laconic_lab.faults.flood_process import FloodProcess
 from laconic_lab.faults.scenario import Scenario, WorkerLife
 from laconic_lab.faults.soak import usage
 
-__all__ = ["FloodResult", "run_flood"]
+__all__ = ["FloodResult", "run_flood", "step_times"]
 
 COMPUTING = 0.02
 """Seconds that a worker computes between two pushes."""
@@ -93,7 +93,7 @@ def run_flood(
         control.after[1] > control.before[1] or control.after[0] > control.before[0] + ALLOWED_GROWTH
     ):
         broken = f"memory and open files grew from {control.before} to {control.after}"
-    calm, flooded = _step_times(scenario, phases, steps) if broken is None else ([[1.0]], [[1.0]])
+    calm, flooded = step_times(scenario, phases, steps) if broken is None else ([[1.0]], [[1.0]])
     return FloodResult(
         connections=sum(report.get("connected", 0) for report in control.reports),
         dropped=max((report.get("dropped", 0) for report in control.reports), default=0),
@@ -147,7 +147,7 @@ class _FloodControl:
         self.reports.append(self._process.report())
 
 
-def _step_times(scenario: Scenario, phases: int, steps: int) -> tuple[list[list[float]], list[list[float]]]:
+def step_times(scenario: Scenario, phases: int, steps: int) -> tuple[list[list[float]], list[list[float]]]:
     """Return the step times of calm and of flooded phases, from the event log."""
     at = {event["sequence"]: event["at"] for event in scenario.events if event["event"] == "applied"}
     times: tuple[list[list[float]], list[list[float]]] = [], []

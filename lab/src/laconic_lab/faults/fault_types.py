@@ -18,6 +18,7 @@ from laconic.cluster.protocol import GRPC_OPTIONS, RPC_PATHS, frame_messages, js
 from laconic.frames import encode
 from laconic.packet import Packet, TensorSpec
 from laconic_lab.faults.flood_process import FloodProcess
+from laconic_lab.faults.idle_calls import IDLE_KINDS, IdleCalls
 from laconic_lab.faults.invariants import InvariantError
 from laconic_lab.faults.scenario import Action, Scenario, WorkerDied, WorkerLife
 
@@ -278,6 +279,34 @@ def _stranger(life: WorkerLife) -> None:
             channel.close()
 
 
+def _idle(kind: str) -> Callable[[WorkerLife], None]:
+    """Leave calls open until the end of the scenario."""
+
+    def action(life: WorkerLife) -> None:
+        idle = IdleCalls()
+        life.scenario.at_end(idle.release)
+        IDLE_KINDS[kind](life, idle)
+        time.sleep(0.3)  # until the calls have arrived
+
+    return action
+
+
+def _future(life: WorkerLife) -> None:
+    """Connect with the largest incarnation, as a clock that runs ahead would."""
+    channel = grpc.insecure_channel(life.scenario.address(0), options=GRPC_OPTIONS)
+    asked = life.identity | {"protocol": 1, "laconic": "0", "fingerprint": life.scenario.core.slots.fingerprint}
+    try:
+        channel.unary_unary(RPC_PATHS["Hello"])(json_message(asked | {"incarnation": (1 << 62) - 1}), timeout=10)
+    except grpc.RpcError as error:
+        if "ahead of the server's clock" not in (error.details() or ""):
+            raise InvariantError(f"a refusal should name the clock, got {error.details()!r}") from None
+    else:
+        raise InvariantError("P5: an incarnation of the future was accepted")
+    finally:
+        channel.close()
+    _die(life)  # the next incarnation must be accepted
+
+
 _WITH_LINK = {"link": True}
 
 FAULTS: Mapping[str, Fault] = {
@@ -302,6 +331,11 @@ FAULTS: Mapping[str, Fault] = {
     "other-version": Fault("a worker with another protocol version", _other_version),
     "sent-again": Fault("old pushes sent again, with other content", _sent_again),
     "older-life": Fault("pushes of earlier incarnations of a worker", _older_life),
+    "future-life": Fault("an incarnation of the far future, then a restart of the worker", _future),
+    "idle-calls": Fault("14 unfinished calls that repeat an applied push", _idle("unfinished"), seconds=2.0),
+    "unread-answers": Fault("14 repeated pushes whose answers are not read", _idle("unread"), seconds=2.0),
+    "unread-weights": Fault("14 requests for the weights that are not read", _idle("snapshots"), seconds=2.0),
+    "silent-streams": Fault("320 silent streams on 20 connections", _idle("silent"), seconds=3.0),
     "garbage": Fault("50 connections that send garbage", _garbage),
     "storm": Fault("1,000 connections with garbage, 200 held open", _storm, (SOON,), seconds=3.0),
     "storm-tls": Fault("the same with TLS", _storm, (SOON,), scenario={"tls": True}, seconds=4.0),

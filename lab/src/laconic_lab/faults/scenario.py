@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ class Scenario:
         self._link = PacedProxy(rate=rate) if link or rate else None
         self._certs = self._certificates(folder) if tls else None
         self._actions: dict[tuple[int, int], list[Action]] = defaultdict(list)
+        self._at_end = ExitStack()
         self._lives = itertools.count(1)
         self._server_lives = 0
         self._failed: list[BaseException] = []
@@ -152,6 +153,10 @@ class Scenario:
     def at(self, worker: int, step: int, action: Action) -> None:
         """Run an action once, right before a worker's push of that exchange."""
         self._actions[worker, step].append(action)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call a function when the job has ended and before the server stops."""
+        self._at_end.callback(call)
 
     def address(self, worker: int) -> str:
         if worker == 1 and self._link is not None:
@@ -254,7 +259,8 @@ class Scenario:
             self._link.__enter__()
         try:
             self.start_server()
-            yield
+            with self._at_end:
+                yield
         finally:
             with self._lock:
                 self.server.stop(0)

@@ -33,6 +33,10 @@ class ServerMode:
     def num_slots(self) -> int:
         return len(self._weights.slots)
 
+    def require_running(self) -> None:
+        """Raise if the job has failed: no push may change its weights any more."""
+        self._shared.require_running()
+
     @property
     def current_round(self) -> Round | None:
         return None

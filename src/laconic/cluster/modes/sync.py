@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from laconic.cluster.homomorphic.server import RoundSums
 from laconic.cluster.membership import Membership, WorkerSession, listed
 from laconic.cluster.modes.base import ServerMode
 from laconic.cluster.protocol import Frame
 from laconic.cluster.push_receiver import PushReceiver
 from laconic.cluster.replies import RefusedError, Reply, ReplyStream, regather
+from laconic.cluster.robust import Robust
 from laconic.cluster.round import Best, Mean, Push, Round
 from laconic.cluster.shared_state import ByteBudget, SharedState
 from laconic.cluster.weights import Weights
@@ -48,6 +50,8 @@ class Rounds(ServerMode):
     def _new_round(self) -> Round:
         if self._job.after == "best":
             return Round(Best(self._weights.like))
+        if self._job.trim is not None:
+            return Round(Robust(self._weights.like, self._job.trim))
         self._sums = self._sums or [torch.zeros_like(x) for x in self._weights.like]
         return Round(Mean(self._weights.slots, self._sums, self._quorum))
 
@@ -234,7 +238,7 @@ class Rounds(ServerMode):
     def _make_reply(self, round_: Round) -> Iterator[Frame]:
         """Update the weights by a complete round; yield the frames that are not in its reply yet."""
         total = round_.total
-        assert isinstance(total, Mean | Best)
+        assert not isinstance(total, RoundSums)
         return self._job.reply_kind.update(self._weights, total)
 
     def settle(self) -> None:
