@@ -30,7 +30,7 @@ BENCHMARKS = {
         f"cluster/{part}" for part in ("aggregation", "rounds", "sums", "sums-bundled", "load")
     ),
     "docs/ddp.md": ("ddp/links", "ddp/lenet5-4ranks", "ddp/lenet5-100mbit", "ddp/lenet5-100mbit-batch32"),
-    "docs/engines.md": ("faults/torchft-kills",),
+    "docs/engines.md": ("faults/torchft-kills", "faults/torchft-steps"),
     "docs/gpt-benchmarks.md": ("bench/gpt",),
     "docs/gpu.md": ("gpu/codecs", "gpu/step"),
     "docs/layers.md": ("layers/cpu",),
