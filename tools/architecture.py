@@ -52,6 +52,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "wire",
     ),
     "torchft": ("codecs", "collective", "policy"),
+    "recipes": ("collective", "policy"),
     "pipeline": ("codecs", "frames", "kernels", "packet", "wire"),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
     "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "pipeline", "policy", "wire"),

@@ -1,0 +1,69 @@
+"""The evidence of recipes, from the Records of ``laconic study gpt``: src/laconic/recipes.json and its table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from page_blocks import RESULTS, ROOT
+
+from laconic import recipes
+from laconic.recipes import Evidence, Recipe
+from laconic.tables import Table
+from laconic_lab.studies import load_study
+from laconic_lab.studies.gpt.results import ADAMW, Results, Row
+
+FILE = ROOT / "src" / "laconic" / "recipes.json"
+PLAIN = {"decay": 1.0, "outer_lr": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False}
+"""Settings of the study that recipes do not change."""
+
+
+def _follows(row: Row, recipe: Recipe) -> bool:
+    codec = recipe.codec.removeprefix("ef|")
+    wanted = {"optimizer": recipe.optimizer, "every": recipe.every, "fragments": recipe.fragments, **PLAIN}
+    wanted |= {"up": codec, "down": codec, "overlap": 0}
+    return row.is_local and all(row.values.get(name) == value for name, value in wanted.items())
+
+
+def _evidence_of(recipe: Recipe, results: Results) -> list[Evidence]:
+    found = []
+    for part, rows in results.rows.items():
+        for row in rows:
+            base = results.best(part, ADAMW, row.values["size"])
+            if base is None or not _follows(row, recipe):
+                continue
+            values = row.values
+            found.append(
+                Evidence(
+                    values["numel"], values["workers"], values["steps"], len(row.runs), round(row.loss, 6),
+                    round(base.loss, 6), round(row.ratio),
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda each: (each.parameters, each.workers))
+
+
+def all_evidence() -> dict[str, list[Evidence]]:
+    """Return the evidence of every recipe."""
+    results = load_study("gpt").load(RESULTS / "gpt")
+    assert isinstance(results, Results)
+    return {name: _evidence_of(recipes.get(name), results) for name in recipes.names()}
+
+
+def evidence_file(evidence: dict[str, list[Evidence]]) -> str:
+    """Return the text of src/laconic/recipes.json."""
+    return json.dumps({name: [asdict(each) for each in found] for name, found in evidence.items()}, indent=1) + "\n"
+
+
+def evidence_table(evidence: dict[str, list[Evidence]]) -> str:
+    """Return the table of docs/local-sgd.md."""
+    rows = []
+    for name, found in evidence.items():
+        recipe = recipes.get(name)
+        for each in found:
+            rows.append((
+                f"`{name}`", f"{recipe.optimizer.capitalize()}, `every={recipe.every}`, `{recipe.codec}`",
+                f"{each.parameters / 1e6:.0f} M", str(each.workers), f"{each.beside_adamw:+.1f} %",
+                f"1/{each.ratio:,.0f}", str(each.seeds),
+            ))  # fmt: skip
+    columns = ("recipe", "training", "parameters", "workers", "loss beside AdamW-DDP", "bytes", "seeds")
+    return Table(columns, rows, 2).to_markdown()
