@@ -13,15 +13,15 @@ __all__ = ["CLAIMS"]
 CODEC = "thc:4"
 
 
-def _loss(stages: int) -> Callable[[Results], Evidence | None]:
+def _loss(stages: int, part: str = "bits", method: str = CODEC) -> Callable[[Results], Evidence | None]:
     def evidence(results: Results) -> Evidence | None:
-        rows = [row for row in results.of("bits") if (row.values["method"], row.values["stages"]) == (CODEC, stages)]
+        rows = [row for row in results.of(part) if (row.values["method"], row.values["stages"]) == (method, stages)]
         plain = results.plain(rows[0]) if rows else None
         if plain is None:
             return None
         row, loss = rows[0], plain.loss
         interval = difference_interval(row.losses, plain.losses).map(lambda difference: 100 * difference / loss)
-        return Evidence(interval, f"{CODEC}, 1/{row.mean('ratio'):.2f} of the bytes, {row.values['size']}")
+        return Evidence(interval, f"{method}, 1/{row.mean('ratio'):.2f} of the bytes, {row.values['size']}")
 
     return evidence
 
@@ -50,6 +50,8 @@ CLAIMS = (
           evidence=_loss(2)),
     Claim("loss4", "4 bits both ways between 4 stages end within 1 % of the uncompressed loss", "goal", 1.0, "<", "%",
           evidence=_loss(4)),
+    Claim("mixed4", "6 bits forward and 2 backward between 4 stages end within 1 % of the uncompressed loss", "goal",
+          1.0, "<", "%", evidence=_loss(4, "directions", "thc:6 / thc:2")),
     Claim("bytes", "4 bits send 8 times fewer bytes than float32", "goal", 8.0, "=", "x", tolerance=0.2,
           evidence=_ratio),
     Claim("time", "a step of GPT-2's activations over 100 Mbit/s is at least 4 times as fast", "goal", 4.0, ">", "x",

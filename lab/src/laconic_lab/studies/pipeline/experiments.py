@@ -26,7 +26,10 @@ def bits() -> Iterator[Setting]:
 
 def directions() -> Iterator[Setting]:
     """Yield one direction compressed, and roundings and buckets."""
-    for forward, backward in (("thc:4", "none"), ("none", "thc:4"), ("thc:4", "thc:4,round=stochastic")):
+    for forward, backward in (
+        ("thc:4", "none"), ("none", "thc:4"), ("thc:4", "thc:4,round=stochastic"), ("thc:5", "thc:3"),
+        ("thc:6", "thc:2"),
+    ):  # fmt: skip
         yield Setting(4, forward, backward)
     for codec in ("thc:2", "qsgd:2", "thc:3", "qsgd:3"):
         yield Setting(2, codec, "none")
