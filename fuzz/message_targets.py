@@ -16,10 +16,11 @@ import laconic
 from inputs import ramp
 from laconic import FrameError
 from laconic.cluster import protocol
+from laconic.cluster.calls import Calls
 from laconic.cluster.core import Core
 from laconic.cluster.job import Job
 from laconic.cluster.replies import RefusedError
-from laconic.cluster.server import Server, _IdleCalls
+from laconic.cluster.server import Server
 from laconic.optim import SGD, Schedule
 
 CHUNK = 48
@@ -73,6 +74,9 @@ class Context:
     def add_callback(self, call: Callable[[], None]) -> bool:
         return True
 
+    def cancel(self) -> None:
+        pass
+
 
 class Offline(Server):
     """The calls of a server without its network."""
@@ -81,7 +85,7 @@ class Offline(Server):
         self.core, self.traffic, self._identify = core, protocol.ByteCounter(), None
         self._on_stats = lambda worker, incarnation, stats: None
         self._limits = core.job.push_limits(core.parameters.values())
-        self._calls = _IdleCalls()
+        self.calls = Calls(core.job.workers)
 
 
 def fresh_core() -> Core:
@@ -124,17 +128,16 @@ def check_server(data: bytes) -> bool:
     stream = [*bend.split_messages(data), b"", b""]
     core = fresh_core()
     server: Any = Offline(core)
-    calls: list[Callable[[], Any]] = [
-        lambda: server.hello(stream[0], Context()),
-        lambda: server.join(stream[1], Context()),
-        lambda: list(server.snapshot(stream[1], Context())),
-        lambda: list(server.exchange(iter(stream[2:-2]), Context())),
-        lambda: server.leave(stream[1], Context()),
-    ]
-    answers = []
-    for call in calls:
+    methods = {
+        "Hello": (server.hello, stream[:1]), "Join": (server.join, stream[1:2]),
+        "Snapshot": (server.snapshot, stream[1:2]), "Exchange": (server.exchange, stream[2:-2]),
+        "Leave": (server.leave, stream[1:2]),
+    }  # fmt: skip
+    answers: list[list[bytes] | None] = []
+    for name, (method, messages) in methods.items():
         try:
-            answers.append(call())
+            with server.calls.open(name, Context()) as call:
+                answers.append(list(call.send(method(iter(messages), call))))
         except (FrameError, RefusedError):
             answers.append(None)
     changed = any(bool(x.any()) for x in core.parameters.values())
