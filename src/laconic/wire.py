@@ -200,10 +200,7 @@ def as_bytes(blob: Buffer) -> Tensor:
 
 
 def frame_nbytes(blob: Buffer) -> int:
-    """Return the length of the frame at the beginning of a buffer of at least this length; ``FrameError`` if shorter.
-
-    Only the fields that decide the length are checked; ``unpack`` checks the frame.
-    """
+    """Return the length of the frame that a buffer begins with; only the fields that decide the length are checked."""
     data = as_bytes(blob)
     head = bytes_at(data.data_ptr(), min(data.numel(), _FIXED.size))
     flags, _, ndim, spec_nbytes, num_sections, payload, _ = _fixed_fields(head, data.numel())
