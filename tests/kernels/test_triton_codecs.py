@@ -64,8 +64,14 @@ def test_sections_and_values_agree_for_every_dtype(spec, dtype):
 GOLDEN = [case for case in make.CASES if "zstd" not in case.spec and not isinstance(case, make.SumCase)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", GOLDEN, ids=[case.name for case in GOLDEN])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=gpu if INTERPRETED and case.make().numel() > 20_000 else pytest.mark.slow)
+        for case in GOLDEN
+    ],
+    ids=[case.name for case in GOLDEN],
+)
 def test_golden_frames_are_read_and_written(case):
     x, frozen = case.make(), case.path.read_bytes()
     with kernels.use_backend("triton"):

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 import triton_support as support
-from triton_support import DEVICE, core_section, gpu_only, on_device, rejected, triton_kernels
+from triton_support import ALPHABETS, DEVICE, core_section, gpu_only, on_device, rejected, triton_kernels
 
 import laws
 import symbols as kinds
@@ -39,10 +39,9 @@ def test_triton_writes_and_reads_the_sections_of_the_core(kind, n, alphabet, cod
     assert chunk_modes(support.section_agrees(kind, n, alphabet, coding), n) == [mode]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.name)
-@pytest.mark.parametrize("alphabet", [2, 3, 100, 256, 257, 4096])
+@pytest.mark.parametrize("alphabet", ALPHABETS)
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
 def test_sections_agree_for_every_distribution(kind, alphabet, coding):
     support.section_agrees(kind, 777, alphabet, coding)

@@ -35,6 +35,13 @@ def gpu_only(test):
     return pytest.mark.gpu(pytest.mark.skipif(INTERPRETED, reason="no CUDA device")(test))
 
 
+ALPHABETS = [
+    pytest.param(alphabet, marks=pytest.mark.slow if alphabet in (2, 100, 257) or not INTERPRETED else gpu)
+    for alphabet in (2, 3, 100, 256, 257, 4096)
+]
+"""Sizes of alphabets for coders: the interpreter takes seconds for each, so it checks one below each limit."""
+
+
 def triton_kernels():
     from laconic.kernels.triton import backend
 
