@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -47,8 +48,13 @@ def _skip_reason(report) -> str:
 
 @pytest.fixture(autouse=True)
 def _log_again(monkeypatch):
-    """Let each test see the warnings that the process logs once, whatever ran before it in the same process."""
+    """Let each test see the warnings that the process logs once, whatever ran before it in the same process.
+
+    A page's example may also have raised the level of the log.
+    """
     monkeypatch.setattr(counters, "_warn", counters.LogOnce("laconic.counters.counts()"))
+    yield
+    counters.log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
