@@ -153,14 +153,24 @@ def test_slow_worker_catches_up_with_the_uploaded_weights_of_another() -> None:
         task = build_task("mlp", "digits", seed=0)
         shards = Shards(task.num_train, 3, BATCH, 0)
         workers.append(Worker(number, task, shards, job, Schedule(job.lr), InProcessConnection(core, number)))
-    examples = workers[2]._examples
 
-    def slow_examples(at: Any, step: int = 0) -> Tensor:
-        if at.sequence in (0, 1):
-            eventually(lambda: core.version >= 6, TIMEOUT)
-        return examples(at, step)
+    def wait_before(worker: Worker, sequences: tuple[int, ...], condition: Callable[[], Any]) -> None:
+        examples = worker._examples
 
-    workers[2]._examples = slow_examples  # type: ignore[method-assign]
+        def wait_and_return(at: Any, step: int = 0) -> Tensor:
+            if at.sequence in sequences:
+                eventually(condition, TIMEOUT)
+            return examples(at, step)
+
+        worker._examples = wait_and_return  # type: ignore[method-assign]
+
+    # Worker 2 misses six sums; the others go on only after it has asked for weights, so that somebody must upload them.
+    def asked_for_weights() -> bool:
+        return bool(core._sum_rounds().uploads._waiting) or any(e["event"] == "deposit" for e in events)
+
+    wait_before(workers[2], (0, 1), lambda: core.version >= 6)
+    for fast in workers[:2]:
+        wait_before(fast, (8,), asked_for_weights)
 
     def live(worker: Worker) -> None:
         worker.run(12)
