@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from torchft_process import run_with_torchft
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchft" / "ddp_torchft.py"
 
 
 @pytest.mark.slow
 def test_killed_replica_is_healed_and_ends_with_the_same_weights():
-    pytest.importorskip("torchft", reason="no torchft")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=280,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "RUST_LOG": "error"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "ends with -9" in done.stdout
-    found = re.findall(r"(\w+): ([\d,]+) bytes, (\d+) quorums, accuracy ([\d.]+) %, weights (\S+)", done.stdout)
+    printed = run_with_torchft(EXAMPLE)
+    assert "ends with -9" in printed
+    found = re.findall(r"(\w+): ([\d,]+) bytes, (\d+) quorums, accuracy ([\d.]+) %, weights (\S+)", printed)
     assert [name for name, *_ in sorted(found)] == ["first", "second"]
     (_, first_bytes, quorums, accuracy, weights), (_, second_bytes, *_, others) = sorted(found)
     assert weights == others and float(accuracy) > 75 and int(quorums) >= 2

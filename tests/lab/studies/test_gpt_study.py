@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from laconic_lab.studies.gpt.settings import Setting
 from laconic_lab.studies.gpt.simulated import Simulated
 from laconic_lab.studies.gpt.text import load_corpus
 from laconic_lab.studies.gpt.training import Training
+from laconic_lab.studies.text_runs import run_key
 
 CPU = torch.device("cpu")
 TINY = Shape(1, 64, 2, 16)
@@ -30,16 +32,8 @@ SMALL: dict[str, Any] = {"size": "tiny", "workers": 2, "batch": 4, "steps": 8, "
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(model.SIZES, "tiny", TINY)
-    monkeypatch.setattr(training, "VALIDATION_WINDOWS", 8)
-    monkeypatch.setattr(training, "EVALUATIONS", 2)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    text = torch.randint(97, 123, (1 << 17,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return Corpus(text[: 1 << 16], text[1 << 16 :], 2, "0" * 64)
+def _tiny(tiny_text: Callable[..., None]) -> None:
+    tiny_text(model, training, TINY)
 
 
 def tokens(workers: int, seed: int = 0) -> Tensor:
@@ -187,7 +181,7 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, corpus: Corpus, monkeypa
 
 def test_settings_of_experiments_are_distinct() -> None:
     for name in EXPERIMENTS:
-        keys = [setting.key(name, 0, "") for setting in settings_of(name)]
+        keys = [run_key(setting, name, 0, "") for setting in settings_of(name)]
         assert keys and len(set(keys)) == len(keys)
     assert {s.size for s in settings_of("frontier", sizes=["1m"])} == {"1m"}
     assert {s.method for s in settings_of("frontier", methods=["DeMo"])} == {"DeMo"}

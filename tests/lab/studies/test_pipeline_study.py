@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,8 @@ SMALL: dict[str, Any] = {"size": "tiny", "steps": 4, "warmup": 1, "micro_batches
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(model.SIZES, "tiny", TINY)
-    monkeypatch.setattr(training, "VALIDATION_WINDOWS", 8)
-    monkeypatch.setattr(training, "EVALUATIONS", 2)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    text = torch.randint(97, 123, (1 << 14,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return Corpus(text[: 1 << 13], text[1 << 13 :], 2, "0" * 64)
+def _tiny(tiny_text: Callable[..., None]) -> None:
+    tiny_text(model, training, TINY)
 
 
 def test_stages_compute_what_the_model_computes() -> None:

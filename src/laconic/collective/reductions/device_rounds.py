@@ -23,6 +23,7 @@ from laconic.collective.process_groups import rank_in, size_of
 from laconic.collective.reductions.ranges import Range, cut_into_parts
 from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
+from laconic.collective.transport import ALL_GATHER
 from laconic.errors import FrameError
 from laconic.kernels.interface import NONFINITE
 from laconic.kernels.random import splitmix64, splitmix64_all
@@ -34,9 +35,6 @@ PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
 
 MAX_PLANS = 256
-
-# Its name since torch 2.13, which warns of the old one.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 NONFINITE_SHARDS, INVALID_SECTIONS, RESETS = range(3)
 """What is counted on the device."""
@@ -201,7 +199,7 @@ class DeviceRounds:
         if plan.peers:
             self.stats.bytes_sent += plan.mean_nbytes * len(plan.peers)
             self.stats.bytes_received += plan.mean_nbytes * len(plan.peers)
-            _all_gather(plan.means, plan.mean, group=self._group)
+            getattr(dist, ALL_GATHER)(plan.means, plan.mean, group=self._group)
         else:
             plan.means.copy_(plan.mean)
         backend, bits = self._backend(everything[0]), plan.all.amax_bits

@@ -22,7 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from laconic.collective import Attachment, LocalSGD, attach, differing
 from laconic.errors import WrongResultError
 from laconic_lab.bench.fsdp.settings import Way, way_of
-from laconic_lab.bench.gpt.methods import CLIP, evaluate, loss_of, optimizers_of, rate
+from laconic_lab.bench.gpt.methods import CLIP, evaluate, loss_of, optimizers_of, rate, update
+from laconic_lab.bench.gpt.rank import run_tasks
 from laconic_lab.bench.gpt.settings import build_gpt
 from laconic_lab.bench.gpt.text import load_text
 
@@ -33,16 +34,7 @@ HEADER = 14 + 20 + 32
 
 
 def main(options: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    ranks = int(options["nodes"]) * int(options["shards"])
-    dist.init_process_group("gloo", init_method=options["store"], rank=options["rank"], world_size=ranks)
-    rank = Rank(options)
-    for task in options["tasks"]:
-        rank.tell({"begin": task})
-        rank.tell({"result": rank.run(task)})
-    dist.barrier()
-    dist.destroy_process_group()
-    rank.tell({"end": True})
+    run_tasks(Rank, options, int(options["nodes"]) * int(options["shards"]))
 
 
 class Trainer:
@@ -73,13 +65,7 @@ class Trainer:
         self.model.zero_grad()
         torch.autograd.backward(loss_of(self.model, windows))
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        if self.local is not None:
-            self.local.step()
-        else:
-            for optimizer in self.optimizers:
-                optimizer.step()
-        for schedule in self.schedules:
-            schedule.step()
+        update(self.local, self.optimizers, self.schedules)
 
     def exchanged_nbytes(self) -> float | None:
         """Return the bytes that this rank has sent to other nodes by laconic's counts; None without laconic."""

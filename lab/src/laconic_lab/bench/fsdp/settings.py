@@ -8,7 +8,7 @@ from typing import Any
 
 from laconic.codecs import parse
 from laconic.errors import ConfigError
-from laconic_lab.bench.gpt.settings import UNSHAPED, link_parts
+from laconic_lab.bench.gpt.settings import UNSHAPED, check_numbers, link_parts
 
 __all__ = ["PLAIN", "FSDPSettings", "Way", "way_of"]
 
@@ -112,14 +112,7 @@ class FSDPSettings:
             "nodes": 2, "shards": 1, "timed_steps": 1, "loss_steps": 0, "batch": 1, "context": 2, "eval_every": 1,
             "eval_windows": 1,
         }  # fmt: skip
-        for name, low in lowest.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
-        for name in ("lr", "muon_lr", "limit_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be > 0, got {getattr(self, name):g}")
-        if self.width % self.heads:
-            raise ConfigError(f"--width must be a multiple of {self.heads} heads, got {self.width}")
+        check_numbers(self, lowest)
 
     def quick(self) -> FSDPSettings:
         """Return settings for a quick look: a tiny model, no link and few steps."""

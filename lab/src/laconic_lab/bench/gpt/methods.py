@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.collective import LocalSGD, muon
 
 __all__ = [
     "CLIP", "DEFAULT", "METHODS", "Method", "Trainer", "evaluate", "loss_of", "optimizers_of", "powersgd_phase", "rate",
-    "steps_of",
+    "steps_of", "update",
 ]  # fmt: skip
 
 CLIP = 1.0
@@ -134,13 +135,7 @@ class Trainer:
         self.backward_s = time.perf_counter() - began
         if self.method.optimizer != "sgd":
             nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        if self.local is not None:
-            self.local.step()
-        else:
-            for optimizer in self.optimizers:
-                optimizer.step()
-        for schedule in self.schedules:
-            schedule.step()
+        update(self.local, self.optimizers, self.schedules)
 
     def backward(self, windows: Tensor) -> None:
         self.model.zero_grad()
@@ -182,6 +177,16 @@ class Trainer:
 
 
 @torch.no_grad()
+def update(
+    local: LocalSGD | None, optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[LRScheduler]
+) -> None:
+    """Step the optimizers, through LocalSGD where there is one, and their schedules."""
+    for stepped in (local,) if local is not None else optimizers:
+        stepped.step()
+    for schedule in schedules:
+        schedule.step()
+
+
 def evaluate(model: nn.Module, windows: Tensor, rank: int, ranks: int) -> float:
     """Return the mean loss over windows in nats a byte; each rank computes a part."""
     part = windows[rank::ranks]

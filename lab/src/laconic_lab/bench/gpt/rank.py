@@ -13,8 +13,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from laconic_lab.bench.gpt.settings import build_gpt
 from laconic_lab.bench.gpt.text import load_text
 from laconic_lab.network.paced_sockets import paced_bytes
 
-__all__ = ["main"]
+__all__ = ["main", "run_tasks"]
 
 CHECK_STEPS = 6
 CHECK_TOLERANCE = 1e-4
@@ -36,9 +37,22 @@ COMPUTE_STEPS = 3
 
 
 def main(options: dict[str, Any]) -> None:
+    run_tasks(Rank, options, int(options["ranks"]))
+
+
+class TaskRank(Protocol):
+    """A rank that runs tasks and tells the parent process about them."""
+
+    def tell(self, what: dict[str, Any]) -> None: ...
+
+    def run(self, task: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def run_tasks(rank_type: Callable[[dict[str, Any]], TaskRank], options: dict[str, Any], ranks: int) -> None:
+    """Join the other ranks over gloo and run the tasks of the options, each announced and answered."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=options["store"], rank=options["rank"], world_size=options["ranks"])
-    rank = Rank(options)
+    dist.init_process_group("gloo", init_method=options["store"], rank=options["rank"], world_size=ranks)
+    rank = rank_type(options)
     for task in options["tasks"]:
         rank.tell({"begin": task})
         rank.tell({"result": rank.run(task)})

@@ -75,16 +75,9 @@ class GPTSettings:
             if count < 2:
                 raise ConfigError(f"--ranks must be at least 2, got {count}")
         lowest = {"steps": 4, "timed_steps": 1, "batch": 1, "context": 2, "eval_every": 1, "eval_windows": 1}
-        for name, low in lowest.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
         if not self.stretch >= 1:
             raise ConfigError(f"--stretch must be at least 1, got {self.stretch:g}")
-        for name in ("lr", "muon_lr", "limit_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be > 0, got {getattr(self, name):g}")
-        if self.width % self.heads:
-            raise ConfigError(f"--width must be a multiple of {self.heads} heads, got {self.width}")
+        check_numbers(self, lowest)
 
     def quick(self) -> GPTSettings:
         """Return settings for a quick look: a tiny model, two ranks and few steps."""
@@ -147,3 +140,15 @@ def build_gpt(options: dict[str, Any]) -> GPT:
     names = ("context", "width", "layers", "heads")
     with seeded(int(options["seed"])):
         return GPT(GPTConfig(**{name: int(options[name]) for name in names}))
+
+
+def check_numbers(settings: Any, lowest: dict[str, int]) -> None:
+    """Raise unless the fields of a benchmark's settings are possible: numbers, learning rates and width."""
+    for name, low in lowest.items():
+        if getattr(settings, name) < low:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(settings, name)}")
+    for name in ("lr", "muon_lr", "limit_s"):
+        if not getattr(settings, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be > 0, got {getattr(settings, name):g}")
+    if settings.width % settings.heads:
+        raise ConfigError(f"--width must be a multiple of {settings.heads} heads, got {settings.width}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from laconic_lab.studies.gpt.settings import LOCAL, Setting
+from laconic_lab.studies.text_runs import select
 
 __all__ = ["EXPERIMENTS", "SEEDS", "settings_of"]
 
@@ -129,15 +130,5 @@ EXPERIMENTS = tuple(_SETTINGS)
 def settings_of(
     experiment: str, sizes: Sequence[str] | None = None, methods: Sequence[str] | None = None
 ) -> list[Setting]:
-    """Return the settings of an experiment, each once.
-
-    Args:
-        sizes: Train models of these sizes instead.
-        methods: Only methods whose names contain one of these texts.
-    """
-    chosen = list(dict.fromkeys(_SETTINGS[experiment]()))
-    if sizes is not None:
-        chosen = [replace(setting, size=size) for size in sizes for setting in chosen]
-    if methods is not None:
-        chosen = [setting for setting in chosen if any(text in setting.method for text in methods)]
-    return chosen
+    """Return the settings of an experiment, for these sizes and methods with one of these texts in their names."""
+    return select(_SETTINGS[experiment](), sizes, methods)

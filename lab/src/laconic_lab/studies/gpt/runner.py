@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from laconic.errors import ConfigError
 from laconic.records import Record
 from laconic.train.devices import device_of
 from laconic_lab.studies.gpt.experiments import EXPERIMENTS, SEEDS, settings_of
@@ -17,6 +13,7 @@ from laconic_lab.studies.gpt.text import load_corpus
 from laconic_lab.studies.gpt.training import Training
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.study import check_experiment
+from laconic_lab.studies.text_runs import train_each
 from laconic_lab.studies.trainer import Progress
 
 __all__ = ["KIND", "run"]
@@ -42,29 +39,11 @@ def run(
         records: Folder of Records; a run with a Record is not repeated.
     """
     check_experiment(experiment, EXPERIMENTS)
-    where, log = device_of(device), RecordLog.of_experiment(records, experiment)
-    chosen = list(settings) if settings is not None else settings_of(experiment, models, methods)
-    if not chosen:
-        raise ConfigError(f"no method of {experiment} matches {', '.join(methods or [])}")
-    if iterations is not None:
-        chosen = [replace(each, steps=iterations, warmup=min(each.warmup, iterations // 4)) for each in chosen]
-    corpus = load_corpus(data_dir)
-    seeds = SEEDS.get(experiment, (0,)) if seeds is None else seeds
-    units = [(each, seed) for seed in seeds for each in chosen]
-    total, done = sum(setting.steps for setting, _ in units), 0
-    for setting, seed in units:
-        key = setting.key(experiment, seed, corpus.digest)
-        if key not in log:
-
-            def report(step: int, done: int = done, name: str = setting.method) -> None:
-                if progress is not None:
-                    progress(name, done + step, total)
-
-            values = Training(setting, seed, corpus, where).run(report)
-            known = {"key": key, "part": experiment, "seed": seed, "device": where.type, "corpus": corpus.digest,
-                     "corpus_bytes": corpus.train.numel() + corpus.validation.numel()}  # fmt: skip
-            log.add(Record(KIND, known | setting.values() | values, seed=seed))
-            if where.type == "cuda":
-                torch.cuda.empty_cache()
-        done += setting.steps
-    return [log.records[setting.key(experiment, seed, corpus.digest)] for setting, seed in units]
+    where, log, corpus = device_of(device), RecordLog.of_experiment(records, experiment), load_corpus(data_dir)
+    known = {"device": where.type, "corpus_bytes": corpus.train.numel() + corpus.validation.numel()}
+    return train_each(
+        lambda setting, seed, report: Training(setting, seed, corpus, where).run(report),
+        settings if settings is not None else settings_of(experiment, models, methods),
+        SEEDS.get(experiment, (0,)) if seeds is None else seeds, log, kind=KIND, experiment=experiment, corpus=corpus,
+        known=known, iterations=iterations, progress=progress,
+    )  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from laconic.errors import ConfigError
@@ -94,10 +93,3 @@ class Setting:
     def values(self) -> dict[str, Any]:
         """Return the fields for Records."""
         return asdict(self)
-
-    def key(self, experiment: str, seed: int, corpus: str) -> str:
-        """Return the key of a run; it is equal for equal work, also if fields are added later."""
-        changed = {
-            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
-        }
-        return json.dumps([experiment, seed, corpus[:16], changed], sort_keys=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from laconic_lab.studies.pipeline.settings import FRESH, REPEATED, Setting
+from laconic_lab.studies.text_runs import select
 
 __all__ = ["EXPERIMENTS", "TIMES", "settings_of"]
 
@@ -65,15 +66,5 @@ EXPERIMENTS = (*_SETTINGS, TIMES)
 def settings_of(
     experiment: str, sizes: Sequence[str] | None = None, methods: Sequence[str] | None = None
 ) -> list[Setting]:
-    """Return the settings of an experiment, each once.
-
-    Args:
-        sizes: Train models of these sizes instead.
-        methods: Only methods whose names contain one of these texts.
-    """
-    chosen = list(dict.fromkeys(_SETTINGS[experiment]()))
-    if sizes is not None:
-        chosen = [replace(setting, size=size) for size in sizes for setting in chosen]
-    if methods is not None:
-        chosen = [setting for setting in chosen if any(text in setting.method for text in methods)]
-    return chosen
+    """Return the settings of an experiment, for these sizes and methods with one of these texts in their names."""
+    return select(_SETTINGS[experiment](), sizes, methods)

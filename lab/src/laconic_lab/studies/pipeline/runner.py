@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from laconic.errors import ConfigError
 from laconic.records import Record
@@ -17,6 +14,7 @@ from laconic_lab.studies.pipeline.times import time_steps
 from laconic_lab.studies.pipeline.training import Training
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.study import check_experiment
+from laconic_lab.studies.text_runs import train_each
 from laconic_lab.studies.trainer import Progress
 
 __all__ = ["KIND", "run"]
@@ -48,27 +46,9 @@ def run(
         return time_steps(log, methods=methods, links=links, steps=iterations, progress=progress)
     if links is not None:
         raise ConfigError(f"--links is an option of --part {TIMES}")
-    where = device_of(device)
-    chosen = settings_of(experiment, models, methods)
-    if not chosen:
-        raise ConfigError(f"no method of {experiment} matches {', '.join(methods or [])}")
-    if iterations is not None:
-        chosen = [replace(each, steps=iterations, warmup=min(each.warmup, iterations // 4)) for each in chosen]
-    corpus = load_corpus(data_dir, max_bytes=CORPUS_BYTES)
-    units = [(each, seed) for seed in seeds or (0,) for each in chosen]
-    total, done = sum(setting.steps for setting, _ in units), 0
-    for setting, seed in units:
-        key = setting.key(experiment, seed, corpus.digest)
-        if key not in log:
-
-            def report(step: int, done: int = done, name: str = setting.method) -> None:
-                if progress is not None:
-                    progress(name, done + step, total)
-
-            values = Training(setting, seed, corpus, where).run(report)
-            known = {"key": key, "part": experiment, "seed": seed, "device": where.type, "corpus": corpus.digest}
-            log.add(Record(KIND, known | setting.values() | values, seed=seed))
-            if where.type == "cuda":
-                torch.cuda.empty_cache()
-        done += setting.steps
-    return [log.records[setting.key(experiment, seed, corpus.digest)] for setting, seed in units]
+    where, corpus = device_of(device), load_corpus(data_dir, max_bytes=CORPUS_BYTES)
+    return train_each(
+        lambda setting, seed, report: Training(setting, seed, corpus, where).run(report),
+        settings_of(experiment, models, methods), seeds or (0,), log, kind=KIND, experiment=experiment, corpus=corpus,
+        known={"device": where.type}, iterations=iterations, progress=progress,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""What studies that train GPTs on text share: the settings of an experiment, and a loop that trains each once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+from laconic.errors import ConfigError
+from laconic.records import Record
+from laconic_lab.bench.corpus import Corpus
+from laconic_lab.studies.record_log import RecordLog
+from laconic_lab.studies.trainer import Progress
+
+__all__ = ["run_key", "select", "train_each"]
+
+
+class TextSetting(Protocol):
+    """A frozen dataclass that describes one training."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def warmup(self) -> int: ...
+
+    def values(self) -> dict[str, Any]: ...
+
+
+SettingT = TypeVar("SettingT", bound=TextSetting)
+
+
+def select(
+    settings: Iterable[SettingT], sizes: Sequence[str] | None = None, methods: Sequence[str] | None = None
+) -> list[SettingT]:
+    """Return the settings of an experiment, each once.
+
+    Args:
+        sizes: Train models of these sizes instead.
+        methods: Only methods whose names contain one of these texts.
+    """
+    chosen = list(dict.fromkeys(settings))
+    if sizes is not None:
+        chosen = [replace(setting, size=size) for size in sizes for setting in chosen]
+    if methods is not None:
+        chosen = [setting for setting in chosen if any(text in setting.method for text in methods)]
+        if not chosen:
+            raise ConfigError(f"no method of this part matches {', '.join(methods)}")
+    return chosen
+
+
+def run_key(setting: TextSetting, experiment: str, seed: int, corpus: str) -> str:
+    """Return the key of a run; it is equal for equal work, also if fields are added later."""
+    changed = {
+        each.name: getattr(setting, each.name)
+        for each in fields(setting)
+        if getattr(setting, each.name) != each.default
+    }
+    return json.dumps([experiment, seed, corpus[:16], changed], sort_keys=True)
+
+
+def train_each(
+    train: Callable[[SettingT, int, Callable[[int], None]], dict[str, Any]], settings: Iterable[SettingT],
+    seeds: Iterable[int], log: RecordLog, *, kind: str, experiment: str, corpus: Corpus, known: dict[str, Any],
+    iterations: int | None = None, progress: Progress | None = None,
+) -> list[Record]:  # fmt: skip
+    """Train each setting with each seed, unless the log has its Record, and return all Records.
+
+    Args:
+        train: Trains a setting with a seed, tells the number of each step, and returns what was measured.
+        kind: Kind of the Records.
+        known: Values of all Records, beside the setting's.
+        iterations: Steps of each run instead of the setting's.
+    """
+    if iterations is not None:
+        settings = [replace(each, steps=iterations, warmup=min(each.warmup, iterations // 4)) for each in settings]
+    settings = list(settings)
+    units = [(each, seed, run_key(each, experiment, seed, corpus.digest)) for seed in seeds for each in settings]
+    total, done = sum(setting.steps for setting, _, _ in units), 0
+    for setting, seed, key in units:
+        if key not in log:
+
+            def report(step: int, done: int = done, name: str = setting.method) -> None:
+                if progress is not None:
+                    progress(name, done + step, total)
+
+            measured = train(setting, seed, report)
+            identity = {"key": key, "part": experiment, "seed": seed, "corpus": corpus.digest}
+            log.add(Record(kind, identity | known | setting.values() | measured, seed=seed))
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        done += setting.steps
+    return [log.records[key] for _, _, key in units]
