@@ -61,7 +61,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # people
     "report": ("plan",),
     "cli": (
-        "catalog", "checkpoints", "cluster", "inspect", "link_probe", "plan", "report", "train",
+        "catalog", "checkpoints", "cluster", "inspect", "link_probe", "plan", "report", "suitability", "train",
         "watch",
     ),
     "__init__": (

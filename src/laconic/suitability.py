@@ -16,7 +16,7 @@ from laconic.codecs.memory import MomentumCorrection
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "moments", "verdict"]
+__all__ = ["ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "known_loss", "moments", "verdict"]
 
 Moments = Literal["none", "momentum", "adam"]
 """What an optimizer remembers of earlier gradients: nothing, their average, or (also) that of their squares."""
@@ -30,12 +30,19 @@ class Verdict(NamedTuple):
 
     cause: str
     effect: str
+    loss: str
+    """The effect in two words, for a column of a table."""
 
 
-_DROPPED = Verdict("it drops small gradients for good, so some weights hardly move", "models train far worse")
+_DROPPED = Verdict(
+    "it drops small gradients for good, so some weights hardly move", "models train far worse", "far worse"
+)
 _LATE = "error feedback delivers gradients late and in bursts, which "
-_SCALED = Verdict("it sends few gradients, enlarged, and such bursts stay in the moments", "models may train far worse")
-_COARSE = Verdict("Adam's moments magnify the error of so few bits", "transformers train somewhat worse")
+_SCALED = Verdict(
+    "it sends few gradients, enlarged, and such bursts stay in the moments", "models may train far worse",
+    "perhaps far worse",
+)  # fmt: skip
+_COARSE = Verdict("Adam's moments magnify the error of so few bits", "transformers train somewhat worse", "worse")
 
 VERDICTS: Mapping[tuple[Kind, Moments], Verdict] = {
     # `topk:0.001|qsgd:4` under AdamW: 3.60 nats beside DDP's 2.70 (character GPT, 363 k parameters, 2 ranks). With SGD:
@@ -47,8 +54,10 @@ VERDICTS: Mapping[tuple[Kind, Moments], Verdict] = {
     # 2,000 steps). Best over learning rates (GPT of 2 layers, 2 ranks): AdamW 2.757 beside 2.115, with beta1 = 0 2.404;
     # SGD with momentum 0.9 2.756 beside 2.416, with momentum 0.5 2.470 and without 2.462 beside 2.460. LeNet-5 with
     # momentum 0.9 bears `ef|topk:0.05|qsgd:4` (results/ddp).
-    ("late", "momentum"): Verdict(_LATE + "momentum repeats", "transformers train far worse"),
-    ("late", "adam"): Verdict(_LATE + "Adam's second moment takes for noise", "transformers train far worse"),
+    ("late", "momentum"): Verdict(_LATE + "momentum repeats", "transformers train far worse", "far worse"),
+    ("late", "adam"): Verdict(
+        _LATE + "Adam's second moment takes for noise", "transformers train far worse", "far worse"
+    ),
     # Not measured: `randk` without memory is unbiased, but its variance is that of the bursts above.
     ("scaled", "momentum"): _SCALED,
     ("scaled", "adam"): _SCALED,
@@ -56,10 +65,14 @@ VERDICTS: Mapping[tuple[Kind, Moments], Verdict] = {
     ("one bit", "adam"): _COARSE,
     # AdamW: `ef|powersgd:4` 2.771 beside 2.701, and 2.397 beside 2.115 (the GPTs above). With momentum 0.9 LeNet-5
     # bears it (results/ddp), as Vogels et al. 2019 found for larger networks.
-    ("low rank", "adam"): Verdict("a low rank leaves gradients for later steps", "transformers train somewhat worse"),
+    ("low rank", "adam"): Verdict(
+        "a low rank leaves gradients for later steps", "transformers train somewhat worse", "worse"
+    ),
     # Lin et al. 2018: the momentum before compression replaces that of the optimizer. Two of them multiply.
-    ("momentum", "momentum"): Verdict("the codec has momentum, too, so it is applied twice", "steps are too long"),
-    ("momentum", "adam"): Verdict("the codec's momentum enters the optimizer's moments", "models train worse"),
+    ("momentum", "momentum"): Verdict(
+        "the codec has momentum, too, so it is applied twice", "steps are too long", "worse"
+    ),
+    ("momentum", "adam"): Verdict("the codec's momentum enters the optimizer's moments", "models train worse", "worse"),
 }  # fmt: skip
 """Verdicts on gradients; what is not listed was measured to train well, or not measured. Quantizers with 4 bits or more
 (`qsgd:4`, `ef|qsgd:4`, `ef|thc:4`) end within noise of plain DDP under AdamW."""
@@ -126,6 +139,20 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
     }
     advice = _advice(spec, optimizer, memory)
     return f"{spec!r} does not suit {subject[memory]}: {found.cause}, and {found.effect}. {advice}"
+
+
+def known_loss(spec: str) -> str:
+    """Return in a few words what the table says against gradients exchanged by a spec, and with which optimizers.
+
+    >>> known_loss("topk:0.01"), known_loss("ef|topk:0.01"), known_loss("qsgd:4")
+    ('far worse', 'far worse (momentum, Adam)', 'none known')
+    """
+    names: dict[Moments, str] = {"none": "SGD", "momentum": "momentum", "adam": "Adam"}
+    found = {name: verdict.loss for memory, name in names.items() if (verdict := judge(spec, memory)) is not None}
+    if not found:
+        return "none known"
+    loss = next(iter(found.values()))  # a codec does the same to all of them
+    return loss if len(found) == len(names) else f"{loss} ({', '.join(found)})"
 
 
 def _kinds(spec: str) -> Iterator[Kind]:

@@ -18,6 +18,7 @@ from laconic.plan.profile import load
 from laconic.plan.sweep import SWEEPS
 
 BASE = ("--params", "25000000", "--step-time", "0.1", "--workers", "4", "--bandwidth", "100mbit")
+SPARSE_AND_NOT = ("topk:0.001|qsgd:4", "qsgd:4")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -46,6 +47,18 @@ def test_json_has_the_documented_fields(run: Run) -> None:
         parts = ("compute_s", "encode_s", "push_s", "aggregate_s", "pull_s", "decode_s", "fixed_s")
         assert row["step_s"] == pytest.approx(sum(row[part] for part in parts) - row["hidden_s"])
         assert row["memory_nbytes"] > 0 and row["fits"]
+
+
+def test_table_fits_80_columns_and_wide_shows_the_parts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("--model", "vgg11", "--workers", "4", "--bandwidth", "100mbit")
+    lines = run("plan", *words).stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and " ".join(lines[2].split()) == "codec bytes step speed-up known loss"
+    sparse, quantized = (next(line for line in lines if line.startswith(f" {codec} ")) for codec in SPARSE_AND_NOT)
+    assert sparse.split()[-2:] == ["far", "worse"] and quantized.split()[-2:] == ["none", "known"]
+    monkeypatch.delenv("COLUMNS")
+    wide = run("plan", *words, "--wide").stdout
+    assert "pays below" in wide and any(line.startswith(" topk:0.001|qsgd:4 ") for line in wide.splitlines())
 
 
 def test_pipeline_has_a_row_for_each_codec(run: Run) -> None:

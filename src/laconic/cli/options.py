@@ -10,7 +10,7 @@ import typer
 
 from laconic.cli.output import examples
 
-__all__ = ["Json", "RecordFile", "add_group", "option"]
+__all__ = ["Json", "RecordFile", "Wide", "add_group", "option"]
 
 
 def option(text: str, default: str | bool = True, **settings: Any) -> Any:
@@ -19,6 +19,7 @@ def option(text: str, default: str | bool = True, **settings: Any) -> Any:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, for wide terminals and files.")]
 RecordFile = Annotated[
     Path | None, typer.Option("--record", metavar="FILE.jsonl", help="Write Records, one JSON object per line.")
 ]

@@ -24,12 +24,13 @@ __all__ = [
     "stdout_console",
 ]  # fmt: skip
 
+UNFOLDED = 1000
 PIPED_WIDTH = 160
-"""Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80."""
+"""Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80. $COLUMNS has precedence."""
 
 
 def stdout_console() -> Console:
-    piped = not sys.stdout.isatty()
+    piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal()
     return Console(width=PIPED_WIDTH if piped else None, highlight=False, soft_wrap=False)
 
 
@@ -51,24 +52,27 @@ def print_text(*lines: str, wrap: bool = False) -> None:
         stdout_console().print(printable(line, keep="\n"), markup=False, soft_wrap=not wrap)
 
 
-def print_table(table: Table, *, markup: bool = False) -> None:
-    """Print a table on stdout. Cells that do not fit are folded, not cut off.
+def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> None:
+    """Print a table on stdout, title and caption as lines of their own. Cells that do not fit are folded, not cut off.
 
     Args:
         table: The table. A row with a single cell begins a section; empty headings are not shown.
         markup: Whether cells contain rich's markup, such as ``[green]met[/green]``.
+        wide: Fold nothing if stdout is a file or a pipe.
     """
     from rich import box
     from rich import table as rich_table
 
     shown = rich_table.Table(
-        show_header=any(table.columns), title=table.title or None, caption=table.caption or None, title_justify="left",
-        caption_justify="left", box=box.SIMPLE_HEAD if any(table.columns) else None, pad_edge=False,
+        show_header=any(table.columns), box=box.SIMPLE_HEAD if any(table.columns) else None, pad_edge=False,
         padding=(0, 1, 0, 0),
     )  # fmt: skip
     console = stdout_console()
+    if wide and not console.is_terminal:
+        console.width = UNFOLDED
     cells = [[row[number] for row in table.rows if len(row) > 1] for number in range(len(table.columns))]
-    unbroken = [not any(" " in cell for cell in column) for column in cells]  # specs and numbers: fold texts first
+    # Specs and numbers are not folded before texts, nor is the first column, which names the row.
+    unbroken = [number == 0 or not any(" " in cell for cell in column) for number, column in enumerate(cells)]
     widths = [max(map(len, column), default=0) if whole else 8 for column, whole in zip(cells, unbroken, strict=True)]
     fits = sum(widths) + len(widths) <= console.width
     for number, column in enumerate(table.columns):
@@ -82,7 +86,11 @@ def print_table(table: Table, *, markup: bool = False) -> None:
         if len(row) == 1:
             shown.add_section()
         shown.add_row(*map(printable, row))
+    if table.title:
+        print_text(table.title, wrap=True)
     console.print(shown, markup=markup)
+    if table.caption:
+        print_text(table.caption, wrap=True)
 
 
 @contextmanager

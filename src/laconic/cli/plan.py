@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli import complete
-from laconic.cli.options import Json, option
+from laconic.cli.options import Json, Wide, option
 from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, stdout_console
 from laconic.cli.plan_pipeline import print_pipeline
 from laconic.errors import ConfigError, FileError
@@ -66,6 +66,7 @@ def plan(
         int | None, option("With --stages: values that a stage sends of a micro-batch, windows x length x width.")
     ] = None,
     schedule: Annotated[str | None, option("With --stages: gpipe or 1f1b.", "1f1b")] = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Predict the time of an iteration with each codec, and recommend one or none.
@@ -140,7 +141,7 @@ def plan(
         values |= {"sweep": curves.values()} if curves is not None else {}
         print_json(values)
     else:
-        _print(recommendation, run)
+        _print(recommendation, run, wide)
         if curves is not None:
             stdout_console().print(curves.text(), markup=False)
     if curves is not None and plot is not None:
@@ -182,7 +183,14 @@ def _fitted(request: PlanRequest, run: MeasuredRun) -> PlanRequest:
     return replace(request, rate=1e11 if rate is None else rate)
 
 
-def _print(recommendation: Recommendation, run: MeasuredRun | None) -> None:
+COLUMNS = ("codec", "bytes", "step", "speed-up", "known loss")
+WIDE_COLUMNS = (
+    "codec", "push", "pull", "iteration", "compute", "encode", "push", "add", "pull", "decode", "hidden", "over fp32",
+    "over bf16", "pays below", "memory", "known loss",
+)  # fmt: skip
+
+
+def _print(recommendation: Recommendation, run: MeasuredRun | None, wide: bool) -> None:
     from laconic.tables import Table
     from laconic.units import show_rate, show_time
 
@@ -191,17 +199,36 @@ def _print(recommendation: Recommendation, run: MeasuredRun | None) -> None:
         f"{request.workload.numel:,} parameters, {request.workers} workers, {request.topology} at "
         f"{show_rate(request.rate)}, a step of {show_time(request.step_s)} alone"
     )
-    columns = ("codec", "push", "pull", "iteration", "compute", "encode", "push", "add", "pull", "decode", "hidden",
-               "over fp32", "over bf16", "pays below", "memory")  # fmt: skip
     rows = sorted(recommendation.rows, key=lambda row: row.step.total_s)
-    print_table(Table(columns, [_cells(row, row.codec == recommendation.codec) for row in rows], title=title))
+    cells = [(_wide_cells if wide else _cells)(row, row.codec == recommendation.codec) for row in rows]
+    print_table(Table(WIDE_COLUMNS if wide else COLUMNS, cells, title=title), wide=wide)
     print_text(*dict.fromkeys(f"{row.codec}: {row.step.note}" for row in recommendation.rows if row.step.note))
+    if not wide:
+        print_text("bytes: pushed and pulled by a worker in an iteration. --wide shows the parts of a step.", wrap=True)
     if run is not None:
-        print_text(f"the run itself: {run.codec} pushed, an iteration took {show_time(run.measured_step_s)}")
-    print_text(f"recommended: {recommendation.codec}: {recommendation.reason}")
+        print_text(f"the run itself: {run.codec} pushed, an iteration took {show_time(run.measured_step_s)}", wrap=True)
+    print_text(f"recommended: {recommendation.codec}: {recommendation.reason}", wrap=True)
 
 
 def _cells(row: Row, recommended: bool) -> list[str]:
+    from laconic.units import show_bytes, show_time
+
+    nbytes = (row.message.push + row.message.pull) / row.step.every
+    memory = "" if row.fits else " (memory!)"
+    return [
+        row.codec + " *" * recommended, show_bytes(nbytes), show_time(row.step.total_s) + memory,
+        f"{row.speedup_fp32:.2f}", _known_loss(row.codec),
+    ]  # fmt: skip
+
+
+def _known_loss(codec: str) -> str:
+    from laconic.plan.calibration import GZIP
+    from laconic.suitability import known_loss
+
+    return "none" if codec in ("none", GZIP) else known_loss(codec)
+
+
+def _wide_cells(row: Row, recommended: bool) -> list[str]:
     from laconic.units import show_bytes, show_rate, show_time
 
     step = row.step
@@ -213,7 +240,7 @@ def _cells(row: Row, recommended: bool) -> list[str]:
         row.codec + " *" * recommended, show_bytes(row.message.push), show_bytes(row.message.pull),
         show_time(step.total_s), *(show_time(part / step.every) for part in parts), f"{row.speedup_fp32:.2f}",
         f"{row.speedup_bf16:.2f}", "" if row.codec == "none" else limit,
-        show_bytes(row.memory) + ("" if row.fits else " (too much)"),
+        show_bytes(row.memory) + ("" if row.fits else " (too much)"), _known_loss(row.codec),
     ]  # fmt: skip
 
 

@@ -54,4 +54,6 @@ def print_pipeline(
         for row in sorted(rows, key=lambda row: row.step_s)
     ]  # fmt: skip
     print_table(Table(columns, cells, title=title))
-    print_text(f"recommended: {fastest.codec}: the fastest. Accuracy is not considered: see docs/pipeline.md")
+    print_text(
+        f"recommended: {fastest.codec}: the fastest. Accuracy is not considered: see docs/pipeline.md", wrap=True
+    )
