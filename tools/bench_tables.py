@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from laconic.errors import FileError
@@ -12,9 +12,19 @@ from laconic.tables import Table
 from laconic_lab.bench.cluster import ClusterTable, tables
 from laconic_lab.bench.ddp import ddp_tables
 from laconic_lab.bench.device_tables import device_tables
+from laconic_lab.bench.fsdp import fsdp_tables
 from laconic_lab.bench.gpt import gpt_tables
 from laconic_lab.bench.layers import layer_table
 
+TABLES: dict[str, Callable[[Sequence[Record]], Sequence[ClusterTable]]] = {
+    "bench.ddp": ddp_tables,
+    "bench.device": device_tables,
+    "bench.fsdp": fsdp_tables,
+    "bench.gpt": gpt_tables,
+    "bench.layers": lambda records: [layer_table(records)],
+    "cluster.": tables,
+}
+"""The tables of benchmarks with goals, by the beginning of the kinds of their Records."""
 PLAIN = "plain torch"
 STOCK = {"zstd level 1 on symbols": "zstd level 1", "constriction ANS": "constriction's ANS"}
 
@@ -24,18 +34,11 @@ def blocks(records: Sequence[Record]) -> list[tuple[str, str]]:
     kinds = {record.kind for record in records}
     if "demo.method" in kinds:
         return [("demo", demo_table([record for record in records if record.kind == "demo.method"]))]
-    if any(kind.startswith("cluster.") for kind in kinds):
-        return [(table.name, goal_table(table)) for table in tables(records)]
-    if kinds == {"bench.layers"}:
-        return [("layers", goal_table(layer_table(records)))]
-    if kinds and all(kind.startswith("bench.ddp") for kind in kinds):
-        return [(table.name, goal_table(table)) for table in ddp_tables(records)]
-    if kinds and all(kind.startswith("bench.gpt") for kind in kinds):
-        return [(table.name, goal_table(table)) for table in gpt_tables(records)]
-    if kinds and all(kind.startswith("bench.device") for kind in kinds):
-        return [(table.name, goal_table(table)) for table in device_tables(records)]
     if kinds and all(kind.startswith("faults.replica") for kind in kinds):
         return [replica_table(records)]
+    for prefix, tables_of in TABLES.items():
+        if kinds and all(kind.startswith(prefix) for kind in kinds):
+            return [(table.name, goal_table(table)) for table in tables_of(records)]
     return [("bench", codec_tables(records))]
 
 

@@ -32,6 +32,7 @@ BENCHMARKS = {
     ),
     "docs/ddp.md": ("ddp/links", "ddp/lenet5-4ranks", "ddp/lenet5-100mbit", "ddp/lenet5-100mbit-batch32"),
     "docs/engines.md": ("faults/torchft-kills", "faults/torchft-steps"),
+    "docs/fsdp.md": ("bench/fsdp",),
     "docs/gpt-benchmarks.md": ("bench/gpt",),
     "docs/gpu.md": ("gpu/codecs", "gpu/step"),
     "docs/layers.md": ("layers/cpu",),

@@ -8,7 +8,6 @@ from typing import Any
 from laconic.records import Record
 from laconic.units import show_bytes
 from laconic_lab.bench.cluster.tables import ClusterTable
-from laconic_lab.bench.fsdp.settings import FSDPSettings
 from laconic_lab.bench.gpt.settings import show_link
 
 __all__ = ["fsdp_tables"]
@@ -49,7 +48,7 @@ def _steps(records: Sequence[Record]) -> ClusterTable:
 def _step_verdicts(values: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
     found = []
     for v in values:
-        if v["link"] == JUDGED_LINK and v["way"] == JUDGED_WAY and v["training"] == FSDPSettings().training():
+        if v["link"] == JUDGED_LINK and v["way"] == JUDGED_WAY:
             text = f"a step of {v['title']} is {v['step_speed_up']:.1f} times as fast as HSDP's, at least {SPEED_UP:g}"
             found.append(_verdict(v["step_speed_up"] >= SPEED_UP, text))
         if v["node_nbytes_per_step"] and v["counted_nbytes_per_step"]:
@@ -73,7 +72,7 @@ def _losses(records: Sequence[Record]) -> ClusterTable:
         f"{_setting(records[0])}, {values[0]['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is its "
         f"last, plus 0.2 %. HSDP's bytes are those of its all-reduces. By `{values[0]['command']}`."
     )
-    local = [v for v in values if v["way"].startswith("local ") and v["training"] == FSDPSettings().training()]
+    local = [v for v in values if v["way"].startswith("local ")]
     verdicts = []
     for v in local:
         fewer = v["fewer_bytes"] or 0.0

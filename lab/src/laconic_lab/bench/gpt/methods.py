@@ -176,7 +176,6 @@ class Trainer:
             self.local.finish()
 
 
-@torch.no_grad()
 def update(
     local: LocalSGD | None, optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[LRScheduler]
 ) -> None:
@@ -187,6 +186,7 @@ def update(
         schedule.step()
 
 
+@torch.no_grad()
 def evaluate(model: nn.Module, windows: Tensor, rank: int, ranks: int) -> float:
     """Return the mean loss over windows in nats a byte; each rank computes a part."""
     part = windows[rank::ranks]
