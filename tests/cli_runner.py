@@ -26,6 +26,13 @@ def assert_error(result: Result, code: int, *words: str) -> None:
         assert word in result.stderr, result.stderr
 
 
+def help_text(run: Run, *command: str) -> str:
+    """Return a command's help on one line, long examples without their line breaks."""
+    result = run(*command, "--help")
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.replace(" \\\n", " ").split())
+
+
 def laconic(*args: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a process of its own."""
     command = [sys.executable, "-m", "laconic", *map(str, args)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runner import Run, assert_error, file_names
+from cli_runner import Run, assert_error, file_names, help_text
 from laconic.cli import certs
 from laconic.cluster import security
 
@@ -19,7 +19,7 @@ NEW = ("certs", "new", "job", "--job", "digits", "--host", "ps.example.org", "--
 
 @pytest.mark.parametrize("command", [("certs",), ("certs", "new"), ("certs", "show")], ids=" ".join)
 def test_help_shows_the_examples(run: Run, command: tuple[str, ...]) -> None:
-    shown = " ".join(run(*command, "--help").stdout.split())
+    shown = help_text(run, *command)
     expected = [example for example in certs.EXAMPLES if example.startswith(" ".join(("laconic", *command)))]
     assert len(expected) >= 2 and all(f"$ {example}" in shown for example in expected)
     assert run("certs").stdout == run("certs", "--help").stdout

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import laconic as package
-from cli_runner import Run, laconic
+from cli_runner import Run, help_text, laconic
 from laconic.cli import certs, codecs, demo, pack, report, roles, train, unpack
 from laconic.cli.app import app
 
@@ -37,16 +37,10 @@ def leaf_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[st
 COMMANDS = dict(leaf_commands(typer.main.get_command(app)))
 
 
-def help_text(run: Run, command: str) -> str:
-    result = run(*command.split(), "--help")
-    assert result.exit_code == 0
-    return " ".join(result.stdout.split())
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_two_examples_and_json(run: Run, command: str) -> None:
     start = "laconic bench" if command == "bench codecs" else f"laconic {command}"
-    shown = help_text(run, command)
+    shown = help_text(run, *command.split())
     examples = [example.strip() for example in shown.partition("Examples:")[2].split("$ ")[1:]]
     assert len(examples) >= 2 and all(example.startswith(start) for example in examples)
     assert any("--json" in parameter.opts for parameter in COMMANDS[command].params)
@@ -54,7 +48,7 @@ def test_every_command_has_two_examples_and_json(run: Run, command: str) -> None
 
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_help_shows_the_tested_examples(run: Run, command: str) -> None:
-    shown = help_text(run, command)
+    shown = help_text(run, *command.split())
     assert [example for example in EXAMPLES[command] if f"$ {example}" not in shown] == []
 
 
@@ -65,7 +59,7 @@ def test_help_shows_the_tested_examples(run: Run, command: str) -> None:
     ("worker", ("config.json", "--server", "--certs", "--incarnation", "laconic server --help")),
 ])  # fmt: skip
 def test_help_explains_several_hosts(run: Run, command: str, words: tuple[str, ...]) -> None:
-    shown = help_text(run, command)
+    shown = help_text(run, *command.split())
     assert [word for word in words if word not in shown] == []
 
 

@@ -1,6 +1,7 @@
 """The command group, and the conversion of errors into one line and an exit code.
 
 Exit codes: 0 success; 1 wrong data or files; 2 wrong command line, codec spec or missing package; 130 Ctrl-C.
+A command without a package that it needs ends with one line that says what to install.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from laconic._version import __version__
 from laconic.cli import calibrate, certs, codecs, demo, pack, plan, plugins, report, roles, train, unpack, watch
-from laconic.cli.output import print_stderr
+from laconic.cli.extras import advice_for
+from laconic.cli.help import Commands, HelpGroup
+from laconic.cli.output import encode_everything, print_stderr
 from laconic.errors import ConfigError, LaconicError
 
 __all__ = ["app", "main"]
@@ -24,13 +26,14 @@ __all__ = ["app", "main"]
 _ClickError: type[Any] = typer.BadParameter.__mro__[2]
 
 
-class _Group(TyperGroup):
+class _Group(HelpGroup):
     """Prints errors as one line on stderr."""
 
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
         standalone_mode: bool = True, windows_expand_args: bool = True, **extra: Any,
     ) -> Any:  # fmt: skip
+        encode_everything(sys.stdout, sys.stderr)
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except ConfigError as error:
@@ -48,12 +51,18 @@ class _Group(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             code = 130
         except _ClickError as error:
-            print_stderr(f"laconic: {error.format_message().rstrip('.')}. Try --help.")
+            message = error.format_message().rstrip(".")
+            print_stderr(f"laconic: {message}{'' if message.endswith('?') else '.'} Try --help.")
             code = 2
-        except Exception:
-            if not _interrupts:  # torch turns a KeyboardInterrupt while it reads a sequence into a ValueError
+        except Exception as error:
+            advice = advice_for(error)
+            if advice is not None:
+                print_stderr(f"laconic: {advice}")
+                code = 2
+            elif not _interrupts:  # torch turns a KeyboardInterrupt while it reads a sequence into a ValueError
                 raise
-            code = 130
+            else:
+                code = 130
         code = code if isinstance(code, int) else 0
         if code == 130:
             print_stderr("laconic: interrupted")
@@ -62,13 +71,24 @@ class _Group(TyperGroup):
         sys.exit(code)
 
 
-app = typer.Typer(
-    name="laconic", cls=_Group, rich_markup_mode="rich", pretty_exceptions_enable=False,
+app = Commands(
+    name="laconic", cls=_Group, pretty_exceptions_enable=False,
     help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
 )  # fmt: skip
 
-for _module in (demo, codecs, pack, unpack, train, watch, roles, certs, calibrate, plan, report, plugins):
+for _module in (demo, plan, codecs, train, watch, report, roles, certs, calibrate, pack, unpack, plugins):
     _module.register(app)
+
+_SECTIONS = {
+    "Begin": ("demo", "plan", "codecs"),
+    "Train with a parameter server": ("train", "watch", "report", "server", "worker", "certs"),
+    "Measure": ("calibrate", "bench", "study", "lab"),
+    "Files": ("pack", "unpack"),
+}
+_infos: list[Any] = [*app.registered_commands, *app.registered_groups]
+for _info in _infos:
+    _name = _info.name or (_info.callback.__name__ if _info.callback else "")
+    _info.rich_help_panel = next((title for title, names in _SECTIONS.items() if _name in names), "More commands")
 
 
 def _show_version(requested: bool) -> None:

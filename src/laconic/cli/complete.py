@@ -47,11 +47,11 @@ def specs(incomplete: str) -> list[str]:
     return [before + bar + name for name in STAGES if name.startswith(last)]
 
 
-def model_option(text: str) -> Any:
+def model_option(text: str, **settings: Any) -> Any:
     """Return a typer option for the name of a model."""
-    return typer.Option(metavar="NAME", help=text, autocompletion=one_of(*MODELS))
+    return typer.Option(metavar="NAME", help=text, autocompletion=one_of(*MODELS), **settings)
 
 
-def spec_option(text: str, show_default: str) -> Any:
+def spec_option(text: str, show_default: str, **settings: Any) -> Any:
     """Return a typer option for codec specs."""
-    return typer.Option(metavar="SPEC", help=text, show_default=show_default, autocompletion=specs)
+    return typer.Option(metavar="SPEC", help=text, show_default=show_default, autocompletion=specs, **settings)

@@ -8,14 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic.cli.help import Commands
 from laconic.cli.output import examples
 
 __all__ = ["Json", "RecordFile", "Wide", "add_group", "option"]
 
 
-def option(text: str, default: str | bool = True, **settings: Any) -> Any:
-    """Return a typer option with this help. ``default`` is shown instead of None."""
-    return typer.Option(help=text, show_default=default, **settings)
+def option(text: str, default: str | bool = True, *, names: Sequence[str] = (), **settings: Any) -> Any:
+    """Return a typer option with this help.
+
+    Args:
+        default: What is shown instead of None.
+        names: The option's names, if not the parameter's; a flag without a ``--no-`` form needs its own.
+    """
+    return typer.Option(*names, help=text, show_default=default, **settings)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -29,7 +35,7 @@ def add_group(
     app: typer.Typer, name: str, text: str, commands: Mapping[str, tuple[Callable[..., None], Sequence[str]]]
 ) -> None:
     """Add a group of commands, each with its examples. Without a command the group prints its help."""
-    group = typer.Typer(rich_markup_mode="rich")
+    group = Commands()
 
     @group.callback(invoke_without_command=True, help=text)
     def root(context: typer.Context) -> None:

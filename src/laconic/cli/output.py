@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import sys
@@ -20,7 +22,15 @@ if TYPE_CHECKING:
     from laconic.tables import Table
 
 __all__ = [
-    "check_writable", "examples", "print_json", "print_stderr", "print_table", "print_text", "progress_bar",
+    "check_writable",
+    "encodable",
+    "encode_everything",
+    "examples",
+    "print_json",
+    "print_stderr",
+    "print_table",
+    "print_text",
+    "progress_bar",
     "stdout_console",
 ]  # fmt: skip
 
@@ -34,13 +44,48 @@ def stdout_console() -> Console:
     return Console(width=PIPED_WIDTH if piped else None, highlight=False, soft_wrap=False)
 
 
+_ASCII = {
+    "…": "...", "×": "x", "−": "-", "–": "-", "µ": "u", "²": "^2", "≤": "<=", "≥": ">=", "±": "+-", "≈": "~",
+    "→": "->", "·": "-", "•": "*", "█": "#", "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#",
+    "━": "-", "╸": "-", "╺": "-", "─": "-", "│": "|", "✓": "+", "✗": "x", "“": '"', "”": '"', "’": "'", "ρ": "rho",
+    "\N{NO-BREAK SPACE}": " ",
+}  # fmt: skip
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """Return characters that a terminal does not have in those of ASCII, for ``errors`` of a text stream."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("laconic.spell", _spell)
+
+
+def encode_everything(*streams: Any) -> None:
+    """Make streams print in their own encoding what they can, and the rest in ASCII: no text ends in an error."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and not _is_unicode(stream):
+            stream.reconfigure(errors="laconic.spell")
+
+
+def encodable(text: str) -> str:
+    """Return a text in characters that stdout has."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "laconic.spell").decode(encoding)
+
+
+def _is_unicode(stream: Any) -> bool:
+    return str(getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+
+
 def print_stderr(message: str) -> None:
     """Print one line on stderr without markup, folding or control codes."""
     print(printable(message.replace("\n", " ")), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    text = json.dumps(value, ensure_ascii=False, indent=2)
+    text = json.dumps(value, ensure_ascii=not _is_unicode(sys.stdout), indent=2)
     if not text.isprintable():  # a line feed outside of strings is JSON's own; json escapes those inside
         text = "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
     print(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsons
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,41 +32,57 @@ EXAMPLES = (
 )
 
 
+_training = partial(option, rich_help_panel="The training")
+_network = partial(option, rich_help_panel="The network")
+_compared = partial(option, rich_help_panel="What is compared")
+_pipeline = partial(option, rich_help_panel="Pipelines")
+
+
 def plan(
-    model: Annotated[str | None, complete.model_option("A model of the profile, with its own step time.")] = None,
-    params: Annotated[int | None, option("Number of parameters of any other model.")] = None,
+    model: Annotated[
+        str | None,
+        complete.model_option("A model of the profile, with its own step time.", rich_help_panel="The training"),
+    ] = None,
+    params: Annotated[int | None, _training("Number of parameters of any other model.")] = None,
     step_time: Annotated[
-        float | None, option("Time of one worker's iteration.", "the profile's", metavar="SECONDS")
+        float | None, _training("Time of one worker's iteration.", "the profile's", metavar="SECONDS")
     ] = None,
-    workers: Annotated[int, option("Number of workers.")] = 2,
+    workers: Annotated[int, _training("Number of workers.")] = 2,
     bandwidth: Annotated[
-        str | None, option("Rate of each host's link: 100mbit, 1gbit.", "1gbit", metavar="RATE")
+        str | None, _network("Rate of each host's link: 100mbit, 1gbit.", "1gbit", metavar="RATE")
     ] = None,
-    topology: Annotated[str, option("ps, ring or twoshot.")] = "ps",
-    servers: Annotated[int, option("With ps: number of servers that share the parameters.")] = 1,
-    latency: Annotated[str, option("Round trip between two hosts: 5ms.", metavar="TIME")] = "0",
-    every: Annotated[int, option("Iterations between two exchanges.")] = 1,
+    topology: Annotated[str, _network("ps, ring or twoshot.")] = "ps",
+    servers: Annotated[int, _network("With ps: number of servers that share the parameters.")] = 1,
+    latency: Annotated[str, _network("Round trip between two hosts: 5ms.", metavar="TIME")] = "0",
+    every: Annotated[int, _training("Iterations between two exchanges.")] = 1,
     codec: Annotated[
-        list[str] | None, complete.spec_option("A codec to compare; may be repeated.", "those of the profile")
+        list[str] | None,
+        complete.spec_option(
+            "A codec to compare; may be repeated.", "those of the profile", rich_help_panel="What is compared"
+        ),
     ] = None,
-    rho: Annotated[float | None, option("With --h: share of the parameters that compressed layers keep.")] = None,
-    h: Annotated[float | None, option("Step time of compressed layers over the dense one.")] = None,
-    processes: Annotated[int, option("Workers on each machine, which share its cores.")] = 1,
-    memory: Annotated[str | None, option("Memory of a worker: 16gib.", "the profile's", metavar="SIZE")] = None,
+    rho: Annotated[float | None, _training("With --h: share of the parameters that compressed layers keep.")] = None,
+    h: Annotated[float | None, _training("Step time of compressed layers over the dense one.")] = None,
+    processes: Annotated[int, _compared("Workers on each machine, which share its cores.")] = 1,
+    memory: Annotated[str | None, _training("Memory of a worker: 16gib.", "the profile's", metavar="SIZE")] = None,
     profile: Annotated[
-        str, option("Machine: a file of laconic calibrate, or cpu, h200, jang2017.", metavar="NAME")
+        str, _compared("Machine: a file of laconic calibrate, or cpu, h200, jang2017.", metavar="NAME")
     ] = "cpu",
-    sweep: Annotated[str | None, option("Draw curves over workers, bandwidth, rho or h.", metavar="PARAMETER")] = None,
-    plot: Annotated[Path | None, option("Draw the curves into a file (needs matplotlib).", metavar="FILE")] = None,
-    what_if: Annotated[Path | None, option("Compare codecs for a run of laconic train.", metavar="RUN_FOLDER")] = None,
+    sweep: Annotated[
+        str | None, _compared("Draw curves over workers, bandwidth, rho or h.", metavar="PARAMETER")
+    ] = None,
+    plot: Annotated[Path | None, _compared("Draw the curves into a file (needs matplotlib).", metavar="FILE")] = None,
+    what_if: Annotated[
+        Path | None, _training("Compare codecs for a run of laconic train.", metavar="RUN_FOLDER")
+    ] = None,
     stages: Annotated[
-        int | None, option("Plan a pipeline of so many stages instead; --step-time is a stage's.")
+        int | None, _pipeline("Plan a pipeline of so many stages instead; --step-time is a stage's.")
     ] = None,
-    micro_batches: Annotated[int | None, option("With --stages: micro-batches of a step.", "4")] = None,
+    micro_batches: Annotated[int | None, _pipeline("With --stages: micro-batches of a step.", "4")] = None,
     activations: Annotated[
-        int | None, option("With --stages: values that a stage sends of a micro-batch, windows x length x width.")
+        int | None, _pipeline("With --stages: values that a stage sends of a micro-batch, windows x length x width.")
     ] = None,
-    schedule: Annotated[str | None, option("With --stages: gpipe or 1f1b.", "1f1b")] = None,
+    schedule: Annotated[str | None, _pipeline("With --stages: gpipe or 1f1b.", "1f1b")] = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:

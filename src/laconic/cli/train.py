@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,72 +43,85 @@ TIMES = (
 )  # fmt: skip
 
 
+_task = partial(option, rich_help_panel="Model and data")
+_training = partial(option, rich_help_panel="Training")
+_exchange = partial(option, rich_help_panel="What is exchanged")
+_processes = partial(option, rich_help_panel="Processes")
+_run = partial(option, rich_help_panel="The run")
+
+
 def train(
-    method: Annotated[
-        str | None,
-        option(
-            "1, 2, 2w, 3, 4, 5, 6, adaptive, laconic, laconic-min or homomorphic.", "1", autocompletion=one_of(*METHODS)
-        ),
-    ] = None,
     model: Annotated[
-        str, option("mlp, lenet5, vgg11, alexnet, resnet50 or gpt.", autocompletion=one_of(*MODELS))
+        str, _task("mlp, lenet5, vgg11, alexnet, resnet50 or gpt.", autocompletion=one_of(*MODELS))
     ] = "mlp",
-    data: Annotated[str, option("digits (embedded), mnist, cifar10 or text.", autocompletion=one_of(*DATA))] = "digits",
-    data_dir: Annotated[Path | None, option("Folder of data sets; default: $LACONIC_DATA.")] = None,
-    script: Annotated[str | None, option("Function that builds your own task.", metavar="FILE.py:FUNCTION")] = None,
-    workers: Annotated[int, option("Number of workers.")] = 2,
-    servers: Annotated[int, option("Number of servers that share the parameters.")] = 1,
-    epochs: Annotated[int | None, option("Passes over the data; or give --iterations.")] = None,
-    iterations: Annotated[int | None, option("Number of iterations; default: three epochs.")] = None,
-    batch: Annotated[int, option("Examples per worker and iteration.")] = 64,
-    lr: Annotated[float, option("Learning rate.")] = 0.05,
-    momentum: Annotated[float | None, option("Momentum of SGD; default: 0.9, or the method's.")] = None,
-    weight_decay: Annotated[float, option("Weight decay of SGD.")] = 0.0,
-    schedule: Annotated[str, option("constant or cosine.")] = "constant",
-    warmup: Annotated[int, option("Iterations until the full learning rate.")] = 0,
-    seed: Annotated[int, option("Seed of everything random.")] = 0,
-    mode: Annotated[str, option("sync, async or bounded:S.", autocompletion=one_of(*MODES))] = "sync",
-    push: Annotated[str | None, option("Channel of what workers send.", metavar="SPEC", autocompletion=specs)] = None,
-    pull: Annotated[
-        str | None, option("Channel of what the server sends.", metavar="SPEC", autocompletion=specs)
-    ] = None,
-    push_small: Annotated[str | None, option("--push for small tensors.", metavar="SPEC", autocompletion=specs)] = None,
-    pull_small: Annotated[str | None, option("--pull for small tensors.", metavar="SPEC", autocompletion=specs)] = None,
-    bundled: Annotated[
-        bool, typer.Option("--bundled/--layerwise", help="Exchange all tensors as one vector, or one by one.")
-    ] = False,
-    returns: Annotated[str | None, option("weights, gradients, delta or sum.")] = None,
-    sends: Annotated[str | None, option("gradients, changes or weights.")] = None,
-    every: Annotated[int | None, option("Iterations between exchanges.")] = None,
+    data: Annotated[str, _task("digits (embedded), mnist, cifar10 or text.", autocompletion=one_of(*DATA))] = "digits",
+    data_dir: Annotated[Path | None, _task("Folder of data sets.", "$LACONIC_DATA", metavar="DIR")] = None,
+    script: Annotated[str | None, _task("Function that builds your own task.", metavar="FILE.py:FUNCTION")] = None,
     layers: Annotated[
         str | None,
-        option(
-            "Train in a compressed space: monarch:0.1, subspace:0.1, …",
+        _task(
+            "Train in a compressed space: monarch:0.1, lowrank:0.1, subspace:0.1 or hashed:0.1.",
             metavar="SCHEME:RHO",
             autocompletion=one_of(*SCHEMES),
         ),
     ] = None,
-    layers_init: Annotated[str, option("fresh, or project for a script's trained model.")] = "fresh",
+    layers_init: Annotated[str, _task("fresh, or project for a script's trained model.")] = "fresh",
     bandwidth: Annotated[
-        str, option("With --layers: the link for which the gain is computed.", metavar="RATE")
+        str, _task("With --layers: the link for which the gain is computed.", metavar="RATE")
     ] = "1gbit",
-    after: Annotated[
-        str | None, option("mean or best; clipped, median or trimmed:K bound what one worker can do.")
+    epochs: Annotated[int | None, _training("Passes over the data; or give --iterations.")] = None,
+    iterations: Annotated[int | None, _training("Number of iterations.", "three epochs")] = None,
+    batch: Annotated[int, _training("Examples per worker and iteration.")] = 64,
+    lr: Annotated[float, _training("Learning rate.")] = 0.05,
+    momentum: Annotated[float | None, _training("Momentum of SGD.", "0.9, or the method's")] = None,
+    weight_decay: Annotated[float, _training("Weight decay of SGD.")] = 0.0,
+    schedule: Annotated[str, _training("constant or cosine.")] = "constant",
+    warmup: Annotated[int, _training("Iterations until the full learning rate.")] = 0,
+    seed: Annotated[int, _training("Seed of everything random.")] = 0,
+    method: Annotated[
+        str | None,
+        _exchange(
+            "1, 2, 2w, 3, 4, 5, 6, adaptive, laconic, laconic-min or homomorphic.", "1", autocompletion=one_of(*METHODS)
+        ),
     ] = None,
-    backup: Annotated[int, typer.Option("--backup-workers", help="Workers that a round does not wait for.")] = 0,
+    push: Annotated[
+        str | None, _exchange("Channel of what workers send.", metavar="SPEC", autocompletion=specs)
+    ] = None,
+    pull: Annotated[
+        str | None, _exchange("Channel of what the server sends.", metavar="SPEC", autocompletion=specs)
+    ] = None,
+    push_small: Annotated[
+        str | None, _exchange("--push for small tensors.", metavar="SPEC", autocompletion=specs)
+    ] = None,
+    pull_small: Annotated[
+        str | None, _exchange("--pull for small tensors.", metavar="SPEC", autocompletion=specs)
+    ] = None,
+    bundled: Annotated[
+        bool, _exchange("Exchange all tensors as one vector, or one by one.", names=("--bundled/--layerwise",))
+    ] = False,
+    returns: Annotated[str | None, _exchange("weights, gradients, delta or sum.")] = None,
+    sends: Annotated[str | None, _exchange("gradients, changes or weights.")] = None,
+    every: Annotated[int | None, _exchange("Iterations between exchanges.")] = None,
+    mode: Annotated[str, _exchange("sync, async or bounded:S.", autocompletion=one_of(*MODES))] = "sync",
     discount: Annotated[
-        bool, typer.Option("--discount", help="Modes async and bounded: shorter steps for stale gradients.")
+        bool, _exchange("Modes async and bounded: shorter steps for stale gradients.", names=("--discount",))
     ] = False,
-    checkpoint_every: Annotated[int, option("Iterations between checkpoints.")] = 20,
-    run_dir: Annotated[Path | None, option("The run's folder; default: a new one in runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir.")] = False,
+    after: Annotated[
+        str | None, _exchange("mean or best; clipped, median or trimmed:K bound what one worker can do.")
+    ] = None,
+    workers: Annotated[int, _processes("Number of workers.")] = 2,
+    servers: Annotated[int, _processes("Number of servers that share the parameters.")] = 1,
+    backup: Annotated[int, _processes("Workers that a round does not wait for.", names=("--backup-workers",))] = 0,
+    device: Annotated[str, _processes("Where workers train and encode: cpu, cuda or auto.")] = "cpu",
+    run_dir: Annotated[Path | None, _run("The run's folder.", "a new one in runs/", metavar="DIR")] = None,
+    checkpoint_every: Annotated[int, _run("Iterations between checkpoints.")] = 20,
+    resume: Annotated[bool, _run("Continue the run in --run-dir.", names=("--resume",))] = False,
     prepare: Annotated[
-        bool, typer.Option("--prepare", help="Only write --run-dir, for laconic server and laconic worker.")
+        bool, _run("Only write --run-dir, for laconic server and laconic worker.", names=("--prepare",))
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Only print the method's flags.")] = False,
-    device: Annotated[str, option("Where workers train and encode: cpu, cuda or auto.")] = "cpu",
-    tensorboard: Annotated[Path | None, option("Write TensorBoard's event files here.", metavar="DIR")] = None,
+    tensorboard: Annotated[Path | None, _run("Write TensorBoard's event files here.", metavar="DIR")] = None,
     metrics: Metrics = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Only print the method's flags.")] = False,
     json: Json = False,
 ) -> None:
     """Train a model with a parameter server and workers, each a process on this host.

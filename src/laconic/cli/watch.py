@@ -30,7 +30,7 @@ RUNS = Path("runs")
 
 def watch(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="The run's folder.", show_default="the newest in runs/")
+        Path | None, typer.Argument(metavar="RUN", help="The run's folder.", show_default="the newest in runs/")
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a page on this host until Ctrl-C.")] = False,
     host: Annotated[str, option("With --web: a loopback address.", metavar="H")] = "127.0.0.1",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runner import Run
+from cli_runner import Run, help_text
 from laconic_lab.cli import (
     bench,
     bench_cluster,
@@ -39,12 +39,6 @@ QUICKEST = {
     "lab faults": "laconic lab faults --list",
 }
 """The quickest example of each command. The other commands have test files of their own."""
-
-
-def help_text(run: Run, *command: str) -> str:
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    return " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("command, examples", [("bench", bench.EXAMPLES), ("study", study.EXAMPLES)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_runner import help_text
 from laconic_lab.cli import lab as command
 from laconic_lab.network import labs
 
@@ -26,7 +27,7 @@ def one_line(result, code: int, *words: str) -> None:
     "words", [("lab",), ("lab", "up"), ("lab", "run"), ("lab", "status"), ("lab", "down")], ids=str
 )
 def test_help_shows_examples(run, words):
-    shown = " ".join(run(*words, "--help").stdout.split())
+    shown = help_text(run, *words)
     mine = [example for example in command.EXAMPLES if example.startswith(" ".join(("laconic", *words)))]
     assert len(mine) >= 2 and all(f"$ {example}" in shown for example in mine)
 

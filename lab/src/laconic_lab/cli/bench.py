@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from laconic.cli import complete
+from laconic.cli.help import Commands, HelpGroup
 from laconic.cli.options import Json, option
 from laconic.cli.output import check_writable, examples, print_json, progress_bar, stdout_console
 from laconic.errors import ConfigError
@@ -313,7 +313,7 @@ def _peer_cells(result: PeerResult, wide: bool) -> list[str]:
     return cells
 
 
-class _Benches(TyperGroup):
+class _Benches(HelpGroup):
     """A group that treats ``laconic bench qsgd:4`` as ``laconic bench codecs qsgd:4``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -334,7 +334,7 @@ def _root() -> None:
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(cls=_Benches, rich_markup_mode="rich")
+    group = Commands(cls=_Benches)
     group.callback()(_root)
     group.command(DEFAULT, epilog=examples(*CODECS))(bench)
     bench_cluster.register(group)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
 from laconic.cli.complete import one_of
+from laconic.cli.help import HelpCommand
 from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_stderr, print_table, progress_bar
 from laconic.errors import ConfigError
@@ -34,7 +35,7 @@ EXAMPLES = (
 REPORT, ALL = "report", "all"
 
 
-class StudyCommand(TyperCommand):
+class StudyCommand(HelpCommand):
     """Fills the help with what the studies declare: their experiments, and which options each of them takes."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
