@@ -267,6 +267,7 @@ void topk_chunks_double(const double* x, int64_t n, const ChunkCounts& counts, I
 // --- positions.cpp
 enum class PositionMode : int { all = 0, rice = 1, bitmap = 2 };
 constexpr int64_t kPositionsHeader = 8;
+constexpr int64_t kSetBitsSlack = 64 + 8;
 constexpr int kMaxLowBits = 31;
 struct PositionPlan {
   PositionMode mode;

@@ -4,20 +4,21 @@
 #include "core.hpp"
 
 #include <cstring>
+#include <type_traits>
 
 namespace laconic {
 namespace {
 
 template <class Index>
-struct Gaps {  // how many positions are skipped before each position
-  const Index* positions;
-  int64_t previous = -1;
-  uint64_t operator()(int64_t i) {
-    const int64_t here = positions[i], gap = here - previous - 1;
-    previous = here;
-    return static_cast<uint64_t>(gap);
-  }
-};
+using Gap = std::make_unsigned_t<Index>;  // positions are below 2^31 or 2^63
+
+// How many positions are skipped before each of `count` positions from `at` on.
+template <class Index>
+void gaps_of(const Index* positions, int64_t at, int64_t count, Gap<Index>* gaps) {
+  const Index* here = positions + at;
+  gaps[0] = static_cast<Gap<Index>>(at == 0 ? here[0] : here[0] - here[-1] - 1);
+  for (int64_t i = 1; i < count; ++i) gaps[i] = static_cast<Gap<Index>>(here[i] - here[i - 1] - 1);
+}
 
 }  // namespace
 
@@ -28,11 +29,16 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
   const uint64_t typical = static_cast<uint64_t>(69 * n / (100 * k));
   const int log2 = 63 - __builtin_clzll(typical ? typical : 1);
   const int middle = log2 < kMaxLowBits ? log2 : kMaxLowBits, first = middle > 0 ? middle - 1 : 0;
-  Gaps<Index> gaps{positions};
   uint64_t high[3] = {};
-  for (int64_t i = 0; i < k; ++i) {
-    const uint64_t gap = gaps(i);
-    for (int j = 0; j < 3; ++j) high[j] += gap >> (first + j);
+  Gap<Index> gaps[kGroup];
+  for (int64_t at = 0; at < k; at += kGroup) {
+    const int64_t count = k - at < kGroup ? k - at : kGroup;
+    gaps_of(positions, at, count, gaps);
+    for (int j = 0; j < 3; ++j) {
+      uint64_t sum = 0;
+      for (int64_t i = 0; i < count; ++i) sum += gaps[i] >> (first + j);
+      high[j] += sum;
+    }
   }
   PositionPlan best{PositionMode::bitmap, 0, kPositionsHeader + (n + 7) / 8};
   for (int low_bits = middle + 1; low_bits >= first; --low_bits) {  // among equal sizes the smallest parameter wins
@@ -47,17 +53,17 @@ PositionPlan plan_positions(const Index* positions, int64_t k, int64_t n) {
 template <class Index>
 static void rice_write(const Index* positions, int64_t k, int low_bits, uint8_t* low, uint8_t* unary,
                        int64_t unary_nbytes) {
-  Gaps<Index> gaps{positions};
   const uint32_t mask = (1u << low_bits) - 1;
+  Gap<Index> gaps[kGroup];
   uint32_t symbols[kGroup];
   std::memset(unary, 0, static_cast<size_t>(unary_nbytes));
   int64_t bit = -1;
   for (int64_t at = 0; at < k; at += kGroup) {
-    const int64_t count = at + kGroup <= k ? kGroup : k - at;
+    const int64_t count = k - at < kGroup ? k - at : kGroup;
+    gaps_of(positions, at, count, gaps);
     for (int64_t i = 0; i < count; ++i) {
-      const uint64_t gap = gaps(at + i);
-      symbols[i] = static_cast<uint32_t>(gap) & mask;
-      bit += static_cast<int64_t>(gap >> low_bits) + 1;
+      symbols[i] = static_cast<uint32_t>(gaps[i]) & mask;
+      bit += static_cast<int64_t>(gaps[i] >> low_bits) + 1;
       unary[bit >> 3] |= static_cast<uint8_t>(1 << (bit & 7));
     }
     simd().pack(symbols, count, low_bits, low + at / kGroup * 32 * low_bits);
@@ -80,47 +86,47 @@ void write_positions(const Index* positions, int64_t k, const PositionPlan& plan
   }
 }
 
+// A position is the number of zeros before its unary bit times 2^low_bits, plus the low bits so far, plus the positions
+// before it: both sums never fall, so one check for each group of 256 covers all of its positions.
 template <class Index>
 static bool rice_read(const uint8_t* low, const uint8_t* unary, int64_t unary_nbytes, int64_t k, int low_bits,
                       int64_t n, Index* positions) {
   uint32_t symbols[kGroup];
-  int64_t count_read = 0, position = -1, last_end = -1;
-  for (int64_t byte = 0; byte < unary_nbytes; byte += 8) {
-    uint64_t word = 0;
-    const int64_t here = unary_nbytes - byte < 8 ? unary_nbytes - byte : 8;
-    std::memcpy(&word, unary + byte, static_cast<size_t>(here));
-    for (; word; word &= word - 1) {
-      if (count_read == k) return false;
-      if (count_read % kGroup == 0) {
-        const int64_t count = k - count_read < kGroup ? k - count_read : kGroup;
-        simd().unpack(low + count_read / kGroup * 32 * low_bits, count, low_bits, symbols);
-      }
-      const int64_t end = byte * 8 + __builtin_ctzll(word), high = end - last_end - 1;
-      last_end = end;
-      if (high > n >> low_bits) return false;
-      position += (high << low_bits) + symbols[count_read % kGroup] + 1;
-      if (position >= n) return false;
-      positions[count_read++] = static_cast<Index>(position);
+  int64_t ends[kGroup + kSetBitsSlack];  // the indices of unary bits: a group's, and what a whole word adds
+  int64_t found = 0, read = 0, low_sum = 0, last_end = -1;
+  for (int64_t byte = 0; byte < unary_nbytes || found;) {
+    found = simd().set_bits(unary, unary_nbytes, &byte, kGroup, ends, found);
+    if (found == 0) break;
+    const int64_t count = found < kGroup ? found : kGroup;
+    if (read + count > k) return false;
+    last_end = ends[count - 1];
+    if (last_end - (read + count - 1) > n >> low_bits) return false;
+    simd().unpack(low + read / kGroup * 32 * low_bits, count, low_bits, symbols);
+    for (int64_t i = 0; i < count; ++i) {
+      low_sum += symbols[i];
+      ends[i] = ((ends[i] - (read + i)) << low_bits) + low_sum + read + i;
     }
+    if (ends[count - 1] >= n) return false;
+    for (int64_t i = 0; i < count; ++i) positions[read + i] = static_cast<Index>(ends[i]);
+    read += count;
+    found -= count;
+    std::memmove(ends, ends + count, static_cast<size_t>(found) * sizeof *ends);
   }
-  return count_read == k && last_end >= (unary_nbytes - 1) * 8;
+  return read == k && last_end >= (unary_nbytes - 1) * 8;
 }
 
 template <class Index>
 static bool bitmap_read(const uint8_t* bitmap, int64_t n, int64_t k, Index* positions) {
-  int64_t count_read = 0;
+  int64_t found[kGroup + kSetBitsSlack];
   const int64_t nbytes = (n + 7) / 8;
-  for (int64_t byte = 0; byte < nbytes; byte += 8) {
-    uint64_t word = 0;
-    const int64_t here = nbytes - byte < 8 ? nbytes - byte : 8;
-    std::memcpy(&word, bitmap + byte, static_cast<size_t>(here));
-    for (; word; word &= word - 1) {
-      const int64_t position = byte * 8 + __builtin_ctzll(word);
-      if (count_read == k || position >= n) return false;
-      positions[count_read++] = static_cast<Index>(position);
-    }
+  int64_t read = 0;
+  for (int64_t byte = 0; byte < nbytes;) {
+    const int64_t count = simd().set_bits(bitmap, nbytes, &byte, kGroup, found, 0);
+    if (read + count > k || (count && found[count - 1] >= n)) return false;
+    for (int64_t i = 0; i < count; ++i) positions[read + i] = static_cast<Index>(found[i]);
+    read += count;
   }
-  return count_read == k;
+  return read == k;
 }
 
 template <class Index>
@@ -136,12 +142,11 @@ static int gap_class_width(int gap_class) { return gap_class < 8 ? 0 : gap_class
 
 template <class Index>
 int64_t split_gaps(const Index* positions, int64_t k, uint8_t* classes, uint8_t* low) {
-  Gaps<Index> gaps{positions};
   const uint8_t* begin = low;
   uint64_t held = 0;
   int count = 0;
   for (int64_t i = 0; i < k; ++i) {
-    const uint64_t gap = gaps(i);
+    const uint64_t gap = static_cast<uint64_t>(i == 0 ? positions[0] : positions[i] - positions[i - 1] - 1);
     if (gap < 8) {
       classes[i] = static_cast<uint8_t>(gap);
       continue;

@@ -28,7 +28,7 @@ uint32_t magnitude_at(const float* x, int64_t i) {
 
 // Memory that outlives a call, because fresh pages cost more than the work done in them.
 struct Workspace {
-  std::vector<uint32_t> offset, bits, high, low;
+  std::vector<uint32_t> offset, bits, high, low, inside;
 
   Kept kept(int64_t capacity) {
     const size_t size = static_cast<size_t>(capacity) + 64;
@@ -48,6 +48,7 @@ struct Trimmed {
     if (workspace.offset.size() <= kMost) return;
     workspace.offset = {};
     workspace.bits = {};
+    workspace.inside = {};
   }
 };
 
@@ -113,8 +114,12 @@ uint32_t kth_largest_uniform(int64_t m, int64_t k, uint32_t most, ValueAt value_
   return kth;
 }
 
-// A magnitude that slightly more than k of the n entries reach.
-uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
+// Magnitudes around the k-th: slightly more than k of the n entries reach `low`, slightly fewer reach `high`.
+struct Band {
+  uint32_t low, high;
+};
+
+Band sampled_band(const float* x, int64_t n, int64_t k) {
   // Whole cache lines, evenly spaced with a jitter, so that no period of the data aligns with them.
   constexpr int64_t lines = 8192, line = 16, samples = lines * line;
   auto& high = workspace.high;
@@ -125,10 +130,43 @@ uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
     for (int64_t j = 0; j < line; ++j) ++high[magnitude_at(x, at + j) >> kHighShift];
   }
   const double share = static_cast<double>(k) / static_cast<double>(n), expected = share * samples;
-  const int64_t wanted = static_cast<int64_t>(expected + 5.0 * std::sqrt(expected * (1.0 - share)) + 8.0);
+  const double chance = 5.0 * std::sqrt(expected * (1.0 - share)) + 8.0;
   int64_t above;
-  const size_t bin = bin_holding(high, wanted, &above);
-  return static_cast<uint32_t>(bin) << kHighShift;
+  const size_t low = bin_holding(high, static_cast<int64_t>(expected + chance), &above);
+  if (expected <= chance) return {static_cast<uint32_t>(low) << kHighShift, kMagnitude};
+  const size_t top = bin_holding(high, static_cast<int64_t>(expected - chance), &above);
+  return {static_cast<uint32_t>(low) << kHighShift, static_cast<uint32_t>(top + 1) << kHighShift};
+}
+
+// The k-th largest of m candidates, which lies in the band unless the sample misleads, how many are larger, and how many
+// equal it.
+struct Kth {
+  uint32_t magnitude;
+  int64_t larger, equal;
+};
+
+Kth kth_candidate(const Kept& kept, int64_t k, const Band& band) {
+  const auto magnitude = [&](int64_t i) { return kept.bits[i] & kMagnitude; };
+  auto& inside = workspace.inside;
+  if (inside.size() < static_cast<size_t>(kept.count)) inside.resize(static_cast<size_t>(kept.count));
+  size_t count = 0;
+  for (int64_t i = 0; i < kept.count; ++i) {
+    inside[count] = magnitude(i);
+    count += magnitude(i) < band.high;
+  }
+  const int64_t above = kept.count - static_cast<int64_t>(count);
+  Kth kth{};
+  if (above < k) {
+    const auto at = inside.begin() + (k - above - 1), end = inside.begin() + static_cast<int64_t>(count);
+    std::nth_element(inside.begin(), at, end, std::greater<uint32_t>());
+    kth.magnitude = *at;
+    kth.larger = above + std::count_if(inside.begin(), at, [&](uint32_t v) { return v > kth.magnitude; });
+    kth.equal = std::count(inside.begin(), end, kth.magnitude);
+  } else {
+    kth.magnitude = kth_largest(kept.count, k, kMagnitude, magnitude, &kth.larger);
+    for (int64_t i = 0; i < kept.count; ++i) kth.equal += magnitude(i) == kth.magnitude;
+  }
+  return kth;
 }
 
 // Keeps the entries above the k-th magnitude, and the first of those equal to it, in their order. Returns the amax
@@ -140,10 +178,11 @@ uint32_t keep_top(int64_t m, int64_t k, uint32_t kth, int64_t larger, At at, Ind
   for (int64_t i = 0; i < m && count < k; ++i) {
     const auto [position, raw] = at(i);
     const uint32_t magnitude = raw & kMagnitude;
-    if (magnitude < kth || (magnitude == kth && ties-- <= 0)) continue;
+    // Written in any case and counted if it is kept, because candidates that are not kept cannot be predicted.
     positions[count] = static_cast<Index>(position);
-    std::memcpy(values + count++, &raw, 4);
+    std::memcpy(values + count, &raw, 4);
     amax_bits = std::max(amax_bits, magnitude);
+    count += magnitude > kth || (magnitude == kth && ties-- > 0);
   }
   return amax_bits;
 }
@@ -221,20 +260,30 @@ template <class Index>
 uint32_t topk(const float* x, int64_t n, int64_t k, Index* positions, float* values, int threads) {
   if (n < 2 * kSplit || k > n / 2) return topk_by_counting(x, n, k, positions, values);
   const Trimmed after;
-  const uint32_t threshold = sampled_threshold(x, n, k);
+  const Band band = sampled_band(x, n, k);
   const int64_t range = range_for(n, threads);
   Kept kept;
   std::vector<int64_t> starts;
   const int64_t capacity = k + k / 2 + 65536;
-  if (threshold == 0 || !collect_candidates(n, reaching(x, threshold), capacity, threads, &kept, &starts, range) ||
+  if (band.low == 0 || !collect_candidates(n, reaching(x, band.low), capacity, threads, &kept, &starts, range) ||
       kept.count < k) {
     return topk_by_counting(x, n, k, positions, values);
   }
-  int64_t larger;
-  const auto magnitude = [&](int64_t i) { return kept.bits[i] & kMagnitude; };
-  const uint32_t kth = kth_largest(kept.count, k, kMagnitude, magnitude, &larger);
+  const Kth kth = kth_candidate(kept, k, band);
+  if constexpr (sizeof(Index) == 4) {
+    if (kth.larger + kth.equal == k) {  // no tie to break
+      uint32_t amax_bits = 0;
+      int64_t count = 0;
+      for (size_t r = 0; r + 1 < starts.size(); ++r) {
+        const Kept part{kept.offset + starts[r], kept.bits + starts[r], starts[r + 1] - starts[r], 0};
+        count = simd().keep_reaching(part, kth.magnitude, static_cast<uint32_t>(static_cast<int64_t>(r) * range),
+                                     reinterpret_cast<uint32_t*>(positions), values, count, k, &amax_bits);
+      }
+      return amax_bits;
+    }
+  }
   size_t r = 0;
-  return keep_top(kept.count, k, kth, larger, [&](int64_t i) {
+  return keep_top(kept.count, k, kth.magnitude, kth.larger, [&](int64_t i) {
     while (i >= starts[r + 1]) ++r;
     return Entry{static_cast<int64_t>(r) * range + kept.offset[i], kept.bits[i]};
   }, positions, values);

@@ -6,7 +6,7 @@
 namespace laconic {
 namespace {
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__)
 // For each mask of eight lanes, the permutation that moves its set lanes to the front.
 struct Compress {
   alignas(32) uint32_t order[256][8];
@@ -20,6 +20,15 @@ struct Compress {
   }
 };
 constexpr Compress kCompress;
+
+// Writes bits and offsets of the lanes that are set, moved to the front, and returns their number. Writes all eight.
+INLINE int64_t append8(i8 set, u8v bits, u8v offsets, uint32_t* bits_out, uint32_t* offsets_out) {
+  const unsigned hit = static_cast<unsigned>(_mm256_movemask_ps((__m256)set));
+  const __m256i order = _mm256_load_si256(reinterpret_cast<const __m256i*>(kCompress.order[hit]));
+  store(bits_out, (u8v)_mm256_permutevar8x32_epi32((__m256i)bits, order));
+  store(offsets_out, (u8v)_mm256_permutevar8x32_epi32((__m256i)offsets, order));
+  return __builtin_popcount(hit);
+}
 #endif
 
 // Appends offset + lane and raw bits of the lanes whose masked bits are at least the threshold. Writes up to 16 entries
@@ -65,6 +74,33 @@ INLINE int64_t append_rest(const uint32_t* raw, int64_t n, uint32_t mask, uint32
     kept->bits[count] = raw[i];
     count += (raw[i] & mask) >= threshold;
   }
+  return count;
+}
+
+int64_t keep_reaching(const Kept& candidates, uint32_t threshold, uint32_t base, uint32_t* positions, float* values,
+                      int64_t count, int64_t k, uint32_t* amax_bits) {
+  uint32_t* raw = reinterpret_cast<uint32_t*>(values);
+  u8v largest = splat_u(*amax_bits);
+  int64_t i = 0;
+#if defined(__AVX2__)
+  // Eight entries are written whatever their number, so the last ones are left to the loop below.
+  for (; i + 8 <= candidates.count && count + 8 <= k; i += 8) {
+    const u8v bits = load<u8v>(candidates.bits + i), offsets = load<u8v>(candidates.offset + i) + base;
+    const u8v magnitude = bits & kMagnitude;
+    largest = larger(largest, magnitude);
+    const i8 reached = (i8)magnitude >= (i8)splat_u(threshold);
+    count += append8(reached, bits, offsets, raw + count, positions + count);
+  }
+#endif
+  uint32_t most_bits = fold_max(largest);
+  for (; i < candidates.count && count < k; ++i) {
+    const uint32_t magnitude = candidates.bits[i] & kMagnitude;
+    positions[count] = base + candidates.offset[i];
+    raw[count] = candidates.bits[i];
+    most_bits = most(most_bits, magnitude);
+    count += magnitude >= threshold;
+  }
+  *amax_bits = most_bits;
   return count;
 }
 
@@ -129,6 +165,29 @@ bool compact_hashes(HashKey key, int64_t begin, int64_t end, uint32_t at_most, K
   }
   kept->count = count;
   return true;
+}
+
+int64_t set_bits(const uint8_t* bits, int64_t nbytes, int64_t* byte, int64_t wanted, int64_t* out, int64_t count) {
+  int64_t at = *byte;
+  for (; count < wanted && at < nbytes; at += 8) {
+    uint64_t word = 0;
+    if (nbytes - at >= 8) {
+      std::memcpy(&word, bits + at, 8);
+    } else {
+      std::memcpy(&word, bits + at, static_cast<size_t>(nbytes - at));
+    }
+    // Eight at a time: a loop that ended with the last bit would be mispredicted for nearly every word.
+    const int64_t end = count + __builtin_popcountll(word);
+    for (; count < end; count += 8) {
+      for (int j = 0; j < 8; ++j) {
+        out[count + j] = 8 * at + __builtin_ctzll(word | uint64_t{1} << 63);
+        word &= word - 1;
+      }
+    }
+    count = end;
+  }
+  *byte = at;
+  return count;
 }
 
 template <class Index>
