@@ -45,6 +45,22 @@ def test_tables_judge_the_speed_and_the_counts() -> None:
     assert [met for met, _ in table.verdicts] == [False, False]
 
 
+def loss(way: str, last: float, reached: int | None) -> Record:
+    values: dict[str, Any] = {
+        "way": way, "title": way_of(way).title, "nodes": 2, "shards": 2, "numel": 10, "steps": 20, "loss": last,
+        "reached_step": reached, "node_nbytes_until_goal": 100.0, "fewer_bytes": None if reached is None else 60.0,
+        "training": FSDPSettings().training(), "command": "laconic bench fsdp",
+    }  # fmt: skip
+    return Record("bench.fsdp.loss", values, 0, machine={"cpu": "some", "cores": 2})
+
+
+def test_losses_are_compared_with_hsdp_of_the_same_optimizer() -> None:
+    ways = [loss("hsdp", 2.0, 20), loss("hsdp muon", 1.0, 10), loss("laconic thc:4 muon", 1.005, 10)]
+    [table] = fsdp_tables([*ways, loss("local 4 ef|sign", 1.5, None)])
+    assert [row[2] for row in table.rows] == ["+0.00", "+0.00", "+0.50", "+50.00"]
+    assert [met for met, _ in table.verdicts] == [True, False, False]
+
+
 @pytest.mark.slow
 def test_small_run_gives_records_of_steps_and_losses() -> None:
     settings = FSDPSettings(

@@ -25,7 +25,7 @@ def fsdp(
     ways: Annotated[
         str | None,
         option(
-            "Of 'hsdp', 'hsdp muon', 'laconic SPEC', 'local STEPS SPEC'; hsdp is always included.",
+            "Of 'hsdp', 'laconic SPEC', both with ' muon' behind it, 'local STEPS SPEC'; hsdp is always included.",
             "hsdp,laconic ef|qsgd:4,laconic ef|thc:4,local 20 ef|sign", metavar="W,W,…",
         ),
     ] = None,

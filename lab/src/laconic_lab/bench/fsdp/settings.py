@@ -41,23 +41,25 @@ class Way:
 
 
 def way_of(name: str) -> Way:
-    """Return the way of a name: ``hsdp``, ``hsdp muon``, ``laconic SPEC``, ``local STEPS SPEC``.
+    """Return the way of a name: ``hsdp`` or ``laconic SPEC``, with ``muon`` behind it or not, or ``local STEPS SPEC``.
 
     >>> way_of("local 20 ef|sign").title
     'Muon, LocalSGD every 20, `ef|sign`'
     """
     words = name.split()
-    if name in (PLAIN, f"{PLAIN} muon"):
-        return Way(name, words[-1] if len(words) > 1 else "adamw")
-    if len(words) == 2 and words[0] == "laconic":
-        parse(words[1])
-        return Way(name, spec=words[1])
+    optimizer = "muon" if words[-1:] == ["muon"] else "adamw"
+    every_step = words[:-1] if optimizer == "muon" else words
+    if every_step == [PLAIN]:
+        return Way(name, optimizer)
+    if len(every_step) == 2 and every_step[0] == "laconic":
+        parse(every_step[1])
+        return Way(name, optimizer, every_step[1])
     if len(words) == 3 and words[0] == "local" and words[1].isdigit() and int(words[1]) > 0:
         parse(words[2])
         return Way(name, "muon", words[2], int(words[1]))
     raise ConfigError(
-        f"--ways must be of 'hsdp', 'hsdp muon', 'laconic SPEC' and 'local STEPS SPEC', such as 'local 20 ef|sign', "
-        f"got {name!r}"
+        f"--ways must be of 'hsdp', 'hsdp muon', 'laconic SPEC', 'laconic SPEC muon' and 'local STEPS SPEC', such as "
+        f"'local 20 ef|sign', got {name!r}"
     )
 
 

@@ -8,13 +8,14 @@ from typing import Any
 from laconic.records import Record
 from laconic.units import show_bytes
 from laconic_lab.bench.cluster.tables import ClusterTable
+from laconic_lab.bench.fsdp.settings import way_of
 from laconic_lab.bench.gpt.settings import show_link
 
 __all__ = ["fsdp_tables"]
 
 JUDGED_LINK, JUDGED_WAY = "100mbit", "laconic ef|qsgd:4"
-SPEED_UP, FEWER_BYTES, COUNTED = 6.0, 50.0, 0.03
-"""Goals: of the step over the judged link, of local SGD's bytes at HSDP's loss, and of the counts of bytes."""
+SPEED_UP, FEWER_BYTES, COUNTED, ABOVE = 6.0, 50.0, 0.03, 0.01
+"""Goals: of the step over the judged link, of local SGD's bytes at HSDP's loss, of the counts of bytes, of losses."""
 
 
 def fsdp_tables(records: Sequence[Record]) -> list[ClusterTable]:
@@ -60,25 +61,32 @@ def _step_verdicts(values: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]
 
 def _losses(records: Sequence[Record]) -> ClusterTable:
     values = [record.values for record in records]
-    rows = tuple(
-        (
-            v["title"], f"{v['loss']:.4f}", "not reached" if v["reached_step"] is None else str(v["reached_step"]),
+    ways = [way_of(v["way"]) for v in values]
+    stock = {way.optimizer: v["loss"] for way, v in zip(ways, values, strict=True) if way.spec is None}
+    rows, verdicts = [], []
+    for way, v in zip(ways, values, strict=True):
+        above = v["loss"] / stock[way.optimizer] - 1 if way.optimizer in stock else None
+        rows.append((
+            v["title"], f"{v['loss']:.4f}", "" if above is None else f"{100 * above:+.2f}",
+            "not reached" if v["reached_step"] is None else str(v["reached_step"]),
             show_bytes(v["node_nbytes_until_goal"]), "" if v["fewer_bytes"] is None else f"1/{v['fewer_bytes']:.0f}",
-        )
-        for v in values
+        ))  # fmt: skip
+        if way.spec is not None and above is not None:
+            text = f"{v['title']} ends {100 * above:+.2f} % above HSDP's loss, at most {100 * ABOVE:g} %"
+            verdicts.append(_verdict(above <= ABOVE, text))
+        if way.every:
+            fewer = v["fewer_bytes"] or 0.0
+            text = f"{v['title']} sends {fewer:.0f} times fewer bytes at HSDP's loss, at least {FEWER_BYTES:g}"
+            verdicts.append(_verdict(fewer >= FEWER_BYTES, text))
+    columns = (
+        "way", "last loss", "% above HSDP by the same optimizer", "HSDP's loss after steps",
+        "sent by a node until then", "bytes",
     )  # fmt: skip
-    columns = ("way", "last loss", "HSDP's loss after steps", "sent by a node until then", "bytes")
     notes = (
-        f"{_setting(records[0])}, {values[0]['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is its "
-        f"last, plus 0.2 %. HSDP's bytes are those of its all-reduces. By `{values[0]['command']}`."
+        f"{_setting(records[0])}, {values[0]['steps']} steps. Loss in nats a byte on held-out text; HSDP's loss is "
+        f"AdamW's last, plus 0.2 %. HSDP's bytes are those of its all-reduces. By `{values[0]['command']}`."
     )
-    local = [v for v in values if v["way"].startswith("local ")]
-    verdicts = []
-    for v in local:
-        fewer = v["fewer_bytes"] or 0.0
-        text = f"{v['title']} sends {fewer:.0f} times fewer bytes at HSDP's loss, at least {FEWER_BYTES:g}"
-        verdicts.append(_verdict(fewer >= FEWER_BYTES, text))
-    return ClusterTable("fsdp-loss", columns, rows, 1, notes, tuple(verdicts))
+    return ClusterTable("fsdp-loss", columns, tuple(rows), 1, notes, tuple(verdicts))
 
 
 def _setting(record: Record) -> str:
