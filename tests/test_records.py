@@ -23,3 +23,14 @@ def test_writing_below_a_file_names_the_file(tmp_path, below):
         records.write([Record("bench.codec", {})], blocking / below)
     expected = f"cannot write records to {blocking / below}: {blocking} is a file, not a folder"
     assert str(caught.value) == expected
+
+
+def test_copy_without_history_takes_its_commit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(records.subprocess, "run", no_git)
+    monkeypatch.delenv("LACONIC_COMMIT", raising=False)
+    assert records.commit.__wrapped__() is None
+    monkeypatch.setenv("LACONIC_COMMIT", "0123456789ab")
+    assert records.commit.__wrapped__() == "0123456789ab"

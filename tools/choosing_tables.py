@@ -44,7 +44,7 @@ def size(nbytes: float) -> str:
 
 
 def times(factor: float) -> str:
-    return f"{factor:.2f}×" if factor < 10 else f"{factor:.0f}×"
+    return f"{factor:.2f}×" if factor < 10 else f"{factor:.1f}×" if factor < 100 else f"{factor:.0f}×"
 
 
 def points_word(limit: float) -> str:

@@ -59,7 +59,10 @@ def versions() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """Return the commit of the checkout of this package, ``-dirty`` with local changes; None if it is installed."""
+    """Return the commit of the checkout of this package, ``-dirty`` with local changes.
+
+    On a copy without its history it is what the environment variable ``LACONIC_COMMIT`` says; otherwise None.
+    """
     package = Path(__file__).resolve().parent
 
     def git(*args: str) -> str | None:
@@ -71,7 +74,7 @@ def commit() -> str | None:
 
     # An installed copy may be inside another repository, whose commit would be wrong.
     if git("ls-files", "--error-unmatch", "records.py") is None:
-        return None
+        return os.environ.get("LACONIC_COMMIT") or None
     head = git("rev-parse", "--short=12", "HEAD")
     return f"{head}-dirty" if head and git("status", "--porcelain", "--", "..") else head
 

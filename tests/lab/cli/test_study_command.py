@@ -25,7 +25,7 @@ def test_json_records_and_figures(run: Run, work_dir: Path) -> None:
     found = json.loads(result.stdout)
     assert (found["records"], found["runs"], found["packets_that_differ"]) == (3, 3, 0)
     assert found["claims"][0]["claimed"] == 6.8 and found["claims"][0]["runs"] == 1
-    assert found["claims"][0]["how"] == "measured"
+    assert found["claims"][0]["how"] == "fitted"
     assert len(read(work_dir / "kept" / "headline.jsonl")) == 3
     assert (work_dir / "drawn" / "figure5.svg").exists() and "figure5.svg written" in result.stderr
     again = run("study", "oland2015", "--part", "report", "--records", "kept", "--json")

@@ -141,17 +141,21 @@ def test_summary_counts_exchanges_after_the_warm_up() -> None:
 
 
 def test_tables_count_errors_and_choices() -> None:
+    others = [codec for codec in cells.CODECS if codec not in ("none", "qsgd:4", "thc:4")]
     results = Results([
         a_run("none", 2.0, 2.0), a_run("qsgd:4", 0.5, 0.55), a_run("thc:4", 0.6, 0.5),
-        a_run("none", 1.0, 1.25, workers=4), a_run("qsgd:4", 0.5, 0.4, workers=4),
-        a_run("none", 1.0, 3.0, workers=4, rate="1gbit", others=0.5),
+        a_run("none", 1.0, 1.25, workers=4), a_run("qsgd:4", 0.5, 0.4, workers=4), a_run("thc:4", 2.0, 2.5, workers=4),
+        a_run("none", 1.0, 3.0, workers=4, rate="1gbit", others=0.5), a_run("qsgd:4", 0.5, 0.5, rate="1gbit"),
+        *(a_run(codec, 8.0, 10.0, workers=workers) for codec in others for workers in (2, 4)),
     ])  # fmt: skip
     tables = {table.title: table for table in STUDY.all_tables(results)}
     summary = {row[0]: row[2] for row in tables["Predicted and measured: summary"].rows}
     assert summary["calm cells: median error of an iteration's time"] == "20.0 %"
     assert summary["calm cells: worst error"] == "25.0 %" and summary["all cells: worst error"] == "66.7 %"
     # With two workers qsgd:4 is recommended and thc:4 was best by 10 %; with four they agree.
-    assert summary["calm cells: the recommended codec is the best, or within 5 % of it"] == "1 of 2"
+    # At 1 Gbit/s most codecs were not measured, so that none is known to be the best.
+    (chosen,) = (found for what, found in summary.items() if what.startswith("calm cells, settings with all codecs"))
+    assert chosen == "1 of 2" and len(tables["Recommended and best"].rows) == 2
     assert tables["Recommended and best"].rows[0][3:6] == ["qsgd:4", "thc:4", "10.0 %"]
 
 

@@ -86,7 +86,7 @@ def test_finished_runs_are_not_repeated_and_fill_the_tables(
     ]  # fmt: skip
     results = STUDY.results([*first, *times])
     tables = {table.title: table for table in STUDY.all_tables(results)}
-    assert {"Claims", "Both directions by bits", "Step times"} == set(tables)
+    assert {"Scoreboard", "Both directions by bits", "Step times"} == set(tables)
     assert tables["Step times"].rows[1][5] == "6.00"
     found = {finding.claim.key: finding for finding in STUDY.findings(results)}
     assert found["time"].verdict == "yes, one run" and set(found) == {"loss2", "bytes", "time"}

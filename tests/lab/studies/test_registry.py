@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from laconic.errors import ConfigError, FileError
 from laconic.records import Record, write
 from laconic_lab.studies import load_study, study_names
+from laconic_lab.studies.scoreboard import GOAL, OUTCOMES, index_tables, outcome
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ROOT / "docs" / "studies"
@@ -45,6 +47,31 @@ def test_page_shows_the_tables_of_the_committed_records(name: str) -> None:
         assert shown in page, f"run python docs/studies/refresh.py: {table.title} of {name} is out of date"
 
 
+def test_overview_shows_the_scoreboard_of_all_committed_records() -> None:
+    page = (PAGES / "index.md").read_text(encoding="utf-8")
+    studies = map(load_study, study_names())
+    for table in index_tables(study.judged(ROOT / "results" / study.name) for study in studies):
+        shown = f"<!-- {table.title} -->\n{table.to_markdown()}\n<!-- end -->"
+        assert shown in page, f"run python docs/studies/refresh.py: {table.title} of the overview is out of date"
+
+
+@each_study
+def test_page_opens_with_the_scoreboard_and_figures_of_its_tables(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    opening, _, rest = page.partition("## Run it")
+    before, _, after = opening.partition("<!-- Scoreboard -->")
+    board, _, prose = after.partition("<!-- end -->")
+    assert "<!--" not in before and board.strip() and rest
+    assert len(prose.strip().splitlines()) <= 18  # ten points, some of two lines
+    # Thousandths and decimals are never typed: they are copied from a table of the page.
+    tables = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    assert [figure for figure in re.findall(r"\d+\.\d+", prose) if figure not in tables] == []
+
+
+def test_page_of_homomorphic_compression_is_short() -> None:
+    assert len((PAGES / "homomorphic.md").read_text(encoding="utf-8").splitlines()) < 200
+
+
 @each_study
 def test_page_shows_every_figure_of_the_committed_records(name: str) -> None:
     study, page = load_study(name), (PAGES / f"{name}.md").read_text(encoding="utf-8")
@@ -60,6 +87,9 @@ def test_every_verdict_says_how(name: str) -> None:
     findings = study.findings(committed(name))
     assert [finding.claim for finding in findings] == list(study.claims)
     assert all(finding.values()["how"] in ("measured", "formula", "simulated", "fitted") for finding in findings)
+    goals = ("met", "not met", "no interval", "formula only")
+    assert all(outcome(one) in (goals if one.claim.section == GOAL else OUTCOMES) for one in findings)
+    assert all(one.evidence.sources or one.evidence.how == "formula" for one in findings)
 
 
 def test_folder_without_records_is_rejected(tmp_path: Path) -> None:

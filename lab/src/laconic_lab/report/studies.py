@@ -36,7 +36,7 @@ def _claims(study: str, findings: Sequence[Finding]) -> DataTable:
 def _measured_over_claimed(study: str, findings: Sequence[Finding]) -> Iterator[Plot]:
     rows: list[tuple[Cell, ...]] = [
         (claim.statement, interval.mean / claim.value, interval.mean, claim.value, claim.unit, how)
-        for claim, (interval, _, how) in findings
+        for claim, (interval, _, how, *_) in findings
         if claim.relation == "=" and claim.value
     ]
     if rows:

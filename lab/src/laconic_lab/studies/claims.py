@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -22,11 +22,15 @@ class Evidence(NamedTuple):
         interval: The value and its 95 % confidence interval.
         basis: Data, runs and other conditions, in words.
         how: How the value was obtained.
+        sources: Values of the Records behind it.
+        differs: How the set-up differs from the paper's, in words; empty where it does not.
     """
 
     interval: Interval
     basis: str
     how: How = "measured"
+    sources: Sequence[Mapping[str, Any]] = ()
+    differs: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def verdict(claim: Claim, interval: Interval, how: How = "measured") -> str:
     """Return ``yes``, ``no`` or ``undecided``: whether all, none or a part of the interval agrees with the claim.
 
     For ``best`` the interval spans all values of the series that are as good as the best one. A verdict from a single
-    measurement ends with ``, one run``.
+    measurement ends with ``, one run``, one whose settings were chosen to obtain the claimed value with ``, fitted``.
     """
     low, high, value = interval.low, interval.high, claim.value
     if claim.relation == "=":
@@ -76,6 +80,8 @@ def verdict(claim: Claim, interval: Interval, how: How = "measured") -> str:
     else:
         holds, fails = low > value, high <= value
     answer = "yes" if holds else "no" if fails else "undecided"
+    if how == "fitted":
+        return f"{answer}, fitted"
     return f"{answer}, one run" if interval.runs == 1 and how == "measured" else answer
 
 
@@ -106,12 +112,12 @@ class Finding(NamedTuple):
 
     def values(self) -> dict[str, Any]:
         """The fields of a Record of kind ``study.claim``."""
-        claim, ((mean, low, high, runs), basis, how) = self
+        claim, ((mean, low, high, runs), basis, how, _, differs) = self
         return {
             "key": claim.key, "claim": claim.statement, "section": claim.section, "relation": claim.relation,
             "claimed": claim.value, "tolerance": claim.tolerance, "unit": claim.unit, "measured": mean, "low": low,
             "high": high, "runs": runs, "difference": self.difference, "how": how, "verdict": self.verdict,
-            "on": basis,
+            "on": basis, "differs": differs,
         }  # fmt: skip
 
 
@@ -127,7 +133,7 @@ def claims_table(findings: Iterable[Finding]) -> Table:
         (claim.statement, claim.section, claim.claimed, finding.found, f"{finding.difference:+.3g}", how,
          finding.verdict, basis)
         for finding in findings
-        for claim, (_, basis, how) in [finding]
+        for claim, (_, basis, how, *_) in [finding]
     ]  # fmt: skip
     columns = ("claim", "section", "claimed", "here (95 %)", "difference", "how", "verdict", "basis")
     return Table(columns, rows, text_columns=len(columns), title="Claims")

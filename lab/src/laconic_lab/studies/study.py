@@ -17,6 +17,7 @@ from laconic.report.plots import Plot
 from laconic_lab.studies import load_study, study_names
 from laconic_lab.studies.claims import Claim, Finding, claims_table, findings_of
 from laconic_lab.studies.figures import Panel, draw_all
+from laconic_lab.studies.scoreboard import GOAL, scoreboard
 from laconic_lab.studies.tables import Table
 
 __all__ = [
@@ -44,13 +45,19 @@ class Results:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._values: dict[str, list[Any]] = {kind: [] for kind in self.schemas}
+        self._records: dict[int, Record] = {}
         for record in records:
             if record.kind in self.schemas:
                 self._values[record.kind].append(checked_values(record, self.schemas[record.kind]))
+                self._records[id(record.values)] = record
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """Return the values of all Records of a kind."""
         return self._values[kind]
+
+    def record_of(self, values: Mapping[str, Any]) -> Record:
+        """Return the Record that holds these values, themselves and not a copy."""
+        return self._records[id(values)]
 
 
 @dataclass
@@ -136,9 +143,18 @@ class Study(Generic[R]):
     def findings(self, results: R) -> list[Finding]:
         return findings_of(self.claims, results)
 
+    def judged(self, folder: Path) -> tuple[str, list[Finding], Callable[[Mapping[str, Any]], Record], list[Record]]:
+        """Return what ``scoreboard.index_tables`` needs of the Records in a folder."""
+        records = self.records_in(folder)
+        results = self.results(records)
+        own = [record for record in records if record.kind in self.kinds]
+        return self.name, self.findings(results), results.record_of, own
+
     def all_tables(self, results: R) -> list[Table]:
-        """Return every table that the results fill, the one of claims first."""
-        tables = [claims_table(self.findings(results)), *self.tables(results)]
+        """Return every table that the results fill, the scoreboard and the table of a paper's claims first."""
+        findings = self.findings(results)
+        claims = [finding for finding in findings if finding.claim.section != GOAL]
+        tables = [scoreboard(findings, results.record_of), claims_table(claims), *self.tables(results)]
         return [table for table in tables if table.rows]
 
     def draw(self, results: R, folder: Path) -> list[Path]:

@@ -24,7 +24,8 @@ def _above(part: str, workers: int, least_ratio: float, base: str = ADAMW) -> Ca
         if plain is None or not ours:
             return None
         row = min(ours, key=lambda each: (-len(each.runs), each.loss))
-        return Evidence(_per_cent(row, plain), f"{row.values['method']}, 1/{row.ratio:,.0f}, {row.values['size']}")
+        basis = f"{row.values['method']}, 1/{row.ratio:,.0f}, {row.values['size']}"
+        return Evidence(_per_cent(row, plain), basis, sources=row.runs)
 
     return evidence
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from laconic_lab.studies.homomorphic.claims import CLAIMS
 from laconic_lab.studies.homomorphic.experiments import EXPERIMENTS
 from laconic_lab.studies.homomorphic.plots import FIGURES, make_plots
-from laconic_lab.studies.homomorphic.results import Results
+from laconic_lab.studies.homomorphic.results import SERVER_RUN, Results
 from laconic_lab.studies.homomorphic.runner import run
 from laconic_lab.studies.homomorphic.settings import HYPER
 from laconic_lab.studies.homomorphic.tables import make_tables
@@ -22,4 +22,5 @@ STUDY = Study(
     flags=("models", "seeds", "lanes", "epochs", "data"),
     options=lambda given: training_options(given, HYPER),
     counts=compared_frames,
+    related={SERVER_RUN: "kothari2021/accuracy.jsonl"},
 )  # fmt: skip

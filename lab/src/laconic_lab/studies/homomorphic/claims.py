@@ -20,7 +20,7 @@ def _points_lost(experiment: str, model: str, setting: dict[str, Any]) -> Callab
         if row is None or dense is None:
             return None
         basis = f"{row.layers} × {row.codec}, rho {row.rho:.3g}, top-1 {mean_and_values(row.final)} %"
-        return Evidence(difference_interval(dense.final, row.final), basis)
+        return Evidence(difference_interval(dense.final, row.final), basis, sources=row.runs)
 
     return evidence
 

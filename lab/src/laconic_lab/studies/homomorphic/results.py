@@ -8,13 +8,15 @@ from typing import Any, ClassVar, TypedDict
 
 from laconic.records import Record
 from laconic_lab.studies import study
-from laconic_lab.studies.homomorphic.settings import scheme_text
+from laconic_lab.studies.homomorphic.settings import HYPER, scheme_text
 from laconic_lab.studies.homomorphic.speed import CODEC_KIND, STEP_KIND
 from laconic_lab.studies.study import Count, Series
 
-__all__ = ["DEVICES", "KIND", "MODEL_NAMES", "Results", "Row"]
+__all__ = ["DEVICES", "KIND", "MODEL_NAMES", "SERVER_RUN", "Results", "Row"]
 
 KIND = "homomorphic.run"
+SERVER_RUN = "kothari2021.run"
+"""Trainings of kothari2021, whose method 1 is dense float32."""
 MODEL_NAMES = {"mlp": "MLP", "lenet5": "LeNet-5", "vgg11": "VGG-11", "alexnet": "AlexNet"}
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 SETTING = (
@@ -28,6 +30,9 @@ _RunFields = TypedDict("_RunFields", {  # noqa: UP013
     "codec": str, "small": str, "workers": int, "carry": bool, "at_renewal": str, "batch": int, "lr": float,
     "decay": float, "seed": int, "accuracy": Series, "held_loss": Series, "numel": int, "numel_dense": int,
     "rho": float, "rho_layers": float, "frames_compared": int, "frames_other": int,
+})  # fmt: skip
+_ServerRunFields = TypedDict("_ServerRunFields", {  # noqa: UP013
+    "part": str, "model": str, "name": str, "data": str, "epochs": int, "seed": int, "workers": int, "accuracy": Series,
 })  # fmt: skip
 _StepFields = TypedDict("_StepFields", {  # noqa: UP013
     "case": str, "device": str, "scheme": str, "rho": float, "h": float | None, "dense_s": float, "numel": int,
@@ -63,7 +68,7 @@ class Results(study.Results):
     """Runs by experiment, model and setting; steps and codecs by device."""
 
     schemas: ClassVar[Mapping[str, Any]] = {
-        KIND: _RunFields, STEP_KIND: _StepFields, CODEC_KIND: _CodecFields,
+        KIND: _RunFields, STEP_KIND: _StepFields, CODEC_KIND: _CodecFields, SERVER_RUN: _ServerRunFields,
     }  # fmt: skip
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -91,12 +96,27 @@ class Results(study.Results):
         return None
 
     def dense(self, row: Row) -> Row | None:
-        """Return float32 of the same model and workers, or of two workers where that is missing."""
+        """Return float32 of the same model and workers, or of two workers where that is missing.
+
+        Method 1 of kothari2021 is the same training; it counts where it has more seeds.
+        """
         for workers in (row.values["workers"], 2):
             dense = self.find("sums", row.values["model"], workers=workers)
-            if dense is not None:
-                return dense
+            server = self._method_1(row, workers)
+            if dense is not None or server:
+                return max((one for one in (dense, server) if one), key=lambda one: len(one.runs))
         return None
+
+    def _method_1(self, row: Row, workers: int) -> Row | None:
+        """Return the runs of kothari2021's method 1 with the hyper-parameters of a model's dense runs."""
+        hyper = HYPER[row.values["model"]]
+        usual = {
+            "part": "accuracy", "name": "1", "model": row.values["model"], "data": row.values["data"],
+            "epochs": row.values["epochs"], "workers": workers, "batch": hyper.batch // workers, "lr": hyper.lr,
+            "ramp": hyper.ramp, "decay": hyper.decay,
+        }  # fmt: skip
+        runs = [run for run in self.of_kind(SERVER_RUN) if all(run.get(name) == usual[name] for name in usual)]
+        return Row(sorted(runs, key=lambda run: int(run["seed"]))) if runs else None
 
     def lost(self, row: Row) -> float | None:
         """Return the points of top-1 below dense float32: a difference of means over all seeds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypedDict
 
 from laconic.plan import Naive, Training
@@ -56,6 +56,8 @@ class CompressedModel:
     scheme: str
     rho: float
     h: float
+    source: Mapping[str, Any] = field(compare=False, repr=False)
+    """Values of its Record."""
 
 
 class Results(study.Results):
@@ -71,7 +73,7 @@ class Results(study.Results):
         self.steps = {(step["model"], step["device"]): step for step in self.of_kind(STEP)}
         self.kernels = {kernels["device"]: kernels for kernels in self.of_kind(KERNELS)}
         self.layers = [
-            CompressedModel(layer["scheme"], layer["rho"], layer["h"])
+            CompressedModel(layer["scheme"], layer["rho"], layer["h"], layer)
             for layer in self.of_kind(LAYERS)
             if layer["case"] == "alexnet" and layer["device"] == "cpu" and layer["h"] is not None
         ]

@@ -24,6 +24,25 @@ UNSHAPED = LINKS[0]
 """Link for claims about time: the paper's workers "are very near to each other"."""
 
 
+PAPER_EPOCHS = {"lenet5": 20, "vgg11": 50}
+LAYOUT = "one linear layer, not two"
+"""VGG-11 of the paper has four pools and two fully connected layers."""
+FEWEST_EXCHANGES = 10
+"""Timed exchanges below which a time is no more than a sample."""
+
+
+def _differs(row: Row, *, trained: bool = True) -> str:
+    """Describe how runs differ from the paper's."""
+    model, epochs = row.values["model"], row.values["epochs"]
+    parts = [LAYOUT] if model == "vgg11" else []
+    if trained and epochs != PAPER_EPOCHS[model]:
+        parts.append(f"{epochs} epochs, not {PAPER_EPOCHS[model]}")
+    specs = [str(row.values["options"].get(name, "")) for name in ("push", "pull")]
+    if model == "vgg11" and any("qsgd" in spec and "bucket=" not in spec for spec in specs):
+        parts.append("a norm of 512 values, not of a layer")
+    return "; ".join(parts)
+
+
 def _basis(row: Row) -> str:
     count = len(row.runs)
     return f"{row.values['data']}, {row.values['epochs']} epochs, {count} run{'s' if count != 1 else ''}"
@@ -34,7 +53,8 @@ def _megabytes(model: str, method: str) -> Callable[[Results], Evidence | None]:
         row = results.row(model, method)
         if row is None:
             return None
-        return Evidence(Interval.exact(row.bytes_per_iteration / 1e6, len(row.runs)), _basis(row))
+        interval = Interval.exact(row.bytes_per_iteration / 1e6, len(row.runs))
+        return Evidence(interval, _basis(row), sources=row.runs, differs=_differs(row, trained=False))
 
     return evidence
 
@@ -42,7 +62,9 @@ def _megabytes(model: str, method: str) -> Callable[[Results], Evidence | None]:
 def _top1(model: str, method: str) -> Callable[[Results], Evidence | None]:
     def evidence(results: Results) -> Evidence | None:
         row = results.row(model, method)
-        return None if row is None else Evidence(mean_interval(row.final), _basis(row))
+        if row is None:
+            return None
+        return Evidence(mean_interval(row.final), _basis(row), sources=row.runs, differs=_differs(row))
 
     return evidence
 
@@ -52,7 +74,7 @@ def _bytes_of_3_over_1(results: Results) -> Evidence | None:
     if first is None or third is None:
         return None
     ratio = third.bytes_per_iteration / first.bytes_per_iteration
-    return Evidence(Interval.exact(ratio, len(third.runs)), _basis(third))
+    return Evidence(Interval.exact(ratio, len(third.runs)), _basis(third), sources=third.runs)
 
 
 def _top1_of_6_over_5(results: Results) -> Evidence | None:
@@ -61,7 +83,7 @@ def _top1_of_6_over_5(results: Results) -> Evidence | None:
         return None
     fives, mean = dict(zip(five.seeds, five.final, strict=True)), fmean(five.final)
     gains = [top1 - fives.get(seed, mean) for seed, top1 in zip(six.seeds, six.final, strict=True)]
-    return Evidence(mean_interval(gains), _basis(six))
+    return Evidence(mean_interval(gains), _basis(six), sources=[*five.runs, *six.runs], differs=_differs(six))
 
 
 def _largest_loss(results: Results) -> Evidence | None:
@@ -71,7 +93,9 @@ def _largest_loss(results: Results) -> Evidence | None:
     if not losses:
         return None
     interval, row = max(losses, key=lambda pair: pair[0].mean)
-    return Evidence(interval, f"method {row.name}: {_basis(row)}")
+    tried = ", ".join(row.name for _, row in losses)
+    basis = f"method {row.name} of {tried}: {_basis(row)}"
+    return Evidence(interval, basis, sources=row.runs, differs=_differs(row))
 
 
 def _calm(results: Results, model: str, method: str) -> TimedMethod | None:
@@ -85,9 +109,15 @@ def _time_over_method_1(model: str, method: str, name: str) -> Callable[[Results
         own, first = (_calm(results, model, one) for one in (method, "1"))
         if own is None or first is None or not first.seconds(name):
             return None
-        return Evidence(Interval.exact(own.seconds(name) / first.seconds(name)), "the server, unshaped")
+        ratio, differs = Interval.exact(own.seconds(name) / first.seconds(name)), _few_exchanges(own, first)
+        return Evidence(ratio, "the server, unshaped", sources=own.runs, differs=differs)
 
     return evidence
+
+
+def _few_exchanges(*timed: TimedMethod) -> str:
+    fewest = min(sum(len(turn["exchange_s"]) for turn in one.runs) for one in timed)
+    return f"{fewest} exchange{'s' * (fewest != 1)} timed" if fewest < FEWEST_EXCHANGES else ""
 
 
 def _minutes_saved(results: Results) -> Evidence | None:
@@ -95,7 +125,8 @@ def _minutes_saved(results: Results) -> Evidence | None:
     if first is None or sixth is None:
         return None
     basis = f"the server, unshaped; extrapolated from {sixth.iterations} iterations"
-    return Evidence(Interval.exact(first.minutes() - sixth.minutes()), basis)
+    saved, differs = Interval.exact(first.minutes() - sixth.minutes()), _few_exchanges(first, sixth)
+    return Evidence(saved, basis, sources=sixth.runs, differs=differs)
 
 
 CLAIMS = (

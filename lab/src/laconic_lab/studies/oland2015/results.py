@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, ClassVar, TypedDict
 
@@ -36,8 +37,16 @@ class _Fields(_RequiredFields, _OptionalFields):
     """Fields of a run."""
 
 
+@dataclass
 class SettingRuns(study.Runs):
     """All runs of one setting: the values of its Records, in the order of the runs' numbers."""
+
+    originals: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def sources(self) -> list[Mapping[str, Any]]:
+        """Values of the Records themselves, also of a setting that holds copies of their first runs."""
+        return self.originals or self.runs
 
     @property
     def num_runs(self) -> int:
@@ -63,7 +72,7 @@ class SettingRuns(study.Runs):
             left = runs - sum(one["runs"] for one in kept)
             if left > 0:
                 kept.append({**unit, "runs": min(left, unit["runs"]), **{k: unit[k][:left] for k in PER_RUN}})
-        return SettingRuns(kept)
+        return SettingRuns(kept, self.runs)
 
 
 class Results(study.Results):

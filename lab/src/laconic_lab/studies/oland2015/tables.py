@@ -17,7 +17,7 @@ def make_tables(results: Results) -> list[Table]:
     """Return all tables but the one of claims."""
     return [
         _headline(results), _closest(results), _lines(results), _beyond(results), _by_gradient(results),
-        _collapse(results), _gradients(results),
+        _collapse(results), _gradients(results), _compared(results),
     ]  # fmt: skip
 
 
@@ -142,3 +142,14 @@ FULLEST_BIN = {
 def _gradients(results: Results) -> Table:
     rows = [(key[0], _bits(one), _accuracy(one)) for key, one in results.experiments.get("gradients", {}).items()]
     return make_table("Gradients after every mini-batch", ("codec", "raw, coded bits", "best (last) %"), rows)
+
+
+def _compared(results: Results) -> Table:
+    units = [unit for settings in results.experiments.values() for one in settings.values() for unit in one.runs]
+    compared, values, sizes = (sum(unit.get(name, 0) for unit in units) for name in COMPARED)
+    rows = [(f"{sum(unit['runs'] for unit in units):,}", f"{compared:,}", str(values), str(sizes))] if compared else []
+    columns = ("runs", "frames compared", "that differ in value", "in size")
+    return make_table("Frames made and compared", columns, rows)
+
+
+COMPARED = ("packets_compared", "packets_other_values", "packets_other_sizes")

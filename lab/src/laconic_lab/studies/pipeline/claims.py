@@ -21,7 +21,8 @@ def _loss(stages: int, part: str = "bits", method: str = CODEC) -> Callable[[Res
             return None
         row, loss = rows[0], plain.loss
         interval = difference_interval(row.losses, plain.losses).map(lambda difference: 100 * difference / loss)
-        return Evidence(interval, f"{method}, 1/{row.mean('ratio'):.2f} of the bytes, {row.values['size']}")
+        basis = f"{method}, 1/{row.mean('ratio'):.2f} of the bytes, {row.values['size']}"
+        return Evidence(interval, basis, sources=row.runs)
 
     return evidence
 
@@ -40,7 +41,9 @@ def _speed_up(model: str) -> Callable[[Results], Evidence | None]:
             if (time["codec"], time["link"], time["model"], time["stages"]) == (CODEC, "100mbit", model, 2)
         ]  # fmt: skip
         gain = results.speed_up(found[0]) if found else None
-        return None if gain is None else Evidence(Interval.exact(gain), f"{CODEC}, {found[0]['made_of']}")
+        if gain is None:
+            return None
+        return Evidence(Interval.exact(gain), f"{CODEC}, {found[0]['made_of']}", sources=found[:1])
 
     return evidence
 
