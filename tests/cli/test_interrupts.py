@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from laconic.cli import app as module
+from laconic.cli import interrupts
 
 
 def failing_app() -> typer.Typer:
@@ -23,7 +24,7 @@ def failing_app() -> typer.Typer:
 
 
 def test_error_after_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_interrupts", [2])
+    monkeypatch.setattr(interrupts, "received", [2])
     done = CliRunner().invoke(failing_app(), ["read"])
     assert done.exit_code == 130 and "interrupted" in done.output
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from processes import running
 
 from cli_runner import Run, assert_error, file_names
 from laconic.cli import train
-from laconic.cli.progress import ProgressLog, progress_line
+from laconic.cli.progress import ProgressLog, TimeLeft, progress_line
 from laconic.train.methods import METHODS
 from laconic.train.run import Config
 from waiting import eventually
@@ -72,19 +75,38 @@ def test_missing_device_is_one_line_and_starts_nothing(run: Run, work_dir: Path)
     assert file_names() == []
 
 
-def test_sigterm_ends_all_processes(work_dir: Path) -> None:
+@pytest.mark.parametrize(
+    "number, until, code",
+    [
+        (signal.SIGINT, "server.json", 130),
+        pytest.param(signal.SIGINT, "config.json", 130, marks=pytest.mark.slow),  # while the server starts
+        pytest.param(signal.SIGTERM, "server.json", 128 + signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+    ids=["interrupted", "interrupted while starting", "terminated"],
+)
+def test_signal_ends_all_processes(work_dir: Path, number: int, until: str, code: int) -> None:
+    """As from a terminal, all processes receive the signal; at most 3 s later none is left."""
     command = [sys.executable, "-m", "laconic", "train", "--workers", "1", "--iterations", "1000000"]
     command += ["--run-dir", str(work_dir / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        assert eventually(lambda: (work_dir / "run" / "server.json").exists() and len(running(work_dir)) == 3, 120)
-        process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: (work_dir / "run" / until).exists() and len(running(work_dir)) == 3, 120)
+        began = time.monotonic()
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
+        seconds = time.monotonic() - began
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in stderr
+    assert process.returncode == code and "Traceback" not in stderr
     assert eventually(lambda: running(work_dir) == [], 2)
+    if number == signal.SIGINT:
+        assert seconds < 3 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        assert [line for line in stderr.splitlines() if line.startswith("laconic: ")] == [
+            "laconic: stopping...", "laconic: interrupted",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -190,6 +212,13 @@ def test_progress_line_has_iteration_loss_speed_and_saved_bytes() -> None:
     assert progress_line([report(0, 21), report(1, 20)]) == "iteration 20, loss 1.000, 1.50 MB/s, 10 MB saved"
     assert progress_line([report(0, 1, total_s=0.0)]).startswith("iteration 1, loss 0.500, ")
     assert progress_line([report(0, 1, bytes_raw=0)]).endswith(", 0 B saved")
+
+
+def test_time_left_counts_from_the_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 101.0, 110.0])
+    monkeypatch.setattr("laconic.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    left = TimeLeft(1_000)
+    assert (left(400), left(400), left(420)) == ("", "", ", 0:04:50 left")
 
 
 def test_progress_log_prints_lines_if_stderr_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ A command without a package that it needs ends with one line that says what to i
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -14,13 +13,27 @@ from typing import Annotated, Any
 import typer
 
 from laconic._version import __version__
-from laconic.cli import calibrate, certs, codecs, demo, pack, plan, plugins, report, roles, train, unpack, watch
+from laconic.cli import (
+    calibrate,
+    certs,
+    codecs,
+    demo,
+    interrupts,
+    pack,
+    plan,
+    plugins,
+    report,
+    roles,
+    train,
+    unpack,
+    watch,
+)
 from laconic.cli.extras import advice_for
 from laconic.cli.help import Commands, HelpGroup
 from laconic.cli.output import encode_everything, print_stderr
 from laconic.errors import ConfigError, LaconicError
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 # typer.BadParameter -> UsageError -> ClickException. Newer versions of typer contain click, so it has no fixed module.
 _ClickError: type[Any] = typer.BadParameter.__mro__[2]
@@ -59,7 +72,7 @@ class _Group(HelpGroup):
             if advice is not None:
                 print_stderr(f"laconic: {advice}")
                 code = 2
-            elif not _interrupts:  # torch turns a KeyboardInterrupt while it reads a sequence into a ValueError
+            elif not interrupts.received:  # torch turns a KeyboardInterrupt while it reads a sequence into a ValueError
                 raise
             else:
                 code = 130
@@ -106,25 +119,3 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
-
-
-_interrupts: list[int] = []
-"""SIGINTs received so far."""
-
-
-def _interrupt(number: int, frame: object) -> None:
-    _interrupts.append(number)
-    raise KeyboardInterrupt
-
-
-def _terminate(number: int, frame: object) -> None:
-    sys.exit(128 + number)
-
-
-def main() -> None:
-    """Run the console script."""
-    # By default SIGTERM ends a process without its finally blocks, and partial files would remain.
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise it is ignored, as under nohup
-        signal.signal(signal.SIGINT, _interrupt)
-    app(prog_name="laconic")

@@ -79,7 +79,7 @@ def demo(
                 bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
             bar.update(task, completed=progress.done, total=progress.total, description=progress.line)
 
-        summaries = launch(runs, on_reports=show)
+        summaries = launch(runs, on_reports=show, on_start=lambda awaited: bar.update(task, description=awaited))
         records = demo_records(summaries, command)
         report = build(page_records(records, runs), title="laconic demo", command=command)
     if record is not None:

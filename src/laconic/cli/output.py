@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from laconic.errors import FileError
 from laconic.tables import printable
@@ -140,9 +140,10 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
-    """Show a progress bar on stderr and remove it at the end; show nothing if stderr is not a terminal."""
+    """Show progress and time left on stderr and remove it at the end; show nothing if stderr is not a terminal."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(compact=True), TextColumn("left"),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with bar:

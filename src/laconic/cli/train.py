@@ -16,7 +16,7 @@ import typer
 from laconic.cli.complete import DATA, METHODS, MODELS, MODES, SCHEMES, one_of, specs
 from laconic.cli.options import Json, option
 from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
-from laconic.cli.progress import ProgressLog, progress_line
+from laconic.cli.progress import ProgressLog, TimeLeft, progress_line
 from laconic.cli.roles import Metrics, check_grpc, serve_metrics
 from laconic.cli.watch import event_files
 from laconic.errors import ConfigError, FileError
@@ -178,16 +178,21 @@ def train(
         _tensorboard(folder, tensorboard) as write_events,
         progress_bar("starting") as (bar, task),
     ):
-        log = ProgressLog()
+        log, left = ProgressLog(), TimeLeft(config.iterations)
 
         def show(reports: list[dict[str, Any]]) -> None:
             write_events()
-            line = progress_line(reports)
-            log(line)
-            done = min(report["iteration"] for report in reports)
+            line, done = progress_line(reports), min(report["iteration"] for report in reports)
+            log(line + left(done))
             bar.update(task, completed=done, total=config.iterations, description=line)
 
-        (summary,) = launch({folder: config}, resume=resume, device=device, on_reports=show)
+        def show_start(awaited: str) -> None:
+            log(awaited)
+            bar.update(task, description=awaited)
+
+        (summary,) = launch(
+            {folder: config}, resume=resume, device=device, on_reports=show, on_start=show_start
+        )  # fmt: skip
         if config.layers is not None:
             from laconic.train.break_even import measure_run
 

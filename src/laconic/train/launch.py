@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -42,12 +43,16 @@ log = logging.getLogger("laconic")
 FINAL_EXIT_CODES = {"server": (1, 2), "worker": (2,)}
 """Exit codes after which a restart is useless; a worker that exits with 1 may only have lost its server."""
 
+CHECKPOINT_TIMEOUT = 30.0
+"""Seconds that a server may take for its last checkpoint."""
+
 Report = dict[str, Any]
 
 
 def launch(
     runs: Mapping[Path, Config], *, resume: bool = False, restarts: int = 3, device: str = "cpu",
     certs: Path | None = None, on_reports: Callable[[list[Report]], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train one run after the other with the same processes on this host; return a summary of each run.
 
@@ -58,6 +63,7 @@ def launch(
         device: Where workers train and encode: ``cpu``, ``cuda`` or ``auto``.
         certs: Certificates of server and workers, if they shall use TLS, which they need not on one host.
         on_reports: Called repeatedly with the newest report of each worker in each run.
+        on_start: Called repeatedly, until there are reports, with what the launcher waits for.
     """
     device_of(device)
     tasks = {}
@@ -80,7 +86,7 @@ def launch(
             processes.start(f"server {index}", resume=resume)
         for number in range(first.job.workers):
             processes.start(f"worker {number}")
-        processes.supervise(restarts, on_reports)
+        processes.supervise(restarts, on_reports, on_start)
     summaries = []
     for run_dir, config in runs.items():
         summary = _summary(config, tasks[run_dir], run_dir) | {"restarts": processes.num_restarts}
@@ -117,9 +123,10 @@ class _Processes:
             arguments += ["--worker", number, "--device", self._device]
         arguments += ["--certs", str(self._certs)] if self._certs is not None else []
         restart = self._restarts[name] = self._restarts.get(name, -1) + 1
-        process = subprocess.Popen(
-            [sys.executable, "-m", "laconic", *arguments], stdout=subprocess.PIPE, text=True, env=_environment()
-        )
+        with _without_interrupts():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "laconic", *arguments], stdout=subprocess.PIPE, text=True, env=_environment()
+            )
         self._processes[name] = process
         reader = threading.Thread(target=self._read, args=(name, restart, process), daemon=True)
         reader.start()
@@ -135,13 +142,17 @@ class _Processes:
                 except (ValueError, KeyError, TypeError):
                     log.info("%s: %s", name, line.rstrip())
 
-    def supervise(self, restarts: int, on_reports: Callable[[list[Report]], None] | None) -> None:
+    def supervise(
+        self, restarts: int, on_reports: Callable[[list[Report]], None] | None, on_start: Callable[[str], None] | None
+    ) -> None:
         """Wait until all servers have ended; restart processes that die, each time after a longer delay."""
         due: dict[str, float] = {}
         while any(process.poll() != 0 for process in self._servers()):
             time.sleep(0.05)
             if on_reports is not None and self._reports:
                 on_reports(self._newest_reports())
+            elif on_start is not None:
+                on_start(self._awaited())
             for name, process in list(self._processes.items()):
                 if process.poll() not in (None, 0):
                     self._restart(name, process, restarts, due)
@@ -151,6 +162,14 @@ class _Processes:
         self._finish_reading()
         if on_reports is not None and self._reports:
             on_reports(self._newest_reports())
+
+    def _awaited(self) -> str:
+        """Return which processes have not started yet: servers write their address, workers report."""
+        servers, workers = len(self._servers()), len(self._processes) - len(self._servers())
+        listening = sum((self._run_dirs[0] / server_file(SERVER, index)).exists() for index in range(servers))
+        if listening < servers:
+            return f"starting {servers} server{'s' * (servers != 1)}"
+        return f"starting {workers} worker{'s' * (workers != 1)}"
 
     def _servers(self) -> list[subprocess.Popen[str]]:
         return [process for name, process in self._processes.items() if name.startswith("server")]
@@ -195,20 +214,33 @@ class _Processes:
         return 0
 
     def stop(self) -> None:
-        """End all processes: workers first, so that they do not see their server end."""
-        for role in ("worker", "server"):
-            processes = [process for name, process in self._processes.items() if name.startswith(role)]
-            for process in processes:
-                if process.poll() is None:
-                    process.terminate()
-            for process in processes:
+        """End all processes: workers at once, servers after a last checkpoint. A second Ctrl-C kills them, too."""
+        try:
+            for name in sorted(self._processes, reverse=True):  # workers first: they need not see their server end
+                if self._processes[name].poll() is None:
+                    self._processes[name].terminate()
+            self._wait("worker", 1.0)
+            self._wait("server", CHECKPOINT_TIMEOUT)
+        except KeyboardInterrupt:
+            for process in self._processes.values():
+                process.kill()
+            raise
+        finally:
+            self._finish_reading()
+            self._save_reports()
+
+    def _wait(self, role: str, seconds: float) -> None:
+        """Wait for the processes of a role that have been told to end, and kill those that take longer."""
+        until = time.monotonic() + seconds
+        for name, process in self._processes.items():
+            if name.startswith(role):
                 try:
-                    process.wait(10)
+                    process.wait(max(until - time.monotonic(), 0))
                 except subprocess.TimeoutExpired:
+                    if role == "server":
+                        log.warning("%s did not save a checkpoint in %.0f s and is killed", name, seconds)
                     process.kill()
                     process.wait()
-        self._finish_reading()
-        self._save_reports()
 
     def _save_reports(self) -> None:
         """Append the last reports of all processes to the run's folder: a resumed run adds them to its counts."""
@@ -233,6 +265,16 @@ def _running(run_dirs: list[Path], device: str, certs: Path | None) -> Iterator[
         yield processes
     finally:
         processes.stop()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that do not receive Ctrl-C, from their first instruction on: the launcher ends them."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by what is started
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _environment() -> dict[str, str]:

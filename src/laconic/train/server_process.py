@@ -98,6 +98,8 @@ def serve(
         log.warning("stopped at exchange %d of %d: continue with --resume", core.version, config.exchanges)
         if not is_supervised():
             raise KeyboardInterrupt
+        logging.shutdown()
+        os._exit(0)  # the launcher waits, and everything is saved: torch need not be taken down
 
 
 def _bracketed(host: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -59,6 +60,8 @@ def work(
     from laconic.cluster import security
 
     end_with_launcher()
+    if is_supervised():  # it has nothing to save: the launcher has its reports, the server its gradients
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     malloc.keep_freed_memory()
     config = Config.load(run_dir)
     if addresses is not None and len(addresses) != config.servers:
