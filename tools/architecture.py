@@ -79,7 +79,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "aggregate", "channels", "cluster", "codecs", "collective", "frames", "inspect", "kernels", "lab.bench",
         "lab.network", "layers", "optim", "packet", "pipeline", "plan", "policy", "report", "train", "wire",
     ),
-    "lab.report": ("lab.studies", "report"),
+    "lab.report": ("lab.studies", "report", "suitability"),
     "lab.cli": ("cli", "lab.bench", "lab.faults", "lab.network", "lab.studies"),
     "lab.__init__": (),
 }  # fmt: skip

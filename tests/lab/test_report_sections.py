@@ -9,7 +9,7 @@ import pytest
 from laconic.records import Record, read
 from laconic.report import build
 from laconic_lab.studies.study import claim_records
-from report_records import embedded
+from report_records import embedded, record
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -43,7 +43,51 @@ def test_section_of_a_study_has_its_plots_with_claims(
         assert f"{study}-claimed" in report.plots and all(claim.values["study"] == study for claim in claims)
 
 
-@pytest.mark.parametrize("folder", ["ddp", "cluster", "bench", "faults", "layers", "demo"])
+@pytest.mark.parametrize("folder", ["ddp", "cluster", "bench", "faults", "gpu", "layers", "demo"])
 def test_no_published_record_is_left_out(folder: str) -> None:
     report = build(published(folder))
     assert report.plots and not any("left out" in line for line in report.skipped)
+
+
+def test_each_seed_of_a_training_is_a_line_of_its_own() -> None:
+    report = build(read(RESULTS / "ddp" / "lenet5-100mbit.jsonl"))
+    page = embedded(report.html)
+    (plot,) = (plot for plot in page["plots"] if plot["id"] == "ddp-accuracy-time")
+    table = page["tables"][plot["data"]]
+    seconds = table["cells"][table["columns"].index("seconds")]["numbers"]
+    lines: dict[tuple[int, int], list[float]] = {}
+    places = (table["cells"][table["columns"].index(plot[part])] for part in ("series", "group"))
+    series, groups = (place.get("at") or place["numbers"] for place in places)
+    for way, run, time in zip(series, groups, seconds, strict=True):
+        lines.setdefault((way, run), []).append(time)
+    assert len(lines) == 18 and all(line == sorted(line) for line in lines.values())
+
+
+def fsdp_records(valid: bool) -> list[Record]:
+    common = {"nodes": 2, "shards": 2}
+    steps = [("hsdp", "HSDP", 1.0, 4e6), ("laconic ef|qsgd:4", "`ef|qsgd:4`", 0.25, 5e5)]
+    found = [
+        record("bench.fsdp", link="100mbit", way=way, title=title, step_s=seconds, step_speed_up=1.0 / seconds,
+               node_nbytes_per_step=sent, valid=valid, **common)
+        for way, title, seconds, sent in steps
+    ]  # fmt: skip
+    return found + [
+        record("bench.fsdp.loss", way=way, title=title, loss=loss, curve=[[1, 3.0], [2, loss]], **common)
+        for (way, title, _, _), loss in zip(steps, (2.50, 2.51), strict=True)
+    ]
+
+
+def test_fsdp_section_has_steps_losses_and_a_verdict() -> None:
+    report = build(fsdp_records(valid=True))
+    assert {"fsdp-steps", "fsdp-loss"} <= set(report.plots) and report.skipped == ()
+    assert (
+        "which is 4.00 times as fast as HSDP and sends 1/8.0 of its bytes; last loss 2.510 beside 2.500" in report.html
+    )
+    unreliable = build(fsdp_records(valid=False))
+    assert "fsdp-steps" not in unreliable.plots and "times as fast as HSDP" not in unreliable.html
+
+
+def test_verdict_on_ddp_suits_every_optimizer_and_follows_the_page_on_choosing() -> None:
+    text = build(read(RESULTS / "ddp" / "links.jsonl")).html
+    assert "DDP step, vgg11, 2 ranks, 100 Mbit/s: <b>take qsgd:4</b>" in text
+    assert "no slow link" in text and "do not compress" in text  # docs/choosing.md: none: plain DDP

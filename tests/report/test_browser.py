@@ -32,6 +32,29 @@ UNLABELLED = """[...document.querySelectorAll("button, select, input, svg[data-c
 TWICE = """[...document.querySelectorAll("[id]")].map((e) => e.id).filter((id, i, all) => all.indexOf(id) !== i)"""
 
 
+CUT_OFF = """() => {
+  const boxes = [...document.querySelectorAll("div.wide")].filter((box) => !box.hidden);
+  const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth + 1);
+  const found = wide.map((box) => box.getAttribute("aria-labelledby"));
+  for (const chart of document.querySelectorAll("svg[data-chart]")) {
+    const box = chart.getBoundingClientRect();
+    for (const text of chart.querySelectorAll("text")) {
+      const place = text.getBoundingClientRect();
+      const out = place.left < box.left - 3 || place.right > box.right + 3 || place.bottom > box.bottom + 3;
+      if (out || text.textContent.includes("…")) found.push(`${chart.dataset.chart}: ${text.textContent}`);
+    }
+  }
+  return found;
+}"""
+COLOURS_OF_NAMES = """() => {
+  const found = {};
+  for (const chart of laconic.charts.values())
+    for (const drawn of chart.canvas.querySelectorAll("[data-series]"))
+      if (chart.plot.series) (found[drawn.dataset.series] ??= new Set()).add(drawn.style.fill || drawn.style.stroke);
+  return Object.fromEntries(Object.entries(found).map(([name, colours]) => [name, [...colours]]));
+}"""
+
+
 @pytest.fixture(scope="module")
 def report(demo_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
@@ -62,7 +85,7 @@ def test_every_plot_of_the_published_records_is_drawn(opened: Open, tmp_path: Pa
     records = gather([RESULTS]).records
     made = build(records)
     write_page(made.html, tmp_path / "all.html")
-    page = opened(tmp_path / "all.html")
+    page = opened(tmp_path / "all.html", viewport={"width": 1400, "height": 900})
     drawn = page.js(
         "[...laconic.charts].map(([id, chart]) => [id, chart.canvas.querySelectorAll('[data-series]').length])"
     )
@@ -70,11 +93,19 @@ def test_every_plot_of_the_published_records_is_drawn(opened: Open, tmp_path: Pa
     claimed = page.js("[...document.querySelectorAll('[data-mark]')].map((e) => e.dataset.mark)")
     assert {"paper, method 1", "paper, method 5", "paper, c = 5", "paper, gzip on AlexNet"} <= set(claimed)
     assert page.errors == [] and len(page.requests) == 1
+    assert page.js(CUT_OFF) == [] and page.js("document.documentElement.scrollWidth") <= 1400
+    of_names = page.js(COLOURS_OF_NAMES)
+    assert len(of_names) > 50 and {name for name, colours in of_names.items() if len(colours) > 1} == set()
+    assert (tmp_path / "all.html").stat().st_size < 1e6
 
 
 def test_page_fits_a_phone_and_follows_the_dark_theme(report: Path, opened: Open) -> None:
     page = opened(report, viewport={"width": 390, "height": 800}, color_scheme="dark")
     assert page.js("document.documentElement.scrollWidth") <= 390
+    hints = page.js("[...document.querySelectorAll('.hint')].map((e) => [e.hidden, e.nextSibling.scrollWidth > 390])")
+    assert hints and all(hidden != wide for hidden, wide in hints if wide) and any(wide for _, wide in hints)
+    page.js("document.querySelector('.hint + .wide').scrollLeft = 200")
+    page.page.wait_for_function("document.querySelector('.hint').hidden")
     paper, ink = "getComputedStyle(document.body).backgroundColor", "getComputedStyle(document.body).color"
     assert page.js(paper) == "rgb(18, 20, 23)" and page.page.locator("#theme").inner_text() == "Light"
     page.page.locator("#theme").click()
@@ -93,7 +124,8 @@ CONTRAST = """(theme) => {
   };
   const paper = light("--paper");
   const against = (x) => (Math.max(x, paper) + 0.05) / (Math.min(x, paper) + 0.05);
-  const names = ["--ink", "--soft", "--accent", "--claim", ...Array.from({length: 8}, (_, i) => `--c${i}`)];
+  const numbered = Array.from({length: 10}, (_, i) => `--c${i}`);
+  const names = ["--ink", "--soft", "--accent", "--claim", "--bar", ...numbered];
   return Object.fromEntries(names.map((name) => [name, against(light(name))]));
 }"""
 
@@ -186,7 +218,7 @@ def test_downloads_match_the_records(report: Path, demo_runs: Path, opened: Open
                 (row,) = (x for x in layers if (x["run"], x["layer"], x["direction"]) == (run, slot["slot"], direction))
                 close(float(row["kB per exchange"]) * 1e3 * slots["exchanges"], slot[key])
             (row,) = (x for x in errors if (x["run"], x["layer"]) == (run, slot["slot"]))
-            close(float(row["share lost"]), sum(slot["errors"]) / len(slot["errors"]))
+            close(float(row["relative squared error"]), sum(slot["errors"]) / len(slot["errors"]))
         # Slots and run count the same frames.
         sent = sum(slot["sent"] + slot["received"] for slot in slots["slots"])
         close(sent, summary["wire_bytes_per_iteration"] * 20)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from importlib import resources
@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import FileError
+from laconic.report import colours
 from laconic.report.javascript import formulas_script
-from laconic.report.plots import Data, DataTable, Plot, Section
+from laconic.report.plots import Data, DataTable, Plot, Question, Section
+from laconic.report.verdicts import Verdict, verdict_table
 
 __all__ = ["render", "write_page"]
 
-LONG_TEXT = 30
-"""A last column with texts of more characters than this gets a minimum width."""
+LONG_TEXT = 24
+"""A column with texts of more characters than this breaks them into lines."""
+FIRST_OF_NUMBERS = {"", *"0123456789+-−<>–"}
 SCRIPTS = ("chart.js", "whatif.js", "page.js")
 
 
@@ -40,17 +43,26 @@ def render(
         what_if: The result of ``whatif.settings``; None leaves that part out.
     """
     data = _PageData()
-    parts = [_section(section, data) for section in sections]
-    links = [(section.ident, section.title) for section in sections]
-    if what_if is not None:
-        parts.append(_asset("whatif.html"))
-        links.append(("what-if", "What if"))
+    ordered = sorted(sections, key=lambda section: section.question)
+    decided = any(section.verdicts for section in ordered)
+    parts = [_verdicts(ordered, data)] if decided else []
+    links = [("verdicts", "In short")] if decided else []
+    # The planner follows what answers the same question by measurements. Runs of one's own come before it.
+    before = [section for section in ordered if section.question < Question.PLANNER] or ordered[:1]
+    for section in (*before, None, *ordered[len(before) :]):
+        if section is not None:
+            parts.append(_section(section, data))
+            links.append((section.ident, section.title.partition(":")[0]))
+        elif what_if is not None:
+            parts.append(_asset("whatif.html"))
+            links.append(("what-if", "What if"))
     if skipped:
         parts.append(_skipped(skipped))
         links.append(("skipped", "Not shown"))
     scripts = [formulas_script(), *(_asset(name) for name in SCRIPTS)]
     style = _asset("page.css")
-    blocks = {"plots": data.plots, "tables": data.tables, "whatIf": what_if}
+    names = colours.assign([plot for section in ordered for plot in section.plots])
+    blocks = {"plots": data.plots, "tables": data.tables, "colours": names, "whatIf": what_if}
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; base-uri 'none'; "
         "form-action 'none'"
@@ -116,12 +128,12 @@ def _section(section: Section, page_data: _PageData) -> str:
 
 def _table(data_table: DataTable, page_data: _PageData) -> str:
     ident, table = escape(data_table.ident), data_table.table
-    classes = [' class="figure"' if i >= table.text_columns else "" for i in range(len(table.columns))]
-    if table.rows and not _all_numbers(row[-1] for row in table.rows):
-        classes[-1] = ' class="long"' if max(len(row[-1]) for row in table.rows) > LONG_TEXT else ""
+    classes = [
+        _column_class(i >= table.text_columns, [row[i] for row in table.rows]) for i in range(len(table.columns))
+    ]
     head = "".join(f'<th scope="col"{c}>{escape(name)}</th>' for c, name in zip(classes, table.columns, strict=True))
     body = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
+        f'<tr><th scope="row"{classes[0]}>{escape(row[0])}</th>'
         + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(classes[1:], row[1:], strict=True))
         + "</tr>"
         for row in table.rows
@@ -135,8 +147,36 @@ def _table(data_table: DataTable, page_data: _PageData) -> str:
     )
 
 
-def _all_numbers(cells: Iterable[str]) -> bool:
-    return all(not any(letter.isalpha() for letter in cell) or cell.endswith("×") for cell in cells)
+def _column_class(is_figure: bool, cells: Sequence[str]) -> str:
+    """Return the class of a column: numbers are flush right on one line, long texts break into lines."""
+    if is_figure and all(cell[:1] in FIRST_OF_NUMBERS for cell in cells):
+        return ' class="figure"'
+    return ' class="long"' if max((len(cell) for cell in cells), default=0) > LONG_TEXT else ""
+
+
+def _verdicts(sections: Sequence[Section], page_data: _PageData) -> str:
+    """Return the top of the page: a sentence for each question, and a table of every measured situation."""
+    first = [section.verdicts[0] for section in sections if section.verdicts]
+    every = [verdict for section in sections for verdict in section.verdicts]
+    lines = [f"<p>{_emphasized(one)}</p>" for one in first]
+    if len(every) > len(first):
+        table = verdict_table(every)
+        data = Data(tuple(table.columns), [tuple(row) for row in table.rows])
+        lines.append(_table(DataTable("every-verdict", table, data), page_data))
+    return "\n".join(
+        ['<section id="verdicts">', "<h2>Should I compress, and how?</h2>", '<div class="advice">',
+         *lines[: len(first)], "</div>", *lines[len(first) :], "</section>"]
+    )  # fmt: skip
+
+
+def _emphasized(verdict: Verdict) -> str:
+    """Return a verdict's sentence with the answer in bold."""
+    situation, answer, rest = verdict.sentence, "", ""
+    start = situation.index(": ", len(verdict.situation)) + 2
+    situation, answer = situation[:start], situation[start:]
+    answer, _, rest = answer.partition("; " if verdict.choice is None else ", which")
+    joint = "; " if verdict.choice is None else ", which"
+    return f"{escape(situation)}<b>{escape(answer)}</b>{escape(joint + rest)}"
 
 
 def _skipped(skipped: Sequence[str]) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, TypeAlias
 
+from laconic.report.verdicts import Verdict
 from laconic.tables import Table
 
-__all__ = ["Data", "DataTable", "Mark", "Plot", "Section", "number"]
+__all__ = ["Data", "DataTable", "Mark", "Plot", "Question", "Section", "number"]
 
 _LARGEST = sys.float_info.max
 Cell: TypeAlias = "str | float | int | None"
@@ -54,7 +56,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Mark:
-    """A claimed value, drawn into a plot as a line."""
+    """A value to compare with, such as a baseline's or a claimed one, drawn into a plot as a line."""
 
     axis: str
     value: float
@@ -74,7 +76,7 @@ class Plot:
         data: The rows that are drawn.
         x: Column of the x axis; the length of bars.
         y: Column of the y axis; the text of bars.
-        series: Column that chooses the colour; series can be switched on and off.
+        series: Column that chooses the colour; series can be switched on and off. A name has one colour on the page.
         group: Column that separates several lines of one colour, such as seeds.
         pick: Column of which one value at a time is shown.
         begin: Value of ``pick`` that is shown first; the first by default.
@@ -85,6 +87,8 @@ class Plot:
         low: Column with the lower ends of error bars along y.
         high: Column with their upper ends.
         diagonals: Slopes of lines through the origin, such as 1 for "as predicted".
+        zero: Whether bars begin at zero; if not, dots on an axis of the values' range show small differences.
+        better: Direction of better values along x and y, -1 for less and 1 for more: the Pareto line is drawn.
     """
 
     ident: str
@@ -105,6 +109,8 @@ class Plot:
     diagonals: tuple[float, ...] = ()
     low: str | None = None
     high: str | None = None
+    zero: bool = True
+    better: tuple[int, int] | None = None
 
     def values(self, data: str) -> dict[str, Any]:
         names = ("x", "y", "series", "group", "pick", "low", "high")
@@ -114,6 +120,7 @@ class Plot:
         return {
             "id": self.ident, "title": self.title, "kind": self.kind, "data": data, **named, "begin": self.begin,
             "detail": self.detail, "log": self.log, "stacked": self.stacked, "diagonals": self.diagonals,
+            "zero": self.zero, "better": self.better,
             "marks": [
                 {"axis": mark.axis, "value": mark.value, "label": mark.label}
                 for mark in self.marks
@@ -131,15 +138,34 @@ class DataTable:
     data: Data
 
 
+class Question(IntEnum):
+    """What a section answers. The page has its sections in this order."""
+
+    DDP = 1
+    TRANSFORMERS = 2
+    PLANNER = 3
+    SERVER = 4
+    STUDIES = 5
+    PARTS = 6
+    """Codecs, layers and faults by themselves."""
+
+
 @dataclass
 class Section:
-    """A part of the page with a heading."""
+    """A part of the page with a heading.
+
+    Args:
+        question: What it answers, which decides where it is on the page.
+        verdicts: What to do in each measured situation; the page has them at its top.
+    """
 
     ident: str
     title: str
     about: str = ""
     tables: list[DataTable] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
+    question: Question = Question.PARTS
+    verdicts: list[Verdict] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.tables or self.plots)

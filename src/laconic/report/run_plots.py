@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from laconic.records import check_same_length
-from laconic.report.plots import Cell, Data, DataTable, Plot, Section, number
+from laconic.report.plots import Cell, Data, DataTable, Mark, Plot, Question, Section, number
 from laconic.report.runs import Prices, Run, baselines
 from laconic.report.summary import NOTHING, fixed, fraction
+from laconic.report.verdicts import Candidate, Verdict, decide
 from laconic.tables import Table
 
 __all__ = ["overview", "section"]
@@ -16,6 +17,8 @@ __all__ = ["overview", "section"]
 TRACK_COLUMNS = ("iteration", "seconds", "loss", "bytes_sent", "bytes_received")
 SMOOTH = 10
 """A point of the loss curve is the mean of so many: the loss of single batches varies a lot."""
+POINTS = 1.0
+"""A run may end so many points of accuracy below its baseline and still be recommended."""
 CODECS = (("push", "codec_push"), ("pull", "codec_pull"))
 SECONDS = (
     ("compute", "compute"), ("encode", "encode"), ("overlapped", "overlapped"), ("waiting", "communication"),
@@ -34,8 +37,43 @@ def section(runs: Sequence[Run], prices: Prices) -> Section:
     if not runs:
         return Section("runs", "Runs")
     table = overview(runs, prices)
-    plots = [*_outcomes(table.data), *_curves(runs), *_split(runs), *_layers(runs), *_staleness(runs)]
-    return Section("runs", "Runs", _setting(runs), [table], plots)
+    plots = [*_outcomes(runs, table.data), *_curves(runs), *_split(runs), *_layers(runs), *_staleness(runs)]
+    return Section("runs", "Runs", _setting(runs), [table], plots, Question.SERVER, _verdicts(runs))
+
+
+def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
+    """Return the run to repeat of each model, data and number of workers, if its baseline was measured, too."""
+    groups: dict[str, list[Run]] = {}
+    for run, baseline in zip(runs, (baselines(runs)[run.label] for run in runs), strict=True):
+        groups.setdefault(baseline.label, []).append(run)
+    found = []
+    for label, group in groups.items():
+        baseline = next(run for run in group if run.label == label)
+        candidates = {run.label: _candidate(run, baseline) for run in group}
+        plain = candidates.pop(label)
+        others = [one for one in candidates.values() if one is not None]
+        if plain is None or not others or str(baseline.values.get("method")) != "1":
+            continue
+        words = [str(baseline.values[key]) for key in ("model", "data") if baseline.values.get(key)]
+        workers = f"{baseline.workers} worker{'s' * (baseline.workers != 1)}"
+        situation = ", ".join([f"Parameter server, {' on '.join(words)}" if words else "Parameter server", workers])
+        found.append(decide(situation, plain, others, f"{POINTS:g} point"))
+    return found
+
+
+def _candidate(run: Run, baseline: Run) -> Candidate | None:
+    """Return seconds, bytes and accuracy of a run; None if it lacks one of them."""
+    seconds, accuracy, wanted = run.seconds("total"), run.accuracy, baseline.accuracy
+    if not seconds or not run.iterations or accuracy is None or wanted is None:
+        return None
+    nbytes = None if run.nbytes is None else run.nbytes / run.iterations
+    lost = f"accuracy {accuracy:.1f} % beside {wanted:.1f} %, one run each"
+    return Candidate(_method(run), seconds / run.iterations, nbytes, lost, accuracy >= wanted - POINTS)
+
+
+def _method(run: Run) -> str:
+    method = str(run.values.get("method") or run.label)
+    return f"method {method}" if method == run.label else f"{run.label} (method {method})"
 
 
 def _setting(runs: Sequence[Run]) -> str:
@@ -154,11 +192,14 @@ def _caption(base: Mapping[str, Run], prices: Prices) -> str:
 # -------------------------------------------------------------------------------------------------------------- plots
 
 
-def _outcomes(data: Data) -> list[Plot]:
+def _outcomes(runs: Sequence[Run], data: Data) -> list[Plot]:
     """Return the accuracy at the end of each run, against bytes and time."""
+    base = {run.label: run for run in baselines(runs).values()}
+    marks = [Mark("y", run.accuracy, f"baseline: {label}") for label, run in base.items() if run.accuracy is not None]
     return [
         Plot(f"accuracy-{against}", f"Accuracy against {against}", f"Final accuracy on the test set against {meaning}.",
-             "points", data, x, "accuracy %", series="run", log=log)
+             "points", data, x, "accuracy %", series="run", log=log, marks=tuple(marks[:1]) if len(base) == 1 else (),
+             better=(-1, 1))
         for against, x, meaning, log in (
             ("bytes", "MB in all", "the bytes that all workers sent and received", "x"),
             ("time", "total s", "the seconds of the slowest worker", ""),
@@ -292,11 +333,12 @@ def _layers(runs: Sequence[Run]) -> list[Plot]:
         )  # fmt: skip
     if errors:
         lossy = next((str(label) for label, _, _, lost, _ in errors if lost), None)
-        data = Data(("run", "layer", "values", "share lost", "frames measured"), errors)
+        data = Data(("run", "layer", "values", "relative squared error", "frames measured"), errors)
         plots.append(
             Plot("slot-error", "Error per layer", "Squared norm of what a worker's frame leaves out over that of "
-                 "everything it had to send, its residual included; the mean of some exchanges. 0: nothing lost.",
-                 "bars", data, "share lost", "layer", pick="run", begin=lossy, detail=("values", "frames measured"))
+                 "everything it had to send, its residual included; the mean of some exchanges. 0: nothing is lost. "
+                 "Stochastic rounding may add more than there was: above 1.", "bars", data, "relative squared error",
+                 "layer", pick="run", begin=lossy, detail=("values", "frames measured"))
         )  # fmt: skip
     return plots
 

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from laconic.records import Record
-from laconic.report.plots import Plot, Section
-from laconic_lab.report import benches
+from laconic.report.plots import Question, Section
+from laconic_lab.report import benches, engines
 from laconic_lab.report.schemas import SCHEMAS
 from laconic_lab.report.studies import study_section
 from laconic_lab.studies import load_study, study_names
@@ -18,14 +18,20 @@ __all__ = ["sections"]
 
 ByKind = Mapping[str, Sequence[Mapping[str, Any]]]
 
-BENCHES: tuple[tuple[str, str, Callable[[ByKind], list[Plot]]], ...] = (
-    ("bench.ddp", "DistributedDataParallel", benches.ddp),
-    ("bench.gpt", "A GPT over slow links", benches.gpt),
-    ("cluster.", "Parameter server", benches.cluster),
-    ("bench.codec", "Codecs", benches.codecs),
-    ("bench.layers", "Layers", benches.layers),
-    ("faults.", "Faults", benches.faults),
-)
+BENCHES: Mapping[str, tuple[tuple[str, ...], Callable[[ByKind], Section]]] = {
+    "DDP": (("bench.ddp", "bench.ddp.train"), engines.ddp),
+    "FSDP2": (("bench.fsdp", "bench.fsdp.loss"), engines.fsdp),
+    "torchft": (("faults.replica_step",), engines.torchft),
+    "GPT over slow links": (("bench.gpt", "bench.gpt.loss"), engines.gpt),
+    "parameter server": (("cluster.round", "cluster.load"), benches.cluster),
+    "codecs": (("bench.codec", "bench.peer"), benches.codecs),
+    "codecs on a GPU": (("bench.device.codec", "bench.device.step"), benches.device),
+    "layers": (("bench.layers",), benches.layers),
+    "faults": (("faults.scene", "faults.soak", "faults.replicas"), benches.faults),
+}
+"""Kinds of Records and the function that draws their section, by the name in messages."""
+TRANSFORMER_STUDIES = {"gpt", "pipeline"}
+"""Studies that answer a question about transformers; the others measure papers again."""
 
 
 class LabSections:
@@ -42,17 +48,17 @@ class LabSections:
     def sections(self, by_kind: ByKind) -> list[tuple[str, Callable[[], Section]]]:
         records = [Record(kind, values, 0, {}, {}, None, "") for kind in by_kind for values in by_kind[kind]]
         drawings: list[tuple[str, Callable[[], Section]]] = [
-            (study.name, partial(study_section, study, used)) for study, used in with_records(records)
+            (study.name, partial(study_section, study, used, _question(study.name)))
+            for study, used in with_records(records)
         ]
-        for prefix, heading, draw in BENCHES:
-            matching = {kind: values for kind, values in by_kind.items() if kind.startswith(prefix)}
-            if matching:
-                drawings.append((heading, partial(_bench, prefix, heading, draw, matching)))
+        for name, (kinds, draw) in BENCHES.items():
+            if any(by_kind.get(kind) for kind in kinds):
+                drawings.append((name, partial(draw, by_kind)))
         return drawings
 
 
-def _bench(prefix: str, heading: str, draw: Callable[[ByKind], list[Plot]], by_kind: ByKind) -> Section:
-    return Section(prefix.strip(".").replace(".", "-"), heading, plots=draw(by_kind))
+def _question(study: str) -> Question:
+    return Question.TRANSFORMERS if study in TRANSFORMER_STUDIES else Question.STUDIES
 
 
 sections = LabSections()

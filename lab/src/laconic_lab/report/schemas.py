@@ -60,6 +60,34 @@ class GptTraining(TypedDict):
     waiting_share: float
 
 
+class GptLoss(TypedDict):
+    curve: list[list[float]]
+    failed: None
+    method: str
+    ranks: int
+
+
+class FsdpStep(TypedDict):
+    link: str
+    node_nbytes_per_step: float | None
+    nodes: int
+    shards: int
+    step_s: float
+    step_speed_up: float
+    title: str
+    valid: bool
+    way: str
+
+
+class FsdpLoss(TypedDict):
+    curve: list[list[float]]
+    loss: float
+    nodes: int
+    shards: int
+    title: str
+    way: str
+
+
 class ClusterRound(TypedDict):
     method: str
     rate: str
@@ -83,6 +111,32 @@ class CodecBenchmark(TypedDict):
     spec: str
 
 
+class PeerSpeeds(TypedDict, total=False):
+    decode_x_memcpy: float | None
+    encode_x_memcpy: float | None
+
+
+class PeerBenchmark(PeerSpeeds):
+    bits_per_value: float
+    name: str
+    relative_squared_error: float | None
+
+
+class DeviceCodec(TypedDict):
+    bits_per_value: float
+    decode_x_copy: float
+    encode_x_copy: float
+    spec: str
+
+
+class DeviceStep(TypedDict):
+    attached_added_percent: float
+    batch: int
+    ddp_s: float
+    model: str
+    spec: str
+
+
 class FaultScene(TypedDict):
     broken: str | None
     fault: str
@@ -90,9 +144,37 @@ class FaultScene(TypedDict):
     seconds: float
 
 
+class FaultSoak(TypedDict):
+    broken: str | None
+    exchanges: int
+    faults: int
+    seconds: float
+
+
+class ReplicaKills(TypedDict):
+    broken: int
+    differing_steps: int
+    kills: int
+    replicas: int
+    seconds: float
+    spec: str
+    steps: int
+    unbalanced_steps: int
+
+
+class ReplicaStep(TypedDict):
+    parameters: int
+    spec: str
+    step_s: float
+    steps: int
+
+
 SCHEMAS: dict[str, Any] = {
     "study.claim": StudyClaim, "bench.ddp": DdpStep | FailedBenchmark, "bench.ddp.train": DdpTraining | FailedBenchmark,
-    "bench.gpt": GptTraining | FailedBenchmark,
+    "bench.gpt": GptTraining | FailedBenchmark, "bench.gpt.loss": GptLoss | FailedBenchmark,
+    "bench.fsdp": FsdpStep, "bench.fsdp.loss": FsdpLoss, "bench.peer": PeerBenchmark,
+    "bench.device.codec": DeviceCodec, "bench.device.step": DeviceStep,
     "cluster.round": ClusterRound, "cluster.load": ClusterLoad, "bench.codec": CodecBenchmark,
-    "faults.scene": FaultScene,
+    "faults.scene": FaultScene, "faults.soak": FaultSoak, "faults.replicas": ReplicaKills,
+    "faults.replica_step": ReplicaStep,
 }  # fmt: skip

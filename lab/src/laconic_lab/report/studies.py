@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from laconic.records import Record
-from laconic.report.plots import Cell, Data, DataTable, Mark, Plot, Section
+from laconic.report.plots import Cell, Data, DataTable, Mark, Plot, Question, Section
 from laconic_lab.studies.claims import Finding, claims_table
 from laconic_lab.studies.study import Study
 
 __all__ = ["study_section"]
 
 
-def study_section(study: Study[Any], records: Sequence[Record]) -> Section:
+def study_section(study: Study[Any], records: Sequence[Record], question: Question = Question.STUDIES) -> Section:
     """Return the section of a study about these Records."""
     results = study.results(records)
     findings = study.findings(results)
     tables = [_claims(study.name, findings)] if findings else []
     plots = [*study.plots(results), *_measured_over_claimed(study.name, findings)]
-    return Section(study.name, study.title, tables=tables, plots=plots)
+    return Section(study.name, study.title, tables=tables, plots=plots, question=question)
 
 
 def _claims(study: str, findings: Sequence[Finding]) -> DataTable:
@@ -42,5 +42,5 @@ def _measured_over_claimed(study: str, findings: Sequence[Finding]) -> Iterator[
     if rows:
         data = Data(("claim", "found over claimed", "found", "claimed", "unit", "how"), rows)
         yield Plot(f"{study}-claimed", "Found over claimed", "Claims that state a value: 1 is the paper's.", "bars",
-                   data, "found over claimed", "claim", detail=("found", "claimed", "unit", "how"),
+                   data, "found over claimed", "claim", detail=("found", "claimed", "unit", "how"), zero=False,
                    marks=(Mark("x", 1.0, "claimed"),))  # fmt: skip

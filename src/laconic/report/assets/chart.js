@@ -1,11 +1,11 @@
 "use strict";
 /* Charts in SVG: lines, points and bars; hover, touch and keyboard; a legend that switches; their rows as table and CSV. */
 
-const laconic = { charts: new Map() };
+const laconic = { charts: new Map(), colours: new Map() };
 
 (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const COLOURS = 8, DASHES = ["", "7 3", "2 3", "8 3 2 3"], SHOWN_ROWS = 300;
+  const COLOURS = 10, DASHES = ["", "7 3", "2 3", "8 3 2 3"], SHOWN_ROWS = 300;
 
   function html(tag, properties = {}, ...children) {
     const found = Object.assign(document.createElement(tag), properties);
@@ -52,14 +52,22 @@ const laconic = { charts: new Map() };
 
   function trimmed(x, digits) { return String(Number(x.toPrecision(digits))); }
 
-  function short(x) {
+  function short(x, digits = 3) {
     const size = Math.abs(x);
     if (size === 0) return "0";
     if (size >= 1e12 || size < 1e-3) return x.toExponential(1).replace(".0e", "e").replace("e+", "e");
-    if (size >= 1e9) return `${trimmed(x / 1e9, 3)}G`;
-    if (size >= 1e6) return `${trimmed(x / 1e6, 3)}M`;
-    if (size >= 1e4) return `${trimmed(x / 1e3, 3)}k`;
-    return trimmed(x, 3);
+    if (size >= 1e9) return `${trimmed(x / 1e9, digits)}G`;
+    if (size >= 1e6) return `${trimmed(x / 1e6, digits)}M`;
+    if (size >= 1e4) return `${trimmed(x / 1e3, digits)}k`;
+    return trimmed(x, digits);
+  }
+
+  /* Texts of ticks, with as many digits as tell them apart. */
+  function labelled(ticks) {
+    const texts = (digits) => ticks.map((tick) => short(tick, digits));
+    let digits = 3;
+    while (digits < 8 && new Set(texts(digits)).size < ticks.length) digits++;
+    return texts(digits);
   }
 
   function precise(x) {
@@ -113,9 +121,34 @@ const laconic = { charts: new Map() };
     (x, y) => `M${x},${y - 5}l5,5l-5,5l-5,-5Z`,
   ];
 
+  /* A colour of the style; bars of names that no plot draws as a series have none of their own. */
   function colour(element, index, fill) {
-    element.style[fill ? "fill" : "stroke"] = `var(--c${index % COLOURS})`;
+    element.style[fill ? "fill" : "stroke"] = index === null ? "var(--bar)" : `var(--c${index % COLOURS})`;
     return element;
+  }
+
+  /* Numbers of names: the page's, and for other names the first that these do not use. */
+  function numbered(names) {
+    const found = new Map(names.map((name) => [name, laconic.colours.get(String(name))]));
+    const taken = new Set(found.values());
+    for (const [name, number] of found) {
+      if (number !== undefined) continue;
+      let free = 0;
+      while (taken.has(free)) free++;
+      taken.add(free);
+      found.set(name, free);
+    }
+    return found;
+  }
+
+  /* A text in lines of at most `room` characters, broken after spaces, commas and bars. */
+  function wrapped(text, room, most = 3) {
+    const lines = [""];
+    for (const part of String(text).match(/[^\s,|/]*[\s,|/]*/g)) {
+      if (lines.at(-1) && (lines.at(-1) + part).trimEnd().length > room && lines.length < most) lines.push("");
+      lines[lines.length - 1] += part;
+    }
+    return lines.map((line) => line.trimEnd()).map((line) => (line.length > room + 2 ? `${line.slice(0, room)}…` : line));
   }
 
   /* ---------------------------------------------------------------------------------------------------- chart */
@@ -126,6 +159,7 @@ const laconic = { charts: new Map() };
       this.hidden = new Set();
       this.log = { x: plot.log.includes("x"), y: plot.log.includes("y") };
       this.picked = plot.pick ? plot.begin ?? this.values(plot.pick)[0] : null;
+      this.whole = false;
       this.cursor = null;
       this.box = html("div", { className: "chart" });
       this.tip = html("div", { className: "tip", hidden: true });
@@ -179,6 +213,8 @@ const laconic = { charts: new Map() };
         if (!this.table.column(plot[axis]).some((x) => x > 0)) continue;
         toggle(`log ${axis}`, this.log[axis], (on) => { this.log[axis] = on; this.draw(); }, `logarithmic ${axis} axis`);
       }
+      if (plot.kind === "line") toggle("whole y", false, (on) => { this.whole = on; this.draw(); }, "y axis with all values");
+      this.wholeButton = plot.kind === "line" ? bar.lastChild : null;
       toggle("Table", false, (on) => { this.rowsBox.hidden = !on; if (on) this.fillRows(); }, "show rows");
       const csv = html("button", { type: "button", textContent: "CSV" });
       csv.setAttribute("aria-label", `${plot.title}: download rows as CSV`);
@@ -204,7 +240,8 @@ const laconic = { charts: new Map() };
     series() {
       const { plot, table } = this;
       const names = plot.series ? this.values(plot.series) : [plot.title];
-      const found = new Map(names.map((name, index) => [name, { name, index, groups: new Map(), points: [] }]));
+      const numbers = plot.series ? numbered(names) : new Map([[plot.title, null]]);
+      const found = new Map(names.map((name) => [name, { name, index: numbers.get(name), groups: new Map(), points: [] }]));
       const [xs, ys] = [table.column(plot.x), table.column(plot.y)];
       const [by, group, pick] = ["series", "group", "pick"].map((key) => (plot[key] ? table.column(plot[key]) : null));
       this.dropped = 0;
@@ -250,7 +287,8 @@ const laconic = { charts: new Map() };
       const what = plot.kind === "bars" ? `${plot.x} by ${plot.y}` : `${plot.y} against ${plot.x}`;
       const who = plot.series ? ` ${names.length} series: ${names.slice(0, 8).join(", ")}${names.length > 8 ? ", …" : ""}.` : "";
       const claims = plot.marks.map((mark) => `${mark.label} ${precise(mark.value)}`).join(", ");
-      return `${plot.title}. ${what}.${who}${claims ? ` Claimed: ${claims}.` : ""} Arrow keys read points.`;
+      const best = plot.better ? ` Pareto line: ${[...new Set(this.pareto().map((p) => p.series.name))].join(", ")}.` : "";
+      return `${plot.title}. ${what}.${who}${claims ? ` Lines: ${claims}.` : ""}${best} Arrow keys read points.`;
     }
 
     drawLegend(all) {
@@ -275,6 +313,18 @@ const laconic = { charts: new Map() };
         });
         return html("li", {}, button);
       }));
+      if (!this.plot.better) return;
+      const sample = svg("svg", { width: 18, height: 12, "aria-hidden": "true" });
+      sample.append(svg("line", { class: "pareto", x1: 0, x2: 18, y1: 6, y2: 6 }));
+      this.legend.append(html("li", { className: "words" }, sample, "Pareto line: none is better in both"));
+    }
+
+    /* Points that no other shown point beats in both directions, by x. */
+    pareto() {
+      const [right, up] = this.plot.better, points = this.shown.flatMap((one) => one.points);
+      const sorted = points.sort((a, b) => right * (b.x - a.x) || up * (b.y - a.y)), found = [];
+      for (const point of sorted) if (!found.length || up * (point.y - found.at(-1).y) > 0) found.push(point);
+      return found;
     }
 
     dash(one) { return DASHES[Math.floor(one.index / COLOURS) % DASHES.length]; }
@@ -288,30 +338,39 @@ const laconic = { charts: new Map() };
       const bottom = this.height - 42, top = 8;
       const errorBars = plot.low ? [this.table.column(plot.low), this.table.column(plot.high)] : null;
       const ends = errorBars ? points.flatMap((p) => errorBars.map((column) => column[p.row])) : [];
-      const ys = scale([...points.map((p) => p.y), ...ends, ...marksOf("y")], this.log.y, bottom, top);
-      const yTicks = ys.ticks(6);
-      const left = 14 + 7 * Math.max(...yTicks.map((t) => short(t).length), 2) + 12;
+      const ys = scale(this.focused([...points.map((p) => p.y), ...ends, ...marksOf("y")], marksOf("y")), this.log.y, bottom, top);
+      const yTicks = ys.ticks(6), yTexts = labelled(yTicks);
+      const left = 14 + 7 * Math.max(...yTexts.map((text) => text.length), 2) + 12;
       const xs = scale([...points.map((p) => p.x), ...marksOf("x")], this.log.x, left, width - 12);
-      for (const tick of yTicks) {
+      for (const [i, tick] of yTicks.entries()) {
         const y = ys.at(tick);
         this.canvas.append(svg("line", { class: "grid", x1: left, x2: width - 12, y1: y, y2: y }));
-        this.canvas.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, short(tick)));
+        this.canvas.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, yTexts[i]));
       }
       this.xAxis(xs, bottom, left, plot.x, small ? 4 : 7);
       const label = svg("text", { transform: `translate(10,${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, plot.y);
       this.canvas.append(label);
       for (const slope of plot.diagonals) this.diagonal(slope, xs, ys);
+      if (plot.better) {
+        const d = this.pareto().map((p, i) => `${i ? `H${xs.at(p.x)}V` : `M${xs.at(p.x)},`}${ys.at(p.y)}`).join("");
+        if (d) this.canvas.append(svg("path", { class: "pareto", d }));
+      }
+      /* Lines that leave the y axis end at the edge of an inner drawing. */
+      const inner = svg("svg", { x: left, y: top - 4, width: width - 12 - left + 4, height: bottom - top + 4, class: "inner" });
+      inner.setAttribute("viewBox", `${left} ${top - 4} ${width - 12 - left + 4} ${bottom - top + 4}`);
+      this.canvas.append(inner);
       const many = points.length > 60 * this.shown.length || points.length > 1500;
       for (const one of this.shown) {
         if (plot.kind === "line")
           for (const group of one.groups.values()) {
             const d = group.map((p, i) => `${i ? "L" : "M"}${xs.at(p.x).toFixed(1)},${ys.at(p.y).toFixed(1)}`).join("");
             const line = svg("path", { d, fill: "none", "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": this.dash(one), "data-series": one.name });
-            this.canvas.append(colour(line, one.index));
+            inner.append(colour(line, one.index));
           }
         for (const point of one.points) {
-          point.px = xs.at(point.x); point.py = ys.at(point.y);
-          if (errorBars) this.errorBar(one, point, ...errorBars.map((column) => ys.at(column[point.row])));
+          point.px = xs.at(point.x); point.py = Math.max(top, Math.min(bottom, ys.at(point.y)));
+          if (point.y < ys.low || point.y > ys.high) continue;
+          if (errorBars) this.errorBar(inner, one, point, ...errorBars.map((column) => ys.at(column[point.row])));
           if (plot.kind === "line" && (many || one.points.length > 40)) continue;
           const dot = svg("path", { d: this.shape(one)(point.px, point.py), "data-series": one.name });
           if (plot.kind === "line") dot.setAttribute("transform", `translate(${point.px},${point.py}) scale(.6) translate(${-point.px},${-point.py})`);
@@ -322,9 +381,26 @@ const laconic = { charts: new Map() };
       this.drawMarks(xs, ys, left, top, bottom);
     }
 
-    errorBar(one, point, low, high) {
+    /* Values for the y axis of lines. Most lines begin far from where they end: where the later halves of all lines need
+       less than half of the axis, they get all of it. */
+    focused(values, marks) {
+      this.focus = false;
+      if (this.plot.kind !== "line") return values;
+      const late = this.shown.flatMap((one) => [...one.groups.values()].flatMap((group) => group.slice(Math.floor(group.length / 2)).map((p) => p.y)));
+      const span = (some) => {
+        const sizes = some.map((y) => (this.log.y ? Math.log(y) : y));
+        return sizes.reduce((a, b) => Math.max(a, b), -Infinity) - sizes.reduce((a, b) => Math.min(a, b), Infinity);
+      };
+      const ends = [...late, ...marks];
+      const useful = late.length > 1 && span(ends) > 0 && span(ends) < span(values) / 2;
+      this.wholeButton.hidden = !useful;
+      this.focus = useful && !this.whole;
+      return this.focus ? ends : values;
+    }
+
+    errorBar(inner, one, point, low, high) {
       const d = `M${point.px},${low}V${high}M${point.px - 3},${low}h6M${point.px - 3},${high}h6`;
-      this.canvas.append(colour(svg("path", { d, fill: "none", "stroke-width": 1 }), one.index));
+      inner.append(colour(svg("path", { d, fill: "none", "stroke-width": 1 }), one.index));
     }
 
     /* Names beside points, where there is room for them. */
@@ -350,8 +426,9 @@ const laconic = { charts: new Map() };
 
     xAxis(xs, bottom, left, words, most) {
       let last = -Infinity;
-      for (const tick of xs.ticks(most)) {
-        const x = xs.at(tick), text = short(tick);
+      const ticks = xs.ticks(most), texts = labelled(ticks);
+      for (const [i, tick] of ticks.entries()) {
+        const x = xs.at(tick), text = texts[i];
         this.canvas.append(svg("line", { class: "grid", x1: x, x2: x, y1: 8, y2: bottom }));
         if (x - last < 7 * text.length + 8) continue;
         last = x;
@@ -373,7 +450,7 @@ const laconic = { charts: new Map() };
       }
       let below = this.plot.kind === "bars" ? 12 : top + 10;
       for (const mark of marks.filter((m) => m.axis === "x").sort((a, b) => a.value - b.value)) {
-        const x = xs.at(mark.value), right = x > this.width * 0.6;
+        const x = xs.at(mark.value), right = x + 4 + 6.8 * mark.label.length > this.width;
         this.canvas.append(svg("line", { class: "mark", x1: x, x2: x, y1: top, y2: bottom, "data-mark": mark.label }));
         this.canvas.append(svg("text", { class: "claim halo", x: x + (right ? -4 : 4), y: below, "text-anchor": right ? "end" : "start" }, mark.label));
         below += 14;
@@ -384,24 +461,25 @@ const laconic = { charts: new Map() };
       const { plot, width } = this, small = width < 480;
       const words = [...new Set(this.shown.flatMap((one) => one.points.map((p) => p.y)))];
       const thick = plot.stacked || this.shown.length < 2 ? 16 : Math.max(5, Math.min(12, 36 / this.shown.length));
-      const tall = plot.stacked || this.shown.length < 2 ? 24 : thick * this.shown.length + 10;
-      const room = Math.floor(Math.min(width * 0.4, 240) / 7);
-      const cut = (word) => (String(word).length > room ? `${String(word).slice(0, room - 1)}…` : String(word));
-      const left = 10 + 6.8 * Math.max(...words.map((word) => cut(word).length), 3), top = plot.marks.length ? 20 : 6;
+      const room = Math.floor(Math.min(width * 0.42, 270) / 6.9), labels = new Map(words.map((word) => [word, wrapped(word, room)]));
+      const lines = Math.max(...words.map((word) => labels.get(word).length), 1);
+      const tall = Math.max(plot.stacked || this.shown.length < 2 ? 24 : thick * this.shown.length + 10, 13 * lines + 8);
+      const left = 14 + 6.9 * Math.max(...words.flatMap((word) => labels.get(word).map((line) => line.length)), 3), top = plot.marks.length ? 20 : 6;
       const bottom = top + tall * words.length + 4;
       this.height = bottom + 42;
       const lengths = new Map(words.map((word) => [word, 0]));
       for (const one of this.shown) for (const p of one.points) lengths.set(p.y, plot.stacked ? lengths.get(p.y) + p.x : Math.max(lengths.get(p.y), p.x));
       const marks = plot.marks.filter((m) => m.axis === "x" && (!this.log.x || m.value > 0)).map((m) => m.value);
       const values = plot.stacked ? [...lengths.values()] : this.shown.flatMap((one) => one.points.map((p) => p.x));
-      const low = this.log.x ? [Math.min(...values.filter((x) => x > 0)) / 3] : [];
+      const low = this.log.x && plot.zero ? [Math.min(...values.filter((x) => x > 0)) / 3] : [];
       const spare = 12 + (plot.stacked ? 0 : 46);
-      const xs = scale([...values, ...marks, ...low], this.log.x, left, width - spare, { zero: !this.log.x });
-      const start = this.log.x ? left : xs.at(0);
+      const xs = scale([...values, ...marks, ...low], this.log.x, left, width - spare, { zero: plot.zero && !this.log.x });
+      const start = this.log.x || !plot.zero ? left : xs.at(0);
       this.xAxis(xs, bottom, left, plot.x, small ? 3 : 6);
       const ends = new Map(words.map((word) => [word, 0]));
       words.forEach((word, i) => {
-        const text = svg("text", { class: "strong", x: left - 8, y: top + tall * i + tall / 2 + 4, "text-anchor": "end" }, cut(word));
+        const text = svg("text", { class: "strong", "text-anchor": "end" }), broken = labels.get(word);
+        broken.forEach((line, k) => text.append(svg("tspan", { x: left - 8, y: top + tall * i + tall / 2 + 4 + 13 * (k - (broken.length - 1) / 2) }, line)));
         text.append(svg("title", {}, String(word)));
         this.canvas.append(text);
       });
@@ -411,12 +489,18 @@ const laconic = { charts: new Map() };
           const from = plot.stacked ? xs.at(ends.get(point.y)) : start;
           if (plot.stacked) ends.set(point.y, ends.get(point.y) + point.x);
           const to = plot.stacked ? xs.at(ends.get(point.y)) : xs.at(point.x);
-          const y = top + tall * i + (plot.stacked || this.shown.length < 2 ? (tall - thick) / 2 : 5 + s * thick);
-          const bar = svg("rect", { x: Math.min(from, to), y, width: Math.max(Math.abs(to - from), 0.5), height: thick - (tall === 24 ? 0 : 1), "data-series": one.name });
-          this.canvas.append(colour(bar, one.index, true));
+          const bars = plot.stacked ? 1 : this.shown.length, y = top + tall * i + (tall - thick * bars) / 2 + (plot.stacked ? 0 : s * thick);
+          const index = plot.series ? one.index : laconic.colours.get(String(point.y)) ?? null;
           point.px = to; point.py = y + thick / 2;
+          if (plot.zero) {
+            const bar = svg("rect", { x: Math.min(from, to), y, width: Math.max(Math.abs(to - from), 0.5), height: thick - (bars > 1 ? 1 : 0), "data-series": one.name });
+            this.canvas.append(colour(bar, index, true));
+          } else {
+            this.canvas.append(svg("line", { class: "grid", x1: left, x2: to, y1: point.py, y2: point.py }));
+            this.canvas.append(colour(svg("path", { d: SHAPES[0](to, point.py), "data-series": one.name }), index, true));
+          }
           if (!plot.stacked && thick >= 9)
-            this.canvas.append(svg("text", { x: Math.max(to, from) + 4, y: y + thick / 2 + 4 }, short(point.x)));
+            this.canvas.append(svg("text", { x: Math.max(to, from) + (plot.zero ? 4 : 8), y: y + thick / 2 + 4 }, short(point.x)));
         }
       });
       this.drawMarks(xs, null, left, top, bottom);

@@ -2,9 +2,10 @@
 /* Puts the page together: theme, charts, downloads, and the what-if part where there is one. */
 
 (() => {
-  const { plots, tables, whatIf } = JSON.parse(document.getElementById("data").textContent);
+  const { plots, tables, colours, whatIf } = JSON.parse(document.getElementById("data").textContent);
   const found = new Map(Object.entries(tables).map(([name, one]) => [name, new laconic.Table(one)]));
   laconic.tables = found;
+  laconic.colours = new Map(Object.entries(colours));
 
   const theme = document.getElementById("theme"), root = document.documentElement;
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
@@ -26,5 +27,15 @@
     button.addEventListener("click", () => laconic.download(`${button.dataset.name}.csv`, found.get(button.dataset.csv).csv()));
   }
   if (whatIf) laconic.whatIf(whatIf);
+
+  /* A table that is wider than the screen says so, until it has been scrolled. */
+  for (const box of document.querySelectorAll("div.wide")) {
+    const hint = laconic.html("p", { className: "hint", textContent: "Scroll sideways for more columns →", hidden: true });
+    box.before(hint);
+    const check = () => { hint.hidden = box.scrollWidth <= box.clientWidth + 1 || box.scrollLeft > 8; };
+    box.addEventListener("scroll", check, { passive: true });
+    new ResizeObserver(check).observe(box);
+    check();
+  }
   laconic.ready = true;
 })();

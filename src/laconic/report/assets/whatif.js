@@ -148,7 +148,7 @@ laconic.whatIf = (settings) => {
       if (charts[id]) charts[id].update(rows, marks);
       else {
         const figure = document.querySelector(`figure[data-if="${id}"]`);
-        charts[id] = new laconic.Chart(figure, { id, detail: id === "if-codecs" ? ["kB pushed", "over float32", "over bfloat16"] : [], stacked: false, diagonals: [], marks, ...SHAPES[id] }, rows);
+        charts[id] = new laconic.Chart(figure, { id, detail: id === "if-codecs" ? ["kB pushed", "over float32", "over bfloat16"] : [], stacked: false, diagonals: [], zero: true, marks, ...SHAPES[id] }, rows);
       }
     }
     words();

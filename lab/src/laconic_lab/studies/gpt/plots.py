@@ -42,17 +42,25 @@ def _bytes(results: Results) -> Plot:
     columns = ("size", "family", "method", "setting", "workers", "seed", "times fewer bytes", "loss, nats a byte")
     return Plot("gpt-bytes", "Loss against bytes", "Both directions, headers included; float32 DDP is 1.", "points",
                 Data(columns, rows), "times fewer bytes", "loss, nats a byte", series="family", pick="size",
-                detail=("method", "setting", "workers", "seed"), log="x", marks=tuple(marks))  # fmt: skip
+                detail=("method", "setting", "workers", "seed"), log="x", marks=tuple(marks),
+                better=(1, -1))  # fmt: skip
 
 
 def _curves(results: Results) -> Plot:
     rows: list[tuple[Cell, ...]] = [
-        (name, f"{row.values['method']}, {row.values['workers']} workers", run["seed"], step, loss)
+        (
+            name,
+            f"{row.values['method']}, {row.values['workers']} workers",
+            f"{describe(row)}; seed {run['seed']}",
+            step,
+            loss,
+        )
         for part, name in PARTS.items()
         for row in results.of(part)
         for run in row.runs
         for step, loss in zip(run["steps_evaluated"], run["validation_loss"], strict=True)
     ]
-    columns = ("size", "method", "seed", "step", "loss, nats a byte")
-    return Plot("gpt-steps", "Loss by step", "Validation loss during training.", "line", Data(columns, rows), "step",
-                "loss, nats a byte", series="method", group="seed", pick="size", log="y")  # fmt: skip
+    columns = ("size", "method", "run", "step", "loss, nats a byte")
+    return Plot("gpt-steps", "Loss by step", "Validation loss during training; a line for each run.", "line",
+                Data(columns, rows), "step", "loss, nats a byte", series="method", group="run", pick="size",
+                log="y")  # fmt: skip

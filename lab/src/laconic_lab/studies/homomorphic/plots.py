@@ -44,7 +44,7 @@ def _accuracy(results: Results) -> Plot:
     columns = ("model", "experiment", "layers", "codec", "workers", "seed", "rho", "h on a CPU", "last top-1 %")
     return Plot("homomorphic-rho", "Accuracy by rho", "Rho: bytes pushed over float32's of the dense model.", "points",
                 Data(columns, rows), "rho", "last top-1 %", series="experiment", pick="model",
-                detail=("layers", "codec", "workers", "seed", "h on a CPU"), log="x")  # fmt: skip
+                detail=("layers", "codec", "workers", "seed", "h on a CPU"), log="x", better=(-1, 1))  # fmt: skip
 
 
 def step_times(ident: str, steps: Iterable[Mapping[str, Any]]) -> Plot:

@@ -84,7 +84,7 @@ def _frontier(results: Results, model: str) -> Plot:
     data = Data(("method", "setting", "seed", "kB per iteration", "last top-1 %"), rows)
     return Plot(f"kothari-{model}-frontier", f"{MODEL_NAMES[model]}: how few bytes suffice", "Last accuracy of each "
                 "run by its bytes in both directions of all workers.", "points", data, "kB per iteration",
-                "last top-1 %", series="method", detail=("setting", "seed"), log="x",
+                "last top-1 %", series="method", detail=("setting", "seed"), log="x", better=(-1, 1),
                 marks=BYTES_MARKS if model == "vgg11" else ())  # fmt: skip
 
 
@@ -97,13 +97,15 @@ def _ingredients(results: Results) -> list[Plot]:
             rows.append((MODEL_NAMES[model], row.name, run["accuracy"][-1], _kilobytes(run)))
     if not rows:
         return []
+    names = [str(row[0]) for row in rows]
+    most = max(names, key=names.count)
     data = Data(("model", "setting", "last top-1 %", "kB per iteration"), rows)
     about = "laconic-min with one ingredient changed at a time, the first seed of each."
     return [
         Plot("kothari-ingredients", "Accuracy without one ingredient", about, "bars", data, "last top-1 %", "setting",
-             pick="model", detail=("kB per iteration",)),
+             pick="model", begin=most, detail=("kB per iteration",), zero=False),
         Plot("kothari-ingredients-bytes", "Bytes without one ingredient", about, "bars", data, "kB per iteration",
-             "setting", pick="model", detail=("last top-1 %",)),
+             "setting", pick="model", begin=most, detail=("last top-1 %",)),
     ]  # fmt: skip
 
 

@@ -29,4 +29,4 @@ def make_plots(results: Results) -> list[Plot]:
     columns = ("stages", "codec", "method", "seed", "times fewer bytes", "loss, nats a byte")
     return [Plot("pipeline-bits", "Loss against bytes", "Both directions, headers included; float32 is 1.", "points",
                  Data(columns, rows), "times fewer bytes", "loss, nats a byte", series="codec", pick="stages",
-                 detail=("method", "seed"), log="x", marks=marks)]  # fmt: skip
+                 detail=("method", "seed"), log="x", marks=marks, better=(1, -1))]  # fmt: skip
