@@ -6,6 +6,7 @@ file names them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,7 @@ from laconic_lab.studies.tables import Table
 
 __all__ = [
     "CLAIM_KIND", "Count", "Positive", "Results", "Row", "Series", "Study", "check_experiment", "claim_records",
-    "compared_frames", "seeds_option", "training_options",
-    "with_records",
+    "compared_frames", "rows_by_part", "seeds_option", "training_options", "with_records",
 ]  # fmt: skip
 
 CLAIM_KIND = "study.claim"
@@ -82,6 +82,23 @@ class Row(Runs):
     def final(self) -> list[float]:
         """Top-1 after the last epoch, by seed."""
         return [run["accuracy"][-1] for run in self.runs]
+
+
+RunsType = TypeVar("RunsType", bound=Runs)
+
+
+def rows_by_part(
+    runs: Iterable[Mapping[str, Any]], row: type[RunsType], names: Sequence[str]
+) -> dict[str, list[RunsType]]:
+    """Return runs by experiment, in the order of the Records: a row for those that agree in all these values."""
+    by_setting: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        setting = json.dumps([run.get(name) for name in names])
+        by_setting.setdefault((run["part"], setting), []).append(run)
+    rows: dict[str, list[RunsType]] = {}
+    for (part, _), alike in by_setting.items():
+        rows.setdefault(part, []).append(row(sorted(alike, key=lambda run: run["seed"])))
+    return rows
 
 
 R = TypeVar("R", bound=Results)

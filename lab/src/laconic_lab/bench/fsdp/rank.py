@@ -23,9 +23,8 @@ from laconic.collective import Attachment, LocalSGD, attach, differing
 from laconic.errors import WrongResultError
 from laconic_lab.bench.fsdp.settings import Way, way_of
 from laconic_lab.bench.gpt.methods import CLIP, evaluate, loss_of, optimizers_of, rate, update
-from laconic_lab.bench.gpt.rank import run_tasks
+from laconic_lab.bench.gpt.rank import TextRank, run_tasks
 from laconic_lab.bench.gpt.settings import build_gpt
-from laconic_lab.bench.gpt.text import load_text
 
 __all__ = ["main"]
 
@@ -81,29 +80,15 @@ class Trainer:
             self.local.finish()
 
 
-class Rank:
+class Rank(TextRank):
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.rank, self.context = int(options["rank"]), int(options["context"])
         shape = int(options["nodes"]), int(options["shards"])
-        self.ranks = shape[0] * shape[1]
+        super().__init__(options, shape[0] * shape[1], int(options["longest"]))
         self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-        folder = options.get("data_dir")
-        self.text = load_text(None if folder is None else Path(folder))
-        seed = int(options["seed"]) * 1009 + self.rank  # each rank reads other windows
-        self.starts = self.text.windows(self.context, int(options["batch"]), int(options["longest"]), seed)
-        self.held_out = self.text.evaluation(self.context, int(options["eval_windows"]))
-
-    def tell(self, what: dict[str, Any]) -> None:
-        if self.rank == 0:
-            print(json.dumps(what), flush=True)
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
         way = way_of(task["way"])
         return self.measure(way, task["steps"]) if task["part"] == "time" else self.train(way, task["steps"])
-
-    def windows(self, step: int) -> Tensor:
-        return self.text.batch(self.starts[step], self.context)
 
     def measure(self, way: Way, steps: int) -> dict[str, Any]:
         """Take steps over the link; return their seconds and the bytes that left a node, all after the first step."""
@@ -136,13 +121,7 @@ class Rank:
     def train(self, way: Way, steps: int) -> dict[str, Any]:
         """Take all steps; return [step, loss] of the model that all nodes share."""
         trainer = Trainer(way, self.options, self.mesh, steps)
-        curve = [[0, self.loss(trainer)]]
-        for step in range(1, steps + 1):
-            trainer.step(self.windows(step - 1))
-            if step % int(self.options["eval_every"]) == 0 and step < steps:
-                curve.append([step, self.loss(trainer)])
-            self.tell({"step": step})
-        trainer.finish()
+        curve = self.loss_curve(trainer, steps, lambda: self.loss(trainer))
         self.require_equal(trainer)
         curve.append([steps, self.loss(trainer)])
         counted = torch.tensor([trainer.exchanged_nbytes() or 0.0], dtype=torch.float64)

@@ -28,7 +28,7 @@ from laconic_lab.bench.gpt.settings import build_gpt
 from laconic_lab.bench.gpt.text import load_text
 from laconic_lab.network.paced_sockets import paced_bytes
 
-__all__ = ["main", "run_tasks"]
+__all__ = ["TextRank", "main", "run_tasks"]
 
 CHECK_STEPS = 6
 CHECK_TOLERANCE = 1e-4
@@ -61,18 +61,54 @@ def run_tasks(rank_type: Callable[[dict[str, Any]], TaskRank], options: dict[str
     rank.tell({"end": True})
 
 
-class Rank:
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.rank, self.ranks = int(options["rank"]), int(options["ranks"])
-        self.steps, self.context = int(options["steps"]), int(options["context"])
+class SteppedTraining(Protocol):
+    """A training of a rank, step by step."""
+
+    def step(self, windows: Tensor) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class TextRank:
+    """A rank whose trainings read windows of a text, other ones than the other ranks.
+
+    Args:
+        longest: Steps of the longest training.
+    """
+
+    def __init__(self, options: dict[str, Any], ranks: int, longest: int) -> None:
+        self.options, self.ranks = options, ranks
+        self.rank, self.context = int(options["rank"]), int(options["context"])
         folder = options.get("data_dir")
         self.text = load_text(None if folder is None else Path(folder))
-        # Each rank reads other windows.
         seed = int(options["seed"]) * 1009 + self.rank
-        longest = max(self.steps, *(steps_of(name, self.steps, float(options["stretch"])) for name in METHODS))
         self.starts = self.text.windows(self.context, int(options["batch"]), longest, seed)
         self.held_out = self.text.evaluation(self.context, int(options["eval_windows"]))
+
+    def tell(self, what: dict[str, Any]) -> None:
+        if self.rank == 0:
+            print(json.dumps(what), flush=True)
+
+    def windows(self, step: int) -> Tensor:
+        return self.text.batch(self.starts[step], self.context)
+
+    def loss_curve(self, trainer: SteppedTraining, steps: int, loss: Callable[[], float]) -> list[list[float]]:
+        """Take all steps and finish; return [step, loss] before the first step and on the way."""
+        curve = [[0, loss()]]
+        for step in range(1, steps + 1):
+            trainer.step(self.windows(step - 1))
+            if step % int(self.options["eval_every"]) == 0 and step < steps:
+                curve.append([step, loss()])
+            self.tell({"step": step})
+        trainer.finish()
+        return curve
+
+
+class Rank(TextRank):
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.steps = int(options["steps"])
+        longest = max(self.steps, *(steps_of(name, self.steps, float(options["stretch"])) for name in METHODS))
+        super().__init__(options, int(options["ranks"]), longest)
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
         if task["part"] == "check":
@@ -80,10 +116,6 @@ class Rank:
         method = METHODS[task["method"]]
         steps = steps_of(task["method"], self.steps, float(self.options["stretch"]))
         return self.train(method, steps) if task["part"] == "loss" else self.measure(method, steps, task["steps_timed"])
-
-    def tell(self, what: dict[str, Any]) -> None:
-        if self.rank == 0:
-            print(json.dumps(what), flush=True)
 
     def check(self) -> dict[str, Any]:
         """Compare LocalSGD that averages the update of each step with DDP, under SGD, whose updates are linear."""
@@ -104,13 +136,7 @@ class Rank:
     def train(self, method: Method, steps: int) -> dict[str, Any]:
         """Train all steps; return [step, loss] of the common model on the way, and of the result."""
         trainer = self.trainer(method, steps)
-        curve = [[0, self.loss(trainer)]]
-        for step in range(1, steps + 1):
-            trainer.step(self.windows(step - 1))
-            if step % int(self.options["eval_every"]) == 0 and step < steps:
-                curve.append([step, self.loss(trainer)])
-            self.tell({"step": step})
-        trainer.finish()
+        curve = self.loss_curve(trainer, steps, lambda: self.loss(trainer))
         curve.append([steps, self.final_loss(trainer)])
         return {"curve": curve, "text_sha256": self.text.digest, "numel": trainer.numel}
 
@@ -152,9 +178,6 @@ class Rank:
     def trainer(self, method: Method, steps: int, powersgd_start: int | None = None) -> Trainer:
         rates = {name: float(self.options[name]) for name in ("lr", "muon_lr")}
         return Trainer(method, build_gpt(self.options), steps, powersgd_start=powersgd_start, **rates)
-
-    def windows(self, step: int) -> Tensor:
-        return self.text.batch(self.starts[step], self.context)
 
     def loss(self, trainer: Trainer) -> float:
         with trainer.common_model() as model:

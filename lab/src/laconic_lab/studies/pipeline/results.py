@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from statistics import fmean, median
@@ -64,14 +63,8 @@ class Results(study.Results):
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
-        by_setting: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        for run in self.of_kind(KIND):
-            setting = json.dumps([run["corpus"], *(run.get(name) for name in SETTING)])
-            by_setting.setdefault((run["part"], setting), []).append(run)
-        self.rows: dict[str, list[Row]] = {}
+        self.rows = study.rows_by_part(self.of_kind(KIND), Row, ("corpus", *SETTING))
         """By experiment, in the order of the Records."""
-        for (part, _), runs in by_setting.items():
-            self.rows.setdefault(part, []).append(Row(sorted(runs, key=lambda run: run["seed"])))
 
     def of(self, part: str) -> list[Row]:
         return self.rows.get(part, [])
