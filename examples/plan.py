@@ -20,8 +20,9 @@ def main(machine: str = "cpu", model: str = "resnet50", topology: str = "ps") ->
     print(f"{'link':>12}{'float32':>12}{'with codec':>12}{'speed-up':>10}  use")
     for rate in map(parse_rate, RATES):
         request = PlanRequest.for_model(times, model, workers=4, rate=rate, topology=topology)
-        recommendation = recommend(request, notify=print)
+        recommendation = recommend(request, notify=lambda line: print(line, file=sys.stderr))
         plain, best = recommendation.rows[0], recommendation.row
+        # Only what has trained such models as well as float32 is recommended: recommendation.reason says which did.
         print(
             f"{show_rate(rate):>12}{1e3 * plain.step.total_s:>9.1f} ms{1e3 * best.step.total_s:>9.1f} ms"
             f"{best.speedup_fp32:>9.2f}×  {best.codec}"

@@ -55,11 +55,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "recipes": ("collective", "policy"),
     "pipeline": ("codecs", "frames", "kernels", "packet", "wire"),
     "cluster": ("aggregate", "channels", "codecs", "frames", "kernels", "packet", "policy", "wire"),
-    "plan": ("aggregate", "channels", "codecs", "frames", "optim", "packet", "pipeline", "policy", "wire"),
+    "plan": (
+        "aggregate", "channels", "codecs", "frames", "optim", "packet", "pipeline", "policy", "suitability", "wire",
+    ),
     "watch": (),
     "train": ("cluster", "frames", "kernels", "layers", "optim", "plan", "watch", "wire"),
     # people
-    "report": ("plan",),
+    "report": ("plan", "suitability"),
     "cli": (
         "catalog", "checkpoints", "cluster", "inspect", "link_probe", "plan", "report", "suitability", "train",
         "watch",

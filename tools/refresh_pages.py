@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import architecture
+import plan_evidence
 import recipe_evidence
 from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
@@ -71,6 +72,7 @@ def wanted_files() -> dict[Path, str]:
     local_sgd, evidence = ROOT / "docs" / "local-sgd.md", recipe_evidence.all_evidence()
     pages[local_sgd] = fill(local_sgd.read_text(encoding="utf-8"), "recipes", recipe_evidence.evidence_table(evidence))
     pages[recipe_evidence.FILE] = recipe_evidence.evidence_file(evidence)
+    pages[plan_evidence.FILE] = plan_evidence.evidence_file()
     pages[architecture.PAGE] = architecture.page()
     return pages | {architecture.PICTURE: architecture.draw(), ROOT / "docs" / "links.svg": picture()}
 

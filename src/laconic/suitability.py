@@ -16,7 +16,9 @@ from laconic.codecs.memory import MomentumCorrection
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "known_loss", "moments", "verdict"]
+__all__ = [
+    "ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "known_loss", "moments", "never_advised", "verdict",
+]  # fmt: skip
 
 Moments = Literal["none", "momentum", "adam"]
 """What an optimizer remembers of earlier gradients: nothing, their average, or (also) that of their squares."""
@@ -119,6 +121,23 @@ def _positive(value: object) -> bool:
 def judge(spec: str, memory: Moments) -> Verdict | None:
     """Return the verdict of the table on a spec; None if nothing is known against it."""
     return next((VERDICTS[kind, memory] for kind in _kinds(spec) if (kind, memory) in VERDICTS), None)
+
+
+def never_advised(spec: str, memory: Moments | None) -> str | None:
+    """Return why gradients must not be exchanged by a spec, whatever was trained with it; None if they may.
+
+    A selector without memory drops gradients for good, and Adam bears no sparse ones. Without a known optimizer, what
+    no optimizer bears counts.
+
+    >>> never_advised("topk:0.01", "none"), never_advised("ef|topk:0.01", "adam"), never_advised("ef|topk:0.01", None)
+    ('drops small gradients for good', 'sparse gradients do not suit Adam', None)
+    """
+    kinds = set(_kinds(spec))
+    if "dropped" in kinds:
+        return "drops small gradients for good"
+    if memory == "adam" and kinds & {"late", "scaled", "momentum"}:
+        return "sparse gradients do not suit Adam"
+    return None
 
 
 def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:

@@ -17,7 +17,8 @@ from laconic.cli import plan
 from laconic.plan.profile import load
 from laconic.plan.sweep import SWEEPS
 
-BASE = ("--params", "25000000", "--step-time", "0.1", "--workers", "4", "--bandwidth", "100mbit")
+BASE = ("--params", "25000000", "--step-time", "0.1", "--workers", "4", "--bandwidth", "100mbit", "--family",
+        "convolutional")  # fmt: skip
 SPARSE_AND_NOT = ("topk:0.001|qsgd:4", "qsgd:4")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -39,10 +40,15 @@ def test_example_of_the_help_runs(run: Run, example: str) -> None:
 
 
 def test_json_has_the_documented_fields(run: Run) -> None:
-    values = planned(run, *BASE, "--codec", "qsgd:4", "--codec", "gzip")
-    assert [row["codec"] for row in values["rows"]] == ["none", "bf16", "qsgd:4", "gzip"]
-    assert set(values["recommendation"]) == {"codec", "reason", "speedup_fp32", "speedup_bf16"}
-    assert values["recommendation"]["codec"] == "qsgd:4" and values["recommendation"]["speedup_fp32"] > 5
+    words = ("--params", "1000000", *BASE[2:], "--codec", "ef|qsgd:4", "--codec", "gzip")
+    values = planned(run, *words)
+    assert [row["codec"] for row in values["rows"]] == ["none", "bf16", "ef|qsgd:4", "gzip"]
+    assert set(values["recommendation"]) == {
+        "codec", "reason", "speedup_fp32", "speedup_bf16", "speedup_same_quality", "model_error", "evidence",
+    }  # fmt: skip
+    assert values["recommendation"]["codec"] == "ef|qsgd:4" and values["recommendation"]["speedup_fp32"] > 5
+    assert values["recommendation"]["evidence"]["model"] == "lenet5" and values["rows"][1]["objection"] == "no evidence"
+    assert (values["asked"]["family"], values["asked"]["optimizer"]) == ("convolutional", "momentum")
     for row in values["rows"]:
         parts = ("compute_s", "encode_s", "push_s", "aggregate_s", "pull_s", "decode_s", "fixed_s")
         assert row["step_s"] == pytest.approx(sum(row[part] for part in parts) - row["hidden_s"])
@@ -53,9 +59,9 @@ def test_table_fits_80_columns_and_wide_shows_the_parts(run: Run, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "80")
     words = ("--model", "vgg11", "--workers", "4", "--bandwidth", "100mbit")
     lines = run("plan", *words).stdout.splitlines()
-    assert max(map(len, lines)) <= 80 and " ".join(lines[2].split()) == "codec bytes step speed-up known loss"
+    assert max(map(len, lines)) <= 80 and " ".join(lines[2].split()) == "codec bytes step speed-up quality"
     sparse, quantized = (next(line for line in lines if line.startswith(f" {codec} ")) for codec in SPARSE_AND_NOT)
-    assert sparse.split()[-2:] == ["far", "worse"] and quantized.split()[-2:] == ["none", "known"]
+    assert sparse.split()[-2:] == ["far", "worse"] and quantized.split()[-2:] == ["no", "evidence"]
     monkeypatch.delenv("COLUMNS")
     wide = run("plan", *words, "--wide").stdout
     assert "pays below" in wide and any(line.startswith(" topk:0.001|qsgd:4 ") for line in wide.splitlines())
@@ -76,10 +82,11 @@ def test_pipeline_has_a_row_for_each_codec(run: Run) -> None:
         (("--params", "25000000", "--step-time", "0.1", "--workers", "1", "--bandwidth", "10mbit"), "none"),
         (("--params", "25000000", "--step-time", "0.5", "--workers", "4", "--codec", "gzip"), "none"),
         (("--params", "61000000", "--step-time", "0.6", "--workers", "16", "--every", "200", "--profile", "jang2017"),
-         "bf16"),
+         "none"),
+        (("--model", "lenet5", "--workers", "4", "--bandwidth", "10mbit", "--give-up", "0.5%"), "ef|thc:4"),
     ],
 )  # fmt: skip
-def test_recommendation_can_be_none(run: Run, words: tuple[str, ...], codec: str) -> None:
+def test_recommendation_of_the_shipped_profiles(run: Run, words: tuple[str, ...], codec: str) -> None:
     assert planned(run, *words)["recommendation"]["codec"] == codec
 
 
@@ -103,13 +110,13 @@ def test_example_script_prints_what_the_command_computes(
         values = planned(run, *words)
         chosen = values["recommendation"]
         best = next(row for row in values["rows"] if row["codec"] == chosen["codec"])
-        plain, step, speedup, codec = re.search(r"([\d.]+) ms +([\d.]+) ms +([\d.]+)×  (\S+)$", line).groups()  # type: ignore[union-attr]
+        plain, step, speedup, codec = re.search(r"([\d.]+) ms +([\d.]+) ms +([\d.]+)×  (.+)$", line).groups()  # type: ignore[union-attr]
         assert codec == chosen["codec"] and speedup == f"{chosen['speedup_fp32']:.2f}"
         assert (plain, step) == (f"{1e3 * values['rows'][0]['step_s']:.1f}", f"{1e3 * best['step_s']:.1f}")
 
 
 @pytest.mark.parametrize("words, message", [
-    ((*BASE[:-2], "--bandwidth", "1gbps"), "a rate is a number and one of bit, kbit, mbit, gbit"),
+    ((*BASE[:-4], "--bandwidth", "1gbps"), "a rate is a number and one of bit, kbit, mbit, gbit"),
     ((*BASE[:4], "--workers", "0"), "workers must be a whole number of at least 1, got 0"),
     (("--params", "0", "--step-time", "1"), "params must be a whole number of at least 1, got 0"),
     (("--params", "9", "--step-time", "-1"), "the step time must be finite and above 0, got -1 s"),
@@ -129,6 +136,8 @@ def test_example_script_prints_what_the_command_computes(
     (("--stages", "1", "--step-time", "1", "--activations", "9"), "stages must be at least 2, got 1"),
     (("--stages", "2", "--params", "9"), "--params does not apply to a pipeline"),
     (("--stages", "2", "--step-time", "1", "--activations", "9", "--codec", "union"), "messages of a fixed size"),
+    ((*BASE, "--give-up", "little"), "--give-up must be a percentage such as 0.5%, got 'little'"),
+    ((*BASE, "--evidence", "nowhere.json"), "cannot read the evidence nowhere.json"),
     ((*BASE, "--micro-batches", "8"), "--micro-batches describes a pipeline: give --stages, too"),
 ])  # fmt: skip
 def test_invalid_input_prints_one_line(run: Run, words: tuple[str, ...], message: str) -> None:
@@ -174,9 +183,9 @@ def test_what_if_fits_the_rate_to_the_run(run: Run, work_dir: Path) -> None:
     assert "has not ended" in run("plan", "--what-if", folder).stderr
     summary = {"compute_s": 1.0, "total_s": 20.0, "wire_bytes_per_iteration": 8 * 4 * 327_880}
     (folder / SUMMARY).write_text(json.dumps(summary))
-    values = planned(run, "--what-if", folder, "--codec", "qsgd:4")
+    values = planned(run, "--what-if", folder, "--codec", "ef|thc:4", "--give-up", "0.1%")
     rows = {row["codec"]: row for row in values["rows"]}
     assert rows["none"]["step_s"] == pytest.approx(0.2, rel=1e-3) and values["run"]["measured_step_s"] == 0.2
-    assert values["recommendation"]["codec"] == "qsgd:4" and 4 < values["recommendation"]["speedup_fp32"] < 9
-    given = planned(run, "--what-if", folder, "--bandwidth", "10mbit", "--codec", "qsgd:4")
+    assert values["recommendation"]["codec"] == "ef|thc:4" and 4 < values["recommendation"]["speedup_fp32"] < 9
+    given = planned(run, "--what-if", folder, "--bandwidth", "10mbit", "--codec", "ef|thc:4")
     assert given["asked"]["bandwidth_bit_s"] == 1e7

@@ -12,6 +12,7 @@ from laconic.errors import ConfigError
 from laconic.plan import CompressedLayers, PlanRequest, Profile, Recommendation, profile, recommend, sweep
 from laconic.plan.calibration import GZIP
 from laconic.plan.costs import Message, Network
+from laconic.plan.evidence import Evidence, model_error
 from laconic.plan.messages import Workload, message_of
 from laconic.plan.profile import Point, Transport
 from laconic.plan.recommend import Row, fitted_rate
@@ -37,9 +38,21 @@ MACHINE = Profile(
 )  # fmt: skip
 
 
+def trained(codec: str, **changes: Any) -> Evidence:
+    """Return a training that kept 90 % of accuracy."""
+    values: dict[str, Any] = {
+        "family": "convolutional", "model": "small", "numel": 20 * MILLION, "plain_optimizer": "momentum",
+        "optimizer": "momentum", "workers": 4, "seeds": 3, "measure": "accuracy", "plain": 90.0, "reached": 90.0,
+    }  # fmt: skip
+    return Evidence(codec, **values | changes)
+
+
+EVIDENCE = [trained(codec) for codec in ("bf16", "qsgd:4", "adaptive:5.0|huffman")]
+
+
 def advice(params: int = 25 * MILLION, step_s: float = 0.1, **options: Any) -> Recommendation:
-    request = PlanRequest.for_params(MACHINE, params, step_s, **{"workers": 4, **options})
-    return recommend(request)
+    given = {"workers": 4, "family": "convolutional", "evidence": EVIDENCE, **options}
+    return recommend(PlanRequest.for_params(MACHINE, params, step_s, **given))
 
 
 def row(recommendation: Recommendation, codec: str) -> Row:
@@ -100,6 +113,81 @@ def test_codec_that_does_not_fit_into_memory_is_not_recommended() -> None:
     assert nothing.codec == "none" and "do not fit into" in nothing.reason
 
 
+def test_codec_without_evidence_is_not_recommended() -> None:
+    found = advice(evidence=EVIDENCE[:1])
+    assert found.codec == "bf16" and row(found, "qsgd:4").objection == "no evidence"
+    assert "qsgd:4 would be" in found.reason and "no evidence" in found.reason
+    unknown = advice(family=None)
+    assert unknown.codec == "none" and "without --family" in unknown.reason
+
+
+def test_codec_that_gives_up_more_than_allowed_is_not_recommended() -> None:
+    lossy = [trained("qsgd:4", reached=89.0), trained("bf16")]
+    assert advice(evidence=lossy).codec == "bf16"
+    allowed = advice(evidence=lossy, give_up=1.0)
+    assert allowed.codec == "qsgd:4" and "gave up 1 points of accuracy on small, 4 workers, 3 seeds" in allowed.reason
+    assert "--give-up 1% allows it" in advice(evidence=lossy).reason
+    # noise between seeds excuses a difference, but no more than 0.25 points
+    assert advice(evidence=[trained("qsgd:4", reached=89.8, noise=0.3)]).codec == "qsgd:4"
+    assert advice(evidence=[trained("qsgd:4", reached=89.7, noise=0.5)]).codec == "none"
+
+
+def test_worst_of_several_trainings_counts_unless_the_model_itself_was_trained() -> None:
+    both = [trained("qsgd:4"), trained("qsgd:4", model="other", reached=80.0)]
+    assert advice(evidence=both).codec == "none"
+    assert advice(evidence=both, model="small").codec == "qsgd:4"
+    assert advice(evidence=[trained("qsgd:4", numel=MILLION // 2)]).codec == "none"  # a model 50 times as large
+    assert advice(evidence=[trained("qsgd:4", plain_optimizer="adamw", optimizer="adamw")]).codec == "none"
+
+
+def test_steps_to_the_same_quality_count() -> None:
+    slow = advice(evidence=[trained("qsgd:4", steps=20.0), trained("bf16")])
+    assert slow.codec == "bf16" and row(slow, "qsgd:4").speedup_fp32 > slow.row.speedup_fp32
+    local = advice(evidence=[trained("qsgd:4", every=8, steps=1.5)])
+    assert local.codec == "local 8 qsgd:4" and "reaches its quality" in local.reason
+    assert local.quality_speedup == pytest.approx(local.row.speedup_fp32 / 1.5)
+    # local steps were not tried with more workers
+    more = advice(evidence=[trained("qsgd:4", every=8)], workers=5)
+    assert row(more, "local 8 qsgd:4").objection == "no evidence with more than 4 workers" and more.codec == "none"
+
+
+@pytest.mark.parametrize(
+    "codec, optimizer", [("topk:0.01", "sgd"), ("topk:0.01", "momentum"), ("ef|topk:0.01", "adamw")]
+)
+def test_dropped_gradients_and_sparse_ones_for_adam_are_never_recommended(codec: str, optimizer: str) -> None:
+    known = [trained(codec, plain_optimizer=optimizer, optimizer=optimizer)]
+    codecs = {**MACHINE.codecs, codec: points(0.5, 0.4, 0.3)}
+    machine = Profile("x", codecs=codecs, transport=MACHINE.transport)
+    options: dict[str, Any] = {"family": "convolutional", "optimizer": optimizer, "evidence": known, "rate": 1e7}
+    found = recommend(PlanRequest.for_params(machine, MILLION, 0.1, **options))
+    assert found.codec == "none" and row(found, codec).objection
+    local = [trained(codec, every=8, plain_optimizer=optimizer, optimizer=optimizer)]
+    found = recommend(PlanRequest.for_params(machine, MILLION, 0.1, **options | {"evidence": local}))
+    assert found.codec == f"local 8 {codec}"  # changes of the optimizer bear it, as this training shows
+
+
+def test_gain_below_the_error_of_predictions_is_not_recommended() -> None:
+    error = model_error("ps")
+    assert 0.05 < error < model_error("ring") < 0.5
+    for step_s in (0.5, 2.0, 8.0, 32.0):
+        found = advice(MILLION, step_s, codecs=["qsgd:4"])
+        gain = row(found, "qsgd:4").speedup_fp32
+        assert (found.codec == "qsgd:4") == (gain > 1 + error)
+        assert found.codec != "none" or f"may be {100 * error:.0f} % off" in found.reason
+    assert found.codec == "none"
+
+
+def test_overlap_hides_an_exchange_and_fragments_make_it_smaller() -> None:
+    labels = ["local 8 qsgd:4", "local 8,overlap=7 qsgd:4", "local 8,fragments=4,overlap=1 qsgd:4"]
+    rows = {one.codec: one for one in advice(codecs=labels, rate=1e10).rows}
+    waiting, hidden, parts = (rows[label] for label in labels)
+    assert hidden.step.total_s < waiting.step.total_s and hidden.step.hidden_s > 0
+    message = waiting.message
+    assert hidden.step.exchange_s == pytest.approx(8 * 0.1 + message.encode_s + message.decode_s)
+    assert parts.message.push == pytest.approx(message.push / 4) and parts.step.every == 2
+    assert waiting.memory == parts.memory > row(advice(), "qsgd:4").memory
+
+
 def message(spec: str, workload: Workload | None = None) -> Message:
     codecs = {**MACHINE.codecs, "ef|qsgd:4": MACHINE.codecs["qsgd:4"]}
     return message_of(Profile("x", codecs=codecs), workload or Workload.of_params(MILLION), spec, Network(4, 1e9))
@@ -116,9 +204,10 @@ def test_small_tensors_and_vectors_are_not_compressed() -> None:
 
 def test_compressed_layers_have_smaller_messages_and_other_steps() -> None:
     dense, layered = advice(codecs=["qsgd:4"]), advice(codecs=["qsgd:4"], layers=CompressedLayers(0.1, 0.5))
-    assert layered.row.message.push == pytest.approx(dense.row.message.push / 10)
-    assert layered.row.step.compute_s == pytest.approx(0.05)
-    assert row(layered, "none").step == dense.rows[0].step
+    smaller = row(layered, "qsgd:4")
+    assert smaller.message.push == pytest.approx(dense.row.message.push / 10)
+    assert smaller.step.compute_s == pytest.approx(0.05) and smaller.objection == "no evidence with compressed layers"
+    assert row(layered, "none").step == dense.rows[0].step and layered.codec == "none"
 
 
 def test_processes_on_one_machine_compute_longer_and_have_no_spare_core() -> None:
@@ -183,6 +272,11 @@ def test_sweep_leaves_out_codecs_that_some_values_exclude() -> None:
     (lambda: advice(step_s=0.0), "the step time must be finite and above 0, got 0"),
     (lambda: CompressedLayers(0.0, 1.0), "rho must be in"),
     (lambda: PlanRequest.for_model(MACHINE, "vgg"), "profile invented has no model 'vgg'"),
+    (lambda: advice(family="tree"), "family must be one of convolutional, recurrent"),
+    (lambda: advice(optimizer="adam"), "optimizer must be one of sgd, momentum, adamw, muon, got 'adam'"),
+    (lambda: advice(codecs=["local 10,fragments=4 qsgd:4"]), "must be a multiple of the fragments"),
+    (lambda: advice(codecs=["local 8,overlap=8 qsgd:4"]), "overlap must be below the 8 steps"),
+    (lambda: trained("qsgd:4", measure="looks"), "measure must be one of accuracy, loss, got 'looks'"),
 ])  # fmt: skip
 def test_invalid_request_raises_config_error(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -31,7 +31,7 @@ def calibrate(
         list[str] | None, complete.model_option("A model to time, and codecs on its gradients; may be repeated.")
     ] = None,
     codec: Annotated[
-        list[str] | None, complete.spec_option("A codec to time; may be repeated.", "a stock of 14")
+        list[str] | None, complete.spec_option("A codec to time; may be repeated.", "a stock of 18")
     ] = None,
     batch: Annotated[int | None, option("Examples of a step.", "64; fewer for large models", min=1)] = None,
     device: Annotated[str, option("cpu or cuda.")] = "cpu",

@@ -25,7 +25,7 @@ __all__ = ["EXAMPLES", "plan", "register"]
 
 EXAMPLES = (
     "laconic plan --model vgg11 --workers 4 --bandwidth 100mbit",
-    "laconic plan --params 25000000 --step-time 0.3 --workers 16 --bandwidth 1gbit --topology ring --json",
+    "laconic plan --params 25000000 --step-time 0.3 --family transformer --optimizer adamw --bandwidth 1gbit --json",
     "laconic plan --params 61100840 --step-time 0.6 --workers 16 --bandwidth 1gbit --every 200 --sweep workers",
     "laconic plan --model mlp --workers 4 --bandwidth 100gbit --codec qsgd:4 --rho 0.1 --h 0.2",
     "laconic plan --stages 4 --micro-batches 8 --activations 786432 --step-time 0.2 --bandwidth 100mbit",
@@ -61,6 +61,18 @@ def plan(
             "A codec to compare; may be repeated.", "those of the profile", rich_help_panel="What is compared"
         ),
     ] = None,
+    family: Annotated[
+        str | None, _training("convolutional, recurrent, transformer or mlp.", "that of --model", metavar="FAMILY")
+    ] = None,
+    optimizer: Annotated[
+        str | None, _training("sgd, momentum, adamw or muon.", "the family's usual one", metavar="NAME")
+    ] = None,
+    give_up: Annotated[
+        str, _compared("Points of accuracy, or per cent of the loss, that a codec may cost: 0.5%.", metavar="PERCENT")
+    ] = "0%",
+    evidence: Annotated[
+        Path | None, _compared("Evidence of laconic tune on a model of your own.", "laconic's own", metavar="FILE")
+    ] = None,
     rho: Annotated[float | None, _training("With --h: share of the parameters that compressed layers keep.")] = None,
     h: Annotated[float | None, _training("Step time of compressed layers over the dense one.")] = None,
     processes: Annotated[int, _compared("Workers on each machine, which share its cores.")] = 1,
@@ -86,13 +98,15 @@ def plan(
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Predict the time of an iteration with each codec, and recommend one or none.
+    """Predict the time to the same quality with each codec, and recommend one or none.
 
     Times are modelled: codecs by a profile of the machine, links by their rate.
-    docs/planner.md compares them with real runs. Accuracy is not considered.
+    Quality is that of trainings of the same family of models by the same
+    optimizer: what no training kept is not recommended. See docs/planner.md.
     """
     from laconic.plan import CompressedLayers, PlanRequest, recommend
     from laconic.plan import sweep as swept
+    from laconic.plan.evidence import load_evidence
     from laconic.plan.profile import load
     from laconic.plan.sweep import SWEEPS
     from laconic.units import parse_rate, parse_size, parse_time
@@ -102,7 +116,8 @@ def plan(
             "model": model, "params": params, "rho": rho, "h": h, "memory": memory, "sweep": sweep, "plot": plot,
             "what-if": what_if, "workers": workers if workers != 2 else None, "every": every if every != 1 else None,
             "servers": servers if servers != 1 else None, "topology": topology if topology != "ps" else None,
-            "processes": processes if processes != 1 else None,
+            "processes": processes if processes != 1 else None, "family": family, "optimizer": optimizer,
+            "give-up": give_up if give_up != "0%" else None, "evidence": evidence,
         }  # fmt: skip
         for name, value in foreign.items():
             if value is not None:
@@ -125,7 +140,8 @@ def plan(
     options: dict[str, Any] = {
         "rate": parse_rate(bandwidth or "1gbit"), "topology": topology, "servers": servers,
         "round_trip_s": parse_time(latency), "codecs": codec, "processes": processes,
-        "memory": parse_size(memory) if memory is not None else None,
+        "memory": parse_size(memory) if memory is not None else None, "family": family, "optimizer": optimizer,
+        "give_up": _per_cent(give_up), "evidence": None if evidence is None else load_evidence(evidence),
         "layers": CompressedLayers(1.0 if rho is None else rho, 1.0 if h is None else h)
         if rho is not None or h is not None or sweep in ("rho", "h") else None,
     }  # fmt: skip
@@ -166,6 +182,13 @@ def plan(
         print_stderr(f"{plot} written")
 
 
+def _per_cent(text: str) -> float:
+    try:
+        return float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise ConfigError(f"--give-up must be a percentage such as 0.5%, got {text!r}") from None
+
+
 def _read_run(folder: Path) -> tuple[MeasuredRun, dict[str, Any]]:
     """Return the times of a run, and what ``--json`` repeats of them."""
     from laconic.plan import MeasuredRun
@@ -181,8 +204,9 @@ def _read_run(folder: Path) -> tuple[MeasuredRun, dict[str, Any]]:
     slots = tuple((x.numel(), x.dim()) for x in trainable(config.task().model).values())
     job = config.job
     run = MeasuredRun(
-        slots, job.workers, job.every, job.push, config.iterations, summary["compute_s"], summary["total_s"]
-    )
+        slots, job.workers, job.every, job.push, config.iterations, summary["compute_s"], summary["total_s"],
+        None if config.script else config.model,
+    )  # fmt: skip
     return run, {
         "run": str(folder), "workers": run.workers, "every": run.every, "step_s": run.step_s, "codec": run.codec,
         "method": config.method, "measured_step_s": run.measured_step_s,
@@ -200,10 +224,10 @@ def _fitted(request: PlanRequest, run: MeasuredRun) -> PlanRequest:
     return replace(request, rate=1e11 if rate is None else rate)
 
 
-COLUMNS = ("codec", "bytes", "step", "speed-up", "known loss")
+COLUMNS = ("codec", "bytes", "step", "speed-up", "quality")
 WIDE_COLUMNS = (
     "codec", "push", "pull", "iteration", "compute", "encode", "push", "add", "pull", "decode", "hidden", "over fp32",
-    "over bf16", "pays below", "memory", "known loss",
+    "over bf16", "pays below", "memory", "quality",
 )  # fmt: skip
 
 
@@ -234,15 +258,8 @@ def _cells(row: Row, recommended: bool) -> list[str]:
     memory = "" if row.fits else " (memory!)"
     return [
         row.codec + " *" * recommended, show_bytes(nbytes), show_time(row.step.total_s) + memory,
-        f"{row.speedup_fp32:.2f}", _known_loss(row.codec),
+        f"{row.speedup_fp32:.2f}", _quality(row),
     ]  # fmt: skip
-
-
-def _known_loss(codec: str) -> str:
-    from laconic.plan.calibration import GZIP
-    from laconic.suitability import known_loss
-
-    return "none" if codec in ("none", GZIP) else known_loss(codec)
 
 
 def _wide_cells(row: Row, recommended: bool) -> list[str]:
@@ -257,8 +274,20 @@ def _wide_cells(row: Row, recommended: bool) -> list[str]:
         row.codec + " *" * recommended, show_bytes(row.message.push), show_bytes(row.message.pull),
         show_time(step.total_s), *(show_time(part / step.every) for part in parts), f"{row.speedup_fp32:.2f}",
         f"{row.speedup_bf16:.2f}", "" if row.codec == "none" else limit,
-        show_bytes(row.memory) + ("" if row.fits else " (too much)"), _known_loss(row.codec),
+        show_bytes(row.memory) + ("" if row.fits else " (too much)"), _quality(row),
     ]  # fmt: skip
+
+
+def _quality(row: Row) -> str:
+    """Return what a row's codec is known to give up, in a few words."""
+    from laconic.suitability import known_loss
+
+    if row.evidence is not None:
+        unit = "%" if row.evidence.measure == "loss" else "points"
+        steps = f", {row.steps:.3g}x steps" if row.steps != 1 else ""
+        return f"{-row.evidence.given_up:+.2g} {unit}{steps}"
+    known = known_loss(row.candidate.codec) if row.objection and row.candidate.every == 1 else "none known"
+    return row.objection or "exact" if known == "none known" else known
 
 
 def register(app: typer.Typer) -> None:

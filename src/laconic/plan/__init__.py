@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 from laconic.plan.bound import Bound
+from laconic.plan.evidence import Evidence
 from laconic.plan.paper import Naive, Training, Update
 from laconic.plan.profile import Profile
 from laconic.plan.recommend import CompressedLayers, MeasuredRun, PlanRequest, Recommendation, recommend
 from laconic.plan.sweep import sweep
 
 __all__ = [
-    "Bound", "CompressedLayers", "MeasuredRun", "Naive", "PlanRequest", "Profile", "Recommendation", "Training",
-    "Update", "recommend", "sweep",
+    "Bound", "CompressedLayers", "Evidence", "MeasuredRun", "Naive", "PlanRequest", "Profile", "Recommendation",
+    "Training", "Update", "recommend", "sweep",
 ]  # fmt: skip

@@ -34,8 +34,9 @@ SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 GZIP = "gzip"
 """Not a codec of laconic: zlib over the raw values at every exchange, as in jang2017."""
 STOCK = (
-    "none", "fp16", "bf16", "qsgd:8", "qsgd:4", "qsgd:2", "sign", "topk:0.01|qsgd:4", "topk:0.001|qsgd:4",
-    "adaptive:5.0|huffman", "adaptive:5.0|rans", "shared:8", "thc:4", GZIP,
+    "none", "fp16", "bf16", "qsgd:8", "qsgd:4", "sign", "topk:0.01|qsgd:4", "adaptive:5.0|huffman", "shared:8", "thc:4",
+    "ef|qsgd:4", "ef|thc:4", "ef|thc:2", "ef|sign", "ef|topk:0.05|qsgd:4", "ef|topk:0.06|sign", "ef|topk:0.1|sign",
+    GZIP,
 )  # fmt: skip
 """The codecs that ``laconic calibrate`` measures and ``laconic plan`` compares by default."""
 

@@ -47,18 +47,22 @@ class Work:
         every: Iterations between two exchanges. Above 1, nothing is sent before the last of them has ended.
         ready: When which part of the gradient is computed.
         spare_core: Whether encoding has a core of its own while the model computes.
+        overlap: Steps after the exchange's start during which it may go on, if ``every`` is above 1.
     """
 
     step_s: float
     every: int = 1
     ready: Ready = EVENLY
     spare_core: bool = False
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.step_s < math.inf:
             raise ConfigError(f"step_s must be finite and at least 0, got {self.step_s!r}")
         if not isinstance(self.every, int) or self.every < 1:
             raise ConfigError(f"every must be a whole number of at least 1, got {self.every!r}")
+        if not 0 <= self.overlap < self.every and self.overlap:
+            raise ConfigError(f"overlap must be below every, {self.every}, got {self.overlap!r}")
         times, shares = [time for time, _ in self.ready], [share for _, share in self.ready]
         if not self.ready or times != sorted(times) or shares != sorted(shares) or abs(shares[-1] - 1) > 1e-9:
             raise ConfigError("ready must rise in time and in share, up to a share of 1")
@@ -77,6 +81,10 @@ class Work:
     def computed_s(self, encode_s: float) -> float:
         """When everything is computed and encoded, from the start of the last iteration."""
         return formulas.computed_s(self.step_s, self.every, self.spare_core, encode_s)
+
+    def waited(self, encode_s: float, end: float) -> float:
+        """Return when the worker goes on if an exchange ends at ``end``, from the start of the last iteration."""
+        return formulas.overlapped_end(self.computed_s(encode_s), end, self.overlap * self.step_s)
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,15 @@ class Message:
     server_encode_s: float | None = None
     server_step_s: float | None = None
 
+    def part(self, share: float) -> Message:
+        """Return the message of a share of the slots. Memory is that of the whole message."""
+        encode_s, step_s = self.at_server
+        return replace(
+            self, push=share * self.push, pull=share * self.pull, encode_s=share * self.encode_s,
+            decode_s=share * self.decode_s, add_s=share * self.add_s, server_encode_s=share * encode_s,
+            server_step_s=share * step_s,
+        )  # fmt: skip
+
     def slower(self, factor: float) -> Message:
         """Return the message of workers that share cores. The server is not slower: it computes while they wait."""
         encode_s, step_s = self.at_server
@@ -258,15 +275,15 @@ def _parameter_server(work: Work, network: Network, message: Message) -> Step:
         pull_s, message.summable,
     )  # fmt: skip
     parts = [message.encode_s, push_s, add_s + encode_s + step_s, pull_s, message.decode_s, fixed_s]
-    return _step(work, end + message.decode_s + fixed_s, parts)
+    return _step(work, work.waited(message.encode_s, end + fixed_s) + message.decode_s, parts)
 
 
 def _ring(work: Work, network: Network, message: Message) -> Step:
     share = (network.workers - 1) / network.workers
     once, add_s = network.between_ranks(share * message.push), share * message.add_s
     fixed_s = network.exchange_s + (network.workers - 1) * network.round_trip_s
-    end = pipelined(work, message.encode_s, 2 * once) + add_s + message.decode_s + fixed_s
-    return _step(work, end, [message.encode_s, once, add_s, once, message.decode_s, fixed_s])
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, 2 * once) + add_s + fixed_s)
+    return _step(work, end + message.decode_s, [message.encode_s, once, add_s, once, message.decode_s, fixed_s])
 
 
 def _two_shot(work: Work, network: Network, message: Message) -> Step:
@@ -275,5 +292,5 @@ def _two_shot(work: Work, network: Network, message: Message) -> Step:
     # A rank adds its shard of all messages, one message in total, and encodes the mean of its shard.
     add_s = message.add_s + (0.0 if message.summable else message.encode_s / network.workers)
     fixed_s = network.exchange_s + network.round_trip_s
-    end = pipelined(work, message.encode_s, push_s + pull_s) + add_s + message.decode_s + fixed_s
-    return _step(work, end, [message.encode_s, push_s, add_s, pull_s, message.decode_s, fixed_s])
+    end = work.waited(message.encode_s, pipelined(work, message.encode_s, push_s + pull_s) + add_s + fixed_s)
+    return _step(work, end + message.decode_s, [message.encode_s, push_s, add_s, pull_s, message.decode_s, fixed_s])

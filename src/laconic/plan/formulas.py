@@ -142,6 +142,11 @@ def server_exchange_end(
     return max(computed, served(made, back, pull_s)[-1])
 
 
+def overlapped_end(computed: float, end: float, overlap_s: float) -> float:
+    """Return when a worker need no longer wait for an exchange that may go on during ``overlap_s`` of later steps."""
+    return max(computed, end - overlap_s)
+
+
 def iteration_s(step_s: float, every: float, end: float) -> float:
     """Return the seconds of one iteration, of ``every`` of which the last ends with an exchange."""
     return ((every - 1) * step_s + end) / every
@@ -150,9 +155,12 @@ def iteration_s(step_s: float, every: float, end: float) -> float:
 def server_iteration_s(
     ready: list[float], shares: list[float], step_s: float, every: float, spare_core: bool, workers: float, rate: float,
     byte_s: float, fixed_s: float, push: float, pull: float, encode_s: float, decode_s: float, add_s: float,
-    summable: bool,
+    summable: bool, overlap: float,
 ) -> float:  # fmt: skip
-    """Return the seconds of one iteration with one parameter server, whose link has the same rate as the workers'."""
+    """Return the seconds of one iteration with one parameter server, whose link has the same rate as the workers'.
+
+    After local steps an exchange may go on during ``overlap`` of the following ones.
+    """
     if workers == 1:
         return step_s
     encoded = encoded_times(ready, shares, step_s, every, spare_core, encode_s)
@@ -161,7 +169,8 @@ def server_iteration_s(
         through_server_s(push, workers, 1, rate, rate, byte_s), workers * add_s, encode_s, decode_s,
         through_server_s(pull, workers, 1, rate, rate, byte_s), summable,
     )  # fmt: skip
-    return iteration_s(step_s, every, end + decode_s + fixed_s)
+    computed = computed_s(step_s, every, spare_core, encode_s)
+    return iteration_s(step_s, every, overlapped_end(computed, end + fixed_s, overlap * step_s) + decode_s)
 
 
 def speed_up(before_s: float, after_s: float) -> float:
@@ -178,6 +187,32 @@ def fastest(seconds: list[float], fits: list[bool]) -> int:
     return best
 
 
-def worth_its_loss(plain_s: float, compressed_s: float) -> bool:
-    """Return whether a codec saves enough to be recommended: at least 5 % over float32."""
-    return plain_s >= 1.05 * compressed_s
+def exceeds_error(plain_s: float, compressed_s: float, error: float) -> bool:
+    """Return whether a codec saves more than the relative error of such predictions, and at least 5 %."""
+    return plain_s >= (1 + max(0.05, error)) * compressed_s
+
+
+def worst_training(
+    given_up: list[float], numels: list[float], counts: list[float], local: bool, numel: float, workers: float
+) -> int:
+    """Return the position of the training that gave up most among those that count, -1 if none does.
+
+    Args:
+        given_up: What each training gave up.
+        numels: Parameters of its model, which count for models of at most 32 times as many.
+        counts: Its workers. If steps were local, it counts for at most as many.
+        local: Whether steps were local.
+        numel: Parameters of the model in question.
+        workers: Workers in question.
+    """
+    worst = -1
+    for place, lost in enumerate(given_up):
+        counted = 32 * numels[place] >= numel and (counts[place] >= workers or not local)
+        if counted and (worst < 0 or lost > given_up[worst]):
+            worst = place
+    return worst
+
+
+def keeps_quality(given_up: float, noise: float, give_up: float) -> bool:
+    """Return whether a training gave up no more than allowed, apart from the noise between seeds, of at most 0.25."""
+    return given_up <= give_up + min(noise, 0.25)

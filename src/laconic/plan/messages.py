@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from laconic.codecs import parse
@@ -49,7 +50,7 @@ def message_of(profile: Profile, workload: Workload, spec: str, network: Network
 
     A measured model has the sizes and times of its own gradients; otherwise they are interpolated slot by slot.
     """
-    measured = workload.model.messages.get(spec) if workload.model is not None else None
+    measured = _measured(workload.model, spec)
     if measured is not None:
         push, *seconds = (measured[name] for name in ("push", "encode_s", "decode_s", "add_s"))
     else:
@@ -75,6 +76,19 @@ def message_of(profile: Profile, workload: Workload, spec: str, network: Network
         spec, push, pull, encode_s, decode_s + apply_s, add_s, summable=is_sum or reduced,
         memory=push + pull + 4.0 * workload.numel * (1 + has_memory),
     )  # fmt: skip
+
+
+def _measured(model: ModelTimes | None, spec: str) -> Mapping[str, float] | None:
+    """Return a codec's size and times on a model's gradients.
+
+    If only ``X`` of ``ef|X`` was measured, decoding what is sent and two passes over the values are added to it.
+    """
+    if model is None or spec in model.messages:
+        return None if model is None else model.messages[spec]
+    codec, plain = model.messages.get(spec.removeprefix("ef|")), model.messages.get("none")
+    if codec is None or plain is None:
+        return None
+    return {**codec, "encode_s": codec["encode_s"] + codec["decode_s"] + 2 * plain["encode_s"]}
 
 
 def _sum_nbytes(spec: str, workload: Workload, network: Network) -> tuple[float, float]:

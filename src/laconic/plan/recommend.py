@@ -1,6 +1,8 @@
 """Compare codecs for a training, and recommend one or none.
 
-``recommend(PlanRequest(...))`` is what ``laconic plan`` prints, ``examples/plan.py`` shows and the report embeds.
+``recommend(PlanRequest(...))`` is what ``laconic plan`` prints, ``examples/plan.py`` shows and the report embeds. A
+codec is recommended for the time to the same quality: trainings by it must have kept the quality of the model's family,
+and the steps that they needed count.
 """
 
 from __future__ import annotations
@@ -8,25 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from laconic.errors import ConfigError
 from laconic.plan import formulas
-from laconic.plan.calibration import STOCK, check_specs, codec_points, sum_sizes, summable
-from laconic.plan.costs import EVENLY, Message, Network, Step, Work, step
+from laconic.plan.calibration import codec_points, sum_sizes, summable
+from laconic.plan.candidates import Candidate, default_labels, with_estimates
+from laconic.plan.costs import Message, Step, step
+from laconic.plan.evidence import OPTIMIZERS, Evidence, counting, model_error
 from laconic.plan.messages import SLOT_NUMEL, Workload, message_of
-from laconic.plan.profile import Profile, Transport, load
+from laconic.plan.profile import Profile
+from laconic.plan.request import CompressedLayers, MeasuredRun, PlanRequest, default_transport
+from laconic.suitability import never_advised
 from laconic.units import show_rate
 
 __all__ = [
-    "CompressedLayers", "MeasuredRun", "PlanRequest", "Recommendation", "Row", "fitted_rate", "recommend",
+    "CompressedLayers", "MeasuredRun", "PlanRequest", "Recommendation", "Row", "default_transport", "fitted_rate",
+    "needed_memory", "recommend",
 ]  # fmt: skip
 
 SLOWEST, FASTEST = 1e4, 1e15
 """Bits per second between which a rate is searched."""
 
 STEP_PARTS = ("compute_s", "encode_s", "push_s", "aggregate_s", "pull_s", "decode_s", "fixed_s", "hidden_s")
+BASELINES = ("none", "bf16")
 
 Notify = Callable[[str], None]
 
@@ -35,159 +42,11 @@ def _ignore(message: str) -> None:
     pass
 
 
-# ------------------------------------------------------------------------------------------------------------ request
-
-
-@dataclass(frozen=True)
-class CompressedLayers:
-    """Layers trained in a compressed space: rho of their parameters remain, and a step takes h times the dense one."""
-
-    rho: float
-    h: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rho <= 1 or not 0 < self.h < math.inf:
-            raise ConfigError(f"rho must be in (0, 1] and h finite and above 0, got {self.rho} and {self.h}")
-
-    def message(self, dense: Message) -> Message:
-        """Return the message of the compressed layers: smaller, and faster to encode, add and decode."""
-        encode_s, step_s = dense.at_server
-        return replace(
-            dense, push=self.rho * dense.push, pull=self.rho * dense.pull, encode_s=self.rho * dense.encode_s,
-            decode_s=self.rho * dense.decode_s, add_s=self.rho * dense.add_s, memory=self.rho * dense.memory,
-            server_encode_s=self.rho * encode_s, server_step_s=self.rho * step_s,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run of ``laconic train`` whose times replace those of a profile's model."""
-
-    slots: tuple[tuple[int, int], ...]
-    workers: int
-    every: int
-    codec: str
-    iterations: int
-    compute_s: float
-    total_s: float
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of computation of one iteration."""
-        return self.compute_s / self.iterations
-
-    @property
-    def measured_step_s(self) -> float:
-        """Seconds of one iteration, exchange included."""
-        return self.total_s / self.iterations
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """A training for which codecs are compared.
-
-    Args:
-        profile: Times of codecs, models and transport on a machine.
-        workload: The slots that are exchanged.
-        step_s: Seconds of one worker's iteration, alone on its machine.
-        rate: Bits per second of each host's link.
-        topology: ``ps``, ``ring`` or ``twoshot``; see ``costs``.
-        servers: Number of servers, for ps.
-        round_trip_s: Seconds of a round trip between two hosts.
-        codecs: Specs to compare; those of the profile by default. ``none`` and ``bf16`` are always compared.
-        processes: Workers on each machine, which share its cores.
-        memory: Bytes that a worker has; the profile's by default.
-        layers: Layers compressed in addition, under every codec but ``none`` and ``bf16``.
-    """
-
-    profile: Profile
-    workload: Workload
-    step_s: float
-    workers: int = 2
-    rate: float = 1e9
-    topology: str = "ps"
-    servers: int = 1
-    round_trip_s: float = 0.0
-    every: int = 1
-    codecs: Sequence[str] | None = None
-    processes: int = 1
-    memory: float | None = None
-    layers: CompressedLayers | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.step_s < math.inf:
-            raise ConfigError(f"the step time must be finite and above 0, got {self.step_s:g} s")
-        if self.processes < 1:
-            raise ConfigError(f"processes must be at least 1, got {self.processes}")
-
-    @classmethod
-    def for_model(cls, profile: Profile, name: str, step_s: float | None = None, **options: Any) -> PlanRequest:
-        """Return a request for a model of the profile, with its own step time by default."""
-        if name not in profile.models:
-            known = ", ".join(profile.models) or "none"
-            raise ConfigError(
-                f"profile {profile.name} has no model {name!r} (it has {known}): give --params and --step-time, or "
-                f"measure it by `laconic calibrate --model {name} -o FILE`"
-            )
-        model = profile.models[name]
-        return cls(profile, Workload.of_model(model), model.step_s if step_s is None else step_s, **options)
-
-    @classmethod
-    def for_params(cls, profile: Profile, params: int, step_s: float, **options: Any) -> PlanRequest:
-        """Return a request for a model of which only the number of parameters is known."""
-        return cls(profile, Workload.of_params(params), step_s, **options)
-
-    @classmethod
-    def for_run(cls, profile: Profile, run: MeasuredRun, **options: Any) -> PlanRequest:
-        """Return a request for the model, workers and step time of a run."""
-        return cls(profile, Workload(run.slots), run.step_s, workers=run.workers, every=run.every, **options)
-
-    @property
-    def work(self) -> Work:
-        """The computation of a worker, which shares its machine with ``processes`` - 1 others."""
-        model, machine = self.workload.model, self.profile.machine
-        spare_core = self.profile.device == "cuda" or machine.get("cores", 1) > self.processes
-        seconds = self.step_s * self.profile.slowdown_of(self.processes)
-        return Work(seconds, self.every, model.ready if model else EVENLY, spare_core)
-
-    @property
-    def network(self) -> Network:
-        """The links, and what a parameter server adds to them."""
-        options: dict[str, float] = {}
-        if self.topology == "ps":
-            transport = self.profile.transport or default_transport()
-            options = {"byte_s": transport.byte_s, "exchange_s": transport.seconds(len(self.workload.slots))}
-        return Network(
-            self.workers, self.rate, self.topology, self.servers, round_trip_s=self.round_trip_s, **options
-        )  # fmt: skip
-
-    def values(self) -> dict[str, Any]:
-        """Return the request as ``laconic plan --json`` repeats it."""
-        return {
-            "params": self.workload.numel, "step_s": self.step_s, "workers": self.workers,
-            "bandwidth_bit_s": self.rate, "topology": self.topology, "servers": self.servers,
-            "round_trip_s": self.round_trip_s, "every": self.every, "processes": self.processes,
-            "profile": self.profile.name,
-            "layers": None if self.layers is None else {"rho": self.layers.rho, "h": self.layers.h},
-        }  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def default_transport() -> Transport:
-    """Return the transport of the shipped profile ``cpu``, for profiles without one."""
-    transport = load("cpu").transport
-    assert transport is not None
-    return transport
-
-
-# ----------------------------------------------------------------------------------------------------- recommendation
-
-
 @dataclass(frozen=True)
 class Row:
-    """One codec: its message, the time of a step, and what that is worth."""
+    """One candidate: its message, the time of a step, what that is worth, and what is known of its quality."""
 
-    codec: str
+    candidate: Candidate
     message: Message
     step: Step
     speedup_fp32: float
@@ -196,12 +55,31 @@ class Row:
     """Bits per second below which the codec is faster than float32; None: nowhere; inf: everywhere."""
     memory: float
     fits: bool
+    evidence: Evidence | None = None
+    """The training that counts; None if there is none, or none is needed."""
+    objection: str = ""
+    """Why it is not recommended, however fast it is."""
+
+    @property
+    def codec(self) -> str:
+        """The candidate's label: a spec, with ``local K`` before it if steps are local."""
+        return self.candidate.label
 
     @property
     def pays(self) -> str:
         if self.break_even is None:
             return "nowhere"
         return "everywhere" if math.isinf(self.break_even) else "below break_even_bit_s"
+
+    @property
+    def steps(self) -> float:
+        """Steps needed for the same quality over those of plain data parallelism."""
+        return 1.0 if self.evidence is None else self.evidence.steps
+
+    @property
+    def quality_s(self) -> float:
+        """Seconds of an iteration times ``steps``."""
+        return self.step.total_s * self.steps
 
     def values(self) -> dict[str, Any]:
         limited = self.break_even is not None and math.isfinite(self.break_even)
@@ -211,7 +89,8 @@ class Row:
             "step_s": self.step.total_s, **{name: getattr(self.step, name) / self.step.every for name in STEP_PARTS},
             "speedup_fp32": self.speedup_fp32, "speedup_bf16": self.speedup_bf16,
             "break_even_bit_s": self.break_even if limited else None, "pays": self.pays, "memory_nbytes": self.memory,
-            "fits": self.fits, "note": self.step.note,
+            "fits": self.fits, "note": self.step.note, "steps_for_quality": self.steps,
+            "evidence": None if self.evidence is None else self.evidence.values(), "objection": self.objection,
         }  # fmt: skip
 
 
@@ -229,18 +108,23 @@ class Recommendation:
         """The row of the recommended codec."""
         return next(row for row in self.rows if row.codec == self.codec)
 
+    @property
+    def quality_speedup(self) -> float:
+        """How many times as fast as float32 the recommended codec reaches the same quality."""
+        return self.rows[0].quality_s / self.row.quality_s
+
     def values(self) -> dict[str, Any]:
         """Return the recommendation as ``laconic plan --json`` prints it."""
         return {
             "rows": [row.values() for row in self.rows],
             "recommendation": {
-                "codec": self.codec,
-                "reason": self.reason,
-                "speedup_fp32": self.row.speedup_fp32,
-                "speedup_bf16": self.row.speedup_bf16,
+                "codec": self.codec, "reason": self.reason, "speedup_fp32": self.row.speedup_fp32,
+                "speedup_bf16": self.row.speedup_bf16, "speedup_same_quality": self.quality_speedup,
+                "model_error": model_error(self.request.topology),
+                "evidence": None if self.row.evidence is None else self.row.evidence.values(),
             },
             "asked": self.request.values(),
-        }
+        }  # fmt: skip
 
 
 def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify = _ignore) -> Recommendation:
@@ -250,81 +134,166 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
         break_even: Whether to search for the rates below which codecs pay.
         notify: Called with a line for everything that the profile lacks and that was replaced.
     """
-    network, work = request.network, request.work
+    network = request.network
     if request.topology == "ps" and request.profile.transport is None:
         notify(
             f"profile {request.profile.name} has no transport: that of the shipped profile cpu is used. Measure it on "
             "this machine by `laconic calibrate`"
         )
-    candidates = list(request.codecs) if request.codecs is not None else _stock(request, notify)
-    specs = list(dict.fromkeys(["none", "bf16", *candidates]))
-    check_specs(specs)
-    profile = _complete(request.profile, specs, notify)
+    candidates = _candidates(request, notify)
+    profile = _complete(request, candidates, notify)
     slowdown = profile.slowdown_of(request.processes)
-    messages = {spec: message_of(profile, request.workload, spec, network).slower(slowdown) for spec in specs}
+    messages = {
+        spec: message_of(profile, request.workload, spec, network).slower(slowdown)
+        for spec in dict.fromkeys(candidate.codec for candidate in candidates)
+    }
     memory = request.memory if request.memory is not None else profile.memory
 
-    def timed(spec: str, network: Network) -> tuple[Message, Step]:
-        message = messages[spec]
-        if request.layers is None or spec in ("none", "bf16"):
-            return message, step(work, network, message)
-        message = request.layers.message(message)
-        return message, step(replace(work, step_s=work.step_s * request.layers.h), network, message)
+    def timed(candidate: Candidate, rate: float) -> tuple[Message, Step]:
+        message, work = messages[candidate.codec].part(1 / candidate.fragments), request.work
+        work = replace(work, every=candidate.period, overlap=candidate.overlap)
+        if request.layers is not None and candidate.label not in BASELINES:
+            message = request.layers.message(message)
+            work = replace(work, step_s=work.step_s * request.layers.h)
+        links = replace(request.network_of(candidate.fragments), rate=rate)
+        return message, step(work, links, message)
 
-    def pays(spec: str, rate: float) -> bool:
-        at = replace(network, rate=rate, server_rate=None)
-        return timed(spec, at)[1].total_s < timed("none", at)[1].total_s
+    def pays(candidate: Candidate, rate: float) -> bool:
+        return timed(candidate, rate)[1].total_s < timed(candidates[0], rate)[1].total_s
 
-    baseline = {spec: timed(spec, network)[1].total_s for spec in ("none", "bf16")}
+    plain_s, bf16_s = (timed(candidate, network.rate)[1].total_s for candidate in candidates[:2])
+    known = request.known_trainings()
     rows = []
-    for spec in specs:
-        message, taken = timed(spec, network)
-        rho = request.layers.rho if request.layers is not None and spec not in ("none", "bf16") else 1.0
-        needed = needed_memory(request.workload, message, rho)
+    for candidate in candidates:
+        message, taken = timed(candidate, network.rate)
+        rho = request.layers.rho if request.layers is not None and candidate.label not in BASELINES else 1.0
+        needed = needed_memory(request.workload, message, rho, local=candidate.local)
         limit = None
-        if break_even and spec != "none" and network.workers > 1:
-            limit = _highest_rate(lambda rate, spec=spec: pays(spec, rate))  # type: ignore[misc]
+        if break_even and candidate.label != "none" and network.workers > 1:
+            limit = _highest_rate(lambda rate, one=candidate: pays(one, rate))  # type: ignore[misc]
         rows.append(
             Row(
-                spec, message, taken, formulas.speed_up(baseline["none"], taken.total_s),
-                formulas.speed_up(baseline["bf16"], taken.total_s), limit, needed, memory is None or needed <= memory,
+                candidate, message, taken, formulas.speed_up(plain_s, taken.total_s),
+                formulas.speed_up(bf16_s, taken.total_s), limit, needed, memory is None or needed <= memory,
+                *_quality(request, candidate, known),
             )
         )  # fmt: skip
-    codec, reason = _chosen([row for row in rows if row.codec in ("none", *candidates)], network, memory)
+    asked = [row for row in rows if request.codecs is None or row.codec in ("none", *request.codecs)]
+    codec, reason = _chosen(asked, request, memory)
     return Recommendation(request, rows, codec, reason)
 
 
-def needed_memory(workload: Workload, message: Message, rho: float = 1.0) -> float:
-    """Return the bytes of a worker: parameters, gradients and momentum in float32, and those of the message."""
-    return 12.0 * workload.numel * rho + message.memory
+def needed_memory(workload: Workload, message: Message, rho: float = 1.0, *, local: bool = False) -> float:
+    """Return the bytes of a worker: parameters, gradients and momentum in float32, and those of the message.
+
+    With local steps a worker keeps the global model, too.
+    """
+    return (16.0 if local else 12.0) * workload.numel * rho + message.memory
 
 
-def _chosen(rows: Sequence[Row], network: Network, memory: float | None) -> tuple[str, str]:
+# -------------------------------------------------------------------------------------------------------------- quality
+
+
+def _quality(request: PlanRequest, candidate: Candidate, known: Sequence[Evidence]) -> tuple[Evidence | None, str]:
+    """Return the training that counts for a candidate, and what speaks against recommending it."""
+    if candidate.is_lossless:
+        return None, ""
+    optimizer = request.trained_by
+    if candidate.every == 1:
+        never = never_advised(candidate.codec, None if optimizer is None else OPTIMIZERS[optimizer])
+        if never is not None:
+            return None, never
+    if request.layers is not None:
+        return None, "no evidence with compressed layers"
+    trained = [one for one in known if candidate.was_trained(one)]
+    counted = counting(
+        trained, every=candidate.every, model=request.model, numel=request.workload.numel, workers=request.workers
+    )
+    if counted is None:
+        return None, _missing(request, candidate, trained)
+    if not formulas.keeps_quality(counted.given_up, counted.noise, request.give_up):
+        return counted, counted.text
+    return counted, ""
+
+
+def _missing(request: PlanRequest, candidate: Candidate, trained: Sequence[Evidence]) -> str:
+    """Return why no training counts for a candidate."""
+    most = max((one.workers for one in trained), default=0)
+    if candidate.every > 1 and 0 < most < request.workers:
+        return f"no evidence with more than {most} workers"
+    return "no evidence" + (" at this size" if trained else "")
+
+
+def _chosen(rows: Sequence[Row], request: PlanRequest, memory: float | None) -> tuple[str, str]:
     """Return the codec to use and the reason. The first row is ``none``."""
-    if network.workers == 1:
+    if request.workers == 1:
         return "none", "one worker has no one to exchange with"
-    place = formulas.fastest([row.step.total_s for row in rows], [row.fits for row in rows])
+    plain = rows[0]
+    place = formulas.fastest([row.quality_s for row in rows], [row.fits and not row.objection for row in rows])
     if place < 0:
         return "none", f"model, gradient and momentum alone do not fit into {_gigabytes(memory)}"
-    plain, best = rows[0], rows[place]
-    faster = [row for row in rows if not row.fits and row.step.total_s < best.step.total_s]
-    besides = f"; {faster[0].codec} would be faster, but needs {_gigabytes(faster[0].memory)}" if faster else ""
-    if best.codec == "none" or not formulas.worth_its_loss(plain.step.total_s, best.step.total_s):
+    best, error = rows[place], model_error(request.topology)
+    besides = _besides(rows, best, request)
+    gain = plain.quality_s / best.quality_s
+    if best is plain or not formulas.exceeds_error(plain.quality_s, best.quality_s, error):
         share = 1 - plain.step.compute_s / plain.step.exchange_s
-        if best.codec == "none":
-            why = f"no codec is faster at {show_rate(network.rate)}"
+        if best is plain:
+            why = f"nothing that {_trained(request)} is faster at {show_rate(request.rate)}"
         else:
-            why = f"{best.codec}, the fastest, gains {100 * (best.speedup_fp32 - 1):.1f} %, which is not worth its loss"
+            why = (
+                f"{best.codec}, the fastest that {_trained(request)}, gains {100 * (gain - 1):.1f} %, and such "
+                f"predictions may be {100 * max(0.05, error):.0f} % off"
+            )
         return "none", f"{why}: exchanging float32 takes {100 * share:.0f} % of a step{besides}"
+    exact = "" if best.evidence is None else f". It {best.evidence.text}"
+    sooner = "" if best.steps == 1 else f", and reaches its quality {gain:.2f} times as soon"
     return best.codec, (
-        f"{best.speedup_fp32:.2f} times as fast as float32 and {best.speedup_bf16:.2f} times as fast as bfloat16: it "
-        f"pushes {plain.message.push / best.message.push:.3g} times fewer bytes, and encoding and decoding take "
-        f"{1e3 * (best.message.encode_s + best.message.decode_s):.3g} ms{besides}"
+        f"{best.speedup_fp32:.2f} times as fast as float32 and {best.speedup_bf16:.2f} times as fast as "
+        f"bfloat16{sooner}: it pushes {_fewer(plain, best):.3g} times fewer bytes, and encoding and decoding take "
+        f"{1e3 * (best.message.encode_s + best.message.decode_s):.3g} ms{exact}{besides}"
     )
+
+
+def _trained(request: PlanRequest) -> str:
+    """Return the condition on a recommended codec, in words."""
+    if request.family is None:
+        return "is lossless (without --family no other codec has evidence)"
+    within = f"within {request.give_up:g} % of" if request.give_up else "as well as"
+    return f"trained a {request.family} model by {request.trained_by} {within} float32"
+
+
+def _fewer(plain: Row, best: Row) -> float:
+    """Return how many times fewer bytes a step pushes."""
+    return (plain.message.push / plain.step.every) / (best.message.push / best.step.every)
+
+
+def _besides(rows: Sequence[Row], best: Row, request: PlanRequest) -> str:
+    """Return which faster codecs are not recommended, and why: one for memory, one for quality."""
+    faster = sorted((row for row in rows if row.quality_s < best.quality_s), key=lambda row: row.quality_s)
+    large = next((row for row in faster if not row.fits and not row.objection), None)
+    text = "" if large is None else f"; {large.codec} would be faster, but needs {_gigabytes(large.memory)}"
+    known = next((row for row in faster if row.evidence is not None and row.objection), None)
+    worse = known or next((row for row in faster if row.objection), None)
+    if worse is not None:
+        gain = rows[0].quality_s / worse.quality_s
+        text += f"; {worse.codec} would be {gain:.2f} times as fast as float32, but {_but(worse.objection)}"
+        if known is not None and known.evidence is not None:
+            needed = math.ceil(10 * known.evidence.given_up) / 10
+            text += f" (--give-up {max(needed, 0.1):g}% allows it)"
+    return text
+
+
+def _but(objection: str) -> str:
+    return f"there is {objection} of its quality" if objection == "no evidence" else (
+        f"there is {objection}" if objection.startswith("no evidence") else f"it {objection}"
+    )  # fmt: skip
 
 
 def _gigabytes(nbytes: float | None) -> str:
     return "no memory" if nbytes is None else f"{nbytes / 1e9:.3g} GB"
+
+
+# ---------------------------------------------------------------------------------------------------------------- rates
 
 
 def _highest_rate(holds: Callable[[float], bool]) -> float | None:
@@ -360,21 +329,38 @@ def fitted_rate(request: PlanRequest, codec: str, measured_step_s: float) -> flo
 # ------------------------------------------------------------------------------------------------- codecs of a profile
 
 
-def _stock(request: PlanRequest, notify: Notify) -> list[str]:
-    """Return the codecs of the profile, without sums that cannot hold so many workers."""
-    specs = []
-    for spec in request.profile.codecs or STOCK:
+def _candidates(request: PlanRequest, notify: Notify) -> list[Candidate]:
+    """Return what is compared: ``none`` and ``bf16`` first, then the given or the default codecs."""
+    labels = request.codecs
+    if labels is None:
+        labels = default_labels(request.profile, request.known_trainings(), local=request.every == 1)
+    found = [Candidate.parse(label, request.every) for label in dict.fromkeys([*BASELINES, *labels])]
+    if request.codecs is not None:
+        return found
+    usable = []
+    for candidate in found:
         try:
-            if summable(spec):
-                sum_sizes(spec, SLOT_NUMEL, request.workers, ring=request.topology == "ring")
-            specs.append(spec)
+            if summable(candidate.codec):  # a sum may not hold so many workers
+                sum_sizes(candidate.codec, SLOT_NUMEL, request.workers, ring=request.topology == "ring")
+            usable.append(candidate)
         except ConfigError as error:
-            notify(f"{spec} is left out: {error}")
-    return specs
+            notify(f"{candidate.label} is left out: {error}")
+    specs = [candidate.codec for candidate in usable]
+    has = with_estimates(request.profile, specs).codecs
+    lacking = [one for one in usable if one.label not in BASELINES and one.codec not in has]
+    if lacking:
+        names = ", ".join(one.label for one in lacking[:4]) + (f" and {len(lacking) - 4} more" * (len(lacking) > 4))
+        notify(
+            f"left out, although trained, because profile {request.profile.name} does not have their times: {names}. "
+            "Give --codec, or measure a profile by `laconic calibrate`"
+        )
+    return [one for one in usable if one not in lacking]
 
 
-def _complete(profile: Profile, specs: Sequence[str], notify: Notify) -> Profile:
-    """Return the profile with the codecs that it lacks, measured on this machine."""
+def _complete(request: PlanRequest, candidates: Sequence[Candidate], notify: Notify) -> Profile:
+    """Return the profile with the codecs that it lacks: estimated, or measured on this machine."""
+    specs = list(dict.fromkeys(candidate.codec for candidate in candidates))
+    profile = with_estimates(request.profile, specs)
     missing = [spec for spec in specs if spec not in profile.codecs]
     if not missing:
         return profile

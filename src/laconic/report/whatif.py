@@ -12,13 +12,16 @@ from functools import lru_cache
 from typing import Any
 
 from laconic.errors import ConfigError
-from laconic.plan.calibration import summable
+from laconic.plan.calibration import GZIP, summable
+from laconic.plan.candidates import Candidate, default_labels, with_estimates
 from laconic.plan.costs import EVENLY, Network, Work
+from laconic.plan.evidence import FAMILIES, OPTIMIZERS, Evidence, default_optimizer, model_error, shipped_evidence
 from laconic.plan.jang2017 import ALEXNET, ALEXNET_EPOCHS, WORKERS
 from laconic.plan.jang2017 import GZIP as PAPER_GZIP
 from laconic.plan.messages import Workload, message_of
 from laconic.plan.profile import Profile, load, shipped
 from laconic.plan.recommend import PlanRequest, default_transport, needed_memory
+from laconic.suitability import never_advised
 from laconic.units import GOODPUT
 
 __all__ = ["KNOBS", "settings"]
@@ -65,13 +68,20 @@ def settings(presets: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         "ready": [time for time, _ in EVENLY],
         "shares": Work(0.0).shares,
         "profiles": profiles,
+        "model_error": model_error("ps"),
+        "families": {family: default_optimizer(family) for family in FAMILIES},
+        "optimizers": list(OPTIMIZERS),
+        "trainings": _trainings(),
     }  # fmt: skip
 
 
 @lru_cache(maxsize=8)
 def _profile(name: str, workers: tuple[int, ...], sizes: tuple[float, ...]) -> dict[str, Any]:
     """Return the messages of a profile's codecs for each size of the model, and for sums each number of workers."""
-    profile = load(name)
+    own = load(name)
+    labels = dict.fromkeys(["none", "bf16", *default_labels(own, shipped_evidence(), local=True)])
+    candidates = [Candidate.parse(label) for label in labels]
+    profile = with_estimates(own, [candidate.codec for candidate in candidates])
     workloads = [Workload.of_params(round(nbytes / 4)) for nbytes in sizes]
     transport = profile.transport or default_transport()
     request = PlanRequest(profile, workloads[0], 1.0)
@@ -79,26 +89,61 @@ def _profile(name: str, workers: tuple[int, ...], sizes: tuple[float, ...]) -> d
         "spare_core": request.work.spare_core,
         "memory": profile.memory,
         "byte_s": transport.byte_s,
-        "fixed_s": [transport.seconds(len(workload.slots)) for workload in workloads],
+        "fixed_s": {
+            fragments: [transport.seconds(-(-len(workload.slots) // fragments)) for workload in workloads]
+            for fragments in sorted({candidate.fragments for candidate in candidates})
+        },
         "codecs": {
-            spec: _codec(profile, spec, workers, workloads) for spec in dict.fromkeys(["none", "bf16", *profile.codecs])
+            candidate.label: _codec(profile, candidate, workers, workloads)
+            | {"own": candidate.label in ("none", "bf16", *own.codecs)}
+            for candidate in candidates
+            if candidate.codec in profile.codecs
         },
     }  # fmt: skip
 
 
-def _codec(profile: Profile, spec: str, workers: Sequence[int], workloads: Sequence[Workload]) -> dict[str, Any]:
+def _codec(
+    profile: Profile, candidate: Candidate, workers: Sequence[int], workloads: Sequence[Workload]
+) -> dict[str, Any]:
     """Return the seconds of a codec by size, and its bytes by workers and size; a sum may not fit all workers."""
-    is_sum = summable(spec)
+    is_sum = summable(candidate.codec)
     times: list[list[float]] = []
     nbytes: dict[str, list[list[float]]] = {}
     for count in workers if is_sum else workers[:1]:
         try:
-            messages = [message_of(profile, workload, spec, Network(count, 1e9)) for workload in workloads]
+            messages = [
+                message_of(profile, workload, candidate.codec, Network(count, 1e9)).part(1 / candidate.fragments)
+                for workload in workloads
+            ]
         except ConfigError:
             continue
         times = [[one.encode_s, one.decode_s, one.add_s] for one in messages]
         nbytes[str(count) if is_sum else "any"] = [
-            [message.push, message.pull, needed_memory(workload, message)]
+            [message.push, message.pull, needed_memory(workload, message, local=candidate.local)]
             for workload, message in zip(workloads, messages, strict=True)
         ]
-    return {"summable": is_sum, "times": times, "nbytes": nbytes}
+    return {
+        "summable": is_sum, "times": times, "nbytes": nbytes, "local": candidate.local, "every": candidate.every,
+        "fragments": candidate.fragments, "overlap": candidate.overlap, "lossless": candidate.is_lossless,
+        "never": {} if candidate.local else {
+            optimizer: never_advised(candidate.codec, memory) if candidate.codec != GZIP else None
+            for optimizer, memory in OPTIMIZERS.items()
+        },
+    }  # fmt: skip
+
+
+def _trainings() -> list[dict[str, Any]]:
+    """Return the evidence as the page reads it: by family, optimizer, codec and steps between exchanges."""
+    ways: dict[tuple[str, str, str, int], list[Evidence]] = {}
+    for one in shipped_evidence():
+        ways.setdefault((one.family, one.plain_optimizer, one.codec, one.every), []).append(one)
+    return [
+        {
+            "family": family, "optimizer": optimizer, "codec": codec, "every": every,
+            "labels": sorted({Candidate.of(one).label for one in found}),
+            "given_up": [one.given_up for one in found], "noise": [one.noise for one in found],
+            "steps": [one.steps for one in found], "numels": [one.numel for one in found],
+            "workers": [one.workers for one in found], "text": [one.text for one in found],
+        }
+        for (family, optimizer, codec, every), found in ways.items()
+    ]  # fmt: skip

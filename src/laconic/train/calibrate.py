@@ -61,7 +61,7 @@ def calibrate(
 
     Args:
         models: Models whose step is measured, and codecs on their gradients.
-        codecs: Codecs to measure; a stock of 14 by default.
+        codecs: Codecs to measure; a stock of 18 by default.
         batch: Examples of a model's step; 64 by default, fewer for large models.
         device: ``cpu`` or ``cuda``.
         processes: Numbers of processes whose mutual slowdown is measured.

@@ -1,35 +1,49 @@
 "use strict";
 /* Sliders, and the curves that follow them. Formulas are generated from Python; data comes from whatif.py. */
 
-/* The codecs of a profile: bytes, seconds of an iteration, and whether a worker's memory suffices. */
+/* The codecs of a profile: bytes, seconds of an iteration, whether a worker's memory suffices, and their quality. */
 laconic.predictCodecs = (settings, state) => {
-  const f = formulas, { workers, every } = state;
+  const f = formulas, { workers } = state;
   const profile = settings.profiles[state.profile], size = settings.knobs.nbytes.indexOf(state.nbytes);
   const rate = f.payload_bytes_s(state.rate, settings.goodput), step = f.ideal_s(workers, state.step_s, 1);
+  const known = settings.trainings.filter((one) => one.family === state.family && one.optimizer === state.optimizer);
   const rows = [];
-  for (const [codec, { summable, times, nbytes }] of Object.entries(profile.codecs)) {
-    const sizes = nbytes.any ?? nbytes[workers];
-    if (!sizes) continue; // the sum of so many workers does not fit
-    const [push, pull, memory] = sizes[size], [encode_s, decode_s, add_s] = times[size];
+  for (const [label, codec] of Object.entries(profile.codecs)) {
+    const sizes = codec.nbytes.any ?? codec.nbytes[workers], trained = known.some((one) => one.labels.includes(label));
+    if (!sizes || (codec.local && state.every > 1) || (!codec.own && !trained)) continue; // a sum may not hold so many
+    const every = codec.local ? codec.every / codec.fragments : state.every, interval = codec.local ? codec.every : state.every;
+    const [push, pull, memory] = sizes[size], [encode_s, decode_s, add_s] = codec.times[size];
     const step_s = f.server_iteration_s(settings.ready, settings.shares, step, every, profile.spare_core, workers, rate,
-      profile.byte_s, profile.fixed_s[size], push, pull, encode_s, decode_s, add_s, summable);
-    rows.push({ codec, push, pull, memory, step_s, fits: profile.memory === null || memory <= profile.memory });
+      profile.byte_s, profile.fixed_s[codec.fragments][size], push, pull, encode_s, decode_s, add_s, codec.summable, codec.overlap);
+    const quality = laconic.codecQuality(codec, known.find((one) => one.codec === label.split(" ").at(-1) && one.every === interval), interval, state);
+    rows.push({ codec: label, push, pull, memory, step_s, every, ...quality, fits: profile.memory === null || memory <= profile.memory });
   }
   const [none, bf16] = ["none", "bf16"].map((name) => rows.find((row) => row.codec === name).step_s);
   for (const row of rows) Object.assign(row, { speedup_fp32: f.speed_up(none, row.step_s), speedup_bf16: f.speed_up(bf16, row.step_s) });
   return rows;
 };
 
-laconic.recommendCodec = (rows, workers) => {
+/* What trainings say of a codec: the steps it needs, and what speaks against recommending it. */
+laconic.codecQuality = (codec, trained, interval, state) => {
+  if (codec.lossless) return { steps: 1, objection: "", evidence: "" };
+  const never = interval === 1 ? codec.never[state.optimizer] : null;
+  if (never) return { steps: 1, objection: never, evidence: "" };
+  const place = !trained ? -1 : formulas.worst_training(trained.given_up, trained.numels, trained.workers, interval > 1, state.nbytes / 4, state.workers);
+  if (place < 0) return { steps: 1, objection: "no evidence", evidence: "" };
+  const keeps = formulas.keeps_quality(trained.given_up[place], trained.noise[place], state.give_up ?? 0), evidence = trained.text[place];
+  return { steps: trained.steps[place], objection: keeps ? "" : evidence, evidence };
+};
+
+laconic.recommendCodec = (rows, workers, error) => {
   if (workers === 1) return { codec: "none", why: "one worker has no one to exchange with" };
-  const plain = rows.find((row) => row.codec === "none");
-  const best = rows[formulas.fastest(rows.map((row) => row.step_s), rows.map((row) => row.fits))];
+  const plain = rows.find((row) => row.codec === "none"), seconds = rows.map((row) => row.step_s * row.steps);
+  const place = formulas.fastest(seconds, rows.map((row) => row.fits && !row.objection)), best = rows[place];
   if (!best) return { codec: "none", why: "model, gradient and momentum alone do not fit into the machine's memory" };
-  if (best === plain) return { codec: "none", why: "no codec of this profile is faster" };
-  if (!formulas.worth_its_loss(plain.step_s, best.step_s))
-    return { codec: "none", why: `${best.codec}, the fastest, gains ${(100 * (best.speedup_fp32 - 1)).toFixed(1)} %, which is not worth its loss` };
+  if (best === plain) return { codec: "none", why: "nothing that kept the quality of such models is faster" };
+  if (!formulas.exceeds_error(plain.step_s, seconds[place], error))
+    return { codec: "none", why: `${best.codec}, the fastest that kept the quality of such models, gains ${(100 * (plain.step_s / seconds[place] - 1)).toFixed(1)} %, and such predictions may be ${(100 * error).toFixed(0)} % off` };
   return { codec: best.codec, why: `${best.speedup_fp32.toFixed(2)} times as fast as float32 and ${best.speedup_bf16.toFixed(2)} times as fast as ` +
-    `bfloat16; it pushes ${Number((plain.push / best.push).toPrecision(3))} times fewer bytes` };
+    `bfloat16; it pushes ${Number((plain.push / plain.every / best.push * best.every).toPrecision(3))} times fewer bytes` + (best.evidence ? `. It ${best.evidence}` : "") };
 };
 
 laconic.whatIf = (settings) => {
@@ -45,7 +59,8 @@ laconic.whatIf = (settings) => {
     nbytes: ["Model W, float32", (x) => unit(x, [[1e9, "GB"], [1e6, "MB"], [1, "B"]])],
     every: ["Iterations an update i", String],
   };
-  const state = { profile: Object.keys(settings.profiles)[0], ...settings.presets[0] };
+  const family = Object.keys(settings.families)[0], optimizer = settings.families[family];
+  const state = { profile: Object.keys(settings.profiles)[0], family, optimizer, ...settings.presets[0] };
   delete state.name;
 
   const inputs = {}, outputs = {};
@@ -68,7 +83,21 @@ laconic.whatIf = (settings) => {
     refresh();
   });
   profiles.addEventListener("change", () => { state.profile = profiles.value; refresh(); });
-  document.getElementById("presets").append(html("label", {}, "Begin with", presets), html("label", {}, "Machine of codecs", profiles));
+  const choice = (name, values) => {
+    const select = html("select", { id: `knob-${name}` });
+    values.forEach((value) => select.append(html("option", { textContent: value, value })));
+    select.value = state[name];
+    return select;
+  };
+  const families = choice("family", Object.keys(settings.families)), optimizers = choice("optimizer", settings.optimizers);
+  families.addEventListener("change", () => {
+    state.family = families.value;
+    state.optimizer = optimizers.value = settings.families[state.family];
+    refresh();
+  });
+  optimizers.addEventListener("change", () => { state.optimizer = optimizers.value; refresh(); });
+  document.getElementById("presets").append(html("label", {}, "Begin with", presets), html("label", {}, "Machine of codecs", profiles),
+    html("label", {}, "Family of the model", families), html("label", {}, "Optimizer", optimizers));
 
   /* ---------------------------------------------------------------------------------------------------- curves */
 
@@ -126,7 +155,7 @@ laconic.whatIf = (settings) => {
   function words() {
     const { workers, rho, h } = state, k = slope(), bold = (text) => html("b", { textContent: text });
     const gain = f.over_vanilla(k, rho, h), limit = f.limit_of_h(k, rho), useful = f.crossover(state.nbytes, state.step_s, state.rate / 8, state.every) ** 2;
-    const { codec, why } = laconic.recommendCodec(laconic.predictCodecs(settings, state), workers);
+    const { codec, why } = laconic.recommendCodec(laconic.predictCodecs(settings, state), workers, settings.model_error);
     const lines = [
       ["Compressed ", bold(`${h < limit ? "pays" : "does not pay"}: ${about(gain)} times as fast as vanilla`),
         `, ${about(f.over_one_node(k, workers, rho, h))} times as fast as one node. An update takes ${about(f.r_min(k, rho, h))} times the ideal; vanilla ${about(f.r_min(k, 1, 1))}.`],
