@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("work", type=Path, help="a folder for seeds, corpus and findings")
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--count", type=int, help="with --blind: that many mutations instead, of the seeds alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rss-mb", type=int, default=2048)
     parser.add_argument("--blind", action="store_true")
@@ -102,14 +103,16 @@ def _blindly(args: argparse.Namespace) -> None:
     bend = importlib.import_module("bend")
     dice = random.Random(args.seed)
     scramble = bend.blind(dice)
-    known = seeds + [path.read_bytes() for path in sorted((args.work / "corpus").iterdir())]
+    corpus = [] if args.count else sorted((args.work / "corpus").iterdir())
+    known = seeds + [path.read_bytes() for path in corpus]
     current = args.work / "current"  # a crash of the core leaves its input here
     count = taken = findings = 0
     end = time.monotonic() + args.seconds
 
     def inputs() -> Any:
-        yield from known
-        while time.monotonic() < end:
+        if not args.count:  # the same count and seed must give the same inputs
+            yield from known
+        while count < args.count if args.count else time.monotonic() < end:
             data = dice.choice(known)
             for _ in range(dice.choice((1, 1, 1, 2, 4))):
                 data = target.bend(data, dice, scramble, MAX_LEN)
@@ -124,8 +127,8 @@ def _blindly(args: argparse.Namespace) -> None:
             findings += 1
             path = _keep(data, args.work)
             print(f"{args.target}: {path}: {type(error).__name__}: {error}", file=sys.stderr)
-    current.unlink()
-    print(json.dumps({"count": count, "taken": taken, "known": len(known)}))
+    current.unlink(missing_ok=True)
+    print(json.dumps({"count": count, "taken": taken, "known": len(known), "findings": findings}))
     sys.exit(1 if findings else 0)
 
 

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+HOURS = 7200
+"""The most seconds of a target whose inputs are counted."""
 HERE = Path(__file__).resolve().parent
 COVERAGE = re.compile(r"^#(\d+)\s+(INITED|DONE).*? cov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
 NAMES = (
     "parser", "decode-casts", "decode-quantizers", "decode-lanes", "decode-adaptive", "decode-selectors",
     "decode-coders", "sums", "aggregate", "explain", "lac", "checkpoint", "messages", "server",
+    "pipeline",
 )  # fmt: skip
+
+SLOW = {"lac", "checkpoint", "server"}
+"""Targets that write files or build a server for every input."""
 
 
 def main() -> int:
@@ -27,6 +34,12 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", metavar="target", help=f"of: {', '.join(NAMES)} (default: all)")
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--count",
+        type=int,
+        help="with --blind: that many mutations of each target instead of a time; slow targets get a tenth",
+    )
+    parser.add_argument("--json", action="store_true", help="with --count: print a JSON object for each target")
     parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "fuzz")
     parser.add_argument("--blind", action="store_true", help="without atheris")
     parser.add_argument("--sanitized", action="store_true", help="for a core built with sanitizers")
@@ -58,13 +71,22 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
     work.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *(["-S"] if sys.flags.no_site else []), str(HERE / "one.py"), name, str(work)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
+    if args.count is not None:
+        command += ["--count", str(max(1, args.count // (10 if name in SLOW else 1)))]
     command += [flag for flag in ("--blind", "--sanitized") if getattr(args, flag[2:])]
     began = time.monotonic()
+    timeout = HOURS if args.count is not None else 10 * args.seconds + 300
     with (work / "log").open("w+") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=10 * args.seconds + 300)
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=timeout)
         log.seek(0)
         text = log.read()
     seconds = time.monotonic() - began
+    if args.json:
+        counts = json.loads(text.splitlines()[-1]) if text.rstrip().endswith("}") else {}
+        print(json.dumps({
+            "target": name, "seed": args.seed, "isa": os.environ.get("LACONIC_ISA"), "seconds": seconds,
+            "exit_code": done.returncode, **counts,
+        }), flush=True)  # fmt: skip
     if done.returncode:
         current = work / "current"
         if current.exists():
@@ -72,7 +94,8 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
         print(f"{name}: FAILED with {done.returncode} after {seconds:.0f} s; the end of {work / 'log'}:")
         print("\n".join(text.splitlines()[-25:]), flush=True)
         return False
-    print(f"{name}: {_summary(text)}, {seconds:.0f} s", flush=True)
+    if not args.json:
+        print(f"{name}: {_summary(text)}, {seconds:.0f} s", flush=True)
     return True
 
 

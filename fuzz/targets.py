@@ -30,6 +30,7 @@ from laconic import FrameError, checkpoints, kernels, wire
 from laconic.cluster import checkpoint
 from laconic.errors import FileError
 from message_targets import bend_server, check_messages, check_server, message_seeds, server_seeds
+from pipeline_target import bend_pipeline, check_pipeline, pipeline_seeds
 
 MAX_NUMEL = mutate.MAX_NUMEL
 MAX_SECONDS = 1.0
@@ -316,5 +317,6 @@ TARGETS = {
         Target("checkpoint", checkpoint_seeds, bend.checkpoint, check_checkpoint),
         Target("messages", message_seeds, bend.messages, check_messages),
         Target("server", server_seeds, bend_server, check_server),
+        Target("pipeline", pipeline_seeds, bend_pipeline, check_pipeline),
     )
 }

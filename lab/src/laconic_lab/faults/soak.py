@@ -11,20 +11,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from laconic_lab.faults.fault_types import FAULTS, STEP
-from laconic_lab.faults.scenario import Action, Scenario
+from laconic_lab.faults.idle_calls import IDLE_KINDS, IdleCalls
+from laconic_lab.faults.scenario import Action, Scenario, WorkerLife
 
-__all__ = ["Soak", "soak", "usage"]
+__all__ = ["Soak", "Usage", "soak", "usage"]
 
 ROUND_S = 0.1
 """Seconds of a round."""
 SOAK_FAULTS = (
     "worker-dies", "answer-lost", "server-dies", "straggler", "stalled-cable", "reset", "flipped-bit", "wrong-shape",
-    "corrupt", "cut-off", "not-finite", "bomb", "other-version", "older-life", "garbage",
+    "corrupt", "cut-off", "not-finite", "bomb", "other-version", "older-life", "future-life", "garbage",
 )  # fmt: skip
+IDLE_SECONDS = 3.0
+"""Seconds for which a member leaves its calls open."""
 ALLOWED_GROWTH = 1.10
 """Ratio of memory in the last quarter to memory in the second quarter that is still called flat."""
+ALLOWED_MORE = 8
+"""Open files, and threads, that the last quarter may have more than the second."""
+
+
+class Usage(NamedTuple):
+    """What a process holds: bytes of memory, open files and threads."""
+
+    rss: int
+    descriptors: int
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class Soak:
     Args:
         rss: Median bytes of memory in the second and in the last quarter of the time.
         descriptors: Median open files in the second and in the last quarter.
+        threads: Median threads in the second and in the last quarter.
         broken: The violated invariant, or None.
     """
 
@@ -42,6 +57,7 @@ class Soak:
     exchanges: int
     rss: tuple[int, int]
     descriptors: tuple[int, int]
+    threads: tuple[int, int]
     broken: str | None
 
 
@@ -60,7 +76,7 @@ def soak(
     exchanges = max(20, round(seconds / ROUND_S))
     between = max(5, round(every / ROUND_S))
     steps = range(STEP, exchanges - 5, between)
-    samples: list[tuple[int, int]] = []
+    samples: list[Usage] = []
     ended = threading.Event()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="laconic-soak-") as folder:
@@ -84,24 +100,44 @@ def soak(
         finally:
             ended.set()
             watcher.join()
-    memory, files = ([sample[i] for sample in samples] for i in (0, 1))
-    rss, descriptors = _quarters(memory), _quarters(files)
-    if broken is None and (rss[1] > ALLOWED_GROWTH * rss[0] or descriptors[1] > descriptors[0] + 8):
-        broken = f"not flat: memory {rss[0]} to {rss[1]} bytes, open files {descriptors[0]} to {descriptors[1]}"
-    return Soak(time.monotonic() - began, len(steps), exchanges, rss, descriptors, broken)
+    rss, descriptors, threads = (_quarters(list(held)) for held in zip(*samples, strict=True))
+    more = max(descriptors[1] - descriptors[0], threads[1] - threads[0])
+    if broken is None and (rss[1] > ALLOWED_GROWTH * rss[0] or more > ALLOWED_MORE):
+        broken = (
+            f"not flat: memory {rss[0]} to {rss[1]} bytes, open files {descriptors[0]} to {descriptors[1]}, threads "
+            f"{threads[0]} to {threads[1]}"
+        )
+    return Soak(time.monotonic() - began, len(steps), exchanges, rss, descriptors, threads, broken)
 
 
 def _pick(rng: random.Random, workers: int) -> tuple[int, Action]:
     """Return a random fault's worker and action; faults of the link hit worker 1, which is behind it."""
-    name = rng.choice(SOAK_FAULTS)
+    name = rng.choice((*SOAK_FAULTS, *IDLE_KINDS))
+    if name in IDLE_KINDS:
+        return rng.randrange(workers), _idle_for_a_while(name)
     action = FAULTS[name].action
     assert action is not None
     return (1 if FAULTS[name].scenario else rng.randrange(workers)), action
 
 
-def usage() -> tuple[int, int]:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path("/proc/self/fd").iterdir()))
+def _idle_for_a_while(kind: str) -> Action:
+    def action(life: WorkerLife) -> None:
+        idle = IdleCalls()
+        life.scenario.at_end(idle.release)
+        IDLE_KINDS[kind](life, idle)
+        threading.Timer(IDLE_SECONDS, idle.release).start()
+
+    return action
+
+
+def usage() -> Usage:
+    process = Path("/proc/self")
+    pages = int((process / "statm").read_text().split()[1])
+    return Usage(
+        pages * os.sysconf("SC_PAGE_SIZE"),
+        len(list((process / "fd").iterdir())),
+        len(list((process / "task").iterdir())),
+    )
 
 
 def _quarters(samples: list[int]) -> tuple[int, int]:
