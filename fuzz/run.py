@@ -43,11 +43,15 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "fuzz")
     parser.add_argument("--blind", action="store_true", help="without atheris")
     parser.add_argument("--sanitized", action="store_true", help="for a core built with sanitizers")
+    parser.add_argument("--list", action="store_true", help="print the names of all targets and exit")
     parser.add_argument("--replay", type=Path, help="an input, for the one target named")
     args = parser.parse_args()
     for name in args.targets:
         if name not in NAMES:
             parser.error(f"no target {name!r}; there are {', '.join(NAMES)}")
+    if args.list:
+        print("\n".join(NAMES))
+        return 0
     if args.replay is not None:
         return replay(args.targets, args.replay)
     failed = [name for name in args.targets or NAMES if not fuzz(name, args)]

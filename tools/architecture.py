@@ -76,7 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "aggregate", "cluster", "codecs", "collective", "frames", "kernels", "lab.network", "layers", "optim",
         "packet", "train", "wire",
     ),
-    "lab.faults": ("cluster", "frames", "lab.network", "optim", "packet", "torchft", "wire"),
+    "lab.faults": ("cluster", "frames", "lab.__init__", "lab.network", "optim", "packet", "torchft", "train", "wire"),
     "lab.studies": (
         "aggregate", "channels", "cluster", "codecs", "collective", "frames", "inspect", "kernels", "lab.bench",
         "lab.network", "layers", "optim", "packet", "pipeline", "plan", "policy", "report", "train", "wire",

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the core with the address and undefined-behaviour sanitizers and runs the tests of hostile frames and of parity
 # with the reference, once per instruction set of this machine. Everything is built in build/asan; the installed package
-# is not touched. Extra arguments go to pytest; `asan.sh fuzz ARGUMENTS` runs fuzz/run.py instead.
+# is not touched. Extra arguments go to pytest; `asan.sh fuzz ARGUMENTS` runs fuzz/run.py instead,
+# `asan.sh build` builds only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,12 +36,17 @@ runtime() {
 # __cxa_throw has nothing to forward to.
 preload="$(runtime libasan.so):$(runtime libubsan.so):$(runtime libstdc++.so)"
 
-# Without build isolation if the build tools are installed (no downloads), otherwise as `make` does it.
-isolation=()
-if "$python" -c 'import nanobind, scikit_build_core' 2>/dev/null; then isolation=(--no-build-isolation); fi
-rm -rf "$work/package"
-"$python" -m pip install --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --target "$work/package" \
-  --config-settings=build-dir="$work/cmake" --config-settings=cmake.define.LACONIC_SANITIZE=ON .
+build() {
+  # Without build isolation if the build tools are installed (no downloads), otherwise as `make` does it.
+  isolation=()
+  if "$python" -c 'import nanobind, scikit_build_core' 2>/dev/null; then isolation=(--no-build-isolation); fi
+  rm -rf "$work/package"
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --target "$work/package" \
+    --config-settings=build-dir="$work/cmake" --config-settings=cmake.define.LACONIC_SANITIZE=ON .
+}
+# LACONIC_ASAN_KEEP=1 takes the core of an earlier run, for callers that run one target after another.
+if [ -z "${LACONIC_ASAN_KEEP:-}" ] || [ ! -e "$work/package/laconic/_version.py" ]; then build; fi
+if [ "${1:-}" = build ]; then exit 0; fi
 
 # The installed package is editable: a .pth file puts its import hook before any path. Without `site` (-S) no .pth file
 # is read, and PYTHONPATH decides. The guard runs inside pytest and stops it if another core was loaded.

@@ -19,8 +19,8 @@ from laconic.errors import FileError, LaconicError
 from laconic.json_files import parse_json, read_regular_text
 
 __all__ = [
-    "NOT_EMPTY", "POSITIVE", "Constraint", "Record", "RecordError", "check_same_length", "checked_values", "commit",
-    "machine", "read", "read_valid", "versions", "write",
+    "NOT_EMPTY", "POSITIVE", "Constraint", "Record", "RecordError", "append", "check_same_length", "checked_values",
+    "commit", "machine", "read", "read_valid", "versions", "write",
 ]  # fmt: skip
 
 Schema = TypeVar("Schema")
@@ -132,6 +132,16 @@ def write(records: Iterable[Record], path: Path) -> None:
         blocking = next((parent for parent in path.parents if parent.exists()), path.parent)
         reason = error.strerror or str(error) if blocking.is_dir() else f"{blocking} is a file, not a folder"
         raise FileError(f"cannot write records to {path}: {reason}") from error
+
+
+def append(record: Record, path: Path) -> None:
+    """Add a record to the end of a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(record.to_json() + "\n")  # one write, so that several processes may append
+    except OSError as error:
+        raise FileError(f"cannot append a record to {path}: {error.strerror or error}") from error
 
 
 def read(path: Path) -> list[Record]:

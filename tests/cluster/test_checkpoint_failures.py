@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 import torch
-from disk_faults import PAGE, Disk, exit_code, fork
 from test_checkpoint import is_of, names_in, put
 
 from laconic.cluster.checkpoint import load, load_latest
 from laconic.errors import FileError
+from laconic_lab.faults.disk import PAGE, Disk, exit_code, fork
 
 
 def refusal(folder: Path, step: int) -> str:

@@ -11,7 +11,6 @@ import torch
 from helpers import core_of, train
 from summing_jobs import sum_job
 from test_faults import at_version, config_of, events_of, kill, weights_of
-from test_recovery import Run, same
 
 from laconic.cluster.checkpoint import load_latest
 from laconic.cluster.in_process import InProcessConnection
@@ -23,6 +22,7 @@ from laconic.train.launch import launch
 from laconic.train.run import CHECKPOINTS, trainable
 from laconic.train.worker import Worker
 from laconic_lab.faults.invariants import applied_once
+from laconic_lab.faults.recovery import Training, require_same_weights
 
 LOCAL_STEPS = {"every": 2, "sends": "changes"}
 
@@ -36,45 +36,44 @@ def recovery_job(**options: Any) -> tuple[Job, int]:
 @pytest.mark.parametrize("options", [{}, LOCAL_STEPS, {"push": "thc:4", "push_small": "shared:8"}], ids=str)
 def test_lost_server_and_workers_change_no_bit(options: dict[str, Any], tmp_path: Path) -> None:
     job, exchanges = recovery_job(**options)
-    clean = Run(job, tmp_path / "clean", exchanges)
-    clean.go()
-    first = Run(job, tmp_path / "hurt", exchanges)
+    clean = Training(job, tmp_path / "clean", exchanges)
+    clean.run()
+    first = Training(job, tmp_path / "hurt", exchanges)
     first.exchanges = exchanges // 2 + 1
     first.cores = [first.core()]  # it stops half way, some exchanges after a checkpoint
-    first.go(dies=0, at=exchanges // 2 - 1, delivered=True)
-    again = Run(job, tmp_path / "hurt", exchanges)
-    again._lives = 10  # the server remembers the incarnations
+    first.run(dies=0, at=exchanges // 2 - 1, delivered=True)
+    again = Training(job, tmp_path / "hurt", exchanges, first_incarnation=10)
     assert 0 < again.cores[0].version <= first.exchanges
-    again.go(dies=1, at=exchanges - 1)
-    same(again, clean)
+    again.run(dies=1, at=exchanges - 1)
+    require_same_weights(again, clean)
     assert not [e for run in (first, again) for e in run.events[0] if e["event"] == "memory_lost"]
 
 
 def test_worker_lost_in_the_first_round_changes_no_bit(tmp_path: Path) -> None:
     job, _ = recovery_job()
-    clean = Run(job, tmp_path / "clean", 3)
-    clean.go()
-    hurt = Run(job, tmp_path / "hurt", 3)
-    hurt.go(dies=1, at=0)
-    same(hurt, clean)
+    clean = Training(job, tmp_path / "clean", 3)
+    clean.run()
+    hurt = Training(job, tmp_path / "hurt", 3)
+    hurt.run(dies=1, at=0)
+    require_same_weights(hurt, clean)
 
 
 def test_two_servers_give_the_bits_of_one(tmp_path: Path) -> None:
     job, exchanges = recovery_job()
-    one = Run(job, tmp_path / "one", exchanges)
-    one.go()
-    two = Run(job, tmp_path / "two", exchanges, servers=2)
-    two.go(dies=0, at=exchanges - 2, delivered=True)
-    same(two, one)
+    one = Training(job, tmp_path / "one", exchanges)
+    one.run()
+    two = Training(job, tmp_path / "two", exchanges, servers=2)
+    two.run(dies=0, at=exchanges - 2, delivered=True)
+    require_same_weights(two, one)
 
 
 def test_worker_without_its_files_continues_from_the_last_upload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, exchanges = recovery_job()
-    run = Run(job, tmp_path, exchanges)
+    run = Training(job, tmp_path, exchanges)
     run.loses_files = 1
-    run.go(dies=1, at=exchanges - 2)
+    run.run(dies=1, at=exchanges - 2)
     assert [(e["worker"], e["version"]) for e in run.events[0] if e["event"] == "memory_lost"] == [(1, 8)]
     assert "worker 1" in caplog.text and run.cores[0].version == exchanges and run.cores[0].holds_current_weights
     applied_once(run.events[0])
@@ -82,9 +81,9 @@ def test_worker_without_its_files_continues_from_the_last_upload(
 
 def test_server_lost_before_the_last_upload_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, exchanges = recovery_job()
-    clean = Run(job, tmp_path / "clean", exchanges)
-    clean.go()
-    hurt = Run(job, tmp_path / "hurt", exchanges)
+    clean = Training(job, tmp_path / "clean", exchanges)
+    clean.run()
+    hurt = Training(job, tmp_path / "hurt", exchanges)
     made: list[Worker] = []
     make, upload = hurt.worker, InProcessConnection.upload_weights
 
@@ -103,9 +102,9 @@ def test_server_lost_before_the_last_upload_changes_no_bit(tmp_path: Path, monke
 
     hurt.worker = worker  # type: ignore[method-assign]
     monkeypatch.setattr(InProcessConnection, "upload_weights", crash)
-    hurt.go()
+    hurt.run()
     assert len(made) == 3 and hurt.cores[0].holds_current_weights and hurt.cores[0].version == exchanges
-    same(hurt, clean)
+    require_same_weights(hurt, clean)
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_recovery import Run, job_of
 
 from laconic import counters
 from laconic.train import Task, build_task
 from laconic.train.methods import METHODS
+from laconic_lab.faults.recovery import Training, job_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-class GpuRun(Run):
+class GpuTraining(Training):
     def task(self) -> Task:
         task = super().task()
         task.model.cuda()
@@ -33,9 +33,9 @@ def test_workers_on_a_gpu_train_with_a_server(method, tmp_path):
     job, exchanges = job_of(method)
     before = loss_of({name: p.detach() for name, p in build_task("mlp", "digits", seed=0).model.named_parameters()})
     fallbacks = counters.counts().get("reference_kernels", 0)
-    run, cpu_run = GpuRun(job, tmp_path / "gpu", exchanges), Run(job, tmp_path / "cpu", exchanges)
-    run.go(dies=1, at=exchanges // 2, delivered=True)
-    cpu_run.go()
+    run, cpu_run = GpuTraining(job, tmp_path / "gpu", exchanges), Training(job, tmp_path / "cpu", exchanges)
+    run.run(dies=1, at=exchanges // 2, delivered=True)
+    cpu_run.run()
     assert loss_of(run.weights()) < before
     assert loss_of(run.weights()) == pytest.approx(loss_of(cpu_run.weights()), rel=0.2)
     assert counters.counts().get("reference_kernels", 0) == fallbacks, "the reference backend was used"

@@ -9,7 +9,7 @@ import pytest
 
 from laconic.errors import ConfigError
 from laconic_lab.faults import FAULTS, MODES, campaign
-from laconic_lab.faults.campaign import run_fault
+from laconic_lab.faults.campaign import Case, run_case
 from laconic_lab.faults.invariants import InvariantError, applied_once
 from laconic_lab.faults.scenario import Scenario
 
@@ -33,7 +33,7 @@ def scenarios() -> list[object]:
 
 @pytest.mark.parametrize("name, mode", scenarios())
 def test_invariants_hold_under_fault(name: str, mode: str) -> None:
-    assert run_fault(name, mode).broken is None
+    assert run_case(Case(name, mode)).broken is None
 
 
 def test_forged_ledger_entry_raises_invariant_error(tmp_path: Path) -> None:

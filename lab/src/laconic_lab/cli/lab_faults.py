@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "faults"]
 
-EXAMPLES = ("laconic lab faults --only worker-dies,bomb --modes sync", "laconic lab faults --list")
+EXAMPLES = (
+    "laconic lab faults --only worker-dies,bomb --modes sync", "laconic lab faults --list",
+    "laconic lab faults --tier 3 --record tier3.jsonl",
+)  # fmt: skip
 
 
 def faults(
@@ -34,6 +37,14 @@ def faults(
     ] = None,
     every: Annotated[float, option("With --soak: seconds between faults.", metavar="S", min=1)] = 20.0,
     seed: Annotated[int, option("With --soak: seed that chooses the faults.")] = 0,
+    tier: Annotated[
+        int | None,
+        option(
+            "Run what is missing of a tier: scenarios, kills of checkpoints, a soak, mutated packets.", min=1, max=3
+        ),
+    ] = None,
+    parts: Annotated[str, option("With --tier: parts, separated by commas.")] = "scenarios,kills,soak,packets",
+    case: Annotated[int | None, option("Run one scenario of the tiers, by its number.", metavar="N", min=0)] = None,
     names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
     record: Annotated[Path | None, option("Write Records here.", metavar="FILE")] = None,
     json: Json = False,
@@ -44,6 +55,12 @@ def faults(
     or forged push shows at the end; docs/faults.md lists the invariants.
     Faults happen at a given step. Needs no root. The exit code is 1 if an
     invariant is violated.
+
+    --tier 3 runs 1,000 scenarios in all modes and methods with seeds, kills
+    2,000 runs while they write a checkpoint, soaks a server for half an hour
+    and reads 10 million mutated packets under sanitizers (in a checkout of
+    the repository). It takes hours; interrupted, the same command continues
+    from the Records in --record.
     """
     from laconic import records
     from laconic_lab.faults import FAULTS, campaign
@@ -53,6 +70,12 @@ def faults(
         return
     if seconds is not None:
         _soak(seconds, every, seed, record, json)
+        return
+    if tier is not None:
+        _tier(tier, parts, record or Path(f"faults-tier{tier}.jsonl"), json)
+        return
+    if case is not None:
+        _case(case, json)
         return
     chosen = tuple(FAULTS) if only is None else tuple(name.strip() for name in only.split(","))
     asked = tuple(mode.strip() for mode in modes.split(","))
@@ -110,6 +133,45 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
               f"{found.descriptors[1]}; threads {found.threads[0]}, later {found.threads[1]}")  # fmt: skip
     if found.broken is not None:
         raise LaconicError(found.broken)
+
+
+def _tier(number: int, parts: str, path: Path, json: bool) -> None:
+    from rich.table import Table
+
+    from laconic_lab.faults import TIERS, run_tier
+
+    tier = TIERS[number]
+    with _errors_only(), progress_bar("starting") as (bar, shown):
+
+        def tell(part: str, done: int, goal: int) -> None:
+            bar.update(shown, completed=done, total=goal, description=f"{part}: {done:,} of {goal:,}")
+
+        found = run_tier(tier, path, [part.strip() for part in parts.split(",")], tell=tell)
+    broken = [text for summary in found.values() for text in summary.broken]
+    if json:
+        print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in found.values()]})
+    else:
+        table = Table("part", "goal", "done", "broken", "from", "to")
+        for part, summary in found.items():
+            table.add_row(part, f"{getattr(tier, part):,}", f"{summary.done:,}", str(len(summary.broken)),
+                          summary.first or "", summary.last or "")  # fmt: skip
+        stdout_console().print(table, markup=False)
+    if broken:
+        raise LaconicError(f"{len(broken)} pieces violated an invariant; the first: {broken[0]}; see {path}")
+
+
+def _case(number: int, json: bool) -> None:
+    from laconic_lab.faults import cases, run_case
+
+    with _errors_only():
+        outcome = run_case(cases(number + 1)[number])
+    if json:
+        print_json(asdict(outcome))
+    else:
+        print(f"{outcome.fault}, {outcome.mode}, method {outcome.method}, seed {outcome.seed}: "
+              f"{outcome.broken or 'kept'}, {outcome.seconds:.1f} s")  # fmt: skip
+    if outcome.broken is not None:
+        raise LaconicError(outcome.broken)
 
 
 def _list(json: bool) -> None:

@@ -1,20 +1,35 @@
-"""The fault campaign: every fault in every mode."""
+"""The fault campaign: every fault in every mode and with every method."""
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, LaconicError
+from laconic.train.methods import METHODS
 from laconic_lab.faults.fault_types import FAULTS
-from laconic_lab.faults.scenario import Scenario
+from laconic_lab.faults.recovery import check_losses
+from laconic_lab.faults.scenario import LEDGER_METHODS, Scenario
 
-__all__ = ["MODES", "Outcome", "campaign"]
+__all__ = ["MODES", "TRAINING", "Case", "Outcome", "campaign", "cases", "run_case"]
 
 MODES = ("sync", "async", "bounded:2")
+TRAINING = "training"
+"""The fault of cases that train a model: workers and the server are lost, see ``recovery``."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scenario: a fault, or a training with losses, in a mode and with a method; the seed chooses when."""
+
+    fault: str
+    mode: str
+    method: str = "1"
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,24 @@ class Outcome:
     mode: str
     seconds: float
     broken: str | None
+    method: str = "1"
+    seed: int | None = None
+
+
+def cases(count: int) -> list[Case]:
+    """Return that many cases, always the same: each fault in each mode with each method, and trainings with losses.
+
+    Their order is shuffled, so that the first cases are of all kinds; each has a seed of its own.
+    """
+    rng = random.Random(0)
+    kinds = [(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS]
+    trainings = [(TRAINING, "sync", method) for method in METHODS] * (len(kinds) // (3 * len(METHODS)) + 1)
+    found: list[Case] = []
+    while len(found) < count:
+        some = kinds + trainings
+        rng.shuffle(some)
+        found += [Case(*kind, seed=len(found) + i) for i, kind in enumerate(some)]
+    return found[:count]
 
 
 def campaign(
@@ -39,18 +72,27 @@ def campaign(
     for _ in range(repeat):
         for name in faults:
             for mode in modes:
-                outcome = run_fault(name, mode)
+                outcome = run_case(Case(name, mode))
                 outcomes.append(outcome)
                 tell(outcome)
     return outcomes
 
 
-def run_fault(name: str, mode: str) -> Outcome:
-    """Run one fault in one mode."""
+def run_case(case: Case) -> Outcome:
+    """Run one scenario."""
     began = time.monotonic()
-    broken = None
     with tempfile.TemporaryDirectory(prefix="laconic-faults-") as folder:
-        scenario = Scenario(Path(folder), mode, **FAULTS[name].scenario)
-        FAULTS[name].prepare(scenario)
-        broken = scenario.violation()
-    return Outcome(name, mode, time.monotonic() - began, broken)
+        broken = _violation(case, Path(folder))
+    return Outcome(case.fault, case.mode, time.monotonic() - began, broken, case.method, case.seed)
+
+
+def _violation(case: Case, folder: Path) -> str | None:
+    if case.fault == TRAINING:
+        try:
+            check_losses(case.method, folder, case.seed or 0)
+        except LaconicError as error:
+            return str(error)
+        return None
+    scenario = Scenario(folder, case.mode, method=case.method, **FAULTS[case.fault].scenario)
+    FAULTS[case.fault].prepare(scenario, None if case.seed is None else random.Random(case.seed))
+    return scenario.violation()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
@@ -50,10 +51,21 @@ class Fault:
     scenario: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 1.0
 
-    def prepare(self, scenario: Scenario) -> None:
-        """Add this fault to a scenario."""
-        for step in self.steps if self.action is not None else ():
-            assert self.action is not None
+    def prepare(self, scenario: Scenario, rng: random.Random | None = None) -> None:
+        """Add this fault to a scenario.
+
+        Args:
+            rng: Chooses other steps; without it the fault happens at ``steps``.
+        """
+        if self.action is None:
+            return
+        steps = self.steps
+        if rng is not None:
+            # Without rounds a worker may get little work, so that it has few pushes.
+            last = scenario.exchanges - 2 if scenario.job.update_mode.in_rounds else max(SOON, self.steps[0])
+            shift = rng.randint(1, max(1, last - (steps[-1] - steps[0]))) - steps[0]
+            steps = tuple(step + shift for step in steps)
+        for step in steps:
             scenario.at(self.worker, step, self.action)
 
 
@@ -108,8 +120,8 @@ def _reset(life: WorkerLife) -> None:
 
 
 def _flip(life: WorkerLife) -> None:
-    link = life.scenario.link
-    link.flip("up", link.counters().up_bytes + 60_000, bit=3)
+    link, nbytes = life.scenario.link, sum(map(len, life.scenario.frames(life.place)))
+    link.flip("up", link.counters().up_bytes + nbytes // 2, bit=3)  # in the middle of the push
 
 
 def _refusal(life: WorkerLife, messages: Iterator[bytes] | list[bytes], *, timeout: float = 10.0) -> str:

@@ -28,10 +28,14 @@ from laconic.cluster.server import Server
 from laconic.errors import FileError, LaconicError
 from laconic.frames import encode
 from laconic.optim import SGD
+from laconic.train.methods import method_options
 from laconic_lab.faults.invariants import InvariantError, all_work_once, applied_once, lost_at_most, staleness
 from laconic_lab.network.paced_proxy import PacedProxy
 
-__all__ = ["Action", "Scenario", "WorkerDied", "WorkerLife"]
+__all__ = ["LEDGER_METHODS", "Action", "Scenario", "WorkerDied", "WorkerLife"]
+
+LEDGER_METHODS = ("1", "2", "2w", "3", "4", "5", "laconic", "laconic-min")
+"""Methods in which each push counts and the small ledger is sent as it is, or in bf16. ``recovery`` has all methods."""
 
 BALLAST = 1 << 17
 """Bytes of a second slot that makes a push long enough to be cut in the middle."""
@@ -59,6 +63,7 @@ class Scenario:
 
     Args:
         folder: Empty folder for checkpoints and certificates.
+        method: Sets the job's options. The ledger's arithmetic is exact with the methods of ``LEDGER_METHODS``.
         link: Whether worker 1 is connected through a proxy that can be cut, slowed and disturbed.
         compute_s: Seconds that a worker takes for a gradient, so that the others get their share of the work.
         timeout_s: Seconds after which the scenario counts as hung. The time that actions take is not counted (but
@@ -66,12 +71,15 @@ class Scenario:
     """
 
     def __init__(
-        self, folder: Path, mode: str, *, workers: int = 2, exchanges: int = 12, link: bool = False,
+        self, folder: Path, mode: str, *, method: str = "1", workers: int = 2, exchanges: int = 12, link: bool = False,
         rate: str | None = None, tls: bool = False, compute_s: float = 0.01, timeout_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.folder, self.exchanges = folder, exchanges
         self.compute_s, self._timeout_s = compute_s, timeout_s
-        self.job = Job(workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4)
+        self.job = Job(
+            workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4, **method_options(method, mode)
+        )  # fmt: skip
+        self._codecs = self._push_codecs()
         self.events: list[dict[str, Any]] = []
         self.notes: list[str] = []
         """What actions observed, for the record."""
@@ -93,7 +101,12 @@ class Scenario:
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         places = self.job.workers * self.exchanges
-        return {"ledger": torch.zeros(1, places), "ballast": torch.zeros(BALLAST // 4)}
+        return {"ledger": torch.zeros(1, places), "ballast": torch.zeros(128, BALLAST // 512)}
+
+    def _push_codecs(self) -> dict[str, str]:
+        """Return the codec of each slot, without error feedback: a push has the same content whenever it is made."""
+        specs = {name: self.job.push_spec(name, x) for name, x in self._parameters().items()}
+        return {name: "|".join(stage for stage in spec.split("|") if stage != "ef") for name, spec in specs.items()}
 
     def start_server(self, port: int = 0) -> None:
         self._server_lives += 1
@@ -184,8 +197,8 @@ class Scenario:
         """Return the frames of a push that adds 1 at a position of the ledger."""
         parameters = self._parameters()
         parameters["ledger"][0, place] = 1.0
-        parameters["ballast"][::7] = 1.0  # an all-zero tensor would be a header only
-        return [encode(x, "none") for x in parameters.values()]
+        parameters["ballast"].view(-1)[::7] = 1.0  # an all-zero tensor would be a header only
+        return [encode(x, self._codecs[name], seed=place) for name, x in parameters.items()]
 
     def _live(self, worker: int) -> None:
         try:
@@ -268,12 +281,16 @@ class Scenario:
                 self._link.__exit__(None, None, None)
 
     def check(self) -> None:
-        share = 1.0 / self.job.workers if self.job.update_mode.in_rounds else 1.0
+        # A round applies the mean of all pushes; changes count for their share of one without rounds, too.
+        whole = self.job.sends_gradients and not self.job.update_mode.in_rounds
+        applied = 1.0 if whole else 1.0 / self.job.workers
+        if self.job.sends_gradients:
+            applied = -applied
         ledger = self.core.parameters["ledger"][0]
-        wrong = torch.nonzero(ledger != -share).flatten().tolist()
+        wrong = torch.nonzero(ledger != applied).flatten().tolist()
         if wrong:
             raise InvariantError(
-                f"P1, P4, P5: places {wrong} of the ledger hold {ledger[wrong].tolist()}, not {-share}"
+                f"P1, P4, P5: places {wrong} of the ledger hold {ledger[wrong].tolist()}, not {applied}"
             )
         if not self.core.finished(self.exchanges):
             raise InvariantError(f"the job ended at exchange {self.core.version}")

@@ -1,0 +1,58 @@
+"""Tiers of the campaign: what is missing is run, what is broken is run again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.errors import ConfigError
+from laconic.records import Record, read
+from laconic.train.methods import METHODS
+from laconic_lab.faults import FAULTS, MODES, tiers
+from laconic_lab.faults.campaign import TRAINING, Case, cases, run_case
+from laconic_lab.faults.scenario import LEDGER_METHODS
+from laconic_lab.faults.tiers import TIERS, Tier, run_tier, summarise
+
+
+def test_interrupted_tier_continues_with_the_missing_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    broken_at = {20, 40}
+
+    def run(piece: dict[str, Any]) -> Record:
+        ran.append(piece["first"])
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        broken = ["P1"] if piece["first"] in broken_at else []
+        return Record("faults.scenarios", {"first": piece["first"], "count": 20, "broken": broken})
+
+    monkeypatch.setitem(tiers._RUNS, "scenarios", run)  # type: ignore[index]
+    path, tier = tmp_path / "tier.jsonl", Tier(scenarios=100, kills=0, soak=0, packets=0)
+    with pytest.raises(KeyboardInterrupt):
+        run_tier(tier, path)
+    assert ran == [0, 20, 40, 60] and summarise(read(path))["scenarios"].done == 60
+    broken_at.clear()
+    found = run_tier(tier, path)["scenarios"]
+    assert ran[4:] == [20, 40, 60, 80] and (found.done, found.broken) == (100, ())
+    assert found.first is not None and len(read(path)) == 7
+    run_tier(tier, path)
+    assert len(ran) == 8
+
+
+def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
+    found = cases(TIERS[3].scenarios)
+    assert found[:50] == cases(50) and len(set(found)) == len(found) == 1000
+    kinds = Counter((case.fault, case.mode, case.method) for case in found)
+    assert {(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS} <= kinds.keys()
+    assert min(kinds[TRAINING, "sync", method] for method in METHODS) >= 20
+
+
+def test_training_that_loses_its_server_and_workers_keeps_the_invariants() -> None:
+    assert run_case(Case(TRAINING, "sync", "1", seed=1)).broken is None
+
+
+def test_unknown_part_raises_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown part 'storm': expected one of scenarios, kills"):
+        run_tier(TIERS[1], tmp_path / "tier.jsonl", ["storm"])
