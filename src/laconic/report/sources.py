@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def _read(path: Path, sources: Sources, seen: set[Path]) -> list[Path]:
     for entry in sorted(path.iterdir()):
         if entry.is_dir():
             folders += _read(entry, sources, seen)
-        elif entry.suffix == ".jsonl" and entry.stem.split("-")[0] not in OTHER_FILES:
+        elif entry.suffix == ".jsonl" and re.split("[-.]", entry.stem)[0] not in OTHER_FILES:
             try:
                 sources.records += _read_file(entry, sources)
             except ConfigError as error:

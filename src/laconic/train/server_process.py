@@ -88,6 +88,7 @@ def serve(
             checkpoints.save(core.version, *core.state())
         write_status(last=True)
         status_writer.close()
+        event_log.close()
     if core.failure is not None:
         raise ConfigError(core.failure)
     if core.finished(config.exchanges):

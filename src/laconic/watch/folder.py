@@ -4,7 +4,7 @@
 
     config.json         configuration of the run
     server.json         address of a server on this host
-    events.jsonl        event log of the server
+    events.jsonl        event log of the server; events.1.jsonl: the events before, if the run is long
     status.json         current status of the server
     progress.jsonl      status over time; points get rarer the longer the run takes
     checkpoints/        of the server

@@ -14,7 +14,7 @@ from statistics import median
 
 from laconic_lab.faults.flood_process import FloodProcess
 from laconic_lab.faults.scenario import Scenario, WorkerLife
-from laconic_lab.faults.soak import usage
+from laconic_lab.faults.soak import Usage, usage
 
 __all__ = ["FloodResult", "run_flood", "step_times"]
 
@@ -113,7 +113,7 @@ class _FloodControl:
         self._scene, self._garbage, self._held, self._rate, self._seed = scenario, garbage, held, rate, seed
         self._process: FloodProcess | None = None
         self.reports: list[dict[str, int]] = []
-        self.before = self.after = (0, 0)
+        self.before = self.after = Usage(0, 0, 0)
         self.most = 0
 
     def start(self, life: WorkerLife) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from laconic.cluster.checkpoint import Folder
-from laconic.cluster.connection import ShardedConnection, partition
+from laconic.cluster.connection import Connection, ShardedConnection, partition
 from laconic.cluster.core import Core
 from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.job import Job
@@ -113,9 +113,9 @@ class Training:
             for core in self.cores
         ]
         numbers = {name: i for i, (name, _) in enumerate(task.model.named_parameters())}
-        link = (
-            links[0] if self.servers == 1 else ShardedConnection(links, [[*map(numbers.get, p)] for p in self.shards()])
-        )
+        link: Connection = links[0]
+        if self.servers > 1:
+            link = ShardedConnection(links, [[numbers[name] for name in shard] for shard in self.shards()])
         shards = Shards(task.num_train, self.job.workers, BATCH, self.job.seed)
         lost = number == self.loses_files and self._lives > self._first_lives
         store = Folder(self.folder / ("elsewhere" if lost else f"worker-{number}"))

@@ -104,7 +104,7 @@ def _piece(part: str, record: Record) -> Piece:
 
 
 def _summary(part: str, records: list[Record]) -> PartSummary:
-    counts = {
+    counts: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
         "scenarios": lambda values: values["count"],
         "kills": lambda values: sum(sum(values[kind].values()) for kind in KINDS if kind in values),
         "soak": lambda values: int(values["seconds"]),
