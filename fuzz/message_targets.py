@@ -83,6 +83,7 @@ class Offline(Server):
 
     def __init__(self, core: Core) -> None:
         self.core, self.traffic, self._identify = core, protocol.ByteCounter(), None
+        self._deny_list = None
         self._on_stats = lambda worker, incarnation, stats: None
         self._limits = core.job.push_limits(core.parameters.values())
         self.calls = Calls(core.job.workers)

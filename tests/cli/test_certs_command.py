@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 NEW = ("certs", "new", "job", "--job", "digits", "--host", "ps.example.org", "--host", "10.0.0.5", "--workers", "2")
 
 
-@pytest.mark.parametrize("command", [("certs",), ("certs", "new"), ("certs", "show")], ids=" ".join)
+@pytest.mark.parametrize("command", [("certs",), ("certs", "new"), ("certs", "show"), ("certs", "deny")], ids=" ".join)
 def test_help_shows_the_examples(run: Run, command: tuple[str, ...]) -> None:
     shown = help_text(run, *command)
     expected = [example for example in certs.EXAMPLES if example.startswith(" ".join(("laconic", *command)))]

@@ -1,4 +1,4 @@
-"""The commands ``laconic certs new`` and ``laconic certs show``."""
+"""The commands ``laconic certs new``, ``laconic certs show`` and ``laconic certs deny``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from laconic.tables import Table
 if TYPE_CHECKING:
     from laconic.cluster.security import Certificate
 
-__all__ = ["EXAMPLES", "new", "register", "show"]
+__all__ = ["EXAMPLES", "deny", "new", "register", "show"]
 
 NEW = (
     "laconic certs new certs --job digits --host ps.example.org --host 10.0.0.5 --workers 4",
     "laconic certs new lab --job lab --host 10.0.0.5 --workers 2 --days 7 --json",
 )
 SHOW = ("laconic certs show certs", "laconic certs show certs --json")
-EXAMPLES = NEW + SHOW
+DENY = ("laconic certs deny certs worker-1",)
+EXAMPLES = NEW + SHOW + DENY
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a job's certificates.")]
 
@@ -74,6 +75,27 @@ def show(folder: Folder, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+def deny(
+    folder: Folder,
+    members: Annotated[list[str], typer.Argument(metavar="WORKER...", help="Names such as worker-1.")],
+    json: Json = False,
+) -> None:
+    """Deny workers: the server no longer accepts their certificates.
+
+    Run it in the folder that the server's --certs names. It adds the
+    certificates' SHA-256 to denied.txt there; a running server reads the
+    file within a second, refuses these workers and ends their calls.
+    """
+    from laconic.cluster.deny_list import DENIED_FILE
+    from laconic.cluster.deny_list import deny as add
+
+    added = add(folder, members)
+    if json:
+        print_json({"folder": str(folder), "denied": added})
+        return
+    print_text(f"{', '.join(added) or 'nothing'} added to {folder / DENIED_FILE}")
+
+
 def _as_json(folder: Path, certificates: tuple[Certificate, ...]) -> dict[str, Any]:
     return {
         "folder": str(folder),
@@ -105,11 +127,11 @@ def _print(certificates: tuple[Certificate, ...]) -> None:
     print_text(*(certificate.fault for certificate in certificates if certificate.fault))  # too long for a column
 
 
-HELP = """Make and show the certificates of a job whose server and workers run on several hosts.
+HELP = """Make, show and deny the certificates of a job whose server and workers run on several hosts.
 
 A job on one host needs none: its traffic stays on loopback.
 """
 
 
 def register(app: typer.Typer) -> None:
-    add_group(app, "certs", HELP, {"new": (new, NEW), "show": (show, SHOW)})
+    add_group(app, "certs", HELP, {"new": (new, NEW), "show": (show, SHOW), "deny": (deny, DENY)})

@@ -150,11 +150,13 @@ class Calls:
             )
             other.supersede(0)
 
+    def in_progress(self) -> list[Call]:
+        with self._lock:
+            return [*self._unnamed, *(call for calls in self._named.values() for call in calls)]
+
     def cancel_overdue(self) -> None:
         now = time.monotonic()
-        with self._lock:
-            calls = [*self._unnamed, *(call for calls in self._named.values() for call in calls)]
-        for call in calls:
+        for call in self.in_progress():
             if call.overdue(now):
                 call.context.cancel()
 

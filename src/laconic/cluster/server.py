@@ -29,6 +29,7 @@ from laconic.cluster import calls as calls_
 from laconic.cluster import malloc
 from laconic.cluster.calls import CALLS_PER_WORKER, Call, Calls, max_unnamed_calls
 from laconic.cluster.core import Core
+from laconic.cluster.deny_list import DenyList
 from laconic.cluster.protocol import (
     GRPC_OPTIONS,
     PROTOCOL,
@@ -84,17 +85,18 @@ class Server:
         address: ``host:port``; port 0 takes a free one (see ``port``).
         credentials: gRPC server credentials; None for plaintext, which the caller allows on loopback only.
         identify: With credentials: returns the worker number of a call's peer certificate, or raises ``FrameError``.
+        deny_list: With credentials: certificates that are refused, also for calls in progress when the list changes.
         on_stats: Receives a worker's number, its incarnation and the statistics it reports.
     """
 
     def __init__(
         self, core: Core, address: str, *, credentials: grpc.ServerCredentials | None = None,
-        identify: Callable[[grpc.ServicerContext], int] | None = None,
+        identify: Callable[[grpc.ServicerContext], int] | None = None, deny_list: DenyList | None = None,
         on_stats: Callable[[int, int, dict[str, float]], None] | None = None,
     ) -> None:  # fmt: skip
         self.core = core
         self.traffic = ByteCounter()
-        self._identify = identify
+        self._identify, self._deny_list = identify, deny_list
         self._on_stats = on_stats or (lambda worker, incarnation, stats: None)
         self._limits = core.job.push_limits(core.parameters.values())
         self.calls = Calls(core.job.workers)
@@ -133,7 +135,16 @@ class Server:
     def _watch_calls(self) -> None:
         while not self._stopped.wait(WATCH_INTERVAL):
             self.calls.cancel_overdue()
+            if self._deny_list is not None and self._deny_list.refresh():
+                self._end_denied_calls(self._deny_list)
             self.core.wake()  # the push that may exceed the byte budget may have been idle for too long
+
+    def _end_denied_calls(self, deny_list: DenyList) -> None:
+        for call in self.calls.in_progress():
+            if deny_list.is_denied(call.context.auth_context()):
+                call.context.cancel()
+                if call.worker is not None:  # a job that can do without it goes on
+                    self.core.leave(call.worker, call.incarnation)
 
     # ------------------------------------------------------------------------------------------------------- calls
 
@@ -317,6 +328,8 @@ class Server:
         worker = read_integer(values, "worker")
         if self._identify is not None and self._identify(call.context) != worker:
             raise RefusedError("certificate", f"the certificate is not that of worker {worker}")
+        if self._deny_list is not None:
+            self._deny_list.check(call.context.auth_context(), f"worker {worker}")
         return worker
 
 

@@ -64,7 +64,7 @@ def serve(
 
     core, checkpoints = _core(config, run_dir, index, on_event, resume=resume)
     _save_checkpoints(config, core, checkpoints, on_event)
-    server = _start(core, host, port, credentials, tracker)
+    server = _start(core, host, port, credentials, certs, tracker)
     address = f"{_bracketed(host)}:{server.port}"
     write_atomically(run_dir / server_file(SERVER, index), json.dumps({"address": address, "pid": os.getpid()}))
     log.info("server %d listens on %s", index, address)
@@ -115,17 +115,21 @@ def _credentials(host: str, certs: Path | None) -> Any:
     return credentials
 
 
-def _start(core: Core, host: str, port: int, credentials: Any, tracker: StatusTracker) -> Server:
+def _start(
+    core: Core, host: str, port: int, credentials: Any, certs: Path | None, tracker: StatusTracker
+) -> Server:  # fmt: skip
     from laconic.cluster import security
+    from laconic.cluster.deny_list import DENIED_FILE, DenyList
     from laconic.cluster.server import Server
 
     address = f"{_bracketed(host)}:{port}"
-    if credentials is None:
+    if credentials is None or certs is None:
         return Server(core, address, on_stats=tracker.record_report)
     job = credentials.identity.job
     return Server(
         core, address, credentials=security.server_credentials(credentials),
-        identify=lambda context: security.require_worker(context.auth_context(), job), on_stats=tracker.record_report,
+        identify=lambda context: security.require_worker(context.auth_context(), job),
+        deny_list=DenyList(certs / DENIED_FILE), on_stats=tracker.record_report,
     )  # fmt: skip
 
 

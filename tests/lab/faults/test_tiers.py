@@ -49,6 +49,15 @@ def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
     assert min(kinds[TRAINING, "sync", method] for method in METHODS) >= 20
 
 
+def test_record_of_scenarios_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "CASES_PER_PIECE", 2)
+    monkeypatch.setattr(tiers, "cases", lambda count: [Case("bomb", "sync", "2", 1), Case("worker-dies", "async")])
+    run_tier(Tier(scenarios=2, kills=0, soak=0, packets=0), tmp_path / "tier.jsonl")
+    (record,) = read(tmp_path / "tier.jsonl")
+    assert record.values["faults"] == {"bomb": 1, "worker-dies": 1} and record.values["methods"] == {"2": 1, "1": 1}
+    assert record.values["count"] == 2 and record.values["broken"] == []
+
+
 def test_training_that_loses_its_server_and_workers_keeps_the_invariants() -> None:
     assert run_case(Case(TRAINING, "sync", "1", seed=1)).broken is None
 

@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def _run_scenarios(piece: Piece) -> Record:
         "first": first,
         "count": len(outcomes),
         "seconds": sum(outcome.seconds for outcome in outcomes),
-        **{f"{name}s": Counter(getattr(outcome, name) for outcome in outcomes) for name in ("fault", "mode", "method")},
+        **{f"{name}s": dict(Counter(map(attrgetter(name), outcomes))) for name in ("fault", "mode", "method")},
         "broken": broken,
     }
     return Record("faults.scenarios", values, seed=piece["seed"])
