@@ -16,6 +16,7 @@ import plan_evidence
 import recipe_evidence
 from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
+from fault_tables import tier_block
 from gpt_tables import gpt_table
 from links_picture import picture
 from page_blocks import RESULTS, ROOT, fill, update
@@ -69,6 +70,10 @@ def wanted_files() -> dict[Path, str]:
     pages[choosing] = choosing.read_text(encoding="utf-8")
     for name, markdown in choosing_blocks(server).items():
         pages[choosing] = fill(pages[choosing], name, markdown)
+    faults = ROOT / "docs" / "faults.md"
+    pages[faults] = fill(
+        faults.read_text(encoding="utf-8"), "tier3", tier_block(read(RESULTS / "faults" / "tier3.jsonl"))
+    )
     local_sgd, evidence = ROOT / "docs" / "local-sgd.md", recipe_evidence.all_evidence()
     pages[local_sgd] = fill(local_sgd.read_text(encoding="utf-8"), "recipes", recipe_evidence.evidence_table(evidence))
     pages[recipe_evidence.FILE] = recipe_evidence.evidence_file(evidence)

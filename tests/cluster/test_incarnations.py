@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from grpc_peers import begin, client_of, exchange, serving
-from helpers import ONES, small_core
+from grpc_peers import Peer, begin, client_of, exchange, serving
+from helpers import ONES, Events, small_core
 
 from laconic.cluster.membership import MAX_SECONDS_AHEAD, incarnation_now
-from laconic.cluster.protocol import MAX_INTEGER
+from laconic.cluster.protocol import MAX_INTEGER, json_message
 from laconic.cluster.replies import RefusedError
+from waiting import in_threads
 
 
 @pytest.mark.parametrize("seconds", [MAX_SECONDS_AHEAD + 60, 10**9, MAX_INTEGER // 1000])
@@ -54,3 +57,21 @@ def test_going_back_to_a_checkpoint_keeps_the_newer_incarnation() -> None:
     core.load(*state)
     with pytest.raises(RefusedError, match="replaced by 7"):
         core.welcome(0, 6, core.slots.fingerprint)
+
+
+def test_superseded_process_neither_removes_nor_disturbs_its_successor(peers: Callable[..., Peer]) -> None:
+    events: Events = []
+    core = small_core(events)
+    with serving(core) as server:
+        clients = [client_of(server, worker, incarnation=2) for worker in (0, 1)]
+        in_threads(*(lambda client=client: begin(client) for client in clients))
+        old = {"worker": 0, "incarnation": 1}
+        assert peers(server.port).call("Leave", json_message(old)) is None  # it has left: nothing to refuse
+        core.disconnected(0, 1)
+        assert not core.all_gone() and not [e for e in events if e["event"] in ("leave", "lost")]
+        in_threads(*(lambda client=client: exchange(client, 0, ONES) for client in clients))
+        clients[0].leave()
+        assert [(e["worker"], e["incarnation"]) for e in events if e["event"] == "leave"] == [(0, 2)]
+        for client in clients:
+            client.close()
+    assert core.version == 1 and len([e for e in events if e["event"] == "gather"]) == 0

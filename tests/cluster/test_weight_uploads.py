@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from grpc_peers import Peer, client_of, head_of, serving
-from helpers import TIMEOUT, Events
+from helpers import TIMEOUT, Events, train
 from summing_jobs import SLOTS, SumJob, sum_job
 
 from laconic.cluster import weight_uploads
+from laconic.cluster.in_process import InProcessConnection
 from laconic.cluster.protocol import json_message
 from laconic.cluster.replies import RefusedError
+from laconic.cluster.weight_uploads import digest_frames
+from laconic.errors import FrameError
 from laconic.frames import encode
 
 
@@ -56,6 +59,8 @@ def test_upload_is_refused_before_its_weights_are_read(peers: Callable[..., Peer
         assert refusal is not None and "worker 0 uploads" in (refusal.details() or "")
         assert time.monotonic() - began < TIMEOUT and job.core.queued_nbytes == 0
         client_of(server, 0).upload_weights(1, uploaded(2.0))
+        client_of(server, 1).compare_weights(1, digest_frames(torch.full_like(x, 7.0) for x in SLOTS.values()))
+    assert differing(job.events) == [(1, 1)]
     assert float(job.core.parameters["w"].max()) == 2.0
 
 
@@ -88,3 +93,31 @@ def test_second_upload_of_other_weights_is_recorded_and_not_used(caplog: pytest.
     upload(job, 1, 1, 7.0)
     assert differing(job.events) == [(1, 1)] and "worker 1 holds other weights of exchange 1" in caplog.text
     assert float(job.core.parameters["w"].max()) == 1.0
+
+
+def test_weights_that_other_workers_hold_are_compared_at_every_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    job = after_one_round()
+    same, other = (digest_frames(torch.full_like(x, y) for x in SLOTS.values()) for y in (1.0, 7.0))
+    job.core.compare_weights(1, 0, 1, other)  # before the upload
+    assert not differing(job.events)
+    upload(job, 0, 1, 1.0)
+    job.core.compare_weights(2, 0, 1, same)
+    assert differing(job.events) == [(1, 1)] and "worker 1 holds other weights of exchange 1" in caplog.text
+    for frames in (same[:1], [encode(torch.ones(32), "none")] * len(SLOTS)):
+        with pytest.raises(FrameError, match="expected"):
+            job.core.compare_weights(2, 0, 1, frames)
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_worker_whose_weights_drift_is_recorded(drifts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, uploads = Events(), InProcessConnection.compare_weights
+    compared: list[int] = []
+
+    def compare(self: InProcessConnection, version: int, digests: Any) -> None:
+        compared.append(version)
+        uploads(self, version, digest_frames(torch.zeros(3) for _ in digests) if drifts else digests)
+
+    monkeypatch.setattr(InProcessConnection, "compare_weights", compare)
+    train(sum_job(checkpoint_every=2), 5, events=events)
+    assert sorted(compared) == [2, 4, 5]  # two checkpoints and the end
+    assert differing(events) == ([(1, version) for version in (2, 4, 5)] if drifts else [])

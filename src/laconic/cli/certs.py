@@ -21,7 +21,7 @@ NEW = (
     "laconic certs new lab --job lab --host 10.0.0.5 --workers 2 --days 7 --json",
 )
 SHOW = ("laconic certs show certs", "laconic certs show certs --json")
-DENY = ("laconic certs deny certs worker-1",)
+DENY = ("laconic certs deny certs worker-1", "laconic certs deny certs worker-2 worker-3 --json")
 EXAMPLES = NEW + SHOW + DENY
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a job's certificates.")]

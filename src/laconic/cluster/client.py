@@ -180,6 +180,12 @@ class Client:
             f"upload the weights of version {version}",
         )
 
+    def compare_weights(self, version: int, digests: Sequence[Frame]) -> None:
+        self._retry(
+            lambda: self._deposit(self._request({"version": version, "digests": 1}, digests), timeout=self.timeout),
+            f"compare the weights of version {version}",
+        )
+
     def _request(self, head: dict[str, int], frames: Sequence[Frame]) -> Iterator[bytes]:
         yield json_message(self.identity | head)
         for slot, frame in enumerate(frames):

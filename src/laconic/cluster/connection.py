@@ -64,6 +64,10 @@ class Connection(Protocol):
         """With returns=sum: upload the weights of a version, then the optimizer's state: one or two frames per slot."""
         ...
 
+    def compare_weights(self, version: int, digests: Sequence[Frame]) -> None:
+        """With returns=sum: let the server compare one's weights of a version: one frame of a hash per slot."""
+        ...
+
     def leave(self) -> None: ...
     def close(self) -> None: ...
 
@@ -126,6 +130,9 @@ class ShardedConnection:
 
     def upload_weights(self, version: int, frames: Sequence[Frame]) -> None:
         self._on_all(lambda server, connection: connection.upload_weights(version, self._scatter(server, frames)))
+
+    def compare_weights(self, version: int, digests: Sequence[Frame]) -> None:
+        self._on_all(lambda server, connection: connection.compare_weights(version, self._scatter(server, digests)))
 
     def leave(self) -> None:
         self._on_all(lambda server, connection: connection.leave())

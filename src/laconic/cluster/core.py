@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from laconic.cluster.homomorphic.rounds import SumRounds
@@ -32,8 +33,11 @@ from laconic.cluster.push_receiver import PushReceiver
 from laconic.cluster.rejoin import Offer, agree
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.shared_state import ByteBudget, EventLog, FrameMemory, SharedState
+from laconic.cluster.weight_uploads import DIGEST_NBYTES
 from laconic.cluster.weights import Optimizer, Resident, Weights
 from laconic.errors import FileError, FrameError
+from laconic.frames import max_nbytes
+from laconic.packet import TensorSpec
 
 __all__ = ["CheckpointStore", "Core"]
 
@@ -106,6 +110,11 @@ class Core:
     def upload_limits(self) -> list[int]:
         """The largest possible frames of the largest weight upload, in bytes."""
         return self.job.push_limits(self._weights.upload_layouts[-1])
+
+    @property
+    def digest_limits(self) -> list[int]:
+        """The largest possible frame of a slot's digest, in bytes."""
+        return [max_nbytes("none", TensorSpec((DIGEST_NBYTES,), torch.uint8))] * len(self.slots)
 
     @property
     def scale_limits(self) -> list[int]:
@@ -217,10 +226,11 @@ class Core:
                 self._shared.changed.notify_all()
 
     def disconnected(self, worker: int, incarnation: int) -> None:
-        """A worker's connection broke during a push."""
+        """A worker's connection broke during a push. That of an earlier incarnation does not disturb its successor."""
         with self._shared.changed:
-            self._shared.event("lost", worker=worker, incarnation=incarnation)
-            self._mode.disconnected(worker)
+            if self._members.at(worker).incarnation == incarnation:
+                self._shared.event("lost", worker=worker, incarnation=incarnation)
+                self._mode.disconnected(worker)
             self._shared.changed.notify_all()
 
     def snapshot(
@@ -396,6 +406,12 @@ class Core:
             self.settle()
             self._members.session(worker, incarnation)
             uploads.store(worker, version, tensors)
+
+    def compare_weights(self, worker: int, incarnation: int, version: int, digests: Sequence[Frame]) -> None:
+        """Compare the weights that a worker holds with those that were uploaded, or will be; differences are logged."""
+        with self._shared.changed:
+            self._members.session(worker, incarnation)
+            self._sum_rounds().uploads.compare(worker, version, digests)
 
     def _sum_rounds(self) -> SumRounds:
         if not isinstance(self._mode, SumRounds):

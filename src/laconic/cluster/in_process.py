@@ -47,6 +47,9 @@ class InProcessConnection:
         with self.core.receiving_upload(self.worker):
             self.core.upload_weights(self.worker, self.incarnation, version, frames)
 
+    def compare_weights(self, version: int, digests: Sequence[Frame]) -> None:
+        self.core.compare_weights(self.worker, self.incarnation, version, digests)
+
     def leave(self) -> None:
         self.core.leave(self.worker, self.incarnation)
 

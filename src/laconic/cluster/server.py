@@ -8,7 +8,8 @@ before anything is allocated and bytes are counted where they leave. The calls:
 - ``Snapshot``: all weights, for a worker that starts or restarts.
 - ``Exchange``: a stream of frames up, a stream of frames down.
 - ``Agree``: with returns=sum, before the first exchange: scales of all slots up, the agreed scales down.
-- ``Deposit``: with returns=sum: a weight upload, for a checkpoint, for the end, or for a worker that lost its weights.
+- ``Deposit``: with returns=sum: a weight upload, for a checkpoint, for the end, or for a worker that lost its weights;
+  or the hashes of the weights that another worker holds, to compare them.
 - ``Leave``: a worker has finished.
 """
 
@@ -263,6 +264,12 @@ class Server:
         worker, incarnation, values = self._admit(messages, call)
         version = read_integer(values, "version")
         call.context.add_callback(self.core.wake)
+        if values.get("digests"):
+            with self.core.frame_memory(alive=call.context.is_active) as memory:
+                frames = self._receive_frames(messages, self.core.digest_limits, memory, call)
+                self.core.compare_weights(worker, incarnation, version, frames)
+            yield json_message({})
+            return
         with (
             self.core.receiving_upload(worker),
             self.core.frame_memory(alive=call.context.is_active) as memory,

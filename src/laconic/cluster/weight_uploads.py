@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from laconic import wire
 from laconic.cluster.membership import Membership
 from laconic.cluster.protocol import Frame
 from laconic.cluster.replies import RefusedError, Reply
 from laconic.cluster.shared_state import SharedState
 from laconic.cluster.weights import Weights
+from laconic.counters import LogOnce
 from laconic.errors import FrameError
 from laconic.frames import decode, encode
+from laconic.packet import Packet, TensorSpec
 
-__all__ = ["WeightUploads"]
+__all__ = ["DIGEST_NBYTES", "WeightUploads", "digest_frames", "weight_digests"]
 
-log = logging.getLogger("laconic")
-
+DIGEST_NBYTES = 32
+"""Bytes of a SHA-256."""
 UPLOADER_TIMEOUT = 5.0
 """Seconds after which another worker may upload weights that are needed, if the job's uploader has not."""
+
+
+def weight_digests(tensors: Iterable[Tensor]) -> list[bytes]:
+    """Return the SHA-256 of each slot's weights; zeros have no sign, because a frame of zeros alone keeps none."""
+    return [hashlib.sha256((x.detach().cpu() + 0.0).numpy().tobytes()).digest() for x in tensors]
+
+
+def digest_frames(tensors: Iterable[Tensor]) -> list[bytes]:
+    """Return one frame for each slot with the SHA-256 of its weights."""
+    spec = TensorSpec((DIGEST_NBYTES,), torch.uint8)
+    sections = (torch.tensor(list(digest), dtype=torch.uint8) for digest in weight_digests(tensors))
+    return [bytes(wire.pack(Packet("none", spec, (section,)))) for section in sections]
 
 
 class WeightUploads:
@@ -43,6 +58,9 @@ class WeightUploads:
         self._waiting_since = 0.0
         self._incoming = 0
         """Uploads that are arriving."""
+        self._warn_once = LogOnce("the events deposit_differs")
+        self._announced: dict[int, tuple[int, list[bytes]]] = {}
+        """Version and digests of the weights that workers announced and that are not yet compared."""
         self._uploader: int | None = None
         """The worker that was asked to upload."""
 
@@ -106,18 +124,45 @@ class WeightUploads:
             raise FrameError(f"worker {worker} uploads weights that are not finite")
         return tensors
 
+    def compare(self, worker: int, version: int, frames: Sequence[Frame]) -> None:
+        """Compare a worker's weights of a version with those that are uploaded, by the SHA-256 of each slot."""
+        if len(frames) != len(self._weights.slots):
+            raise FrameError(f"expected the SHA-256 of {len(self._weights.slots)} slots, got {len(frames)} frames")
+        like = torch.empty(DIGEST_NBYTES, dtype=torch.uint8)
+        digests = [bytes(decode(frame, like=like).tolist()) for frame in frames]
+        self._announced = {other: found for other, found in self._announced.items() if found[0] == version}
+        self._announced[worker] = version, digests
+        self._report_differences()
+
+    def _report_differences(self) -> None:
+        """Log and record which workers announced other weights than those uploaded."""
+        version = self._weights.uploaded_version
+        compared = {worker: digests for worker, (at, digests) in self._announced.items() if at == version}
+        if not compared:
+            return
+        mine = weight_digests(self._weights.like)
+        for worker, digests in compared.items():
+            del self._announced[worker]
+            if digests != mine:
+                self._differs(worker, version)
+
+    def _differs(self, worker: int, version: int) -> None:
+        self._shared.event("deposit_differs", worker=worker, version=version)
+        self._warn_once(
+            f"worker {worker}",
+            f"worker {worker} holds other weights of exchange {version} than the server, which keeps its own",
+        )
+
     def store(self, worker: int, version: int, tensors: Sequence[Tensor]) -> None:
         """Keep the weights of a version, unless they are too old or already here."""
         self.stop_asking(worker)
         if version == self._weights.uploaded_version:
             if not self._weights.same_upload(tensors):
-                self._shared.event("deposit_differs", worker=worker, version=version)
-                log.warning(
-                    "worker %d holds other weights of exchange %d than the server, which keeps its own", worker, version
-                )
+                self._differs(worker, version)
         elif self._oldest_useful <= version <= self._weights.version:
             self._weights.load_upload(version, tensors)
             self._shared.event("deposit", worker=worker, version=version)
+            self._report_differences()
             self._shared.updated(version)
         self._shared.changed.notify_all()
 

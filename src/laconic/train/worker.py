@@ -26,6 +26,7 @@ from laconic.cluster.protocol import NOTHING_LEFT
 from laconic.cluster.push_buffer import PushBuffer
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply
+from laconic.cluster.weight_uploads import digest_frames
 from laconic.cluster.weights import SUBSPACE_RENEWED
 from laconic.errors import ConfigError, FileError
 from laconic.frames import encode
@@ -81,7 +82,7 @@ class Worker:
         self.replica = Replica(task, job, schedule, layout)
         slots = self.replica.layout.pack(self.replica.parameters)
         self.encoder = PushEncoder(job, number, slots, self.times)
-        self.bytes_received = self._bytes_uploaded = self._uploaded_version = 0
+        self.bytes_received = self._bytes_uploaded = self._uploaded_version = self._compared_version = 0
         self._attempt, self._joined = 0, False
         self._pending: Future[Reply] = Future()
         self._encode_thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-encode")
@@ -228,9 +229,11 @@ class Worker:
 
     def _push(self, sequence: int, push: PushBuffer) -> Reply:
         if self.encoder.summing is not None:
-            due = self.number == 0 and sequence % self.job.exchanges_per_checkpoint == 0
-            if due and sequence and self._uploaded_version != sequence:
+            due = sequence and sequence % self.job.exchanges_per_checkpoint == 0
+            if due and self.number == 0 and self._uploaded_version != sequence:
                 self._upload_weights(sequence)
+            elif due and self.number:
+                self._compare_weights(sequence)
             self.bytes_received += self.encoder.agree_and_encode(self.connection, sequence, push)
         return self.connection.exchange(sequence, push, push.score)
 
@@ -264,6 +267,14 @@ class Worker:
         self._bytes_uploaded += sum(map(len, frames))
         self._uploaded_version = sequence
 
+    def _compare_weights(self, sequence: int) -> None:
+        """Let the server compare these weights with those that worker 0 uploads."""
+        if self.job.exact and self._compared_version != sequence:
+            self.connection.compare_weights(
+                sequence, digest_frames(self.replica.upload_tensors()[: len(self.replica.slots)])
+            )
+            self._compared_version = sequence
+
     def _upload_final_weights(self, sequence: int) -> bool:
         """Upload the final weights, from worker 0 or from the next worker if it fails.
 
@@ -276,6 +287,8 @@ class Worker:
             if max(status.versions) < sequence:
                 return False
             if status.weights == "here":
+                if self._uploaded_version != sequence:
+                    self._compare_weights(sequence)
                 return True
             if status.weights == "coming":
                 waiting_since = time.monotonic()

@@ -29,7 +29,7 @@ def test_interrupted_tier_continues_with_the_missing_pieces(tmp_path: Path, monk
         return Record("faults.scenarios", {"first": piece["first"], "count": 20, "broken": broken})
 
     monkeypatch.setitem(tiers._RUNS, "scenarios", run)  # type: ignore[index]
-    path, tier = tmp_path / "tier.jsonl", Tier(scenarios=100, kills=0, soak=0, packets=0)
+    path, tier = tmp_path / "tier.jsonl", Tier(scenarios=100, kills=0, soak=0, idle=0, packets=0)
     with pytest.raises(KeyboardInterrupt):
         run_tier(tier, path)
     assert ran == [0, 20, 40, 60] and summarise(read(path))["scenarios"].done == 60
@@ -52,7 +52,7 @@ def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
 def test_record_of_scenarios_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "CASES_PER_PIECE", 2)
     monkeypatch.setattr(tiers, "cases", lambda count: [Case("bomb", "sync", "2", 1), Case("worker-dies", "async")])
-    run_tier(Tier(scenarios=2, kills=0, soak=0, packets=0), tmp_path / "tier.jsonl")
+    run_tier(Tier(scenarios=2, kills=0, soak=0, idle=0, packets=0), tmp_path / "tier.jsonl")
     (record,) = read(tmp_path / "tier.jsonl")
     assert record.values["faults"] == {"bomb": 1, "worker-dies": 1} and record.values["methods"] == {"2": 1, "1": 1}
     assert record.values["count"] == 2 and record.values["broken"] == []

@@ -43,7 +43,7 @@ def faults(
             "Run what is missing of a tier: scenarios, kills of checkpoints, a soak, mutated packets.", min=1, max=3
         ),
     ] = None,
-    parts: Annotated[str, option("With --tier: parts, separated by commas.")] = "scenarios,kills,soak,packets",
+    parts: Annotated[str, option("With --tier: parts, separated by commas.")] = "scenarios,kills,soak,idle,packets",
     case: Annotated[int | None, option("Run one scenario of the tiers, by its number.", metavar="N", min=0)] = None,
     names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
     record: Annotated[Path | None, option("Write Records here.", metavar="FILE")] = None,
@@ -57,10 +57,10 @@ def faults(
     invariant is violated.
 
     --tier 3 runs 1,000 scenarios in all modes and methods with seeds, kills
-    2,000 runs while they write a checkpoint, soaks a server for half an hour
-    and reads 10 million mutated packets under sanitizers (in a checkout of
-    the repository). It takes hours; interrupted, the same command continues
-    from the Records in --record.
+    2,000 runs while they write a checkpoint, soaks a server for half an hour,
+    times steps beside idle calls, and reads 10 million mutated packets under
+    sanitizers (in a checkout of the repository). It takes hours; interrupted,
+    the same command continues from the Records in --record.
     """
     from laconic import records
     from laconic_lab.faults import FAULTS, campaign

@@ -1,4 +1,4 @@
-"""Tiers of the fault campaign: scenarios, kills of checkpoints, a soak and mutated packets, in resumable pieces.
+"""Tiers of the fault campaign: scenarios, kills of checkpoints, a soak, idle calls and mutated packets, in pieces.
 
 Each piece ends with a Record in one file. A later call reads the file and runs what is missing; pieces whose last
 Record shows a violated invariant are run again.
@@ -25,6 +25,8 @@ from laconic.records import Record, append, read
 from laconic_lab.faults.campaign import cases, run_case
 from laconic_lab.faults.checkpoint_kills import KINDS, kill_checkpoints
 from laconic_lab.faults.disk import PAGE
+from laconic_lab.faults.idle_calls import IDLE_KINDS
+from laconic_lab.faults.idle_phases import run_idle
 from laconic_lab.faults.invariants import InvariantError
 from laconic_lab.faults.soak import ROUND_S, soak
 
@@ -53,15 +55,17 @@ class Tier:
     kills: int
     soak: int
     """Seconds."""
+    idle: int
+    """Kinds of calls that a member leaves open, while step times are compared."""
     packets: int
 
 
 TIERS: Mapping[int, Tier] = {
-    1: Tier(scenarios=60, kills=100, soak=60, packets=0),
-    2: Tier(scenarios=300, kills=500, soak=300, packets=500_000),
-    3: Tier(scenarios=1_000, kills=2_000, soak=1_800, packets=10_000_000),
+    1: Tier(scenarios=60, kills=100, soak=60, idle=0, packets=0),
+    2: Tier(scenarios=300, kills=500, soak=300, idle=4, packets=500_000),
+    3: Tier(scenarios=1_000, kills=2_000, soak=1_800, idle=4, packets=10_000_000),
 }
-PARTS = ("scenarios", "kills", "soak", "packets")
+PARTS = ("scenarios", "kills", "soak", "idle", "packets")
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class PartSummary:
     """What the Records say about one part.
 
     Args:
-        done: Scenarios, kills, packets, or seconds of the longest soak.
+        done: Scenarios, kills, kinds of idle calls, packets, or seconds of the longest soak.
         broken: The violated invariants and the findings of the pieces' last Records.
         first, last: Times of the first and the last Record.
     """
@@ -96,7 +100,10 @@ def _latest(records: Sequence[Record]) -> dict[str, dict[tuple[Any, ...], Record
     return latest
 
 
-_KEYS = {"scenarios": ("first",), "kills": ("size", "page"), "soak": ("exchanges",), "packets": ("target", "isa")}
+_KEYS = {
+    "scenarios": ("first",), "kills": ("size", "page"), "soak": ("exchanges",), "idle": ("kind",),
+    "packets": ("target", "isa"),
+}  # fmt: skip
 """The values that identify a piece of a part, beside its seed."""
 
 
@@ -109,6 +116,7 @@ def _summary(part: str, records: list[Record]) -> PartSummary:
         "scenarios": lambda values: values["count"],
         "kills": lambda values: sum(sum(values[kind].values()) for kind in KINDS if kind in values),
         "soak": lambda values: int(values["seconds"]),
+        "idle": lambda values: 1,
         "packets": lambda values: values.get("count", 0),
     }
     done = [counts[part](record.values) for record in records]
@@ -203,6 +211,16 @@ def _run_soak(piece: Piece) -> Record:
     return Record("faults.soak", asdict(found), seed=piece["seed"])
 
 
+def _idle_pieces(goal: int) -> Iterator[Piece]:
+    for kind in list(IDLE_KINDS)[:goal]:
+        yield {"seed": 0, "kind": kind}
+
+
+def _run_idle(piece: Piece) -> Record:
+    found = run_idle(piece["kind"])
+    return Record("faults.idle", asdict(found) | {"slower": found.slower}, seed=piece["seed"])
+
+
 def _packet_pieces(goal: int) -> Iterator[Piece]:
     if not goal:
         return
@@ -254,8 +272,10 @@ def _run_packets(piece: Piece) -> Record:
 
 
 _PIECES: Mapping[str, Callable[[int], Iterator[Piece]]] = {
-    "scenarios": _scenario_pieces, "kills": _kill_pieces, "soak": _soak_pieces, "packets": _packet_pieces,
+    "scenarios": _scenario_pieces, "kills": _kill_pieces, "soak": _soak_pieces, "idle": _idle_pieces,
+    "packets": _packet_pieces,
 }  # fmt: skip
 _RUNS: Mapping[str, Callable[[Piece], Record]] = {
-    "scenarios": _run_scenarios, "kills": _run_kills, "soak": _run_soak, "packets": _run_packets,
+    "scenarios": _run_scenarios, "kills": _run_kills, "soak": _run_soak, "idle": _run_idle,
+    "packets": _run_packets,
 }  # fmt: skip
