@@ -12,7 +12,7 @@ import pytest
 
 from cli_runner import Run
 from laconic.cli import calibrate
-from laconic.plan.profile import Transport, load
+from laconic.plan.profile import Transport, load, shipped
 from laconic.train import calibrate as calibration
 
 
@@ -33,7 +33,17 @@ def test_calibrate_writes_a_profile_that_plan_reads(run: Run, work_dir: Path, mo
     assert model.numel == 327_880 and 0 < model.ready[0][0] < 1
     assert model.messages["qsgd:4"]["push"] == pytest.approx(327_880 / 2, rel=0.06)
     planned = run("plan", "--model", "mlp", "--profile", "machine.json", "--workers", "2", "--bandwidth", "10mbit")
-    assert planned.exit_code == 0 and "qsgd:4 would be" in planned.stdout and "left out, although trained" in planned.stderr
+    assert (
+        planned.exit_code == 0
+        and "qsgd:4 would be" in planned.stdout
+        and "left out, although trained" in planned.stderr
+    )
+
+
+@pytest.mark.parametrize("profile", shipped())
+def test_models_that_plan_names_can_be_calibrated(profile: str) -> None:
+    for name in load(profile).models:
+        calibration.check_model(name)
 
 
 def test_calibrate_without_transport_makes_plan_warn(run: Run, work_dir: Path) -> None:

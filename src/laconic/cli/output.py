@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,7 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
     for number, column in enumerate(table.columns):
         shown.add_column(
             column,
-            justify="left" if number < table.text_columns else "right",
+            justify="left" if number < table.text_columns or _is_text(cells[number]) else "right",
             overflow="fold",
             no_wrap=fits and unbroken[number],
         )
@@ -136,6 +136,11 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
     console.print(shown, markup=markup)
     if table.caption:
         print_text(table.caption, wrap=True)
+
+
+def _is_text(cells: Sequence[str]) -> bool:
+    """Return whether most of a column's cells begin with a letter: words are easier to read from the left."""
+    return 2 * sum(cell[:1].isalpha() for cell in cells) > len(cells)
 
 
 @contextmanager

@@ -158,6 +158,11 @@ def plan(
     elif model is not None:
         if params is not None:
             raise ConfigError("give --model or --params, not both")
+        if model not in machine.models and model in complete.MODELS:
+            raise ConfigError(
+                f"profile {machine.name} has no model {model!r}: measure it by `laconic calibrate --model {model} -o "
+                "FILE`, then plan with --profile FILE"
+            )
         request = PlanRequest.for_model(machine, model, step_time, workers=workers, every=every, **options)
     elif params is not None:
         if step_time is None:

@@ -124,8 +124,7 @@ class PlanRequest:
         if name not in profile.models:
             known = ", ".join(profile.models) or "none"
             raise ConfigError(
-                f"profile {profile.name} has no model {name!r} (it has {known}): give --params and --step-time, or "
-                f"measure it by `laconic calibrate --model {name} -o FILE`"
+                f"profile {profile.name} has no model {name!r} (it has {known}): give --params and --step-time"
             )
         model = profile.models[name]
         options = {**options, "family": options.get("family") or MODEL_FAMILIES.get(name), "model": name}

@@ -34,7 +34,7 @@ def test_json_output_matches_the_records(run: Run, work_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("args, code, words", [
-    (["nope:4"], 2, "unknown stage 'nope'"), (["dpp"], 2, "unknown stage 'dpp'"),
+    (["nope:4"], 2, "unknown stage 'nope'"), (["dpp"], 2, "'dpp' is neither a benchmark (codecs, "),
     (["ef|topk:0.01"], 2, "'ef' in 'ef|topk:0.01' keeps memory"),
     (["qsgd:40"], 2, "bits must be a whole number from 2 to 12, got 40"), (["qsgd:4", "--numel", "3"], 2, "--numel"),
     (["qsgd:4", "--threads", "0"], 2, "--threads"), (["qsgd:4", "--records", "."], 1, "is a folder"),

@@ -57,7 +57,7 @@ def test_bench_without_a_known_subcommand_is_the_codec_bench(run: Run) -> None:
     assert named.exit_code == unnamed.exit_code == 0
     assert json.loads(named.stdout)["command"] == json.loads(unnamed.stdout)["command"]
     wrong = run("bench", "clusters")
-    assert wrong.exit_code == 2 and "unknown stage 'clusters'" in wrong.stderr
+    assert wrong.exit_code == 2 and "'clusters' is neither a benchmark" in wrong.stderr
 
 
 @pytest.mark.parametrize("example", CODEC_BENCH_EXAMPLES)

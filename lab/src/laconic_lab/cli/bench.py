@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -318,6 +319,15 @@ class _Benches(HelpGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] != "--help"):
+            if (
+                args
+                and args[0].isidentifier()
+                and args[0] not in (*complete.STAGES, *entry_points(group="laconic.codecs").names)
+            ):
+                raise ConfigError(
+                    f"{args[0]!r} is neither a benchmark ({', '.join(self.commands)}) nor a codec spec such as qsgd:4: "
+                    "see laconic bench --help and laconic codecs"
+                )
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
