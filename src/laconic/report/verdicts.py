@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from laconic.plan.formulas import worth_its_loss
+from laconic.plan.formulas import exceeds_error
 from laconic.report.summary import fraction
 from laconic.tables import Table
 
@@ -75,9 +75,9 @@ def decide(situation: str, baseline: Candidate, others: Sequence[Candidate], lim
     >>> decide("DDP, 1 Gbit/s", plain, [sign._replace(seconds=3.9)], "any").choice
     """
     best = min((one for one in others if one.allowed), key=lambda one: one.seconds, default=None)
-    choice = best if best is not None and worth_its_loss(baseline.seconds, best.seconds) else None
+    choice = best if best is not None and exceeds_error(baseline.seconds, best.seconds, 0.0) else None
     taken = choice or baseline
-    faster = [one for one in others if not one.allowed and worth_its_loss(taken.seconds, one.seconds)]
+    faster = [one for one in others if not one.allowed and exceeds_error(taken.seconds, one.seconds, 0.0)]
     refused = tuple(sorted(faster, key=lambda one: one.seconds)[:MOST_REFUSED])
     return Verdict(situation, baseline, choice, best, limit, refused)
 
