@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -17,13 +16,13 @@ from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.packed_ints import PackedIntStage
 from laconic.collective.process_groups import is_registered, rank_in, size_of
 from laconic.collective.reductions.agreement import begin_agreement
+from laconic.collective.reductions.pieces import PendingSum, Piece, SumArena, grouped
 from laconic.collective.saved_state import ROUND, SCALES, saved_rounds, saved_scales
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.counters import LogOnce
 from laconic.errors import ConfigError, FrameError, InputError, NonFiniteError
 from laconic.kernels.interface import PackedIntSum
-from laconic.packet import Packet, TensorSpec, allocate
 from laconic.residuals import KeepsResiduals
 
 __all__ = ["Reducer", "allreduce"]
@@ -31,63 +30,8 @@ __all__ = ["Reducer", "allreduce"]
 PART = 1 << 23
 """The largest number of values in one sum: one part is encoded while another is on its way."""
 
-LARGE = 1 << 20
-"""From this number of values on a tensor is summed in place. Smaller ones are gathered into one sum."""
-
 IN_FLIGHT = 2
 """Sums on their way at once."""
-
-
-class _SumArena:
-    """Memory for sections, each with one more 32-bit word, in which the sum counts its ranks."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.with_count = torch.empty(0, dtype=torch.uint8)
-        """The section taken last, and the word behind it."""
-        self._buffers: list[Tensor] = []
-        self._taken = 0
-
-    def reset(self, device: torch.device) -> _SumArena:
-        """Reuse the memory for new packets."""
-        self.device, self._taken = device, 0
-        return self
-
-    def take(self, nbytes: int) -> Tensor:
-        if self._taken == len(self._buffers):
-            self._buffers.append(torch.empty(0, dtype=torch.uint8))
-        buffer = self._buffers[self._taken]
-        if buffer.numel() < nbytes + 4 or buffer.device != self.device:
-            buffer = self._buffers[self._taken] = allocate(TensorSpec((nbytes + 4,), torch.uint8), self.device)
-        self._taken += 1
-        self.with_count = buffer[: nbytes + 4]
-        return buffer[:nbytes]
-
-    def trim(self, section: Tensor, nbytes: int) -> Tensor:
-        self.with_count = self._buffers[self._taken - 1][: nbytes + 4]
-        return section[:nbytes]
-
-
-@dataclass
-class _Piece:
-    """A tensor, or a part of a large one, in one round."""
-
-    name: str
-    slot: str
-    x: Tensor
-    out: Tensor
-    agreed: Tensor
-    """This rank's probe until the agreement, then the agreed value."""
-    packet: Packet | None = None
-
-
-@dataclass
-class _PendingSum:
-    """Pieces whose values are summed by one all-reduce."""
-
-    pieces: list[_Piece]
-    words: Tensor
-    work: Any
 
 
 class Reducer:
@@ -124,7 +68,7 @@ class Reducer:
             raise ConfigError(f"{spec!r}: carry clips values, so it needs 'ef' before 'shared' or 'thc'")
         self.stats = ExchangeStats() if stats is None else stats
         self._warn_once = LogOnce("stats")
-        self._arenas = tuple(_SumArena() for _ in range(IN_FLIGHT + 1))
+        self._arenas = tuple(SumArena() for _ in range(IN_FLIGHT + 1))
         self._rounds: dict[str, int] = {}
         self._first_round = 0
         self._carried: dict[str, Tensor] = {}
@@ -175,7 +119,7 @@ class Reducer:
                 direct = out.dtype == torch.float32 and out.is_contiguous()
                 result = out if direct else torch.empty(x.shape, device=x.device)
                 pieces += [
-                    _Piece(name, slot, part, part_out, self.contributor.probe(name, part, seed=seeds[slot]))
+                    Piece(name, slot, part, part_out, self.contributor.probe(name, part, seed=seeds[slot]))
                     for name, part, part_out in self._parts(slot, x, result)
                 ]
                 if not direct:
@@ -184,8 +128,8 @@ class Reducer:
         usable = self._drop_unusable(pieces)
         if self.carry:
             self._carried |= {piece.slot: self.summing.carry(piece.agreed) for piece in usable}
-        pending: list[_PendingSum] = []
-        for i, group in enumerate(_groups(usable)):
+        pending: list[PendingSum] = []
+        for i, group in enumerate(grouped(usable)):
             pending.append(self._encode_and_add(group, seeds, self._arenas[i % len(self._arenas)]))
             if len(pending) > IN_FLIGHT:
                 self._finish(pending.pop(0))
@@ -210,7 +154,7 @@ class Reducer:
         for name, begin, end in pieces:
             yield name, flat[begin:end], flat_out[begin:end]
 
-    def _agree(self, pieces: Sequence[_Piece], seeds: Mapping[str, int]) -> None:
+    def _agree(self, pieces: Sequence[Piece], seeds: Mapping[str, int]) -> None:
         """Replace each piece's probe by the agreed value, in one all-reduce for all pieces."""
         if not pieces:
             return
@@ -220,7 +164,7 @@ class Reducer:
         for piece, part in zip(pieces, torch.split(agreed, [probe.numel() for probe in probes]), strict=True):
             piece.agreed = part.view(piece.agreed.shape)
 
-    def _drop_unusable(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+    def _drop_unusable(self, pieces: Sequence[Piece]) -> list[Piece]:
         """End the round of slots that are not finite, on all ranks; return the pieces of the others."""
         unusable = {piece.slot for piece in pieces if not self.summing.usable(piece.agreed)}
         for piece in pieces:
@@ -231,7 +175,7 @@ class Reducer:
             self._note_nonfinite(slot)
         return [piece for piece in pieces if piece.slot not in unusable]
 
-    def _encode_and_add(self, pieces: list[_Piece], seeds: Mapping[str, int], arena: _SumArena) -> _PendingSum:
+    def _encode_and_add(self, pieces: list[Piece], seeds: Mapping[str, int], arena: SumArena) -> PendingSum:
         with self.stats.during("encode_s"):
             arena.reset(pieces[0].x.device)
             for piece in pieces:
@@ -241,7 +185,7 @@ class Reducer:
                 self._gather_last_sections(pieces, arena)
         return self._add(pieces, arena.with_count)
 
-    def _gather_last_sections(self, pieces: list[_Piece], arena: _SumArena) -> None:
+    def _gather_last_sections(self, pieces: list[Piece], arena: SumArena) -> None:
         """Move the last sections of all pieces one behind the other, so that one all-reduce adds them."""
         packets = [(piece, piece.packet) for piece in pieces if piece.packet is not None and piece.packet.sections]
         joined, at = arena.take(sum(packet.sections[-1].numel() for _, packet in packets)), 0
@@ -251,14 +195,14 @@ class Reducer:
             piece.packet = replace(packet, sections=(*others, moved))
             at += last.numel()
 
-    def _add(self, pieces: list[_Piece], with_count: Tensor) -> _PendingSum:
+    def _add(self, pieces: list[Piece], with_count: Tensor) -> PendingSum:
         if not any(piece.packet and piece.packet.sections for piece in pieces):
-            return _PendingSum(pieces, with_count, None)
+            return PendingSum(pieces, with_count, None)
         words = with_count.view(torch.int32 if self._integers else torch.float32)
         words[-1] = 1
-        return _PendingSum(pieces, words, all_reduce(words, self.group, self.stats))
+        return PendingSum(pieces, words, all_reduce(words, self.group, self.stats))
 
-    def _finish(self, total: _PendingSum) -> None:
+    def _finish(self, total: PendingSum) -> None:
         if total.work is not None:
             with self.stats.during("wire_s"):
                 total.work.wait()
@@ -328,7 +272,7 @@ class Reducer:
             packet = self.contributor.packet(slot, scales, seed=seed, arena=arena)
         else:
             packet = self.summing.packet(torch.zeros_like(x), scales, seed=seed, arena=arena)
-        total = self._add([_Piece(slot, slot, x, out, probe, packet)], arena.with_count)
+        total = self._add([Piece(slot, slot, x, out, probe, packet)], arena.with_count)
         agreed = wait_for_agreed()
         if self.summing.usable(agreed):
             self._finish(total)
@@ -410,23 +354,6 @@ class Reducer:
             self._carried, self._rounds = carried if self.carry else {}, rounds
 
         return replace_all
-
-
-def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Yield large pieces alone and small ones in groups."""
-    group: list[_Piece] = []
-    numel = 0
-    for piece in pieces:
-        if piece.x.numel() >= LARGE:
-            yield [piece]
-            continue
-        group.append(piece)
-        numel += piece.x.numel()
-        if numel >= LARGE:
-            yield group
-            group, numel = [], 0
-    if group:
-        yield group
 
 
 def allreduce(
