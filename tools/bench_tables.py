@@ -7,7 +7,8 @@ from typing import Any
 
 from laconic.errors import FileError
 from laconic.records import Record
-from laconic.report import NOTES, compare
+from laconic.report import compare
+from laconic.report.summary import WORDS
 from laconic.tables import Table
 from laconic_lab.bench.cluster import ClusterTable, tables
 from laconic_lab.bench.ddp import ddp_tables
@@ -85,13 +86,23 @@ def goal_table(table: ClusterTable) -> str:
     return "\n".join([markdown, "", table.notes, *(["", "Goals:", "", *goals] if goals else [])])
 
 
+DEMO_COLUMNS = (WORDS, "accuracy %", "kB per iteration", "total s")
+"""Columns of README's table; the demo itself prints more than fit a page."""
+
+
 def demo_table(runs: Sequence[Record]) -> str:
     """Return the training methods of a demo side by side."""
-    first = runs[0]
+    first, table = runs[0], compare(runs)
+    of_baseline = next(column for column in table.columns if column.startswith("of method"))
+    wanted = [column for column in (*DEMO_COLUMNS[:-1], of_baseline, DEMO_COLUMNS[-1]) if column in table.columns]
+    places = [list(table.columns).index(column) for column in wanted]
+    rows = [[row[place] for place in places] for row in table.rows]
+    columns = ["bytes of the first" if column == of_baseline else column for column in wanted]
     return (
-        f"{compare(runs).to_markdown()}\n\n{first.machine['cpu']}, {first.machine['cores']} cores, torch "
+        f"{Table(columns, rows, 1).to_markdown()}\n\n{first.machine['cpu']}, {first.machine['cores']} cores, torch "
         f"{first.versions['torch']}: {first.values['model']} on {first.values['data']}, {first.values['workers']} "
-        f"workers, {first.values['iterations']} iterations of each method. {NOTES} Measured by "
+        f"workers, {first.values['iterations']} iterations of each method. kB are the frames of all workers, sent and "
+        "received; seconds are those of the slowest worker. One run each: small differences are chance. Measured by "
         f"`{first.values['command']}`."
     )
 

@@ -28,10 +28,9 @@ JUDGED = (
 )  # fmt: skip
 """Codecs of gradients whose verdicts are shown."""
 METHODS = {
-    "1": "float32 gradients up, weights down", "4": "QSGD, 4 bits", "5": "Top-k 1 %, then QSGD",
-    "6": "like 5, every 20 iterations, best worker", "adaptive": "weights by entropy, Huffman",
-    "laconic": "signs of the largest 6 %, every 4 iterations, error feedback",
-    "laconic-min": "signs of the largest 4 %, every 10 iterations, error feedback",
+    "1": "float32", "4": "QSGD, 4 bits", "5": "Top-k 1 %, then QSGD", "6": "the same every 20, best worker",
+    "adaptive": "`adaptive`: weights by entropy, Huffman", "laconic": "`laconic`: signs of the largest 6 %, every 4",
+    "laconic-min": "`laconic-min`: signs of the largest 4 %, every 10",
 }  # fmt: skip
 
 
@@ -90,18 +89,19 @@ def first_table(server: ServerRuns) -> str:
         ratio = server.study.less(row)
         busy = "" if cell is None or cell.calm else " (busy)"
         rows.append((
-            f"`{method}`: {description}", size(row.bytes_per_iteration), f"1/{ratio:,.0f}" if ratio > 1.5 else "1",
+            description, size(row.bytes_per_iteration), f"1/{ratio:,.0f}" if ratio > 1.5 else "1",
             f"{fmean(row.final):.1f} ({len(row.seeds)})", "" if cell is None else f"{cell.seconds():.2f} s{busy}",
             "" if gain is None else times(gain),
         ))  # fmt: skip
     columns = (
-        "`laconic train --method`", "sent per iteration", "of float32", "top-1 % (seeds)", "at 100 Mbit/s", "speed-up",
+        "what is sent", "bytes", "of float32", "top-1 % (seeds)", "at 100 Mbit/s", "speed-up",
     )  # fmt: skip
     machine = read(RESULTS / "kothari2021" / "times.jsonl")[0].machine
     busy_note = " Busy: other processes used the machine." if any("(busy)" in row[4] for row in rows) else ""
     return Table(columns, rows).to_markdown() + (
         f"\n\nVGG-11 on CIFAR-10, {server.row('vgg11', '1').values['epochs']} epochs, one server and two workers. "
-        "Bytes are the frames of both workers in both directions. Accuracies come from trainings on an H200 that "
+        "Bytes are the frames of both workers in both directions of an iteration. *Every 4*: after every 4 iterations; "
+        "`laconic` and `laconic-min` have error feedback. Accuracies come from trainings on an H200 that "
         "compute what the server computes. Times are per iteration of the real server with batches of 64, on "
         f"{machine['cores']} cores ({machine['cpu']}) with network namespaces.{busy_note} Source: `laconic study "
         "kothari2021` ([the study](docs/studies/kothari2021.md)); filled in by `make docs`."

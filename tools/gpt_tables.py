@@ -1,16 +1,42 @@
-"""README's table of transformers, from the Records of ``laconic study gpt``."""
+"""Tables about transformers: README's from ``laconic study gpt``, docs/transformers.md's from ``laconic bench gpt``."""
 
 from __future__ import annotations
 
+from ddp_records import values_of
 from page_blocks import RESULTS
 
 from laconic.tables import Table
+from laconic.units import show_bytes
+from laconic_lab.bench.gpt.settings import show_link
 from laconic_lab.studies import load_study
 from laconic_lab.studies.gpt.results import ADAMW, MUON
 from laconic_lab.studies.gpt.tables import step_seconds
 
 PART = "large"
 RATE, LATENCY_S = 100e6, 0.05
+
+
+def time_table() -> str:
+    """Return the time and the bytes of a GPT until plain DDP's loss, over each measured link."""
+    trained = [one for one in values_of("bench/gpt.jsonl") if "link" in one and one["failed"] is None and one["valid"]]
+    plain = {(one["ranks"], one["link"]): one for one in trained if one["method"] == "ddp"}
+    rows = []
+    for one in trained:
+        base, seconds = plain[one["ranks"], one["link"]], one["reached_s"]
+        ratio = base["sent_nbytes"] / one["sent_nbytes"]
+        rows.append((
+            f"{one['ranks']} ranks, {show_link(one['link'])}", one["title"], f"{one['loss']:.3f}",
+            f"{seconds:,.0f} s" if seconds else "not reached",
+            f"{base['reached_s'] / seconds:.1f}" if seconds else "", show_bytes(one["sent_nbytes"]),
+            "1" if ratio < 1.5 else f"1/{ratio:,.0f}",
+        ))  # fmt: skip
+    columns = ("link", "training", "last loss", "plain DDP's loss after", "× plain DDP", "sent by a rank", "bytes")
+    first = trained[0]
+    return (
+        f"{Table(columns, rows, 2).to_markdown()}\n\nA byte-level GPT of {first['numel'] / 1e6:.1f} M parameters, one "
+        "seed; loss in nats a byte. Local steps train for more steps than DDP. Source: `laconic bench gpt` "
+        "([how it is measured](gpt-benchmarks.md)); filled in by `make docs`."
+    )
 
 
 def gpt_table() -> str:
@@ -23,20 +49,18 @@ def gpt_table() -> str:
         values, beside = row.values, results.beside_adamw(row)
         method = values["method"]
         if row.is_local:
-            method = (
-                f"`LocalSGD`, Muon, `every={values['every']}`, `ef|{values['up']}`, `fragments={values['fragments']}`"
-            )
+            method = f"`LocalSGD`, Muon, `every={values['every']}`, `ef|{values['up']}`"
         rows.append((
             method, str(values["workers"]) if row.is_local else "any", f"{row.loss:.4f} ({len(row.runs)})",
             f"{beside:+.1f} %" if beside is not None else "", "1" if row.ratio == 1 else f"1/{row.ratio:,.0f}",
-            f"{step_seconds(row, RATE, LATENCY_S):.3g} s",
+            f"{step_seconds(row, RATE, LATENCY_S):.3g}",
         ))  # fmt: skip
-    columns = ("training", "workers", "loss (seeds)", "beside AdamW-DDP", "bytes", "sending, a step")
+    columns = ("training", "workers", "loss (seeds)", "beside AdamW", "bytes", "a step, s")
     first = plain[0].values
     source = (
         f"A GPT of {first['numel'] / 1e6:.0f} M parameters on Python sources, {first['steps']:,} steps of "
         f"{first['batch'] * 256:,} bytes on an H200; validation loss in nats a byte. Bytes count both directions; "
-        "float32 data parallelism is 1. The last column is the time of transmission alone at 100 Mbit/s and 50 ms. "
+        "float32 data parallelism is 1. The last column is the transmission of a step alone at 100 Mbit/s and 50 ms. "
         "Source: `laconic study gpt` ([the study](docs/studies/gpt.md)); filled in by `make docs`."
     )
     return f"{Table(columns, rows, 1).to_markdown()}\n\n{source}"

@@ -1,4 +1,4 @@
-"""README's picture: step times of DistributedDataParallel by codec and link, from results/ddp/links.jsonl."""
+"""The picture of docs/ddp.md: step times of DistributedDataParallel by codec and link, from results/ddp/links.jsonl."""
 
 from __future__ import annotations
 

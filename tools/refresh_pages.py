@@ -18,6 +18,8 @@ from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
 from fault_tables import tier_block
 from gpt_tables import gpt_table
+from first_picture import first_picture
+from gpt_tables import gpt_table, time_table
 from links_picture import picture
 from page_blocks import RESULTS, ROOT, fill, update
 
@@ -74,12 +76,21 @@ def wanted_files() -> dict[Path, str]:
     pages[faults] = fill(
         faults.read_text(encoding="utf-8"), "tier3", tier_block(read(RESULTS / "faults" / "tier3.jsonl"))
     )
+    transformers = ROOT / "docs" / "transformers.md"
+    text = fill(transformers.read_text(encoding="utf-8"), "optimizers", choosing_blocks(server)["optimizers"])
+    pages[transformers] = fill(text, "time", time_table())
     local_sgd, evidence = ROOT / "docs" / "local-sgd.md", recipe_evidence.all_evidence()
+    pages[transformers] = fill(pages[transformers], "recipes", recipe_evidence.evidence_table(evidence))
     pages[local_sgd] = fill(local_sgd.read_text(encoding="utf-8"), "recipes", recipe_evidence.evidence_table(evidence))
     pages[recipe_evidence.FILE] = recipe_evidence.evidence_file(evidence)
     pages[plan_evidence.FILE] = plan_evidence.evidence_file()
     pages[architecture.PAGE] = architecture.page()
-    return pages | {architecture.PICTURE: architecture.draw(), ROOT / "docs" / "links.svg": picture()}
+    pictures = {"first": first_picture(), "links": picture()}
+    return (
+        pages
+        | {architecture.PICTURE: architecture.draw()}
+        | {ROOT / "docs" / f"{name}.svg": text for name, text in pictures.items()}
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

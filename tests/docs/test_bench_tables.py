@@ -48,7 +48,7 @@ def test_demo_records_give_the_demo_block():
     ]
     ((name, markdown),) = blocks([Record("demo.method", run | common) for run in runs])
     assert name == "demo" and "`laconic demo --methods 1,5`" in markdown
-    assert "| 5 | a \\| b | 90.0 | 20.0 | 1/250 | 1.50 |" in markdown
+    assert "| a \\| b | 90.0 | 20.0 | 1/250 | 1.50 |" in markdown
 
 
 def test_records_without_codecs_raise_and_name_the_command():

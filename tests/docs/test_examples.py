@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from doc_pages import ROOT
+from doc_pages import ROOT, blocks
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SCREEN = 45
@@ -33,6 +33,16 @@ def test_example_fits_on_a_screen_and_is_listed(script):
     assert len(text.splitlines()) <= SCREEN
     assert script.name in text.split('"""')[1]
     assert script.name in (ROOT / "examples" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_script_on_the_first_screen_of_readme_trains_on_two_ranks(tmp_path):
+    (block,) = (block for block in blocks(ROOT / "README.md") if block.mark == "file")
+    (tmp_path / block.why).write_text(block.text)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    printed = run_script(*launcher, block.why, folder=tmp_path)
+    sent, plain = (int(number.replace(",", "")) for number in re.findall(r"[\d,]{5,}", printed.splitlines()[0]))
+    assert printed.count("sent") == 2 and 0 < sent < plain / 6
 
 
 @pytest.mark.parametrize("script", [s for s in EXAMPLES if s.name not in SLOW], ids=lambda script: script.name)
