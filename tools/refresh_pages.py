@@ -17,7 +17,6 @@ import recipe_evidence
 from bench_tables import blocks
 from choosing_tables import ServerRuns, choosing_blocks, first_table
 from fault_tables import tier_block
-from gpt_tables import gpt_table
 from first_picture import first_picture
 from gpt_tables import gpt_table, time_table
 from links_picture import picture
