@@ -9,7 +9,7 @@ BYTECODE := $(BIN)/python -m compileall -q -j 0
 CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMakeLists.txt lab/pyproject.toml \
   $(wildcard lab/csrc/*)
 
-.PHONY: demo test test-all test-slow lint format readme bench bench-cluster bench-layers docs asan fuzz \
+.PHONY: demo test test-all test-slow lint format readme bench bench-cluster bench-layers docs golden asan fuzz \
   fuzz-asan release-check clean
 .DEFAULT_GOAL := test
 
@@ -92,6 +92,11 @@ fuzz: $(VENV)/.ready
 # Replays the same mutations, and the findings of guided runs, on a core built with the sanitizers.
 fuzz-asan: $(VENV)/.ready
 	bash tools/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
+
+# Runs every command at 80 columns, in ASCII and without extras, and rewrites what the tests expect it to print.
+golden: $(VENV)/.ready
+	rm -f tests/cli/golden/*.txt
+	$(BIN)/python tests/cli/golden_outputs.py tests/cli/golden
 
 # Rewrites every table and picture of README and docs/ from the Records in results/ and from the source tree.
 docs: $(VENV)/.ready

@@ -23,6 +23,7 @@ def test_table_has_a_row_for_every_tensor(run: Run, packed: Path) -> None:
     assert shown.exit_code == 0, shown.stderr
     for name in tensors():
         assert name in shown.stdout
+    shown = run("unpack", "--explain", "--wide", packed)
     for column in ("H", "N", "levels", "entropy", "packed", "coded", "per sent", "per value"):
         assert column in shown.stdout
 

@@ -6,6 +6,7 @@ import json as jsons
 import math
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,6 +136,8 @@ def plan(
         raise ConfigError(f"--sweep must be one of {', '.join(SWEEPS)}, got {sweep!r}")
     if plot is not None and sweep is None:
         raise ConfigError("--plot draws a --sweep: give both")
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'laconic[plots]'")
     if (rho is None) != (h is None) and sweep not in ("rho", "h"):
         raise ConfigError("--rho and --h describe compressed layers: give both")
     options: dict[str, Any] = {

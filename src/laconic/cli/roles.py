@@ -13,7 +13,7 @@ import typer
 
 from laconic.cli.options import option
 from laconic.cli.output import examples, print_json, print_stderr
-from laconic.errors import ConfigError, LaconicError
+from laconic.errors import ConfigError
 
 __all__ = ["EXAMPLES", "SERVER", "WORKER", "Metrics", "check_grpc", "register", "serve_metrics", "server", "worker"]
 
@@ -173,7 +173,7 @@ def _print_views(run_dirs: Sequence[Path]) -> None:
 def check_grpc() -> None:
     """Raise an error if gRPC is missing, before anything starts."""
     if find_spec("grpc") is None:
-        raise LaconicError("servers and workers need gRPC: pip install 'laconic[cluster]'")
+        raise ConfigError("servers and workers need gRPC: pip install 'laconic[cluster]'")
 
 
 def _check_free(host: str, port: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laconic.cli.options import Json, option
+from laconic.cli.options import Json, Wide, option
 from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
 from laconic.cli.pack import print_summary, summary_json, times_smaller
 from laconic.errors import ConfigError
@@ -47,6 +47,7 @@ def unpack(
             min=1,
         ),
     ] = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Decode a .lac file into a safetensors file, or list its tensors, or explain how they were coded.
@@ -65,7 +66,7 @@ def unpack(
         if json:
             print_json({"input": str(source), "packets": [asdict(packet) for packet in packets]})
         else:
-            print_table(explanation_table(packets))
+            print_table(explanation_table(packets, wide=wide), wide=wide)
         return
     if listing:
         summary = list_file(source)
@@ -107,8 +108,18 @@ def _print_list(summary: Summary) -> None:
     )
 
 
-def explanation_table(packets: list[Explanation]) -> Table:
+def explanation_table(packets: list[Explanation], *, wide: bool) -> Table:
     """Return one row for each packet: bits of symbols and positions per value sent, bits of frames per tensor value."""
+    if not wide:
+        short = [
+            (
+                packet.name, packet.codec, *map(_number, (packet.entropy, packet.bits_after, packet.bits_per_value)),
+                f"{packet.nbytes:,}",
+            )
+            for packet in packets
+        ]  # fmt: skip
+        caption = "bits of a symbol: its entropy, coded; of a frame: per value of the tensor. --wide shows more."
+        return Table(("name", "codec", "entropy", "coded", "per value", "bytes"), short, 2, caption=caption)
     rows = []
     for packet in packets:
         details = packet.details

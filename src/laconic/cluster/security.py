@@ -315,7 +315,8 @@ def require_module(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"a cluster needs {module}, and {error}: pip install 'laconic[cluster]'") from None
+        reason = "" if isinstance(error, ModuleNotFoundError) and error.name == module else f" ({error})"
+        raise ConfigError(f"a cluster needs the package {module}{reason}: pip install 'laconic[cluster]'") from None
 
 
 def utc_now() -> datetime:

@@ -14,7 +14,7 @@ MARKS = "ox+*#@%&=~"
 
 
 def text_plot(
-    xs: Sequence[float], curves: Mapping[str, Sequence[float]], *, x_label: str, y_label: str, width: int = 72,
+    xs: Sequence[float], curves: Mapping[str, Sequence[float]], *, x_label: str, y_label: str, width: int = 64,
     height: int = 18, log_x: bool = True, log_y: bool = True,
 ) -> str:  # fmt: skip
     """Return curves drawn with characters.
