@@ -268,11 +268,11 @@ def try_wheels(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
 
 
 def readme_commands(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return the files that README shows, and its lines that begin with pip install, torchrun or laconic."""
+    """Return the files that README shows, and its commands: lines that begin with pip install, torchrun or laconic."""
     files = dict(re.findall(r"^<!-- file: (\S+) -->\n+```\w*\n(.*?)^```$", text, re.M | re.S))
     shell = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```$", text, re.M | re.S)
     lines = [line.removeprefix("$ ") for block in shell for line in block.replace("\\\n", " ").splitlines()]
-    return files, [line for line in lines if re.match(r"pip install .*laconic|torchrun |laconic ", line)]
+    return files, [line for line in lines if re.match(r"pip install |torchrun |laconic ", line)]
 
 
 def first_hour(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
@@ -294,8 +294,9 @@ def first_hour(python: Path, wheels: dict[str, Path], steps: Steps) -> None:
         begin = time.monotonic()
         for line in lines:
             words = line
-            if line.startswith("pip"):  # the wheel stands for its name, which an index may give to another project
-                words = re.sub(r"(?<=\s)'?laconic(\[[\w,]+\])?'?(?=\s|$)", rf"'{wheel}\1'", line)
+            if line.startswith("pip"):  # the wheel stands for a checkout and for its name, which others may have, too
+                words = re.sub(r"(?<=\s)'?(?:laconic|\.)(\[[\w,]+\])?'?(?=\s|$)", rf"'{wheel}\1'", line)
+                words = re.sub(r"(?<=\s)(laconic-lab|\./lab)(?=\s|$)", str(wheels["lab"]), words)
             done = command(["bash", "-c", words], cwd=folder, env=settings)
             print(
                 f"            $ {line}: exit code {done.returncode}, after {time.monotonic() - begin:.0f} s", flush=True
