@@ -93,7 +93,7 @@ def test_markup_in_names_stays_text() -> None:
     ]  # fmt: skip
     report = build(records, title=nasty, command=nasty, skipped=[nasty])
     outline = Outline(report.html)
-    assert outline.open == [] and len(outline.all("script")) == 5 and outline.all("img") == []
+    assert outline.open == [] and len(outline.all("script")) == 6 and outline.all("img") == []
     assert "<script>alert" not in report.html and embedded(report.html)["plots"]
     assert any(nasty in line for line in report.skipped)
 

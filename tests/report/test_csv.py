@@ -17,7 +17,7 @@ node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not inst
 
 def written(columns: list[str], cells: list[list[Any]]) -> str:
     """Return the CSV of a table."""
-    script = (resources.files("laconic.report") / "assets" / "chart.js").read_text(encoding="utf-8")
+    script = (resources.files("laconic.report") / "assets" / "drawing.js").read_text(encoding="utf-8")
     table = json.dumps({"columns": columns, "cells": [{"numbers": column} for column in cells]})
     call = f"process.stdout.write(new laconic.Table({table}).csv());"
     source = f"{script}\n{call}".encode()

@@ -27,7 +27,7 @@ __all__ = ["render", "write_page"]
 LONG_TEXT = 24
 """A column with texts of more characters than this breaks them into lines."""
 FIRST_OF_NUMBERS = {"", *"0123456789+-−<>–"}
-SCRIPTS = ("chart.js", "whatif.js", "page.js")
+SCRIPTS = ("drawing.js", "chart.js", "whatif.js", "page.js")
 
 
 def render(
