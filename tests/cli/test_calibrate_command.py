@@ -33,11 +33,8 @@ def test_calibrate_writes_a_profile_that_plan_reads(run: Run, work_dir: Path, mo
     assert model.numel == 327_880 and 0 < model.ready[0][0] < 1
     assert model.messages["qsgd:4"]["push"] == pytest.approx(327_880 / 2, rel=0.06)
     planned = run("plan", "--model", "mlp", "--profile", "machine.json", "--workers", "2", "--bandwidth", "10mbit")
-    assert (
-        planned.exit_code == 0
-        and "qsgd:4 would be" in planned.stdout
-        and "left out, although trained" in planned.stderr
-    )
+    assert planned.exit_code == 0 and "left out, although trained" in " ".join(planned.stderr.split())
+    assert "qsgd:4 would be" in " ".join(planned.stdout.split())  # lines end where the times of this machine make them
 
 
 @pytest.mark.parametrize("profile", shipped())
