@@ -58,16 +58,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "plan": (
         "aggregate", "channels", "codecs", "frames", "optim", "packet", "pipeline", "policy", "suitability", "wire",
     ),
+    "tuning": ("aggregate", "channels", "codecs", "frames", "packet", "plan", "policy", "suitability", "sums"),
     "watch": (),
     "train": ("cluster", "frames", "kernels", "layers", "optim", "plan", "watch", "wire"),
     # people
     "report": ("plan", "suitability"),
     "cli": (
         "catalog", "checkpoints", "cluster", "inspect", "link_probe", "plan", "report", "suitability", "train",
-        "watch",
+        "tuning", "watch",
     ),
     "__init__": (
         "aggregate", "channels", "codecs", "collective", "frames", "inspect", "layers", "packet", "policy", "sums",
+        "tuning",
     ),
     "__main__": ("cli",),
     # the laboratory, a distribution of its own

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from laconic.layers import LayerPolicy, compress, expand, measure
     from laconic.packet import Packet, TensorSpec
     from laconic.policy import Policy
+    from laconic.tuning import tune
 else:
     _NAMES = {
         "channels": ("Channel", "channel"),
@@ -52,6 +53,7 @@ else:
         "layers": ("LayerPolicy", "compress", "expand", "measure"),
         "packet": ("Packet", "TensorSpec"),
         "policy": ("Policy",),
+        "tuning": ("tune",),
         "sums": ("Contributor", "Sum", "Summing", "summing"),
     }  # fmt: skip
     _MODULES = {name: module for module, names in _NAMES.items() for name in names}
@@ -79,5 +81,5 @@ __all__ = [
     "LaconicError", "LayerPolicy", "LocalSGD", "NonFiniteError", "Packet", "Policy", "Sum", "Summing", "TensorSpec",
     "WrongResultError", "__version__", "aggregate", "attach", "channel", "codec", "codec_names", "compress", "decode",
     "decode_bundle", "encode", "encode_bundle", "encode_into", "expand", "explain", "max_nbytes", "measure", "muon",
-    "split_parameters", "summing", "sums",
+    "split_parameters", "summing", "sums", "tune",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ LINES = {
     "plan pipeline": "laconic plan --stages 4 --activations 786432 --step-time 0.2 --bandwidth 100mbit",
     "plan sweep": "laconic plan --params 61100840 --step-time 0.6 --profile jang2017 --sweep workers --plot x.svg",
     "plan unknown model": "laconic plan --model gpt2",
+    "tune": "laconic tune",
     "codecs": "laconic codecs",
     "pack": "laconic pack model.safetensors -o model.lac --codec qsgd:4",
     "pack zstd": "laconic pack model.safetensors -o other.lac --codec 'uniform:8|zstd'",

@@ -25,6 +25,7 @@ from laconic.cli import (
     report,
     roles,
     train,
+    tune,
     unpack,
     watch,
 )
@@ -89,11 +90,11 @@ app = Commands(
     help="Distributed training in few words: gradient codecs, an open wire format and a planner, for PyTorch.",
 )  # fmt: skip
 
-for _module in (demo, plan, codecs, train, watch, report, roles, certs, calibrate, pack, unpack, plugins):
+for _module in (demo, plan, tune, codecs, train, watch, report, roles, certs, calibrate, pack, unpack, plugins):
     _module.register(app)
 
 _SECTIONS = {
-    "Begin": ("demo", "plan", "codecs"),
+    "Begin": ("demo", "plan", "tune", "codecs"),
     "Train with a parameter server": ("train", "watch", "report", "server", "worker", "certs"),
     "Measure": ("calibrate", "bench", "study", "lab"),
     "Files": ("pack", "unpack"),

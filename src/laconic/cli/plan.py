@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from laconic.plan import MeasuredRun, PlanRequest, Recommendation
     from laconic.plan.recommend import Row
 
-__all__ = ["EXAMPLES", "plan", "register"]
+__all__ = ["EXAMPLES", "per_cent", "plan", "register"]
 
 EXAMPLES = (
     "laconic plan --model vgg11 --workers 4 --bandwidth 100mbit",
@@ -144,7 +144,7 @@ def plan(
         "rate": parse_rate(bandwidth or "1gbit"), "topology": topology, "servers": servers,
         "round_trip_s": parse_time(latency), "codecs": codec, "processes": processes,
         "memory": parse_size(memory) if memory is not None else None, "family": family, "optimizer": optimizer,
-        "give_up": _per_cent(give_up), "evidence": None if evidence is None else load_evidence(evidence),
+        "give_up": per_cent(give_up), "evidence": None if evidence is None else load_evidence(evidence),
         "layers": CompressedLayers(1.0 if rho is None else rho, 1.0 if h is None else h)
         if rho is not None or h is not None or sweep in ("rho", "h") else None,
     }  # fmt: skip
@@ -190,7 +190,7 @@ def plan(
         print_stderr(f"{plot} written")
 
 
-def _per_cent(text: str) -> float:
+def per_cent(text: str) -> float:
     try:
         return float(text.strip().removesuffix("%"))
     except ValueError:

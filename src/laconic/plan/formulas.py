@@ -187,6 +187,11 @@ def fastest(seconds: list[float], fits: list[bool]) -> int:
     return best
 
 
+def worth_its_loss(plain_s: float, compressed_s: float) -> bool:
+    """Return whether a measured codec saves enough to be advised: at least 5 % over float32."""
+    return plain_s >= 1.05 * compressed_s
+
+
 def exceeds_error(plain_s: float, compressed_s: float, error: float) -> bool:
     """Return whether a codec saves more than the relative error of such predictions, and at least 5 %."""
     return plain_s >= (1 + max(0.05, error)) * compressed_s

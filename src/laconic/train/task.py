@@ -114,6 +114,10 @@ class Task:
             raise ConfigError("no examples are held out: set holdout above 0")
         return self._measure(self._examples, self._held)["loss"]
 
+    def held_out(self) -> list[Batch]:
+        """Return the held-out examples in batches, on the CPU."""
+        return [self._examples.take(chunk) for chunk in _chunks(self._held)]
+
     @torch.no_grad()
     def _measure(self, examples: Examples, indices: Tensor) -> dict[str, float]:
         loss, correct, answers = 0.0, 0, 0
