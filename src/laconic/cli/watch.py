@@ -57,8 +57,9 @@ def watch(
     if web and once:
         raise ConfigError("--web serves until Ctrl-C and --once exits: give one of them")
     watcher = Watcher(run or _newest_run())
-    if not wait and watcher.view().phase == "absent":
-        raise FileError(f"{watcher.run_dir} is not a run folder: it has no config.json (--wait waits for it)")
+    if not wait and (view := watcher.view()).phase == "absent":
+        reason = "; ".join(view.notes) or "it has no config.json (--wait waits for it)"
+        raise FileError(f"{watcher.run_dir} is not a run folder: {reason}")
     with event_files(tensorboard) as write_events:
         if web:
             _serve(watcher, host, port, every, write_events, json)
