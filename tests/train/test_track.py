@@ -13,7 +13,7 @@ from laconic.policy import Policy
 from laconic.records import read
 from laconic.train.metrics import MAX_POINTS, SlotCount, Track, missed_updates, relative_error, write_records
 from laconic.train.run import Config
-from laconic.train.snapshots import Snapshots
+from laconic.train.snapshots import SHARE, SampledAccuracy, Snapshots
 
 
 @pytest.mark.parametrize("count", [1, MAX_POINTS, MAX_POINTS + 1, 1000, 12_345])
@@ -96,3 +96,21 @@ def test_large_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots = Snapshots(Config().task(), iterations=10)
     snapshots.update(10, 1.0, 1, 1)
     assert snapshots.evaluate(0.01) == {}
+
+
+def test_sampled_accuracy_is_written_while_it_takes_little_of_the_time(tmp_path: Path) -> None:
+    task = Config().task()
+    sampled = SampledAccuracy(task, tmp_path, iterations=100_000, batch=32)
+    file = tmp_path / "accuracy.jsonl"
+    sampled.update(1999, 1e6)  # not due: samples are 2,000 iterations apart
+    assert not file.exists()
+    for iteration, seconds in ((2000, 1e6), (2001, 1e6), (4000, 2e6)):
+        sampled.update(iteration, seconds)
+    sampled.update(6000, sampled._spent_s / SHARE)  # due, but it would exceed the share
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [2000, 4000]
+    assert all(64 <= line["examples"] <= 128 for line in lines)
+    assert all(line["accuracy"] == task.evaluate(128)["accuracy"] for line in lines)
+    few = SampledAccuracy(task, tmp_path / "few", iterations=10, batch=32)
+    few.update(1, 1.0)  # one evaluation would take a large part of so short a run
+    assert not (tmp_path / "few" / "accuracy.jsonl").exists()

@@ -168,3 +168,14 @@ def test_pipe_in_place_of_a_status_or_of_progress_does_not_block(folder: Folder)
     (folder.path / "status.json").unlink()
     folder.status(server(0.5))
     assert folder.view().points == []
+
+
+def test_view_has_float32_bytes_and_sampled_accuracy(folder: Folder) -> None:
+    folder.config()
+    workers = [worker(5, 1.0, bytes_sent=10, bytes_received=10, bytes_raw=200) for _ in range(2)]
+    folder.status(server(1.0, workers=workers))
+    good = {"at": 1.0, "iteration": 4, "accuracy": 90.5, "examples": 100}
+    lines = [good, good | {"accuracy": "x"}, good | {"accuracy": 101.0}, good | {"examples": 0}, {"at": 1.0}]
+    (folder.path / "accuracy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "damaged\n")
+    view = folder.view()
+    assert (view.raw, view.saved, view.accuracies) == (400, 360, [good])

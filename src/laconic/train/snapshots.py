@@ -1,10 +1,15 @@
-"""Copies of a model during a run, evaluated on the test set after the run so that training does not wait."""
+"""Accuracy along a run: copies of a model that are evaluated after it, and samples while it trains."""
 
 from __future__ import annotations
 
-from laconic.train.task import Task
+import json
+import time
+from pathlib import Path
 
-__all__ = ["COLUMNS", "Snapshots"]
+from laconic.train.task import Task
+from laconic.watch.folder import ACCURACY, open_to_append
+
+__all__ = ["COLUMNS", "SampledAccuracy", "Snapshots"]
 
 COUNT = 10
 MAX_NBYTES = 64 << 20
@@ -12,6 +17,58 @@ MAX_NBYTES = 64 << 20
 MAX_SECONDS = 5.0
 """Longest time of all evaluations; if it suffices for fewer than two, none is made."""
 COLUMNS = ("iteration", "seconds", "bytes_sent", "bytes_received", "accuracy")
+
+
+SAMPLE = 128
+"""Test examples of which the accuracy is sampled while a run trains."""
+SHARE = 0.02
+"""Largest share of a run's time that samples may take."""
+
+
+class SampledAccuracy:
+    """Accuracy of one worker's model on a few test examples while it trains, for ``laconic watch``.
+
+    A sample is taken when all samples together are expected to take at most ``SHARE`` of the time so far.
+
+    Args:
+        batch: Examples of an iteration.
+    """
+
+    def __init__(self, task: Task, run_dir: Path, iterations: int, batch: int) -> None:
+        self._task, self._path = task, run_dir / ACCURACY
+        stride = -(-task.num_test // SAMPLE)
+        self._count = -(-task.num_test // stride)
+        self._iterations_each = (self._count + task.num_statistics) / batch / 3  # forward is about a third of a step
+        self._every = self._next = max(1, -(-iterations // 50))
+        self._spent_s, self._last_s = 0.0, 0.0
+        self._stopped = False
+
+    def update(self, iteration: int, seconds: float) -> None:
+        """Take a sample if one is due and affordable, and append it to the run's folder.
+
+        Args:
+            seconds: Time of the run so far.
+        """
+        if self._stopped or iteration < self._next:
+            return
+        # Before the first sample its time is guessed from the iterations.
+        expected_s = self._last_s or self._iterations_each * seconds / iteration
+        if self._spent_s + expected_s > SHARE * seconds:
+            return
+        self._next = (iteration // self._every + 1) * self._every
+        began = time.perf_counter()
+        accuracy = self._task.evaluate(SAMPLE).get("accuracy")
+        self._last_s = time.perf_counter() - began
+        self._spent_s += self._last_s
+        if accuracy is None:  # not a classification
+            self._stopped = True
+            return
+        line = {"at": time.time(), "iteration": iteration, "accuracy": accuracy, "examples": self._count}
+        try:
+            with open_to_append(self._path) as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError:  # a full disk must not end the training; the server says that the disk is full
+            self._stopped = True
 
 
 class Snapshots:

@@ -104,9 +104,15 @@ class Task:
             raise ConfigError(f"the loss of {self.name} must be a scalar tensor, the mean; got {got}")
         return loss
 
-    def evaluate(self) -> dict[str, float]:
-        """Return ``loss`` on the test set, and ``accuracy`` in per cent if targets are classes."""
-        return self._measure(self._test, torch.arange(len(self._test)))
+    def evaluate(self, most: int | None = None) -> dict[str, float]:
+        """Return ``loss`` on the test set, and ``accuracy`` in per cent if targets are classes.
+
+        Args:
+            most: Use at most so many examples, spread evenly over the test set; by default all.
+        """
+        count = len(self._test)
+        step = 1 if most is None else -(-count // most)
+        return self._measure(self._test, torch.arange(0, count, step))
 
     def judge(self) -> float:
         """Return the mean loss on the held-out examples, for choices that must not depend on the test set."""
@@ -143,12 +149,21 @@ class Task:
             for module, training in modes:
                 module.training = training
 
+    @property
+    def num_statistics(self) -> int:
+        """Training examples that an evaluation reads for the statistics of batch norm; 0 without batch norm."""
+        if not self._norms():
+            return 0
+        return min(STATISTICS, self.num_train) // CHUNK * CHUNK or self.num_train  # equal chunks have equal weights
+
+    def _norms(self) -> list[_BatchNorm]:
+        return [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
     def _refresh_batch_norm(self) -> None:
         """Compute the running statistics of batch norm for the current parameters."""
-        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        norms, count = self._norms(), self.num_statistics
         if not norms:
             return
-        count = min(STATISTICS, self.num_train) // CHUNK * CHUNK or self.num_train  # equal chunks have equal weights
         momenta = [norm.momentum for norm in norms]
         try:
             for norm in norms:

@@ -24,7 +24,7 @@ from laconic.train.devices import device_of
 from laconic.train.metrics import Track
 from laconic.train.reports import Progress
 from laconic.train.run import SERVER, WORKERS, Config, server_file, trainable
-from laconic.train.snapshots import Snapshots
+from laconic.train.snapshots import SampledAccuracy, Snapshots
 from laconic.train.supervision import end_with_launcher, is_supervised
 from laconic.train.task import Task
 from laconic.train.worker import Worker
@@ -87,12 +87,15 @@ def work(
         store=checkpoint.Folder(run_dir / WORKERS / str(number)),
     )  # fmt: skip
     began, track, snapshots = time.perf_counter(), Track(), _snapshots(config, task, number)
+    sampled = SampledAccuracy(task, run_dir, config.iterations, config.batch) if snapshots is not None else None
 
     def on_progress(progress: Progress) -> None:
         seconds = time.perf_counter() - began
         track.add(progress.iteration, seconds, progress.loss, progress.bytes_sent, progress.bytes_received)
         if snapshots is not None:
             snapshots.update(progress.iteration, seconds, progress.bytes_sent, progress.bytes_received)
+        if sampled is not None:
+            sampled.update(progress.iteration, seconds)
         values = {
             "run_dir": str(run_dir), "worker": number, "total_s": seconds,
             "retries": sum(client.retries for client in clients),

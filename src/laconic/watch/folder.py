@@ -7,6 +7,7 @@
     events.jsonl        event log of the server; events.1.jsonl: the events before, if the run is long
     status.json         current status of the server
     progress.jsonl      status over time; points get rarer the longer the run takes
+    accuracy.jsonl      accuracy of worker 0's model on some test examples, now and then
     checkpoints/        of the server
     workers/0/          state that only worker 0 has
     reports.jsonl       last report of each start of a worker
@@ -24,12 +25,12 @@ from pathlib import Path
 from typing import TextIO
 
 __all__ = [
-    "CHECKPOINTS", "CONFIG", "EVENTS", "PROGRESS", "RECORDS", "REPORTS", "SERVER", "STATUS", "SUMMARY", "WORKERS",
-    "open_to_append", "server_file", "write_atomically",
+    "ACCURACY", "CHECKPOINTS", "CONFIG", "EVENTS", "PROGRESS", "RECORDS", "REPORTS", "SERVER", "STATUS", "SUMMARY",
+    "WORKERS", "open_to_append", "server_file", "write_atomically",
 ]  # fmt: skip
 
 CONFIG, SERVER, EVENTS, SUMMARY = "config.json", "server.json", "events.jsonl", "summary.json"
-STATUS, PROGRESS = "status.json", "progress.jsonl"
+STATUS, PROGRESS, ACCURACY = "status.json", "progress.jsonl", "accuracy.jsonl"
 REPORTS, RECORDS = "reports.jsonl", "records.jsonl"
 CHECKPOINTS, WORKERS = "checkpoints", "workers"
 

@@ -72,6 +72,9 @@ def _families(view: View) -> Iterator[Family]:
     yield of_run("received_bytes_total", "Bytes of frames received by the servers.", view.received)
     yield of_run("sent_bytes_total", "Bytes of frames sent by the servers.", view.sent)
     yield of_run("saved_bytes_total", "Bytes saved compared with float32 in both directions.", view.saved)
+    yield of_run("float32_bytes_total", "Bytes that float32 would have taken in both directions.", view.raw)
+    if view.accuracies:
+        yield of_run("accuracy_percent", "Accuracy on some test examples.", view.accuracies[-1]["accuracy"])
     yield of_workers("loss", "Loss of a worker's last batch.", "loss")
     counts = [((state,), states.count(state)) for state in STATES]
     yield "workers", "Number of workers in each state.", ("state",), counts

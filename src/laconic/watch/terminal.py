@@ -81,9 +81,15 @@ def _figures(view: View, width: int) -> Padding:
     losses = [point["loss"] for point in view.points if point["loss"] is not None]
     curve = sparkline(losses, max(10, min(60, width - 40)))
     table.add_row("loss", _number(view.loss), Text(curve, style="green"))
+    if view.accuracies:
+        last = view.accuracies[-1]
+        sample = f"of {last['examples']} test examples, at iteration {last['iteration']:,}"
+        table.add_row("accuracy", f"{last['accuracy']:.1f} %", sample)
     speed = f"{show_bytes(view.bytes_per_s)}/s" if view.bytes_per_s is not None else ""
-    traffic = f"in {show_bytes(view.received)}, out {show_bytes(view.sent)}, {show_bytes(view.saved)} saved"
-    table.add_row("bytes", speed, traffic)
+    table.add_row("bytes", speed, f"in {show_bytes(view.received)}, out {show_bytes(view.sent)}")
+    if view.raw:
+        times = f", {view.raw / (view.raw - view.saved):.3g} times as much" if view.raw > view.saved > 0 else ""
+        table.add_row("float32", "", f"would have taken {show_bytes(view.raw)}{times}")
     if view.config.get("mode") != "sync":
         text = f"updates: mean {view.missed_mean:.2f}, at most {view.missed_most}"
         table.add_row("staleness", str(view.missed), text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from laconic.errors import FileError
 from laconic.json_files import open_regular, parse_json, read_json
-from laconic.watch.folder import CONFIG, PROGRESS, STATUS, SUMMARY, server_file
+from laconic.watch.folder import ACCURACY, CONFIG, PROGRESS, STATUS, SUMMARY, server_file
 from laconic.watch.series import ThinnedSeries
 from laconic.watch.status import LARGEST, PARTS, Status, WorkerStatus, finite_or_none, mean_loss
 from laconic.watch.status_files import load_status
@@ -47,7 +47,8 @@ class View:
         received: Bytes of frames that the servers received.
         sent: Bytes of frames that the servers sent.
         bytes_per_s: Current traffic in both directions.
-        saved: Bytes saved compared with float32 in both directions.
+        raw: Bytes that float32 would have taken in both directions.
+        saved: Bytes saved compared with it.
         missed: Largest staleness of the workers' last pushes, in updates.
         missed_most: Largest staleness of all pushes.
         missed_mean: Mean staleness of all pushes.
@@ -57,6 +58,7 @@ class View:
         notes: Problems with the files of the folder.
         summary: The run's summary, at the end.
         points: Points of ``progress.jsonl``.
+        accuracies: Points of ``accuracy.jsonl``: accuracy in per cent on so many test examples.
     """
 
     run: str
@@ -72,6 +74,7 @@ class View:
     received: int = 0
     sent: int = 0
     bytes_per_s: float | None = None
+    raw: int = 0
     saved: int = 0
     version: int = 0
     missed: int = 0
@@ -87,6 +90,7 @@ class View:
     notes: list[str] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     points: list[dict[str, Any]] = field(default_factory=list)
+    accuracies: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -106,7 +110,8 @@ class Watcher:
     def __init__(self, run_dir: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.run_dir = run_dir
         self._clock = clock
-        self._progress = _ProgressReader(run_dir / PROGRESS)
+        self._progress = _LineReader(run_dir / PROGRESS, _parse_point)
+        self._accuracy = _LineReader(run_dir / ACCURACY, _parse_accuracy)
 
     def view(self) -> View:
         """Return the status of the run now."""
@@ -145,7 +150,8 @@ class Watcher:
         view.elapsed_s = max(0.0, max(server.at for server in servers) - min(server.began_at for server in servers))
         view.received, view.sent = sum(server.received for server in servers), sum(server.sent for server in servers)
         exchanged = sum(worker.bytes_sent + worker.bytes_received for worker in started)
-        view.saved = max(0, sum(worker.bytes_raw for worker in started) - exchanged)
+        view.raw = sum(worker.bytes_raw for worker in started)
+        view.saved = max(0, view.raw - exchanged)
         view.version, view.checkpoint = first.version, first.checkpoint
         view.missed = max((worker.missed for worker in started), default=0)
         view.missed_most = max((worker.missed_most for worker in started), default=0)
@@ -159,7 +165,7 @@ class Watcher:
                 view.faults[kind] = view.faults.get(kind, 0) + count
         recent = [fault for server in servers for fault in server.recent]
         view.recent = sorted(recent, key=lambda fault: fault["at"])[-50:]
-        view.points = self._progress.read()
+        view.points, view.accuracies = self._progress.read(), self._accuracy.read()
         if view.phase == "running":
             view.bytes_per_s, view.left_s = _speed(view)
 
@@ -196,11 +202,11 @@ def _speed(view: View) -> tuple[float | None, float | None]:
 _POINT = {"at": float, "version": int, "iteration": int, "received": int, "sent": int, "missed": int, "faults": int}
 
 
-class _ProgressReader:
+class _LineReader:
     """Reads the points of a file of lines that grows."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, parse: Callable[[bytes], dict[str, Any] | None]) -> None:
+        self._path, self._parse = path, parse
         self._offset = 0
         self._series = ThinnedSeries[dict[str, Any]](MAX_POINTS)
 
@@ -216,7 +222,7 @@ class _ProgressReader:
         complete = new.rfind(b"\n") + 1  # a line that is being written is read next time
         self._offset += complete
         for line in new[:complete].splitlines():
-            point = _parse_point(line)
+            point = self._parse(line)
             if point is not None:
                 self._series.add(point)
         return self._series.points
@@ -231,6 +237,19 @@ def _parse_point(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, OverflowError):
         return None
     return point if all(abs(point[key]) < LARGEST for key in _POINT) else None
+
+
+def _parse_accuracy(line: bytes) -> dict[str, Any] | None:
+    """Return a point of ``accuracy.jsonl``, or None if the line is damaged or something else."""
+    try:
+        values = parse_json(line.decode())
+        at, accuracy = float(values["at"]), float(values["accuracy"])
+        iteration, examples = _count(values["iteration"]), _count(values["examples"])
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
+    if not 0 <= accuracy <= 100 or not abs(at) < LARGEST or not examples:
+        return None
+    return {"at": at, "iteration": iteration, "accuracy": accuracy, "examples": examples}
 
 
 def _load_object(path: Path, notes: list[str]) -> dict[str, Any] | None:

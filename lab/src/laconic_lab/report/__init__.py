@@ -27,7 +27,7 @@ BENCHES: Mapping[str, tuple[tuple[str, ...], Callable[[ByKind], Section]]] = {
     "codecs": (("bench.codec", "bench.peer"), benches.codecs),
     "codecs on a GPU": (("bench.device.codec", "bench.device.step"), benches.device),
     "layers": (("bench.layers",), benches.layers),
-    "faults": (("faults.scene", "faults.soak", "faults.replicas"), benches.faults),
+    "faults": (("faults.scene", "faults.scenarios", "faults.kills", "faults.soak", "faults.replicas"), benches.faults),
 }
 """Kinds of Records and the function that draws their section, by the name in messages."""
 TRANSFORMER_STUDIES = {"gpt", "pipeline"}

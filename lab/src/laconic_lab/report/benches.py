@@ -125,6 +125,14 @@ def _campaigns(records: Records) -> list[DataTable]:
     if scenes:
         broken = sum(one["broken"] is not None for one in scenes)
         rows.append(("scenarios of a server", len(scenes), broken, sum(one["seconds"] for one in scenes)))
+    random = records.get("faults.scenarios", [])
+    if random:
+        counts = (sum(one["count"] for one in random), sum(len(one["broken"]) for one in random))
+        rows.append(("random scenarios of a server", *counts, sum(one["seconds"] for one in random)))
+    kills = records.get("faults.kills", [])
+    if kills:
+        killed = sum(sum(one["killed"].values()) for one in kills)
+        rows.append(("runs killed while they write", killed, sum(one["broken"] is not None for one in kills), None))
     rows += [
         (f"a server for {one['exchanges']:,} exchanges", one["faults"], int(one["broken"] is not None), one["seconds"])
         for one in records.get("faults.soak", [])
@@ -137,5 +145,8 @@ def _campaigns(records: Records) -> list[DataTable]:
     if not rows:
         return []
     columns = ("campaign", "faults", "invariants broken", "seconds")
-    cells = [(str(name), f"{count:,}", f"{broken:,}", f"{seconds:,.0f}") for name, count, broken, seconds in rows]
+    cells = [
+        (str(name), f"{count:,}", f"{broken:,}", "" if seconds is None else f"{seconds:,.0f}")
+        for name, count, broken, seconds in rows
+    ]
     return [DataTable("campaigns", Table(columns, cells, title="Fault campaigns"), Data(columns, rows))]

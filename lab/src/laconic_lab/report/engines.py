@@ -195,7 +195,7 @@ def gpt(records: Records) -> Section:
     """Return the loss of a GPT by time over each link, the bytes that it took, and the loss by step."""
     trainings = [one for one in records.get("bench.gpt", []) if one["failed"] is None]
     section = Section("bench-gpt", "A GPT over slow links", question=Question.TRANSFORMERS)
-    titles = {one["method"]: str(one["title"]).replace("`", "") for one in trainings}
+    titles = {one["method"]: _title(one) for one in trainings}
     groups: dict[str, list[Values]] = {}
     for one in trainings:
         groups.setdefault(f"{one['ranks']} ranks, {_link(one['link'])}", []).append(one)
@@ -239,6 +239,11 @@ def gpt(records: Records) -> Section:
     return section
 
 
+def _title(one: Values) -> str:
+    """Return a title without Markdown's marks of code."""
+    return str(one["title"]).replace("`", "")
+
+
 def _gpt_verdict(name: str, group: Sequence[Values], titles: Mapping[str, str]) -> list[Verdict]:
     """Return which training is first at plain DDP's last loss."""
     plain = next((one for one in group if one["method"] == PLAIN_DDP and one.get("reached_s")), None)
@@ -264,7 +269,7 @@ def fsdp(records: Records) -> Section:
         name = f"{step['nodes']} nodes of {step['shards']} ranks, {_link(step['link'])}"
         groups.setdefault(name, []).append(step)
     rows: Rows = [
-        (name, step["title"], 1e3 * step["step_s"], step["step_speed_up"], (step["node_nbytes_per_step"] or 0) / 1e3)
+        (name, _title(step), 1e3 * step["step_s"], step["step_speed_up"], (step["node_nbytes_per_step"] or 0) / 1e3)
         for name, group in groups.items()
         for step in group
     ]
@@ -277,7 +282,7 @@ def fsdp(records: Records) -> Section:
         )  # fmt: skip
         section.verdicts = [verdict for name, group in groups.items() for verdict in _fsdp_verdict(name, group, losses)]
     curves: Rows = [
-        (f"{one['nodes']} nodes of {one['shards']} ranks", one["title"], step, loss)
+        (f"{one['nodes']} nodes of {one['shards']} ranks", _title(one), step, loss)
         for one in records.get("bench.fsdp.loss", [])
         for step, loss in one["curve"]
     ]
@@ -297,7 +302,7 @@ def _fsdp_verdict(name: str, group: Sequence[Values], losses: Mapping[tuple[int,
 
     def candidate(step: Values) -> Candidate:
         loss, wanted = (losses.get((step["nodes"], step["shards"], one["way"])) for one in (step, plain))
-        known = Candidate(step["title"], step["step_s"], step["node_nbytes_per_step"], "loss not measured")
+        known = Candidate(_title(step), step["step_s"], step["node_nbytes_per_step"], "loss not measured")
         if loss is None or wanted is None:
             return known
         lost = f"last loss {loss:.3f} beside {wanted:.3f}, one seed"

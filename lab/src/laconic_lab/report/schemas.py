@@ -151,6 +151,17 @@ class FaultSoak(TypedDict):
     seconds: float
 
 
+class FaultScenarios(TypedDict):
+    broken: list[Any]
+    count: int
+    seconds: float
+
+
+class FaultKills(TypedDict):
+    broken: str | None
+    killed: dict[str, int]
+
+
 class ReplicaKills(TypedDict):
     broken: int
     differing_steps: int
@@ -176,5 +187,5 @@ SCHEMAS: dict[str, Any] = {
     "bench.device.codec": DeviceCodec, "bench.device.step": DeviceStep,
     "cluster.round": ClusterRound, "cluster.load": ClusterLoad, "bench.codec": CodecBenchmark,
     "faults.scene": FaultScene, "faults.soak": FaultSoak, "faults.replicas": ReplicaKills,
-    "faults.replica_step": ReplicaStep,
+    "faults.replica_step": ReplicaStep, "faults.scenarios": FaultScenarios, "faults.kills": FaultKills,
 }  # fmt: skip

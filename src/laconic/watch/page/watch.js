@@ -30,10 +30,15 @@ function element(kind, attributes, text) {
   return node;
 }
 
-// Curves over time. Each is [class, values]; gaps where there is no value.
-function chart(id, times, curves, label) {
+// Curves over time. Each is [class, values]; gaps where there is no value. A logarithmic axis leaves out what is not positive.
+function chart(id, times, curves, label, logarithmic = false) {
   const svg = byId(id), left = 52, right = 592, top = 12, bottom = 160;
   svg.replaceChildren();
+  if (logarithmic) {
+    const shown = label;
+    label = (value) => shown(10 ** value);
+    curves = curves.map(([kind, values]) => [kind, values.map((value) => (value > 0 ? Math.log10(value) : null))]);
+  }
   const all = curves.flatMap(([, values]) => values).filter((y) => y !== null);
   if (all.length < 2 || times.length < 2) return;
   const low = Math.min(...all), high = Math.max(...all), span = high - low || 1;
@@ -85,18 +90,23 @@ function show(view) {
   byId("bar").value = view.iteration;
   setText("left", view.left_s !== null && !over ? `${clock(view.left_s)} left` : clock(view.elapsed_s));
   setText("loss", number(view.loss));
-  const accuracy = view.summary && view.summary.accuracy;
-  setText("accuracy", typeof accuracy === "number" ? `accuracy ${accuracy.toFixed(2)} %` : "");
+  const accuracy = view.summary && view.summary.accuracy, last = view.accuracies.at(-1);
+  const sampled = last ? `accuracy ${last.accuracy.toFixed(1)} % of ${last.examples} test examples` : "";
+  setText("accuracy", typeof accuracy === "number" ? `accuracy ${accuracy.toFixed(2)} %` : sampled);
+  byId("accuracy-figure").hidden = view.accuracies.length < 2;
+  chart("accuracy-chart", view.accuracies.map((point) => point.at), [["", view.accuracies.map((point) => point.accuracy)]], number);
   setText("bytes", view.bytes_per_s !== null && !over ? `${formatBytes(view.bytes_per_s)}/s` : formatBytes(view.received + view.sent));
-  setText("saved", `in ${formatBytes(view.received)}, out ${formatBytes(view.sent)}, ${formatBytes(view.saved)} saved`);
+  setText("saved", `in ${formatBytes(view.received)}, out ${formatBytes(view.sent)}`);
+  const fewer = view.raw > view.saved && view.saved > 0 ? `, ${Number((view.raw / (view.raw - view.saved)).toPrecision(3))} times as much` : "";
+  setText("float32", view.raw ? `float32: ${formatBytes(view.raw)}${fewer}` : "");
   setText("staleness", String(view.missed));
   setText("stalest", `updates; mean ${view.missed_mean.toFixed(2)}, at most ${view.missed_most}`);
   const kinds = Object.entries(view.faults);
   setText("faults", String(kinds.reduce((sum, [, count]) => sum + count, 0)));
   setText("kinds", kinds.map(([kind, count]) => `${kind.replaceAll("_", " ")} ${count}`).join(", "));
   const times = view.points.map((point) => point.at);
-  chart("loss-chart", times, [["", view.points.map((point) => point.loss)]], number);
-  chart("bytes-chart", times, [["", view.points.map((point) => point.received)], ["second", view.points.map((point) => point.sent)]], formatBytes);
+  chart("loss-chart", times, [["", view.points.map((point) => point.loss)]], (x) => String(Number(x.toPrecision(3))));
+  chart("bytes-chart", times, [["", view.points.map((point) => point.received)], ["second", view.points.map((point) => point.sent)], ["third", view.points.map((point) => (view.iteration ? (view.raw / 2 / view.iteration) * point.iteration : null))]], formatBytes, true);
   byId("workers").replaceChildren(...view.workers.map((worker, i) => row([
     [String(i)], [worker.state, worker.state], [String(worker.iteration)], [number(worker.loss)],
     [formatBytes(worker.bytes_sent)], [formatBytes(worker.bytes_received)], [`${worker.missed} (at most ${worker.missed_most})`],
