@@ -13,7 +13,7 @@ from typing import Any
 
 from page_blocks import RESULTS, ROOT
 
-from laconic.plan.evidence import FORMAT, MODEL_FAMILIES, Evidence
+from laconic.plan.evidence import FORMAT, MODEL_FAMILIES, Evidence, read_evidence
 from laconic.records import Record, read
 from laconic.train.models import build_model
 from laconic_lab.bench.gpt.methods import METHODS
@@ -155,7 +155,8 @@ def _gpt_bench() -> Iterator[Run]:
 def _tuned() -> Iterator[Evidence]:
     """Trainings of ``laconic tune`` on models of the examples."""
     for file in sorted((RESULTS / "tune").glob("*.jsonl")):
-        yield from (Evidence(**record.values) for record in read(file) if record.kind == "tune.evidence")
+        values = [record.values for record in read(file) if record.kind == "tune.evidence"]
+        yield from read_evidence({"format": FORMAT, "trainings": values}, str(file))
 
 
 def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:

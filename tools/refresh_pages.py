@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import architecture
+import internet_table
 import plan_evidence
 import recipe_evidence
 from bench_tables import blocks
@@ -83,6 +84,8 @@ def wanted_files() -> dict[Path, str]:
     pages[local_sgd] = fill(local_sgd.read_text(encoding="utf-8"), "recipes", recipe_evidence.evidence_table(evidence))
     pages[recipe_evidence.FILE] = recipe_evidence.evidence_file(evidence)
     pages[plan_evidence.FILE] = plan_evidence.evidence_file()
+    planner = ROOT / "docs" / "planner.md"
+    pages[planner] = fill(planner.read_text(encoding="utf-8"), "internet", internet_table.table())
     pages[architecture.PAGE] = architecture.page()
     pictures = {"first": first_picture(), "links": picture()}
     return (

@@ -157,3 +157,22 @@ def test_invalid_field_raises_config_error(options: dict[str, float], message: s
         Workers(**({"count": 2, "step_s": 1.0} | options))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rounds must be at least 1"):
         simulate(Workers(2, 1.0), 0)
+
+
+def test_sampled_rounds_extend_to_all() -> None:
+    workers = Workers(200, 1.0, push=10, pull=10, server_bytes_s=4000, spread=0.3, jitter=0.2, mode="bounded:20")
+    whole, sampled = simulate(workers, 60), simulate(workers, 60, sampled_rounds=15)
+    assert (whole.sampled, sampled.sampled) == (None, 15 * 200) and sampled.updates == whole.updates
+    assert sampled.seconds == pytest.approx(whole.seconds, rel=0.05)
+    assert sampled.staleness_mean == pytest.approx(whole.staleness_mean, rel=0.05)
+    assert simulate(workers, 5, sampled_rounds=9) == simulate(workers, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [10, 100, 1000])
+def test_bound_far_below_the_workers_takes_less_than_a_minute(bound: int) -> None:
+    began = time.process_time()
+    workers = Workers(100_000, 1.0, push=10, pull=10, server_bytes_s=1e7, spread=0.3, mode=f"bounded:{bound}")
+    result = simulate(workers, 1000, sampled_rounds=5)
+    assert result.updates == 100_000_000 and result.staleness_max <= bound
+    assert time.process_time() - began < 60

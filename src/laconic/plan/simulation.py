@@ -8,14 +8,14 @@ can then miss more than S updates, by the rule of laconic's server.
 
 Without rounds events are processed in batches: no worker that is served now can be back before the first of the batch
 was served and has computed, so everything that arrives until then can be sorted and queued at once. That is exact, and
-10^5 workers x 1,000 rounds take seconds. (With a bound far below the number of workers few messages are under way at
-once, and batches are small.)
+10^5 workers x 1,000 rounds take seconds. With a bound far below the number of workers few messages are under way at
+once, and batches are small: ``sampled_rounds`` simulates some rounds and extends them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from laconic.errors import ConfigError
@@ -106,6 +106,7 @@ class SimulationResult:
         staleness_mean: Mean number of updates that a gradient missed.
         staleness_max: Largest number of updates that a gradient missed.
         workers: Number of workers.
+        sampled: Updates that were simulated, if not all.
     """
 
     updates: int
@@ -114,6 +115,7 @@ class SimulationResult:
     staleness_mean: float
     staleness_max: int
     workers: int
+    sampled: int | None = None
 
     @property
     def round_s(self) -> float:
@@ -121,16 +123,22 @@ class SimulationResult:
         return self.seconds / self.updates * self.workers
 
 
-def simulate(workers: Workers, rounds: int) -> SimulationResult:
+def simulate(workers: Workers, rounds: int, *, sampled_rounds: int | None = None) -> SimulationResult:
     """Simulate so many rounds, or as many updates as they would have.
+
+    Args:
+        sampled_rounds: Simulate only so many rounds and extend their times to all. A training is much the same after
+            a few rounds; with a bound far below the number of workers all rounds would take many minutes.
 
     >>> simulate(Workers(4, 1.0, push=10, pull=10, server_bytes_s=20), rounds=3).round_s
     5.0
     """
     import numpy as np
 
-    if rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, got {rounds}")
+    if rounds < 1 or not (sampled_rounds is None or sampled_rounds >= 1):
+        raise ConfigError(f"rounds must be at least 1, got {rounds} and {sampled_rounds} sampled ones")
+    if sampled_rounds is not None and sampled_rounds < rounds:
+        return _extended(simulate(workers, sampled_rounds), rounds / sampled_rounds)
     rng = np.random.default_rng(workers.seed)
     shortest = workers.step_s * rng.lognormal(0.0, workers.spread, workers.count)
     rates = (workers.worker_bytes_s or workers.server_bytes_s) * rng.lognormal(0.0, workers.link_spread, workers.count)
@@ -140,6 +148,13 @@ def simulate(workers: Workers, rounds: int) -> SimulationResult:
     up, down = np.maximum(0.0, workers.push / rates - push), np.maximum(0.0, workers.pull / rates - pull)
     times = _Times(workers, rng, shortest, push, pull, up, down)
     return _synchronous(workers, times, rounds) if workers.mode == "sync" else _asynchronous(workers, times, rounds)
+
+
+def _extended(sampled: SimulationResult, factor: float) -> SimulationResult:
+    """Return the result of ``factor`` times as many rounds that are like the sampled ones."""
+    return replace(
+        sampled, updates=round(sampled.updates * factor), seconds=sampled.seconds * factor, sampled=sampled.updates
+    )
 
 
 @dataclass
