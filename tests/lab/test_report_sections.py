@@ -91,3 +91,9 @@ def test_verdict_on_ddp_suits_every_optimizer_and_follows_the_page_on_choosing()
     text = build(read(RESULTS / "ddp" / "links.jsonl")).html
     assert "DDP step, vgg11, 2 ranks, 100 Mbit/s: <b>take qsgd:4</b>" in text
     assert "no slow link" in text and "do not compress" in text  # docs/choosing.md: none: plain DDP
+
+
+def test_server_verdict_weighs_time_against_accuracy() -> None:
+    text = build(published("kothari2021")).html
+    assert "Parameter server, VGG-11, 100 Mbit/s: <b>take method laconic</b>" in text  # as docs/choosing.md
+    assert "take method 6" not in text and "take method 5" not in text  # faster or smaller, but they lose points

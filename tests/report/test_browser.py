@@ -265,7 +265,10 @@ def test_sliders_redraw_the_curves_that_python_computes(report: Path, opened: Op
     for row in rows(page.js("laconic.charts.get('if-split').table.csv()")):
         plain = t.vanilla(int(row["workers"]))
         close(float(row["seconds"]), plain.compute if row["part"].startswith("T_cmt") else plain.transfer)
-    request = PlanRequest.for_params(load("cpu"), 25_000_000, 0.1 / 64, workers=64, rate=1e10, every=10)
+    family, optimizer = page.js("[laconic.state.family, laconic.state.optimizer]")
+    request = PlanRequest.for_params(
+        load("cpu"), 25_000_000, 0.1 / 64, workers=64, rate=1e10, every=10, family=family, optimizer=optimizer
+    )
     ours = recommend(request, break_even=False)
     codecs = {
         row["codec"]: float(row["seconds an iteration"])

@@ -20,7 +20,9 @@ def study_section(study: Study[Any], records: Sequence[Record], question: Questi
     findings = study.findings(results)
     tables = [_claims(study.name, findings)] if findings else []
     plots = [*study.plots(results), *_measured_over_claimed(study.name, findings)]
-    return Section(study.name, study.title, tables=tables, plots=plots, question=question)
+    return Section(
+        study.name, study.title, tables=tables, plots=plots, question=question, verdicts=study.verdicts(results)
+    )
 
 
 def _claims(study: str, findings: Sequence[Finding]) -> DataTable:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from laconic.errors import ConfigError, FileError
 from laconic.records import NOT_EMPTY, POSITIVE, Record, RecordError, checked_values, read
 from laconic.report.plots import Plot
+from laconic.report.verdicts import Verdict
 from laconic_lab.studies import load_study, study_names
 from laconic_lab.studies.claims import Claim, Finding, claims_table, findings_of
 from laconic_lab.studies.figures import Panel, draw_all
@@ -122,6 +123,7 @@ class Study(Generic[R]):
         options: Translates the given options into arguments of ``run``.
         counts: Returns totals over the Records for ``--json``.
         related: Kinds of Records of other commands that the results also use, and their files below ``results``.
+        verdicts: Returns what to use in the situations that were measured, for the top of a report.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Study(Generic[R]):
     options: Callable[[Mapping[str, Any]], dict[str, Any]]
     counts: Callable[[Sequence[Record]], dict[str, Any]]
     related: Mapping[str, str] = field(default_factory=dict)
+    verdicts: Callable[[R], list[Verdict]] = lambda results: []
 
     @property
     def kinds(self) -> frozenset[str]:

@@ -17,6 +17,7 @@ from laconic_lab.studies.kothari2021.runner import run
 from laconic_lab.studies.kothari2021.settings import HYPER
 from laconic_lab.studies.kothari2021.tables import make_tables
 from laconic_lab.studies.kothari2021.times import Plan
+from laconic_lab.studies.kothari2021.verdicts import make_verdicts
 from laconic_lab.studies.study import Study, compared_frames, training_options
 
 __all__ = ["STUDY"]
@@ -40,4 +41,5 @@ STUDY = Study(
     flags=("models", "methods", "seeds", "lanes", "epochs", "data", "links", *TIMING),
     options=_options,
     counts=compared_frames,
+    verdicts=make_verdicts,
 )  # fmt: skip
