@@ -42,6 +42,7 @@ CASES = (
     Case("unpack model.lac --list"),
     Case("unpack model.lac -o again.safetensors"),
     Case("plan --model vgg11 --workers 4 --bandwidth 1gbit --json"),
+    Case("tune --model mlp --data digits --steps 5 --codec qsgd:4 --bandwidth 10mbit"),
     Case("calibrate -o machine.json --model mlp --codec qsgd:4 --quick"),
     Case("report finished -o finished.html"),
     Case("watch finished --once"),
