@@ -55,8 +55,10 @@ def _soak(values: Sequence[Any]) -> str:
         return ""
     longest = max(values, key=lambda each: each["seconds"])
     memory, files, threads = (longest[name] for name in ("rss", "descriptors", "threads"))
+    made = f"{longest['done']:,}" if "done" in longest else f"some of {longest['exchanges']:,}"
+    ended = f", which ended with: {longest['broken']}" if longest["broken"] else ""
     return (
-        f" with {longest['faults']} faults in {longest['exchanges']:,} exchanges; from its second to its last quarter "
-        f"memory {memory[0] / 1e6:.0f} to {memory[1] / 1e6:.0f} MB, open files {files[0]} to {files[1]}, threads "
-        f"{threads[0]} to {threads[1]}"
+        f" with {longest['faults']} faults in {made} exchanges; from its second to its last quarter memory "
+        f"{memory[0] / 1e6:.0f} to {memory[1] / 1e6:.0f} MB, open files {files[0]} to {files[1]}, threads {threads[0]} "
+        f"to {threads[1]}{ended}"
     )

@@ -128,7 +128,7 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
     if json:
         print_json(asdict(found))
     else:
-        print(f"{found.exchanges} exchanges of 4 workers in {found.seconds:.0f} s with {found.faults} faults; memory "
+        print(f"{found.done} exchanges of 4 workers in {found.seconds:.0f} s with {found.faults} faults; memory "
               f"{show_bytes(found.rss[0])}, later {show_bytes(found.rss[1])}; open files {found.descriptors[0]}, later "
               f"{found.descriptors[1]}; threads {found.threads[0]}, later {found.threads[1]}")  # fmt: skip
     if found.broken is not None:

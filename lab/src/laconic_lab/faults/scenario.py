@@ -65,6 +65,7 @@ class Scenario:
         folder: Empty folder for checkpoints and certificates.
         method: Sets the job's options. The ledger's arithmetic is exact with the methods of ``LEDGER_METHODS``.
         link: Whether worker 1 is connected through a proxy that can be cut, slowed and disturbed.
+        patience_s: Seconds for which a worker tries to reach the server.
         compute_s: Seconds that a worker takes for a gradient, so that the others get their share of the work.
         timeout_s: Seconds after which the scenario counts as hung. The time that actions take is not counted (but
             three times as many seconds end it in any case): a flood may starve on a busy machine.
@@ -73,9 +74,10 @@ class Scenario:
     def __init__(
         self, folder: Path, mode: str, *, method: str = "1", workers: int = 2, exchanges: int = 12, link: bool = False,
         rate: str | None = None, tls: bool = False, compute_s: float = 0.01, timeout_s: float = 60.0,
+        patience_s: float = 20.0,
     ) -> None:  # fmt: skip
         self.folder, self.exchanges = folder, exchanges
-        self.compute_s, self._timeout_s = compute_s, timeout_s
+        self.compute_s, self._timeout_s, self._patience_s = compute_s, timeout_s, patience_s
         self.job = Job(
             workers=workers, mode=mode, lr=1.0, momentum=0.0, checkpoint_every=4, **method_options(method, mode)
         )  # fmt: skip
@@ -190,7 +192,7 @@ class Scenario:
         return Client(
             self.address(worker), worker=worker, incarnation=incarnation, slots=Slots.of(parameters),
             limits=self.job.pull_limits(parameters.values()), credentials=credentials, timeout=20.0,
-            patience=Patience(total=20.0, first=0.05, longest=0.3),
+            patience=Patience(total=self._patience_s, first=0.05, longest=0.3),
         )  # fmt: skip
 
     def frames(self, place: int) -> list[bytes]:

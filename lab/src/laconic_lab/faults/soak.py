@@ -27,6 +27,8 @@ SOAK_FAULTS = (
 )  # fmt: skip
 IDLE_SECONDS = 3.0
 """Seconds for which a member leaves its calls open."""
+PATIENCE_S = 120.0
+"""Seconds for which a worker tries to reach the server: on a busy machine the whole process may wait for a while."""
 ALLOWED_GROWTH = 1.10
 """Ratio of memory in the last quarter to memory in the second quarter that is still called flat."""
 ALLOWED_MORE = 8
@@ -46,6 +48,7 @@ class Soak:
     """The outcome of a soak test.
 
     Args:
+        done: Exchanges made, of all ``exchanges``.
         rss: Median bytes of memory in the second and in the last quarter of the time.
         descriptors: Median open files in the second and in the last quarter.
         threads: Median threads in the second and in the last quarter.
@@ -55,6 +58,7 @@ class Soak:
     seconds: float
     faults: int
     exchanges: int
+    done: int
     rss: tuple[int, int]
     descriptors: tuple[int, int]
     threads: tuple[int, int]
@@ -82,7 +86,7 @@ def soak(
     with tempfile.TemporaryDirectory(prefix="laconic-soak-") as folder:
         scenario = Scenario(
             Path(folder), mode, workers=workers, exchanges=exchanges, link=True, compute_s=ROUND_S,
-            timeout_s=5 * seconds + 60,
+            timeout_s=5 * seconds + 60, patience_s=PATIENCE_S,
         )  # fmt: skip
         for step in steps:
             worker, action = _pick(rng, workers)
@@ -107,7 +111,8 @@ def soak(
             f"not flat: memory {rss[0]} to {rss[1]} bytes, open files {descriptors[0]} to {descriptors[1]}, threads "
             f"{threads[0]} to {threads[1]}"
         )
-    return Soak(time.monotonic() - began, len(steps), exchanges, rss, descriptors, threads, broken)
+    done = scenario.core.version // scenario.job.updates_per_exchange
+    return Soak(time.monotonic() - began, len(steps), exchanges, done, rss, descriptors, threads, broken)
 
 
 def _pick(rng: random.Random, workers: int) -> tuple[int, Action]:

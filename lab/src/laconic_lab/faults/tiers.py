@@ -73,7 +73,7 @@ class PartSummary:
     """What the Records say about one part.
 
     Args:
-        done: Scenarios, kills, kinds of idle calls, packets, or seconds of the longest soak.
+        done: Scenarios, kills, kinds of idle calls, packets, or seconds of the longest soak that kept everything.
         broken: The violated invariants and the findings of the pieces' last Records.
         first, last: Times of the first and the last Record.
     """
@@ -115,7 +115,7 @@ def _summary(part: str, records: list[Record]) -> PartSummary:
     counts: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
         "scenarios": lambda values: values["count"],
         "kills": lambda values: sum(sum(values[kind].values()) for kind in KINDS if kind in values),
-        "soak": lambda values: int(values["seconds"]),
+        "soak": lambda values: 0 if values["broken"] else int(values["seconds"]),
         "idle": lambda values: 1,
         "packets": lambda values: values.get("count", 0),
     }
