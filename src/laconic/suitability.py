@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 __all__ = [
-    "ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "known_loss", "moments", "never_advised", "verdict",
+    "ALTERNATIVES", "VERDICTS", "Moments", "Verdict", "judge", "known_loss", "moments", "never_advised",
+    "unremembered_bias", "verdict",
 ]  # fmt: skip
 
 Moments = Literal["none", "momentum", "adam"]
@@ -158,6 +159,27 @@ def verdict(spec: str, optimizer: Optimizer | Moments) -> str | None:
     }
     advice = _advice(spec, optimizer, memory)
     return f"{spec!r} does not suit {subject[memory]}: {found.cause}, and {found.effect}. {advice}"
+
+
+def unremembered_bias(spec: str) -> str | None:
+    """Return a warning if a spec loses a part of every gradient for good: it is biased and has no error feedback.
+
+    Casts and quantizers that only round to the nearest value are not meant.
+
+    >>> unremembered_bias("ef|sign"), unremembered_bias("bf16"), unremembered_bias("qsgd:4")
+    (None, None, None)
+    >>> unremembered_bias("sign").split(":")[0]
+    "'sign' is biased and has no error feedback"
+    """
+    stages, chain = parse(spec)
+    drops = chain.selector is not None and chain.selector.is_biased
+    if stages or not (drops or any(stage.biased is True for stage in chain.stages)):
+        return None
+    safe = " or ".join(map(repr, ALTERNATIVES))
+    return (
+        f"{spec!r} is biased and has no error feedback: what it leaves out of a gradient is lost for good. With plain "
+        f"SGD attach 'ef|{spec}', which sends it later; with any optimizer {safe} is safe"
+    )
 
 
 def known_loss(spec: str) -> str:

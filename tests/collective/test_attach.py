@@ -119,6 +119,11 @@ def memory(rank, world):
             same(train(first, 4, rank=rank, skip=6), train(second, 4, rank=rank, skip=6))
             and resumed.stats()["steps"] == 10
         )
+        whole, parts = attachment.stats(), resumed.stats()
+        results[f"counts resumed {spec}"] = (
+            (parts["rounds"], parts["values"]) == (whole["rounds"], whole["values"])
+            and abs(parts["wire_bytes"] / whole["wire_bytes"] - 1) < 0.05  # it compares states once more
+        )
         slots = {key.removeprefix("there/").removeprefix("back/").partition("[")[0].partition("/")[0]
                  for key in residuals(attachment)}  # fmt: skip
         results[f"memory names {spec}"] = slots <= {"0.weight", "2.weight"} and bool(slots)
@@ -144,6 +149,10 @@ def memory(rank, world):
         results[f"memory other codec {spec}"] = (
             logged.has("is left out") and without_memory.stats()["residual_resets"] == 1
         )
+    with LogCapture() as logged:
+        for spec in ("sign", "ef|sign", "qsgd:4"):
+            laconic.attach(ddp(), spec)
+    results["bias"] = ["'sign' is biased and has no" in line for line in logged.lines].count(True) == 1
     raises(laconic.InputError, "'world' or 'steps'", lambda: laconic.attach(ddp(), "qsgd:4").load_state_dict({}))
     return results
 

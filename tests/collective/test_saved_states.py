@@ -138,8 +138,26 @@ def test_channel_refuses_a_residual_beyond_float32():
     assert channel.state_dict()["w/residual"].equal(state["w/residual"])
 
 
+def test_counts_of_local_sgd_continue():
+    def new():
+        model = torch.nn.Linear(40, 30)
+        return model, laconic.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), codec="ef|qsgd:4", every=2)
+
+    model, local = new()
+    for _ in range(4):
+        model(torch.randn(4, 40)).sum().backward()
+        local.step()
+    _, resumed = new()
+    resumed.load_state_dict(local.state_dict())
+    names = ("steps", "exchanges", "rounds", "values", "wire_bytes", "encode_s")
+    assert all(resumed.stats()[name] == local.stats()[name] for name in names) and local.stats()["exchanges"] == 2
+    old = {key: value for key, value in local.state_dict().items() if key not in ("counts", "exchanges")}
+    new()[1].load_state_dict(old)  # of an earlier version
+
+
 @pytest.mark.parametrize("change", [
-    {"steps": -1}, {"world": torch.tensor([0.0, 1.0])}, {"exchange": {"ef|qsgd:4//w/round": torch.tensor(0.5)}},
+    {"steps": -1}, {"counts": torch.tensor([-1.0], dtype=torch.float64)}, {"counts": torch.ones(2)},
+    {"world": torch.tensor([0.0, 1.0])}, {"exchange": {"ef|qsgd:4//w/round": torch.tensor(0.5)}},
     {"anchors": {"weight": torch.full((30, 40), 1e300, dtype=torch.float64), "bias": torch.zeros(30)}},
 ])  # fmt: skip
 def test_invalid_state_of_local_sgd_changes_nothing(change):

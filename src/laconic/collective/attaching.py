@@ -31,7 +31,7 @@ def attach(
     others send shards to their owners and means back (``TwoShot``). Gradients are exchanged during backward.
 
     A codec that does not suit the optimizer (``ef|topk`` under AdamW; see ``laconic.suitability``) is logged once, with
-    what to use instead, and counted in ``stats()["unsuited_optimizer_steps"]``.
+    what to use instead, and counted in ``stats()["unsuited_optimizer_steps"]``. So is a biased codec without ``ef``.
 
     Args:
         module: A DDP module, or one to which ``replicate`` or ``fully_shard`` was applied, also inside

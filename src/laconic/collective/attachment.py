@@ -28,6 +28,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
+from laconic.suitability import unremembered_bias
 
 __all__ = ["AttachOptions", "Attachment", "StepStats", "as_real"]
 
@@ -176,6 +177,12 @@ class Attachment(ABC):
             return EXACT
         return self._exchange.choice(name, as_real(parameter)).spec
 
+    def _warn_about_codec(self) -> None:
+        self._warn_if_nothing_is_compressed()
+        used = {self._spec_of(*each) for each in self._parameters() if each[1].requires_grad}
+        for warning in filter(None, map(unremembered_bias, sorted(used))):
+            log.warning("%s", warning)
+
     def _warn_if_nothing_is_compressed(self) -> None:
         trained = [(name, parameter) for name, parameter in self._parameters() if parameter.requires_grad]
         if self.spec != EXACT and trained and all(self._spec_of(*each) == EXACT for each in trained):
@@ -261,7 +268,7 @@ class Attachment(ABC):
         self._exchange, self.spec = after, spec
         self._stays_on.clear()
         self._optimizers.forget()
-        self._warn_if_nothing_is_compressed()
+        self._warn_about_codec()
 
     def detach(self) -> None:
         """Return to torch's own reduction of gradients. The module can then be attached again."""

@@ -20,7 +20,7 @@ from laconic.collective.attachment import Attachment, AttachOptions, NamedParame
 from laconic.collective.consistency import peer_failure_as_error
 from laconic.collective.exchange import EXACT, Exchange, NamedTensors, rank_independent
 from laconic.collective.hook import exact_mean, register_hook, switch_of
-from laconic.collective.saved_state import saved_count, saved_scale, saved_world
+from laconic.collective.saved_state import saved_count, saved_counts, saved_scale, saved_world
 from laconic.errors import ConfigError, InputError, NonFiniteError
 
 __all__ = ["DDPAttachment", "ddp_of_replicate", "unwrapped"]
@@ -46,7 +46,7 @@ class DDPAttachment(Attachment):
         self._require_same_arguments()
         self._prepare(self._exchange)
         self._switch.target = self
-        self._warn_if_nothing_is_compressed()
+        self._warn_about_codec()
 
     @property
     def module(self) -> DistributedDataParallel:
@@ -172,17 +172,20 @@ class DDPAttachment(Attachment):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return this rank's memory by parameter name. Each rank saves its own with the model."""
-        world = torch.tensor([self._rank, self._ranks])
-        state = self._exchange.state_dict() | {"world": world, "steps": torch.tensor(self._step_stats.steps)}
+        state = self._exchange.state_dict() | {
+            "world": torch.tensor([self._rank, self._ranks]), "steps": torch.tensor(self._step_stats.steps),
+            "counts": self._exchange.stats.saved(),
+        }  # fmt: skip
         return state if self._scale is None else state | {"scale": torch.tensor(self._scale, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state. Residuals of another rank or number of ranks are dropped and logged."""
         if "world" not in state or "steps" not in state:
             raise InputError("expected the result of Attachment.state_dict: 'world' or 'steps' is missing")
-        memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale")}
+        memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale", "counts")}
         ours = self._rank, self._ranks
         saved, steps, scale = saved_world(state), saved_count("steps", state["steps"]), saved_scale(state)
+        counts = saved_counts(state)
         if saved != ours:
             self._step_stats.residual_resets += 1
             log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *saved, *ours)
@@ -190,6 +193,7 @@ class DDPAttachment(Attachment):
         if not self._exchange.load_state_dict(memory):
             self._step_stats.residual_resets += 1
         self._step_stats.steps = steps
+        self._exchange.stats.load(counts)
         if self._scale is not None and scale is not None:
             self._scale = scale
 

@@ -12,7 +12,16 @@ from laconic.aggregate.homomorphic.families import UNUSABLE
 from laconic.errors import InputError
 from laconic.residuals import saved_floats
 
-__all__ = ["ROUND", "SCALES", "saved_count", "saved_rounds", "saved_scale", "saved_scales", "saved_world"]
+__all__ = [
+    "ROUND",
+    "SCALES",
+    "saved_count",
+    "saved_counts",
+    "saved_rounds",
+    "saved_scale",
+    "saved_scales",
+    "saved_world",
+]
 
 ROUND, SCALES = "/round", "/scales"
 """Suffixes of the keys of a slot's round number and of its carried scales."""
@@ -26,6 +35,19 @@ def saved_count(key: str, value: object, *, at_least: int = 0) -> int:
         shown = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else repr(value)[:40]
         raise InputError(f"{key!r} in the saved state must be one whole number from {at_least} on, got {shown}")
     return value
+
+
+def saved_counts(state: Mapping[str, Tensor]) -> list[float]:
+    """Return the counts of an ``ExchangeStats``; none of a state that an earlier version saved."""
+    counts = state.get("counts")
+    if counts is None:
+        return []
+    if not isinstance(counts, Tensor) or counts.dim() != 1 or counts.dtype != torch.float64:
+        raise InputError("'counts' in the saved state must be a vector of float64")
+    if not bool(((counts >= 0) & (counts < 2.0**63)).all()):
+        raise InputError("'counts' in the saved state must be finite and not negative")
+    values: list[float] = counts.tolist()
+    return values
 
 
 def saved_rounds(state: Mapping[str, Tensor]) -> dict[str, int]:

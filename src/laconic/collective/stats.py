@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 __all__ = ["ExchangeStats"]
 
@@ -45,6 +48,15 @@ class ExchangeStats:
             yield
         finally:
             setattr(self, phase, getattr(self, phase) + time.perf_counter() - began)
+
+    def saved(self) -> Tensor:
+        """Return all counts as one vector, for a saved state."""
+        return torch.tensor([float(getattr(self, each.name)) for each in fields(self)], dtype=torch.float64)
+
+    def load(self, saved: Sequence[float]) -> None:
+        """Continue from saved counts: those of an attachment or LocalSGD that ended with its process."""
+        for each, value in zip(fields(self), saved, strict=False):  # an earlier version may have had fewer
+            setattr(self, each.name, value if each.type == "float" else int(value))
 
     @property
     def wire_bytes(self) -> int:

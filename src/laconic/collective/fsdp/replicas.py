@@ -55,7 +55,7 @@ class HSDPAttachment(ShardedAttachment):
             group.take_over_replicas()
             group.install(self._reduce)
         self._attached = True
-        self._warn_if_nothing_is_compressed()
+        self._warn_about_codec()
 
     def _prepare(self, exchange: Exchange) -> None:
         self._wait_for_pending()

@@ -13,7 +13,7 @@ from laconic.collective.attachment import Attachment, AttachOptions, NamedParame
 from laconic.collective.ddp import unwrapped
 from laconic.collective.exchange import Exchange
 from laconic.collective.fsdp.param_groups import ParamGroup, ShardedParameter
-from laconic.collective.saved_state import saved_count, saved_scale
+from laconic.collective.saved_state import saved_count, saved_counts, saved_scale
 from laconic.errors import InputError
 
 __all__ = ["ShardedAttachment", "Slots"]
@@ -92,13 +92,15 @@ class ShardedAttachment(Attachment):
     # --------------------------------------------------------------------------------------------------------- state
 
     def _saved_steps(self) -> dict[str, Tensor]:
-        state = {"steps": torch.tensor(self._step_stats.steps)}
+        # A checkpoint of all ranks holds the counts of one of them: they do nearly the same.
+        state = {"steps": torch.tensor(self._step_stats.steps), "counts": self._exchange.stats.saved()}
         return state if self._scale is None else state | {"scale": torch.tensor(self._scale, dtype=torch.float64)}
 
     def _load_steps(self, state: Mapping[str, Tensor]) -> None:
         if "steps" not in state:
             raise InputError("expected the result of state_dict of an attached FSDP module: 'steps' is missing")
-        steps, scale = saved_count("steps", state["steps"]), saved_scale(state)
+        steps, scale, counts = saved_count("steps", state["steps"]), saved_scale(state), saved_counts(state)
         self._step_stats.steps = steps
+        self._exchange.stats.load(counts)
         if self._scale is not None and scale is not None:
             self._scale = scale

@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic.collective.exchange import rank_independent
 from laconic.collective.local.fragments import Fragment
 from laconic.collective.local.rounds import PendingRound
-from laconic.collective.saved_state import saved_count, saved_world
+from laconic.collective.saved_state import saved_count, saved_counts, saved_world
 from laconic.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def save(local: LocalSGD) -> dict[str, Any]:
     anchors = {name: x for fragment in fragments for name, x in zip(fragment.names, fragment.anchors, strict=True)}
     return {
         "steps": local.steps,
+        "counts": local.exchange.stats.saved(),
+        "exchanges": local._rounds.stats.exchanges,
         "world": torch.tensor([local._rounds.rank, local._rounds.size]),
         "exchange": local.exchange.state_dict(),
         "anchors": {name: anchors[name].clone() for name in local._replica.names},
@@ -74,7 +76,8 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
             f"the state was saved with fragments={len(layout)}, this LocalSGD has fragments={len(fragments)} or other "
             "parameters: use the same"
         )
-    steps, load_residuals = saved_count("steps", saved["steps"]), _checked_residuals(local, saved)
+    steps, counts = saved_count("steps", saved["steps"]), saved_counts(saved)
+    exchanges, load_residuals = saved_count("exchanges", saved.get("exchanges", 0)), _checked_residuals(local, saved)
     local._drop_in_flight()
     _arrange(local, [each["names"] for each in layout])
     with torch.no_grad():
@@ -83,6 +86,8 @@ def load(local: LocalSGD, saved: Mapping[str, Any]) -> None:
                 anchor.copy_(saved["anchors"][name])
     _load_outer(fragments, saved["outer"], list(saved["anchors"]))
     local.steps = steps
+    local.exchange.stats.load(counts)
+    local._rounds.stats.exchanges = exchanges
     kept = load_residuals()
     for fragment, each in zip(fragments, layout, strict=True):
         fragment.exchanged_at = int(each.get("exchanged_at", local.steps - local.steps % local.every))
