@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic.errors import ConfigError, InputError
 from laconic.frames import decode, encode
-from laconic.optim import SGD, Schedule
+from laconic.optim import SGD, Schedule, make_optimizer
 
 SHAPES = {"fc.weight": (37, 19), "fc.bias": (37,), "scale": ()}
 
@@ -129,3 +129,28 @@ def test_schedules() -> None:
 def test_invalid_schedule_raises_config_error(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Schedule(**arguments)
+
+
+@pytest.mark.parametrize("kind, shape", [("adamw", (3, 4)), ("muon", (3, 4)), ("muon", (4,))])
+def test_named_optimizer_gives_the_bits_of_torch_and_resumes_with_them(kind: str, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, *gradients = (torch.randn(shape, generator=generator) for _ in range(6))
+    expected = start.clone().requires_grad_()
+    theirs: torch.optim.Optimizer = (
+        torch.optim.Muon([expected], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        if kind == "muon" and len(shape) == 2
+        else torch.optim.AdamW([expected], lr=0.01, weight_decay=0.1)
+    )
+    ours, parameters = make_optimizer(kind, momentum=0.9, weight_decay=0.1), {"a/w": start.clone()}
+    for number, gradient in enumerate(gradients):
+        if number == 3:
+            state = ours.state_dict()
+            assert {key: x.shape for key, x in state.items()}.items() <= ours.state_shapes(parameters).items()
+            ours = make_optimizer(kind, momentum=0.9, weight_decay=0.1)
+            ours.load_state_dict(state)
+        expected.grad = gradient.clone()
+        theirs.step()
+        ours.step(parameters, {"a/w": gradient}, lr=0.01)
+        assert torch.equal(parameters["a/w"], expected)
+    with pytest.raises(InputError, match="its gradient"):
+        ours.step(parameters, {"a/w": torch.zeros(2, 2)}, lr=0.01)

@@ -1,4 +1,4 @@
-"""SGD over named tensors, and learning-rate schedules: for a server, whose parameters are not in a module."""
+"""Optimizers over named tensors, and learning-rate schedules: for a server, whose parameters are not in a module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.errors import ConfigError, InputError
 from laconic.frames import decode, open_packet
 from laconic.wire import Buffer
 
-__all__ = ["KINDS", "SGD", "Schedule"]
+__all__ = ["KINDS", "OPTIMIZERS", "SGD", "Schedule", "TorchOptimizer", "make_optimizer"]
 
 
 class SGD:
@@ -111,12 +111,109 @@ class SGD:
                 x = parameters[slot]
                 x.sub_(velocity.to(x.device), alpha=lr * self.momentum / (1 - self.momentum))
 
+    def state_shapes(self, parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+        """Return what a state may hold, by name."""
+        return {slot: x.shape for slot, x in parameters.items()}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the momentum of each slot that was updated."""
         return {slot: velocity.clone() for slot, velocity in self._velocity.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._velocity = {slot: velocity.clone() for slot, velocity in state.items()}
+
+
+OPTIMIZERS = ("sgd", "adamw", "muon")
+
+
+class TorchOptimizer:
+    """AdamW or Muon of ``torch.optim`` over named tensors.
+
+    Muon updates matrices and AdamW everything else; torch scales Muon's steps so that both take the same rate.
+
+    Args:
+        kind: ``adamw`` or ``muon``.
+        weight_decay: The share of the parameters, times the rate, that each step subtracts.
+
+    >>> parameters = {"w": torch.ones(2)}
+    >>> TorchOptimizer("adamw").step(parameters, {"w": torch.tensor([1.0, -2.0])}, lr=0.5)
+    >>> parameters["w"]
+    tensor([0.5000, 1.5000])
+    """
+
+    def __init__(self, kind: str, *, weight_decay: float = 0.0) -> None:
+        self.kind, self.weight_decay = kind, weight_decay
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        """One for each slot: a step then needs only the gradients that have come."""
+        self._saved: dict[str, Tensor] = {}
+        """Loaded state of slots that have not been updated since."""
+
+    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], *, lr: float) -> None:
+        """Update the parameters that have a gradient, in place. Gradients are not changed."""
+        for slot, gradient in gradients.items():  # check all before changing any
+            if slot not in parameters:
+                raise InputError(f"slot {slot!r} has a gradient, but no parameter has that name")
+            if gradient.shape != parameters[slot].shape:
+                shape, other = list(parameters[slot].shape), list(gradient.shape)
+                raise InputError(f"slot {slot!r} has the shape {shape}, its gradient {other}")
+        for slot, gradient in gradients.items():
+            optimizer = self._optimizers.get(slot) or self._start(slot, parameters[slot])
+            optimizer.param_groups[0]["lr"] = lr
+            (parameter,) = optimizer.param_groups[0]["params"]
+            parameter.grad = gradient.to(parameter.dtype)
+            optimizer.step()
+            parameter.grad = None
+
+    def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None:
+        """Update the parameters by gradients in frames."""
+        self.step(parameters, {slot: decode(frame) for slot, frame in frames.items()}, lr=lr)
+
+    def _start(self, slot: str, parameter: Tensor) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer
+        if self.kind == "muon" and parameter.dim() == 2:
+            optimizer = torch.optim.Muon([parameter], weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
+        else:
+            optimizer = torch.optim.AdamW([parameter], weight_decay=self.weight_decay)
+        for key in [key for key in self._saved if key.partition("/")[2] == slot]:
+            optimizer.state[parameter][key.partition("/")[0]] = self._saved.pop(key)
+        self._optimizers[slot] = optimizer
+        return optimizer
+
+    def forget(self, slots: Iterable[str]) -> None:
+        """Reset the state of these slots."""
+        for slot in slots:
+            self._optimizers.pop(slot, None)
+
+    def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None:
+        """Reset the state of these slots: what remains of an adaptive step has no closed form."""
+        self.forget(slots)
+
+    def state_shapes(self, parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+        """Return what a state may hold, by name."""
+        names = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+        moments = {f"{name}/{slot}": x.shape for name in names for slot, x in parameters.items()}
+        return moments | {f"step/{slot}": torch.Size([]) for slot in parameters}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of the moments of each slot, as ``exp_avg/slot``, and of its number of steps."""
+        return {key: x.clone() for key, x in self._saved.items()} | {
+            f"{name}/{slot}": torch.as_tensor(x).clone()
+            for slot, optimizer in self._optimizers.items()
+            for name, x in optimizer.state[optimizer.param_groups[0]["params"][0]].items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._optimizers.clear()
+        self._saved = {key: x.clone() for key, x in state.items()}
+
+
+def make_optimizer(kind: str, *, momentum: float, weight_decay: float) -> SGD | TorchOptimizer:
+    """Return one of ``OPTIMIZERS``; only SGD takes the momentum."""
+    if kind not in OPTIMIZERS:
+        raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {kind!r}")
+    if kind == "sgd":
+        return SGD(momentum=momentum, weight_decay=weight_decay)
+    return TorchOptimizer(kind, weight_decay=weight_decay)
 
 
 KINDS = ("constant", "step", "cosine")

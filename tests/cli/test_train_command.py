@@ -135,6 +135,14 @@ def test_flags_override_the_method(run: Run, work_dir: Path, launched: list[Conf
     assert (epochs.method, epochs.iterations) == ("1", 2 * 19)  # half of 3,800 images in batches of 100
 
 
+def test_optimizer_is_passed_on_with_a_rate_of_its_own(run: Run, work_dir: Path, launched: list[Config]) -> None:
+    assert run("train", "--optimizer", "adamw", "--push", "qsgd:4", "--iterations", "3").stderr == ""
+    warned = run("train", "--optimizer", "adamw", "--push", "ef|topk:0.01|qsgd:4", "--iterations", "3")
+    assert "does not suit adamw" in warned.stderr and len(warned.stderr.splitlines()) == 1
+    first, _ = launched
+    assert (first.job.optimizer, first.job.lr, first.method) == ("adamw", 0.001, "custom")
+
+
 def test_text_output_shows_the_summary(
     run: Run, work_dir: Path, launched: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +184,11 @@ def test_prepare_writes_the_folder_and_starts_nothing(run: Run, work_dir: Path, 
     (["--batch", "100000"], 2, "too few for a batch of 100000"),
     (["--schedule", "often"], 2, "unknown schedule 'often'"), (["--push", "ef"], 2, "'ef' has no codec after"),
     (["--mode", "late"], 2, "mode must be sync, async or bounded:S"),
+    (["--optimizer", "adam"], 2, "optimizer must be one of sgd, adamw, muon, got 'adam'"),
+    (["--optimizer", "muon", "--bundled"], 2, "muon needs matrices"),
+    (["--optimizer", "adamw", "--momentum", "0.5"], 2, "--momentum is for --optimizer sgd"),
+    (["--optimizer", "adamw", "--returns", "gradients"], 2, "runs on the server and needs"),
+    (["--optimizer", "adamw", "--layers", "subspace:0.1"], 2, "need optimizer=sgd"),
     (["--lr", "nan"], 2, "lr must be a finite number"), (["--script", "nothing.py:f"], 1, "there is no file"),
     (["--resume"], 2, "--resume needs the --run-dir"), (["--prepare"], 2, "--prepare needs the --run-dir"),
     (["--resume", "--run-dir", "none"], 1, "none is not a run folder"),

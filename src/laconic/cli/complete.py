@@ -12,7 +12,8 @@ from typing import Any
 import typer
 
 __all__ = [
-    "DATA", "METHODS", "MODELS", "MODES", "SCHEMES", "STAGES", "model_option", "one_of", "spec_option", "specs",
+    "DATA", "METHODS", "MODELS", "MODES", "OPTIMIZERS", "SCHEMES", "STAGES", "model_option", "one_of", "spec_option",
+    "specs",
 ]  # fmt: skip
 
 STAGES = (
@@ -23,6 +24,7 @@ METHODS = ("1", "2", "2w", "3", "4", "5", "6", "laconic", "laconic-min", "homomo
 MODELS = ("mlp", "lenet5", "vgg11", "alexnet", "resnet50", "gpt")
 DATA = ("digits", "mnist", "cifar10", "text")
 MODES = ("sync", "async", "bounded:")
+OPTIMIZERS = ("sgd", "adamw", "muon")
 SCHEMES = ("monarch:", "lowrank:", "subspace:", "hashed:")
 
 Complete = Callable[[str], list[str]]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.cli.complete import DATA, METHODS, MODELS, MODES, SCHEMES, one_of, specs
+from laconic.cli.complete import DATA, METHODS, MODELS, MODES, OPTIMIZERS, SCHEMES, one_of, specs
 from laconic.cli.options import Json, option
-from laconic.cli.output import examples, print_json, print_table, print_text, progress_bar
+from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, progress_bar
 from laconic.cli.progress import ProgressLog, TimeLeft, progress_line
 from laconic.cli.roles import Metrics, check_grpc, serve_metrics
 from laconic.cli.watch import event_files
@@ -24,6 +24,7 @@ from laconic.tables import Table
 from laconic.units import show_bytes
 
 if TYPE_CHECKING:
+    from laconic.cluster.job import Job
     from laconic.train.run import Config
 
 __all__ = ["EXAMPLES", "register", "train"]
@@ -33,6 +34,7 @@ EXAMPLES = (
     "laconic train --method laconic --iterations 20 --json",
     "laconic train --method 5 --workers 4 --run-dir run --prepare",
     "laconic train --method 4 --device auto --iterations 20",
+    "laconic train --optimizer adamw --push qsgd:4 --iterations 20",
     "laconic train --method 3 --layers subspace:0.1 --iterations 20",
     "laconic train --method 5 --tensorboard boards --metrics 127.0.0.1:9464",
 )
@@ -72,9 +74,12 @@ def train(
     epochs: Annotated[int | None, _training("Passes over the data; or give --iterations.")] = None,
     iterations: Annotated[int | None, _training("Number of iterations.", "three epochs")] = None,
     batch: Annotated[int, _training("Examples per worker and iteration.")] = 64,
-    lr: Annotated[float, _training("Learning rate.")] = 0.05,
+    optimizer: Annotated[
+        str, _training("sgd, adamw, or muon (for matrices, adamw for the rest).", autocompletion=one_of(*OPTIMIZERS))
+    ] = "sgd",
+    lr: Annotated[float | None, _training("Learning rate.", "0.05; 0.001 but for sgd")] = None,
     momentum: Annotated[float | None, _training("Momentum of SGD.", "0.9, or the method's")] = None,
-    weight_decay: Annotated[float, _training("Weight decay of SGD.")] = 0.0,
+    weight_decay: Annotated[float, _training("Weight decay.")] = 0.0,
     schedule: Annotated[str, _training("constant or cosine.")] = "constant",
     warmup: Annotated[int, _training("Iterations until the full learning rate.")] = 0,
     seed: Annotated[int, _training("Seed of everything random.")] = 0,
@@ -149,11 +154,16 @@ def train(
         "sends": sends, "every": every, "after": after, "momentum": momentum,
     }  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
+    if optimizer != "sgd" and momentum is not None:
+        raise ConfigError(f"--momentum is for --optimizer sgd, got {optimizer}")
+    if lr is None:
+        lr = 0.05 if optimizer == "sgd" else 0.001
     base: dict[str, Any] = {
-        "workers": workers, "mode": mode, "lr": lr, "weight_decay": weight_decay, "backup": backup,
-        "discount": discount, "checkpoint_every": checkpoint_every, "seed": seed,
+        "workers": workers, "mode": mode, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay,
+        "backup": backup, "discount": discount, "checkpoint_every": checkpoint_every, "seed": seed,
     }  # fmt: skip
     job = Job(**base | options)
+    _warn_about_codec(job)
     config = Config(
         model=model, data=data, data_dir=str(data_dir) if data_dir else None, script=script, batch=batch,
         iterations=job.every, method=method or method_name(job, base), schedule=schedule, warmup=warmup, job=job,
@@ -202,6 +212,18 @@ def train(
         print_json(summary | {"run_dir": str(folder)})
     else:
         _print(summary, folder)
+
+
+def _warn_about_codec(job: Job) -> None:
+    """Warn about gradients that adaptive optimizers were seen not to bear; SGD's methods are those of the study."""
+    from laconic.suitability import ALTERNATIVES, judge
+
+    found = judge(job.push, "adam" if job.optimizer == "adamw" else "momentum") if job.optimizer != "sgd" else None
+    if found is not None:
+        print_stderr(
+            f"laconic: --push {job.push!r} does not suit {job.optimizer}: {found.cause}, and {found.effect}. Use "
+            f"{' or '.join(ALTERNATIVES)}"
+        )
 
 
 @contextmanager

@@ -26,6 +26,7 @@ __all__ = ["Job", "Slots"]
 
 PUSHES = ("gradients", "changes", "weights")
 AFTER = ("mean", "best", *ROBUST)
+OPTIMIZERS = ("sgd", "adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Job:
             the K smallest and the K largest values of each coordinate; ``median``.
         backup: Workers that a synchronous round does not wait for.
         discount: Without rounds: a gradient that is n updates stale takes 1 / (1 + n) of a step.
+        optimizer: ``sgd``; or ``adamw``, or ``muon`` (for matrices, AdamW for the rest), which run on the server.
+        momentum: Of ``sgd``.
     """
 
     workers: int = 2
@@ -83,6 +86,7 @@ class Job:
     after: str = "mean"
     backup: int = 0
     discount: bool = False
+    optimizer: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -100,6 +104,8 @@ class Job:
             robust = name == "after" and self.trim is not None
             if getattr(self, name) not in valid and not robust:
                 raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -125,6 +131,11 @@ class Job:
             raise ConfigError(
                 f"sends=gradients needs every=1, sends=changes and sends=weights need more, got sends={self.sends!r} "
                 f"and every={self.every}"
+            )
+        if self.optimizer != "sgd" and (self.reply_kind.workers_step or self.sends != "gradients"):
+            raise ConfigError(
+                f"optimizer={self.optimizer} runs on the server and needs sends=gradients and returns=weights or delta,"
+                f" got sends={self.sends!r} and returns={self.returns!r}"
             )
         if self.sends == "weights" and not self.reply_kind.is_weights:
             raise ConfigError(f"sends=weights needs returns=weights, got {self.returns!r}")
@@ -210,6 +221,7 @@ class Job:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Job:
+        values = {"optimizer": "sgd", **values}  # a run of an earlier version
         require_fields(cls, values, "a job")
         return cls(**values)
 

@@ -30,6 +30,7 @@ class Optimizer(Protocol):
     def step_frames(self, parameters: Mapping[str, Tensor], frames: Mapping[str, Buffer], *, lr: float) -> None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def state_shapes(self, parameters: Mapping[str, Tensor]) -> Mapping[str, torch.Size]: ...
     def forget(self, slots: Iterable[str]) -> None: ...
     def spend(self, parameters: Mapping[str, Tensor], slots: Iterable[str], *, lr: float) -> None: ...
 
@@ -234,11 +235,15 @@ class Weights:
             missing = [name for name in mine if name not in parts[part]]
             if missing:
                 raise FileError(f"the checkpoint has no {part} {missing[0]!r} ({len(missing)} are missing)")
-        known = {"parameter": self.parameters, "optimizer": self.parameters, "held": self.held}
+        known: dict[str, Mapping[str, torch.Size]] = {
+            "parameter": {name: x.shape for name, x in self.parameters.items()},
+            "optimizer": self._optimizer.state_shapes(self.parameters),
+            "held": {name: x.shape for name, x in self.held.items()},
+        }
         for part, saved in parts.items():
             if part in known:
                 for name, x in saved.items():
-                    if name not in known[part] or known[part][name].shape != x.shape:
+                    if known[part].get(name) != x.shape:
                         raise FileError(f"the checkpoint holds {part} {name!r} of {list(x.shape)}, which is not ours")
             elif part not in ("channel", "resident", "scales"):
                 raise FileError(f"the checkpoint holds tensors of an unknown kind, {part!r}")

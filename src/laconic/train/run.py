@@ -91,6 +91,8 @@ class Config:
             raise ConfigError(f"servers must be an integer of at least 1, got {self.servers}")
         if self.servers > 1 and self.job.update_mode.staleness_bound:
             raise ConfigError("mode bounded needs servers=1: several servers cannot agree on the staleness")
+        if self.bundled and self.job.optimizer == "muon":
+            raise ConfigError("optimizer=muon needs matrices: leave --bundled out")
         if self.layers is not None:
             parse_scheme(self.layers)
         if self.layers_init not in INITS:
@@ -120,7 +122,10 @@ class Config:
 
     def subspace_state(self, task: Task) -> SubspaceState | None:
         """Return the state of the task's subspace layers that is not exchanged, or None."""
-        return SubspaceState.of(task.model, self.job, self.rates(), bundled=self.bundled)
+        state = SubspaceState.of(task.model, self.job, self.rates(), bundled=self.bundled)
+        if state is not None and self.job.optimizer != "sgd":
+            raise ConfigError(f"layers with a subspace need optimizer=sgd, got {self.job.optimizer}")
+        return state
 
     def restore(self, task: Task, slots: Mapping[str, Tensor], resident: Mapping[str, Tensor], exchanges: int) -> None:
         """Load the weights after that many exchanges into the task's model."""
