@@ -64,8 +64,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # people
     "report": ("plan", "suitability"),
     "cli": (
-        "catalog", "checkpoints", "cluster", "inspect", "link_probe", "plan", "report", "suitability", "train",
-        "tuning", "watch",
+        "catalog", "checkpoints", "cluster", "collective", "inspect", "link_probe", "plan", "report", "suitability",
+        "train", "tuning", "watch",
     ),
     "__init__": (
         "aggregate", "channels", "codecs", "collective", "frames", "inspect", "layers", "packet", "policy", "sums",
