@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from laconic.plan.calibration import GZIP
 from laconic.plan.costs import Message, Network
 from laconic.plan.evidence import Evidence, model_error
 from laconic.plan.messages import Workload, message_of
-from laconic.plan.profile import Point, Transport
+from laconic.plan.profile import MachineLoad, Point, Transport
 from laconic.plan.recommend import Row, fitted_rate
 
 MILLION = 1_000_000
@@ -236,6 +237,21 @@ def test_profile_without_transport_warns_and_uses_that_of_the_shipped_profile() 
     lines.clear()
     recommend(PlanRequest.for_params(machine, MILLION, 0.1, topology="ring"), notify=lines.append)
     assert lines == []
+
+
+def test_missing_and_doubtful_measurements_never_make_a_plan_faster_in_silence() -> None:
+    measured = replace(MACHINE, slowdown={4: 2.5}, machine={"cores": 2}, load=MachineLoad(0.1, 0.0, False))
+    lines: list[str] = []
+
+    def step_s(machine: Profile) -> float:
+        request = PlanRequest.for_params(machine, MILLION, 1.0, processes=4, workers=4, rate=1e9, codecs=["qsgd:4"])
+        return recommend(request, notify=lines.append).rows[0].step.total_s
+
+    whole = step_s(measured)
+    assert lines == []
+    assert step_s(replace(measured, slowdown={})) > 0.75 * whole and "no slowdown of processes: 4" in lines.pop()
+    assert step_s(replace(measured, transport=None)) > whole and "has no transport" in lines.pop()
+    assert step_s(replace(measured, load=MachineLoad(3.0, 0.5, True))) == whole and "busy machine" in lines.pop()
 
 
 def test_codec_that_the_profile_lacks_is_measured_with_a_notice() -> None:

@@ -142,7 +142,7 @@ class Profile:
         """Return how many times as long a step takes while so many processes compute on the machine.
 
         Between measured numbers of processes it is interpolated; beyond them it grows in proportion to the processes,
-        because they share the cores.
+        because they share the cores. If nothing was measured, they share the cores of the machine evenly.
         """
         known = {1: 1.0, **self.slowdown}
         if processes in known:
@@ -150,7 +150,8 @@ class Profile:
         below = max((n for n in known if n < processes), default=1)
         above = min((n for n in known if n > processes), default=None)
         if above is None:
-            return known[below] * processes / below if len(known) > 1 else 1.0
+            cores = self.machine.get("cores") or 1
+            return known[below] * processes / below if len(known) > 1 else max(1.0, processes / cores)
         part = (processes - below) / (above - below)
         return known[below] + part * (known[above] - known[below])
 

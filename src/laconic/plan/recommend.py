@@ -8,7 +8,7 @@ and the steps that they needed count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,11 +135,8 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
         notify: Called with a line for everything that the profile lacks and that was replaced.
     """
     network = request.network
-    if request.topology == "ps" and request.profile.transport is None:
-        notify(
-            f"profile {request.profile.name} has no transport: that of the shipped profile cpu is used. Measure it on "
-            "this machine by `laconic calibrate`"
-        )
+    for line in _replaced(request):
+        notify(line)
     candidates = _candidates(request, notify)
     profile = _complete(request, candidates, notify)
     slowdown = profile.slowdown_of(request.processes)
@@ -181,6 +178,20 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
     asked = [row for row in rows if request.codecs is None or row.codec in ("none", *request.codecs)]
     codec, reason = _chosen(asked, request, memory)
     return Recommendation(request, rows, codec, reason)
+
+
+def _replaced(request: PlanRequest) -> Iterator[str]:
+    """Yield a line for each measurement that the profile lacks or that is doubtful, and what is used instead."""
+    profile, again = request.profile, "Measure it on this machine by `laconic calibrate`"
+    if request.topology == "ps" and profile.transport is None:
+        yield f"profile {profile.name} has no transport: that of the shipped profile cpu is used. {again}"
+    if request.processes > 1 and not profile.slowdown and profile.device == "cpu":
+        yield (
+            f"profile {profile.name} has no slowdown of processes: {request.processes} of them are taken to share the "
+            f"cores evenly. {again}"
+        )
+    if profile.load is not None and profile.load.busy:
+        yield f"profile {profile.name} was measured on a busy machine, so its times may be too long: calibrate again"
 
 
 def needed_memory(workload: Workload, message: Message, rho: float = 1.0, *, local: bool = False) -> float:
