@@ -6,7 +6,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -156,7 +156,10 @@ def _tuned() -> Iterator[Evidence]:
     """Trainings of ``laconic tune`` on models of the examples."""
     for file in sorted((RESULTS / "tune").glob("*.jsonl")):
         values = [record.values for record in read(file) if record.kind == "tune.evidence"]
-        yield from read_evidence({"format": FORMAT, "trainings": values}, str(file))
+        found = read_evidence({"format": FORMAT, "trainings": values}, str(file))
+        for one, record in zip(found, values, strict=True):
+            name = f"{one.model} ({record['steps_trained']} steps)"
+            yield replace(one, model=name, source=f"results/tune/{file.stem}")
 
 
 def _evidence(runs: Iterable[Run]) -> Iterator[Evidence]:
@@ -192,7 +195,7 @@ def _compared(plain: Sequence[Run], runs: Sequence[Run]) -> Evidence:
     lr = run.lr / plain[0].lr if run.optimizer == run.plain_optimizer else 1.0  # rates of two optimizers say nothing
     return Evidence(
         run.codec, run.family, run.model, run.numel, run.plain_optimizer, run.optimizer, run.workers, len(runs),
-        run.measure, round(base, 4), round(statistics.fmean(one.score for one in runs), 4), round(noise, 4), run.every,
+        run.measure, round(base, 6), round(statistics.fmean(one.score for one in runs), 6), round(noise, 4), run.every,
         run.fragments, run.overlap, round(lr, 4), round(run.steps, 4), f"results/{run.source}",
     )  # fmt: skip
 
@@ -214,6 +217,20 @@ def model_errors() -> Mapping[str, float]:
     }
 
 
+def collective() -> Mapping[str, Mapping[str, float]]:
+    """Return the fixed times of exchanges of two ranks by gloo: means over the calibrations of the study jang2017."""
+    found = [record.values for record in _records("jang2017/runs", "jang2017.calibration")]
+    two = [one for one in found if (one["engine"], one["workers"]) == ("ddp", 2)]
+    byte_s = statistics.fmean(one["byte_s"] for one in two)
+    ways = {"none": [(one["fixed_s"], one["slot_s"]) for one in two]}
+    ways |= {way: [one["ways"][way] for one in two] for way in ("sum", "twoshot")}
+    return {
+        way: {"exchange_s": statistics.fmean(base for base, _ in pairs),
+              "slot_s": statistics.fmean(slot for _, slot in pairs), "byte_s": byte_s}
+        for way, pairs in ways.items()
+    }  # fmt: skip
+
+
 def evidence_file() -> str:
     """Return the text of src/laconic/plan/evidence.json."""
     runs = chain(_kothari2021(), _homomorphic(), _ddp(), _gpt_study(), _gpt_bench())
@@ -221,5 +238,5 @@ def evidence_file() -> str:
     usual = {"fragments": 1, "overlap": 0, "lr": 1.0, "steps": 1.0, "every": 1, "noise": 0.0}
     trainings = [{k: v for k, v in asdict(one).items() if usual.get(k) != v} for one in found]
     lines = ",\n".join("  " + json.dumps(one) for one in trainings)
-    head = {"format": FORMAT, "about": ABOUT, "model_error": model_errors()}
+    head = {"format": FORMAT, "about": ABOUT, "model_error": model_errors(), "collective": collective()}
     return json.dumps(head, indent=1).removesuffix("\n}") + f',\n "trainings": [\n{lines}\n ]\n}}\n'

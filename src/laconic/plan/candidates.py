@@ -99,11 +99,8 @@ def default_labels(profile: Profile, evidence: Sequence[Evidence], *, local: boo
         evidence: Of the family and optimizer in question.
         local: Whether trainings with local steps are compared, too.
     """
-    labels = list(profile.codecs or STOCK)
-    for one in evidence:
-        if one.every == 1 or local:
-            labels.append(Candidate.of(one).label)
-    return list(dict.fromkeys(labels))
+    trained = {Candidate.of(one).label for one in evidence if one.every == 1 or local}
+    return list(dict.fromkeys([*(profile.codecs or STOCK), *sorted(trained)]))
 
 
 def with_estimates(profile: Profile, specs: Iterable[str]) -> Profile:

@@ -19,11 +19,12 @@ from typing import Any
 from laconic.errors import ConfigError, FileError
 from laconic.json_files import parse_json, read_regular_text
 from laconic.plan import formulas
+from laconic.plan.profile import Transport
 from laconic.suitability import Moments
 
 __all__ = [
-    "FAMILIES", "MODEL_FAMILIES", "OPTIMIZERS", "Evidence", "counting", "default_optimizer", "load_evidence",
-    "model_error", "read_evidence", "shipped_evidence",
+    "FAMILIES", "MODEL_FAMILIES", "OPTIMIZERS", "Evidence", "collective_transport", "counting", "default_optimizer",
+    "load_evidence", "model_error", "read_evidence", "shipped_evidence",
 ]  # fmt: skip
 
 FAMILIES = ("convolutional", "recurrent", "transformer", "mlp")
@@ -159,6 +160,15 @@ def shipped_evidence() -> tuple[Evidence, ...]:
 def model_error(topology: str) -> float:
     """Return the error of the planner's speed-ups: four of five of those measured with real runs were closer."""
     return float(_shipped()["model_error"]["ps" if topology == "ps" else "ddp"])
+
+
+def collective_transport(way: str) -> Transport:
+    """Return the time of an exchange of two ranks by gloo that neither codec nor link explains.
+
+    Args:
+        way: ``none`` for torch's all-reduce, ``sum`` for packets added by it, ``twoshot``.
+    """
+    return Transport(**_shipped()["collective"][way])
 
 
 def read_evidence(values: Any, where: str) -> tuple[Evidence, ...]:

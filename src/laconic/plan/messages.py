@@ -44,6 +44,11 @@ class Workload:
     def numel(self) -> int:
         return sum(numel for numel, _ in self.slots)
 
+    @property
+    def compressed_slots(self) -> int:
+        """Number of slots that are encoded; vectors and small tensors travel together."""
+        return sum(not _exempt(numel, dims) for numel, dims in self.slots)
+
 
 def message_of(profile: Profile, workload: Workload, spec: str, network: Network) -> Message:
     """Return the message that a codec makes of a workload.

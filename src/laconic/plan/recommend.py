@@ -152,7 +152,7 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
         if request.layers is not None and candidate.label not in BASELINES:
             message = request.layers.message(message)
             work = replace(work, step_s=work.step_s * request.layers.h)
-        links = replace(request.network_of(candidate.fragments), rate=rate)
+        links = replace(request.network_of(candidate.fragments, candidate.codec), rate=rate)
         return message, step(work, links, message)
 
     def pays(candidate: Candidate, rate: float) -> bool:

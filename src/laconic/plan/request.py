@@ -9,16 +9,18 @@ from functools import lru_cache
 from typing import Any
 
 from laconic.errors import ConfigError
+from laconic.plan.calibration import summable
 from laconic.plan.costs import EVENLY, Message, Network, Work
 from laconic.plan.evidence import (
     FAMILIES,
     MODEL_FAMILIES,
     OPTIMIZERS,
     Evidence,
+    collective_transport,
     default_optimizer,
     shipped_evidence,
 )
-from laconic.plan.messages import Workload
+from laconic.plan.messages import REDUCED_FORMATS, Workload
 from laconic.plan.profile import Profile, Transport, load
 
 __all__ = ["CompressedLayers", "MeasuredRun", "PlanRequest", "default_transport"]
@@ -166,11 +168,15 @@ class PlanRequest:
     @property
     def network(self) -> Network:
         """The links, and what a parameter server adds to them."""
-        return self.network_of(1)
+        return self.network_of()
 
-    def network_of(self, fragments: int) -> Network:
-        """Return the links if so many fragments are exchanged in turn."""
+    def network_of(self, fragments: int = 1, codec: str = "none") -> Network:
+        """Return the links and the fixed times of an exchange by a codec, if fragments are exchanged in turn."""
         options: dict[str, float] = {}
+        if self.topology != "ps" and self.profile.device == "cpu":
+            transport = collective_transport(self._way(codec))
+            slots = -(-self.workload.compressed_slots // fragments)
+            options = {"byte_s": transport.byte_s, "exchange_s": transport.seconds(slots)}
         if self.topology == "ps":
             transport = self.profile.transport or default_transport()
             slots = -(-len(self.workload.slots) // fragments)
@@ -178,6 +184,12 @@ class PlanRequest:
         return Network(
             self.workers, self.rate, self.topology, self.servers, round_trip_s=self.round_trip_s, **options
         )  # fmt: skip
+
+    def _way(self, codec: str) -> str:
+        """Return how ranks reduce what a codec sends: see ``costs``."""
+        if codec == "none" or (self.topology == "ring" and codec in REDUCED_FORMATS):
+            return "none"
+        return "sum" if self.topology == "ring" and summable(codec) else "twoshot"
 
     def values(self) -> dict[str, Any]:
         """Return the request as ``laconic plan --json`` repeats it."""
