@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 RUN = {
     "method": "1", "model": "mlp", "data": "digits", "workers": 2, "servers": 1, "iterations": 20, "accuracy": 90.0,
     "wire_bytes_per_iteration": 1000.0, "compute_s": 1.0, "communication_s": 1.0, "total_s": 2.0,
@@ -42,7 +42,7 @@ CASES = (
     Case("unpack model.lac --list"),
     Case("unpack model.lac -o again.safetensors"),
     Case("plan --model vgg11 --workers 4 --bandwidth 1gbit --json"),
-    Case("tune --model mlp --data digits --steps 5 --codec qsgd:4 --bandwidth 10mbit"),
+    Case("tune --model mlp --data digits --steps 10 --codec qsgd:4 --bandwidth 10mbit"),
     Case("calibrate -o machine.json --model mlp --codec qsgd:4 --quick"),
     Case("report finished -o finished.html"),
     Case("watch finished --once"),
@@ -102,10 +102,14 @@ def _problem(case: Case) -> str | None:
     """Run the command; return what is wrong with how it ended."""
     begin = time.perf_counter()
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
-    done = subprocess.run(
-        [sys.executable, "-m", "laconic", *case.words.split()],
-        capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "laconic", *case.words.split()],
+            capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        print(f"FAIL {TIMEOUT_S:5.1f} s  laconic {case.words}", flush=True)
+        return f"laconic {case.words}: expected an end within {TIMEOUT_S} s"
     missing = [module for module in case.needs if find_spec(module) is None]
     errors = done.stderr.strip().splitlines()
     if missing or case.words in FAILS:
