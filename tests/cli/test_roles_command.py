@@ -114,7 +114,7 @@ def test_missing_grpc_is_one_line_and_starts_nothing(
     run: Run, prepared: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str]
 ) -> None:
     monkeypatch.setattr("laconic.cli.roles.find_spec", lambda name: None)
-    assert_error(run(*words), 1, "gRPC", "pip install 'laconic[cluster]'")
+    assert_error(run(*words), 2, "gRPC", "pip install 'laconic[cluster]'")
     assert file_names() == ["run"]
 
 
