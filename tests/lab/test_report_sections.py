@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,29 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def published(folder: str) -> list[Record]:
     return [record for path in sorted((RESULTS / folder).glob("*.jsonl")) for record in read(path)]
+
+
+def lines_of(page: dict[str, Any], ident: str) -> dict[tuple[Any, ...], list[float]]:
+    """Return the x values of each line of a plot, in the order in which they are joined."""
+    (plot,) = (plot for plot in page["plots"] if plot["id"] == ident)
+    table = page["tables"][plot["data"]]
+
+    def column(part: str) -> list[Any]:
+        cells = table["cells"][table["columns"].index(plot[part])]
+        return cells["numbers"] if "numbers" in cells else cells["at"]
+
+    named = [column(part) for part in ("pick", "series", "group") if part in plot]
+    lines: dict[tuple[Any, ...], list[float]] = {}
+    for x, *names in zip(column("x"), *named, strict=True):
+        if x is not None:
+            lines.setdefault(tuple(names), []).append(x)
+    return lines
+
+
+def turned_back(page: dict[str, Any]) -> list[str]:
+    """Return the line plots in which a line turns back, as lines do that join several runs."""
+    plots = [plot["id"] for plot in page["plots"] if plot["kind"] == "line"]
+    return [ident for ident in plots if any(line != sorted(line) for line in lines_of(page, ident).values())]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +60,9 @@ def test_section_of_a_study_has_its_plots_with_claims(
     claims, failures = claim_records(records)
     report = build(records)
     assert failures == [] and set(plots) <= set(report.plots) and report.runs == 0
-    drawn = {(plot["id"], mark["value"]) for plot in embedded(report.html)["plots"] for mark in plot["marks"]}
-    assert marks <= drawn
+    page = embedded(report.html)
+    drawn = {(plot["id"], mark["value"]) for plot in page["plots"] for mark in plot["marks"]}
+    assert marks <= drawn and turned_back(page) == []
     assert not any("left out" in line for line in report.skipped)
     if study != "homomorphic":
         assert f"{study}-claimed" in report.plots and all(claim.values["study"] == study for claim in claims)
@@ -47,20 +72,12 @@ def test_section_of_a_study_has_its_plots_with_claims(
 def test_no_published_record_is_left_out(folder: str) -> None:
     report = build(published(folder))
     assert report.plots and not any("left out" in line for line in report.skipped)
+    assert turned_back(embedded(report.html)) == []
 
 
 def test_each_seed_of_a_training_is_a_line_of_its_own() -> None:
-    report = build(read(RESULTS / "ddp" / "lenet5-100mbit.jsonl"))
-    page = embedded(report.html)
-    (plot,) = (plot for plot in page["plots"] if plot["id"] == "ddp-accuracy-time")
-    table = page["tables"][plot["data"]]
-    seconds = table["cells"][table["columns"].index("seconds")]["numbers"]
-    lines: dict[tuple[int, int], list[float]] = {}
-    places = (table["cells"][table["columns"].index(plot[part])] for part in ("series", "group"))
-    series, groups = (place.get("at") or place["numbers"] for place in places)
-    for way, run, time in zip(series, groups, seconds, strict=True):
-        lines.setdefault((way, run), []).append(time)
-    assert len(lines) == 18 and all(line == sorted(line) for line in lines.values())
+    page = embedded(build(read(RESULTS / "ddp" / "lenet5-100mbit.jsonl")).html)
+    assert len(lines_of(page, "ddp-accuracy-time")) == 18 and turned_back(page) == []  # 6 ways, 3 seeds
 
 
 def fsdp_records(valid: bool) -> list[Record]:

@@ -71,16 +71,17 @@ def _curves(results: Results) -> list[Plot]:
                 for name, kind in (("raw_bits", "quantized"), ("coded_bits", "quantized and coded")):
                     curve = setting.curve(f"{name}_by_epoch")
                     bits += [(NAMES.get(codec, codec), kind, i, x) for i, x in enumerate(curve, 1)]
+    headline = next((str(row[0]) for row in accuracy if str(row[0]).startswith("headline")), None)
     return [
         Plot("oland-accuracy", "Accuracy by epoch", "The mean over runs.", "line",
              Data(("experiment", "codec", "epoch", "accuracy %"), accuracy), "epoch", "accuracy %", series="codec",
-             pick="experiment"),
+             pick="experiment", begin=headline),
         Plot("oland-bits", "Bits by epoch", "Bits of a weight as sent after each epoch; the mean over runs.", "line",
              Data(("codec", "bits", "epoch", "bits a weight"), bits), "epoch", "bits a weight", series="bits",
              pick="codec", marks=_claimed("y")),
         Plot("oland-layers", "Bits by layer", "Bits of a weight, coded; the mean over runs and epochs.", "bars",
              Data(("experiment", "codec", "layer", "coded bits"), layers), "coded bits", "layer", series="codec",
-             pick="experiment"),
+             pick="experiment", begin=headline),
     ]  # fmt: skip
 
 
