@@ -123,7 +123,7 @@ def test_example_script_prints_what_the_command_computes(
     (("--params", "9"), "--params needs --step-time"), ((), "give --model NAME, or --params N --step-time S"),
     (("--model", "nix"), "has no model 'nix'"),
     (("--model", "gpt", "--profile", "jang2017"), "measure it by `laconic calibrate --model gpt -o FILE`"),
-    ((*BASE, "--topology", "star"), "topology must be one of ps, ring, twoshot, got 'star'"),
+    ((*BASE, "--topology", "star"), "topology must be one of ps, ring, twoshot, fsdp, hsdp, got 'star'"),
     ((*BASE, "--codec", "qsdg:4"), "unknown stage 'qsdg'"),
     ((*BASE, "--sweep", "colour"), "--sweep must be one of workers, bandwidth, rho, h, got 'colour'"),
     ((*BASE, "--plot", "x.svg"), "--plot draws a --sweep"),

@@ -305,3 +305,13 @@ def test_sweep_leaves_out_codecs_that_some_values_exclude() -> None:
 def test_invalid_request_raises_config_error(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_sharded_ranks_take_codecs_without_memory_and_less_memory() -> None:
+    known = [*EVIDENCE, trained("ef|qsgd:4")]
+    sharded = advice(topology="fsdp", evidence=known, rate=1e8)
+    assert "keeps memory" in row(sharded, "ef|qsgd:4").objection and sharded.codec != "ef|qsgd:4"
+    nodes = advice(topology="hsdp", ranks=8, evidence=known)
+    assert row(nodes, "qsgd:4").memory < row(advice(), "qsgd:4").memory and not row(nodes, "ef|qsgd:4").objection
+    with pytest.raises(ConfigError, match="ranks must be 1 unless the topology is hsdp"):
+        advice(ranks=2)

@@ -52,7 +52,8 @@ def plan(
     bandwidth: Annotated[
         str | None, _network("Rate of each host's link: 100mbit, 1gbit.", "1gbit", metavar="RATE")
     ] = None,
-    topology: Annotated[str, _network("ps, ring or twoshot.")] = "ps",
+    topology: Annotated[str, _network("ps, ring, twoshot, fsdp or hsdp.")] = "ps",
+    ranks: Annotated[int, _network("With hsdp: ranks of a node; --workers are nodes.")] = 1,
     servers: Annotated[int, _network("With ps: number of servers that share the parameters.")] = 1,
     latency: Annotated[str, _network("Round trip between two hosts: 5ms.", metavar="TIME")] = "0",
     every: Annotated[int, _training("Iterations between two exchanges.")] = 1,
@@ -117,7 +118,8 @@ def plan(
             "model": model, "params": params, "rho": rho, "h": h, "memory": memory, "sweep": sweep, "plot": plot,
             "what-if": what_if, "workers": workers if workers != 2 else None, "every": every if every != 1 else None,
             "servers": servers if servers != 1 else None, "topology": topology if topology != "ps" else None,
-            "processes": processes if processes != 1 else None, "family": family, "optimizer": optimizer,
+            "processes": processes if processes != 1 else None, "ranks": ranks if ranks != 1 else None,
+            "family": family, "optimizer": optimizer,
             "give-up": give_up if give_up != "0%" else None, "evidence": evidence,
         }  # fmt: skip
         for name, value in foreign.items():
@@ -141,7 +143,7 @@ def plan(
     if (rho is None) != (h is None) and sweep not in ("rho", "h"):
         raise ConfigError("--rho and --h describe compressed layers: give both")
     options: dict[str, Any] = {
-        "rate": parse_rate(bandwidth or "1gbit"), "topology": topology, "servers": servers,
+        "rate": parse_rate(bandwidth or "1gbit"), "topology": topology, "servers": servers, "ranks": ranks,
         "round_trip_s": parse_time(latency), "codecs": codec, "processes": processes,
         "memory": parse_size(memory) if memory is not None else None, "family": family, "optimizer": optimizer,
         "give_up": per_cent(give_up), "evidence": None if evidence is None else load_evidence(evidence),

@@ -8,6 +8,10 @@ rate; gradients are sent while backward still computes; an exchange may follow s
                 Messages that cannot be added while compressed use two-shot instead, and the step has a note.
     twoshot     each rank receives its shard from all others, adds, encodes the mean and sends it to all others;
                 uncompressed float32 uses the ring.
+    hsdp        M nodes of several ranks each, which share the node's link. Each rank exchanges its shard with the other
+                nodes, as on a ring; encoding, adding and decoding are shared by the ranks of a node.
+    fsdp        parameters are sharded over M ranks: a reduce-scatter of gradients by the codec, and float32 parameters
+                gathered twice a step, before forward and before backward.
 
 Seconds are those of one exchange; ``Step.total_s`` is the share of one iteration. The formulas are in ``formulas``.
 """
@@ -24,7 +28,7 @@ from laconic.units import GOODPUT
 
 __all__ = ["EVENLY", "TOPOLOGIES", "Message", "Network", "Ready", "Step", "Work", "evenly", "pipelined", "step"]
 
-TOPOLOGIES = ("ps", "ring", "twoshot")
+TOPOLOGIES = ("ps", "ring", "twoshot", "fsdp", "hsdp")
 
 Ready = tuple[tuple[float, float], ...]
 """How much of the gradient is computed after which part of a step: (0.5, 0.25) is a quarter after half of it."""
@@ -101,6 +105,8 @@ class Network:
         goodput: Share of the rate that carries payload.
         byte_s: Seconds that a server (or rank) computes for each byte that it receives or sends.
         exchange_s: Seconds of an exchange that do not depend on its size.
+        ranks: Ranks of a node, for hsdp.
+        gathered: Bytes of all parameters, for fsdp.
     """
 
     workers: int
@@ -112,9 +118,11 @@ class Network:
     goodput: float = GOODPUT
     byte_s: float = 0.0
     exchange_s: float = 0.0
+    ranks: int = 1
+    gathered: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "servers"):
+        for name in ("workers", "servers", "ranks"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -122,14 +130,21 @@ class Network:
             raise ConfigError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {self.topology!r}")
         if self.servers > 1 and self.topology != "ps":
             raise ConfigError(f"servers must be 1 unless the topology is ps, got {self.servers} with {self.topology}")
+        if self.ranks > 1 and self.topology != "hsdp":
+            raise ConfigError(f"ranks must be 1 unless the topology is hsdp, got {self.ranks} with {self.topology}")
         for name in ("rate", "server_rate", "goodput"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above 0, got {value!r}")
-        for name in ("round_trip_s", "byte_s", "exchange_s"):
+        for name in ("round_trip_s", "byte_s", "exchange_s", "gathered"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be finite and at least 0, got {value!r}")
+
+    @property
+    def adds_packets(self) -> bool:
+        """Whether an all-reduce adds what can be added while compressed."""
+        return self.topology in ("ring", "hsdp")
 
     @property
     def bytes_s(self) -> float:
@@ -187,6 +202,10 @@ class Message:
             decode_s=share * self.decode_s, add_s=share * self.add_s, server_encode_s=share * encode_s,
             server_step_s=share * step_s,
         )  # fmt: skip
+
+    def shared_by(self, ranks: int) -> Message:
+        """Return the message of a node whose ranks encode, add and decode a share each, at the same time."""
+        return replace(self, encode_s=self.encode_s / ranks, decode_s=self.decode_s / ranks, add_s=self.add_s / ranks)
 
     def slower(self, factor: float) -> Message:
         """Return the message of workers that share cores. The server is not slower: it computes while they wait."""
@@ -251,9 +270,13 @@ def step(work: Work, network: Network, message: Message) -> Step:
         return Step(work.every, work.every * work.step_s, note="one worker has no one to exchange with")
     if network.topology == "ps":
         return _parameter_server(work, network, message)
-    if message.codec == "none" or (network.topology == "ring" and message.summable):
+    if network.topology == "fsdp":
+        return _sharded(work, network, message)
+    if network.topology == "hsdp":
+        message = message.shared_by(network.ranks)
+    if message.codec == "none" or (network.adds_packets and message.summable):
         return _ring(work, network, message)
-    note = "its packets cannot be added while compressed: two-shot" if network.topology == "ring" else ""
+    note = "its packets cannot be added while compressed: two-shot" if network.adds_packets else ""
     return replace(_two_shot(work, network, message), note=note)
 
 
@@ -284,6 +307,16 @@ def _ring(work: Work, network: Network, message: Message) -> Step:
     fixed_s = network.exchange_s + (network.workers - 1) * network.round_trip_s
     end = work.waited(message.encode_s, pipelined(work, message.encode_s, 2 * once) + add_s + fixed_s)
     return _step(work, end + message.decode_s, [message.encode_s, once, add_s, once, message.decode_s, fixed_s])
+
+
+def _sharded(work: Work, network: Network, message: Message) -> Step:
+    share = (network.workers - 1) / network.workers
+    push_s, gather_s = network.between_ranks(share * message.push), 2 * network.between_ranks(share * network.gathered)
+    decode_s = message.decode_s / network.workers  # a rank decodes and updates its shard
+    fixed_s = network.exchange_s + 3 * network.round_trip_s / 2
+    # Parameters are gathered while other layers compute, but they share the link with the gradients.
+    end = max(pipelined(work, message.encode_s, push_s), gather_s + push_s) + message.add_s + fixed_s
+    return _step(work, end + decode_s, [message.encode_s, push_s, message.add_s, gather_s, decode_s, fixed_s])
 
 
 def _two_shot(work: Work, network: Network, message: Message) -> Step:

@@ -71,7 +71,7 @@ def message_of(profile: Profile, workload: Workload, spec: str, network: Network
     pull = push
     if is_sum:
         push, pull = _sum_nbytes(spec, workload, network)
-    reduced = network.topology == "ring" and spec in REDUCED_FORMATS
+    reduced = network.adds_packets and spec in REDUCED_FORMATS
     if spec == "none" and network.topology != "ps":  # the all-reduce takes tensors without encoding
         reduced, seconds = True, [0.0, 0.0, 0.0]
     encode_s, decode_s, add_s = seconds
@@ -100,7 +100,7 @@ def _sum_nbytes(spec: str, workload: Workload, network: Network) -> tuple[float,
     """Return the bytes of push and pull: large slots by the codec, small ones by ``shared:16``."""
     large = sum(numel for numel, dims in workload.slots if not _exempt(numel, dims))
     small = workload.numel - large
-    ring = network.topology == "ring"
+    ring = network.adds_packets
     push, pull = sum_sizes(spec, large, network.workers, ring=ring) if large else (0.0, 0.0)
     return push + (2.0 + 4 / 1024) * small, pull + (4.0 + 4 / 1024) * small
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from laconic.codecs import parse
 from laconic.errors import ConfigError
 from laconic.plan import formulas
 from laconic.plan.calibration import codec_points, sum_sizes, summable
@@ -164,7 +165,8 @@ def recommend(request: PlanRequest, *, break_even: bool = True, notify: Notify =
     for candidate in candidates:
         message, taken = timed(candidate, network.rate)
         rho = request.layers.rho if request.layers is not None and candidate.label not in BASELINES else 1.0
-        needed = needed_memory(request.workload, message, rho, local=candidate.local)
+        shards = {"fsdp": request.workers, "hsdp": request.ranks}.get(request.topology, 1)
+        needed = needed_memory(request.workload, message, rho, local=candidate.local, shards=shards)
         limit = None
         if break_even and candidate.label != "none" and network.workers > 1:
             limit = _highest_rate(lambda rate, one=candidate: pays(one, rate))  # type: ignore[misc]
@@ -194,12 +196,14 @@ def _replaced(request: PlanRequest) -> Iterator[str]:
         yield f"profile {profile.name} was measured on a busy machine, so its times may be too long: calibrate again"
 
 
-def needed_memory(workload: Workload, message: Message, rho: float = 1.0, *, local: bool = False) -> float:
+def needed_memory(
+    workload: Workload, message: Message, rho: float = 1.0, *, local: bool = False, shards: int = 1
+) -> float:  # fmt: skip
     """Return the bytes of a worker: parameters, gradients and momentum in float32, and those of the message.
 
-    With local steps a worker keeps the global model, too.
+    With local steps a worker keeps the global model, too. Shards divide all but the message.
     """
-    return (16.0 if local else 12.0) * workload.numel * rho + message.memory
+    return (16.0 if local else 12.0) * workload.numel * rho / shards + message.memory
 
 
 # -------------------------------------------------------------------------------------------------------------- quality
@@ -210,6 +214,8 @@ def _quality(request: PlanRequest, candidate: Candidate, known: Sequence[Evidenc
     if candidate.is_lossless:
         return None, ""
     optimizer = request.trained_by
+    if request.topology == "fsdp" and (candidate.local or not _is_stateless(candidate.codec)):
+        return None, "keeps memory, for which sharded ranks have no place"
     if candidate.every == 1:
         never = never_advised(candidate.codec, None if optimizer is None else OPTIMIZERS[optimizer])
         if never is not None:
@@ -225,6 +231,12 @@ def _quality(request: PlanRequest, candidate: Candidate, known: Sequence[Evidenc
     if not formulas.keeps_quality(counted.given_up, counted.noise, request.give_up):
         return counted, counted.text
     return counted, ""
+
+
+def _is_stateless(spec: str) -> bool:
+    """Return whether a codec remembers nothing between steps, as the reduce-scatter of sharded ranks requires."""
+    stages, chain = parse(spec)
+    return not stages and all(stage.name != "powersgd" for stage in chain.stages)
 
 
 def _missing(request: PlanRequest, candidate: Candidate, trained: Sequence[Evidence]) -> str:
@@ -352,7 +364,7 @@ def _candidates(request: PlanRequest, notify: Notify) -> list[Candidate]:
     for candidate in found:
         try:
             if summable(candidate.codec):  # a sum may not hold so many workers
-                sum_sizes(candidate.codec, SLOT_NUMEL, request.workers, ring=request.topology == "ring")
+                sum_sizes(candidate.codec, SLOT_NUMEL, request.workers, ring=request.network.adds_packets)
             usable.append(candidate)
         except ConfigError as error:
             notify(f"{candidate.label} is left out: {error}")

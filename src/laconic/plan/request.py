@@ -75,7 +75,8 @@ class PlanRequest:
         workload: The slots that are exchanged.
         step_s: Seconds of one worker's iteration, alone on its machine.
         rate: Bits per second of each host's link.
-        topology: ``ps``, ``ring`` or ``twoshot``; see ``costs``.
+        topology: ``ps``, ``ring``, ``twoshot``, ``fsdp`` or ``hsdp``; see ``costs``.
+        ranks: Ranks of a node, for hsdp: ``workers`` are its nodes.
         servers: Number of servers, for ps.
         round_trip_s: Seconds of a round trip between two hosts.
         codecs: Specs to compare; those of the profile by default. ``none`` and ``bf16`` are always compared.
@@ -107,6 +108,7 @@ class PlanRequest:
     give_up: float = 0.0
     evidence: Sequence[Evidence] | None = None
     model: str | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.step_s < math.inf:
@@ -182,20 +184,23 @@ class PlanRequest:
             slots = -(-len(self.workload.slots) // fragments)
             options = {"byte_s": transport.byte_s, "exchange_s": transport.seconds(slots)}
         return Network(
-            self.workers, self.rate, self.topology, self.servers, round_trip_s=self.round_trip_s, **options
+            self.workers, self.rate, self.topology, self.servers, round_trip_s=self.round_trip_s, ranks=self.ranks,
+            gathered=4.0 * self.workload.numel if self.topology == "fsdp" else 0.0, **options,
         )  # fmt: skip
 
     def _way(self, codec: str) -> str:
         """Return how ranks reduce what a codec sends: see ``costs``."""
-        if codec == "none" or (self.topology == "ring" and codec in REDUCED_FORMATS):
+        adds = self.topology in ("ring", "hsdp")
+        if codec == "none" or (adds and codec in REDUCED_FORMATS):
             return "none"
-        return "sum" if self.topology == "ring" and summable(codec) else "twoshot"
+        return "sum" if adds and summable(codec) else "twoshot"
 
     def values(self) -> dict[str, Any]:
         """Return the request as ``laconic plan --json`` repeats it."""
         return {
             "params": self.workload.numel, "step_s": self.step_s, "workers": self.workers,
             "bandwidth_bit_s": self.rate, "topology": self.topology, "servers": self.servers,
+            "ranks": self.ranks,
             "round_trip_s": self.round_trip_s, "every": self.every, "processes": self.processes,
             "profile": self.profile.name, "family": self.family, "optimizer": self.trained_by, "give_up": self.give_up,
             "layers": None if self.layers is None else {"rho": self.layers.rho, "h": self.layers.h},
