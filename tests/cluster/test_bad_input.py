@@ -263,7 +263,7 @@ def test_server_that_fails_after_its_workers_have_ended_gets_them_again(
         with launch._running([run_dir], "cpu", None) as processes:
             processes.start("server 0")
             processes.start("worker 0")
-            processes.supervise(2, None)
+            processes.supervise(2, None, None)
 
     if message is None:
         in_threads(supervise, timeout=30)
