@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ __all__ = [
     "stdout_console",
 ]  # fmt: skip
 
-UNFOLDED = 1000
+UNFOLDED, NAME = 1000, 30
 PIPED_WIDTH = 160
 """Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80. $COLUMNS has precedence."""
 
@@ -48,7 +49,7 @@ _ASCII = {
     "…": "...", "×": "x", "−": "-", "–": "-", "µ": "u", "²": "^2", "≤": "<=", "≥": ">=", "±": "+-", "≈": "~",
     "→": "->", "·": "-", "•": "*", "█": "#", "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#",
     "━": "-", "╸": "-", "╺": "-", "─": "-", "│": "|", "✓": "+", "✗": "x", "“": '"', "”": '"', "’": "'", "ρ": "rho",
-    "\N{NO-BREAK SPACE}": " ",
+    "†": "*", "\N{NO-BREAK SPACE}": " ",
 }  # fmt: skip
 
 
@@ -56,7 +57,13 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
     """Return characters that a terminal does not have in those of ASCII, for ``errors`` of a text stream."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(_ASCII.get(one, "?") for one in error.object[error.start : error.end]), error.end
+    return "".join(map(_ascii, error.object[error.start : error.end])), error.end
+
+
+def _ascii(character: str) -> str:
+    """Return the spelling of a character, or its letter without an accent."""
+    letter = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return _ASCII.get(character, letter or "?")
 
 
 codecs.register_error("laconic.spell", _spell)
@@ -94,7 +101,7 @@ def print_json(value: Any) -> None:
 def print_text(*lines: str, wrap: bool = False) -> None:
     """Print lines on stdout; brackets are not markup. ``wrap`` breaks long lines between words."""
     for line in lines:
-        stdout_console().print(printable(line, keep="\n"), markup=False, soft_wrap=not wrap)
+        stdout_console().print(encodable(printable(line, keep="\n")), markup=False, soft_wrap=not wrap)
 
 
 def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> None:
@@ -115,22 +122,25 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
     console = stdout_console()
     if wide and not console.is_terminal:
         console.width = UNFOLDED
-    cells = [[row[number] for row in table.rows if len(row) > 1] for number in range(len(table.columns))]
-    # Specs and numbers are not folded before texts, nor is the first column, which names the row.
-    unbroken = [number == 0 or not any(" " in cell for cell in column) for number, column in enumerate(cells)]
+    rows = [[encodable(printable(cell)) for cell in row] for row in table.rows]  # spelled before columns get a width
+    cells = [[row[number] for row in rows if len(row) > 1] for number in range(len(table.columns))]
+    # Specs and numbers are not folded before texts, nor is a first column of names.
+    unbroken = [not any(" " in cell for cell in column) for column in cells]
+    if cells and max(map(len, cells[0]), default=0) <= NAME:
+        unbroken[0] = True
     widths = [max(map(len, column), default=0) if whole else 8 for column, whole in zip(cells, unbroken, strict=True)]
     fits = sum(widths) + len(widths) <= console.width
     for number, column in enumerate(table.columns):
         shown.add_column(
-            column,
+            encodable(column),
             justify="left" if number < table.text_columns or _is_text(cells[number]) else "right",
             overflow="fold",
             no_wrap=fits and unbroken[number],
         )
-    for row in table.rows:
+    for row in rows:
         if len(row) == 1:
             shown.add_section()
-        shown.add_row(*map(printable, row))
+        shown.add_row(*row)
     if table.title:
         print_text(table.title, wrap=True)
     console.print(shown, markup=markup)
