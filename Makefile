@@ -10,7 +10,7 @@ CORE := CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/simd/*) lab/CMake
   $(wildcard lab/csrc/*)
 
 .PHONY: demo test test-all test-slow lint format readme bench bench-cluster bench-layers docs golden asan fuzz \
-  fuzz-asan release-check clean
+  fuzz-asan profile release-check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: constraints.txt $(CORE)
@@ -94,6 +94,11 @@ fuzz: $(VENV)/.ready
 # Replays the same mutations, and the findings of guided runs, on a core built with the sanitizers.
 fuzz-asan: $(VENV)/.ready
 	bash tools/asan.sh fuzz --seconds $(SECONDS) $(TARGETS)
+
+# Measures the shipped profile of laconic plan, on an idle machine: the command says so if it was busy.
+profile: $(VENV)/.ready
+	$(BIN)/laconic calibrate -o src/laconic/plan/profiles/cpu.json --name cpu $(foreach model,mlp lenet5 vgg11 gpt \
+	  alexnet resnet50,--model $(model))
 
 # Runs every command at 80 columns, in ASCII and without extras, and rewrites what the tests expect it to print.
 golden: $(VENV)/.ready

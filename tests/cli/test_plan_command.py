@@ -19,7 +19,7 @@ from laconic.plan.sweep import SWEEPS
 
 BASE = ("--params", "25000000", "--step-time", "0.1", "--workers", "4", "--bandwidth", "100mbit", "--family",
         "convolutional")  # fmt: skip
-SPARSE_AND_NOT = ("topk:0.001|qsgd:4", "qsgd:4")
+SPARSE_AND_NOT = ("topk:0.01|qsgd:4", "qsgd:4")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -64,7 +64,7 @@ def test_table_fits_80_columns_and_wide_shows_the_parts(run: Run, monkeypatch: p
     assert sparse.split()[-2:] == ["far", "worse"] and quantized.split()[-2:] == ["no", "evidence"]
     monkeypatch.delenv("COLUMNS")
     wide = run("plan", *words, "--wide").stdout
-    assert "pays below" in wide and any(line.startswith(" topk:0.001|qsgd:4 ") for line in wide.splitlines())
+    assert "pays below" in wide and any(line.startswith(" topk:0.01|qsgd:4 ") for line in wide.splitlines())
 
 
 def test_pipeline_has_a_row_for_each_codec(run: Run) -> None:
@@ -83,7 +83,8 @@ def test_pipeline_has_a_row_for_each_codec(run: Run) -> None:
         (("--params", "25000000", "--step-time", "0.5", "--workers", "4", "--codec", "gzip"), "none"),
         (("--params", "61000000", "--step-time", "0.6", "--workers", "16", "--every", "200", "--profile", "jang2017"),
          "none"),
-        (("--model", "lenet5", "--workers", "4", "--bandwidth", "10mbit", "--give-up", "0.5%"), "ef|thc:4"),
+        (("--model", "lenet5", "--workers", "4", "--bandwidth", "10mbit", "--give-up", "0.5%", "--codec", "ef|thc:4"),
+         "ef|thc:4"),
     ],
 )  # fmt: skip
 def test_recommendation_of_the_shipped_profiles(run: Run, words: tuple[str, ...], codec: str) -> None:
