@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -99,6 +100,10 @@ NB_MODULE(_core, m) {
   m.def("qsgd_encode",
         [](Address x, int64_t n, int bits, int64_t bucket, bool l2, bool stochastic, uint64_t key, Address norms,
            Address packed, int threads) {
+    if (!bucket) {
+      return qsgd_encode_whole({at<const float>(x), n, bits, kSplit, l2, stochastic, hash_key(key), at<uint8_t>(norms),
+                                at<uint8_t>(packed), nullptr}, threads);
+    }
     return bucket_encode(simd().qsgd_encode, kSplit, x, n, bits, bucket, l2, stochastic, key, norms, packed, threads);
   },
         Unlocked());
@@ -123,7 +128,8 @@ NB_MODULE(_core, m) {
 
   m.def("qsgd_decode",
         [](Address norms, Address packed, int bits, int64_t bucket, Address out, int64_t n, float weight, int threads) {
-    return bucket_decode(simd().qsgd_decode, kSplit, norms, packed, bits, bucket, out, n, weight, threads);
+    const int64_t values = bucket ? bucket : std::numeric_limits<int64_t>::max();  // bucket 0 holds all values
+    return bucket_decode(simd().qsgd_decode, kSplit, norms, packed, bits, values, out, n, weight, threads);
   }, Unlocked());
   m.def("ternary_decode",
         [](Address norms, Address packed, int64_t bucket, Address out, int64_t n, float weight, int threads) {

@@ -41,13 +41,14 @@ struct BucketEncode {
   const float* x;
   int64_t n;
   int bits;        // qsgd: 2 to 12; bins: 1 to 4
-  int64_t bucket;  // a power of two, 128 to 65536
+  int64_t bucket;  // a power of two, 128 to 65536 (qsgd_decode: any number from 129 on if no bucket ends within)
   bool l2, stochastic;
   HashKey key;
   uint8_t* floats;  // norms, scales or means
   uint8_t* packed;
   float* scratch;  // max(bucket, kBatch) floats, used by the last range only
   float slope = 0, offset = 0;  // bins: see BinCoding of kernels/interface.py
+  const float* norm = nullptr;  // qsgd: the norm of all values; not null if they share one, and bucket is kSplit then
 };
 
 // Stores into out, or adds weight * value to it.
@@ -219,6 +220,7 @@ bool all_ranges(int64_t n, int64_t step, int threads, F body) {
 using EncodeLoop = uint32_t (*)(const BucketEncode&, int64_t, int64_t);
 using DecodeLoop = bool (*)(const BucketDecode&, int64_t, int64_t);
 uint32_t encode_buckets(EncodeLoop loop, BucketEncode args, int64_t step, int threads);
+uint32_t qsgd_encode_whole(BucketEncode args, int threads);  // one norm for all values
 bool decode_buckets(DecodeLoop loop, const BucketDecode& args, int64_t step, int threads);
 
 struct ValueRange {

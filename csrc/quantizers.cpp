@@ -3,6 +3,9 @@
 #include "core.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <vector>
 
 namespace laconic {
@@ -13,6 +16,55 @@ uint32_t encode_buckets(EncodeLoop loop, BucketEncode args, int64_t step, int th
   std::vector<float> scratch(args.n % padded ? padded : 0);
   args.scratch = scratch.data();
   return max_over_ranges(args.n, step, threads, [&](int64_t begin, int64_t end) { return loop(args, begin, end); });
+}
+
+namespace {
+// The order of reference.pairwise_sum, of a power of two, at least 16, sums.
+double pairwise(std::vector<double> sums) {
+  for (; sums.size() > 16; sums.resize(sums.size() / 2)) {
+    for (size_t i = 0; i < sums.size() / 2; ++i) sums[i] = sums[i / 16 * 32 + i % 16] + sums[i / 16 * 32 + i % 16 + 16];
+  }
+  for (size_t half = 8; half; half /= 2) {
+    for (size_t i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
+  }
+  return sums[0];
+}
+
+double sum_of_squares(const float* x, int64_t n, int threads) {
+  const int64_t pieces = (n + kSplit - 1) / kSplit;
+  size_t padded = 16;
+  while (padded < static_cast<size_t>(pieces)) padded *= 2;
+  std::vector<double> sums(padded);
+  parallel_for(pieces, threads, [&](int64_t i) {
+    const int64_t here = std::min(kSplit, n - i * kSplit);
+    const float* values = x + i * kSplit;
+    std::vector<float> last;
+    if (here < kSplit) {
+      last.assign(values, values + here);
+      last.resize(kSplit);
+      values = last.data();
+    }
+    sums[static_cast<size_t>(i)] = simd().sum_of_squares(values, kSplit);
+  });
+  return pairwise(std::move(sums));
+}
+}  // namespace
+
+uint32_t qsgd_encode_whole(BucketEncode args, int threads) {
+  if (!args.n) return 0;
+  const uint32_t amax_bits = value_range(args.x, args.n, threads).amax_bits;
+  if (amax_bits >= kNonFinite) return amax_bits;
+  float norm;
+  std::memcpy(&norm, &amax_bits, 4);
+  if (args.l2) {
+    const float root = static_cast<float>(std::sqrt(sum_of_squares(args.x, args.n, threads)));
+    norm = std::min(std::max(norm, root), std::numeric_limits<float>::max());
+  }
+  std::memcpy(args.floats, &norm, 4);
+  args.norm = &norm;
+  args.bucket = kSplit;
+  encode_buckets(simd().qsgd_encode, args, kSplit, threads);
+  return amax_bits;
 }
 
 bool decode_buckets(DecodeLoop loop, const BucketDecode& args, int64_t step, int threads) {

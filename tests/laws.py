@@ -19,8 +19,9 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 CASTS = ("none", "fp16", "bf16")
 QUANTIZERS = (
     "uniform:8", "uniform:1", "uniform:5", "uniform:16", "uniform:30", "qsgd:4", "qsgd:2,bucket=128", "qsgd:3,norm=l2",
-    "qsgd:8,round=nearest", "qsgd:12,bucket=4096", "qsgd:5,bucket=1024,norm=l2,round=nearest", "terngrad",
-    "terngrad:128", "sign", "sign:128", "onebit", "onebit:256", "bins:2", "bins:3,bucket=128",
+    "qsgd:8,round=nearest", "qsgd:6,bucket=0,norm=l2", "qsgd:12,bucket=4096",
+    "qsgd:5,bucket=1024,norm=l2,round=nearest", "terngrad", "terngrad:128", "sign", "sign:128", "onebit", "onebit:256",
+    "bins:2", "bins:3,bucket=128",
 )  # fmt: skip
 PACKED_INTS = ("shared:8", "shared:5,round=stochastic", "thc:4", "thc:1,round=stochastic,rotation=9", "randk:0.5|thc:7")
 LINEAR = ("powersgd:2", "randk:0.5|mean", "union")
@@ -45,9 +46,9 @@ CODED = (
 
 EVERY = CASTS + QUANTIZERS + PACKED_INTS + LINEAR + ADAPTIVE + SELECTORS + CHAINS + CODED
 UNBIASED = (
-    "qsgd:4", "qsgd:2,bucket=128", "qsgd:8,bucket=256", "qsgd:4,norm=l2", "qsgd:3,bucket=128,norm=l2", "terngrad",
-    "terngrad:128", "shared:3,round=stochastic", "shared:1,round=stochastic", "randk:0.25", "randk:0.5|qsgd:4",
-    "randk:0.5|terngrad", "randk:0.3|qsgd:3,norm=l2",
+    "qsgd:4", "qsgd:2,bucket=128", "qsgd:8,bucket=256", "qsgd:4,norm=l2", "qsgd:4,bucket=0",
+    "qsgd:3,bucket=128,norm=l2", "terngrad", "terngrad:128", "shared:3,round=stochastic", "shared:1,round=stochastic",
+    "randk:0.25", "randk:0.5|qsgd:4", "randk:0.5|terngrad", "randk:0.3|qsgd:3,norm=l2",
 )  # fmt: skip
 
 

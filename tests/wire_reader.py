@@ -100,7 +100,8 @@ STAGES: dict[str, tuple[str, list[tuple[str, Any, Any]]]] = {
         ("zero", False, ANY), ("tail", 0.0, _within(0, 0.1)),
     ]),
     "qsgd": ("quantizer", [
-        ("bits", 4, _within(2, 12)), ("bucket", 512, BUCKET), ("norm", "max", _one_of("max", "l2")),
+        ("bits", 4, _within(2, 12)), ("bucket", 512, lambda value: value == 0 or BUCKET(value)),
+        ("norm", "max", _one_of("max", "l2")),
         ("round", "stochastic", ROUNDS),
     ]),
     "terngrad": ("quantizer", [("bucket", 512, BUCKET)]),

@@ -226,7 +226,7 @@ def adaptive(sections: list[bytes], m: int, options: dict, quantizer: Quantizer)
 
 
 def qsgd(sections: list[bytes], m: int, options: dict, quantizer: Quantizer) -> np.ndarray:
-    bucket, s = options["bucket"], f32((1 << options["bits"] - 1) - 1)
+    bucket, s = options["bucket"] or m, f32((1 << options["bits"] - 1) - 1)
     norms = floats(sections[0], ceil_div(m, bucket), "norms", negative=False)
     symbols = quantizer.symbols(sections[1], m, 1 << options["bits"])
     step = norms / s

@@ -147,8 +147,8 @@ INLINE uint32_t each_group(const BucketEncode& a, int64_t begin, int64_t end, Gr
           largest_magnitude(values, a.bucket, a.x + (at / kBlock + 1) * kBlock, (at % kBlock + b * a.bucket) / 16);
       amax_bits = most(amax_bits, largest);
       if (__builtin_expect(largest >= kNonFinite, 0)) return amax_bits;
-      const float norm = bucket_norm(values, a.bucket, largest, a.l2);
-      write_float(a.floats, at / a.bucket + b, norm);
+      const float norm = a.norm ? *a.norm : bucket_norm(values, a.bucket, largest, a.l2);
+      if (!a.norm) write_float(a.floats, at / a.bucket + b, norm);
       scales[b] = scale_of(norm, Levels, FractionBits);
     }
     for (int64_t g = 0; g < here; g += kGroup) {

@@ -5,6 +5,7 @@ import torch
 
 import laconic
 import laws
+from laconic import kernels, wire
 
 SPECS = [spec for spec in laws.QUANTIZERS if spec.startswith("qsgd")]
 
@@ -45,6 +46,28 @@ def test_rounding_never_exceeds_the_top_level(bits):
         y = laws.roundtrip(x, f"qsgd:{bits},bucket=128", seed)
         assert bool((y.abs() <= x.abs().max() * (1 + 1e-6)).all())
         assert bool((y.sign() * x.sign() >= 0).all())
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize("n", [1, 300, 65536, 200_001])
+def test_bucket_0_has_one_norm_on_every_backend(norm, n):
+    spec, x = f"qsgd:5,bucket=0,norm={norm}", laws.normal(n)
+    packet = wire.unpack(laconic.encode(x, spec, seed=3))
+    (stored,) = packet.sections[0].clone().view(torch.float32).tolist()
+    assert stored == pytest.approx(float(x.abs().max() if norm == "max" else x.double().norm()), rel=1e-6)
+    step = stored / 15
+    assert bool(((laws.roundtrip(x, spec) - x).abs() <= step * (1 + 1e-5)).all())
+    with kernels.use_backend("reference"):
+        plain = laconic.encode(x, spec, seed=3)
+    assert plain == laconic.encode(x, spec, seed=3)
+
+
+def test_layer_is_another_word_for_bucket_0():
+    assert str(laconic.codec("topk:0.01|qsgd:4,bucket=layer")) == "topk:0.01|qsgd:4,bucket=0"
+    with pytest.raises(laconic.ConfigError, match=r"bucket must be 0 \(one norm for the whole tensor\) or a power"):
+        laconic.codec("qsgd:4,bucket=100")
+    with pytest.raises(laconic.ConfigError, match="bucket must be a power of two"):
+        laconic.codec("sign:0")
 
 
 def test_outlier_affects_only_its_bucket():

@@ -39,10 +39,14 @@ def integer(stage: Stage, field: str, low: int, high: int) -> None:
         raise ConfigError(f"stage {stage.name!r}: {field} must be a whole number from {low} to {high}, got {value}")
 
 
-def bucket(stage: Stage, field: str = "bucket") -> None:
+def bucket(stage: Stage, field: str = "bucket", *, whole: bool = False) -> None:
+    """Check the size of a bucket; with ``whole`` it may be 0, the whole tensor."""
     value, (low, high) = getattr(stage, field), BUCKETS
+    if whole and value == 0 and type(value) is int:
+        return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value & (value - 1):
-        raise ConfigError(f"stage {stage.name!r}: {field} must be a power of two from {low} to {high}, got {value}")
+        valid = f"{'0 (one norm for the whole tensor) or ' if whole else ''}a power of two from {low} to {high}"
+        raise ConfigError(f"stage {stage.name!r}: {field} must be {valid}, got {value}")
 
 
 def one_of(stage: Stage, field: str, valid: tuple[str, ...]) -> None:

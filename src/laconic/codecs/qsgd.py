@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
@@ -27,15 +27,17 @@ class QSGD(BucketedQuantizer):
 
     Args:
         bits: Bits per value, 2 to 12.
-        bucket: Values that share a norm: a power of two, 128 to 65,536.
+        bucket: Values that share a norm: a power of two, 128 to 65,536; 0, or ``layer`` in a spec: all values of the
+            tensor, as in the papers. Then most values are below one level unless there are many.
         norm: ``max`` (less variance, faster) or ``l2`` (the paper's).
         round: ``stochastic``; or ``nearest``, deterministic and biased, which is better with error feedback.
 
-    Payload: ``float32 norm[ceil(n / bucket)]``, then packed symbols. 4.0625 bits a value for ``qsgd:4``.
+    Payload: ``float32 norm[ceil(n / bucket)]`` (one for bucket 0), then packed symbols. 4.0625 bits a value for
+    ``qsgd:4``.
     """
 
     bits: int = 4
-    bucket: int = 512
+    bucket: int = field(default=512, metadata={"word_for_zero": "layer"})
     norm: str = "max"
     round: str = "stochastic"
 
@@ -44,7 +46,7 @@ class QSGD(BucketedQuantizer):
     biased = "only with round=nearest"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        checks.bucket(self, whole=True)
         checks.integer(self, "bits", 2, 12)
         checks.one_of(self, "norm", ("max", "l2"))
         checks.one_of(self, "round", ("stochastic", "nearest"))
@@ -72,7 +74,7 @@ class QSGD(BucketedQuantizer):
 
     @property
     def has_multi_tensor_kernels(self) -> bool:
-        return self.bits in (2, 4, 8) and self.norm == "max"
+        return self.bits in (2, 4, 8) and self.norm == "max" and self.bucket > 0
 
     def quantize_all(
         self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],

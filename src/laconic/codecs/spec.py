@@ -108,6 +108,12 @@ def _takes(fields: list[str]) -> str:
     return ", ".join(fields) if fields else "no arguments"
 
 
+def _word_for_zero(cls: type[Named], name: str) -> str | None:
+    """Return the word that may stand for 0: ``word_for_zero`` in the metadata of the dataclass field."""
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return next((field.metadata.get("word_for_zero") for field in fields if field.name == name), None)
+
+
 def _convert(cls: type[Named], noun: str, field: str, raw: str) -> Any:
     """Convert text to the type of a field."""
     target = typing.get_type_hints(cls)[field]
@@ -117,7 +123,7 @@ def _convert(cls: type[Named], noun: str, field: str, raw: str) -> Any:
         if target is bool:
             return {"true": True, "false": False}[raw.lower()]
         if target is int:
-            return int(raw)
+            return 0 if raw == _word_for_zero(cls, field) else int(raw)
         if target is float:
             value = float(raw)
             if not math.isfinite(value):

@@ -45,7 +45,8 @@ def read_seed(section: Tensor) -> int:
 
 
 def num_buckets(n: int, bucket: int) -> int:
-    return -(-n // bucket)
+    """Number of buckets of n values; bucket 0 holds all of them."""
+    return -(-n // bucket) if bucket else min(n, 1)
 
 
 def packed_nbytes(n: int, bits: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError
-from laconic.kernels.sections import packed_nbytes, symbol_dtype
+from laconic.kernels.sections import num_buckets, packed_nbytes, symbol_dtype
 
 _STORE: Final = math.nan
 """The weight that makes the core store instead of accumulate."""
@@ -32,7 +32,7 @@ def bytes_at(section: Tensor, nbytes: int) -> int:
 
 def bucket_floats_at(section: Tensor, n: int, bucket: int, per_bucket: int = 1) -> int:
     """Return the address of a section with this many float32 for each bucket of n values."""
-    nbytes = 4 * per_bucket * -(-n // bucket)
+    nbytes = 4 * per_bucket * num_buckets(n, bucket)
     assert section.dtype == torch.uint8 and section.is_contiguous() and section.numel() == nbytes, (section, nbytes)
     return section.data_ptr()
 

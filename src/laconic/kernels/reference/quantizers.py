@@ -11,7 +11,16 @@ from laconic.errors import FrameError
 from laconic.kernels import random
 from laconic.kernels.interface import FLOAT32_MAX, NONFINITE, BinCoding, QsgdCoding
 from laconic.kernels.reference.packing import pack, pack_trits, unpack, unpack_trits
-from laconic.kernels.reference.reductions import amax_bits_of, in_buckets, pairwise_sum, put, read_floats, write_floats
+from laconic.kernels.reference.reductions import (
+    PIECE,
+    amax_bits_of,
+    in_buckets,
+    pairwise_sum,
+    put,
+    read_floats,
+    sum_of_squares,
+    write_floats,
+)
 from laconic.kernels.sections import write_bytes
 
 
@@ -22,6 +31,14 @@ def _bucket_norms(rows: Tensor, l2: bool) -> Tensor:
     squares = rows.to(torch.float64).square()
     root = pairwise_sum(squares).sqrt().to(torch.float32)
     return torch.maximum(root, largest).clamp(max=FLOAT32_MAX)
+
+
+def whole_norm(x: Tensor, l2: bool) -> Tensor:
+    """Return the one norm of all values, as a tensor of one."""
+    largest = x.abs().amax().view(1)
+    if not l2:
+        return largest
+    return torch.maximum(sum_of_squares(x).sqrt().to(torch.float32).view(1), largest).clamp(max=FLOAT32_MAX)
 
 
 def _stochastic_symbols(rows: Tensor, norms: Tensor, levels: int, fraction_bits: int, noise: Tensor) -> Tensor:
@@ -54,8 +71,8 @@ def qsgd_encode(x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, pack
     amax_bits = amax_bits_of(x)
     if amax_bits >= NONFINITE or x.numel() == 0:
         return amax_bits
-    rows = in_buckets(x, bucket)
-    scale = _bucket_norms(rows, l2)
+    rows = in_buckets(x, bucket or PIECE)
+    scale = _bucket_norms(rows, l2) if bucket else whole_norm(x, l2)
     fraction_bits, levels = 31 - bits, (1 << (bits - 1)) - 1
     noise = _noise(rows, fraction_bits, stochastic, seed)
     symbols = _stochastic_symbols(rows, scale, levels, fraction_bits, noise).view(-1)[: x.numel()]
@@ -66,7 +83,7 @@ def qsgd_encode(x: Tensor, coding: QsgdCoding, *, seed: int, norms: Tensor, pack
 
 def _dequantize(symbols: Tensor, norms: Tensor, levels: int, bucket: int) -> Tensor:
     centred = (symbols.to(torch.int64) - levels).clamp(max=levels)
-    step = _steps(norms, levels).repeat_interleave(bucket)[: symbols.numel()]
+    step = _steps(norms, levels).repeat_interleave(bucket or max(1, symbols.numel()))[: symbols.numel()]
     return centred.to(torch.float32) * step
 
 

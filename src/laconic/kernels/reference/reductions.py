@@ -7,6 +7,11 @@ from torch import Tensor
 
 from laconic.errors import FrameError
 
+PIECE = 65536
+"""Values whose squares are summed at once; what threads of the C++ core share."""
+PIECES = 64
+"""Pieces that are converted to float64 at once, to bound the memory."""
+
 
 def amax_bits_of(x: Tensor) -> int:
     """Return the amax bits of a float32 tensor."""
@@ -33,6 +38,15 @@ def pairwise_sum(x: Tensor) -> Tensor:
     for half in (8, 4, 2, 1):
         t = t[:, :half] + t[:, half:]
     return t[:, 0]
+
+
+def sum_of_squares(x: Tensor) -> Tensor:
+    """Sum the squares of all values in float64: those of each ``PIECE``, then the sums, both pairwise."""
+    pieces = torch.split(in_buckets(x, PIECE), PIECES)
+    sums = torch.cat([pairwise_sum(piece.to(torch.float64).square()) for piece in pieces])
+    padded = sums.new_zeros(max(16, 1 << (sums.numel() - 1).bit_length()))
+    padded[: sums.numel()] = sums
+    return pairwise_sum(padded.unsqueeze(0))[0]
 
 
 def put(out: Tensor, values: Tensor, weight: float | None) -> None:

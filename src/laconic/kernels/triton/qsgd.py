@@ -9,6 +9,7 @@ from torch import Tensor
 
 from laconic.kernels import random
 from laconic.kernels.interface import QsgdCoding
+from laconic.kernels.reference.quantizers import whole_norm
 from laconic.kernels.sections import GROUP, num_buckets, packed_nbytes
 from laconic.kernels.triton.buckets import (
     FLOAT32_MAX,
@@ -40,6 +41,9 @@ __all__ = ["FEEDBACK_TILE", "QSGD_TILE", "decode_part", "encode_part", "qsgd_dec
 QSGD_TILE = 1024
 """Values per program: sixteen per thread."""
 
+WHOLE_TILE = 16384
+"""Values per program that decodes a tensor with one norm."""
+
 FEEDBACK_TILE = 512
 """Values per program with error feedback: eight per thread, and as many residuals."""
 
@@ -50,8 +54,9 @@ ROW_FACTORS = tl.constexpr(tuple(split64(random.row_factor(row))[0] for row in r
 def _qsgd_encode(
     x, residual, norms, packed, tail, amax_bits, row_factors, n, full, count, key_low, key_high,
     BITS: tl.constexpr, PERIOD: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, STAGES: tl.constexpr,
-    L2: tl.constexpr, STOCHASTIC: tl.constexpr, FEEDBACK: tl.constexpr,
+    L2: tl.constexpr, STOCHASTIC: tl.constexpr, FEEDBACK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """Encode buckets; with WHOLE all values share the norm that ``norms`` holds already."""
     span: tl.constexpr = BUCKETS * BUCKET
     levels: tl.constexpr = (1 << (BITS - 1)) - 1
     fraction_bits: tl.constexpr = 31 - BITS
@@ -64,11 +69,14 @@ def _qsgd_encode(
     largest = tl.max(magnitude_bits(v), 1)
     tl.store(amax_bits + program, tl.max(largest, 0))
     norm = largest.to(tl.float32, bitcast=True)
-    if L2:
-        wide = tl.reshape(v.to(tl.float64), (BUCKETS, BUCKET // 16, 16))
-        root = tl.sqrt(pairwise_sum(wide * wide, BUCKETS, BUCKET, STAGES)).to(tl.float32)
-        norm = tl.minimum(tl.maximum(root, norm), FLOAT32_MAX)
-    store_scales(norms, program * BUCKETS, count, norm, BUCKETS)
+    if WHOLE:
+        norm = tl.zeros((BUCKETS,), tl.float32) + tl.load(norms.to(tl.pointer_type(tl.float32)))
+    else:
+        if L2:
+            wide = tl.reshape(v.to(tl.float64), (BUCKETS, BUCKET // 16, 16))
+            root = tl.sqrt(pairwise_sum(wide * wide, BUCKETS, BUCKET, STAGES)).to(tl.float32)
+            norm = tl.minimum(tl.maximum(root, norm), FLOAT32_MAX)
+        store_scales(norms, program * BUCKETS, count, norm, BUCKETS)
     upscale, scale = quantization_scale(norm, levels << fraction_bits, BUCKETS)
     symbols = ((v * upscale[:, None]) * scale[:, None]).to(tl.int32)
     if STOCHASTIC:
@@ -219,10 +227,18 @@ def qsgd_feedback(
 ) -> Tensor:
     """Encode the sum of x and its residual, and keep what is not sent in the residual; return amax_bits by program."""
     bits, bucket, l2, stochastic = coding
+    whole = bucket == 0
+    if whole and residual is not None:  # the norm of the sum must be known before the first value is encoded
+        amax_bits = qsgd_encode(residual.add_(x), coding, seed=seed, norms=norms, packed=packed)
+        qsgd_decode(norms, packed, bits=bits, bucket=0, out=residual, weight=-1.0)
+        return amax_bits
     n, packed_section = x.numel(), PackedSection(packed, x.numel(), bits)
+    assert norms.numel() == 4 * num_buckets(n, bucket)
+    if whole:
+        bucket = QSGD_TILE
+        norms.copy_(whole_norm(x, l2).view(torch.uint8))
     buckets, warps = tile_shape(bucket, QSGD_TILE if residual is None else FEEDBACK_TILE)
     count = num_buckets(n, bucket)
-    assert norms.numel() == 4 * count
     programs = num_buckets(count, buckets)
     amax_bits = torch.empty(programs, dtype=torch.int32, device=x.device)
     aligned_norms = word_aligned(norms)
@@ -234,13 +250,13 @@ def qsgd_feedback(
         BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket, BUCKETS=buckets, STOCHASTIC=stochastic,
         FEEDBACK=residual is not None, num_warps=warps,
     )  # fmt: skip
-    if bits in (2, 4, 8) and not l2:
+    if bits in (2, 4, 8) and not l2 and not whole:
         _qsgd_encode_rows[(programs,)](*tensors, *sizes, **options)
     else:
         _qsgd_encode[(programs,)](
-            *tensors, row_factors(x.device), *sizes, L2=l2, STAGES=bucket.bit_length() - 5, **options
+            *tensors, row_factors(x.device), *sizes, L2=l2, STAGES=bucket.bit_length() - 5, WHOLE=whole, **options
         )
-    if aligned_norms is not norms:
+    if aligned_norms is not norms and not whole:
         norms.copy_(aligned_norms)
     packed_section.finish()
     return amax_bits
@@ -283,6 +299,10 @@ def _qsgd_decode(
 
 def qsgd_decode(norms: Tensor, packed: Tensor, *, bits: int, bucket: int, out: Tensor, weight: float | None) -> Tensor:
     n = out.numel()
+    assert norms.numel() == 4 * num_buckets(n, bucket)
+    if not bucket:  # every program reads its own copy of the norm
+        bucket = WHOLE_TILE
+        norms = norms.repeat(num_buckets(n, bucket))
     buckets, warps = tile_shape(bucket, QSGD_TILE)
     count = num_buckets(n, bucket)
     assert norms.numel() == 4 * count and packed.numel() == packed_nbytes(n, bits)
