@@ -19,6 +19,7 @@ from laconic.kernels import random
 from laconic.layers.factored import LowRankConv2d, LowRankLinear, MonarchLinear
 from laconic.layers.hashed import HashedLayer
 from laconic.layers.policy import LayerPolicy, ModelStructure
+from laconic.layers.recurrent import RECURRENT, CompressedRecurrent, as_linear
 from laconic.layers.replacements import Replacement, replacement_for
 from laconic.layers.schemes import DENSE, Scheme, parse_scheme
 from laconic.layers.subspace import SubspaceLayer
@@ -27,7 +28,7 @@ __all__ = ["COMPRESSED", "INITS", "Layout", "Slot", "compress", "dense_numel", "
 
 log = logging.getLogger("laconic")
 
-COMPRESSED = (LowRankConv2d, LowRankLinear, MonarchLinear, HashedLayer, SubspaceLayer)
+COMPRESSED = (CompressedRecurrent, LowRankConv2d, LowRankLinear, MonarchLinear, HashedLayer, SubspaceLayer)
 
 INITS = ("project", "fresh")
 
@@ -140,11 +141,15 @@ def compress(
     _reject_tied(result, [layer for layer, _ in planned.values()])
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        for name, (layer, replacement) in planned.items():
-            new = replacement.build(init, _layer_seed(seed, name))
+        for name, (layer, replacements) in planned.items():
+            matrices = {}
+            for attribute, replacement in replacements.items():
+                place = name if attribute == "weight" else f"{name}.{attribute}"
+                matrices[attribute] = replacement.build(init, _layer_seed(seed, place))
+                if init == "project" and not isinstance(matrices[attribute], SubspaceLayer):
+                    _warn_of_lost_energy(f"{name}.{attribute}", getattr(layer, attribute), matrices[attribute])
+            new = CompressedRecurrent(layer, matrices) if isinstance(layer, nn.RNNBase) else matrices["weight"]
             new.train(layer.training)
-            if init == "project" and not isinstance(new, SubspaceLayer):
-                _warn_of_lost_energy(name, layer, new)
             result = _replace(result, layer, new)
     result_layout = Layout(str(default), tuple(slots))
     result._laconic_layout = result_layout  # type: ignore[assignment]
@@ -165,22 +170,25 @@ def expand(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     return result
 
 
-def _plan(
-    model: nn.Module, default: Scheme, policy: LayerPolicy
-) -> tuple[list[Slot], dict[str, tuple[nn.Module, Replacement]]]:
-    """Return a slot for each trained parameter, and the layers to replace by name."""
+Planned = dict[str, tuple[nn.Module, dict[str, Replacement]]]
+"""Layers to replace by name, with the replacements of their matrices by attribute."""
+
+
+def _plan(model: nn.Module, default: Scheme, policy: LayerPolicy) -> tuple[list[Slot], Planned]:
+    """Return a slot for each trained parameter, and the layers to replace."""
     slots: list[Slot] = []
-    planned: dict[str, tuple[nn.Module, Replacement]] = {}
+    planned: Planned = {}
     structure, unused_rules = ModelStructure(model), dict(policy.rules)
     for name, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False):
             slot, numel = f"{name}.{attribute}" if name else attribute, parameter.numel()
             if not parameter.requires_grad:
                 continue  # neither sent nor updated
-            if attribute != "weight" or parameter.dim() < 2:
+            recurrent = type(module) in RECURRENT
+            if parameter.dim() < 2 or not (attribute == "weight" or (recurrent and attribute.startswith("weight_"))):
                 slots.append(Slot(slot, DENSE, numel, numel, "is no matrix or kernel"))
                 continue
-            rule = policy.rule(name)
+            rule = policy.rule(name, attribute)
             if rule is not None:
                 unused_rules.pop(rule[0], None)
             if rule is not None and rule[1] == DENSE:
@@ -188,12 +196,13 @@ def _plan(
                 continue
             scheme = default if rule is None else parse_scheme(rule[1])
             reason = policy.reason_to_stay_dense(module, parameter, structure, by_rule=rule is not None)
-            replacement = reason or replacement_for(module, parameter, scheme, policy)
+            layer = as_linear(parameter) if recurrent else module
+            replacement = reason or replacement_for(layer, parameter, scheme, policy)
             if isinstance(replacement, str):
                 slots.append(Slot(slot, DENSE, numel, numel, replacement))
                 continue
             slots.append(Slot(slot, str(scheme), numel, replacement.kept))
-            planned[name] = (module, replacement)
+            planned.setdefault(name, (module, {}))[1][attribute] = replacement
     if unused_rules:
         raise ConfigError(f"policy: no weight matches {', '.join(map(repr, unused_rules))}")
     if not planned:
@@ -234,16 +243,16 @@ def _layer_seed(seed: int, name: str) -> int:
 
 
 @torch.no_grad()
-def _warn_of_lost_energy(name: str, layer: nn.Module, new: nn.Module) -> None:
-    before, after = layer.weight, new.weight
-    assert isinstance(before, Tensor) and isinstance(after, Tensor)
+def _warn_of_lost_energy(slot: str, before: Tensor, new: nn.Module) -> None:
+    after = new.weight
+    assert isinstance(after, Tensor)
     energy = float(before.float().square().sum())
     lost = float((before.float() - after.float()).square().sum()) / energy if energy else 0.0
     if lost > MAX_LOST_ENERGY:
         counters.count(
             "layers that lose most of a weight",
             1,
-            f"{name}.weight loses {100 * lost:.0f} % of its energy by projection: if it is untrained, use init='fresh'",
+            f"{slot} loses {100 * lost:.0f} % of its energy by projection: if it is untrained, use init='fresh'",
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from laconic.errors import ConfigError
 from laconic.layers.functional import SUPPORTED
+from laconic.layers.recurrent import RECURRENT
 from laconic.layers.schemes import DENSE, parse_scheme
 
 __all__ = ["LayerPolicy", "ModelStructure"]
@@ -51,10 +52,10 @@ class LayerPolicy:
             return policy
         return cls(rules=dict(policy)) if policy else cls()
 
-    def rule(self, layer: str) -> tuple[str, str] | None:
+    def rule(self, layer: str, attribute: str = "weight") -> tuple[str, str] | None:
         """Return the pattern and the spec that a layer's weight matches."""
         for pattern, spec in self.rules.items():
-            if fnmatchcase(f"{layer}.weight", pattern) or fnmatchcase(layer, pattern):
+            if fnmatchcase(f"{layer}.{attribute}", pattern) or fnmatchcase(layer, pattern):
                 return pattern, spec
         return None
 
@@ -62,7 +63,7 @@ class LayerPolicy:
         self, module: nn.Module, weight: Tensor, structure: ModelStructure, *, by_rule: bool
     ) -> str:
         """Return why a weight stays dense, or "". A rule's scheme is only rejected if it is impossible."""
-        if type(module) not in SUPPORTED:
+        if type(module) not in (*SUPPORTED, *RECURRENT):
             return f"belongs to a {type(module).__name__}, which does more than multiply"
         if id(module) in structure.inside_attention:
             return "is read by an attention that does not call its layer"
