@@ -100,3 +100,9 @@ def test_gpt_accepts_other_dimensions() -> None:
 def test_unknown_model_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet"):
         build_model("vgg16", seed=0)
+
+
+def test_resnet50_has_a_small_first_convolution_on_cifar10() -> None:
+    model = build_model("resnet50", seed=1, data="cifar10")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 23_520_842
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)

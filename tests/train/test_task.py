@@ -123,7 +123,8 @@ def test_vgg11_accepts_cifar10(tmp_path: Path) -> None:
     ("mlp", "cifar10", "'mlp' takes 1 x 28 x 28 images: choose digits or mnist for data; 'cifar10' is for vgg11"),
     ("gpt", "mnist", "'gpt' takes windows of 128 bytes: choose text for data"),
     ("lenet5", "text", "choose digits or mnist for data; 'text' is for gpt"),
-    ("resnet50", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no built-in data set has"),
+    ("alexnet", "cifar10", "takes 3 x 224 x 224 images in 1,000 classes, which no built-in data set has"),
+    ("resnet50", "digits", "choose cifar10 for data; 'digits' is for mlp or lenet5"),
     ("vgg16", "digits", "unknown model 'vgg16': use one of mlp, lenet5, vgg11, alexnet, resnet50, gpt"),
     ("mlp", "imagenet", "unknown data set 'imagenet': use one of digits, mnist, cifar10, text"),
 ])  # fmt: skip

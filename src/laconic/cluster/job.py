@@ -65,7 +65,7 @@ class Job:
             sees no float of a gradient, and no weights but those that workers upload for its checkpoints.
         sends: What workers push: ``gradients``; or, after local steps, the ``changes`` of their weights or the
             ``weights``.
-        after: ``mean`` of the pushes, or ``best``: the change of the worker with the lowest loss on held-out data.
+        after: ``mean`` of the pushes, or ``best``: the change or weights of the worker with the lowest held-out loss.
             Means that one worker cannot move far: ``clipped`` to the median norm of the pushes; ``trimmed:K``, without
             the K smallest and the K largest values of each coordinate; ``median``.
         backup: Workers that a synchronous round does not wait for.
@@ -139,8 +139,8 @@ class Job:
             )
         if self.sends == "weights" and not self.reply_kind.is_weights:
             raise ConfigError(f"sends=weights needs returns=weights, got {self.returns!r}")
-        if best and self.sends != "changes":
-            raise ConfigError(f"after=best needs sends=changes, got {self.sends!r}")
+        if best and self.sends_gradients:
+            raise ConfigError(f"after=best needs sends=changes or sends=weights, got {self.sends!r}")
 
     @cached_property
     def update_mode(self) -> Mode:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -24,16 +24,23 @@ __all__ = ["GPT", "MODELS", "GPTConfig", "ModelInfo", "build_model", "seeded"]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Description of a model, the shape of its examples, and the data sets that have this shape."""
+    """Description of a model, the shape of its examples, and the data sets that have this shape.
+
+    Args:
+        variants: Functions that build the model for data sets of another shape.
+    """
 
     summary: str
     build: Callable[[], nn.Module]
     takes: str
     data: tuple[str, ...] = ()
+    variants: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
 
 
-def build_model(name: str, *, seed: int) -> nn.Module:
+def build_model(name: str, *, seed: int, data: str | None = None) -> nn.Module:
     """Build a model of ``MODELS`` on the CPU, with weights drawn from ``seed``; the global generator is not changed.
+
+    ``data`` names a data set; a model that has a variant for it is built as that.
 
     >>> sum(parameter.numel() for parameter in build_model("mlp", seed=0).parameters())
     327880
@@ -41,7 +48,7 @@ def build_model(name: str, *, seed: int) -> nn.Module:
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}: use one of {', '.join(MODELS)}")
     with seeded(seed):
-        return MODELS[name].build()
+        return MODELS[name].variants.get(data or "", MODELS[name].build)()
 
 
 @contextmanager
@@ -126,12 +133,18 @@ RESNET50_BLOCKS = (3, 4, 6, 3)
 
 def _resnet50() -> nn.Module:
     """ResNet-50, version 1.5: 25,557,032 parameters."""
-    layers: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-        "norm1": nn.BatchNorm2d(64),
-        "relu1": nn.ReLU(inplace=True),
-        "pool1": nn.MaxPool2d(3, stride=2, padding=1),
-    }
+    conv = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+    return _resnet50_on(conv, 1000, pool1=nn.MaxPool2d(3, stride=2, padding=1))
+
+
+def _resnet50_cifar10() -> nn.Module:
+    """ResNet-50 for images of 32 x 32: a first convolution of 3 x 3 without stride, no pool; 23,520,842 parameters."""
+    return _resnet50_on(nn.Conv2d(3, 64, 3, padding=1, bias=False), 10)
+
+
+def _resnet50_on(conv: nn.Module, classes: int, **pool: nn.Module) -> nn.Module:
+    """Return the blocks of ResNet-50 on a first convolution and an optional pool."""
+    layers = {"conv1": conv, "norm1": nn.BatchNorm2d(64), "relu1": nn.ReLU(inplace=True), **pool}
     channels = 64
     for stage, blocks in enumerate(RESNET50_BLOCKS, 1):
         width = 64 << (stage - 1)
@@ -139,7 +152,7 @@ def _resnet50() -> nn.Module:
             stride = 2 if stage > 1 and block == 1 else 1
             layers[f"stage{stage}_{block}"] = Bottleneck(channels, width, stride)
             channels = 4 * width
-    return _named(**layers, mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(channels, 1000))
+    return _named(**layers, mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(channels, classes))
 
 
 def _named(**layers: nn.Module) -> nn.Sequential:
@@ -223,7 +236,13 @@ MODELS: Mapping[str, ModelInfo] = MappingProxyType(
         "lenet5": ModelInfo("LeNet-5, ReLU and max pooling", _lenet5, GREY, ("digits", "mnist")),
         "vgg11": ModelInfo("VGG-11 for CIFAR-10, batch norm", _vgg11, SMALL, ("cifar10",)),
         "alexnet": ModelInfo("AlexNet for ImageNet", _alexnet, LARGE),
-        "resnet50": ModelInfo("ResNet-50 for ImageNet", _resnet50, LARGE),
+        "resnet50": ModelInfo(
+            "ResNet-50 for ImageNet, or with a small first convolution for CIFAR-10",
+            _resnet50,
+            f"{LARGE}, or {SMALL}",
+            ("cifar10",),
+            {"cifar10": _resnet50_cifar10},
+        ),
         "gpt": ModelInfo("a decoder of 4 layers over bytes, 128 wide", GPT, "windows of 128 bytes", ("text",)),
     }
 )

@@ -201,7 +201,7 @@ def build_task(
     random sources, and later randomness in the model or the data sets (dropout, augmentation), are not seeded.
 
     Args:
-        model: ``mlp``, ``lenet5``, ``vgg11`` or ``gpt``. (``alexnet`` and ``resnet50`` need a script with images.)
+        model: ``mlp``, ``lenet5``, ``vgg11``, ``resnet50`` or ``gpt``. (``alexnet`` needs a script with images.)
         data: ``digits``, ``mnist``, ``cifar10`` or ``text``; see ``data``.
         data_dir: Folder of the data set; see ``data``.
         seed: Seed of the initial weights and of the held-out examples.
@@ -218,7 +218,7 @@ def build_task(
 
 def _from_names(model: str, data: str, data_dir: Path | None, seed: int, holdout: float) -> Task:
     _check_fit(model, data)
-    network = build_model(model, seed=seed)
+    network = build_model(model, seed=seed, data=data)
     train, test = _text(network, data_dir) if data == "text" else ImageExamples.of(load(data, data_dir))
     return Task(f"{model}/{data}", network, train, test, cross_entropy, holdout=holdout, seed=seed)
 
