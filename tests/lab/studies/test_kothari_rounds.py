@@ -41,9 +41,15 @@ def run_with_server(job: Job, exchanges: int) -> tuple[Core, list[Worker]]:
     return core, workers
 
 
-@pytest.mark.parametrize("method, decay", [*((name, 1e-4) for name in METHODS if name != "homomorphic"), ("1", 0.0)])
+AS_WRITTEN = {"push": "none", "pull": "none", "sends": "weights", "returns": "weights"}
+"""Changes of method 6: the weights of the best worker replace all others."""
+DECAYS = [*((name, 1e-4) for name in METHODS if name != "homomorphic"), ("1", 0.0), ("6 as written", 0.0)]
+
+
+@pytest.mark.parametrize("method, decay", DECAYS)
 def test_rounds_in_one_process_equal_those_of_a_server(method: str, decay: float) -> None:
-    job = Job(lr=0.05, weight_decay=decay, seed=3, **method_options(method))
+    options = method_options(method.partition(" ")[0]) | (AS_WRITTEN if " " in method else {})
+    job = Job(lr=0.05, weight_decay=decay, seed=3, **options)
     exchanges = 4 if job.every == 1 else 2
     core, workers = run_with_server(job, exchanges)
     tasks = [build_task("lenet5", "digits", seed=3) for _ in range(2)]
@@ -62,6 +68,7 @@ SLOTS = {"a": (96, 100), "bias": (33,), "c": (64, 80), "scalar": (5, 7), "large"
 
 CHANNELS = [
     ("none", "none"), ("qsgd:4,norm=l2", "none"), ("topk:0.01|qsgd:4,norm=l2", "bf16"),
+    ("qsgd:4,bucket=0,norm=l2", "qsgd:3,bucket=0"),
     ("momentum:0.9|topk:0.005|qsgd:4|rans:auto", "momentum:0.9|bf16"),
     ("momentum:0.9,nesterov=true|topk:0.005|qsgd:3,round=nearest|rans:auto", "momentum:0.9|qsgd:8"),
     ("ef|topk:0.01|qsgd:4,round=nearest|huffman", "ef|qsgd:4,round=nearest"),

@@ -134,7 +134,7 @@ def test_decay_is_ten_times_as_large_with_momentum_in_the_channel() -> None:
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ({"models": ["resnet50"]}, "unknown model 'resnet50'"), ({"methods": ["7"]}, "unknown method '7'"),
+    ({"models": ["resnet18"]}, "unknown model 'resnet18'"), ({"methods": ["7"]}, "unknown method '7'"),
     ({"epochs": 0}, "epochs must be at least 1"), ({"device": "tpu"}, "device must be auto, cpu or cuda"),
 ])  # fmt: skip
 def test_invalid_arguments_raise_config_error(arguments: dict[str, Any], words: str) -> None:

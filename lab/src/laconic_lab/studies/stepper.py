@@ -43,7 +43,7 @@ class Source:
         self, model: str, seed: int, holdout: float, layers: str | None = None, rules: Mapping[str, str] | None = None
     ) -> Task:
         """Return a task with a new model; a scheme compresses its layers, rules give some of them another scheme."""
-        network = build_model(model, seed=seed)
+        network = build_model(model, seed=seed, data=self.name)
         if layers is not None:
             network = compress(network, layers, policy=rules, init="fresh", seed=seed)
         train, test = self.examples

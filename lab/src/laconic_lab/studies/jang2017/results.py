@@ -13,9 +13,10 @@ from laconic_lab.studies import study
 from laconic_lab.studies.jang2017.runs import RUN
 from laconic_lab.studies.study import Count, Positive
 
-__all__ = ["KERNELS", "LAYERS", "STEP", "TABLE", "CompressedModel", "Results"]
+__all__ = ["KERNELS", "LAYERS", "READER", "STEP", "TABLE", "CompressedModel", "Results"]
 
 TABLE, STEP, KERNELS = "jang2017.table1", "jang2017.step", "jang2017.kernels"
+READER = "jang2017.reader"
 LAYERS = "bench.layers"
 """Kind of the Records with h and rho of laconic's layers."""
 
@@ -44,6 +45,9 @@ _RunFields = TypedDict("_RunFields", {  # noqa: UP013
     "measured_quartiles_s": list[float], "measured_push": float | None, "predicted_push": float,
     "others": float | None, "valid": bool,
 })  # fmt: skip
+_ReaderFields = TypedDict("_ReaderFields", {  # noqa: UP013
+    "scheme": str, "device": str, "rho": float, "h": float, "variation": float,
+})  # fmt: skip
 _LayerFields = TypedDict("_LayerFields", {  # noqa: UP013
     "case": str, "device": str, "scheme": str, "rho": float, "h": float | None,
 })  # fmt: skip
@@ -51,7 +55,7 @@ _LayerFields = TypedDict("_LayerFields", {  # noqa: UP013
 
 @dataclass(frozen=True)
 class CompressedModel:
-    """An AlexNet with compressed layers, as measured."""
+    """A model with compressed layers, as measured."""
 
     scheme: str
     rho: float
@@ -64,7 +68,8 @@ class Results(study.Results):
     """Records by kind."""
 
     schemas: ClassVar[Mapping[str, Any]] = {
-        TABLE: _TableFields, STEP: _StepFields, KERNELS: _KernelFields, RUN: _RunFields, LAYERS: _LayerFields,
+        TABLE: _TableFields, STEP: _StepFields, READER: _ReaderFields, KERNELS: _KernelFields, RUN: _RunFields,
+        LAYERS: _LayerFields,
     }  # fmt: skip
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -76,6 +81,15 @@ class Results(study.Results):
             CompressedModel(layer["scheme"], layer["rho"], layer["h"], layer)
             for layer in self.of_kind(LAYERS)
             if layer["case"] == "alexnet" and layer["device"] == "cpu" and layer["h"] is not None
+        ]
+
+    @property
+    def readers(self) -> list[CompressedModel]:
+        """The reader with compressed convolutions and LSTMs, on a CPU."""
+        return [
+            CompressedModel(one["scheme"], one["rho"], one["h"], one)
+            for one in self.of_kind(READER)
+            if one["device"] == "cpu"
         ]
 
     def row(self, what: str, way: str) -> Mapping[str, Any] | None:

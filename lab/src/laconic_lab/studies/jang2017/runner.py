@@ -12,20 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.layers import compress, timings
 from laconic.plan.calibration import clock_of
 from laconic.records import Record
 from laconic.train.devices import device_of
-from laconic.train.models import build_model
+from laconic.train.models import build_model, seeded
 from laconic.train.task import cross_entropy
 from laconic_lab.studies.jang2017 import compression, operations, reader, runs
-from laconic_lab.studies.jang2017.results import KERNELS, STEP, TABLE
+from laconic_lab.studies.jang2017.results import KERNELS, READER, STEP, TABLE
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.study import check_experiment
 from laconic_lab.studies.trainer import Progress, single_thread
 
 __all__ = ["EXPERIMENTS", "run"]
 
-EXPERIMENTS = ("table1", "steps", "kernels", runs.EXPERIMENT)
+EXPERIMENTS = ("table1", "steps", "recurrent", "kernels", runs.EXPERIMENT)
+
+READER_SCHEMES = ("lowrank:0.5", "lowrank:0.2", "monarch:0.2", "subspace:0.1")
+"""Schemes of the reader's convolutions and LSTMs, beside the paper's assumed rho of 0.5."""
 
 BATCH = {"alexnet": {"cpu": 16, "cuda": 256}, "reader": {"cpu": 16, "cuda": 256}}
 
@@ -38,7 +42,8 @@ def run(
 
     Args:
         experiment: ``table1`` (gzip and other methods on weights and on data), ``steps`` (seconds of a step of AlexNet
-            and of the reader), ``kernels`` (AlexNet's operations) or ``runs`` (predicted and measured; needs root).
+            and of the reader), ``recurrent`` (rho and h of the reader with compressed LSTMs), ``kernels`` (AlexNet's
+            operations) or ``runs`` (predicted and measured; needs root).
         data: Data set whose images table 1 compresses.
         device: ``auto``, ``cpu`` or ``cuda``, for steps and kernels.
         cells: Cells of ``runs``; all by default.
@@ -53,6 +58,8 @@ def run(
         return _table(finished, data, data_dir, progress)
     if experiment == "steps":
         return [_step(finished, name, where, progress) for name in BATCH]
+    if experiment == "recurrent":
+        return [_compressed_reader(finished, scheme, where, progress) for scheme in READER_SCHEMES]
     return [_kernels(finished, where, progress)]
 
 
@@ -81,6 +88,23 @@ def _step(finished: RecordLog, name: str, device: str, progress: Progress | None
             progress(f"a step of {name}", 0, 1)
         with single_thread():
             finished.add(Record(STEP, {"key": key, "part": "steps", **_timed(name, device)}))
+    return finished.records[key]
+
+
+def _compressed_reader(finished: RecordLog, scheme: str, device: str, progress: Progress | None) -> Record:
+    """Return rho and h of the reader with compressed convolutions and LSTMs, measured in turns with the dense one."""
+    key = json.dumps(["recurrent", scheme, device])
+    if key not in finished:
+        if progress is not None:
+            progress(f"the reader with {scheme}", 0, 1)
+        size, where = BATCH["reader"][device], torch.device(device)
+        with single_thread(), seeded(0):
+            dense = reader.LineReader().to(where)
+            compressed = compress(dense, scheme, init="fresh")
+            batch = tuple(x.to(where) for x in reader.lines(size))
+            timed = timings(dense, compressed, batch, loss=reader.ctc)
+        values = {"model": "reader", "device": device, "batch": size, "threads": 1, "scheme": scheme}
+        finished.add(Record(READER, {"key": key, "part": "recurrent", **values, **timed.values()}))
     return finished.records[key]
 
 

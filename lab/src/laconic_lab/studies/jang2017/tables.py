@@ -20,6 +20,9 @@ def make_tables(results: Results) -> list[Table]:
     """Return all tables but the one of claims."""
     shown = [_table1(results)] if results.rows else []
     shown += [_figure4(results), _figure5(results), _figure6a(results), _figure6bc(), _figure7(results)]
+    if results.readers:
+        rows = [(one.scheme, f"{one.rho:.3f}", f"{one.h:.2f}") for one in results.readers]
+        shown.append(make_table("The reader with compressed LSTMs", ("scheme", "rho", "h, one CPU thread"), rows))
     if results.kernels:
         shown.append(_kernels(results))
     if results.runs:
@@ -108,6 +111,7 @@ def _figure7(results: Results) -> Table:
     columns = ["workers", "vanilla", "gzip", "h 1.3, rho 0.2"]
     columns += [f"{layer.scheme} (measured)" for layer in results.layers]
     columns += ["reader: vanilla", "reader: h 1.5, rho 0.5"] if reader else []
+    columns += [f"reader: {one.scheme} (measured)" for one in results.readers] if reader else []
     rows = []
     for m in SHOWN:
         row = [str(m), *(f"{update.total:.3g}" for update in (
@@ -115,6 +119,7 @@ def _figure7(results: Results) -> Table:
             *(ALEXNET.homomorphic(m, rho=layer.rho, h=layer.h) for layer in results.layers)))]  # fmt: skip
         if reader is not None:
             row += [f"{reader.vanilla(m).total:.3g}", f"{reader.homomorphic(m, rho=0.5, h=1.5).total:.3g}"]
+            row += [f"{reader.homomorphic(m, rho=one.rho, h=one.h).total:.3g}" for one in results.readers]
         rows.append(row)
     return make_table("Figure 7", columns, rows)
 

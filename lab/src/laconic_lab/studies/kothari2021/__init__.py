@@ -14,7 +14,7 @@ from laconic_lab.studies.kothari2021.experiments import EXPERIMENTS
 from laconic_lab.studies.kothari2021.plots import FIGURES, make_plots
 from laconic_lab.studies.kothari2021.results import Results
 from laconic_lab.studies.kothari2021.runner import run
-from laconic_lab.studies.kothari2021.settings import HYPER
+from laconic_lab.studies.kothari2021.settings import PAPER_MODELS
 from laconic_lab.studies.kothari2021.tables import make_tables
 from laconic_lab.studies.kothari2021.times import Plan
 from laconic_lab.studies.kothari2021.verdicts import make_verdicts
@@ -29,7 +29,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     links, methods = given["links"], given["methods"]
     timing = {"links": links and links.split(","), **{name: given[name] for name in TIMING}}
     return {
-        **training_options(given, HYPER),
+        **training_options(given, PAPER_MODELS),
         "methods": methods.split(",") if methods else None,
         "timing": Plan(**{name: value for name, value in timing.items() if value is not None}),
     }

@@ -9,6 +9,7 @@ from laconic_lab.studies.claims import Claim, Evidence
 from laconic_lab.studies.intervals import Interval, mean_interval
 from laconic_lab.studies.kothari2021.experiments import METHOD_NAMES
 from laconic_lab.studies.kothari2021.results import Results, Row, TimedMethod
+from laconic_lab.studies.kothari2021.settings import HYPER, MODELS
 from laconic_lab.studies.kothari2021.times import LINKS
 
 __all__ = ["CLAIMS", "PAPER_ACCURACY", "PAPER_COMMUNICATION_MIN", "PAPER_MB", "PAPER_TOTAL_MIN"]
@@ -24,7 +25,6 @@ UNSHAPED = LINKS[0]
 """Link for claims about time: the paper's workers "are very near to each other"."""
 
 
-PAPER_EPOCHS = {"lenet5": 20, "vgg11": 50}
 LAYOUT = "one linear layer, not two"
 """VGG-11 of the paper has four pools and two fully connected layers."""
 FEWEST_EXCHANGES = 10
@@ -35,8 +35,10 @@ def _differs(row: Row, *, trained: bool = True) -> str:
     """Describe how runs differ from the paper's."""
     model, epochs = row.values["model"], row.values["epochs"]
     parts = [LAYOUT] if model == "vgg11" else []
-    if trained and epochs != PAPER_EPOCHS[model]:
-        parts.append(f"{epochs} epochs, not {PAPER_EPOCHS[model]}")
+    if row.values["data"] != MODELS[model]:
+        parts.append(f"{row.values['data']}, not {MODELS[model]}")
+    if trained and epochs != HYPER[model].epochs:
+        parts.append(f"{epochs} epochs, not {HYPER[model].epochs}")
     specs = [str(row.values["options"].get(name, "")) for name in ("push", "pull")]
     if model == "vgg11" and any("qsgd" in spec and "bucket=" not in spec for spec in specs):
         parts.append("a norm of 512 values, not of a layer")

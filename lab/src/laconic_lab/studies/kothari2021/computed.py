@@ -27,8 +27,9 @@ from laconic.codecs.sign import Sign
 from laconic.codecs.topk import TopK, num_kept
 from laconic.errors import ConfigError
 from laconic.kernels import random
+from laconic.kernels.interface import FLOAT32_MAX
 from laconic.kernels.reference.quantizers import _bucket_norms, _steps, _stochastic_symbols
-from laconic.kernels.reference.reductions import pairwise_sum
+from laconic.kernels.reference.reductions import PIECE, pairwise_sum
 from laconic.kernels.sections import POSITIONS_HEADER, coded_max_nbytes, low_bits_candidates, num_buckets, packed_nbytes
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
@@ -346,8 +347,8 @@ class _Buckets:
         self, counts: Sequence[int], quantizer: QSGD | Sign, device: torch.device, ring: int, coded: bool
     ) -> None:
         self.counts, self.quantizer = list(counts), quantizer
-        bucket = quantizer.bucket
-        rows = [num_buckets(k, bucket) for k in counts]
+        bucket = self.bucket = quantizer.bucket or PIECE  # without buckets the rows of a slot share its norm
+        rows = self._rows = [num_buckets(k, bucket) for k in counts]
         indices = [torch.arange(k, dtype=torch.int64) for k in counts]
         starts = [bucket * sum(rows[:i]) for i in range(len(rows))]
         self._place = torch.cat([index + start for index, start in zip(indices, starts, strict=True)]).to(device)
@@ -385,7 +386,7 @@ class _Buckets:
 
     def round_trip(self, values: Tensor, keys: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor]:
         """Return the decoded values, and for each value whether its slot has a value other than zero."""
-        bucket = self.quantizer.bucket
+        bucket = self.bucket
         if self._whole:
             rows = values.view(-1, bucket)
         else:
@@ -406,7 +407,8 @@ class _Buckets:
         else:
             bits = self.quantizer.bits
             levels, fraction_bits = (1 << (bits - 1)) - 1, 31 - bits
-            norms = _bucket_norms(rows, self.quantizer.norm == "l2")
+            l2 = self.quantizer.norm == "l2"
+            norms = _bucket_norms(rows, l2) if self.quantizer.bucket else self._slot_norms(rows, largest, l2)
             noise = self._noise(keys, fraction_bits).view(-1, bucket) if self.stochastic else self._half(rows, bits)
             symbols = _stochastic_symbols(rows, norms, levels, fraction_bits, noise)
             centred = (symbols - levels).clamp(max=levels)
@@ -416,6 +418,18 @@ class _Buckets:
             self._symbols.index_copy_(0, at, flat.to(torch.uint8).unsqueeze(0))
         flat_values = decoded.reshape(-1) if self._whole else decoded.reshape(-1)[self._place]
         return flat_values, nonzero[self._slot]
+
+    def _slot_norms(self, rows: Tensor, largest: Tensor, l2: bool) -> Tensor:
+        """Return for each row the norm of its slot, as ``reference.whole_norm`` computes it."""
+        if l2:
+            sums = pairwise_sum(rows.to(torch.float64).square())
+            roots = []
+            for slot_sums in torch.split(sums, self._rows):
+                padded = sums.new_zeros(1, max(16, 1 << (slot_sums.numel() - 1).bit_length()))
+                padded[0, : slot_sums.numel()] = slot_sums
+                roots.append(pairwise_sum(padded).sqrt().to(torch.float32))
+            largest = torch.maximum(torch.cat(roots), largest).clamp(max=FLOAT32_MAX)
+        return largest[self._slot_of_row]
 
     def _half(self, rows: Tensor, bits: int) -> Tensor:
         return torch.full((1, 1), 1 << (30 - bits), dtype=torch.int64, device=rows.device)

@@ -12,7 +12,7 @@ from laconic_lab.studies.kothari2021.settings import HYPER, Setting, setting_of
 
 __all__ = ["EXPERIMENTS", "METHOD_NAMES", "MODES", "OURS", "PAPER", "SEEDS", "seeds_of", "settings_of"]
 
-EXPERIMENTS = ("accuracy", "ingredients", "frontier", "workers", "resnet50", "times")
+EXPERIMENTS = ("accuracy", "readings", "ingredients", "frontier", "workers", "resnet50", "times")
 
 PAPER = ("1", "2", "2w", "3", "4", "5", "6")
 OURS = ("laconic", "laconic-min", "adaptive")
@@ -52,6 +52,8 @@ def settings_of(
     for model in models:
         if experiment in ("accuracy", "times"):
             yield from (setting_of(model, method, data=data) for method in methods or METHOD_NAMES)
+        elif experiment == "readings":
+            yield from (one for one in readings(model, data) if not methods or one.name.split(",")[0] in methods)
         elif experiment == "ingredients":
             yield from ingredients(model, data)
         elif experiment == "frontier":
@@ -61,6 +63,37 @@ def settings_of(
             return
         else:
             raise ConfigError(f"unknown experiment {experiment!r}: expected one of {', '.join(EXPERIMENTS)}")
+
+
+NORM_BITS = (4, 8)
+SWEPT_BITS, SWEPT_KEEPS = (2, 4, 8), (0.01, 0.03, 0.1)
+
+
+def readings(model: str, data: str | None) -> Iterator[Setting]:
+    """Yield readings of what the paper leaves open: the norm of QSGD, its bits, the share of Top-k, and method 6.
+
+    The paper's formula has one norm for each layer. It states neither s nor k. Its method 6 replaces all weights by
+    those of the best worker, which is taken literally here; in ``accuracy`` the best worker's change is sent instead.
+    """
+
+    def by(method: str, name: str, codec: str, pull: bool = True) -> Setting:
+        return setting_of(model, method, name=f"{method}, {name}", data=data, push=codec, pull=codec if pull else None)
+
+    for bits in NORM_BITS:
+        layer = f"qsgd:{bits},bucket=0,norm=l2"
+        yield by("2", f"{bits} bits, a norm per layer", layer, pull=False)
+        yield by("2w", f"{bits} bits, a norm per layer", layer)
+        yield by("4", f"{bits} bits, a norm per layer", layer)
+        yield by("5", f"1 %, {bits} bits, a norm per layer", f"topk:0.01|{layer}")
+    yield by("2w", "4 bits, norms of 512", "qsgd:4,norm=l2")
+    for bits in SWEPT_BITS:
+        yield by("4", f"{bits} bits, norms of 512", f"qsgd:{bits},norm=l2")
+        for keep in SWEPT_KEEPS:
+            yield by("5", f"{100 * keep:g} %, {bits} bits, norms of 512", f"topk:{keep:g}|qsgd:{bits},norm=l2")
+    yield setting_of(
+        model, "6", name="6, the best worker's weights in float32", data=data, push=None, pull=None, sends="weights",
+        returns="weights",
+    )  # fmt: skip
 
 
 FOUR_BITS = "qsgd:4,round=nearest"

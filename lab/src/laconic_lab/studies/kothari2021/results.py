@@ -16,7 +16,7 @@ from laconic_lab.studies.study import Count, Series
 __all__ = ["LINK_NAMES", "MODEL_NAMES", "ROUND", "RUN", "Results", "Row", "TimedMethod", "method_order"]
 
 RUN, ROUND = "kothari2021.run", "kothari2021.round"
-MODEL_NAMES = {"lenet5": "LeNet-5", "vgg11": "VGG-11"}
+MODEL_NAMES = {"lenet5": "LeNet-5", "vgg11": "VGG-11", "resnet50": "ResNet-50"}
 LINK_NAMES = {"unshaped": "unshaped", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 
 
@@ -26,7 +26,8 @@ def method_order(name: str) -> int:
 
 
 _OptionalRunFields = TypedDict("_OptionalRunFields", {  # noqa: UP013
-    "frames_compared": int, "frames_other": int, "diverged": bool, "staleness_mean": float, "staleness_most": int,
+    "frames_compared": int, "frames_other": int, "worker_accuracy": float, "diverged": bool, "staleness_mean": float,
+    "staleness_most": int,
 }, total=False)  # fmt: skip
 _RequiredRunFields = TypedDict("_RequiredRunFields", {  # noqa: UP013
     "part": str, "model": str, "name": str, "data": str, "epochs": int, "iterations": Count, "seed": int,

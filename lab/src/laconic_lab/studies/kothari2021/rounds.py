@@ -120,7 +120,7 @@ class FrameRounds:
         if self.job.after == "best":
             frames = pushed[min(range(len(scores)), key=lambda worker: (scores[worker], worker))]
             self._step(self._decoded(frames))
-            return frames
+            return self._encoded(self.server) if self.job.reply_kind.is_weights else frames
         combined = {name: aggregate.mean([frames[i] for frames in pushed]) for i, name in enumerate(self.names)}
         if self.job.reply_kind.workers_step:
             frames = self._encoded(combined)

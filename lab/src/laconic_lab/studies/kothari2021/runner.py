@@ -12,7 +12,7 @@ from laconic.records import Record
 from laconic.train.devices import device_of
 from laconic_lab.studies.kothari2021 import experiments, scaling, sizes, times
 from laconic_lab.studies.kothari2021.results import ROUND, RUN
-from laconic_lab.studies.kothari2021.settings import Setting
+from laconic_lab.studies.kothari2021.settings import HYPER, Setting
 from laconic_lab.studies.kothari2021.stepper import ComputedStepper, FrameStepper, LocalStepper, can_compute
 from laconic_lab.studies.record_log import RecordLog
 from laconic_lab.studies.stepper import Source, Stepper
@@ -21,7 +21,8 @@ from laconic_lab.studies.trainer import Counter, Progress, Unit, batched, run_un
 
 __all__ = ["run"]
 
-EPOCHS = {"vgg11": 30, "lenet5": 20}
+EPOCHS = {model: hyper.epochs for model, hyper in HYPER.items()}
+"""The paper's."""
 RUNS_AT_ONCE = 4
 """Runs that share a GPU by default."""
 
@@ -39,8 +40,8 @@ def run(
         experiment: One of ``EXPERIMENTS``.
         models: Some of ``lenet5`` and ``vgg11``; the experiment ``workers`` has LeNet-5 alone.
         methods: By default all, or those of the experiment.
-        epochs: Passes over the images; by default 20 for LeNet-5 and 30 for VGG-11. The experiment ``times`` only
-            extrapolates to them, by default to the paper's 20 and 50.
+        epochs: Passes over the images; by default the paper's 20 for LeNet-5 and 50 for VGG-11. The experiment
+            ``times`` only extrapolates to them.
         seeds: By default 0 to 2 for methods 1, 5 and ours, 0 for the others.
         data: Another data set than the paper's, such as ``digits`` for LeNet-5.
         device: ``auto``, ``cpu`` or ``cuda``.

@@ -7,6 +7,7 @@ take several local steps between exchanges; ``FrameStepper`` makes every frame.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -202,6 +203,15 @@ class ComputedStepper(GraphStepper):
             self.weights.copy_(self.server)
         return self.task, loss, self._pushed, self._pulled
 
+    def summary(self) -> dict[str, Any]:
+        """Return the accuracy of the weights that workers hold, which may be others than the server's."""
+        if self._held is not None:
+            self.weights.copy_(self._held)
+            held = self.task.evaluate()["accuracy"]
+            self.weights.copy_(self.server)
+            return {"worker_accuracy": held}
+        return {"worker_accuracy": self.curve.accuracy[-1]}
+
     def state(self) -> dict[str, Tensor]:
         state = {
             "weights": self.weights if self._held is None else self._held,
@@ -333,6 +343,10 @@ class FrameStepper(Stepper):
         loss = float(np.mean(self._loss)) if self._loss else float("nan")
         sent, received = self.rounds.bytes_sent - self._bytes[0], self.rounds.bytes_received - self._bytes[1]
         return self.task, loss, sent, received
+
+    def summary(self) -> dict[str, Any]:
+        """Return the accuracy of the weights that the first worker holds; the server's may be others."""
+        return {"worker_accuracy": self.rounds.tasks[0].evaluate()["accuracy"]}
 
     def state(self) -> dict[str, Tensor]:
         rounds = self.rounds

@@ -25,8 +25,8 @@ def make_tables(results: Results) -> list[Table]:
     """Return all tables but the one of claims."""
     return [
         _top1(results), _links(results), _compute_and_communication(results), _cost(results), _end_to_end(results),
-        _goals(results), _ingredients(results), _frontier(results), _workers(results), _resnet50(results),
-        _compared(results),
+        _readings(results), _goals(results), _ingredients(results), _frontier(results), _workers(results),
+        _resnet50(results), _compared(results),
     ]  # fmt: skip
 
 
@@ -116,6 +116,24 @@ def _settings(results: Results, experiment: str, base: str) -> list[tuple[str, .
                 _kilobytes(row.bytes_per_iteration), "" if less is None else f"{less:,.0f}",
             ))  # fmt: skip
     return rows
+
+
+def _readings(results: Results) -> Table:
+    """Return the readings of what the paper leaves open, with the accuracy of the server's and a worker's weights."""
+    rows = []
+    for model in results.models("readings"):
+        for row in results.rows("readings", model):
+            less, held = results.less(row), [run["worker_accuracy"] for run in row.runs if "worker_accuracy" in run]
+            rows.append((
+                MODEL_NAMES[model], row.name, f"{row.values['data']}, {row.values['epochs']}",
+                mean_and_values(row.final), mean_and_values(held) if held else "", _kilobytes(row.bytes_per_iteration),
+                "" if less is None else f"{less:,.4g}",
+            ))  # fmt: skip
+    columns = (
+        "model", "reading", "data, epochs", "server's top-1 %", "a worker's top-1 %", "kB an iteration",
+        "method 1's bytes over its",
+    )  # fmt: skip
+    return make_table("Readings", columns, rows)
 
 
 def _kilobytes(nbytes: float) -> str:
