@@ -69,6 +69,14 @@ def plan(
     optimizer: Annotated[
         str | None, _training("sgd, momentum, adamw or muon.", "the family's usual one", metavar="NAME")
     ] = None,
+    change_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--change-optimizer",
+            rich_help_panel="What is compared",
+            help="Compare trainings by another optimizer, too; its own time is not counted.",
+        ),
+    ] = False,
     give_up: Annotated[
         str, _compared("Points of accuracy, or per cent of the loss, that a codec may cost: 0.5%.", metavar="PERCENT")
     ] = "0%",
@@ -119,7 +127,7 @@ def plan(
             "what-if": what_if, "workers": workers if workers != 2 else None, "every": every if every != 1 else None,
             "servers": servers if servers != 1 else None, "topology": topology if topology != "ps" else None,
             "processes": processes if processes != 1 else None, "ranks": ranks if ranks != 1 else None,
-            "family": family, "optimizer": optimizer,
+            "family": family, "optimizer": optimizer, "change-optimizer": change_optimizer or None,
             "give-up": give_up if give_up != "0%" else None, "evidence": evidence,
         }  # fmt: skip
         for name, value in foreign.items():
@@ -146,7 +154,8 @@ def plan(
         "rate": parse_rate(bandwidth or "1gbit"), "topology": topology, "servers": servers, "ranks": ranks,
         "round_trip_s": parse_time(latency), "codecs": codec, "processes": processes,
         "memory": parse_size(memory) if memory is not None else None, "family": family, "optimizer": optimizer,
-        "give_up": per_cent(give_up), "evidence": None if evidence is None else load_evidence(evidence),
+        "give_up": per_cent(give_up), "change_optimizer": change_optimizer,
+        "evidence": None if evidence is None else load_evidence(evidence),
         "layers": CompressedLayers(1.0 if rho is None else rho, 1.0 if h is None else h)
         if rho is not None or h is not None or sweep in ("rho", "h") else None,
     }  # fmt: skip

@@ -109,7 +109,9 @@ class Evidence:
         unit = "points of accuracy" if self.measure == "accuracy" else "% of the loss"
         lost = f"gave up {max(0.0, self.given_up):.2g} {unit}" + (f" (noise {self.noise:.2g})" if self.noise else "")
         needed = f" in {self.steps:.3g} times the steps" if self.steps != 1 else ""
-        changed = f", by {self.optimizer} instead of {self.plain_optimizer}" * (self.optimizer != self.plain_optimizer)
+        changed = f", by {self.optimizer} instead of {self.plain_optimizer}, whose own time is not counted" * (
+            self.optimizer != self.plain_optimizer
+        )
         changed += f", at {self.lr:.3g} times the learning rate" if self.lr != 1 else ""
         seeds = f"{self.seeds} seed{'s' * (self.seeds != 1)}"
         return f"{lost}{needed} on {self.model}, {self.workers} workers, {seeds}{changed}"

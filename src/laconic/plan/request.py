@@ -88,6 +88,7 @@ class PlanRequest:
         give_up: Points of accuracy, or per cent of the loss, that a recommended codec may give up.
         evidence: Trainings by codecs; those that come with laconic by default.
         model: Name of the model, if it has one: trainings of it count more than those of its family.
+        change_optimizer: Whether trainings by a codec and another optimizer count, whose own time is not known.
     """
 
     profile: Profile
@@ -109,6 +110,7 @@ class PlanRequest:
     evidence: Sequence[Evidence] | None = None
     model: str | None = None
     ranks: int = 1
+    change_optimizer: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.step_s < math.inf:
@@ -157,7 +159,12 @@ class PlanRequest:
     def known_trainings(self) -> list[Evidence]:
         """Return the evidence of the family and the optimizer."""
         found = shipped_evidence() if self.evidence is None else self.evidence
-        return [one for one in found if (one.family, one.plain_optimizer) == (self.family, self.trained_by)]
+        return [
+            one
+            for one in found
+            if (one.family, one.plain_optimizer) == (self.family, self.trained_by)
+            and (self.change_optimizer or one.optimizer == one.plain_optimizer)
+        ]
 
     @property
     def work(self) -> Work:
@@ -203,6 +210,7 @@ class PlanRequest:
             "ranks": self.ranks,
             "round_trip_s": self.round_trip_s, "every": self.every, "processes": self.processes,
             "profile": self.profile.name, "family": self.family, "optimizer": self.trained_by, "give_up": self.give_up,
+            "change_optimizer": self.change_optimizer,
             "layers": None if self.layers is None else {"rho": self.layers.rho, "h": self.layers.h},
         }  # fmt: skip
 

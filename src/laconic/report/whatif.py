@@ -79,7 +79,7 @@ def settings(presets: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 def _profile(name: str, workers: tuple[int, ...], sizes: tuple[float, ...]) -> dict[str, Any]:
     """Return the messages of a profile's codecs for each size of the model, and for sums each number of workers."""
     own = load(name)
-    labels = dict.fromkeys(["none", "bf16", *default_labels(own, shipped_evidence(), local=True)])
+    labels = dict.fromkeys(["none", "bf16", *default_labels(own, _same_optimizer(), local=True)])
     candidates = [Candidate.parse(label) for label in labels]
     profile = with_estimates(own, [candidate.codec for candidate in candidates])
     workloads = [Workload.of_params(round(nbytes / 4)) for nbytes in sizes]
@@ -132,10 +132,15 @@ def _codec(
     }  # fmt: skip
 
 
+def _same_optimizer() -> list[Evidence]:
+    """Return the trainings by the optimizer that they are compared with."""
+    return [one for one in shipped_evidence() if one.optimizer == one.plain_optimizer]
+
+
 def _trainings() -> list[dict[str, Any]]:
     """Return the evidence as the page reads it: by family, optimizer, codec and steps between exchanges."""
     ways: dict[tuple[str, str, str, int], list[Evidence]] = {}
-    for one in shipped_evidence():
+    for one in _same_optimizer():
         ways.setdefault((one.family, one.plain_optimizer, one.codec, one.every), []).append(one)
     return [
         {
