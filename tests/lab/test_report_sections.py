@@ -100,6 +100,10 @@ def test_fsdp_section_has_steps_losses_and_a_verdict() -> None:
     assert (
         "which is 4.00 times as fast as HSDP and sends 1/8.0 of its bytes; last loss 2.510 beside 2.500" in report.html
     )
+    local = record(
+        "bench.fsdp", **{**fsdp_records(True)[1].values, "way": "local 20 ef|sign", "title": "local", "step_s": 0.1}
+    )
+    assert "take local" not in build([*fsdp_records(valid=True), local]).html  # its loss was not measured
     unreliable = build(fsdp_records(valid=False))
     assert "fsdp-steps" not in unreliable.plots and "times as fast as HSDP" not in unreliable.html
 

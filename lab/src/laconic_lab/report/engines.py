@@ -302,14 +302,15 @@ def _fsdp_verdict(name: str, group: Sequence[Values], losses: Mapping[tuple[int,
 
     def candidate(step: Values) -> Candidate:
         loss, wanted = (losses.get((step["nodes"], step["shards"], one["way"])) for one in (step, plain))
-        known = Candidate(_title(step), step["step_s"], step["node_nbytes_per_step"], "loss not measured")
-        if loss is None or wanted is None:
-            return known
+        known = Candidate(_title(step), step["step_s"], step["node_nbytes_per_step"], "")
+        if loss is None or wanted is None:  # then it must be a codec of gradients that suits any optimizer
+            harm = "its local steps" if step["way"].startswith("local ") else _harm(step["way"])
+            return known._replace(lost=f"loss not measured{f', {harm}' if harm else ''}", allowed=harm is None)
         lost = f"last loss {loss:.3f} beside {wanted:.3f}, one seed"
         return known._replace(lost=lost, allowed=loss <= 1.01 * wanted)
 
     others = [candidate(step) for step in group if step is not plain]
-    return [decide(f"FSDP2, {name}", candidate(plain), others, "1 % of the loss")] if others else []
+    return [decide(f"FSDP2, {name}", candidate(plain), others, f"1 % of the loss, or {SUITS}")] if others else []
 
 
 def torchft(records: Records) -> Section:
