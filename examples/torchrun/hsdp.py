@@ -62,6 +62,7 @@ dcp.save(state(), checkpoint_id=chosen.checkpoint)
 stats = attachment.stats()
 if dist.get_rank() == 0:
     print(
-        f"steps {first} to {stats['steps']}: loss {loss:.3f}, {stats['wire_bytes'] / 1e3 / stats['steps']:.0f} kB a step"
+        f"steps {first} to {stats['steps']}: loss {loss:.3f}, "
+        f"{stats['wire_bytes'] / 1e3 / stats['steps']:.0f} kB a step"
     )
 dist.destroy_process_group()
