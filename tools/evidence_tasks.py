@@ -1,9 +1,8 @@
-"""Models of families that no study trains, for ``laconic tune``: evidence of the planner.
+"""A model of a family that no study trains, for ``laconic tune``: evidence of the planner.
 
 ::
 
     laconic tune tools/evidence_tasks.py:lstm --steps 300 --record results/tune/lstm.jsonl --codec …
-    laconic tune tools/evidence_tasks.py:transformer --steps 300 --record results/tune/transformer.jsonl --codec …
 
 The codecs are those of ``calibration.STOCK`` that suit gradients, and ``local 8 ef|qsgd:4``, ``local 8 ef|sign``. Each
 model predicts the next byte of modules of Python's standard library, with AdamW and two simulated workers.
@@ -21,8 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from laconic.train.models import GPT, GPTConfig
 
 WINDOW, BATCH, HELD_OUT = 48, 12, 16
 MODULES = (argparse, functools, inspect, json, logging, typing)
@@ -65,8 +62,3 @@ def _task(model: nn.Module, name: str, lr: float) -> dict[str, Any]:
 def lstm() -> dict[str, Any]:
     torch.manual_seed(0)
     return _task(_Predictor(), "lstm", 3e-3)
-
-
-def transformer() -> dict[str, Any]:
-    torch.manual_seed(0)
-    return _task(GPT(GPTConfig(context=WINDOW, layers=3, heads=4, width=128)), "gpt-tiny", 2e-3)

@@ -27,6 +27,9 @@ EXAMPLES = (
 RATES = {"sgd": 0.1, "momentum": 0.02, "adamw": 1e-3, "muon": 1e-3}
 """Usual learning rates of optimizers; that of muon is for the parameters that AdamW trains."""
 
+NOISY = 1.0
+"""Per cent of the loss that plain trainings may differ by before the user is warned."""
+
 
 def tune(
     script: Annotated[
@@ -103,6 +106,12 @@ def tune(
         print_json(found.values())
         return
     _print(found)
+    noise = max((one.noise for one in found.evidence), default=0.0)
+    if noise > NOISY:
+        print_stderr(
+            f"laconic: the order of batches alone changes the loss by {noise:.1f} %, so smaller differences say "
+            "nothing: train for more --steps, or lower the learning rate"
+        )
     if output is not None:
         print_stderr(f"{output} written: laconic plan --evidence {output} --family {found.settings['family']} …")
 
