@@ -71,6 +71,19 @@ def _top1(model: str, method: str) -> Callable[[Results], Evidence | None]:
     return evidence
 
 
+def _workers_top1(model: str, reading: str) -> Callable[[Results], Evidence | None]:
+    """The accuracy of the weights that workers hold: those that the paper's workers train and test."""
+
+    def evidence(results: Results) -> Evidence | None:
+        row = results.row(model, reading, "readings")
+        if row is None:
+            return None
+        held = mean_interval([run["worker_accuracy"] for run in row.runs])
+        return Evidence(held, f"{reading}: {_basis(row)}", sources=row.runs, differs=_differs(row))
+
+    return evidence
+
+
 def _bytes_of_3_over_1(results: Results) -> Evidence | None:
     first, third = results.row("vgg11", "1"), results.row("vgg11", "3")
     if first is None or third is None:
@@ -144,6 +157,8 @@ CLAIMS = (
           evidence=_largest_loss),
     Claim("vgg_2w", "top-1 of VGG-11, weights by QSGD: no convergence", "5", 20.0, "<", "%",
           evidence=_top1("vgg11", "2w")),
+    Claim("lenet_2w", "top-1 of a worker's LeNet-5, weights by QSGD with 4 bits and a norm per layer: no convergence",
+          "5", 20.0, "<", "%", evidence=_workers_top1("lenet5", "2w, 4 bits, a norm per layer")),
     Claim("vgg_comm_5", "method 5's communication time over method 1's", "8", 0.5, "=", "×", 0.1,
           _time_over_method_1("vgg11", "5", "communication_s")),
     Claim("vgg_comm_6", "method 6's communication time over method 1's", "8", 0.25, "=", "×", 0.05,
