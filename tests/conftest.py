@@ -21,6 +21,9 @@ settings.register_profile("same", derandomize=True, deadline=None, database=None
 settings.register_profile("wide", deadline=None, database=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+# xdist sets it in its processes, but commands are tested as in a pipe.
+os.environ.pop("COLUMNS", None)
+
 # Triton reads this when it is imported: without a GPU it interprets the kernels.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
