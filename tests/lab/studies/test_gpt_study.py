@@ -170,6 +170,48 @@ def test_fragments_exchange_every_parameter_once_an_interval() -> None:
     assert [count > 0 for count in equal] == [False, True] * 4
 
 
+def exchanged_steps(setting: Setting) -> list[int]:
+    """Return the steps after which the workers were equal."""
+    replicas = Replicas(TINY, 2, 0, CPU)
+    exchange = LocalExchange(replicas, setting, FrameLog())
+    steps = []
+    for step in range(1, setting.steps + 1):
+        replicas.rows.add_(torch.randn(replicas.rows.shape, generator=torch.Generator().manual_seed(step)))
+        exchange.after_step(step)
+        if torch.equal(replicas.rows[0], replicas.rows[1]):
+            steps.append(step)
+    return steps
+
+
+def test_pace_by_rate_exchanges_as_often_but_earlier() -> None:
+    even = Setting("x", "local", size="tiny", workers=2, steps=80, warmup=4, final=0.0, every=8)
+    paced = exchanged_steps(replace(even, pace="rate"))
+    assert exchanged_steps(even) == list(range(8, 81, 8))
+    assert len(paced) in (10, 11) and paced[-1] == 80
+    assert paced[4] < 40 and paced[-1] - paced[-2] > 8
+
+
+def test_settling_sends_residuals_and_averaging_takes_the_last_models() -> None:
+    setting = Setting("x", "local", size="tiny", workers=2, steps=1, every=1, up="sign", down="sign", small="none")
+    left = []
+    for settle in (1, 8):
+        replicas = Replicas(TINY, 2, 0, CPU)
+        exchange = LocalExchange(replicas, replace(setting, settle=settle), FrameLog())
+        replicas.rows.add_(torch.randn(replicas.rows.shape, generator=torch.Generator().manual_seed(0)))
+        target = replicas.rows.mean(0)
+        exchange.after_step(1)
+        left.append(float((exchange.model - target).norm()))
+    assert left[1] < 0.6 * left[0]
+    averaged = replace(setting, up="none", down="none", steps=4, averaged=0.5)
+    replicas = Replicas(TINY, 2, 0, CPU)
+    exchange = LocalExchange(replicas, averaged, FrameLog())
+    begin = exchange.anchor.clone()
+    for step in range(1, 5):
+        replicas.rows.add_(1.0)
+        exchange.after_step(step)
+    torch.testing.assert_close(exchange.model, begin + 3.0)  # of 2, 3 and 4
+
+
 def test_finished_runs_are_not_repeated(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "load_corpus", lambda folder: corpus)
     settings = [Setting("a", **SMALL), Setting("b", "local", every=2, up="sign", down="sign", **SMALL)]

@@ -67,24 +67,27 @@ def frontier() -> Iterator[Setting]:
         yield streamed(every, f"topk:{keep},code=rans|sign")
     for keep in (0.0625, 0.03125):
         yield streamed(20, f"topk:{keep},chunk=64,code=rank|sign")
+    for keep in (0.046875, 0.015625):  # 3 and 1 of 64 values
+        yield streamed(1, f"topk:{keep},chunk=64,code=rank|sign", fragments=1)
 
 
 def ablations() -> Iterator[Setting]:
-    """Yield one change at a time from every 64 steps by signs, without fragments."""
-    base = streamed(64, fragments=1)
-    yield from (base, streamed(64, fragments=4), streamed(64, fragments=24))
+    """Yield one change at a time from every 64 steps by signs; then changes that help, together."""
+    base = streamed(64)
+    yield base
     for changes in (
-        {"momentum": 0.98}, {"final": 0.0}, {"decay": 0.8}, {"carry": 1.0}, {"outer_lr": 0.7, "outer_momentum": 0.6},
-        {"outer_lr": 0.7, "outer_momentum": 0.6, "outer_first": True}, {"outer_lr": 1.4, "lr": MUON_LR / 1.4},
-        {"up": "topk:0.05|sign"}, {"down": "topk:0.05|sign"}, {"down": "none"}, {"up": "none"},
+        {"final": 0.0}, {"pace": "rate"}, {"settle": 3}, {"momentum": 0.98}, {"averaged": 0.1}, {"fragments": 1},
+        {"up": "none"}, {"down": "none"}, {"up": "topk:0.1|sign"}, {"down": "topk:0.1|sign"}, {"carry": 1.0},
+        {"decay": 0.8}, {"outer_lr": 1.2}, {"outer_lr": 0.7, "outer_momentum": 0.6},
+        {"outer_lr": 0.7, "outer_momentum": 0.6, "outer_first": True}, {"up": "sign:512", "down": "sign:512"},
     ):  # fmt: skip
         yield replace(base, **changes)
     for merge in ("progress", "0.5"):
         yield streamed(64, overlap=8, merge=merge)
     yield adamw(final=0.0)
     yield muon(final=0.0)
-    yield streamed(64, final=0.0, momentum=0.98)
-    yield streamed(20, "topk:0.05|sign", final=0.0, momentum=0.98, fragments=1)
+    for changes in ({}, {"momentum": 0.98}, {"settle": 3}, {"momentum": 0.98, "settle": 3}):
+        yield replace(base, final=0.0, pace="rate", **changes)
 
 
 def workers() -> Iterator[Setting]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from laconic_lab.studies.gpt.frames import FrameLog
 from laconic_lab.studies.gpt.model import Replicas, Slots
-from laconic_lab.studies.gpt.settings import PROGRESS, Setting
+from laconic_lab.studies.gpt.settings import PROGRESS, RATE, Setting
 from laconic_lab.studies.gpt.simulated import simulated
 
 __all__ = ["LocalExchange"]
@@ -43,6 +44,14 @@ class LocalExchange:
         self.velocity = torch.zeros_like(self.anchor) if setting.outer_momentum else None
         self._pending: _Pending | None = None
         self.fragments = _fragments(replicas.shape.slots, setting.fragments)
+        self._clock = _exchanges_by_step(setting)
+        self._average = torch.zeros_like(self.anchor) if setting.averaged else None
+        self._num_averaged = 0
+
+    @property
+    def model(self) -> Tensor:
+        """The global model, or the average of its last versions."""
+        return self.anchor if self._average is None or not self._num_averaged else self._average
 
     def after_step(self, step: int) -> None:
         """Apply and begin what is due after ``step`` local steps; after the last one, exchange everything."""
@@ -51,16 +60,26 @@ class LocalExchange:
             self._apply(self._pending)
             self._pending = None
         if step == setting.steps:
-            for fragment in self.fragments:
-                self._apply(self._begin(fragment, step))
+            for _ in range(setting.settle):
+                for fragment in self.fragments:
+                    self._apply(self._begin(fragment, step))
+            self._add_to_average(step)
             return
-        before, now = (s * setting.fragments // setting.every for s in (step - 1, step))
+        before, now = (int(self._clock[s] * setting.fragments) for s in (step - 1, step))
         if now > before:
             pending = self._begin(self.fragments[now % setting.fragments], step + setting.overlap)
             if setting.overlap:
                 self._pending = pending
             else:
                 self._apply(pending)
+            self._add_to_average(step)
+
+    @torch.no_grad()
+    def _add_to_average(self, step: int) -> None:
+        """Take the global model into the average if it is one of the last versions."""
+        if self._average is not None and self._clock[step] >= (1 - self.setting.averaged) * self._clock[-1]:
+            self._num_averaged += 1
+            self._average.lerp_(self.anchor, 1 / self._num_averaged)
 
     @torch.no_grad()
     def _begin(self, fragment: list[Part], due: int) -> _Pending:
@@ -129,6 +148,14 @@ class LocalExchange:
         velocity = self.velocity[span]
         velocity.mul_(momentum).add_(mean)
         return (velocity * momentum + mean) * lr
+
+
+def _exchanges_by_step(setting: Setting) -> list[float]:
+    """Return how many times everything was exchanged after each number of steps; between whole numbers, fragments."""
+    if setting.pace != RATE:
+        return [step / setting.every for step in range(setting.steps + 1)]
+    rates = [0.0, *accumulate(setting.learning_rate(step) for step in range(setting.steps))]
+    return [setting.steps / setting.every * rate / rates[-1] for rate in rates]
 
 
 def _fragments(all_slots: tuple[Slots, ...], count: int) -> list[list[Part]]:

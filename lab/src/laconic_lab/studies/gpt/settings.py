@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from laconic.errors import ConfigError
 from laconic_lab.studies.gpt.model import SIZES
 
-__all__ = ["GRADIENTS", "LOCAL", "PROGRESS", "Setting"]
+__all__ = ["GRADIENTS", "LOCAL", "PROGRESS", "RATE", "Setting"]
 
 LOCAL = "local"
 PROGRESS = "progress"
+RATE = "rate"
 GRADIENTS = ("ddp", "codec", "powersgd", "onebit-adam", "demo")
 """Exchanges of gradients in every step: exact, by a codec with error feedback, or by a named method."""
 
@@ -33,6 +35,8 @@ class Setting:
         lr: AdamW's largest learning rate; Muon's is ``muon_factor`` times as large.
         momentum: Muon's.
         every: Local steps between two exchanges of a parameter.
+        pace: ``even``: every interval has this many steps; ``rate``: as many exchanges, but more often while the learning
+            rate is high: an interval has steps in inverse proportion to the rate.
         up: Codec of each worker's contribution.
         down: Codec of the mean.
         small: Codec of vectors, in both directions, without error feedback.
@@ -46,6 +50,8 @@ class Setting:
         merge: With overlap: ``progress``, or the weight of a worker's own parameters, as in ``laconic.LocalSGD``.
         gather: Whether every worker receives all frames; otherwise it receives their mean, coded once more.
         senders: Whether a coordinate's mean is taken over the workers that sent it.
+        settle: Exchanges of everything after the last step, of which all but the first one only send residuals.
+        averaged: Share of the exchanges, the last ones, whose global models are averaged into the final one.
         rank: Rank of PowerSGD.
     """
 
@@ -63,6 +69,7 @@ class Setting:
     momentum: float = 0.95
     weight_decay: float = 0.1
     every: int = 1
+    pace: str = "even"
     up: str = "none"
     down: str = "none"
     small: str = "bf16"
@@ -76,6 +83,8 @@ class Setting:
     merge: str = PROGRESS
     gather: bool = False
     senders: bool = False
+    settle: int = 1
+    averaged: float = 0.0
     rank: int = 4
 
     def __post_init__(self) -> None:
@@ -85,10 +94,19 @@ class Setting:
             raise ConfigError(f"exchange must be one of {', '.join((LOCAL, *GRADIENTS))}, got {self.exchange!r}")
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"optimizer must be adamw or muon, got {self.optimizer!r}")
+        if self.pace not in ("even", RATE):
+            raise ConfigError(f"pace must be even or {RATE}, got {self.pace!r}")
         if self.overlap * self.fragments > self.every:
             raise ConfigError(f"overlap must be at most every / fragments, got {self.overlap}")
         if self.batch % self.workers:
             raise ConfigError(f"batch must be a multiple of {self.workers} workers, got {self.batch}")
+
+    def learning_rate(self, step: int) -> float:
+        """Return AdamW's learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def values(self) -> dict[str, Any]:
         """Return the fields for Records."""

@@ -44,9 +44,13 @@ def describe(row: Row) -> str:
         "carry",
         "fragments",
         "overlap",
+        "settle",
+        "averaged",
     ):
         if values.get(name, getattr(PLAIN, name)) != getattr(PLAIN, name):
             shown.append(f"{name.replace('_', ' ')} {values[name]:g}")
+    if values.get("pace", PLAIN.pace) != PLAIN.pace:
+        shown.append(f"pace by {values['pace']}")
     if values.get("overlap"):
         shown.append(f"merge {values['merge']}")
     return "; ".join(shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -93,18 +92,10 @@ class Training:
                 x.copy_(saved)
         return replays
 
-    def learning_rate(self, step: int) -> float:
-        """Return AdamW's learning rate of a step, counted from 0."""
-        setting = self.setting
-        if step < setting.warmup:
-            return setting.lr * (step + 1) / setting.warmup
-        progress = (step - setting.warmup) / max(1, setting.steps - setting.warmup)
-        return setting.lr * (setting.final + (1 - setting.final) * 0.5 * (1 + math.cos(math.pi * progress)))
-
     @property
     def model(self) -> Tensor:
         """The parameters that would be saved."""
-        return self.replicas.rows[0] if self.local is None else self.local.anchor
+        return self.replicas.rows[0] if self.local is None else self.local.model
 
     def run(self, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
         """Train to the end; return the values of the Record."""
@@ -112,7 +103,7 @@ class Training:
         marks = {round(setting.steps * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
         steps, losses = [], []
         for step in range(1, setting.steps + 1):
-            self.optimizer.lr.fill_(self.learning_rate(step - 1))
+            self.optimizer.lr.fill_(setting.learning_rate(step - 1))
             self._start.copy_(self._starts[step - 1])
             self._backward()
             if self.gradients is not None:
