@@ -221,6 +221,30 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, corpus: Corpus, monkeypa
     assert first[1].values["ratio"] > 10 and first[1].values["frames_compared"] > 0
 
 
+def test_same_work_of_another_experiment_is_not_repeated(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "load_corpus", lambda folder: corpus)
+    setting = Setting("a", **SMALL)
+    (first,) = runner.run("frontier", settings=[setting], records=tmp_path, device="cpu")
+    monkeypatch.setattr(runner, "Training", None)
+    (again,) = runner.run("rates", settings=[setting], records=tmp_path, device="cpu")
+    assert again.values["part"] == "rates" and again.at == first.at
+    assert again.values["validation_loss"] == first.values["validation_loss"]
+
+
+def test_one_of_64_values_takes_7_bits_with_ranks(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "load_corpus", lambda folder: corpus)
+    setting = Setting("x", "local", every=2, up="sign", down="sign", **SMALL)
+    records = runner.run("positions", settings=[setting], records=tmp_path, device="cpu")
+    bits = {record.values["spec"]: record.values["bits_per_sent"] for record in records}
+    ranked = bits.pop("topk:0.015625,chunk=64,code=rank|sign")
+    assert len(records) == 4 and all(ranked < other for other in bits.values())
+    assert all(0 < record.values["arrived"] < 1 for record in records)
+
+
 def test_settings_of_experiments_are_distinct() -> None:
     for name in EXPERIMENTS:
         keys = [run_key(setting, name, 0, "") for setting in settings_of(name)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from laconic_lab.studies.claims import Claim, Evidence
 from laconic_lab.studies.gpt.results import ADAMW, MUON, Results, Row
-from laconic_lab.studies.intervals import Interval, difference_interval
+from laconic_lab.studies.intervals import Interval, difference_interval, mean_interval
 
 __all__ = ["CLAIMS"]
 
@@ -34,6 +34,52 @@ def _per_cent(row: Row, plain: Row) -> Interval:
     return difference_interval(row.losses, plain.losses).map(lambda difference: 100 * difference / plain.loss)
 
 
+def _every_step(results: Results) -> Evidence | None:
+    """Our best run that exchanges in every step at 1/100 of the bytes, in per cent above AdamW-DDP."""
+    plain = results.best("frontier", ADAMW)
+    ours = [row for row in results.of("frontier") if row.is_local and row.values["every"] == 1 and row.ratio >= 100]
+    if plain is None or not ours:
+        return None
+    row = min(ours, key=lambda each: each.loss)
+    return Evidence(_per_cent(row, plain), f"{row.values['method']}, 1/{row.ratio:,.0f}", sources=row.runs)
+
+
+def _beside_demo(results: Results) -> Evidence | None:
+    """The same run in per cent above DeMo, which sends more."""
+    demo = results.best("frontier", "DeMo")
+    ours = [row for row in results.of("frontier") if row.is_local and row.values["every"] == 1]
+    if demo is None or not ours:
+        return None
+    row = min((each for each in ours if each.ratio >= demo.ratio), key=lambda each: each.loss, default=None)
+    if row is None:
+        return None
+    basis = f"{row.values['method']}, 1/{row.ratio:,.0f}, DeMo 1/{demo.ratio:,.0f}"
+    return Evidence(_per_cent(row, demo), basis, sources=[*row.runs, *demo.runs])
+
+
+def _one_mean(results: Results, value: Callable[[Row, Row], Interval]) -> Evidence | None:
+    """Compare 16 workers that receive one coded mean with 16 that receive all frames."""
+    rows = [row for row in results.of("workers") if row.is_local and row.values["workers"] == 16]
+    gathered = [row for row in rows if row.values["gather"]]
+    for every in gathered:
+        for row in rows:
+            if not row.values["gather"] and all(row.values[k] == every.values[k] for k in ("every", "up", "down")):
+                return Evidence(value(row, every), row.values["method"], sources=[*row.runs, *every.runs])
+    return None
+
+
+def _frames_received(row: Row, gathered: Row) -> Interval:
+    return mean_interval([run["down_bytes"] / run["up_bytes"] for run in row.runs])
+
+
+def _bits_per_sent(results: Results) -> Evidence | None:
+    measured = [values for values in results.positions if values["optimizer"] == "muon"]
+    if not measured:
+        return None
+    least = min(measured, key=lambda values: values["bits_per_sent"])
+    return Evidence(Interval.exact(least["bits_per_sent"]), least["spec"], sources=[least])
+
+
 CLAIMS = (
     Claim("k8", "8 workers at 1/2,000 of the bytes end at or below AdamW-DDP's loss", "goal", 0.0, "<", "%",
           evidence=_above("large", 8, 1950)),
@@ -41,4 +87,14 @@ CLAIMS = (
           evidence=_above("large", 4, 2900)),
     Claim("k8_muon", "8 workers at 1/500 of the bytes end within 1 % of Muon-DDP's loss", "goal", 1.0, "<", "%",
           evidence=_above("large", 8, 490, MUON)),
+    Claim("every_step", "an exchange in every step at 1/100 of the bytes ends within 2 % of AdamW-DDP's loss", "goal",
+          2.0, "<", "%", evidence=_every_step),
+    Claim("demo", "an exchange in every step ends below DeMo's loss with fewer bytes", "goal", 0.0, "<", "%",
+          evidence=_beside_demo),
+    Claim("received", "each of 16 workers receives at most 1.2 frames' worth", "goal", 1.2, "<", "frames",
+          evidence=lambda results: _one_mean(results, _frames_received)),
+    Claim("one_mean", "16 workers that receive one coded mean end within 0.5 % of those that receive all frames",
+          "goal", 0.5, "<", "%", evidence=lambda results: _one_mean(results, _per_cent)),
+    Claim("positions", "a sent value takes at most 7 bits at one of 64, positions and sign", "goal", 7.0, "<", "bits",
+          evidence=_bits_per_sent),
 )  # fmt: skip

@@ -123,9 +123,15 @@ def confirmation() -> Iterator[Setting]:
     yield streamed(64, **size)
 
 
+def positions() -> Iterator[Setting]:
+    """Yield short trainings whose last changes are coded by several codecs."""
+    yield streamed(64, steps=640)
+    yield _adamw_local("AdamW, every 64, sign", 64, up="sign", down="sign", fragments=4, steps=640)
+
+
 _SETTINGS: dict[str, Callable[[], Iterator[Setting]]] = {
     "frontier": frontier, "ablations": ablations, "workers": workers, "rates": rates, "large": large,
-    "confirmation": confirmation,
+    "confirmation": confirmation, "positions": positions,
 }  # fmt: skip
 EXPERIMENTS = tuple(_SETTINGS)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypedDict
 
 from laconic.records import Record
 from laconic_lab.studies import study
+from laconic_lab.studies.gpt.positions import KIND as POSITIONS
 from laconic_lab.studies.gpt.runner import KIND
 from laconic_lab.studies.gpt.settings import LOCAL, Setting
 from laconic_lab.studies.study import Count, Positive, Series
@@ -24,6 +25,9 @@ _RunFields = TypedDict("_RunFields", {  # noqa: UP013
     "fragments": Count, "gather": bool, "seed": int, "validation_loss": Series, "steps_evaluated": list[int],
     "up_bytes": Count, "down_bytes": Count, "ratio": Positive, "seconds": float, "frames_compared": int,
     "frames_other": int, "corpus": str,
+})  # fmt: skip
+_PositionFields = TypedDict("_PositionFields", {  # noqa: UP013
+    "method": str, "optimizer": str, "spec": str, "bits_per_sent": Positive, "kept": Count, "arrived": float,
 })  # fmt: skip
 SETTING = tuple(field.name for field in fields(Setting))
 
@@ -53,12 +57,17 @@ class Row(study.Runs):
 class Results(study.Results):
     """Runs by experiment and setting."""
 
-    schemas: ClassVar[Mapping[str, Any]] = {KIND: _RunFields}
+    schemas: ClassVar[Mapping[str, Any]] = {KIND: _RunFields, POSITIONS: _PositionFields}
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
         self.rows = study.rows_by_part(self.of_kind(KIND), Row, SETTING)
         """By experiment, in the order of the Records."""
+
+    @property
+    def positions(self) -> list[Mapping[str, Any]]:
+        """Codecs of changes that send one of 64 values."""
+        return self.of_kind(POSITIONS)
 
     def of(self, part: str) -> list[Row]:
         return self.rows.get(part, [])

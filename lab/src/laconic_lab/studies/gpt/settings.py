@@ -35,8 +35,8 @@ class Setting:
         lr: AdamW's largest learning rate; Muon's is ``muon_factor`` times as large.
         momentum: Muon's.
         every: Local steps between two exchanges of a parameter.
-        pace: ``even``: every interval has this many steps; ``rate``: as many exchanges, but more often while the learning
-            rate is high: an interval has steps in inverse proportion to the rate.
+        pace: ``even``: every interval has this many steps; ``rate``: as many exchanges, but intervals are in inverse
+            proportion to the learning rate.
         up: Codec of each worker's contribution.
         down: Codec of the mean.
         small: Codec of vectors, in both directions, without error feedback.

@@ -23,6 +23,7 @@ def make_tables(results: Results) -> list[Table]:
         _methods(results, "workers", "Workers"),
         _methods(results, "ablations", "Ingredients, 7 M parameters"),
         _methods(results, "rates", "Learning rates, 7 M parameters"),
+        _positions(results),
         _compared(results),
     ]
 
@@ -79,6 +80,14 @@ def step_seconds(row: Row, rate: float, latency_s: float) -> float:
     busier = max(values["up_bytes"], values["down_bytes"]) / values["steps"]
     exchanges = values["fragments"] / values["every"] if row.is_local else 1.0
     return float(8 * busier / rate + 2 * latency_s * exchanges)
+
+
+def _positions(results: Results) -> Table:
+    rows = [
+        (values["method"], f"`{values['spec']}`", f"{values['bits_per_sent']:.2f}", f"{100 * values['arrived']:.1f} %")
+        for values in results.positions
+    ]
+    return make_table("Bits of a sent value", ("training", "codec", "bits a sent value", "squared norm sent"), rows)
 
 
 def _compared(results: Results) -> Table:
