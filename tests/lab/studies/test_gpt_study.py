@@ -149,7 +149,8 @@ def test_one_worker_without_compression_is_the_bare_optimizer(corpus: Corpus) ->
 
 @pytest.mark.parametrize("exchange", ["codec", "powersgd", "onebit-adam", "demo"])
 def test_methods_that_exchange_gradients_keep_workers_equal(exchange: str, corpus: Corpus) -> None:
-    setting = Setting("x", exchange, up="topk:0.1|sign", down="topk:0.1|sign", rank=2, **SMALL)
+    # 1-bit Adam freezes the second moment after 15 % of the steps, the first of which has no gradients of hidden layers
+    setting = Setting("x", exchange, up="topk:0.1|sign", down="topk:0.1|sign", rank=2, **{**SMALL, "steps": 30})
     run = Training(setting, 0, corpus, CPU)
     values = run.run()
     assert torch.equal(run.replicas.rows[0], run.replicas.rows[1])

@@ -78,7 +78,8 @@ def ablations() -> Iterator[Setting]:
     for changes in (
         {"final": 0.0}, {"pace": "rate"}, {"settle": 3}, {"momentum": 0.98}, {"averaged": 0.1}, {"fragments": 1},
         {"up": "none"}, {"down": "none"}, {"up": "topk:0.1|sign"}, {"down": "topk:0.1|sign"}, {"carry": 1.0},
-        {"decay": 0.8}, {"outer_lr": 1.2}, {"outer_lr": 0.7, "outer_momentum": 0.6},
+        {"decay": 0.8}, {"outer_lr": 1.2}, {"outer_lr": 1.5}, {"outer_lr": 1.8},
+        {"outer_lr": 0.7, "outer_momentum": 0.6},
         {"outer_lr": 0.7, "outer_momentum": 0.6, "outer_first": True}, {"up": "sign:512", "down": "sign:512"},
     ):  # fmt: skip
         yield replace(base, **changes)
@@ -86,16 +87,20 @@ def ablations() -> Iterator[Setting]:
         yield streamed(64, overlap=8, merge=merge)
     yield adamw(final=0.0)
     yield muon(final=0.0)
-    for changes in ({}, {"momentum": 0.98}, {"settle": 3}, {"momentum": 0.98, "settle": 3}):
-        yield replace(base, final=0.0, pace="rate", **changes)
+    yield replace(base, final=0.0, pace="rate")
+    yield replace(base, final=0.3)
+    yield replace(base, final=0.3, outer_lr=1.5)
+    yield replace(base, pace="late", outer_lr=1.5)
+    yield replace(base, lr=MUON_LR / 2, outer_lr=2.0)
 
 
 def workers() -> Iterator[Setting]:
     for count in (1, 2, 4, 8, 16):
         yield streamed(20, workers=count)
         yield streamed(64, workers=count)
-    for changes in ({}, {"gather": True}):
-        yield streamed(20, "topk:0.1|sign", workers=16, **changes)
+    for codec in ("topk:0.1|sign", "sign"):
+        for changes in ({}, {"gather": True}):
+            yield streamed(20, codec, workers=16, **changes)
 
 
 def rates() -> Iterator[Setting]:

@@ -37,11 +37,14 @@ class GradientExchange:
         for slots in self.replicas.shape.slots:
             part = self.replicas.gradients[:, slots.begin : slots.end]
             if len(slots.shape) < 2:
-                part.copy_(part.mean(0).expand_as(part))
-                for direction in ("up", "down"):
-                    self.frames.add_bytes(slots, direction, "float32", 4.0 * slots.numel, slots.count)
+                self._exact(slots, part)
             else:
                 self.exchange_slots(slots, part, step)
+
+    def _exact(self, slots: Slots, part: Tensor) -> None:
+        part.copy_(part.mean(0).expand_as(part))
+        for direction in ("up", "down"):
+            self.frames.add_bytes(slots, direction, "float32", 4.0 * slots.numel, slots.count)
 
     def exchange_slots(self, slots: Slots, part: Tensor, step: int) -> None:
         self._coded(slots, part, self.setting.up, self.setting.down)
@@ -89,20 +92,26 @@ class PowerSgd(GradientExchange):
 
 
 class OneBitAdam(GradientExchange):
-    """Tang et al. 2021 (arXiv:2102.02888): Adam, then momentum by ``ef|sign`` over a frozen second moment."""
+    """Tang et al. 2021 (arXiv:2102.02888): Adam, then momentum by ``ef|sign`` over a frozen second moment.
 
-    def exchange_slots(self, slots: Slots, part: Tensor, step: int) -> None:
-        if step <= FREEZE * self.setting.steps:
-            part.copy_(part.mean(0).expand_as(part))
-            for direction in ("up", "down"):
-                self.frames.add_bytes(slots, direction, "float32", 4.0 * slots.numel, slots.count)
-            return
-        self.optimizer.frozen.fill_(1.0)
-        # The optimizer replaces its first moment by this: each worker's momentum, coded and averaged.
+    Vectors, embedding and head stay exact: bytes that are rare in the text have hardly any second moment, by which the
+    common magnitude of a bucket of signs would be divided.
+    """
+
+    @torch.no_grad()
+    def exchange(self, step: int) -> None:
+        frozen = step > FREEZE * self.setting.steps
+        self.optimizer.frozen.fill_(float(frozen))
         b1 = BETAS[0]
-        first = self.optimizer.first[:, slots.begin : slots.end]
-        part.mul_(1 - b1).add_(first, alpha=b1)
-        self._coded(slots, part, "sign", "sign")
+        for slots in self.replicas.shape.slots:
+            span = slice(slots.begin, slots.end)
+            part = self.replicas.gradients[:, span]
+            if frozen:  # the optimizer replaces its first moment by this: each worker's momentum, averaged
+                part.mul_(1 - b1).add_(self.optimizer.first[:, span], alpha=b1)
+            if frozen and slots.hidden:
+                self._coded(slots, part, "sign", "sign")
+            else:
+                self._exact(slots, part)
 
 
 class DeMo(GradientExchange):
@@ -128,9 +137,11 @@ class DeMo(GradientExchange):
 
         residual.sub_(inverse(sent).flatten(1))
         part.copy_(inverse(sent.mean(0)).flatten().sign().expand_as(part))
-        if slots.name not in self._sizes:  # every tile keeps as many values, so sizes hardly change
-            values = coefficients[0, 0].flatten()
-            self._sizes[slots.name] = len(encode(values, f"topk:{DEMO_KEEP / TILE**2}|bf16"))
+        if slots.name not in self._sizes:
+            # Every tile keeps as many values, so sizes hardly change. The first gradients are zero behind a head of
+            # zeros, so random coefficients are measured.
+            values = torch.randn_like(coefficients[0, 0]).flatten()
+            self._sizes[slots.name] = len(encode(values, f"topk:{DEMO_KEEP / TILE**2},chunk={TILE**2}|bf16"))
         for direction, times in (("up", 1), ("down", self.replicas.workers - 1)):
             self.frames.add_bytes(slots, direction, "demo", self._sizes[slots.name] * times, slots.count)
 

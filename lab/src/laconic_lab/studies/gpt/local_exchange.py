@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic_lab.studies.gpt.frames import FrameLog
 from laconic_lab.studies.gpt.model import Replicas, Slots
-from laconic_lab.studies.gpt.settings import PROGRESS, RATE, Setting
+from laconic_lab.studies.gpt.settings import EVEN, LATE, PROGRESS, Setting
 from laconic_lab.studies.gpt.simulated import simulated
 
 __all__ = ["LocalExchange"]
@@ -157,10 +157,14 @@ class LocalExchange:
 
 def _exchanges_by_step(setting: Setting) -> list[float]:
     """Return how many times everything was exchanged after each number of steps; between whole numbers, fragments."""
-    if setting.pace != RATE:
+    if setting.pace == EVEN:
         return [step / setting.every for step in range(setting.steps + 1)]
-    rates = [0.0, *accumulate(setting.learning_rate(step) for step in range(setting.steps))]
-    return [setting.steps / setting.every * rate / rates[-1] for rate in rates]
+    weights = [
+        1 + 2 * step / setting.steps if setting.pace == LATE else setting.learning_rate(step)
+        for step in range(setting.steps)
+    ]
+    sums = [0.0, *accumulate(weights)]
+    return [setting.steps / setting.every * each / sums[-1] for each in sums]
 
 
 def _fragments(all_slots: tuple[Slots, ...], count: int) -> list[list[Part]]:

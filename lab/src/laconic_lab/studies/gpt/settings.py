@@ -9,11 +9,11 @@ from typing import Any
 from laconic.errors import ConfigError
 from laconic_lab.studies.gpt.model import SIZES
 
-__all__ = ["GRADIENTS", "LOCAL", "PROGRESS", "RATE", "Setting"]
+__all__ = ["EVEN", "GRADIENTS", "LATE", "LOCAL", "PROGRESS", "RATE", "Setting"]
 
 LOCAL = "local"
 PROGRESS = "progress"
-RATE = "rate"
+EVEN, RATE, LATE = "even", "rate", "late"
 GRADIENTS = ("ddp", "codec", "powersgd", "onebit-adam", "demo")
 """Exchanges of gradients in every step: exact, by a codec with error feedback, or by a named method."""
 
@@ -36,7 +36,7 @@ class Setting:
         momentum: Muon's.
         every: Local steps between two exchanges of a parameter.
         pace: ``even``: every interval has this many steps; ``rate``: as many exchanges, but intervals are in inverse
-            proportion to the learning rate.
+            proportion to the learning rate; ``late``: at the end three times as often as at the beginning.
         up: Codec of each worker's contribution.
         down: Codec of the mean.
         small: Codec of vectors, in both directions, without error feedback.
@@ -69,7 +69,7 @@ class Setting:
     momentum: float = 0.95
     weight_decay: float = 0.1
     every: int = 1
-    pace: str = "even"
+    pace: str = EVEN
     up: str = "none"
     down: str = "none"
     small: str = "bf16"
@@ -94,8 +94,8 @@ class Setting:
             raise ConfigError(f"exchange must be one of {', '.join((LOCAL, *GRADIENTS))}, got {self.exchange!r}")
         if self.optimizer not in ("adamw", "muon"):
             raise ConfigError(f"optimizer must be adamw or muon, got {self.optimizer!r}")
-        if self.pace not in ("even", RATE):
-            raise ConfigError(f"pace must be even or {RATE}, got {self.pace!r}")
+        if self.pace not in (EVEN, RATE, LATE):
+            raise ConfigError(f"pace must be one of {EVEN}, {RATE}, {LATE}, got {self.pace!r}")
         if self.overlap * self.fragments > self.every:
             raise ConfigError(f"overlap must be at most every / fragments, got {self.overlap}")
         if self.batch % self.workers:
