@@ -111,15 +111,17 @@ def rates() -> Iterator[Setting]:
 
 
 def large() -> Iterator[Setting]:
-    """Yield the claims at 30 M parameters."""
+    """Yield the claims at 30 M parameters, then the same with a plain mean."""
     size: dict[str, Any] = {"size": "30m", "batch": 128, "steps": 3000, "warmup": 150}
+    yield adamw(**{**size, "lr": 1e-3})
+    yield streamed(65, outer_lr=1.6, **size)
+    yield streamed(98, workers=4, outer_lr=1.4, **size)
+    yield muon(**size)
+    yield streamed(16, outer_lr=1.3, **size)
+    yield streamed(64, workers=16, outer_lr=1.6, **size)
     yield adamw(**size)
     yield streamed(64, **size)
-    yield muon(**size)
     yield streamed(96, workers=4, **size)
-    yield streamed(16, **size)
-    yield adamw(**{**size, "lr": 1e-3})
-    yield streamed(64, workers=16, **size)
 
 
 def confirmation() -> Iterator[Setting]:
