@@ -35,7 +35,7 @@ def test_every_recipe_has_evidence(name: str) -> None:
 
 
 def test_unknown_recipe_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="there is no recipe 'best': use one of muon-sign-64"):
+    with pytest.raises(ConfigError, match="there is no recipe 'best': use one of muon-sign-16"):
         recipes.get("best")
 
 
@@ -48,6 +48,12 @@ def test_recipe_makes_local_sgd_with_its_settings(alone: None) -> None:
     text = torch.randint(32, (4, 9))
     nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
     local.step()
+
+
+def test_recipe_multiplies_the_mean_by_its_factor(alone: None) -> None:
+    local = recipes.get("muon-sign-65").local_sgd(network())
+    assert local.stats()["outer"] == "mean:1.6"
+    assert local._fragments[0].outer.optimizer.param_groups[0]["lr"] == 1.6
 
 
 def test_recipe_takes_other_optimizers_and_arguments(alone: None) -> None:

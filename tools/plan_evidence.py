@@ -113,12 +113,21 @@ def _ddp() -> Iterator[Run]:
 def _gpt_study() -> Iterator[Run]:
     """Trainings of transformers, each beside AdamW and beside Muon with plain data parallelism."""
     files = sorted((RESULTS / "gpt").glob("*.jsonl"))
+    usual = {
+        "decay": 1.0, "outer_lr": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False, "final": 0.1,
+        "momentum": 0.95, "pace": "even", "settle": 1, "averaged": 0.0, "senders": False,
+    }  # fmt: skip
+    seen = set()
     for record in chain.from_iterable(_records(f"gpt/{file.stem}", "gpt.run") for file in files):
         values = record.values
+        run = json.dumps(json.loads(values["key"])[1:])  # the same run may belong to several experiments
         plain = values["exchange"] == "ddp" and values["up"] == "none"
-        usual = {"decay": 1.0, "outer_lr": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False}
-        if not plain and (values["up"] != values["down"] or any(values[name] != usual[name] for name in usual)):
+        changed = any(values.get(name, value) != value for name, value in usual.items())
+        # Updates exchanged in every step are no evidence for gradients exchanged in every step, which plan compares.
+        compared = plain or (values["exchange"] == "local" and values["every"] > 1)
+        if changed or values["up"] != values["down"] or run in seen or not compared:
             continue
+        seen.add(run)
         codec = PLAIN if plain else values["up"] if values["up"] == "none" else f"ef|{values['up']}"
         beside = [values["optimizer"]] if plain else ["adamw", "muon"]
         for optimizer in beside:

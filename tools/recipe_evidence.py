@@ -14,15 +14,22 @@ from laconic_lab.studies import load_study
 from laconic_lab.studies.gpt.results import ADAMW, Results, Row
 
 FILE = ROOT / "src" / "laconic" / "recipes.json"
-PLAIN = {"decay": 1.0, "outer_lr": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False}
+PLAIN = {
+    "decay": 1.0, "outer_momentum": 0.0, "carry": 0.0, "gather": False, "final": 0.1, "momentum": 0.95, "lr": 1e-3,
+}  # fmt: skip
 """Settings of the study that recipes do not change."""
 
 
 def _follows(row: Row, recipe: Recipe) -> bool:
     codec = recipe.codec.removeprefix("ef|")
     wanted = {"optimizer": recipe.optimizer, "every": recipe.every, "fragments": recipe.fragments, **PLAIN}
-    wanted |= {"up": codec, "down": codec, "overlap": 0}
-    return row.is_local and all(row.values.get(name) == value for name, value in wanted.items())
+    wanted |= {"up": codec, "down": codec, "overlap": 0, "outer_lr": float(recipe.outer.partition(":")[2] or 1)}
+    usual = {"pace": "even", "settle": 1, "averaged": 0.0}  # fields that older Records lack
+    return (
+        row.is_local
+        and all(row.values.get(name) == value for name, value in wanted.items())
+        and all(row.values.get(name, value) == value for name, value in usual.items())
+    )
 
 
 def _evidence_of(recipe: Recipe, results: Results) -> list[Evidence]:
@@ -39,7 +46,10 @@ def _evidence_of(recipe: Recipe, results: Results) -> list[Evidence]:
                     round(base.loss, 6), round(row.ratio),
                 )
             )  # fmt: skip
-    return sorted(found, key=lambda each: (each.parameters, each.workers))
+    # The same runs may belong to several experiments; the lowest loss of AdamW is what they are held against.
+    found.sort(key=lambda each: each.adamw_loss)
+    unique = {(each.parameters, each.workers, each.loss): each for each in reversed(found)}
+    return sorted(unique.values(), key=lambda each: (each.parameters, each.workers))
 
 
 def all_evidence() -> dict[str, list[Evidence]]:
@@ -54,6 +64,11 @@ def evidence_file(evidence: dict[str, list[Evidence]]) -> str:
     return json.dumps({name: [asdict(each) for each in found] for name, found in evidence.items()}, indent=1) + "\n"
 
 
+def _settings_of(recipe: Recipe) -> str:
+    outer = "" if recipe.outer == "mean" else f", `outer={recipe.outer}`"
+    return f"{recipe.optimizer.capitalize()}, `every={recipe.every}`, `{recipe.codec}`{outer}"
+
+
 def evidence_table(evidence: dict[str, list[Evidence]]) -> str:
     """Return the table of docs/local-sgd.md."""
     rows = []
@@ -61,7 +76,7 @@ def evidence_table(evidence: dict[str, list[Evidence]]) -> str:
         recipe = recipes.get(name)
         for each in found:
             rows.append((
-                f"`{name}`", f"{recipe.optimizer.capitalize()}, `every={recipe.every}`, `{recipe.codec}`",
+                f"`{name}`", _settings_of(recipe),
                 f"{each.parameters / 1e6:.0f} M", str(each.workers), f"{each.beside_adamw:+.1f} %",
                 f"1/{each.ratio:,.0f}", str(each.seeds),
             ))  # fmt: skip

@@ -67,7 +67,7 @@ class Recipe:
     Args:
         name: Its name.
         optimizer: ``muon`` (with AdamW for vectors, embeddings and head) or ``adamw``.
-        every, codec, fragments: Arguments of ``LocalSGD``.
+        every, codec, fragments, outer: Arguments of ``LocalSGD``.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Recipe:
     every: int
     codec: str
     fragments: int = 1
+    outer: str = "mean"
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -91,7 +92,7 @@ class Recipe:
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``LocalSGD`` beside model and optimizer."""
         return {
-            "every": self.every, "codec": self.codec, "fragments": self.fragments, "outer": "mean",
+            "every": self.every, "codec": self.codec, "fragments": self.fragments, "outer": self.outer,
             "policy": Policy(small="bf16"),
         }  # fmt: skip
 
@@ -112,7 +113,12 @@ class Recipe:
 
 _RECIPES = {
     recipe.name: recipe
-    for recipe in (Recipe("muon-sign-64", MUON, 64, "ef|sign", 4), Recipe("muon-sign-96", MUON, 96, "ef|sign", 4))
+    for recipe in (
+        Recipe("muon-sign-16", MUON, 16, "ef|sign", 4),
+        Recipe("muon-sign-64", MUON, 64, "ef|sign", 4),
+        Recipe("muon-sign-65", MUON, 65, "ef|sign", 4, outer="mean:1.6"),
+        Recipe("muon-sign-96", MUON, 96, "ef|sign", 4),
+    )
 }
 
 

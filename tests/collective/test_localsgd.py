@@ -60,7 +60,7 @@ def compressed(rank, world):
     """Train compressed with each outer optimizer, then resume the last run between two exchanges."""
     results = {}
     for codec in ("ef|topk:0.1|qsgd:4", "ef|thc:6"):
-        for outer in ("mean", "nesterov", lambda anchors: torch.optim.SGD(anchors, lr=0.5)):
+        for outer in ("mean", "mean:1.5", "nesterov", lambda anchors: torch.optim.SGD(anchors, lr=0.5)):
             model = network()
             local = laconic.LocalSGD(model, sgd(model), every=5, codec=codec, outer=outer)
             first = steps(local, 5, rank=rank)
@@ -93,6 +93,8 @@ def rejected(rank, world):
         ("bare module", lambda: laconic.LocalSGD(DistributedDataParallel(network()), None)),
         ("every", lambda: laconic.LocalSGD(network(), None, every=0)),
         ("outer must be", lambda: laconic.LocalSGD(network(), None, outer="adam")),
+        ("outer must be", lambda: laconic.LocalSGD(network(), None, outer="mean:0")),
+        ("outer must be", lambda: laconic.LocalSGD(network(), None, outer="mean:fast")),
         ("topq", lambda: laconic.LocalSGD(network(), None, codec="topq")),
         (r"different arguments \(codec", lambda: laconic.LocalSGD(network(), None, codec=f"qsgd:{2 + rank}")),
         (r"different arguments \(options", lambda: laconic.LocalSGD(network(), None, every=2 + rank)),

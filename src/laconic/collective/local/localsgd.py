@@ -47,9 +47,9 @@ class LocalSGD:
             local. None: step them yourself and call ``after_step``.
         every: Local steps between exchanges of the same parameter; 1 exchanges the update of each step.
         codec: As in ``attach``: ``ef|topk:0.1|sign``, ``ef|thc:4``, ``none``, …
-        outer: ``mean`` (plain averaging), ``nesterov`` (DiLoCo: learning rate 0.7, momentum 0.9), ``muloco`` (0.7 and
-            0.6), or a function that returns an optimizer for a list of tensors. Default: ``mean`` if the codec is
-            lossy, otherwise ``nesterov``.
+        outer: ``mean`` (plain averaging), ``mean:F`` (the mean times F), ``nesterov`` (DiLoCo: learning rate 0.7,
+            momentum 0.9), ``muloco`` (0.7 and 0.6), or a function that returns an optimizer for a list of tensors.
+            Default: ``mean`` if the codec is lossy, otherwise ``nesterov``.
         policy: Codecs by parameter-name pattern.
         group: The ranks that exchange, one of each replica; all ranks by default.
         nonfinite: As in ``attach``.

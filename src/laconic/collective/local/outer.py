@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ OUTER: Mapping[str, Outer] = {
 """Outer optimizers by name: plain averaging, DiLoCo's Nesterov momentum, and MuLoCo's.
 
 With u = 0.6 u + 0.7 D, MuLoCo's step is theta - 0.6 u - 0.7 D: Nesterov momentum of 0.6, whose buffer torch keeps
-without the learning rate.
+without the learning rate. ``mean:F`` multiplies the mean by F.
 """
 
 
@@ -49,9 +50,31 @@ def choose_outer(outer: str | Outer | None, codecs: Sequence[str]) -> str | Oute
     if outer is None:
         outer = "mean" if any(is_lossy(codec) for codec in codecs) else "nesterov"
         log.info("LocalSGD uses outer=%r, the default with codec %r", outer, codecs[0])
-    if not callable(outer) and (not isinstance(outer, str) or outer not in OUTER):
-        raise ConfigError(f"outer must be one of {', '.join(OUTER)} or a function, got {outer!r}")
+    outer_of(outer)
     return outer
+
+
+def outer_of(outer: str | Outer) -> Outer:
+    """Return the function behind an outer optimizer's name: one of ``OUTER``, or ``mean:F``."""
+    if callable(outer):
+        return outer
+    if isinstance(outer, str):
+        if outer in OUTER:
+            return OUTER[outer]
+        name, _, text = outer.partition(":")
+        factor = _number(text)
+        if name == "mean" and 0 < factor < math.inf:
+            return lambda anchors: torch.optim.SGD(anchors, lr=factor)
+    raise ConfigError(
+        f"outer must be one of {', '.join(OUTER)}, mean:F with a factor F above 0, or a function; got {outer!r}"
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 class OuterStep:
@@ -59,7 +82,7 @@ class OuterStep:
 
     def __init__(self, outer: str | Outer, names: Sequence[str], anchors: Sequence[Tensor]) -> None:
         self._anchors, self._names = list(anchors), {id(x): name for name, x in zip(names, anchors, strict=True)}
-        self.optimizer = (OUTER[outer] if isinstance(outer, str) else outer)(list(anchors))
+        self.optimizer = outer_of(outer)(list(anchors))
         held = {id(x) for group in self.optimizer.param_groups for x in group["params"]}
         if held != set(self._names):
             raise ConfigError("the outer optimizer must hold exactly the tensors that the function was given")
