@@ -58,7 +58,7 @@ def _beside_demo(results: Results) -> Evidence | None:
 
 
 def _one_mean(results: Results, value: Callable[[Row, Row], Interval]) -> Evidence | None:
-    """Compare 16 workers that receive one coded mean with 16 that receive all frames, by the codec that suits it best."""
+    """Compare 16 workers that receive one coded mean with 16 that receive all frames, by the better codec."""
     rows = [row for row in results.of("workers") if row.is_local and row.values["workers"] == 16]
     pairs = [
         (row, gathered)
