@@ -22,11 +22,11 @@ COVERAGE = re.compile(r"^#(\d+)\s+(INITED|DONE).*? cov: (\d+) ft: (\d+) corp: (\
 NAMES = (
     "parser", "decode-casts", "decode-quantizers", "decode-lanes", "decode-adaptive", "decode-selectors",
     "decode-coders", "sums", "aggregate", "explain", "lac", "checkpoint", "messages", "server",
-    "pipeline",
+    "pipeline", "states", "files",
 )  # fmt: skip
 
-SLOW = {"lac", "checkpoint", "server"}
-"""Targets that write files or build a server for every input."""
+SLOW = {"lac", "checkpoint", "server", "states", "files"}
+"""Targets that write files, or build a server or a model, for every input."""
 
 
 def main() -> int:

@@ -25,12 +25,14 @@ import bend
 import laconic
 import laws
 import mutate
+from file_target import bend_file, check_file, file_seeds
 from inputs import folder, ramp
 from laconic import FrameError, checkpoints, kernels, wire
 from laconic.cluster import checkpoint
 from laconic.errors import FileError
 from message_targets import bend_server, check_messages, check_server, message_seeds, server_seeds
 from pipeline_target import bend_pipeline, check_pipeline, pipeline_seeds
+from state_target import bend_state, check_state, state_seeds
 
 MAX_NUMEL = mutate.MAX_NUMEL
 MAX_SECONDS = 1.0
@@ -318,5 +320,7 @@ TARGETS = {
         Target("messages", message_seeds, bend.messages, check_messages),
         Target("server", server_seeds, bend_server, check_server),
         Target("pipeline", pipeline_seeds, bend_pipeline, check_pipeline),
+        Target("states", state_seeds, bend_state, check_state),
+        Target("files", file_seeds, bend_file, check_file),
     )
 }
