@@ -56,14 +56,14 @@ def faults(
     Faults happen at a given step. Needs no root. The exit code is 1 if an
     invariant is violated.
 
-    --tier 3 runs 1,000 scenarios in all modes and methods with seeds, kills
+    --tier 3 runs 1,120 scenarios in all modes and methods with seeds, kills
     2,000 runs while they write a checkpoint, soaks a server for half an hour,
     times steps beside idle calls, and reads 10 million mutated packets under
     sanitizers (in a checkout of the repository). It takes hours; interrupted,
     the same command continues from the Records in --record.
     """
     from laconic import records
-    from laconic_lab.faults import FAULTS, campaign
+    from laconic_lab.faults import DESCRIPTIONS, campaign
 
     if names:
         _list(json)
@@ -77,7 +77,7 @@ def faults(
     if case is not None:
         _case(case, json)
         return
-    chosen = tuple(FAULTS) if only is None else tuple(name.strip() for name in only.split(","))
+    chosen = tuple(DESCRIPTIONS) if only is None else tuple(name.strip() for name in only.split(","))
     asked = tuple(mode.strip() for mode in modes.split(","))
     if not all(chosen) or not all(asked):
         raise ConfigError("--only and --modes must be names separated by commas")
@@ -175,20 +175,20 @@ def _case(number: int, json: bool) -> None:
 
 
 def _list(json: bool) -> None:
-    from laconic_lab.faults import FAULTS
+    from laconic_lab.faults import DESCRIPTIONS
 
     if json:
-        print_json({"faults": {name: one.what for name, one in FAULTS.items()}})
+        print_json({"faults": dict(DESCRIPTIONS)})
         return
-    width = max(map(len, FAULTS))
-    for name, one in FAULTS.items():
-        print(f"{name:{width}}  {one.what}")
+    width = max(map(len, DESCRIPTIONS))
+    for name, what in DESCRIPTIONS.items():
+        print(f"{name:{width}}  {what}")
 
 
 def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
     from rich.table import Table
 
-    from laconic_lab.faults import FAULTS
+    from laconic_lab.faults import DESCRIPTIONS
 
     table = Table("fault", "what happens")
     for mode in modes:
@@ -199,5 +199,5 @@ def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
             mine = [one for one in outcomes if (one.fault, one.mode) == (name, mode)]
             kept = sum(one.broken is None for one in mine)
             row.append(f"kept, {max(one.seconds for one in mine):.1f} s" if kept == len(mine) else "BROKEN")
-        table.add_row(name, FAULTS[name].what, *row)
+        table.add_row(name, DESCRIPTIONS[name], *row)
     stdout_console().print(table, markup=False)

@@ -63,7 +63,7 @@ class Tier:
 TIERS: Mapping[int, Tier] = {
     1: Tier(scenarios=60, kills=100, soak=60, idle=0, packets=0),
     2: Tier(scenarios=300, kills=500, soak=300, idle=4, packets=500_000),
-    3: Tier(scenarios=1_000, kills=2_000, soak=1_800, idle=4, packets=10_000_000),
+    3: Tier(scenarios=1_120, kills=2_000, soak=1_800, idle=4, packets=10_000_000),
 }
 PARTS = ("scenarios", "kills", "soak", "idle", "packets")
 
