@@ -37,8 +37,7 @@ def test_invariants_hold_under_fault(name: str, mode: str) -> None:
     assert run_case(Case(name, mode)).broken is None
 
 
-@pytest.mark.parametrize("mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])])
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name, mode", [(name, mode) for name, one in MEMBERS.items() for mode in one.modes])
 def test_member_that_means_harm_is_contained(name: str, mode: str) -> None:
     assert run_case(Case(name, mode, seed=3)).broken is None
 

@@ -198,6 +198,7 @@ def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
         for mode in modes:
             mine = [one for one in outcomes if (one.fault, one.mode) == (name, mode)]
             kept = sum(one.broken is None for one in mine)
-            row.append(f"kept, {max(one.seconds for one in mine):.1f} s" if kept == len(mine) else "BROKEN")
+            longest = max((one.seconds for one in mine), default=0.0)
+            row.append("" if not mine else f"kept, {longest:.1f} s" if kept == len(mine) else "BROKEN")
         table.add_row(name, DESCRIPTIONS[name], *row)
     stdout_console().print(table, markup=False)

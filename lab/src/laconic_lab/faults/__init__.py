@@ -12,6 +12,6 @@ from laconic_lab.faults.soak import Soak, soak
 from laconic_lab.faults.tiers import TIERS, run_tier
 
 __all__ = [
-    "DESCRIPTIONS", "FAULTS", "IDLE_KINDS", "MODES", "TIERS", "FloodResult", "IdleResult", "Outcome", "Soak", "campaign", "cases",
-    "run_case", "run_flood", "run_idle", "run_tier", "soak",
+    "DESCRIPTIONS", "FAULTS", "IDLE_KINDS", "MODES", "TIERS", "FloodResult", "IdleResult", "Outcome", "Soak",
+    "campaign", "cases", "run_case","run_flood", "run_idle", "run_tier", "soak",
 ]  # fmt: skip

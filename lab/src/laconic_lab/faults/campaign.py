@@ -24,7 +24,7 @@ TRAINING = "training"
 """The fault of cases that train a model: workers and the server are lost, see ``recovery``."""
 
 DESCRIPTIONS: Mapping[str, str] = {name: one.what for name, one in FAULTS.items()} | {
-    name: (check.__doc__ or "").partition("\n")[0].rstrip(".") for name, check in MEMBERS.items()
+    name: one.what for name, one in MEMBERS.items()
 }
 """All faults by name, in words."""
 FIRST_MEMBER_CASE = 1000
@@ -68,7 +68,7 @@ def cases(count: int) -> list[Case]:
         rng.shuffle(some)
         found += [Case(*kind, seed=len(found) + i) for i, kind in enumerate(some)]
     found = found[:FIRST_MEMBER_CASE]
-    members = itertools.cycle((name, mode) for name in MEMBERS for mode in MODES)
+    members = itertools.cycle((name, mode) for name, one in MEMBERS.items() for mode in one.modes)
     found += [Case(*next(members), seed=number) for number in range(len(found), count)]
     return found[:count]
 
@@ -77,7 +77,7 @@ def campaign(
     faults: Sequence[str] = tuple(DESCRIPTIONS), modes: Sequence[str] = MODES, *, repeat: int = 1,
     tell: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:  # fmt: skip
-    """Run every fault in every mode and return the outcomes."""
+    """Run every fault in every mode, and members in the modes in which they can do harm; return the outcomes."""
     unknown = [name for name in faults if name not in DESCRIPTIONS]
     if unknown:
         raise ConfigError(f"unknown fault {unknown[0]!r}: expected one of {', '.join(DESCRIPTIONS)}")
@@ -85,6 +85,8 @@ def campaign(
     for _ in range(repeat):
         for name in faults:
             for mode in modes:
+                if name in MEMBERS and mode not in MEMBERS[name].modes:
+                    continue
                 outcome = run_case(Case(name, mode))
                 outcomes.append(outcome)
                 tell(outcome)

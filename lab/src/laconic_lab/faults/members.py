@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -135,14 +135,8 @@ class _Members:
 
 def _overflow(mode: str, rng: random.Random, folder: Path) -> None:
     """A member pushes values with which the weights overflow; the job ends, and resumes from finite weights."""
-    job = Job(
-        workers=2,
-        mode=mode,
-        lr=10.0,
-        momentum=0.0,
-        checkpoint_every=1,
-        **rng.choice(RETURNS[: 3 if mode != "sync" else None]),
-    )
+    returns = rng.choice(RETURNS if mode == "sync" else RETURNS[:3])
+    job = Job(workers=2, mode=mode, lr=10.0, momentum=0.0, checkpoint_every=1, **returns)
     step, poisoner = rng.randrange(1, 4), rng.randrange(2)
     members = _Members(job, folder)
     with members.serving() as server:
@@ -163,11 +157,10 @@ def _overflow(mode: str, rng: random.Random, folder: Path) -> None:
 
 
 def _poison(mode: str, rng: random.Random, folder: Path) -> None:
-    """One of five workers pushes poison in every round of a robust mean; without rounds there is no such mean."""
+    """One of five workers pushes poison in every round of a robust mean."""
     after = rng.choice(("clipped", "median", "trimmed:1"))
-    job = Job(
-        workers=5, lr=1.0, momentum=0.0, after=after, checkpoint_every=4, returns=rng.choice(("weights", "delta"))
-    )
+    returns = rng.choice(("weights", "delta"))
+    job = Job(workers=5, mode=mode, lr=1.0, momentum=0.0, after=after, checkpoint_every=4, returns=returns)
     poisoner, poison = rng.randrange(5), rng.choice((-1.0, 1.0)) * 10.0 ** rng.randrange(2, 37)
     members = _Members(job, folder)
     with members.serving() as server:
@@ -182,7 +175,7 @@ def _poison(mode: str, rng: random.Random, folder: Path) -> None:
 
 def _foreign_upload(mode: str, rng: random.Random, folder: Path) -> None:
     """With ``returns=sum`` a worker that is not asked uploads weights, and leaves uploads open."""
-    job = Job(workers=3, lr=0.05, **method_options("homomorphic"))
+    job = Job(workers=3, mode=mode, lr=0.05, **method_options("homomorphic"))
     members = _Members(job, folder, shapes={"w": (UPLOAD,)})
     idle = IdleCalls()
     with members.serving() as server:
@@ -216,13 +209,11 @@ def _foreign_upload(mode: str, rng: random.Random, folder: Path) -> None:
 
 
 def _stolen_key(mode: str, rng: random.Random, folder: Path) -> None:
-    """The certificate of a worker is denied while it trains; without rounds the others finish the job."""
-    mode = mode if mode != "sync" else "async"
+    """The certificate of a worker is denied while it computes; the others finish the job."""
     certs = folder / "certs"
     certificates.new_job(certs, name="faults", hosts=["localhost"], workers=2)
-    members = _Members(
-        Job(workers=2, mode=mode, lr=0.1, momentum=0.0, checkpoint_every=4), folder / "saved", certs=certs
-    )
+    job = Job(workers=2, mode=mode, lr=0.1, momentum=0.0, checkpoint_every=4)
+    members = _Members(job, folder / "saved", certs=certs)
     step, denied = rng.randrange(1, 4), threading.Event()
 
     def push(worker: int, at: int) -> float:
@@ -248,10 +239,29 @@ def _stolen_key(mode: str, rng: random.Random, folder: Path) -> None:
     _require(members.core.finished(EXCHANGES), f"the job ended at version {members.core.version}")
 
 
-MEMBERS: Mapping[str, Callable[[str, random.Random, Path], None]] = {
-    "overflow": _overflow, "poison": _poison, "foreign-upload": _foreign_upload, "stolen-key": _stolen_key,
-}  # fmt: skip
-"""Scenarios by name: functions of mode, random numbers and an empty folder that raise ``InvariantError``."""
+class Member(NamedTuple):
+    """A kind of member.
+
+    Args:
+        check: Function of mode, random numbers and an empty folder that raises ``InvariantError``.
+        modes: The modes in which it can do harm.
+    """
+
+    check: Callable[[str, random.Random, Path], None]
+    modes: tuple[str, ...]
+
+    @property
+    def what(self) -> str:
+        return (self.check.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+MEMBERS: Mapping[str, Member] = {
+    "overflow": Member(_overflow, ("sync", "async", "bounded:2")),
+    "poison": Member(_poison, ("sync",)),  # without rounds there is no robust mean
+    "foreign-upload": Member(_foreign_upload, ("sync",)),
+    "stolen-key": Member(_stolen_key, ("async", "bounded:2")),  # rounds wait for all workers
+}
+"""All kinds by name."""
 
 
 def check_member(name: str, mode: str, folder: Path, seed: int) -> None:
@@ -260,4 +270,4 @@ def check_member(name: str, mode: str, folder: Path, seed: int) -> None:
     Args:
         seed: Chooses the steps, the misbehaving worker and the job's options.
     """
-    MEMBERS[name](mode, random.Random(seed), folder)
+    MEMBERS[name].check(mode, random.Random(seed), folder)
