@@ -93,8 +93,12 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
         }), flush=True)  # fmt: skip
     if done.returncode:
         current = work / "current"
-        if current.exists():
-            current.replace(work / "findings" / f"died-{int(time.time())}")
+        if current.exists():  # see one.py: the length, then the bytes
+            held = current.read_bytes()
+            (work / "findings" / f"died-{int(time.time())}").write_bytes(
+                held[4 : 4 + int.from_bytes(held[:4], "little")]
+            )
+            current.unlink()
         print(f"{name}: FAILED with {done.returncode} after {seconds:.0f} s; the end of {work / 'log'}:")
         print("\n".join(text.splitlines()[-25:]), flush=True)
         return False

@@ -39,6 +39,8 @@ MAX_SECONDS = 1.0
 """The most processor time of an input."""
 MAX_GROWTH = 64 << 20
 """The most bytes by which an input may grow the process."""
+REFERENCE_SHARE = 1
+"""One of so many small frames is decoded by the reference, too: under sanitizers few, because it is not under test."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def check_parser(data: bytes) -> bool:
 def check_decode(data: bytes) -> bool:
     """As the hostile-frame tests have it; small ones by the reference, too, which atheris can see into."""
     taken = mutate.survives(data, False)
+    if mutate.crc32c(data) % REFERENCE_SHARE:
+        return taken
     try:
         packet = wire.unpack(data, max_numel=300)
     except FrameError:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -37,7 +38,7 @@ KILL_SHAPES = ((1, PAGE), (500, PAGE), (4096, PAGE), (25_000, PAGE), (8_000, 256
 """Numbers of parameters, and bytes between two kills within a file."""
 SOAK_EVERY = 10.0
 """Seconds between two faults of the soak."""
-PACKETS_PER_PIECE = 20_000
+PACKETS_PER_PIECE = 200_000
 """Mutated packets of one target and seed; a tenth for slow targets."""
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
@@ -129,13 +130,14 @@ def _summary(part: str, records: list[Record]) -> PartSummary:
 
 
 def run_tier(
-    tier: Tier, path: Path, parts: Sequence[str] = PARTS, *, tell: Tell = lambda part, done, goal: None
+    tier: Tier, path: Path, parts: Sequence[str] = PARTS, *, tell: Tell = lambda part, done, goal: None, jobs: int = 1
 ) -> dict[str, PartSummary]:
     """Run what is missing of a tier and return the summary of its Records.
 
     Args:
         path: The file of Records, to which each piece appends one.
         parts: The parts to run, of ``PARTS``.
+        jobs: Pieces of mutated packets that run at the same time; the other parts run one by one.
     """
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
@@ -145,14 +147,20 @@ def run_tier(
         found = _latest(_read(path))[part]
         for record in [record for record in found.values() if record.values["broken"]]:
             append(_RUNS[part](_piece(part, record)), path)
-        for piece in _PIECES[part](goal):
-            found = _latest(_read(path))[part]
-            done = _summary(part, list(found.values())).done
+        pieces = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
+        together = jobs if part == "packets" else 1
+        while True:
+            done = _summary(part, list(_latest(_read(path))[part].values())).done
             tell(part, min(done, goal), goal)
-            if done >= goal:
+            some = list(itertools.islice(pieces, together)) if done < goal else []
+            if not some:
                 break
-            if tuple(piece.values()) not in found:
-                append(_RUNS[part](piece), path)
+            if together == 1:  # in this thread, which Ctrl-C interrupts
+                append(_RUNS[part](some[0]), path)
+                continue
+            with ThreadPoolExecutor(together) as pool:
+                for ended in as_completed([pool.submit(_RUNS[part], piece) for piece in some]):
+                    append(ended.result(), path)
     return summarise(_read(path))
 
 
