@@ -31,7 +31,7 @@ from laconic_lab.faults.idle_phases import run_idle
 from laconic_lab.faults.invariants import InvariantError
 from laconic_lab.faults.soak import ROUND_S, soak
 
-__all__ = ["PARTS", "TIERS", "PartSummary", "Tier", "run_tier", "summarise"]
+__all__ = ["PARTS", "TIERS", "PartSummary", "Tier", "latest", "run_tier", "summarise"]
 
 CASES_PER_PIECE = 20
 KILL_SHAPES = ((1, PAGE), (500, PAGE), (4096, PAGE), (25_000, PAGE), (8_000, 256), (60_000, PAGE))
@@ -88,7 +88,12 @@ class PartSummary:
 
 def summarise(records: Sequence[Record]) -> dict[str, PartSummary]:
     """Return a summary of each part."""
-    return {part: _summary(part, list(found.values())) for part, found in _latest(records).items()}
+    return {part: _summary(part, found) for part, found in latest(records).items()}
+
+
+def latest(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the Records that count: the last one of each piece, by part."""
+    return {part: list(found.values()) for part, found in _latest(records).items()}
 
 
 def _latest(records: Sequence[Record]) -> dict[str, dict[tuple[Any, ...], Record]]:
