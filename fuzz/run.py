@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--count",
         type=int,
-        help="with --blind: that many mutations of each target instead of a time; slow targets get a tenth",
+        help="with --blind: that many mutations of each target instead of a time; slow targets get a twentieth",
     )
     parser.add_argument("--json", action="store_true", help="with --count: print a JSON object for each target")
     parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "fuzz")
@@ -76,7 +76,7 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
     command = [sys.executable, *(["-S"] if sys.flags.no_site else []), str(HERE / "one.py"), name, str(work)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
     if args.count is not None:
-        command += ["--count", str(max(1, args.count // (10 if name in SLOW else 1)))]
+        command += ["--count", str(max(1, args.count // (20 if name in SLOW else 1)))]
     command += [flag for flag in ("--blind", "--sanitized") if getattr(args, flag[2:])]
     began = time.monotonic()
     timeout = HOURS if args.count is not None else 10 * args.seconds + 300

@@ -39,7 +39,7 @@ KILL_SHAPES = ((1, PAGE), (500, PAGE), (4096, PAGE), (25_000, PAGE), (8_000, 256
 SOAK_EVERY = 10.0
 """Seconds between two faults of the soak."""
 PACKETS_PER_PIECE = 200_000
-"""Mutated packets of one target and seed; a tenth for slow targets."""
+"""Mutated packets of one target and seed; a twentieth for slow targets."""
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 Piece = Mapping[str, Any]
