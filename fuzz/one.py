@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import json
 import logging
+import mmap
 import random
 import resource
 import sys
@@ -52,6 +53,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, Any, list[bytes]]:
         target.check(seed)
     if args.sanitized:
         targets.MAX_SECONDS, targets.MAX_GROWTH = 5 * targets.MAX_SECONDS, 1 << 40
+        targets.REFERENCE_SHARE = 16
     else:
         with Path("/proc/self/statm").open() as file:
             limit = int(file.read().split()[0]) * resource.getpagesize() + ROOM
@@ -105,7 +107,7 @@ def _blindly(args: argparse.Namespace) -> None:
     scramble = bend.blind(dice)
     corpus = [] if args.count else sorted((args.work / "corpus").iterdir())
     known = seeds + [path.read_bytes() for path in corpus]
-    current = args.work / "current"  # a crash of the core leaves its input here
+    current = _Current(args.work / "current")
     count = taken = findings = 0
     end = time.monotonic() + args.seconds
 
@@ -119,7 +121,7 @@ def _blindly(args: argparse.Namespace) -> None:
             yield data
 
     for data in inputs():
-        current.write_bytes(data)
+        current.write(data)
         count += 1
         try:
             taken += targets.guarded(target, data)
@@ -127,9 +129,28 @@ def _blindly(args: argparse.Namespace) -> None:
             findings += 1
             path = _keep(data, args.work)
             print(f"{args.target}: {path}: {type(error).__name__}: {error}", file=sys.stderr)
-    current.unlink(missing_ok=True)
+    current.close()
     print(json.dumps({"count": count, "taken": taken, "known": len(known), "findings": findings}))
     sys.exit(1 if findings else 0)
+
+
+class _Current:
+    """The input under way, in a file that a crash of the core leaves behind; a mapped one, because files are slow."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.write_bytes(bytes(4 + 2 * MAX_LEN))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+
+    def write(self, data: bytes) -> None:
+        if len(data) + 4 > len(self._map):
+            self._map.resize(4 + 2 * len(data))
+        self._map[: 4 + len(data)] = len(data).to_bytes(4, "little") + data
+
+    def close(self) -> None:
+        self._map.close()
+        self._path.unlink(missing_ok=True)
 
 
 def _keep(data: bytes, work: Path) -> Path:

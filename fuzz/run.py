@@ -22,11 +22,11 @@ COVERAGE = re.compile(r"^#(\d+)\s+(INITED|DONE).*? cov: (\d+) ft: (\d+) corp: (\
 NAMES = (
     "parser", "decode-casts", "decode-quantizers", "decode-lanes", "decode-adaptive", "decode-selectors",
     "decode-coders", "sums", "aggregate", "explain", "lac", "checkpoint", "messages", "server",
-    "pipeline",
+    "pipeline", "states", "files",
 )  # fmt: skip
 
-SLOW = {"lac", "checkpoint", "server"}
-"""Targets that write files or build a server for every input."""
+SLOW = {"lac", "checkpoint", "server", "states", "files"}
+"""Targets that write files, or build a server or a model, for every input."""
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--count",
         type=int,
-        help="with --blind: that many mutations of each target instead of a time; slow targets get a tenth",
+        help="with --blind: that many mutations of each target instead of a time; slow targets get a twentieth",
     )
     parser.add_argument("--json", action="store_true", help="with --count: print a JSON object for each target")
     parser.add_argument("--work", type=Path, default=HERE.parent / "build" / "fuzz")
@@ -76,7 +76,7 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
     command = [sys.executable, *(["-S"] if sys.flags.no_site else []), str(HERE / "one.py"), name, str(work)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
     if args.count is not None:
-        command += ["--count", str(max(1, args.count // (10 if name in SLOW else 1)))]
+        command += ["--count", str(max(1, args.count // (20 if name in SLOW else 1)))]
     command += [flag for flag in ("--blind", "--sanitized") if getattr(args, flag[2:])]
     began = time.monotonic()
     timeout = HOURS if args.count is not None else 10 * args.seconds + 300
@@ -93,8 +93,12 @@ def fuzz(name: str, args: argparse.Namespace) -> bool:
         }), flush=True)  # fmt: skip
     if done.returncode:
         current = work / "current"
-        if current.exists():
-            current.replace(work / "findings" / f"died-{int(time.time())}")
+        if current.exists():  # see one.py: the length, then the bytes
+            held = current.read_bytes()
+            (work / "findings" / f"died-{int(time.time())}").write_bytes(
+                held[4 : 4 + int.from_bytes(held[:4], "little")]
+            )
+            current.unlink()
         print(f"{name}: FAILED with {done.returncode} after {seconds:.0f} s; the end of {work / 'log'}:")
         print("\n".join(text.splitlines()[-25:]), flush=True)
         return False

@@ -25,7 +25,14 @@ sys.path.append(str(FUZZ))
 
 import bend  # noqa: E402
 import run  # noqa: E402
+import state_target  # noqa: E402
 from targets import TARGETS, guarded  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_stays():
+    yield
+    state_target.end()
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[f"{path.parent.name}/{path.stem}" for path in FOUND])

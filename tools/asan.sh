@@ -50,7 +50,7 @@ if [ "${1:-}" = build ]; then exit 0; fi
 
 # The installed package is editable: a .pth file puts its import hook before any path. Without `site` (-S) no .pth file
 # is read, and PYTHONPATH decides. The guard runs inside pytest and stops it if another core was loaded.
-cat > "$work/package/laconic_asan_guard.py" <<'GUARD'
+cat > "$work/guard.$$" <<'GUARD'
 import os
 import pathlib
 
@@ -68,6 +68,7 @@ def pytest_configure(config):
         raise SystemExit(f"asan: expected {os.environ['LACONIC_ISA']}, the core runs {laconic._core.isa}")
     print(f"asan: {loaded}, {laconic._core.isa}")
 GUARD
+mv "$work/guard.$$" "$work/package/laconic_asan_guard.py"  # other calls may read it now
 
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 export PYTHONPATH=$work/package:$PWD/lab/src:$site

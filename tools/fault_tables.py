@@ -8,7 +8,7 @@ from typing import Any
 
 from laconic.records import Record
 from laconic.tables import Table
-from laconic_lab.faults.tiers import TIERS, PartSummary, summarise
+from laconic_lab.faults.tiers import TIERS, PartSummary, latest, summarise
 
 TIER = 3
 
@@ -17,7 +17,7 @@ def tier_block(records: Sequence[Record]) -> str:
     """Return the table of all parts, with the goals and the dates of the Records."""
     rows = []
     for part, summary in summarise(records).items():
-        goal, mine = getattr(TIERS[TIER], part), [record for record in records if record.kind == f"faults.{part}"]
+        goal, mine = getattr(TIERS[TIER], part), latest(records)[part]
         rows.append((
             _what(part, mine), f"{goal:,}", f"{summary.done:,}", str(len(summary.broken)), _dates(summary),
         ))  # fmt: skip
@@ -53,7 +53,7 @@ def _what(part: str, records: Sequence[Record]) -> str:
 def _soak(values: Sequence[Any]) -> str:
     if not values:
         return ""
-    longest = max(values, key=lambda each: each["seconds"])
+    longest = max(values, key=lambda each: (each["broken"] is None, each["seconds"]))
     memory, files, threads = (longest[name] for name in ("rss", "descriptors", "threads"))
     made = f"{longest['done']:,}" if "done" in longest else f"some of {longest['exchanges']:,}"
     ended = f", which ended with: {longest['broken']}" if longest["broken"] else ""

@@ -17,6 +17,8 @@ __all__ = ["MAX_DEPTH", "open_regular", "parse_json", "read_json", "read_regular
 
 MAX_DEPTH = 64
 """The most containers inside each other; none of our files has more than ten."""
+MAX_NBYTES = 1 << 28
+"""The most bytes of a file, many times those of any of ours."""
 _MAX_DIGITS = 20
 _LONG_NUMBER = re.compile(r"[0-9]{20}")
 
@@ -32,9 +34,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular_text(path: Path) -> str:
-    """Return the text of a regular file; ``ValueError`` if it is not UTF-8."""
+    """Return the text of a regular file; ``ValueError`` if it is not UTF-8, ``OSError`` if it is too long."""
     with open_regular(path) as file:
-        return file.read().decode("utf-8")
+        text = file.read(MAX_NBYTES + 1) if os.fstat(file.fileno()).st_size <= MAX_NBYTES else None
+    if text is None or len(text) > MAX_NBYTES:
+        raise OSError(errno.EFBIG, f"longer than {MAX_NBYTES >> 20} MiB", str(path))
+    return text.decode("utf-8")
 
 
 def parse_json(text: str, *, long_as_none: bool = False) -> Any:

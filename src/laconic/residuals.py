@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from laconic.counters import LogOnce
 from laconic.errors import InputError, NonFiniteError
 
-__all__ = ["KeepsResiduals", "RoundStats", "SlotMemory", "saved_floats"]
+__all__ = ["KeepsResiduals", "RoundStats", "SlotMemory", "saved_by_name", "saved_floats"]
 
 log = logging.getLogger("laconic")
 
@@ -158,7 +159,7 @@ class KeepsResiduals:
     def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
         """Check a saved state; return the function that replaces the memory by it."""
         memories: dict[str, SlotMemory] = {}
-        for key, tensor in state.items():
+        for key, tensor in saved_by_name(state).items():
             slot, _, part = key.rpartition("/")
             if part not in ("residual", self._companion):
                 raise InputError(
@@ -181,11 +182,20 @@ class KeepsResiduals:
         return replace
 
 
+def saved_by_name(state: object) -> Mapping[str, Any]:
+    """Return a saved state, or a part of one; an error if it is not a mapping from names."""
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+        raise InputError(f"expected the result of state_dict, a mapping from names, got {repr(state)[:60]}")
+    return state
+
+
 def saved_floats(key: str, tensor: object) -> Tensor:
     """Return a copy of a saved tensor in float32; an error names its key if it is not finite there."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InputError(f"{key!r} in the saved state must be a float tensor, got {kind}")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise InputError(f"{key!r} in the saved state must be a dense tensor with values, got {tensor.layout}")
     # Converted first: a float64 value may be finite and infinite in float32.
     loaded = tensor.detach().to(torch.float32).clone()
     if not bool(torch.isfinite(loaded).all()):

@@ -233,6 +233,49 @@ def test_config_that_is_a_pipe_or_a_device_is_refused(run, folder: Path):
     assert_error(run("train", "--resume", "--run-dir", "run"), 1, "not a regular file")
 
 
+@pytest.mark.parametrize("name", ["config.json", "status.json", "progress.jsonl", "accuracy.jsonl", "summary.json"])
+def test_file_of_gigabytes_does_not_take_the_memory(run, name, folder: Path):
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text('{"model": "mlp", "iterations": 9}')
+    with (folder / "run" / name).open("wb") as file:
+        file.truncate(1 << 40)  # a sparse file
+    result = run("watch", "run", "--once")
+    assert result.exit_code in (0, 1) and "Traceback" not in result.output
+    assert name.endswith(".jsonl") or "longer than 256 MiB" in result.output.replace("\n", " ")
+
+
+def test_summary_of_a_run_must_have_its_times(run, folder: Path):
+    from laconic.train.run import Config
+
+    Config().save(folder / "run")
+    arguments = ("plan", "--what-if", "run")
+    for text, words in (("{}", "compute_s"), ("[]", "compute_s"), (DEEP, "64 levels"), ('{"compute_s": "x"}', "'x'")):
+        (folder / "run" / "summary.json").write_text(text)
+        assert_error(run(*arguments), 1, "summary.json", words)
+    (folder / "run" / "summary.json").unlink()
+    os.mkfifo(folder / "run" / "summary.json")
+    assert_error(run(*arguments), 1, "not a regular file")
+
+
+@pytest.mark.parametrize("change", [
+    {"settings": []}, {"outcomes": {}}, {"outcomes": [1]}, {"outcomes": [{"label": "none"}]},
+    {"outcomes": [{"label": 1, "loss": 0.5, "nbytes": 1, "compute_s": 1, "slots": {}}]},
+    {"outcomes": [{"label": "none", "loss": "x", "nbytes": 1, "compute_s": 1, "slots": {}}]},
+    {"outcomes": [{"label": "none", "loss": 1, "nbytes": 1, "compute_s": -1, "slots": {}}]},
+    {"outcomes": [{"label": "none", "loss": 1, "nbytes": 1, "compute_s": 1, "slots": {"w": {"growth": None}}}]},
+])  # fmt: skip
+def test_damaged_file_of_tune_is_refused_in_one_line(change, folder: Path):
+    from laconic.tuning.search import Kept
+
+    values = {"format": "laconic evidence", "settings": {"steps": 8}, "outcomes": []}
+    path = folder / "tune.json"
+    path.write_text(json.dumps(values))
+    Kept(path, {"steps": 8})
+    path.write_text(json.dumps(values | change))
+    with pytest.raises(laconic.errors.FileError, match=r"^[^\n]*tune\.json[^\n]*$"):
+        Kept(path, {"steps": 8})
+
+
 def test_profile_that_is_a_pipe_or_nested_json_is_refused(run, folder: Path):
     os.mkfifo(folder / "pipe.json")
     (folder / "deep.json").write_text(DEEP)

@@ -86,6 +86,33 @@ def test_invalid_list_is_an_error_at_the_start_and_changes_nothing_later(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("mode", ["async", "bounded:1"])
+def test_job_does_not_wait_for_a_worker_that_is_denied_while_it_computes(certs: Path, mode: str) -> None:
+    mine = [security.channel_credentials(security.load_worker(certs, worker)) for worker in (0, 1)]
+    events: Events = []
+    core = small_core(events, mode=mode)
+    options = {
+        "credentials": security.server_credentials(security.load_server(certs)),
+        "identify": lambda context: security.require_worker(context.auth_context(), "digits"),
+        "deny_list": DenyList(certs / DENIED_FILE),
+    }
+    with serving(core, **options) as server:
+        clients = [client_of(server, worker, credentials=mine[worker]) for worker in (0, 1)]
+        for client in clients:
+            begin(client)
+        clients[1].snapshot()  # it gets a piece of work, and has no call in progress
+        at = clients[0].snapshot()
+        deny(certs, ["worker-1"])
+        assert eventually(lambda: any(event["event"] == "leave" for event in events))
+        tickets = [at.ticket]
+        for _ in range(4):
+            at = exchange(clients[0], at.sequence, ONES)
+            tickets.append(at.ticket)
+        assert core.version == 4 and 0 in tickets  # also the piece that worker 1 had
+        for client in clients:
+            client.close()
+
+
 def test_only_workers_of_the_folder_can_be_denied(certs: Path) -> None:
     for name in ("worker-7", "server", "../x"):
         with pytest.raises(ConfigError, match=r"expected a worker of .*: worker-0, worker-1; got"):

@@ -175,3 +175,84 @@ def test_invalid_state_of_local_sgd_changes_nothing(change):
     assert after["steps"] == before["steps"] == 1
     assert all(after["anchors"][name].equal(x) for name, x in before["anchors"].items())
     local.load_state_dict(before)
+
+
+BAD_LOCAL_STATES = {
+    "momentum": lambda s: s["outer"]["state"]["weight"].update(momentum_buffer=torch.full((30, 40), float("nan"))),
+    "momentum of another shape": lambda s: s["outer"]["state"]["weight"].update(momentum_buffer=torch.zeros(3)),
+    "rate": lambda s: s["outer"]["settings"][0][0].update(lr=float("nan")),
+    "change": lambda s: s["in_flight"]["changes"].__setitem__(0, torch.full((30, 40), float("inf"))),
+    "number of changes": lambda s: s["in_flight"]["changes"].pop(),
+    "fragment": lambda s: s["in_flight"].update(fragment=7),
+    "buffer": lambda s: s["in_flight"]["buffers"].update(unknown=torch.zeros(3)),
+    "names": lambda s: s["fragments"][0].update(names=[1, "weight"]),
+    "step": lambda s: s["fragments"][0].update(exchanged_at=float("inf")),
+    "key": lambda s: s["exchange"].update({7: torch.zeros(3)}),
+}
+
+
+@pytest.mark.parametrize("change", BAD_LOCAL_STATES.values(), ids=list(BAD_LOCAL_STATES))
+def test_invalid_memory_of_the_outer_optimizer_or_of_an_exchange_under_way_changes_nothing(change):
+    model = torch.nn.Linear(40, 30)
+    local = laconic.LocalSGD(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), codec="ef|qsgd:4", every=2, outer="nesterov", overlap=1
+    )
+    for _ in range(4):
+        model(torch.randn(4, 40)).sum().backward()
+        local.step()
+    before = copy.deepcopy(local.state_dict())
+    before["in_flight"] = {  # which one rank alone does not have
+        "fragment": 0, "due": 5, "changes": [torch.zeros(30, 40), torch.zeros(30)], "buffers": {}, "starts": [],
+        "buffer_starts": {},
+    }  # fmt: skip
+    local.load_state_dict(before)
+    hostile = copy.deepcopy(before)
+    change(hostile)
+    with pytest.raises(InputError):
+        local.load_state_dict(hostile)
+    after = local.state_dict()
+    assert after["in_flight"] is not None and after["steps"] == 4
+    assert all(after["anchors"][name].equal(x) for name, x in before["anchors"].items())
+    momentum = [state["outer"]["state"]["weight"]["momentum_buffer"] for state in (before, after)]
+    assert momentum[0].equal(momentum[1])
+    local.load_state_dict(before)
+
+
+def test_mesh_of_a_sharded_state_is_bounded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    model = torch.nn.Linear(40, 30)
+    fully_shard(model, mesh=mesh["shard"])
+    attached = laconic.attach(model, "ef|qsgd:4", policy=POLICY, replicate=mesh["replicate"])
+    model(torch.randn(4, 40)).sum().backward()
+    state = attached.state_dict()
+    for bad in (torch.tensor([1, 2**62]), torch.tensor([0, 1]), torch.tensor([1.0, 1.0]), torch.tensor(1)):
+        with pytest.raises(InputError, match="'mesh'"):
+            attached.load_state_dict(state | {"mesh": bad, "steps": torch.tensor(9)})
+    with pytest.raises(InputError, match="'rounds'"):
+        attached.load_state_dict(state | {"rounds": torch.tensor([-1, 1])})
+    assert int(attached.state_dict()["steps"]) == 1
+    attached.load_state_dict(state | {"mesh": torch.tensor([1, 2**20])})  # in bounded time
+    attached.detach()
+
+
+def test_invalid_state_of_a_torchft_replica_is_refused_when_it_is_loaded():
+    from laconic.torchft.memory import Counts, ReplicaMemory
+
+    memory = ReplicaMemory("ef|qsgd:4", POLICY, "skip", Counts())
+    for bad in (
+        3.5,
+        torch.full((4,), 1e300, dtype=torch.float64),
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3).to("meta"),
+    ):
+        with pytest.raises(InputError):
+            memory.load_portable_state({"ef|qsgd:4//there/w/residual": bad})
+    assert memory.portable_state() == {}
+    memory.load_portable_state({f"ef|qsgd:4//{way}/w/residual": torch.full((960,), 3e38) for way in ("there", "back")})
+    memory.join(dist.group.WORLD)
+    x = gradient(0)
+    memory.begin_attempt(0, [("w", x)], participates=True).mean([("w", x)])  # their sum overflows: it is dropped
+    assert x.isfinite().all() and memory.counts.residual_resets == 1

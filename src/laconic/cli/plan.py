@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsons
 import math
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from laconic.cli.options import Json, Wide, option
 from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, stdout_console
 from laconic.cli.plan_pipeline import print_pipeline
 from laconic.errors import ConfigError, FileError
+from laconic.json_files import read_json
 
 if TYPE_CHECKING:
     from laconic.plan import MeasuredRun, PlanRequest, Recommendation
@@ -215,11 +215,13 @@ def _read_run(folder: Path) -> tuple[MeasuredRun, dict[str, Any]]:
 
     config = Config.load(folder)
     try:
-        summary = jsons.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = read_json(folder / SUMMARY)
     except FileNotFoundError:
         raise FileError(f"{folder} has no {SUMMARY}: the run has not ended") from None
-    except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {folder / SUMMARY}: {error}") from None
+    for key in ("compute_s", "total_s", "wire_bytes_per_iteration"):
+        value = summary.get(key) if isinstance(summary, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise FileError(f"{folder / SUMMARY}: {key} must be a number of at least 0, got {value!r:.40}")
     slots = tuple((x.numel(), x.dim()) for x in trainable(config.task().model).values())
     job = config.job
     run = MeasuredRun(

@@ -215,14 +215,18 @@ class Core:
         with self._shared.changed:
             self._members.session(worker, incarnation)
 
-    def leave(self, worker: int, incarnation: int) -> None:
-        """A worker has left for good: nobody waits for it where a job can do without it."""
+    def leave(self, worker: int, incarnation: int | None = None) -> None:
+        """A worker has left for good: nobody waits for it where a job can do without it.
+
+        Args:
+            incarnation: The process that leaves; the current one by default.
+        """
         with self._shared.changed:
             session = self._members.at(worker)
-            if session.incarnation == incarnation and session.present:
+            if incarnation in (None, session.incarnation) and session.present:
                 session.present = False
                 self._mode.left(worker)
-                self._shared.event("leave", worker=worker, incarnation=incarnation)
+                self._shared.event("leave", worker=worker, incarnation=session.incarnation)
                 self._shared.changed.notify_all()
 
     def disconnected(self, worker: int, incarnation: int) -> None:

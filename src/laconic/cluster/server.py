@@ -52,6 +52,7 @@ from laconic.cluster.protocol import (
 from laconic.cluster.push_receiver import PushReceiver
 from laconic.cluster.rejoin import Offer
 from laconic.cluster.replies import RefusedError, Reply, ReplyStream
+from laconic.cluster.security import AuthContext
 from laconic.cluster.shared_state import FrameMemory
 from laconic.errors import ConfigError, FrameError
 
@@ -98,6 +99,8 @@ class Server:
         self.core = core
         self.traffic = ByteCounter()
         self._identify, self._deny_list = identify, deny_list
+        self._peers: dict[int, AuthContext] = {}
+        """With a deny list: the last certificate of each worker."""
         self._on_stats = on_stats or (lambda worker, incarnation, stats: None)
         self._limits = core.job.push_limits(core.parameters.values())
         self.calls = Calls(core.job.workers)
@@ -144,8 +147,9 @@ class Server:
         for call in self.calls.in_progress():
             if deny_list.is_denied(call.context.auth_context()):
                 call.context.cancel()
-                if call.worker is not None:  # a job that can do without it goes on
-                    self.core.leave(call.worker, call.incarnation)
+        for worker, peer in list(self._peers.items()):  # one that computes has no call
+            if deny_list.is_denied(peer):
+                self.core.leave(worker)  # a job that can do without it goes on
 
     # ------------------------------------------------------------------------------------------------------- calls
 
@@ -336,7 +340,8 @@ class Server:
         if self._identify is not None and self._identify(call.context) != worker:
             raise RefusedError("certificate", f"the certificate is not that of worker {worker}")
         if self._deny_list is not None:
-            self._deny_list.check(call.context.auth_context(), f"worker {worker}")
+            peer = self._peers[worker] = call.context.auth_context()
+            self._deny_list.check(peer, f"worker {worker}")
         return worker
 
 

@@ -25,6 +25,7 @@ from laconic.collective.work import CodecWork
 from laconic.errors import ConfigError, InputError
 from laconic.packet import FLOATS, TensorSpec
 from laconic.policy import Policy
+from laconic.residuals import saved_by_name
 
 __all__ = ["Collectives", "NamedPairs", "Op"]
 
@@ -339,24 +340,27 @@ class Collectives:
         They are dropped if another rank, or another number of ranks, or another codec saved them. Round numbers stay:
         they are equal on all ranks.
         """
-        if "world" not in state:
+        if "world" not in saved_by_name(state):
             raise InputError("expected the result of Collectives.state_dict: 'world' is missing")
         saved, ours = saved_world(state), (self.rank, self.size)
         memory = {key: x for key, x in state.items() if key != "world"}
         if saved != ours:
             log.warning("residuals were saved by rank %d of %d, this is rank %d of %d: they are reset", *saved, *ours)
             memory = rank_independent(memory)
-        kept = self._exchange.load_state_dict(_below("all_reduce/", memory)) and saved == ours
+        replace_exchange, replacements = self._exchange.checked_state(_below("all_reduce/", memory)), []
+        kept = saved == ours
         specs = {self.spec, self.policy.small, *self.policy.rules.values()} - {EXACT}
         for kind, operation_of in (("reduce_scatter", self._scatter_by), ("all_gather", self._gather_by)):
             saved_by = {key.partition("//")[0] for key in _below(f"{kind}/", memory)}
             for spec in sorted(saved_by & specs):
-                operation_of(spec).load_state_dict(_below(f"{kind}/{spec}//", memory))
+                replacements.append(operation_of(spec).checked_state(_below(f"{kind}/{spec}//", memory)))
             for spec in sorted(saved_by - specs):
                 log.warning("the saved memory of %s by %r is left out: this object uses %r", kind, spec, self.spec)
                 left_out = _below(f"{kind}/{spec}//", memory)
                 kept = kept and len(rank_independent(left_out)) == len(left_out)
-        return kept
+        for replace in replacements:
+            replace()
+        return replace_exchange() and kept
 
 
 def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

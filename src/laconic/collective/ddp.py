@@ -20,7 +20,7 @@ from laconic.collective.attachment import Attachment, AttachOptions, NamedParame
 from laconic.collective.consistency import peer_failure_as_error
 from laconic.collective.exchange import EXACT, Exchange, NamedTensors, rank_independent
 from laconic.collective.hook import exact_mean, register_hook, switch_of
-from laconic.collective.saved_state import saved_count, saved_counts, saved_scale, saved_world
+from laconic.collective.saved_state import saved_by_name, saved_count, saved_counts, saved_scale, saved_world
 from laconic.errors import ConfigError, InputError, NonFiniteError
 
 __all__ = ["DDPAttachment", "ddp_of_replicate", "unwrapped"]
@@ -180,7 +180,7 @@ class DDPAttachment(Attachment):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state. Residuals of another rank or number of ranks are dropped and logged."""
-        if "world" not in state or "steps" not in state:
+        if not {"world", "steps"} <= set(saved_by_name(state)):
             raise InputError("expected the result of Attachment.state_dict: 'world' or 'steps' is missing")
         memory = {key: x for key, x in state.items() if key not in ("world", "steps", "scale", "counts")}
         ours = self._rank, self._ranks

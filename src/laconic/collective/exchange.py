@@ -23,7 +23,7 @@ from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.packet import TensorSpec
 from laconic.policy import Choice, Policy
-from laconic.residuals import KeepsResiduals, SlotMemory
+from laconic.residuals import KeepsResiduals, SlotMemory, saved_by_name
 
 __all__ = ["EXACT", "Exchange", "MemoryCopy", "NamedTensors", "Reduction", "encoding_error", "rank_independent"]
 
@@ -336,7 +336,7 @@ class Exchange:
     def checked_state(self, state: Mapping[str, Tensor]) -> Callable[[], bool]:
         """Check a saved state; return the function that replaces the memory by it, with the result of loading it."""
         by_spec: dict[str, dict[str, Tensor]] = {spec: {} for spec in self._reductions}
-        for key, x in state.items():
+        for key, x in saved_by_name(state).items():
             spec, _, rest = key.partition("//")
             by_spec.setdefault(spec, {})[rest] = x
         replacements = [reduction.checked_state(by_spec[spec]) for spec, reduction in self._reductions.items()]

@@ -26,6 +26,7 @@ from laconic.errors import ConfigError, InputError, NonFiniteError
 from laconic.kernels.random import splitmix64
 from laconic.packet import TensorSpec
 from laconic.policy import Policy
+from laconic.residuals import saved_by_name
 
 __all__ = ["MessageWork", "PointToPoint"]
 
@@ -254,16 +255,17 @@ class PointToPoint:
         """Replace the memory by a saved one of this rank."""
         residuals: dict[int, dict[str, Tensor]] = {}
         rounds = {}
-        for key, x in state.items():
+        for key, x in saved_by_name(state).items():
             rank, _, rest = key.partition("/")
-            if not rank.isdecimal():
+            if not (rank.isdecimal() and len(rank) < 10 and int(rank) < self.transport.size):
                 raise InputError(f"expected the result of PointToPoint.state_dict, got the key {key!r}")
             if rest.endswith("/round"):
                 rounds[int(rank), rest.removesuffix("/round")] = saved_count(key, x, at_least=-(1 << 63))
             else:
                 residuals.setdefault(int(rank), {})[rest] = x
-        for peer in {*residuals, *self._channels}:
-            self._channel(peer).load_state_dict(residuals.get(peer, {}))
+        peers = {*residuals, *self._channels}
+        for replace in [self._channel(peer).checked_state(residuals.get(peer, {})) for peer in sorted(peers)]:
+            replace()
         self._rounds = rounds
 
 

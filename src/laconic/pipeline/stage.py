@@ -229,9 +229,10 @@ class StageCompression:
 
         Copies of another stage or number of stages are dropped, which is logged and counted.
         """
-        if "stage" not in state:
-            raise InputError("expected the result of StageCompression.state_dict: 'stage' is missing")
-        saved, ours = state["stage"].tolist(), self._stage_and_count().tolist()
+        where = state.get("stage") if isinstance(state, Mapping) else None
+        if not isinstance(where, Tensor) or where.shape != (2,) or where.dtype != torch.int64 or where.is_meta:
+            raise InputError("expected the result of StageCompression.state_dict: 'stage' must be two whole numbers")
+        saved, ours = where.tolist(), self._stage_and_count().tolist()
         if saved != ours:
             self._copy_resets += 1
             log.warning("the state is that of stage %d of %d, this is stage %d of %d: it is not used", *saved, *ours)

@@ -72,11 +72,13 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
     sent: list[Counter[Position]] = []
     found: list[tuple[Copies, dict[tuple[int, Sample], Copy]]] = []
     known = set()
+    if not all(isinstance(name, str) for name in state):
+        raise InputError("expected the result of StageCompression.state_dict, a mapping from names")
     for traffic in traffics:
         rows = state.get(f"{traffic.direction}/sent", torch.empty(0, 3, dtype=torch.int64))
         known.add(f"{traffic.direction}/sent")
-        if rows.dim() != 2 or rows.shape[1] != 3 or rows.dtype != torch.int64:
-            raise InputError(f"'{traffic.direction}/sent' must be an int64 matrix of 3 columns")
+        if not _is_counts(rows) or rows.dim() != 2 or rows.shape[1] != 3:
+            raise InputError(f"'{traffic.direction}/sent' must be an int64 matrix of 3 columns, without negative ones")
         sent.append(Counter({Position(batch, tensor): count for batch, tensor, count in rows.tolist()}))
         for end, copies in traffic.ends():
             prefix = f"{traffic.direction}/{end}/"
@@ -95,10 +97,23 @@ def load(state: Mapping[str, Tensor], traffics: Sequence[Traffic]) -> None:
 
 
 def _copy(state: Mapping[str, Tensor], name: str) -> Copy:
-    values = state[name].detach().to(torch.float32)
-    if not state[name].is_floating_point() or not bool(torch.isfinite(values).all()):
-        raise NonFiniteError(f"{name!r} in the saved state must be a finite float tensor")
-    return Copy(values.clone().contiguous(), int(state[f"{name}/updates"]))
+    saved, updates = state[name], state[f"{name}/updates"]
+    if not isinstance(saved, Tensor) or not saved.is_floating_point() or not _has_values(saved):
+        raise InputError(f"{name!r} in the saved state must be a dense float tensor")
+    if not _is_counts(updates) or updates.numel() != 1:
+        raise InputError(f"'{name}/updates' in the saved state must be one whole number from 0 on")
+    values = saved.detach().to(torch.float32)
+    if not bool(torch.isfinite(values).all()):
+        raise NonFiniteError(f"{name!r} in the saved state must be finite in float32")
+    return Copy(values.clone().contiguous(), int(updates))
+
+
+def _has_values(x: Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_meta
+
+
+def _is_counts(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.int64 and _has_values(x) and not bool((x < 0).any())
 
 
 def _name(sample: Sample) -> str:

@@ -203,6 +203,11 @@ class Profile:
         expected = {one.name for one in fields(cls)}
         if set(values) != expected:
             raise ValueError(f"its fields must be {', '.join(sorted(expected))}, got {', '.join(sorted(values))}")
+        for name in ("machine", "versions", "codecs", "models", "slowdown"):
+            if not isinstance(values[name], Mapping):
+                raise ValueError(f"{name} must be an object, got {values[name]!r:.40}")
+        if not isinstance(values["machine"].get("cores") or 1, int):
+            raise ValueError(f"machine: cores must be a whole number, got {values['machine']['cores']!r:.40}")
         codecs = {spec: tuple(Point(**point) for point in points) for spec, points in values["codecs"].items()}
         for spec, points in codecs.items():
             if not points or any(point.numel < 1 for point in points):
@@ -213,7 +218,8 @@ class Profile:
         _check_numbers("slowdown", values["slowdown"])
         transport = None if values["transport"] is None else Transport(**values["transport"])
         _check_numbers("transport", values["transport"] or {})
-        _check_numbers("machine", {"memory": values["memory"] or 0, "threads": values["threads"]})
+        memory = 0 if values["memory"] is None else values["memory"]
+        _check_numbers("machine", {"memory": memory, "threads": values["threads"]})
         return cls(**{
             **values, "codecs": codecs, "models": {name: _model(name, one) for name, one in values["models"].items()},
             "slowdown": slowdown, "transport": transport, "links": tuple(values["links"]),

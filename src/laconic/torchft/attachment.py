@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import parse
+from laconic.collective.saved_state import saved_by_name
 from laconic.collective.stats import ExchangeStats
 from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
@@ -107,7 +108,7 @@ class TorchftAttachment:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from the residuals that this replica saved."""
-        if not all(isinstance(key, str) and "//" in key and isinstance(x, Tensor) for key, x in state.items()):
+        if not all("//" in key for key in saved_by_name(state)):
             raise InputError("expected the result of TorchftAttachment.state_dict")
         self._memory.load_portable_state(state)
 

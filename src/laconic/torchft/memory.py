@@ -21,8 +21,9 @@ from laconic.collective.consistency import require_same_on_all_ranks
 from laconic.collective.exchange import Exchange, MemoryCopy
 from laconic.collective.process_groups import rank_in, size_of
 from laconic.collective.reductions.shards import GATHER
+from laconic.collective.saved_state import saved_by_name, saved_floats
 from laconic.collective.stats import ExchangeStats
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, InputError
 from laconic.policy import Policy
 
 __all__ = ["Counts", "ReplicaMemory"]
@@ -149,7 +150,12 @@ class ReplicaMemory:
             state = before.portable_state(list(self._slots.items())) | loaded
         if state:
             self.counts.residual_carries += 1
-            if not self.exchange.load_portable_state(state):
+            try:
+                kept = self.exchange.load_portable_state(state)
+            except InputError as error:  # such as residuals that overflow when they are added: the training goes on
+                kept = False
+                log.warning("residuals do not fit and are dropped: %s", error)
+            if not kept:
                 self.counts.residual_resets += 1
                 log.warning("residuals of other codecs than %r were saved: they are dropped", self.spec)
 
@@ -179,7 +185,7 @@ class ReplicaMemory:
                     f"laconic.torchft.attach: this replica has {name} {ours!r}, the one it is healed from "
                     f"{state.get(name)!r}: use the same on all replicas"
                 )
-        self._common = dict(state["common"])
+        self._common = {key: saved_floats(key, x) for key, x in saved_by_name(state.get("common")).items()}
 
     def _replace_common(self, common: Mapping[str, Tensor]) -> None:
         assert self.exchange is not None
@@ -223,7 +229,8 @@ class ReplicaMemory:
 
     def load_portable_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint with the next step."""
-        self._undecided, self._waiting = None, dict(state)
+        waiting = {key: saved_floats(key, x) for key, x in saved_by_name(state).items()}
+        self._undecided, self._waiting = None, waiting
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:

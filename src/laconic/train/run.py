@@ -171,5 +171,5 @@ class Config:
             raise FileError(f"{run_dir} is not a run folder: it has no {CONFIG}") from None
         except FileError:
             raise
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FileError(f"{run_dir / CONFIG} does not hold a configuration: {error}") from None

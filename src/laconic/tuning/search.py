@@ -142,7 +142,7 @@ def tune(
         "seed": seed, "family": family or family_of_model(model), "optimizer": trained_by, "give_up": give_up,
         "held_out": held_out is not None,
     }  # fmt: skip
-    kept = _Kept(None if path is None else Path(path), settings)
+    kept = Kept(None if path is None else Path(path), settings)
     wanted = [(PLAIN, Candidate(PLAIN), 0), (AGAIN, Candidate(PLAIN), 1), *((one.label, one, 0) for one in chosen)]
     total = steps * (len(wanted) + 1)
     for place, (label, candidate, order) in enumerate(wanted):
@@ -250,7 +250,7 @@ def _rules(recommendation: Recommendation, outcomes: Mapping[str, Outcome]) -> d
     return {name: SAFE for name, slot in slots.items() if slot["growth"] > FRAGILE}
 
 
-class _Kept:
+class Kept:
     """Finished trainings in a file, for a call that goes on after an interruption."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -265,10 +265,18 @@ class _Kept:
         if not isinstance(values, dict) or values.get("format") != FORMAT or "outcomes" not in values:
             raise FileError(f"{path} is not a file of laconic tune: give another, or delete it")
         ignored = ("give_up",)
-        before = {key: value for key, value in values.get("settings", {}).items() if key not in ignored}
+        saved, outcomes = values.get("settings"), values["outcomes"]
+        if not isinstance(saved, dict) or not isinstance(outcomes, list):
+            raise FileError(f"{path} is not a file of laconic tune: give another, or delete it")
+        before = {key: value for key, value in saved.items() if key not in ignored}
         if before != {key: value for key, value in self._settings.items() if key not in ignored}:
-            raise FileError(f"{path} holds trainings of other settings, {before}: give another file, or delete it")
-        self.outcomes = {one["label"]: Outcome.of(one) for one in values["outcomes"]}
+            raise FileError(
+                f"{path} holds trainings of other settings, {ascii(before)[:300]}: give another file, or delete it"
+            )
+        try:
+            self.outcomes = {one["label"]: Outcome.of(one) for one in outcomes}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FileError(f"{path} has a damaged outcome: {error}; delete the file") from None
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes[outcome.label] = outcome
@@ -281,6 +289,6 @@ class _Kept:
         if self._path is not None:
             text = json.dumps({"format": FORMAT, "settings": self._settings, **values}, indent=1) + "\n"
             with os_error_as_file_error(f"write {self._path}"):
-                part = self._path.with_suffix(".part")
+                part = self._path.with_name(self._path.name + ".part")
                 part.write_text(text, encoding="utf-8")
                 part.replace(self._path)

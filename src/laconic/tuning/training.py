@@ -83,8 +83,18 @@ class Outcome:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Outcome:
-        loss = math.inf if values["loss"] is None else float(values["loss"])
-        return cls(values["label"], loss, values["nbytes"], values["compute_s"], values["slots"])
+        """Return the outcome of a file; ``ValueError`` if it is none."""
+        numbers: list[Any] = [values.get(key) for key in ("loss", "nbytes", "compute_s")]
+        slots: Any = values.get("slots")
+        found: list[Any] = list(slots.values()) if isinstance(slots, Mapping) else [None]
+        if not isinstance(values.get("label"), str) or not all(isinstance(slot, Mapping) for slot in found):
+            raise ValueError("an outcome must have a label, a loss, nbytes, compute_s and slots")
+        numbers += [slot.get(key) for slot in found for key in ("error", "growth")]
+        for number in [math.inf if numbers[0] is None else numbers[0], *numbers[1:]]:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+                raise ValueError(f"{values['label']!r}: expected a number of at least 0, got {number!r:.40}")
+        loss = math.inf if numbers[0] is None else float(numbers[0])
+        return cls(values["label"], loss, numbers[1], numbers[2], slots)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

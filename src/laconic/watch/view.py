@@ -202,6 +202,10 @@ def _speed(view: View) -> tuple[float | None, float | None]:
 _POINT = {"at": float, "version": int, "iteration": int, "received": int, "sent": int, "missed": int, "faults": int}
 
 
+LINES_NBYTES = 1 << 22
+"""The most bytes of lines that are read at once; the next view reads on."""
+
+
 class _LineReader:
     """Reads the points of a file of lines that grows."""
 
@@ -216,11 +220,11 @@ class _LineReader:
                 if self._path.stat().st_size < self._offset:  # another file: a new run in the same folder
                     self._offset, self._series = 0, ThinnedSeries(MAX_POINTS)
                 file.seek(self._offset)
-                new = file.read()
+                new = file.read(LINES_NBYTES)
         except OSError:
             return self._series.points
         complete = new.rfind(b"\n") + 1  # a line that is being written is read next time
-        self._offset += complete
+        self._offset += complete if complete or len(new) < LINES_NBYTES else len(new)  # so long a line is none of ours
         for line in new[:complete].splitlines():
             point = self._parse(line)
             if point is not None:

@@ -11,6 +11,7 @@ from laconic.errors import ConfigError
 from laconic_lab.faults import FAULTS, MODES, campaign
 from laconic_lab.faults.campaign import Case, run_case
 from laconic_lab.faults.invariants import InvariantError, applied_once
+from laconic_lab.faults.members import MEMBERS
 from laconic_lab.faults.scenario import Scenario
 
 WITHOUT_ROUNDS = ("worker-dies", "answer-lost", "server-dies", "reset", "flipped-bit", "sent-again", "not-finite")
@@ -34,6 +35,11 @@ def scenarios() -> list[object]:
 @pytest.mark.parametrize("name, mode", scenarios())
 def test_invariants_hold_under_fault(name: str, mode: str) -> None:
     assert run_case(Case(name, mode)).broken is None
+
+
+@pytest.mark.parametrize("name, mode", [(name, mode) for name, one in MEMBERS.items() for mode in one.modes])
+def test_member_that_means_harm_is_contained(name: str, mode: str) -> None:
+    assert run_case(Case(name, mode, seed=3)).broken is None
 
 
 def test_forged_ledger_entry_raises_invariant_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from laconic.records import Record, read
 from laconic.train.methods import METHODS
 from laconic_lab.faults import FAULTS, MODES, tiers
 from laconic_lab.faults.campaign import TRAINING, Case, cases, run_case
+from laconic_lab.faults.members import MEMBERS
 from laconic_lab.faults.scenario import LEDGER_METHODS
 from laconic_lab.faults.tiers import TIERS, Tier, run_tier, summarise
 
@@ -43,10 +44,11 @@ def test_interrupted_tier_continues_with_the_missing_pieces(tmp_path: Path, monk
 
 def test_cases_of_tier_3_have_every_fault_mode_and_method() -> None:
     found = cases(TIERS[3].scenarios)
-    assert found[:50] == cases(50) and len(set(found)) == len(found) == 1000
+    assert found[:50] == cases(50) and len(set(found)) == len(found) == 1120
     kinds = Counter((case.fault, case.mode, case.method) for case in found)
     assert {(fault, mode, method) for fault in FAULTS for mode in MODES for method in LEDGER_METHODS} <= kinds.keys()
     assert min(kinds[TRAINING, "sync", method] for method in METHODS) >= 20
+    assert all(kinds[name, mode, "1"] >= 17 for name, one in MEMBERS.items() for mode in one.modes)
 
 
 def test_record_of_scenarios_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

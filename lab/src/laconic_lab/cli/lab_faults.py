@@ -44,6 +44,7 @@ def faults(
         ),
     ] = None,
     parts: Annotated[str, option("With --tier: parts, separated by commas.")] = "scenarios,kills,soak,idle,packets",
+    jobs: Annotated[int, option("With --tier: targets of mutated packets that run at once.", metavar="N", min=1)] = 1,
     case: Annotated[int | None, option("Run one scenario of the tiers, by its number.", metavar="N", min=0)] = None,
     names: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
     record: Annotated[Path | None, option("Write Records here.", metavar="FILE")] = None,
@@ -56,14 +57,14 @@ def faults(
     Faults happen at a given step. Needs no root. The exit code is 1 if an
     invariant is violated.
 
-    --tier 3 runs 1,000 scenarios in all modes and methods with seeds, kills
+    --tier 3 runs 1,120 scenarios in all modes and methods with seeds, kills
     2,000 runs while they write a checkpoint, soaks a server for half an hour,
     times steps beside idle calls, and reads 10 million mutated packets under
     sanitizers (in a checkout of the repository). It takes hours; interrupted,
     the same command continues from the Records in --record.
     """
     from laconic import records
-    from laconic_lab.faults import FAULTS, campaign
+    from laconic_lab.faults import DESCRIPTIONS, campaign
 
     if names:
         _list(json)
@@ -72,12 +73,12 @@ def faults(
         _soak(seconds, every, seed, record, json)
         return
     if tier is not None:
-        _tier(tier, parts, record or Path(f"faults-tier{tier}.jsonl"), json)
+        _tier(tier, parts, jobs, record or Path(f"faults-tier{tier}.jsonl"), json)
         return
     if case is not None:
         _case(case, json)
         return
-    chosen = tuple(FAULTS) if only is None else tuple(name.strip() for name in only.split(","))
+    chosen = tuple(DESCRIPTIONS) if only is None else tuple(name.strip() for name in only.split(","))
     asked = tuple(mode.strip() for mode in modes.split(","))
     if not all(chosen) or not all(asked):
         raise ConfigError("--only and --modes must be names separated by commas")
@@ -135,7 +136,7 @@ def _soak(seconds: float, every: float, seed: int, record: Path | None, json: bo
         raise LaconicError(found.broken)
 
 
-def _tier(number: int, parts: str, path: Path, json: bool) -> None:
+def _tier(number: int, parts: str, jobs: int, path: Path, json: bool) -> None:
     from rich.table import Table
 
     from laconic_lab.faults import TIERS, run_tier
@@ -146,7 +147,7 @@ def _tier(number: int, parts: str, path: Path, json: bool) -> None:
         def tell(part: str, done: int, goal: int) -> None:
             bar.update(shown, completed=done, total=goal, description=f"{part}: {done:,} of {goal:,}")
 
-        found = run_tier(tier, path, [part.strip() for part in parts.split(",")], tell=tell)
+        found = run_tier(tier, path, [part.strip() for part in parts.split(",")], tell=tell, jobs=jobs)
     broken = [text for summary in found.values() for text in summary.broken]
     if json:
         print_json({"tier": number, "records": str(path), "parts": [asdict(one) for one in found.values()]})
@@ -175,20 +176,20 @@ def _case(number: int, json: bool) -> None:
 
 
 def _list(json: bool) -> None:
-    from laconic_lab.faults import FAULTS
+    from laconic_lab.faults import DESCRIPTIONS
 
     if json:
-        print_json({"faults": {name: one.what for name, one in FAULTS.items()}})
+        print_json({"faults": dict(DESCRIPTIONS)})
         return
-    width = max(map(len, FAULTS))
-    for name, one in FAULTS.items():
-        print(f"{name:{width}}  {one.what}")
+    width = max(map(len, DESCRIPTIONS))
+    for name, what in DESCRIPTIONS.items():
+        print(f"{name:{width}}  {what}")
 
 
 def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
     from rich.table import Table
 
-    from laconic_lab.faults import FAULTS
+    from laconic_lab.faults import DESCRIPTIONS
 
     table = Table("fault", "what happens")
     for mode in modes:
@@ -198,6 +199,7 @@ def _print(outcomes: list[Outcome], modes: tuple[str, ...]) -> None:
         for mode in modes:
             mine = [one for one in outcomes if (one.fault, one.mode) == (name, mode)]
             kept = sum(one.broken is None for one in mine)
-            row.append(f"kept, {max(one.seconds for one in mine):.1f} s" if kept == len(mine) else "BROKEN")
-        table.add_row(name, FAULTS[name].what, *row)
+            longest = max((one.seconds for one in mine), default=0.0)
+            row.append("" if not mine else f"kept, {longest:.1f} s" if kept == len(mine) else "BROKEN")
+        table.add_row(name, DESCRIPTIONS[name], *row)
     stdout_console().print(table, markup=False)

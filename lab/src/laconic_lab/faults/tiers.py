@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -30,15 +31,15 @@ from laconic_lab.faults.idle_phases import run_idle
 from laconic_lab.faults.invariants import InvariantError
 from laconic_lab.faults.soak import ROUND_S, soak
 
-__all__ = ["PARTS", "TIERS", "PartSummary", "Tier", "run_tier", "summarise"]
+__all__ = ["PARTS", "TIERS", "PartSummary", "Tier", "latest", "run_tier", "summarise"]
 
 CASES_PER_PIECE = 20
 KILL_SHAPES = ((1, PAGE), (500, PAGE), (4096, PAGE), (25_000, PAGE), (8_000, 256), (60_000, PAGE))
 """Numbers of parameters, and bytes between two kills within a file."""
 SOAK_EVERY = 10.0
 """Seconds between two faults of the soak."""
-PACKETS_PER_PIECE = 20_000
-"""Mutated packets of one target and seed; a tenth for slow targets."""
+PACKETS_PER_PIECE = 200_000
+"""Mutated packets of one target and seed; a twentieth for slow targets."""
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 Piece = Mapping[str, Any]
@@ -63,7 +64,7 @@ class Tier:
 TIERS: Mapping[int, Tier] = {
     1: Tier(scenarios=60, kills=100, soak=60, idle=0, packets=0),
     2: Tier(scenarios=300, kills=500, soak=300, idle=4, packets=500_000),
-    3: Tier(scenarios=1_000, kills=2_000, soak=1_800, idle=4, packets=10_000_000),
+    3: Tier(scenarios=1_120, kills=2_000, soak=1_800, idle=4, packets=10_000_000),
 }
 PARTS = ("scenarios", "kills", "soak", "idle", "packets")
 
@@ -87,7 +88,12 @@ class PartSummary:
 
 def summarise(records: Sequence[Record]) -> dict[str, PartSummary]:
     """Return a summary of each part."""
-    return {part: _summary(part, list(found.values())) for part, found in _latest(records).items()}
+    return {part: _summary(part, found) for part, found in latest(records).items()}
+
+
+def latest(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the Records that count: the last one of each piece, by part."""
+    return {part: list(found.values()) for part, found in _latest(records).items()}
 
 
 def _latest(records: Sequence[Record]) -> dict[str, dict[tuple[Any, ...], Record]]:
@@ -129,13 +135,14 @@ def _summary(part: str, records: list[Record]) -> PartSummary:
 
 
 def run_tier(
-    tier: Tier, path: Path, parts: Sequence[str] = PARTS, *, tell: Tell = lambda part, done, goal: None
+    tier: Tier, path: Path, parts: Sequence[str] = PARTS, *, tell: Tell = lambda part, done, goal: None, jobs: int = 1
 ) -> dict[str, PartSummary]:
     """Run what is missing of a tier and return the summary of its Records.
 
     Args:
         path: The file of Records, to which each piece appends one.
         parts: The parts to run, of ``PARTS``.
+        jobs: Pieces of mutated packets that run at the same time; the other parts run one by one.
     """
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
@@ -145,14 +152,20 @@ def run_tier(
         found = _latest(_read(path))[part]
         for record in [record for record in found.values() if record.values["broken"]]:
             append(_RUNS[part](_piece(part, record)), path)
-        for piece in _PIECES[part](goal):
-            found = _latest(_read(path))[part]
-            done = _summary(part, list(found.values())).done
+        pieces = (piece for piece in _PIECES[part](goal) if tuple(piece.values()) not in found)
+        together = jobs if part == "packets" else 1
+        while True:
+            done = _summary(part, list(_latest(_read(path))[part].values())).done
             tell(part, min(done, goal), goal)
-            if done >= goal:
+            some = list(itertools.islice(pieces, together)) if done < goal else []
+            if not some:
                 break
-            if tuple(piece.values()) not in found:
-                append(_RUNS[part](piece), path)
+            if together == 1:  # in this thread, which Ctrl-C interrupts
+                append(_RUNS[part](some[0]), path)
+                continue
+            with ThreadPoolExecutor(together) as pool:
+                for ended in as_completed([pool.submit(_RUNS[part], piece) for piece in some]):
+                    append(ended.result(), path)
     return summarise(_read(path))
 
 

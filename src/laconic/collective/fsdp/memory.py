@@ -32,6 +32,7 @@ from laconic.collective.reductions.allreduce import Reducer
 from laconic.collective.reductions.ranges import Range, cut_into_parts
 from laconic.collective.reductions.shards import GATHER, SCATTER
 from laconic.collective.reductions.two_shot import TwoShot
+from laconic.collective.saved_state import saved_by_name, saved_count, saved_floats
 from laconic.errors import ConfigError, InputError
 from laconic.kernels import backend_for
 from laconic.packet import TensorSpec
@@ -40,6 +41,9 @@ from laconic.policy import Policy
 __all__ = ["Place", "load_memory", "require_error_feedback_only", "saved_memory"]
 
 log = logging.getLogger("laconic")
+
+MOST_RANKS = 1 << 20
+"""The largest world that a state is taken from, so that a mesh of a damaged file does not take for ever."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +92,21 @@ def load_memory(
     exchange: Exchange, parameters: Sequence[ShardedParameter], place: Place, state: Mapping[str, Tensor]
 ) -> bool:
     """Continue from a state; False if residuals had to be dropped, which is logged."""
-    missing = sorted({"mesh", "codec", "rounds"} - set(state))
+    missing = sorted({"mesh", "codec", "rounds"} - set(saved_by_name(state)))
     if missing:
         raise InputError(f"expected the result of state_dict of an attached FSDP module: {missing} is missing")
-    if state["rounds"].numel() != len(parameters):
-        raise InputError(f"expected the rounds of {len(parameters)} parameters, got {state['rounds'].numel()}")
-    replicas, shards = state["mesh"].tolist()
+    replicas, shards = _saved_integers("mesh", state["mesh"], 2)
+    if not (replicas and shards and replicas * shards <= MOST_RANKS):
+        raise InputError(f"'mesh' in the saved state must be at most {MOST_RANKS} ranks, got {replicas} x {shards}")
+    rounds = _saved_integers("rounds", state["rounds"], len(parameters))
+    codec = saved_count("codec", state["codec"])
     saved = Place(place.replica, replicas, place.shard, shards)
-    same_codec, dropped = torch.equal(state["codec"].cpu(), _hash(exchange, parameters)), []
+    same_codec, dropped = codec == int(_hash(exchange, parameters)), []
     raw: dict[str, Tensor] = {}
     for index, each in enumerate(parameters):
         slot = _Slot.of(exchange, each, place)
-        count = state["rounds"][index]
-        if slot.spec != EXACT and int(count) and slot.numel:
-            raw[slot.key("round")] = count
+        if slot.spec != EXACT and rounds[index] and slot.numel:
+            raw[slot.key("round")] = torch.tensor(rounds[index])
         if same_codec and not slot.load(state, saved, raw):
             dropped.append(each.name)
     exchange.load_state_dict(raw)
@@ -116,6 +121,13 @@ def load_memory(
         log.warning("residuals of %d replicas were saved, there are %d now: those of the others are dropped",
                     replicas, place.replicas)  # fmt: skip
     return not dropped and replicas <= place.replicas
+
+
+def _saved_integers(key: str, x: object, count: int) -> list[int]:
+    if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.shape != (count,) or x.is_meta or bool((x < 0).any()):
+        raise InputError(f"{key!r} in the saved state must be {count} whole numbers from 0 on")
+    values: list[int] = x.tolist()
+    return values
 
 
 def _hash(exchange: Exchange, parameters: Sequence[ShardedParameter]) -> Tensor:
@@ -179,6 +191,7 @@ class _Slot:
         if x is None:
             return None
         local: Tensor = x.to_local() if isinstance(x, DTensor) else x
+        saved_floats(self.place.unsent(self.name), local)
         if local.shape != self.parameter.shard_shape:
             raise InputError(
                 f"{self.place.unsent(self.name)!r} has the shape {list(local.shape)} on this rank, expected "
@@ -223,7 +236,7 @@ class _TwoShotSlot(_Slot):
         row = spec.numel // max(1, spec.shape[0])
         first = -(-spec.shape[0] // self.place.shards) * self.place.shard * row
         rows = -(-spec.shape[0] // saved.shards)
-        for shard in range(saved.shards):
+        for shard in range(min(saved.shards, spec.shape[0])):  # the others are empty
             begin = min(shard * rows, spec.shape[0]) * row
             numel = min((shard + 1) * rows, spec.shape[0]) * row - begin
             for piece in _ranges(numel, saved.replicas, self.name):
@@ -272,11 +285,13 @@ class _SumSlot(_Slot):
 
     def load(self, state: Mapping[str, Tensor], saved: Place, raw: dict[str, Tensor]) -> bool:
         start, unsent = state.get(self.place.start(self.name)), self._unsent(state)
-        if start is not None and bool(start.any()):
+        if start is not None and bool(saved_floats(self.place.start(self.name), start).any()):
             raw[self.key("start")] = start
         if unsent is not None and self.numel:
-            same = self.place.rotated(self.name) if saved == self.place else None
-            for (piece, _, _), part in zip(self._sizes(), self._kept(unsent, state.get(same or "")), strict=True):
+            rotated = state.get(self.place.rotated(self.name)) if saved == self.place else None
+            if rotated is not None and saved_floats("rotated", rotated).shape != (sum(n for *_, n in self._sizes()),):
+                raise InputError(f"{self.place.rotated(self.name)!r} in the saved state has another size")
+            for (piece, _, _), part in zip(self._sizes(), self._kept(unsent, rotated), strict=True):
                 raw[self.key("residual", piece)] = part
         return saved.shards == self.place.shards or self.reducer.contributor.start_shape(self._spec) is None
 

@@ -158,7 +158,8 @@ class HSDPAttachment(ShardedAttachment):
         On another mesh, residuals are cut for the shards of now; those of replicas that no longer exist, and what
         belongs to shards of another size, is dropped, logged and counted.
         """
-        self._load_steps(state)
+        load_steps = self._checked_steps(state)
         if not load_memory(self._exchange, self._sharded_parameters(), self._place, state):
             self._step_stats.residual_resets += 1
+        load_steps()
         self._compared = False

@@ -106,7 +106,7 @@ class FSDPAttachment(ShardedAttachment):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state."""
-        self._load_steps(state)
+        self._checked_steps(state)()
 
 
 def _require_shards(spec: str, policy: Policy) -> None:

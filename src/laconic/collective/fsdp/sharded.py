@@ -96,11 +96,16 @@ class ShardedAttachment(Attachment):
         state = {"steps": torch.tensor(self._step_stats.steps), "counts": self._exchange.stats.saved()}
         return state if self._scale is None else state | {"scale": torch.tensor(self._scale, dtype=torch.float64)}
 
-    def _load_steps(self, state: Mapping[str, Tensor]) -> None:
+    def _checked_steps(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Check the saved steps and counts; return the function that continues from them."""
         if "steps" not in state:
             raise InputError("expected the result of state_dict of an attached FSDP module: 'steps' is missing")
         steps, scale, counts = saved_count("steps", state["steps"]), saved_scale(state), saved_counts(state)
-        self._step_stats.steps = steps
-        self._exchange.stats.load(counts)
-        if self._scale is not None and scale is not None:
-            self._scale = scale
+
+        def load_steps() -> None:
+            self._step_stats.steps = steps
+            self._exchange.stats.load(counts)
+            if self._scale is not None and scale is not None:
+                self._scale = scale
+
+        return load_steps

@@ -101,5 +101,6 @@ def join_residuals(channel: Channel, slot: str, numel: int, ranks: int, part: st
 
 def split_residual(whole: Tensor, slot: str, ranks: int) -> Iterator[tuple[Range, Tensor]]:
     """Yield the ranges of a slot and the part of its residual that belongs to each."""
+    whole = whole.reshape(-1)
     for piece in _ranges_of(slot, whole.numel(), ranks):
         yield piece, whole[piece.begin : piece.end]

@@ -22,6 +22,7 @@ from laconic.collective.reductions.device_rounds import DeviceRounds
 from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, join_residuals, split_residual
 from laconic.collective.reductions.shards import GATHER, SCATTER, Part, Plan, Shard, ShardRounds
 from laconic.collective.stats import ExchangeStats
+from laconic.errors import InputError
 
 __all__ = ["TwoShot"]
 
@@ -167,6 +168,8 @@ class TwoShot(ShardRounds):
         for slot in dict.fromkeys(key.partition("/")[2].rpartition("/")[0] for key in state):
             sent, mean = (state.get(f"{direction}/{slot}/residual") for direction in (SCATTER, GATHER))
             if mean is not None:
+                if sent is not None and sent.shape != mean.shape:
+                    raise InputError(f"{slot!r}: residuals of a sender and of a mean must have the same shape")
                 sent = mean * ranks if sent is None else torch.add(sent, mean, alpha=ranks)
             for piece, residual in split_residual(sent, slot, ranks) if sent is not None else ():
                 own = piece.owner == self.transport.rank and not self._encodes_own

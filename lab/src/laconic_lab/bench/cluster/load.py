@@ -33,7 +33,7 @@ SHAPES: Shapes = {"w": [500, 500]}
 """A million bytes of float32."""
 PATTERN = [1.0, -2.0, 0.0, 3.0, -1.0]
 RATE = 2.0**-10
-TAIL = 3.0
+TAIL = 2.0
 """Goal: 99th percentile of the latency in multiples of the median."""
 FLAT = 0.05
 """Goal: relative growth of memory over a run."""
