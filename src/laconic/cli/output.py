@@ -10,11 +10,13 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from laconic.errors import FileError
 from laconic.tables import printable
@@ -27,6 +29,7 @@ __all__ = [
     "encodable",
     "encode_everything",
     "examples",
+    "loading",
     "print_json",
     "print_stderr",
     "print_table",
@@ -153,12 +156,34 @@ def _is_text(cells: Sequence[str]) -> bool:
     return 2 * sum(cell[:1].isalpha() for cell in cells) > len(cells)
 
 
+class _ShareAndTimeLeft(ProgressColumn):
+    """Shows `` 40 %, 0:01:20 left``, the parts of it that are known."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text("")
+        left = task.time_remaining
+        return Text(f"{task.percentage:3.0f} %" + ("" if left is None else f", {timedelta(seconds=round(left))} left"))
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Say on a terminal that torch is being loaded, which takes seconds the first time."""
+    shown = sys.stderr.isatty() and "torch" not in sys.modules
+    if shown:
+        print("loading torch...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r" + " " * 16, end="\r", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
     """Show progress and time left on stderr and remove it at the end; show nothing if stderr is not a terminal."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(compact=True), TextColumn("left"),
+        TextColumn("{task.description}"), BarColumn(bar_width=10), _ShareAndTimeLeft(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with bar:
