@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.table import Column
 from rich.text import Text
 
 from laconic.errors import FileError
@@ -156,14 +157,24 @@ def _is_text(cells: Sequence[str]) -> bool:
     return 2 * sum(cell[:1].isalpha() for cell in cells) > len(cells)
 
 
+class _Description(ProgressColumn):
+    """Shows what is being done, on one line in a narrow terminal, too."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="crop")
+
+
 class _ShareAndTimeLeft(ProgressColumn):
-    """Shows `` 40 %, 0:01:20 left``, the parts of it that are known."""
+    """Shows ``40 %, 0:01:20 left``, the parts of it that are known."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
 
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text("")
         left = task.time_remaining
-        return Text(f"{task.percentage:3.0f} %" + ("" if left is None else f", {timedelta(seconds=round(left))} left"))
+        return Text(f"{task.percentage:.0f} %" + ("" if left is None else f", {timedelta(seconds=round(left))} left"))
 
 
 @contextmanager
@@ -182,10 +193,9 @@ def loading() -> Iterator[None]:
 @contextmanager
 def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
     """Show progress and time left on stderr and remove it at the end; show nothing if stderr is not a terminal."""
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=10), _ShareAndTimeLeft(),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
+    console = Console(stderr=True)
+    columns = [_Description(), *([BarColumn(bar_width=10)] if console.width >= 100 else []), _ShareAndTimeLeft()]
+    bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
     with bar:
         yield bar, bar.add_task(label, total=None)
 
