@@ -64,3 +64,15 @@ def drawn(bar: Progress) -> list[str]:
     with console.capture() as caught:
         console.print(bar.get_renderable())
     return caught.get().splitlines()
+
+
+def test_long_name_is_broken_between_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "local 32,fragments=2,overlap=12 ef|sign"
+    print_table(Table(("codec", "bytes", "quality"), [(name, "8.74 kB", "no evidence with more workers " * 2)]))
+    lines = [line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert "local 32,fragments=2," in lines and "overlap=12 ef|sign" in lines
+    print_table(Table(("codec", "bytes"), [(name, "8.74 kB")]))
+    assert name in capsys.readouterr().out

@@ -6,6 +6,7 @@ import codecs
 import io
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ __all__ = [
     "stdout_console",
 ]  # fmt: skip
 
-UNFOLDED, NAME = 1000, 30
+UNFOLDED, NAME, LONG_WORD = 1000, 30, 20
 PIPED_WIDTH = 160
 """Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80. $COLUMNS has precedence."""
 
@@ -128,11 +129,15 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
         console.width = UNFOLDED
     rows = [[encodable(printable(cell)) for cell in row] for row in table.rows]  # spelled before columns get a width
     cells = [[row[number] for row in rows if len(row) > 1] for number in range(len(table.columns))]
+    if sum(max(map(len, column), default=0) + 1 for column in cells) > console.width:
+        rows = [[_broken(row[0]), *row[1:]] if len(row) > 1 else row for row in rows]
+        cells[0] = [row[0] for row in rows if len(row) > 1]
     # Specs and numbers are not folded before texts, nor is a first column of names.
     unbroken = [not any(" " in cell for cell in column) for column in cells]
-    if cells and max(map(len, cells[0]), default=0) <= NAME:
+    if cells and max(map(_width, cells[0]), default=0) <= NAME:
         unbroken[0] = True
-    widths = [max(map(len, column), default=0) if whole else 8 for column, whole in zip(cells, unbroken, strict=True)]
+    widest = [max(map(_width, column), default=0) for column in cells]
+    widths = [wide if whole else 8 for wide, whole in zip(widest, unbroken, strict=True)]
     fits = sum(widths) + len(widths) <= console.width
     for number, column in enumerate(table.columns):
         shown.add_column(
@@ -150,6 +155,22 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
     console.print(shown, markup=markup)
     if table.caption:
         print_text(table.caption, wrap=True)
+
+
+def _broken(name: str) -> str:
+    """Break a name with a long word after blanks and commas: ``local 32,fragments=2,`` and ``overlap=12 ef|sign``."""
+    if max(map(len, name.split()), default=0) <= LONG_WORD:
+        return name
+    lines = [""]
+    for part in re.findall(r"[^\s,]*[\s,]*", name):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > NAME:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _width(cell: str) -> int:
+    return max(map(len, cell.splitlines()), default=0)
 
 
 def _is_text(cells: Sequence[str]) -> bool:
