@@ -1,13 +1,17 @@
-"""Tables and texts on terminals that have only ASCII."""
+"""Tables and texts on terminals that have only ASCII, and progress on narrow ones."""
 
 from __future__ import annotations
 
 import io
+import re
+import sys
 from contextlib import redirect_stdout
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-from laconic.cli.output import encode_everything, print_json, print_table, print_text
+from laconic.cli.output import encode_everything, print_json, print_table, print_text, progress_bar
 from laconic.tables import Table
 
 
@@ -37,3 +41,38 @@ def test_json_escapes_what_the_terminal_does_not_have(ascii_stdout: io.TextIOWra
     with redirect_stdout(ascii_stdout):
         print_json({"name": "…"})
     assert r'"name": "\u2026"' in written(ascii_stdout)
+
+
+def test_progress_is_one_line_of_80_columns_and_says_only_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar("starting") as (bar, task):
+        started = drawn(bar)
+        bar.update(task, description=f"method laconic: {'iteration 2000, loss 1.862, ' * 4}", total=100)
+        for done in (1, 2, 3):
+            bar.update(task, completed=done)
+        (line,) = drawn(bar)
+    assert [line.rstrip() for line in started] == ["starting"]
+    assert len(line) <= 80 and line.startswith("method laconic: ") and re.search(r"3 %, \d+:\d\d:\d\d left$", line)
+
+
+def drawn(bar: Progress) -> list[str]:
+    console = Console(width=bar.console.width, file=io.StringIO())
+    with console.capture() as caught:
+        console.print(bar.get_renderable())
+    return caught.get().splitlines()
+
+
+def test_long_name_is_broken_between_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "local 32,fragments=2,overlap=12 ef|sign"
+    print_table(Table(("codec", "bytes", "quality"), [(name, "8.74 kB", "no evidence with more workers " * 2)]))
+    lines = [line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert "local 32,fragments=2," in lines and "overlap=12 ef|sign" in lines
+    print_table(Table(("codec", "bytes"), [(name, "8.74 kB")]))
+    assert name in capsys.readouterr().out

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -54,11 +55,11 @@ def test_once_prints_the_whole_status(run: Run, work_dir: Path) -> None:
     write_run(work_dir / "run", phase="serving")
     shown = run("watch", "run", "--once").stdout
     for words in ("run  running", "method 2, mlp, digits, async, push qsgd:4", "40 of 50", "1:05", "0.125", "█▄▃",
-                  "in 1 kB, out 2 kB", "would have taken 90 kB, 30 times as much", "at most 3", "computing 12.5",
-                  "lost 1", "the connection of worker 0 broke"):  # fmt: skip
+                  "in 1 kB, out 2 kB", "would have taken 90 kB, 30 times the 3 kB of frames", "at most 3",
+                  "computing 12.5", "lost 1", "the connection of worker 0 broke"):  # fmt: skip
         assert words in shown, (words, shown)
     write_run(work_dir / "run", phase="serving", at=time.time() - 100)
-    assert "no sign of its server for 100 s" in run("watch", "run", "--once").stdout
+    assert re.search(r"no sign of its server for 1\d\d s", run("watch", "run", "--once").stdout)
     write_run(work_dir / "run", phase="failed", failure="the weights overflowed")
     assert "the weights overflowed" in run("watch", "run", "--once").stdout
 

@@ -87,3 +87,8 @@ def test_files_named_in_the_architecture_walks_exist_in_at_most_twelve_steps():
         files = re.findall(r"^\d+\. `([\w/.]+)`", walk, re.MULTILINE)
         assert 3 <= len(files) <= 12 and len(set(files)) == len(files), (walk.splitlines()[0], files)
         assert [path for path in files if not (ROOT / path).exists()] == []
+
+
+def test_code_of_the_readme_fits_a_repository_page():
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 96] == []

@@ -44,6 +44,21 @@ CUT_OFF = """() => {
       if (out || text.textContent.includes("…")) found.push(`${chart.dataset.chart}: ${text.textContent}`);
     }
   }
+  for (const legend of document.querySelectorAll(".legend"))
+    if (legend.scrollHeight > legend.clientHeight + 1) found.push(`legend: ${legend.textContent}`);
+  return found;
+}"""
+COVERED = """() => {
+  const found = [];
+  for (const chart of document.querySelectorAll("svg[data-chart]")) {
+    const boxes = [...chart.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    for (const [i, [a, one]] of boxes.entries())
+      for (const [b, other] of boxes.slice(i + 1)) {
+        const wide = Math.min(one.right, other.right) - Math.max(one.left, other.left);
+        const tall = Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);
+        if (wide > 4 && tall > 5) found.push(`${chart.dataset.chart}: ${a} / ${b}`);
+      }
+  }
   return found;
 }"""
 COLOURS_OF_NAMES = """() => {
@@ -94,9 +109,14 @@ def test_every_plot_of_the_published_records_is_drawn(opened: Open, tmp_path: Pa
     assert {"paper, method 1", "paper, method 5", "paper, c = 5", "paper, gzip on AlexNet"} <= set(claimed)
     assert page.errors == [] and len(page.requests) == 1
     assert page.js(CUT_OFF) == [] and page.js("document.documentElement.scrollWidth") <= 1400
+    assert page.js(COVERED) == []
     of_names = page.js(COLOURS_OF_NAMES)
     assert len(of_names) > 50 and {name for name, colours in of_names.items() if len(colours) > 1} == set()
     assert (tmp_path / "all.html").stat().st_size < 1e6
+    page.page.set_viewport_size({"width": 390, "height": 800})
+    page.page.wait_for_function("[...laconic.charts.values()].every((chart) => chart.width <= 390)")
+    assert page.js("document.documentElement.scrollWidth") <= 390 and page.js(COVERED) == [] and page.errors == []
+    assert [cut for cut in page.js(CUT_OFF) if ":" in cut] == []  # wide tables scroll there, and say so
 
 
 def test_page_fits_a_phone_and_follows_the_dark_theme(report: Path, opened: Open) -> None:

@@ -160,3 +160,29 @@ def test_texts_of_the_folder_are_never_markup(browser: Any, tmp_path: Path, sche
         ink = page.evaluate("getComputedStyle(document.body).color")
         assert ink == {"light": "rgb(28, 30, 33)", "dark": "rgb(230, 232, 235)"}[scheme]
     context.close()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_page_fits_the_screen(page: Any, tmp_path: Path, width: int) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.config()
+    folder.status(server(at=9.0, phase="ended", workers=[worker(9, 0.25), worker(9, 0.5)]))
+    points = [folder.point(at=float(i), iteration=i, received=1000 * i, sent=2000 * i) for i in range(10)]
+    (folder.path / "progress.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    tests = [{"at": at, "iteration": int(at), "accuracy": 80 + at, "examples": 10} for at in (1.0, 4.0)]
+    (folder.path / "accuracy.jsonl").write_text("".join(json.dumps(point) + "\n" for point in tests))
+    page.set_viewport_size({"width": width, "height": 800})
+    with WatchServer(folder.watcher().view) as site:
+        page.goto(site.url)
+        page.wait_for_selector("#accuracy-chart path")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.is_visible(".hint") == (width == 390)
+        drawn = page.evaluate("""[...document.querySelectorAll("svg")].map((svg) => {
+          const box = svg.getBoundingClientRect();
+          const texts = [...svg.querySelectorAll("text")].map((e) => e.getBoundingClientRect());
+          const inside = texts.every((t) => t.left >= box.left && t.right <= box.right + 1 && t.bottom <= box.bottom);
+          return [texts.length, inside, Math.min(...texts.map((t) => t.height)) > 9];
+        })""")
+        assert drawn == [[5, True, True]] * 3
+        ends = page.locator("svg text:last-of-type").all_text_contents()
+        assert ends == ["0:09"] * 3  # all charts have the same time axis

@@ -14,6 +14,7 @@ from laconic.cli.options import Json, RecordFile, option
 from laconic.cli.output import (
     check_writable,
     examples,
+    loading,
     print_json,
     print_stderr,
     print_table,
@@ -58,10 +59,11 @@ def demo(
     Server and workers are three processes that communicate over sockets. The
     command prints a table and writes the report of all runs as one HTML file.
     """
-    from laconic.records import write
-    from laconic.report import build, write_page
-    from laconic.train.demo import demo_config, demo_records, page_records
-    from laconic.train.launch import launch
+    with loading():
+        from laconic.records import write
+        from laconic.report import build, write_page
+        from laconic.train.demo import demo_config, demo_records, page_records
+        from laconic.train.launch import launch
 
     html = html or (run_dir or Path()) / PAGE
     for path in (html, record):

@@ -6,15 +6,19 @@ import codecs
 import io
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.table import Column
+from rich.text import Text
 
 from laconic.errors import FileError
 from laconic.tables import printable
@@ -27,6 +31,7 @@ __all__ = [
     "encodable",
     "encode_everything",
     "examples",
+    "loading",
     "print_json",
     "print_stderr",
     "print_table",
@@ -35,7 +40,7 @@ __all__ = [
     "stdout_console",
 ]  # fmt: skip
 
-UNFOLDED, NAME = 1000, 30
+UNFOLDED, NAME, LONG_WORD = 1000, 30, 20
 PIPED_WIDTH = 160
 """Columns if stdout is not a terminal: tables in a file or a log must not be folded to 80. $COLUMNS has precedence."""
 
@@ -124,11 +129,15 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
         console.width = UNFOLDED
     rows = [[encodable(printable(cell)) for cell in row] for row in table.rows]  # spelled before columns get a width
     cells = [[row[number] for row in rows if len(row) > 1] for number in range(len(table.columns))]
+    if sum(max(map(len, column), default=0) + 1 for column in cells) > console.width:
+        rows = [[_broken(row[0]), *row[1:]] if len(row) > 1 else row for row in rows]
+        cells[0] = [row[0] for row in rows if len(row) > 1]
     # Specs and numbers are not folded before texts, nor is a first column of names.
     unbroken = [not any(" " in cell for cell in column) for column in cells]
-    if cells and max(map(len, cells[0]), default=0) <= NAME:
+    if cells and max(map(_width, cells[0]), default=0) <= NAME:
         unbroken[0] = True
-    widths = [max(map(len, column), default=0) if whole else 8 for column, whole in zip(cells, unbroken, strict=True)]
+    widest = [max(map(_width, column), default=0) for column in cells]
+    widths = [wide if whole else 8 for wide, whole in zip(widest, unbroken, strict=True)]
     fits = sum(widths) + len(widths) <= console.width
     for number, column in enumerate(table.columns):
         shown.add_column(
@@ -148,19 +157,66 @@ def print_table(table: Table, *, markup: bool = False, wide: bool = False) -> No
         print_text(table.caption, wrap=True)
 
 
+def _broken(name: str) -> str:
+    """Break a name with a long word after blanks and commas: ``local 32,fragments=2,`` and ``overlap=12 ef|sign``."""
+    if max(map(len, name.split()), default=0) <= LONG_WORD:
+        return name
+    lines = [""]
+    for part in re.findall(r"[^\s,]*[\s,]*", name):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > NAME:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _width(cell: str) -> int:
+    return max(map(len, cell.splitlines()), default=0)
+
+
 def _is_text(cells: Sequence[str]) -> bool:
     """Return whether most of a column's cells begin with a letter: words are easier to read from the left."""
     return 2 * sum(cell[:1].isalpha() for cell in cells) > len(cells)
 
 
+class _Description(ProgressColumn):
+    """Shows what is being done, on one line in a narrow terminal, too."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="crop")
+
+
+class _ShareAndTimeLeft(ProgressColumn):
+    """Shows ``40 %, 0:01:20 left``, the parts of it that are known."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text("")
+        left = task.time_remaining
+        return Text(f"{task.percentage:.0f} %" + ("" if left is None else f", {timedelta(seconds=round(left))} left"))
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Say on a terminal that torch is being loaded, which takes seconds the first time."""
+    shown = sys.stderr.isatty() and "torch" not in sys.modules
+    if shown:
+        print("loading torch...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r" + " " * 16, end="\r", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress_bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
     """Show progress and time left on stderr and remove it at the end; show nothing if stderr is not a terminal."""
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(compact=True), TextColumn("left"),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
+    console = Console(stderr=True)
+    columns = [_Description(), *([BarColumn(bar_width=10)] if console.width >= 100 else []), _ShareAndTimeLeft()]
+    bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
     with bar:
         yield bar, bar.add_task(label, total=None)
 

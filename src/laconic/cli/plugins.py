@@ -31,7 +31,8 @@ def register(app: typer.Typer) -> None:
 
 def _register_missing(app: typer.Typer, name: str, description: str) -> None:
     def missing() -> None:
-        raise ConfigError(f"`laconic {name}` is part of laconic-lab: pip install laconic-lab")
+        how = "pip install laconic-lab, or pip install ./lab in a checkout"
+        raise ConfigError(f"`laconic {name}` is part of laconic-lab: {how}")
 
     app.command(
         name,

@@ -15,7 +15,7 @@ import typer
 
 from laconic.cli.complete import DATA, METHODS, MODELS, MODES, OPTIMIZERS, SCHEMES, one_of, specs
 from laconic.cli.options import Json, option
-from laconic.cli.output import examples, print_json, print_stderr, print_table, print_text, progress_bar
+from laconic.cli.output import examples, loading, print_json, print_stderr, print_table, print_text, progress_bar
 from laconic.cli.progress import ProgressLog, TimeLeft, progress_line
 from laconic.cli.roles import Metrics, check_grpc, serve_metrics
 from laconic.cli.watch import event_files
@@ -135,11 +135,12 @@ def train(
     several hosts --prepare writes the run's folder: see laconic server --help.
     laconic watch shows a run while it trains.
     """
-    from laconic.cluster.job import Job
-    from laconic.train.launch import launch
-    from laconic.train.methods import METHODS, method_flags, method_name, method_options
-    from laconic.train.run import Config
-    from laconic.units import parse_rate
+    with loading():
+        from laconic.cluster.job import Job
+        from laconic.train.launch import launch
+        from laconic.train.methods import METHODS, method_flags, method_name, method_options
+        from laconic.train.run import Config
+        from laconic.units import parse_rate
 
     options = method_options(method or "1", mode)
     if explain:

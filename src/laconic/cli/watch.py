@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from laconic.cli import interrupts
 from laconic.cli.options import option
 from laconic.cli.output import examples, print_json, stdout_console
 from laconic.errors import ConfigError, FileError
@@ -132,7 +133,7 @@ def _follow(watcher: Watcher, every: float, write_events: WriteEvents) -> None:
 def _serve(watcher: Watcher, host: str, port: int, every: float, write_events: WriteEvents, json: bool) -> None:
     from laconic.watch.web import WatchServer
 
-    with WatchServer(watcher.view, host, port) as server, suppress(KeyboardInterrupt):
+    with WatchServer(watcher.view, host, port) as server, _until_interrupted():
         if json:
             print_json({"run": str(watcher.run_dir), "url": server.url})
         else:
@@ -140,6 +141,14 @@ def _serve(watcher: Watcher, host: str, port: int, every: float, write_events: W
         while True:
             time.sleep(every)
             write_events(server.view())
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        interrupts.stop_repeating()
 
 
 def register(app: typer.Typer) -> None:

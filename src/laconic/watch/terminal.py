@@ -88,7 +88,8 @@ def _figures(view: View, width: int) -> Padding:
     speed = f"{show_bytes(view.bytes_per_s)}/s" if view.bytes_per_s is not None else ""
     table.add_row("bytes", speed, f"in {show_bytes(view.received)}, out {show_bytes(view.sent)}")
     if view.raw:
-        times = f", {view.raw / (view.raw - view.saved):.3g} times as much" if view.raw > view.saved > 0 else ""
+        frames = view.raw - view.saved
+        times = f", {view.raw / frames:.3g} times the {show_bytes(frames)} of frames" if frames > 0 < view.saved else ""
         table.add_row("float32", "", f"would have taken {show_bytes(view.raw)}{times}")
     if view.config.get("mode") != "sync":
         text = f"updates: mean {view.missed_mean:.2f}, at most {view.missed_most}"

@@ -5,7 +5,6 @@
   const { COLOURS, DASHES, SHAPES, colour, download, html, labelled, numbered, precise, scale, short, svg, wrapped } = laconic;
   const SHOWN_ROWS = 300;
 
-
   class Chart {
     constructor(figure, plot, table) {
       this.figure = figure; this.plot = plot; this.table = table;
@@ -191,7 +190,7 @@
       const bottom = this.height - 42, top = 8;
       const errorBars = plot.low ? [this.table.column(plot.low), this.table.column(plot.high)] : null;
       const ends = errorBars ? points.flatMap((p) => errorBars.map((column) => column[p.row])) : [];
-      const ys = scale(this.focused([...points.map((p) => p.y), ...ends, ...marksOf("y")], marksOf("y")), this.log.y, bottom, top);
+      const ys = scale(this.focused([...points.map((p) => p.y), ...ends, ...marksOf("y")], marksOf("y"), errorBars), this.log.y, bottom, top);
       const yTicks = ys.ticks(6), yTexts = labelled(yTicks);
       const left = 14 + 7 * Math.max(...yTexts.map((text) => text.length), 2) + 12;
       const xs = scale([...points.map((p) => p.x), ...marksOf("x")], this.log.x, left, width - 12);
@@ -201,13 +200,13 @@
         this.canvas.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, yTexts[i]));
       }
       this.xAxis(xs, bottom, left, plot.x, small ? 4 : 7);
-      const label = svg("text", { transform: `translate(10,${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, plot.y);
-      this.canvas.append(label);
+      this.canvas.append(svg("text", { transform: `translate(10,${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, plot.y));
       for (const slope of plot.diagonals) this.diagonal(slope, xs, ys);
       if (plot.better) {
         const d = this.pareto().map((p, i) => `${i ? `H${xs.at(p.x)}V` : `M${xs.at(p.x)},`}${ys.at(p.y)}`).join("");
         if (d) this.canvas.append(svg("path", { class: "pareto", d }));
       }
+      const marks = this.drawMarks(xs, ys, left, top, bottom);
       /* Lines that leave the y axis end at the edge of an inner drawing. */
       const inner = svg("svg", { x: left, y: top - 4, width: width - 12 - left + 4, height: bottom - top + 4, class: "inner" });
       inner.setAttribute("viewBox", `${left} ${top - 4} ${width - 12 - left + 4} ${bottom - top + 4}`);
@@ -230,25 +229,24 @@
           this.canvas.append(colour(dot, one.index, true));
         }
       }
-      if (plot.kind === "points" && plot.series && points.length <= 14) this.name(points);
-      this.drawMarks(xs, ys, left, top, bottom);
+      const taken = this.labelMarks(marks, points, left, top);
+      if (plot.kind === "points" && plot.series && points.length <= 14) this.name(points, taken, marks, left, bottom);
     }
 
     /* Values for the y axis of lines. Most lines begin far from where they end: where the later halves of all lines need
-       less than half of the axis, they get all of it. */
-    focused(values, marks) {
+       less than half of the axis, and the earlier ones lie on one side of them, the later ones get all of it. */
+    focused(values, marks, errorBars) {
       this.focus = false;
       if (this.plot.kind !== "line") return values;
-      const late = this.shown.flatMap((one) => [...one.groups.values()].flatMap((group) => group.slice(Math.floor(group.length / 2)).map((p) => p.y)));
-      const span = (some) => {
-        const sizes = some.map((y) => (this.log.y ? Math.log(y) : y));
-        return sizes.reduce((a, b) => Math.max(a, b), -Infinity) - sizes.reduce((a, b) => Math.min(a, b), Infinity);
-      };
-      const ends = [...late, ...marks];
-      const useful = late.length > 1 && span(ends) > 0 && span(ends) < span(values) / 2;
+      const late = this.shown.flatMap((one) => [...one.groups.values()].flatMap((group) => group.slice(Math.floor(group.length / 2))));
+      const ends = [...late.flatMap((p) => [p.y, ...(errorBars ?? []).map((column) => column[p.row])]), ...marks].filter((y) => y !== null);
+      const range = (some) => some.map((y) => (this.log.y ? Math.log(y) : y)).reduce(([low, high], y) => [Math.min(low, y), Math.max(high, y)], [Infinity, -Infinity]);
+      const [low, high] = range(ends), [least, most] = range(values), span = high - low;
+      const near = [least, most].filter((y) => y > low - span / 4 && y < high + span / 4).map((y) => (this.log.y ? Math.exp(y) : y));
+      const useful = late.length > 1 && span > 0 && span < (most - least) / 2 && near.length > 0;
       this.wholeButton.hidden = !useful;
       this.focus = useful && !this.whole;
-      return this.focus ? ends : values;
+      return this.focus ? [...ends, ...near] : values;
     }
 
     errorBar(inner, one, point, low, high) {
@@ -256,14 +254,17 @@
       inner.append(colour(svg("path", { d, fill: "none", "stroke-width": 1 }), one.index));
     }
 
-    /* Names beside points, where there is room for them. */
-    name(points) {
-      const taken = points.map((p) => [p.px - 5, p.py - 5, p.px + 5, p.py + 5]);
+    /* Names beside points, where there is room for them: clear of points, other texts and, if possible, of lines. */
+    name(points, texts, marks, left, bottom) {
+      const taken = [...points.map((p) => [p.px - 5, p.py - 5, p.px + 5, p.py + 5]), ...texts];
+      const lines = marks.map(({ x, y }) => (x === undefined ? [0, y - 1, this.width, y + 1] : [x - 1, 0, x + 1, bottom]));
+      const clear = ([x, y], wide) => ([x1, y1, x2, y2]) => x + wide < x1 || x > x2 || y < y1 || y - 10 > y2;
       for (const point of [...points].sort((a, b) => a.py - b.py)) {
         const wide = 6.6 * String(point.series.name).length + 4;
         if (wide > 140) continue;
-        const places = [[8, 4], [-wide - 4, 4], [-wide / 2, -9], [-wide / 2, 17]].map(([dx, dy]) => [point.px + dx, point.py + dy]);
-        const free = places.find(([x, y]) => x > 30 && x + wide < this.width && y > 10 && taken.every((t) => x + wide < t[0] || x > t[2] || y < t[1] || y - 10 > t[3]));
+        const places = [[8, 4], [-wide - 4, 4], [-wide / 2, -9], [-wide / 2, 17], [8, -5], [8, 15]].map(([dx, dy]) => [point.px + dx, point.py + dy])
+          .filter((place) => place[0] > left && place[0] + wide < this.width && place[1] > 10 && place[1] < bottom && taken.every(clear(place, wide)));
+        const free = places.find((place) => lines.every(clear(place, wide))) ?? places[0];
         if (!free) continue;
         taken.push([free[0], free[1] - 10, free[0] + wide, free[1]]);
         this.canvas.append(svg("text", { class: "strong halo", x: free[0], y: free[1] }, point.series.name));
@@ -291,23 +292,39 @@
       this.canvas.append(svg("text", { x: (left + this.width - 12) / 2, y: bottom + 34, "text-anchor": "middle" }, words));
     }
 
+    /* Draw the lines of marks; return where they are. */
     drawMarks(xs, ys, left, top, bottom) {
-      let above = Infinity;
-      const marks = this.plot.marks.filter((m) => !this.log[m.axis] || m.value > 0);
-      for (const mark of marks.filter((m) => m.axis === "y").sort((a, b) => a.value - b.value)) {
-        const y = ys.at(mark.value);
-        this.canvas.append(svg("line", { class: "mark", x1: left, x2: this.width - 12, y1: y, y2: y, "data-mark": mark.label }));
-        const place = Math.min(y - 4, above - 14);
-        above = place;
-        this.canvas.append(svg("text", { class: "claim halo", x: this.width - 14, y: place, "text-anchor": "end" }, mark.label));
+      const shown = this.plot.marks.filter((m) => !this.log[m.axis] || m.value > 0).sort((a, b) => a.value - b.value);
+      return shown.map(({ axis, value, label }) => {
+        const at = axis === "y" ? { y: ys.at(value) } : { x: xs.at(value) };
+        const ends = axis === "y" ? { x1: left, x2: this.width - 12, y1: at.y, y2: at.y } : { x1: at.x, x2: at.x, y1: top, y2: bottom };
+        this.canvas.append(svg("line", { class: "mark", ...ends, "data-mark": label }));
+        return { ...at, label };
+      });
+    }
+
+    /* Write beside the lines of marks what they are, at the end where fewer points are; return the boxes of the texts. */
+    labelMarks(marks, points, left, top) {
+      const boxes = [];
+      let above = Infinity, below = this.plot.kind === "bars" ? 12 : top + 10;
+      const write = (x, y, wide, anchor, label) => {
+        this.canvas.append(svg("text", { class: "claim halo", x, y, "text-anchor": anchor }, label));
+        boxes.push(anchor === "end" ? [x - wide, y - 10, x, y + 2] : [x, y - 10, x + wide, y + 2]);
+      };
+      for (const { x, y, label } of marks) {
+        const wide = 6.8 * label.length;
+        if (x !== undefined) {
+          const right = x + 4 + wide > this.width;
+          write(x + (right ? -4 : 4), below, wide, right ? "end" : "start", label);
+          below += 14;
+          continue;
+        }
+        above = Math.max(Math.min(y - 4, above - 14), top + 4);
+        const met = (from) => points.filter((p) => p.px > from - 5 && p.px < from + wide + 5 && p.py > above - 15 && p.py < above + 7).length;
+        if (met(this.width - 14 - wide) > met(left + 4)) write(left + 4, above, wide, "start", label);
+        else write(this.width - 14, above, wide, "end", label);
       }
-      let below = this.plot.kind === "bars" ? 12 : top + 10;
-      for (const mark of marks.filter((m) => m.axis === "x").sort((a, b) => a.value - b.value)) {
-        const x = xs.at(mark.value), right = x + 4 + 6.8 * mark.label.length > this.width;
-        this.canvas.append(svg("line", { class: "mark", x1: x, x2: x, y1: top, y2: bottom, "data-mark": mark.label }));
-        this.canvas.append(svg("text", { class: "claim halo", x: x + (right ? -4 : 4), y: below, "text-anchor": right ? "end" : "start" }, mark.label));
-        below += 14;
-      }
+      return boxes;
     }
 
     drawBars() {
@@ -329,6 +346,7 @@
       const xs = scale([...values, ...marks, ...low], this.log.x, left, width - spare, { zero: plot.zero && !this.log.x });
       const start = this.log.x || !plot.zero ? left : xs.at(0);
       this.xAxis(xs, bottom, left, plot.x, small ? 3 : 6);
+      const marked = this.drawMarks(xs, null, left, top, bottom);
       const ends = new Map(words.map((word) => [word, 0]));
       words.forEach((word, i) => {
         const text = svg("text", { class: "strong", "text-anchor": "end" }), broken = labels.get(word);
@@ -353,10 +371,10 @@
             this.canvas.append(colour(svg("path", { d: SHAPES[0](to, point.py), "data-series": one.name }), index, true));
           }
           if (!plot.stacked && thick >= 9)
-            this.canvas.append(svg("text", { x: Math.max(to, from) + (plot.zero ? 4 : 8), y: y + thick / 2 + 4 }, short(point.x)));
+            this.canvas.append(svg("text", { class: "halo", x: Math.max(to, from) + (plot.zero ? 4 : 8), y: y + thick / 2 + 4 }, short(point.x)));
         }
       });
-      this.drawMarks(xs, null, left, top, bottom);
+      this.labelMarks(marked, [], left, top);
     }
 
     /* ------------------------------------------------------------------------------------------- pointer, keys */

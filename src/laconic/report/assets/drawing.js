@@ -84,7 +84,7 @@ const laconic = { charts: new Map(), colours: new Map() };
       const inner = decades <= 1 ? [1, 2, 3, 5, 7] : decades <= 2.3 ? [1, 2, 5] : [1];
       for (let e = from; e <= to; e += step)
         for (const m of inner) if (m * 10 ** e >= low * 0.999 && m * 10 ** e <= high * 1.001) found.push(m * 10 ** e);
-      return found.length > 1 ? found : [low, high];
+      if (found.length > 2 || decades > 1) return found.length > 1 ? found : [low, high];
     }
     const rough = (high - low) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((m) => m * power).find((one) => one >= rough * 0.999);

@@ -30,9 +30,11 @@ function element(kind, attributes, text) {
   return node;
 }
 
-// Curves over time. Each is [class, values]; gaps where there is no value. A logarithmic axis leaves out what is not positive.
-function chart(id, times, curves, label, logarithmic = false) {
-  const svg = byId(id), left = 52, right = 592, top = 12, bottom = 160;
+// Curves over time, from begin to end. Each is [class, values]; gaps where there is no value. A logarithmic axis leaves out
+// what is not positive.
+function chart(id, [begin, end], times, curves, label, logarithmic = false) {
+  const svg = byId(id), wide = svg.clientWidth || 600, left = 60, right = wide - 8, top = 12, bottom = 160;
+  svg.setAttribute("viewBox", `0 0 ${wide} 180`);
   svg.replaceChildren();
   if (logarithmic) {
     const shown = label;
@@ -42,7 +44,7 @@ function chart(id, times, curves, label, logarithmic = false) {
   const all = curves.flatMap(([, values]) => values).filter((y) => y !== null);
   if (all.length < 2 || times.length < 2) return;
   const low = Math.min(...all), high = Math.max(...all), span = high - low || 1;
-  const begin = times[0], end = times[times.length - 1], duration = end - begin || 1;
+  const duration = end - begin || 1;
   const x = (t) => left + ((t - begin) / duration) * (right - left);
   const y = (v) => bottom - ((v - low) / span) * (bottom - top);
   for (const value of [low, (low + high) / 2, high]) {
@@ -94,19 +96,21 @@ function show(view) {
   const sampled = last ? `accuracy ${last.accuracy.toFixed(1)} % of ${last.examples} test examples` : "";
   setText("accuracy", typeof accuracy === "number" ? `accuracy ${accuracy.toFixed(2)} %` : sampled);
   byId("accuracy-figure").hidden = view.accuracies.length < 2;
-  chart("accuracy-chart", view.accuracies.map((point) => point.at), [["", view.accuracies.map((point) => point.accuracy)]], number);
+  const times = view.points.map((point) => point.at), tested = view.accuracies.map((point) => point.at);
+  const range = [Math.min(...times.slice(0, 1), ...tested.slice(0, 1)), Math.max(...times.slice(-1), ...tested.slice(-1))];
+  chart("accuracy-chart", range, tested, [["", view.accuracies.map((point) => point.accuracy)]], number);
   setText("bytes", view.bytes_per_s !== null && !over ? `${formatBytes(view.bytes_per_s)}/s` : formatBytes(view.received + view.sent));
   setText("saved", `in ${formatBytes(view.received)}, out ${formatBytes(view.sent)}`);
-  const fewer = view.raw > view.saved && view.saved > 0 ? `, ${Number((view.raw / (view.raw - view.saved)).toPrecision(3))} times as much` : "";
+  const frames = view.raw - view.saved, saves = frames > 0 && view.saved > 0;
+  const fewer = saves ? `, ${Number((view.raw / frames).toPrecision(3))} times the ${formatBytes(frames)} of frames` : "";
   setText("float32", view.raw ? `float32: ${formatBytes(view.raw)}${fewer}` : "");
   setText("staleness", String(view.missed));
   setText("stalest", `updates; mean ${view.missed_mean.toFixed(2)}, at most ${view.missed_most}`);
   const kinds = Object.entries(view.faults);
   setText("faults", String(kinds.reduce((sum, [, count]) => sum + count, 0)));
   setText("kinds", kinds.map(([kind, count]) => `${kind.replaceAll("_", " ")} ${count}`).join(", "));
-  const times = view.points.map((point) => point.at);
-  chart("loss-chart", times, [["", view.points.map((point) => point.loss)]], (x) => String(Number(x.toPrecision(3))));
-  chart("bytes-chart", times, [["", view.points.map((point) => point.received)], ["second", view.points.map((point) => point.sent)], ["third", view.points.map((point) => (view.iteration ? (view.raw / 2 / view.iteration) * point.iteration : null))]], formatBytes, true);
+  chart("loss-chart", range, times, [["", view.points.map((point) => point.loss)]], (x) => String(Number(x.toPrecision(3))));
+  chart("bytes-chart", range, times, [["", view.points.map((point) => point.received)], ["second", view.points.map((point) => point.sent)], ["third", view.points.map((point) => (view.iteration ? (view.raw / 2 / view.iteration) * point.iteration : null))]], formatBytes, true);
   byId("workers").replaceChildren(...view.workers.map((worker, i) => row([
     [String(i)], [worker.state, worker.state], [String(worker.iteration)], [number(worker.loss)],
     [formatBytes(worker.bytes_sent)], [formatBytes(worker.bytes_received)], [`${worker.missed} (at most ${worker.missed_most})`],
