@@ -366,12 +366,16 @@ class MultiTensorKernels(Protocol):
     and its sections.
     """
 
-    def amax_bits_all(self, tensors: Tensors) -> Tensor:
-        """Return the amax bits of each tensor."""
+    def amax_bits_all(self, tensors: Tensors, only: Tensor | None = None) -> Tensor:
+        """Return the amax bits of each tensor; 0 for those whose bits in ``only`` are finite, which are not read."""
         ...
 
     def fill_all(self, tensors: Tensors, amax_bits: Tensor, value: float) -> None:
         """Fill the tensors whose amax bits are not finite with one value."""
+        ...
+
+    def restore_all(self, tensors: Tensors, earlier: Sequence[Tensor | None], amax_bits: Tensor) -> None:
+        """Replace the tensors whose amax bits are not finite by earlier ones, or by zeros where there is none."""
         ...
 
     def scale_all(self, tensors: Tensors, factor: float, skip: Tensor) -> None:
@@ -431,4 +435,22 @@ class MultiTensorKernels(Protocol):
 
     def packed_int_decode_all(self, packed: PackedIntSum, *, rotation_seed: int | None, outs: Tensors) -> Tensor:
         """``packed_int_decode`` of such blocks, each to its tensor; returns a flag."""
+        ...
+
+    def agreed_clips(
+        self, agreed: Tensor, own: Tensor, heads: Tensor, factor: float, digest: int, nonfinite: Tensor,
+        mismatch: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return the clips of all blocks, and the flags of each tensor by the agreed and by the own scales.
+
+        The clips of a tensor that is not usable are 0, and its flag is not finite.
+
+        Args:
+            agreed: The largest scales of all ranks, of the blocks of all tensors, and two numbers behind them.
+            own: This rank's scales.
+            heads: The first block of each tensor, and the end of the last, int32.
+            digest: What the two numbers must add up to.
+            nonfinite: Counts the tensors that are not usable, int32.
+            mismatch: Counts sums that are not the digest, int32.
+        """
         ...

@@ -40,6 +40,8 @@ class JoinedSlots:
     slots: Sequence[str]
     sizes: list[int]
     values: Tensor
+    residuals: list[Tensor | None]
+    """From before the round."""
 
     def split(self, values: Tensor, rotated: bool) -> Iterator[Tensor]:
         """Yield each slot's part of a joined tensor, without the padding of its last block unless it is rotated."""
@@ -236,61 +238,48 @@ class Contributor(KeepsResiduals):
 
     # ------------------------------------------------------------------------------------------------- joined slots
 
-    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> JoinedSlots | None:
-        """Begin a round of many slots on a GPU in one launch; None, with no effect, if they cannot be joined."""
-        family, first = self.summing.family, tensors[0]
-        if not isinstance(family, PackedInts) or family.selector is not None:
-            return None
-        if len(tensors) < 2 or not self.summing.ring:
-            return None
-        alike = all(
-            x.device == first.device and x.dtype == torch.float32 and x.is_contiguous() and x.numel() for x in tensors
-        )
-        backend = kernels.multi_tensor_backend_for(first) if alike else None
-        if backend is None:
-            return None
+    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> JoinedSlots:
+        """Begin a round of many slots on a GPU, flat contiguous float32, in one launch."""
+        family, device = self._packed_ints, tensors[0].device
         signs, sizes = family.stage.rotation_seed, [x.numel() for x in tensors]
         residuals: list[Tensor | None] = [None] * len(slots)
         if self.feedback:
             shapes = [(packed_int_count(size, signs is not None),) for size in sizes]
-            memories = [self._fitting_memory(*each, first.device) for each in zip(slots, shapes, strict=True)]
+            memories = [self._fitting_memory(*each, device) for each in zip(slots, shapes, strict=True)]
             residuals = [memory.residual for memory in memories]
             for memory in memories:
                 memory.previous = None
         blocks = sum(num_buckets(size, SUM_BLOCK) for size in sizes)
-        values = torch.empty(blocks * SUM_BLOCK, device=first.device)
-        backend.gather_blocks(tensors, residuals, self.decay, signs, values)
-        return JoinedSlots(slots, sizes, values)
+        values = torch.empty(blocks * SUM_BLOCK, device=device)
+        self._multi_tensor(values).gather_blocks(tensors, residuals, self.decay, signs, values)
+        return JoinedSlots(slots, sizes, values, residuals)
 
-    def probe_joined(self, joined: JoinedSlots) -> Tensor:
-        """Return this worker's probe: a scale for each block."""
-        family = self._packed_ints
-        return family.clamp_scales(family.stage.scales(joined.values, kernels.backend_for(joined.values)))
+    def scales_joined(self, joined: JoinedSlots) -> Tensor:
+        """Return this worker's scale for each block, not finite where the block is not."""
+        return self._packed_ints.stage.scales(joined.values, kernels.backend_for(joined.values))
 
-    def encode_joined(self, joined: JoinedSlots, agreed: Tensor, *, seed: int, arena: Arena) -> tuple[Tensor, Tensor]:
-        """End the round: return the clips and packed integers of all blocks, and keep the residuals."""
+    def encode_joined(self, joined: JoinedSlots, clips: Tensor, *, seed: int) -> Tensor:
+        """End the round: return the packed integers of all blocks, and keep the residuals."""
         family, summing, values = self._packed_ints, self.summing, joined.values
         head, rounding_seed = family.head(summing.workers, summing.ring), self._sender(seed).rounding_seed
-        clips = family.stage.clips(agreed, head)
         integers = family.stage.encode_packed_ints(
-            values, head, clips, kernels.backend_for(values), arena, rotation_seed=None, rounding_seed=rounding_seed,
-            feedback=self.feedback,
+            values, head, clips, kernels.backend_for(values), HeapArena(values.device), rotation_seed=None,
+            rounding_seed=rounding_seed, feedback=self.feedback,
         )  # fmt: skip
         if self.feedback:
-            rotated = family.stage.rotation_seed is not None
-            for slot, residual in zip(joined.slots, joined.split(values, rotated), strict=True):
+            for slot, residual in zip(joined.slots, self.split_joined(joined), strict=True):
                 self._memory(slot).residual = residual
         self.stats.rounds += len(joined.slots)
-        return clips, integers
+        return integers
 
-    def check_joined(self, joined: JoinedSlots) -> None:
-        """Reset residuals that overflowed float32. It waits for the device, so call it when all else is under way."""
-        if not self.feedback or kernels.backend_for(joined.values).all_finite(joined.values):
-            return
-        for slot in joined.slots:
-            residual = self.residual(slot)
-            if residual is not None and not bool(residual.isfinite().all()):
-                self._reset_overflowed(slot)
+    def split_joined(self, joined: JoinedSlots) -> list[Tensor]:
+        """Return each slot's part of the joined values: its residual, once it is encoded."""
+        return list(joined.split(joined.values, self._packed_ints.stage.rotation_seed is not None))
+
+    def _multi_tensor(self, x: Tensor) -> kernels.MultiTensorKernels:
+        backend = kernels.multi_tensor_backend_for(x)
+        assert backend is not None
+        return backend
 
     @property
     def _packed_ints(self) -> PackedInts:

@@ -20,12 +20,12 @@ from laconic import kernels, multi_tensor
 from laconic.channels import Channel
 from laconic.codecs import Chain
 from laconic.collective.process_groups import rank_in, size_of
+from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS, DeviceEvents
 from laconic.collective.reductions.ranges import Range, cut_into_parts
 from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import ALL_GATHER
-from laconic.errors import FrameError
-from laconic.kernels.interface import NONFINITE
+from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
 from laconic.kernels.random import splitmix64, splitmix64_all
 from laconic.wire import align
 
@@ -35,9 +35,6 @@ PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
 
 MAX_PLANS = 256
-
-NONFINITE_SHARDS, INVALID_SECTIONS, RESETS = range(3)
-"""What is counted on the device."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +138,16 @@ class DeviceRounds:
         self.rank, self.ranks = rank_in(group), size_of(group)
         self._plans: dict[tuple[Any, ...], list[_Plan]] = {}
         self._seeds: dict[tuple[tuple[str, ...], int], Any] = {}
-        self._events: dict[torch.device, _Events] = {}
+        self.events = DeviceEvents()
 
     def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
         """Replace tensors by their means. It only launches work: later uses on the same stream see the means."""
         slots, values = [slot for slot, _ in flats], [flat for _, flat in flats]
-        events = self._events_on(values[0].device)
+        counts = self.events.on(values[0].device)
         for plan in self._plans_for(flats):
-            unusable = self._sum_shards(plan, slots, values, rounds, events) if plan.peers else None
-            self._send_means(plan, slots, values, rounds, events, unusable)
-        events.copy_to_host()
+            unusable = self._sum_shards(plan, slots, values, rounds, counts) if plan.peers else None
+            self._send_means(plan, slots, values, rounds, counts, unusable)
+        self.events.copy_to_host()
 
     def _plans_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
         device, sizes = flats[0][1].device, tuple((slot, flat.numel()) for slot, flat in flats)
@@ -165,13 +162,13 @@ class DeviceRounds:
         return plans
 
     def _sum_shards(
-        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], events: _Events
+        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], counts: Tensor
     ) -> Tensor | None:
         """Send the shards of other owners and add up those of this rank; return which of these are not finite."""
         outgoing = plan.outgoing
         if outgoing.names:
             seeds = self._seeds_of(outgoing, self.rank, slots, rounds)
-            outgoing.amax_bits = self._encode(self._scatter, outgoing, outgoing.values(flats), seeds, None, events)
+            outgoing.amax_bits = self._encode(self._scatter, outgoing, outgoing.values(flats), seeds, None, counts)
         self.stats.bytes_sent += sum(plan.sent_nbytes)
         self.stats.bytes_received += sum(plan.received_nbytes)
         dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
@@ -184,18 +181,18 @@ class DeviceRounds:
         for message in plan.incoming:
             bits = message.amax_bits
             flag = self._stage.dequantize_all(message.floats, message.packed, backend, own, weight, skip=bits)
-            events.counts[INVALID_SECTIONS] += flag[0]
+            counts[INVALID].add_(flag[0])
             unusable = torch.maximum(unusable, bits)
         return unusable
 
     def _send_means(
-        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], events: _Events,
+        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], counts: Tensor,
         unusable: Tensor | None,
     ) -> None:  # fmt: skip
         own, everything = plan.own.values(flats), plan.all.values(flats)
         if own:
             seeds = self._seeds_of(plan.own, self.ranks, slots, rounds)
-            plan.own.amax_bits = self._encode(self._gather, plan.own, own, seeds, unusable, events)
+            plan.own.amax_bits = self._encode(self._gather, plan.own, own, seeds, unusable, counts)
         if plan.peers:
             self.stats.bytes_sent += plan.mean_nbytes * len(plan.peers)
             self.stats.bytes_received += plan.mean_nbytes * len(plan.peers)
@@ -205,12 +202,12 @@ class DeviceRounds:
         backend, bits = self._backend(everything[0]), plan.all.amax_bits
         flag = self._stage.dequantize_all(plan.all.floats, plan.all.packed, backend, everything, None, skip=bits)
         backend.fill_all(everything, bits, float("nan"))
-        events.counts[INVALID_SECTIONS] += flag[0]
-        events.counts[NONFINITE_SHARDS] += (bits >= NONFINITE).sum()
+        counts[INVALID].add_(flag[0])
+        counts[NONFINITE].add_((bits >= NONFINITE_BITS).sum())
 
     def _encode(
         self, channel: Channel, message: _Message, values: Sequence[Tensor], seeds: Any, unusable: Tensor | None,
-        events: _Events,
+        counts: Tensor,
     ) -> Tensor:  # fmt: skip
         """Encode shards with their residuals; return the amax bits of each, or those that make it unusable."""
         backend, residuals = self._backend(values[0]), channel.residuals_of(message.names, values)
@@ -224,7 +221,7 @@ class DeviceRounds:
             backend.scale_all(residuals, channel.decay, skip)
         bits = self._stage.quantize_all(values, residuals, backend, seeds, message.floats, message.packed, skip=skip)
         backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
-        events.counts[RESETS] += (bits >= NONFINITE).sum()
+        counts[RESETS].add_((bits >= NONFINITE_BITS).sum())
         return torch.maximum(bits, skip)
 
     def _seeds_of(self, message: _Message, sender: int, slots: Sequence[str], rounds: Mapping[str, int]) -> Any:
@@ -242,46 +239,7 @@ class DeviceRounds:
         counts = np.array([rounds[slots[piece.slot]] for piece in message.ranges], dtype=np.uint64)
         return splitmix64_all(counts ^ inner)
 
-    def _events_on(self, device: torch.device) -> _Events:
-        events = self._events.get(device)
-        if events is None:
-            events = self._events[device] = _Events(device)
-        return events
-
-    def new_events(self, *, wait: bool) -> tuple[int, int]:
-        """Return how many shards were not finite and how many residuals were reset since the last call.
-
-        ``FrameError`` if a section held bytes that no encoder writes.
-
-        Args:
-            wait: For all work so far; otherwise events of the last rounds may be missing.
-        """
-        counts = [sum(each) for each in zip(*(events.new(wait) for events in self._events.values()), strict=True)]
-        if not counts:
-            return 0, 0
-        if counts[INVALID_SECTIONS]:
-            raise FrameError("sections from another rank hold a scale that is not a finite, non-negative number")
-        return counts[NONFINITE_SHARDS], counts[RESETS]
-
     def _backend(self, x: Tensor) -> kernels.MultiTensorKernels:
         backend = kernels.multi_tensor_backend_for(x)
         assert backend is not None
         return backend
-
-
-class _Events:
-    """Counts on a device, copied to the host without waiting."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(3, dtype=torch.int64, device=device)
-        self._on_host = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._seen = [0, 0, 0]
-
-    def copy_to_host(self) -> None:
-        self._on_host.copy_(self.counts, non_blocking=True)
-
-    def new(self, wait: bool) -> list[int]:
-        now = (self.counts if wait else self._on_host).tolist()
-        new = [count - seen for count, seen in zip(now, self._seen, strict=True)]
-        self._seen = now
-        return new

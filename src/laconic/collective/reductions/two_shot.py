@@ -72,7 +72,7 @@ class TwoShot(ShardRounds):
             self._next_round(slot, x.numel())
         self.stats.rounds += 1
         if self._device_rounds is not None and self.stays_on(flats[0][1].device):
-            self._note_device_events(self._device_rounds.new_events(wait=False))
+            self._note_device_events(self._device_rounds.events.new(wait=False))
             self._device_rounds.reduce(flats, self._rounds)
         else:
             self._reduce_by_frames(flats)
@@ -88,7 +88,7 @@ class TwoShot(ShardRounds):
     def settle(self) -> None:
         """Count what happened on a device so far, which waits for it."""
         if self._device_rounds is not None:
-            self._note_device_events(self._device_rounds.new_events(wait=True))
+            self._note_device_events(self._device_rounds.events.new(wait=True))
 
     def _note_device_events(self, events: tuple[int, int]) -> None:
         nonfinite, resets = events

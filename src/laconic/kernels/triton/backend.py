@@ -383,6 +383,7 @@ def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
 amax_bits_all = _on_device(multi_tensor.amax_bits_all)
 fill_all = _on_device(multi_tensor.fill_all)
 add_all = _on_device(multi_tensor.add_all)
+restore_all = _on_device(multi_tensor.restore_all)
 scale_all = _on_device(multi_tensor.scale_all)
 qsgd_encode_all = _on_device(multi_tensor.qsgd_encode_all)
 qsgd_decode_all = _on_device(multi_tensor.qsgd_decode_all)
@@ -392,6 +393,7 @@ bins_encode_all = _on_device(multi_tensor.bins_encode_all)
 bins_decode_all = _on_device(multi_tensor.bins_decode_all)
 gather_blocks = _on_device(multi_tensor.gather_blocks)
 packed_int_decode_all = _on_device(multi_tensor.packed_int_decode_all)
+agreed_clips = packed_int_sums.agreed_clips
 
 project_rows = _with_fallback(lowrank.project_rows)
 project_columns = _with_fallback(lowrank.project_columns)

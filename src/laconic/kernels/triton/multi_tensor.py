@@ -36,7 +36,8 @@ from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_
 
 __all__ = [
     "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "fill_all", "gather_blocks",
-    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "scale_all", "sign_decode_all", "sign_encode_all",
+    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "restore_all", "scale_all", "sign_decode_all",
+    "sign_encode_all",
 ]  # fmt: skip
 
 _GROUP = tl.constexpr(GROUP)
@@ -63,19 +64,23 @@ def _launch_decode(
 
 
 @triton.jit
-def _largest(table, parts, amax_bits, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
+def _largest(table, parts, amax_bits, only, ONLY: tl.constexpr, ALIGNED: tl.constexpr, SPAN: tl.constexpr):
     slot, row, part = program_part(table, parts)
-    v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, tl.load(row + 5), SPAN)
-    tl.atomic_max(amax_bits + slot, tl.max(magnitude_bits(v), 0), sem="relaxed")
+    n = tl.load(row + 5)
+    if ONLY:
+        n = tl.where(tl.load(only + slot) < _NONFINITE, 0, n)
+    if n > 0:
+        v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, n, SPAN)
+        tl.atomic_max(amax_bits + slot, tl.max(magnitude_bits(v), 0), sem="relaxed")
 
 
-def amax_bits_all(tensors: Tensors) -> Tensor:
-    """Return amax_bits of each tensor."""
+def amax_bits_all(tensors: Tensors, only: Tensor | None = None) -> Tensor:
+    """Return amax_bits of each tensor; 0 for those whose bits in ``only`` are finite, which are not read."""
     table_args = TensorTable.of(tensors, TILE)
     amax_bits = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
     _largest[table_args.grid](
-        table_args.table, table_args.parts, amax_bits, ALIGNED=table_args.aligned, SPAN=TILE,
-        **exact_options(num_warps=2),
+        table_args.table, table_args.parts, amax_bits, amax_bits if only is None else only, ONLY=only is not None,
+        ALIGNED=table_args.aligned, SPAN=TILE, **exact_options(num_warps=2),
     )  # fmt: skip
     return amax_bits
 
@@ -95,6 +100,24 @@ def fill_all(tensors: Tensors, amax_bits: Tensor, value: float) -> None:
     _fill[table_args.grid](
         table_args.table, table_args.parts, amax_bits, value, SPAN=TILE, **exact_options(num_warps=2)
     )
+
+
+@triton.jit
+def _restore(table, parts, flags, SPAN: tl.constexpr):
+    slot, row, part = program_part(table, parts)
+    if tl.load(flags + slot) >= _NONFINITE:
+        at = part * SPAN + tl.arange(0, SPAN)
+        inside = at < tl.load(row + 5)
+        earlier = tl.load(load_pointer(row, 1, False) + at, mask=inside & (tl.load(row + 1) != 0), other=0.0)
+        tl.store(load_pointer(row, 0, False) + at, earlier, mask=inside)
+
+
+def restore_all(tensors: Tensors, earlier: Sequence[Tensor | None], amax_bits: Tensor) -> None:
+    """Replace the tensors whose amax bits are not finite by earlier ones, or by zeros where there is none."""
+    table_args = TensorTable.of(tensors, TILE, residuals=earlier)
+    _restore[table_args.grid](
+        table_args.table, table_args.parts, amax_bits, SPAN=TILE, **exact_options(num_warps=2)
+    )  # fmt: skip
 
 
 @triton.jit
