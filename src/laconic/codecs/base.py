@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from laconic.errors import FrameError, NonFiniteError
-from laconic.kernels.interface import NONFINITE, Addresses, Grid, Kernels, MultiTensorKernels, Tensors
+from laconic.kernels.interface import NONFINITE, Grid, Kernels
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import MAX_ALPHABET, packed_nbytes, symbol_bits
 from laconic.packet import Arena, Packet, TensorSpec
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import MultiTensorStage, Quantizer, SymbolReader, Symbols, require_finite
 from laconic.errors import FrameError
-from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, Tensors
+from laconic.kernels.interface import Kernels
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import num_buckets
 from laconic.packet import Arena
 

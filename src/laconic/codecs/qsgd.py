@@ -11,7 +11,8 @@ from torch import Tensor
 from laconic.codecs import checks
 from laconic.codecs.base import require_finite
 from laconic.codecs.bucketed import BucketedQuantizer
-from laconic.kernels.interface import Addresses, Kernels, MultiTensorKernels, QsgdCoding, Tensors
+from laconic.kernels.interface import Kernels, QsgdCoding
+from laconic.kernels.multi_tensor_interface import Addresses, MultiTensorKernels, Tensors
 from laconic.kernels.sections import packed_nbytes
 from laconic.packet import Arena
 

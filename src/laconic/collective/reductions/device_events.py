@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laconic import counters
 from laconic.errors import FrameError, InputError
 
-__all__ = ["INVALID", "MISMATCH", "NONFINITE", "RESETS", "DeviceEvents"]
+__all__ = ["INVALID", "MISMATCH", "NONFINITE", "RESETS", "SATURATED", "DeviceEvents"]
 
-NONFINITE, INVALID, RESETS, MISMATCH = range(4)
-"""Slots or shards that were not finite, messages that no encoder writes, residuals that were reset, and rounds in which
-ranks did not reduce the same tensors."""
+NONFINITE, INVALID, RESETS, MISMATCH, SATURATED = KINDS = range(5)
+"""Slots or shards that were not finite, messages that no encoder writes, residuals that were reset, rounds in which
+ranks did not reduce the same tensors, and values that saturated."""
 
 
 class DeviceEvents:
@@ -24,8 +25,8 @@ class DeviceEvents:
     def on(self, device: torch.device) -> Tensor:
         """Return the counts of a device, int32, to which kernels add."""
         if device not in self._counts:
-            on_host = torch.zeros(4, dtype=torch.int32, pin_memory=device.type == "cuda")
-            self._counts[device] = torch.zeros(4, dtype=torch.int32, device=device), on_host
+            on_host = torch.zeros(len(KINDS), dtype=torch.int32, pin_memory=device.type == "cuda")
+            self._counts[device] = torch.zeros(len(KINDS), dtype=torch.int32, device=device), on_host
         return self._counts[device][0]
 
     def copy_to_host(self) -> None:
@@ -40,9 +41,9 @@ class DeviceEvents:
         Args:
             wait: For all work so far; otherwise events of the last rounds may be missing.
         """
-        total = [0, 0, 0, 0]
+        total = [0] * len(KINDS)
         for device, (counts, on_host) in self._counts.items():
-            now, seen = (counts if wait else on_host).tolist(), self._seen.get(device, [0, 0, 0, 0])
+            now, seen = (counts if wait else on_host).tolist(), self._seen.get(device, [0] * len(KINDS))
             total = [so_far + new - old for so_far, new, old in zip(total, now, seen, strict=True)]
             self._seen[device] = now
         if total[MISMATCH]:
@@ -51,4 +52,6 @@ class DeviceEvents:
             )
         if total[INVALID]:
             raise FrameError("a message from another rank holds bytes that no encoder writes")
+        if total[SATURATED]:
+            counters.count("saturated", total[SATURATED], "values beyond the range of 16 bits saturate")
         return total[NONFINITE], total[RESETS]

@@ -1,25 +1,26 @@
 """The two rounds of ``TwoShot`` on a GPU: sections travel between GPUs, and the host never waits for them.
 
-It serves quantizers with multi-tensor kernels (``qsgd``, ``sign``, ``onebit``, ``bins``), with or without error
-feedback. Sections hold the same bytes as those of frames, but there are no headers and checksums: both ends know the
-layout, and NCCL delivers what was sent. What the host would look at stays on the device: whether a shard is finite
-travels as its amax bits behind the sections, and events are counted there and read when somebody asks.
+It serves codecs whose messages have a fixed size (``device_codings.py``), with or without error feedback. There are no
+headers and checksums: both ends know the layout, and NCCL delivers what was sent. What the host would look at stays on
+the device: whether a shard is finite travels as its amax bits behind the sections, and events are counted there and
+read when somebody asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic import kernels, multi_tensor
+from laconic import kernels
 from laconic.channels import Channel
-from laconic.codecs import Chain
 from laconic.collective.process_groups import rank_in, size_of
+from laconic.collective.reductions.device_codings import DeviceCoding
 from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS, DeviceEvents
 from laconic.collective.reductions.ranges import Range, cut_into_parts
 from laconic.collective.reductions.shards import hash_of
@@ -41,25 +42,22 @@ MAX_PLANS = 256
 class _Layout:
     """Where the sections of shards are in a message: the sections of all shards, then the amax bits of each."""
 
-    floats: list[int]
-    packed: list[int]
+    sections: list[tuple[int, ...]]
     amax_bits: int
     nbytes: int
 
     @classmethod
-    def of(cls, sizes: Sequence[int], chain: Chain) -> _Layout:
-        stage = multi_tensor.stage_of(chain)
-        floats, packed, at = [], [], 0
+    def of(cls, sizes: Sequence[int], coding: DeviceCoding) -> _Layout:
+        sections, at = [], 0
         for size in sizes:
-            first, second = stage.section_nbytes(size, 4)
-            floats.append(at)
-            packed.append(align(at + first))
-            at = align(packed[-1] + second)
-        return cls(floats, packed, at, align(at + 4 * len(sizes)))
+            begins = list(accumulate(map(align, coding.section_nbytes(size)), initial=at))
+            sections.append(tuple(begins[:-1]))
+            at = begins[-1]
+        return cls(sections, at, align(at + 4 * len(sizes)))
 
     def words(self, begin: int) -> list[int]:
         """Return where the amax bits are, in words, in a buffer whose message begins at a byte."""
-        return [(begin + self.amax_bits) // 4 + i for i in range(len(self.floats))]
+        return [(begin + self.amax_bits) // 4 + i for i in range(len(self.sections))]
 
 
 class _Message:
@@ -73,10 +71,11 @@ class _Message:
         self, shards: Sequence[Sequence[Range]], layouts: Sequence[_Layout], begins: Mapping[int, int], buffer: Tensor
     ) -> None:
         base = buffer.data_ptr()
+        self.buffer = buffer
         self.ranges = [piece for owner in begins for piece in shards[owner]]
         self.names = [piece.name for piece in self.ranges]
-        self.floats = [base + begin + at for owner, begin in begins.items() for at in layouts[owner].floats]
-        self.packed = [base + begin + at for owner, begin in begins.items() for at in layouts[owner].packed]
+        placed = [(base + begin, each) for owner, begin in begins.items() for each in layouts[owner].sections]
+        self.sections = list(zip(*([begin + at for at in each] for begin, each in placed), strict=True))
         words = [word for owner, begin in begins.items() for word in layouts[owner].words(begin)]
         self._words = buffer.view(torch.int32)
         self._amax_at = torch.tensor(words, dtype=torch.int64).to(buffer.device)
@@ -97,11 +96,13 @@ class _Message:
 class _Plan:
     """Shards of slots of some sizes, and buffers for their messages."""
 
-    def __init__(self, ranges: Sequence[Range], chain: Chain, rank: int, ranks: int, device: torch.device) -> None:
+    def __init__(
+        self, ranges: Sequence[Range], coding: DeviceCoding, rank: int, ranks: int, device: torch.device
+    ) -> None:
         shards: list[list[Range]] = [[] for _ in range(ranks)]
         for piece in ranges:
             shards[piece.owner].append(piece)
-        layouts = [_Layout.of([piece.end - piece.begin for piece in owned], chain) for owned in shards]
+        layouts = [_Layout.of([piece.end - piece.begin for piece in owned], coding) for owned in shards]
         self.peers = [peer for peer in range(ranks) if peer != rank]
         self.sent_nbytes = [0 if owner == rank else layout.nbytes for owner, layout in enumerate(layouts)]
         self.received_nbytes = [0 if peer == rank else layouts[rank].nbytes for peer in range(ranks)]
@@ -131,9 +132,10 @@ class DeviceRounds:
     """
 
     def __init__(
-        self, chain: Chain, scatter: Channel, gather: Channel, group: dist.ProcessGroup | None, stats: ExchangeStats
-    ) -> None:
-        self._chain, self._stage = chain, multi_tensor.stage_of(chain)
+        self, coding: DeviceCoding, scatter: Channel, gather: Channel, group: dist.ProcessGroup | None,
+        stats: ExchangeStats,
+    ) -> None:  # fmt: skip
+        self._coding = coding
         self._scatter, self._gather, self._group, self.stats = scatter, gather, group, stats
         self.rank, self.ranks = rank_in(group), size_of(group)
         self._plans: dict[tuple[Any, ...], list[_Plan]] = {}
@@ -156,7 +158,7 @@ class DeviceRounds:
             if len(self._plans) >= MAX_PLANS:  # the sets of slots do not recur
                 self._plans.clear()
             plans = self._plans[device, sizes] = [
-                _Plan(ranges, self._chain, self.rank, self.ranks, device)
+                _Plan(ranges, self._coding, self.rank, self.ranks, device)
                 for ranges in cut_into_parts(sizes, PART, self.ranks)
             ]
         return plans
@@ -180,7 +182,7 @@ class DeviceRounds:
         unusable = torch.zeros(len(own), dtype=torch.int32, device=own[0].device)
         for message in plan.incoming:
             bits = message.amax_bits
-            flag = self._stage.dequantize_all(message.floats, message.packed, backend, own, weight, skip=bits)
+            flag = self._coding.decode(message.sections, backend, own, weight, bits)
             counts[INVALID].add_(flag[0])
             unusable = torch.maximum(unusable, bits)
         return unusable
@@ -200,7 +202,7 @@ class DeviceRounds:
         else:
             plan.means.copy_(plan.mean)
         backend, bits = self._backend(everything[0]), plan.all.amax_bits
-        flag = self._stage.dequantize_all(plan.all.floats, plan.all.packed, backend, everything, None, skip=bits)
+        flag = self._coding.decode(plan.all.sections, backend, everything, None, bits)
         backend.fill_all(everything, bits, float("nan"))
         counts[INVALID].add_(flag[0])
         counts[NONFINITE].add_((bits >= NONFINITE_BITS).sum())
@@ -211,15 +213,17 @@ class DeviceRounds:
     ) -> Tensor:  # fmt: skip
         """Encode shards with their residuals; return the amax bits of each, or those that make it unusable."""
         backend, residuals = self._backend(values[0]), channel.residuals_of(message.names, values)
+        if self._coding.zeroed:
+            message.buffer.zero_()
         if residuals is None:
-            bits = self._stage.quantize_all(values, None, backend, seeds, message.floats, message.packed, skip=unusable)
+            bits = self._coding.encode(values, None, backend, seeds, message.sections, unusable, counts)
             return bits if unusable is None else torch.maximum(bits, unusable)
         skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
         if unusable is not None:
             skip = torch.maximum(skip, unusable)
         if channel.decay != 1.0:
             backend.scale_all(residuals, channel.decay, skip)
-        bits = self._stage.quantize_all(values, residuals, backend, seeds, message.floats, message.packed, skip=skip)
+        bits = self._coding.encode(values, residuals, backend, seeds, message.sections, skip, counts)
         backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
         counts[RESETS].add_((bits >= NONFINITE_BITS).sum())
         return torch.maximum(bits, skip)

@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic import kernels, multi_tensor
+from laconic import kernels
 from laconic.codecs import parse
 from laconic.codecs.memory import MomentumCorrection
 from laconic.collective.process_groups import is_registered
+from laconic.collective.reductions.device_codings import coding_of
 from laconic.collective.reductions.device_rounds import DeviceRounds
 from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, join_residuals, split_residual
 from laconic.collective.reductions.shards import GATHER, SCATTER, Part, Plan, Shard, ShardRounds
@@ -54,9 +55,10 @@ class TwoShot(ShardRounds):
         self._needs_cuda = on_device is None
         if on_device is None:
             on_device = is_registered(group) and (self.transport.grouped or self.transport.size == 1)
-        if on_device and multi_tensor.has_stage(self._chain) and nonfinite == "spread" and not self._encodes_own:
+        coding = coding_of(self._chain)
+        if on_device and coding is not None and nonfinite == "spread" and not self._encodes_own:
             self._device_rounds = DeviceRounds(
-                self._chain, self._channels[SCATTER], self._channels[GATHER], group, self.stats
+                coding, self._channels[SCATTER], self._channels[GATHER], group, self.stats
             )
 
     def reduce_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:

@@ -38,6 +38,7 @@ from laconic.kernels.triton import (
     randk,
     selectors,
     sign,
+    sparse,
     ternary,
 )
 from laconic.kernels.triton import topk_chunks as topk_chunk_kernels
@@ -394,6 +395,10 @@ bins_decode_all = _on_device(multi_tensor.bins_decode_all)
 gather_blocks = _on_device(multi_tensor.gather_blocks)
 packed_int_decode_all = _on_device(multi_tensor.packed_int_decode_all)
 agreed_clips = packed_int_sums.agreed_clips
+cast_encode_all = _on_device(casts.cast_encode_all)
+cast_decode_all = _on_device(casts.cast_decode_all)
+topk_all = _on_device(sparse.topk_all)
+sparse_decode_all = _on_device(sparse.sparse_decode_all)
 
 project_rows = _with_fallback(lowrank.project_rows)
 project_columns = _with_fallback(lowrank.project_columns)

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import random
-from laconic.kernels.interface import NONFINITE, Addresses, BinCoding, PackedIntSum, QsgdCoding, Tensors
+from laconic.kernels.interface import NONFINITE, BinCoding, PackedIntSum, QsgdCoding
+from laconic.kernels.multi_tensor_interface import Addresses, Tensors
 from laconic.kernels.sections import GROUP, SUM_BLOCK
 from laconic.kernels.triton.bins import bins_constants, bins_decode_part, bins_encode_part
 from laconic.kernels.triton.buckets import magnitude_bits, tile_shape
