@@ -54,7 +54,7 @@ class BucketedQuantizer(Quantizer):
         return self if self.has_multi_tensor_kernels else None
 
     def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int] | Tensor,
         floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See ``MultiTensorStage``. Override it where one kernel adds, encodes and subtracts."""

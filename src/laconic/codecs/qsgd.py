@@ -78,7 +78,7 @@ class QSGD(BucketedQuantizer):
         return self.bits in (2, 4, 8) and self.norm == "max" and self.bucket > 0
 
     def quantize_all(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int] | Tensor,
         floats: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         return kernels.qsgd_encode_all(

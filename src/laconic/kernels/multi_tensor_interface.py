@@ -32,8 +32,8 @@ class MultiTensorKernels(Protocol):
         """Fill the tensors whose amax bits are not finite with one value."""
         ...
 
-    def restore_all(self, tensors: Tensors, earlier: Sequence[Tensor | None], amax_bits: Tensor) -> None:
-        """Replace the tensors whose amax bits are not finite by earlier ones, or by zeros where there is none."""
+    def copy_all(self, tensors: Tensors, targets: Tensors, skip: Tensor) -> None:
+        """Copy each tensor to its target."""
         ...
 
     def scale_all(self, tensors: Tensors, factor: float, skip: Tensor) -> None:
@@ -45,7 +45,7 @@ class MultiTensorKernels(Protocol):
         ...
 
     def qsgd_encode_all(
-        self, tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int] | Tensor,
         norms: Addresses, packed: Addresses, skip: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """``qsgd_encode`` (or ``qsgd_feedback``) to addresses: maximum norms of 2, 4 or 8 bits. Returns amax bits."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,38 +16,17 @@ from laconic.codecs.memory import ErrorFeedback, residual_decay
 from laconic.codecs.powersgd import Matrix
 from laconic.errors import ConfigError, InputError
 from laconic.kernels.reference.packed_ints import rotate_back
-from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
+from laconic.kernels.sections import packed_int_count
 from laconic.packet import Arena, HeapArena, Packet, TensorSpec
 from laconic.residuals import KeepsResiduals, RoundStats, SlotMemory
 
-__all__ = ["Contributor", "ContributorStats", "JoinedSlots"]
+__all__ = ["Contributor", "ContributorStats"]
 
 log = logging.getLogger("laconic")
 
 
 class ContributorStats(RoundStats):
     """Counts of a contributor."""
-
-
-@dataclass
-class JoinedSlots:
-    """Slots of one round in one tensor: the blocks of all, one behind the other.
-
-    Scales, integers and residuals belong to blocks, so one launch serves all slots.
-    """
-
-    slots: Sequence[str]
-    sizes: list[int]
-    values: Tensor
-    residuals: list[Tensor | None]
-    """From before the round."""
-
-    def split(self, values: Tensor, rotated: bool) -> Iterator[Tensor]:
-        """Yield each slot's part of a joined tensor, without the padding of its last block unless it is rotated."""
-        at = 0
-        for size in self.sizes:
-            yield values[at : at + packed_int_count(size, rotated)]
-            at += num_buckets(size, SUM_BLOCK) * SUM_BLOCK
 
 
 class Contributor(KeepsResiduals):
@@ -236,56 +214,22 @@ class Contributor(KeepsResiduals):
         memory.residual, memory.previous = memory.previous, None
         self.stats.skipped_nonfinite += 1
 
-    # ------------------------------------------------------------------------------------------------- joined slots
+    # ------------------------------------------------------------------------------------- many slots at once on a GPU
 
-    def join(self, slots: Sequence[str], tensors: Sequence[Tensor]) -> JoinedSlots:
-        """Begin a round of many slots on a GPU, flat contiguous float32, in one launch."""
-        family, device = self._packed_ints, tensors[0].device
-        signs, sizes = family.stage.rotation_seed, [x.numel() for x in tensors]
-        residuals: list[Tensor | None] = [None] * len(slots)
-        if self.feedback:
-            shapes = [(packed_int_count(size, signs is not None),) for size in sizes]
-            memories = [self._fitting_memory(*each, device) for each in zip(slots, shapes, strict=True)]
-            residuals = [memory.residual for memory in memories]
-            for memory in memories:
-                memory.previous = None
-        blocks = sum(num_buckets(size, SUM_BLOCK) for size in sizes)
-        values = torch.empty(blocks * SUM_BLOCK, device=device)
-        self._multi_tensor(values).gather_blocks(tensors, residuals, self.decay, signs, values)
-        return JoinedSlots(slots, sizes, values, residuals)
+    def residuals_of(self, slots: Sequence[str], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+        """Return the residuals of slots, flat and of these sizes, for an encoder that updates them in place."""
+        residuals = []
+        for slot, size in zip(slots, sizes, strict=True):
+            memory = self._fitting_memory(slot, (size,), device)
+            memory.previous = None
+            if memory.residual is None:
+                memory.residual = torch.zeros(size, device=device)
+            residuals.append(memory.residual)
+        return residuals
 
-    def scales_joined(self, joined: JoinedSlots) -> Tensor:
-        """Return this worker's scale for each block, not finite where the block is not."""
-        return self._packed_ints.stage.scales(joined.values, kernels.backend_for(joined.values))
-
-    def encode_joined(self, joined: JoinedSlots, clips: Tensor, *, seed: int) -> Tensor:
-        """End the round: return the packed integers of all blocks, and keep the residuals."""
-        family, summing, values = self._packed_ints, self.summing, joined.values
-        head, rounding_seed = family.head(summing.workers, summing.ring), self._sender(seed).rounding_seed
-        integers = family.stage.encode_packed_ints(
-            values, head, clips, kernels.backend_for(values), HeapArena(values.device), rotation_seed=None,
-            rounding_seed=rounding_seed, feedback=self.feedback,
-        )  # fmt: skip
-        if self.feedback:
-            for slot, residual in zip(joined.slots, self.split_joined(joined), strict=True):
-                self._memory(slot).residual = residual
-        self.stats.rounds += len(joined.slots)
-        return integers
-
-    def split_joined(self, joined: JoinedSlots) -> list[Tensor]:
-        """Return each slot's part of the joined values: its residual, once it is encoded."""
-        return list(joined.split(joined.values, self._packed_ints.stage.rotation_seed is not None))
-
-    def _multi_tensor(self, x: Tensor) -> kernels.MultiTensorKernels:
-        backend = kernels.multi_tensor_backend_for(x)
-        assert backend is not None
-        return backend
-
-    @property
-    def _packed_ints(self) -> PackedInts:
-        family = self.summing.family
-        assert isinstance(family, PackedInts)
-        return family
+    def rounding_seed(self, seed: int) -> int:
+        """Return this worker's rounding seed in a round."""
+        return self._sender(seed).rounding_seed
 
     def unsent(self, slot: str, numel: int) -> Tensor | None:
         """Return what a slot has yet to send as flat values: its residual, rotated back if the codec rotates."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic.aggregate.homomorphic import Contributor, Summing
 from laconic.aggregate.homomorphic.summing import flat_values
 from laconic.codecs.packed_ints import PackedIntStage
+from laconic.collective.buffers import BufferCache
 from laconic.collective.process_groups import backend_of, is_registered, rank_in, size_of
 from laconic.collective.reductions.agreement import begin_agreement
 from laconic.collective.reductions.device_events import DeviceEvents
@@ -72,7 +73,7 @@ class Reducer:
         self._rounds: dict[str, int] = {}
         self._first_round = 0
         self._carried: dict[str, Tensor] = {}
-        self._events = DeviceEvents()
+        self._events, self._buffers = DeviceEvents(), BufferCache()
         self._device_sums = DeviceSums(
             self.contributor, group, self.stats, self._events, float("nan") if nonfinite == "spread" else 0.0
         )
@@ -238,18 +239,19 @@ class Reducer:
             return False
         asynchronous = self.stays_on(next(iter(devices)))
         self._note_device_events(wait=False)
-        named, copies = [], []
+        named: list[tuple[str, Tensor]] = []
+        copies: list[tuple[Tensor, Tensor]] = []
         for slot, x, out in tensors:
             direct = out.dtype == torch.float32 and out.is_contiguous()
-            flat = (out if direct else torch.empty(x.shape, device=x.device)).view(-1)
+            # Always in the same memory, which a CUDA graph needs.
+            flat = out.view(-1) if direct else self._buffers.get(len(copies), x.numel(), torch.float32, x.device)
             if not direct or out is not x:
                 flat.view(x.shape).copy_(x)
             if not direct:
                 copies.append((out, flat))
             named += [(name, flat[begin:end]) for name, begin, end in self.pieces(slot, x.numel()) if end > begin]
-        texts = [f"{slot} {list(x.shape)} {seeds[slot]}" for slot, x, _ in tensors]
         if named:
-            self._device_sums.reduce(named, " ".join(texts), seeds[tensors[0][0]])
+            self._device_sums.reduce(named, seeds[tensors[0][0]])
         for out, flat in copies:
             out.copy_(flat.view(out.shape))
         if not asynchronous:

@@ -36,15 +36,22 @@ class DeviceCoding(Protocol):
         """Whether the memory of sections must be zero before they are written."""
         ...
 
+    @property
+    def randomized(self) -> bool:
+        """Whether the bytes depend on the keys."""
+        ...
+
     def section_nbytes(self, n: int) -> tuple[int, ...]:
         """Return the bytes of each section of n values."""
         ...
 
     def encode(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, keys: Tensor,
         sections: Sequence[Addresses], skip: Tensor | None, counts: Tensor,
     ) -> Tensor:  # fmt: skip
         """Write all sections; return the amax bits of each tensor.
+
+        Rounding uses a key for each tensor, two int32 on the device.
 
         With residuals, encode residual + tensor and leave the error in the residual. Tensors whose amax bits in
         ``skip`` are not finite keep their residuals, and their sections are not used.
@@ -64,17 +71,18 @@ class _Quantized:
     """A quantizer with multi-tensor kernels."""
 
     stage: MultiTensorStage
+    randomized: bool
     zeroed: ClassVar[bool] = False
 
     def section_nbytes(self, n: int) -> tuple[int, ...]:
         return self.stage.section_nbytes(n, 4)
 
     def encode(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, keys: Tensor,
         sections: Sequence[Addresses], skip: Tensor | None, counts: Tensor,
     ) -> Tensor:  # fmt: skip
         floats, packed = sections
-        return self.stage.quantize_all(tensors, residuals, kernels, seeds, floats, packed, skip=skip)
+        return self.stage.quantize_all(tensors, residuals, kernels, keys, floats, packed, skip=skip)
 
     def decode(
         self, sections: Sequence[Addresses], kernels: MultiTensorKernels, outs: Tensors, weight: float | None,
@@ -90,12 +98,13 @@ class _Cast:
 
     kind: str
     zeroed: ClassVar[bool] = False
+    randomized: ClassVar[bool] = False
 
     def section_nbytes(self, n: int) -> tuple[int, ...]:
         return (4 * n if self.kind == "none" else 2 * n,)
 
     def encode(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, keys: Tensor,
         sections: Sequence[Addresses], skip: Tensor | None, counts: Tensor,
     ) -> Tensor:  # fmt: skip
         return kernels.cast_encode_all(
@@ -120,6 +129,10 @@ class _Sparse:
     _buffers: dict[tuple[object, ...], list[Tensor]] = field(default_factory=dict)
     """Kept values, in the same memory in every round: tables on the device hold its address."""
 
+    @property
+    def randomized(self) -> bool:
+        return self.values.randomized
+
     def section_nbytes(self, n: int) -> tuple[int, ...]:
         k = self.selector.max_kept(n)
         return fixed_positions_nbytes(n, k), *self.values.section_nbytes(k)
@@ -135,14 +148,14 @@ class _Sparse:
         return self._buffers[key]
 
     def encode(
-        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, seeds: Sequence[int],
+        self, tensors: Tensors, residuals: Tensors | None, kernels: MultiTensorKernels, keys: Tensor,
         sections: Sequence[Addresses], skip: Tensor | None, counts: Tensor,
     ) -> Tensor:  # fmt: skip
         if residuals is not None:
             kernels.add_all(tensors, residuals, skip)
         kept = self._kept(tensors)
         kernels.topk_all(tensors if residuals is None else residuals, sections[0], kept)
-        bits = self.values.encode(kept, None, kernels, seeds, sections[1:], skip, counts)
+        bits = self.values.encode(kept, None, kernels, keys, sections[1:], skip, counts)
         if residuals is not None:
             unusable = bits if skip is None else torch.maximum(bits, skip)
             self.decode(sections, kernels, residuals, -1.0, unusable)
@@ -172,7 +185,7 @@ def coding_of(chain: Chain) -> DeviceCoding | None:
         values = _Cast("none" if stage is None else stage.name)
     else:
         assert stage.multi_tensor is not None
-        values = _Quantized(stage.multi_tensor)
+        values = _Quantized(stage.multi_tensor, stage.randomized)
     if selector is None:
         return values
     exact = isinstance(selector, TopK) and not (selector.approx or selector.chunk) and selector.code == "rice"

@@ -8,9 +8,7 @@ read when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,104 +20,134 @@ from laconic.channels import Channel
 from laconic.collective.process_groups import rank_in, size_of
 from laconic.collective.reductions.device_codings import DeviceCoding
 from laconic.collective.reductions.device_events import INVALID, NONFINITE, RESETS, DeviceEvents
-from laconic.collective.reductions.ranges import Range, cut_into_parts
+from laconic.collective.reductions.device_messages import Message, Plan
+from laconic.collective.reductions.device_replay import Replay
+from laconic.collective.reductions.ranges import cut_into_parts
 from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import ALL_GATHER
+from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
 from laconic.kernels.random import splitmix64, splitmix64_all
-from laconic.wire import align
 
 __all__ = ["DeviceRounds"]
 
 PART = 1 << 26
 """The largest number of values of one round. More would need large buffers; fewer, more launches."""
 
-MAX_PLANS = 256
+MAX_PLANS, MAX_ROUNDS = 256, 256
+"""Sets of slots, and of tensors, whose buffers and CUDA graphs are kept."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where the sections of shards are in a message: the sections of all shards, then the amax bits of each."""
-
-    sections: list[tuple[int, ...]]
-    amax_bits: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], coding: DeviceCoding) -> _Layout:
-        sections, at = [], 0
-        for size in sizes:
-            begins = list(accumulate(map(align, coding.section_nbytes(size)), initial=at))
-            sections.append(tuple(begins[:-1]))
-            at = begins[-1]
-        return cls(sections, at, align(at + 4 * len(sizes)))
-
-    def words(self, begin: int) -> list[int]:
-        """Return where the amax bits are, in words, in a buffer whose message begins at a byte."""
-        return [(begin + self.amax_bits) // 4 + i for i in range(len(self.sections))]
-
-
-class _Message:
-    """Shards, and the addresses of their sections in a buffer that holds one message or one of each rank.
+class _Sender:
+    """Encodes the shards of one message, with their residuals.
 
     Args:
-        begins: Where the message of each owner begins in the buffer, in bytes.
+        sender: Whose rounding seeds are used.
+        values: The shards.
     """
 
     def __init__(
-        self, shards: Sequence[Sequence[Range]], layouts: Sequence[_Layout], begins: Mapping[int, int], buffer: Tensor
-    ) -> None:
-        base = buffer.data_ptr()
-        self.buffer = buffer
-        self.ranges = [piece for owner in begins for piece in shards[owner]]
-        self.names = [piece.name for piece in self.ranges]
-        placed = [(base + begin, each) for owner, begin in begins.items() for each in layouts[owner].sections]
-        self.sections = list(zip(*([begin + at for at in each] for begin, each in placed), strict=True))
-        words = [word for owner, begin in begins.items() for word in layouts[owner].words(begin)]
-        self._words = buffer.view(torch.int32)
-        self._amax_at = torch.tensor(words, dtype=torch.int64).to(buffer.device)
+        self, coding: DeviceCoding, channel: Channel, message: Message, sender: int, values: Sequence[Tensor],
+        counts: Tensor,
+    ) -> None:  # fmt: skip
+        import numpy as np
 
-    def values(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        return [flats[piece.slot][piece.begin : piece.end] for piece in self.ranges]
+        self._coding, self._channel, self._message, self._values = coding, channel, message, values
+        self._counts, self._backend = counts, backend_for(values[0])
+        self._residuals = channel.residuals_of(message.names, values)
+        self._slots = [piece.slot for piece in message.ranges]
+        self._inner = np.array([splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64)
+        self._keys = torch.zeros(len(values), 2, dtype=torch.int32, device=values[0].device)
 
     @property
-    def amax_bits(self) -> Tensor:
-        """The amax bits in the message, of each shard."""
-        return self._words[self._amax_at]
+    def current(self) -> bool:
+        """Whether the channel still keeps the same residuals."""
+        if self._residuals is None:
+            return True
+        of = self._channel.residual
+        return all(of(name) is each for name, each in zip(self._message.names, self._residuals, strict=True))
 
-    @amax_bits.setter
-    def amax_bits(self, bits: Tensor) -> None:
-        self._words[self._amax_at] = bits
+    def draw_keys(self, rounds: Sequence[int]) -> None:
+        """Let this round's rounding seeds be those of the frames that ``TwoShot`` would send.
+
+        Args:
+            rounds: The round of each slot.
+        """
+        import numpy as np
+
+        if self._coding.randomized:
+            counts = np.array([rounds[slot] for slot in self._slots], dtype=np.uint64)
+            keys = random.keys(splitmix64_all(counts ^ self._inner), random.ROUNDING)
+            self._keys.copy_(keys, non_blocking=True)
+
+    def encode(self, unusable: Tensor | None = None) -> None:
+        """Write the message: sections, and the amax bits of each shard, or those that make it unusable."""
+        backend, residuals, values, message = self._backend, self._residuals, self._values, self._message
+        if self._coding.zeroed:
+            message.buffer.zero_()
+        if residuals is None:
+            bits = self._coding.encode(values, None, backend, self._keys, message.sections, unusable, self._counts)
+            message.amax_bits = bits if unusable is None else torch.maximum(bits, unusable)
+            return
+        skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
+        if unusable is not None:
+            skip = torch.maximum(skip, unusable)
+        if self._channel.decay != 1.0:
+            backend.scale_all(residuals, self._channel.decay, skip)
+        bits = self._coding.encode(values, residuals, backend, self._keys, message.sections, skip, self._counts)
+        backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
+        self._counts[RESETS].add_((bits >= NONFINITE_BITS).sum())
+        message.amax_bits = torch.maximum(bits, skip)
 
 
-class _Plan:
-    """Shards of slots of some sizes, and buffers for their messages."""
+class _Round:
+    """The exchange of some tensors, in stretches of work between the collectives."""
 
     def __init__(
-        self, ranges: Sequence[Range], coding: DeviceCoding, rank: int, ranks: int, device: torch.device
-    ) -> None:
-        shards: list[list[Range]] = [[] for _ in range(ranks)]
-        for piece in ranges:
-            shards[piece.owner].append(piece)
-        layouts = [_Layout.of([piece.end - piece.begin for piece in owned], coding) for owned in shards]
-        self.peers = [peer for peer in range(ranks) if peer != rank]
-        self.sent_nbytes = [0 if owner == rank else layout.nbytes for owner, layout in enumerate(layouts)]
-        self.received_nbytes = [0 if peer == rank else layouts[rank].nbytes for peer in range(ranks)]
-        self.mean_nbytes = max(layout.nbytes for layout in layouts)
+        self, plan: Plan, coding: DeviceCoding, channels: tuple[Channel, Channel], flats: Sequence[Tensor], rank: int,
+        ranks: int, counts: Tensor,
+    ) -> None:  # fmt: skip
+        self.plan, self._coding, self._counts, self._weight = plan, coding, counts, 1.0 / ranks
+        self._own, self._all = plan.own.values(flats), plan.all.values(flats)
+        self._backend, device = backend_for(flats[0]), flats[0].device
+        outgoing = plan.outgoing.values(flats)
+        self._outgoing = _Sender(coding, channels[0], plan.outgoing, rank, outgoing, counts) if outgoing else None
+        self._means = _Sender(coding, channels[1], plan.own, ranks, self._own, counts) if self._own else None
+        self.senders = [sender for sender in (self._outgoing, self._means) if sender is not None]
+        stretches: list[Callable[[], None]] = [self._send, self._sum, self._receive]
+        if not plan.peers:
+            stretches = [self._exchange_alone]
+        self.stretches = [Replay(stretch, device) for stretch in stretches]
 
-        def buffer(nbytes: int) -> Tensor:
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    def _send(self) -> None:
+        if self._outgoing is not None:
+            self._outgoing.encode()
 
-        self.sent, self.received = buffer(sum(self.sent_nbytes)), buffer(sum(self.received_nbytes))
-        self.mean, self.means = buffer(self.mean_nbytes), buffer(ranks * self.mean_nbytes)
-        sent_at = {owner: sum(self.sent_nbytes[:owner]) for owner in self.peers}
-        self.outgoing = _Message(shards, layouts, sent_at, self.sent)
-        self.incoming = [
-            _Message(shards, layouts, {rank: sum(self.received_nbytes[:peer])}, self.received) for peer in self.peers
-        ]
-        self.own = _Message(shards, layouts, {rank: 0}, self.mean)
-        self.all = _Message(shards, layouts, {owner: owner * self.mean_nbytes for owner in range(ranks)}, self.means)
+    def _sum(self) -> None:
+        """Add up the shards of this rank, and encode the means."""
+        if self._means is None:
+            return
+        torch._foreach_mul_(self._own, self._weight)
+        unusable = torch.zeros(len(self._own), dtype=torch.int32, device=self._own[0].device)
+        for message in self.plan.incoming:
+            bits = message.amax_bits
+            flag = self._coding.decode(message.sections, self._backend, self._own, self._weight, bits)
+            self._counts[INVALID].add_(flag[0])
+            unusable = torch.maximum(unusable, bits)
+        self._means.encode(unusable)
+
+    def _receive(self) -> None:
+        bits = self.plan.all.amax_bits
+        flag = self._coding.decode(self.plan.all.sections, self._backend, self._all, None, bits)
+        self._backend.fill_all(self._all, bits, float("nan"))
+        self._counts[INVALID].add_(flag[0])
+        self._counts[NONFINITE].add_((bits >= NONFINITE_BITS).sum())
+
+    def _exchange_alone(self) -> None:
+        assert self._means is not None
+        self._means.encode()
+        self._receive()
 
 
 class DeviceRounds:
@@ -135,115 +163,60 @@ class DeviceRounds:
         self, coding: DeviceCoding, scatter: Channel, gather: Channel, group: dist.ProcessGroup | None,
         stats: ExchangeStats,
     ) -> None:  # fmt: skip
-        self._coding = coding
-        self._scatter, self._gather, self._group, self.stats = scatter, gather, group, stats
+        self._coding, self._channels, self._group, self.stats = coding, (scatter, gather), group, stats
         self.rank, self.ranks = rank_in(group), size_of(group)
-        self._plans: dict[tuple[Any, ...], list[_Plan]] = {}
-        self._seeds: dict[tuple[tuple[str, ...], int], Any] = {}
+        self._plans: dict[tuple[Any, ...], list[Plan]] = {}
+        self._rounds: dict[tuple[Any, ...], list[_Round]] = {}
         self.events = DeviceEvents()
 
     def reduce(self, flats: Sequence[tuple[str, Tensor]], rounds: Mapping[str, int]) -> None:
         """Replace tensors by their means. It only launches work: later uses on the same stream see the means."""
-        slots, values = [slot for slot, _ in flats], [flat for _, flat in flats]
-        counts = self.events.on(values[0].device)
-        for plan in self._plans_for(flats):
-            unusable = self._sum_shards(plan, slots, values, rounds, counts) if plan.peers else None
-            self._send_means(plan, slots, values, rounds, counts, unusable)
+        numbers = [rounds[slot] for slot, _ in flats]
+        for exchange in self._rounds_for(flats):
+            for sender in exchange.senders:
+                sender.draw_keys(numbers)
+            self._run(exchange)
         self.events.copy_to_host()
 
-    def _plans_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Plan]:
-        device, sizes = flats[0][1].device, tuple((slot, flat.numel()) for slot, flat in flats)
+    def _run(self, exchange: _Round) -> None:
+        plan, (first, *others) = exchange.plan, exchange.stretches
+        first()
+        if not others:
+            return
+        self.stats.bytes_sent += sum(plan.sent_nbytes) + plan.mean_nbytes * len(plan.peers)
+        self.stats.bytes_received += sum(plan.received_nbytes) + plan.mean_nbytes * len(plan.peers)
+        dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
+        others[0]()
+        getattr(dist, ALL_GATHER)(plan.means, plan.mean, group=self._group)
+        others[1]()
+
+    def _rounds_for(self, flats: Sequence[tuple[str, Tensor]]) -> list[_Round]:
+        """Return the rounds of tensors, made anew if they or their residuals are elsewhere than before."""
+        key = tuple((slot, flat.data_ptr(), flat.numel()) for slot, flat in flats)
+        found = self._rounds.get(key)
+        if found is None or not all(sender.current for each in found for sender in each.senders):
+            while len(self._rounds) >= MAX_ROUNDS:  # the tensors are elsewhere in every round
+                del self._rounds[next(iter(self._rounds))]
+            values, counts = [flat for _, flat in flats], self.events.on(flats[0][1].device)
+            found = self._rounds[key] = [
+                _Round(plan, self._coding, self._channels, values, self.rank, self.ranks, counts)
+                for plan in self._plans_for(tuple((slot, flat.numel()) for slot, flat in flats), values[0].device)
+            ]
+        return found
+
+    def _plans_for(self, sizes: tuple[tuple[str, int], ...], device: torch.device) -> list[Plan]:
         plans = self._plans.get((device, sizes))
         if plans is None:
             if len(self._plans) >= MAX_PLANS:  # the sets of slots do not recur
                 self._plans.clear()
             plans = self._plans[device, sizes] = [
-                _Plan(ranges, self._coding, self.rank, self.ranks, device)
+                Plan(ranges, self._coding, self.rank, self.ranks, device)
                 for ranges in cut_into_parts(sizes, PART, self.ranks)
             ]
         return plans
 
-    def _sum_shards(
-        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], counts: Tensor
-    ) -> Tensor | None:
-        """Send the shards of other owners and add up those of this rank; return which of these are not finite."""
-        outgoing = plan.outgoing
-        if outgoing.names:
-            seeds = self._seeds_of(outgoing, self.rank, slots, rounds)
-            outgoing.amax_bits = self._encode(self._scatter, outgoing, outgoing.values(flats), seeds, None, counts)
-        self.stats.bytes_sent += sum(plan.sent_nbytes)
-        self.stats.bytes_received += sum(plan.received_nbytes)
-        dist.all_to_all_single(plan.received, plan.sent, plan.received_nbytes, plan.sent_nbytes, group=self._group)
-        own = plan.own.values(flats)
-        if not own:
-            return None
-        backend, weight = self._backend(own[0]), 1.0 / self.ranks
-        torch._foreach_mul_(own, weight)
-        unusable = torch.zeros(len(own), dtype=torch.int32, device=own[0].device)
-        for message in plan.incoming:
-            bits = message.amax_bits
-            flag = self._coding.decode(message.sections, backend, own, weight, bits)
-            counts[INVALID].add_(flag[0])
-            unusable = torch.maximum(unusable, bits)
-        return unusable
 
-    def _send_means(
-        self, plan: _Plan, slots: Sequence[str], flats: Sequence[Tensor], rounds: Mapping[str, int], counts: Tensor,
-        unusable: Tensor | None,
-    ) -> None:  # fmt: skip
-        own, everything = plan.own.values(flats), plan.all.values(flats)
-        if own:
-            seeds = self._seeds_of(plan.own, self.ranks, slots, rounds)
-            plan.own.amax_bits = self._encode(self._gather, plan.own, own, seeds, unusable, counts)
-        if plan.peers:
-            self.stats.bytes_sent += plan.mean_nbytes * len(plan.peers)
-            self.stats.bytes_received += plan.mean_nbytes * len(plan.peers)
-            getattr(dist, ALL_GATHER)(plan.means, plan.mean, group=self._group)
-        else:
-            plan.means.copy_(plan.mean)
-        backend, bits = self._backend(everything[0]), plan.all.amax_bits
-        flag = self._coding.decode(plan.all.sections, backend, everything, None, bits)
-        backend.fill_all(everything, bits, float("nan"))
-        counts[INVALID].add_(flag[0])
-        counts[NONFINITE].add_((bits >= NONFINITE_BITS).sum())
-
-    def _encode(
-        self, channel: Channel, message: _Message, values: Sequence[Tensor], seeds: Any, unusable: Tensor | None,
-        counts: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """Encode shards with their residuals; return the amax bits of each, or those that make it unusable."""
-        backend, residuals = self._backend(values[0]), channel.residuals_of(message.names, values)
-        if self._coding.zeroed:
-            message.buffer.zero_()
-        if residuals is None:
-            bits = self._coding.encode(values, None, backend, seeds, message.sections, unusable, counts)
-            return bits if unusable is None else torch.maximum(bits, unusable)
-        skip = backend.amax_bits_all(values)  # an error must leave residuals unchanged, so it is detected beforehand
-        if unusable is not None:
-            skip = torch.maximum(skip, unusable)
-        if channel.decay != 1.0:
-            backend.scale_all(residuals, channel.decay, skip)
-        bits = self._coding.encode(values, residuals, backend, seeds, message.sections, skip, counts)
-        backend.fill_all(residuals, bits, 0.0)  # where a sum with the residual left float32
-        counts[RESETS].add_((bits >= NONFINITE_BITS).sum())
-        return torch.maximum(bits, skip)
-
-    def _seeds_of(self, message: _Message, sender: int, slots: Sequence[str], rounds: Mapping[str, int]) -> Any:
-        """Return the rounding seed of each shard: those of the frames that ``TwoShot`` would send."""
-        import numpy as np
-
-        key = (tuple(message.names), sender)
-        inner = self._seeds.get(key)
-        if inner is None:
-            if len(self._seeds) >= MAX_PLANS:
-                self._seeds.clear()
-            inner = self._seeds[key] = np.array(
-                [splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64
-            )
-        counts = np.array([rounds[slots[piece.slot]] for piece in message.ranges], dtype=np.uint64)
-        return splitmix64_all(counts ^ inner)
-
-    def _backend(self, x: Tensor) -> kernels.MultiTensorKernels:
-        backend = kernels.multi_tensor_backend_for(x)
-        assert backend is not None
-        return backend
+def backend_for(x: Tensor) -> kernels.MultiTensorKernels:
+    backend = kernels.multi_tensor_backend_for(x)
+    assert backend is not None
+    return backend

@@ -9,25 +9,111 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from laconic import kernels
-from laconic.aggregate.homomorphic.contributor import Contributor, JoinedSlots
+from laconic.aggregate.homomorphic.contributor import Contributor
 from laconic.aggregate.homomorphic.families import PackedInts
 from laconic.collective.reductions.agreement import MAX_DIGEST, digest_of
 from laconic.collective.reductions.device_events import INVALID, MISMATCH, NONFINITE, RESETS, DeviceEvents
+from laconic.collective.reductions.device_replay import Replay
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
 from laconic.kernels.interface import FLOAT32_MAX, PackedIntSum
 from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
-from laconic.kernels.sections import SUM_BLOCK, num_buckets
+from laconic.kernels.sections import SUM_BLOCK, num_buckets, packed_int_count
+from laconic.packet import HeapArena
 
 __all__ = ["DeviceSums"]
+
+MAX_ROUNDS = 256
+"""Sets of tensors whose memory and CUDA graphs are kept."""
+
+
+class _Round:
+    """The sum of some tensors, in stretches of work between the collectives.
+
+    The blocks of all slots are one behind the other in ``values``: scales, integers and residuals belong to blocks.
+    """
+
+    def __init__(
+        self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], values: Tensor, counts: Tensor, fill: float
+    ) -> None:
+        family, summing, device = contributor.summing.family, contributor.summing, values.device
+        assert isinstance(family, PackedInts)
+        backend = kernels.multi_tensor_backend_for(values)
+        assert backend is not None
+        self._contributor, self._stage, self._head = contributor, family.stage, family.head(summing.workers, True)
+        self._slots, self._outs, self._values = [slot for slot, _ in named], [x for _, x in named], values
+        self._backend, self._counts, self._fill = backend, counts, fill
+        sizes = [x.numel() for x in self._outs]
+        blocks = list(accumulate((num_buckets(size, SUM_BLOCK) for size in sizes), initial=0))
+        self._heads = torch.tensor(blocks, dtype=torch.int32).to(device)
+        rotated = self._stage.rotation_seed is not None
+        shapes = [packed_int_count(size, rotated) for size in sizes]
+        self._parts = [values[SUM_BLOCK * at : SUM_BLOCK * at + n] for at, n in zip(blocks, shapes, strict=False)]
+        self._residuals = contributor.residuals_of(self._slots, shapes, device) if contributor.feedback else None
+        described = " ".join(f"{slot} {size}" for slot, size in zip(self._slots, sizes, strict=True))
+        self._digest = digest_of(f"{summing.chain.text} {summing.workers} on the device {described}")
+        self.seed = 0
+        self.maxima, self.integers = torch.empty(blocks[-1] + 2, device=device), torch.empty(0)
+        self._own = self._clips = self._flags = self._own_flags = torch.empty(0)
+        self.stretches = (
+            Replay(self._begin, device),
+            Replay(self._encode, device, recorded=not self._stage.stochastic),  # whose seed is an argument
+            Replay(self._decode, device),
+        )
+
+    @property
+    def current(self) -> bool:
+        """Whether the contributor still keeps the same residuals."""
+        of, residuals = self._contributor.residual, self._residuals
+        return residuals is None or all(of(slot) is x for slot, x in zip(self._slots, residuals, strict=True))
+
+    def _begin(self) -> None:
+        """Gather the blocks, and write their scales, and a digest of what is reduced, for the agreement."""
+        residuals = [None] * len(self._slots) if self._residuals is None else self._residuals
+        self._backend.gather_blocks(
+            self._outs, residuals, self._contributor.decay, self._stage.rotation_seed, self._values
+        )
+        self._own = self._stage.scales(self._values, kernels.backend_for(self._values))
+        torch.nan_to_num(self._own, nan=FLOAT32_MAX, posinf=FLOAT32_MAX, out=self.maxima[:-2])
+        self.maxima[-2].fill_(self._digest)
+        self.maxima[-1].fill_(MAX_DIGEST - self._digest)
+
+    def _encode(self) -> None:
+        head, contributor = self._head, self._contributor
+        self._clips, self._flags, self._own_flags = self._backend.agreed_clips(
+            self.maxima, self._own, self._heads, self._stage.clip_factor(head.levels, head.workers), MAX_DIGEST,
+            self._counts[NONFINITE], self._counts[MISMATCH],
+        )  # fmt: skip
+        self.integers = self._stage.encode_packed_ints(
+            self._values, head, self._clips, kernels.backend_for(self._values), HeapArena(self._values.device),
+            rotation_seed=None, rounding_seed=contributor.rounding_seed(self.seed), feedback=contributor.feedback,
+        )  # fmt: skip
+
+    def _decode(self) -> None:
+        if self._residuals is not None:
+            self._keep_residuals(self._residuals)
+        total = PackedIntSum(
+            self.integers, self._clips, self._head.coding, replace(self._head, count=self._head.workers).total
+        )
+        flag = self._backend.packed_int_decode_all(total, rotation_seed=self._stage.rotation_seed, outs=self._outs)
+        self._counts[INVALID].add_(flag[0])
+        self._backend.fill_all(self._outs, self._flags, self._fill)
+
+    def _keep_residuals(self, residuals: Sequence[Tensor]) -> None:
+        """Keep what was not sent. A slot that is not usable keeps its residual, unless this is the reason."""
+        self._backend.copy_all(self._parts, residuals, self._flags)
+        bits = self._backend.amax_bits_all(self._outs, only=self._own_flags)
+        reset = torch.where(bits < NONFINITE_BITS, self._own_flags, 0)
+        self._backend.fill_all(residuals, reset, 0.0)
+        self._counts[RESETS].add_((reset > 0).sum())
 
 
 class DeviceSums:
@@ -45,6 +131,8 @@ class DeviceSums:
     ) -> None:  # fmt: skip
         self._contributor, self._group, self.stats, self._events = contributor, group, stats, events
         self._fill = fill
+        self._rounds: dict[tuple[Any, ...], _Round] = {}
+        self._values = torch.empty(0)
 
     def serves(self, x: Tensor) -> bool:
         """Whether there are kernels for tensors like this one."""
@@ -52,56 +140,29 @@ class DeviceSums:
         joined = isinstance(family, PackedInts) and family.selector is None
         return joined and kernels.multi_tensor_backend_for(x) is not None
 
-    def reduce(self, named: Sequence[tuple[str, Tensor]], tensors: str, seed: int) -> None:
-        """Replace flat, contiguous float32 tensors by their means. It only launches work.
-
-        Args:
-            tensors: Describes the tensors, the same on all ranks.
-        """
-        contributor, outs = self._contributor, [x for _, x in named]
-        backend, device = kernels.multi_tensor_backend_for(outs[0]), outs[0].device
-        family, workers = contributor.summing.family, contributor.summing.workers
-        assert backend is not None and isinstance(family, PackedInts)
-        head, counts = family.head(workers, True), self._events.on(device)
-        joined = contributor.join([name for name, _ in named], outs)
-        blocks = joined.values.numel() // SUM_BLOCK
-        maxima = torch.empty(blocks + 2, device=device)
-        scales, own = maxima[:blocks], contributor.scales_joined(joined)
-        torch.nan_to_num(own, nan=FLOAT32_MAX, posinf=FLOAT32_MAX, out=scales)
-        digest = digest_of(f"{contributor.summing.chain.text} {workers} {tensors}")
-        maxima[-2].fill_(digest)
-        maxima[-1].fill_(MAX_DIGEST - digest)
-        all_reduce(maxima, self._group, self.stats, dist.ReduceOp.MAX).wait()
-        clips, flags, own_flags = backend.agreed_clips(
-            maxima, own, _heads(tuple(joined.sizes), device), family.stage.clip_factor(head.levels, workers),
-            MAX_DIGEST, counts[NONFINITE], counts[MISMATCH],
-        )  # fmt: skip
-        integers = contributor.encode_joined(joined, clips, seed=seed)
-        all_reduce(integers.view(torch.int32), self._group, self.stats).wait()
-        if contributor.feedback:
-            self._keep_residuals(joined, outs, backend, flags, own_flags, counts)
-        total = PackedIntSum(integers, clips, head.coding, replace(head, count=workers).total)
-        flag = backend.packed_int_decode_all(total, rotation_seed=family.stage.rotation_seed, outs=outs)
-        counts[INVALID].add_(flag[0])
-        backend.fill_all(outs, flags, self._fill)
+    def reduce(self, named: Sequence[tuple[str, Tensor]], seed: int) -> None:
+        """Replace flat, contiguous float32 tensors by their means. It only launches work."""
+        exchange = self._round_for(named)
+        exchange.seed = seed
+        begin, encode, decode = exchange.stretches
+        begin()
+        all_reduce(exchange.maxima, self._group, self.stats, dist.ReduceOp.MAX).wait()
+        encode()
+        all_reduce(exchange.integers.view(torch.int32), self._group, self.stats).wait()
+        decode()
+        self._contributor.stats.rounds += len(named)
         self._events.copy_to_host()
 
-    def _keep_residuals(
-        self, joined: JoinedSlots, tensors: Sequence[Tensor], backend: kernels.MultiTensorKernels, flags: Tensor,
-        own_flags: Tensor, counts: Tensor,
-    ) -> None:  # fmt: skip
-        """Undo the round of slots that are not usable. A residual that is the reason is reset, as it would be again."""
-        residuals = self._contributor.split_joined(joined)
-        backend.restore_all(residuals, joined.residuals, flags)
-        if any(residual is not None for residual in joined.residuals):
-            bits = backend.amax_bits_all(tensors, only=own_flags)
-            reset = torch.where(bits < NONFINITE_BITS, own_flags, 0)
-            backend.fill_all(residuals, reset, 0.0)
-            counts[RESETS].add_((reset > 0).sum())
-
-
-@lru_cache(maxsize=256)
-def _heads(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the first block of each slot, and the end of the last."""
-    blocks = accumulate((num_buckets(size, SUM_BLOCK) for size in sizes), initial=0)
-    return torch.tensor(list(blocks), dtype=torch.int32).to(device)
+    def _round_for(self, named: Sequence[tuple[str, Tensor]]) -> _Round:
+        """Return the round of tensors, made anew if they or their residuals are elsewhere than before."""
+        key = tuple((slot, x.data_ptr(), x.numel()) for slot, x in named)
+        found = self._rounds.get(key)
+        if found is None or not found.current:
+            while len(self._rounds) >= MAX_ROUNDS:  # the tensors are elsewhere in every round
+                del self._rounds[next(iter(self._rounds))]
+            device, numel = named[0][1].device, SUM_BLOCK * sum(num_buckets(x.numel(), SUM_BLOCK) for _, x in named)
+            if self._values.numel() < numel or self._values.device != device:  # rounds run one after the other
+                self._values = torch.empty(numel, device=device)
+            counts = self._events.on(device)
+            found = self._rounds[key] = _Round(self._contributor, named, self._values[:numel], counts, self._fill)
+        return found

@@ -65,12 +65,15 @@ class TwoShot(ShardRounds):
         """Replace tensors by their means: the same bits on every rank."""
         copies = []
         flats = []
-        for slot, x in tensors:
+        for number, (slot, x) in enumerate(tensors):
             direct = x.dtype == torch.float32 and x.is_contiguous()
-            flat = x.view(-1) if direct else x.detach().to(torch.float32).reshape(-1).contiguous()
-            flats.append((slot, flat))
-            if not direct:
+            if direct:
+                flat = x.view(-1)
+            else:  # always in the same memory, which a CUDA graph needs
+                flat = self._buffers.get(("float32", number), x.numel(), torch.float32, x.device)
+                flat.view(x.shape).copy_(x.detach())
                 copies.append((x, flat))
+            flats.append((slot, flat))
             self._next_round(slot, x.numel())
         self.stats.rounds += 1
         if self._device_rounds is not None and self.stays_on(flats[0][1].device):

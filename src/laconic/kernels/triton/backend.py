@@ -384,7 +384,7 @@ def encode_values(x: Tensor, grid: Grid, coding: int, out: Tensor) -> int:
 amax_bits_all = _on_device(multi_tensor.amax_bits_all)
 fill_all = _on_device(multi_tensor.fill_all)
 add_all = _on_device(multi_tensor.add_all)
-restore_all = _on_device(multi_tensor.restore_all)
+copy_all = _on_device(multi_tensor.copy_all)
 scale_all = _on_device(multi_tensor.scale_all)
 qsgd_encode_all = _on_device(multi_tensor.qsgd_encode_all)
 qsgd_decode_all = _on_device(multi_tensor.qsgd_decode_all)

@@ -36,8 +36,8 @@ from laconic.kernels.triton.tensor_table import (
 from laconic.kernels.triton.tile import TILE, exact_options, load_tile, packing_period, rotation_signs, split64
 
 __all__ = [
-    "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "fill_all", "gather_blocks",
-    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "restore_all", "scale_all", "sign_decode_all",
+    "add_all", "amax_bits_all", "bins_decode_all", "bins_encode_all", "copy_all", "fill_all", "gather_blocks",
+    "packed_int_decode_all", "qsgd_decode_all", "qsgd_encode_all", "scale_all", "sign_decode_all",
     "sign_encode_all",
 ]  # fmt: skip
 
@@ -104,21 +104,20 @@ def fill_all(tensors: Tensors, amax_bits: Tensor, value: float) -> None:
 
 
 @triton.jit
-def _restore(table, parts, flags, SPAN: tl.constexpr):
+def _copy(table, parts, skip, SPAN: tl.constexpr, ALIGNED: tl.constexpr):
     slot, row, part = program_part(table, parts)
-    if tl.load(flags + slot) >= _NONFINITE:
-        at = part * SPAN + tl.arange(0, SPAN)
-        inside = at < tl.load(row + 5)
-        earlier = tl.load(load_pointer(row, 1, False) + at, mask=inside & (tl.load(row + 1) != 0), other=0.0)
-        tl.store(load_pointer(row, 0, False) + at, earlier, mask=inside)
+    n = size_unless_skipped(row, slot, skip, True)
+    at = part * SPAN + tl.arange(0, SPAN)
+    v = load_tile(load_pointer(row, 0, ALIGNED), tl.arange(0, SPAN), part * SPAN, n, SPAN)
+    tl.store(load_pointer(row, 1, ALIGNED) + at, v, mask=at < n)
 
 
-def restore_all(tensors: Tensors, earlier: Sequence[Tensor | None], amax_bits: Tensor) -> None:
-    """Replace the tensors whose amax bits are not finite by earlier ones, or by zeros where there is none."""
-    table_args = TensorTable.of(tensors, TILE, residuals=earlier)
-    _restore[table_args.grid](
-        table_args.table, table_args.parts, amax_bits, SPAN=TILE, **exact_options(num_warps=2)
-    )  # fmt: skip
+def copy_all(tensors: Tensors, targets: Tensors, skip: Tensor) -> None:
+    """Copy each tensor to its target."""
+    table_args = TensorTable.of(tensors, TILE, residuals=targets)
+    _copy[table_args.grid](
+        table_args.table, table_args.parts, skip, SPAN=TILE, ALIGNED=table_args.aligned, **exact_options(num_warps=2)
+    )
 
 
 @triton.jit
@@ -213,7 +212,7 @@ def _launch_encode(
 
 
 def qsgd_encode_all(
-    tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int], norms: Addresses,
+    tensors: Tensors, residuals: Tensors | None, coding: QsgdCoding, *, seeds: Sequence[int] | Tensor, norms: Addresses,
     packed: Addresses, skip: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Encode each tensor by its largest magnitude, with 2, 4 or 8 bits, to addresses; return amax_bits."""
@@ -223,7 +222,9 @@ def qsgd_encode_all(
         tensors, buckets * bucket, residuals=tensors if residuals is None else residuals, scale_addresses=norms,
         packed=packed, tails=True,
     )  # fmt: skip
-    keys = random.keys(seeds, random.ROUNDING).to(tensors[0].device, non_blocking=True)
+    keys = seeds
+    if not isinstance(keys, Tensor):
+        keys = random.keys(keys, random.ROUNDING).to(tensors[0].device, non_blocking=True)
     return _launch_encode(
         _encode, tensors, table_args, skip, bits, warps, keys, BITS=bits, PERIOD=packing_period(bits), BUCKET=bucket,
         BUCKETS=buckets, STOCHASTIC=stochastic, FEEDBACK=residuals is not None,
