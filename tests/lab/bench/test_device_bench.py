@@ -36,7 +36,7 @@ def test_step_benchmark_gives_a_record_per_codec():
     assert step.kind == "bench.device.step" and local.kind == "bench.device.local"
     assert step.values["attached_s"] > 0 and local.values["exchange_s"] > 0
     assert step.values["command"].endswith("--step lenet5 --accumulate 2 --repeat 2")
-    assert step.values["limit_percent"] == 2.0 and step.values["wire_bytes"] > 0
+    assert step.values["limit_percent"] == 2.0 and step.values["turns"] == 2
     tables = {table.name: table for table in device_tables([step, local])}
     assert list(tables) == ["device-step", "device-profile", "device-local"]
     assert tables["device-step"].rows[0][:2] == ("lenet5, 4 images, 2 backward passes", "`ef|qsgd:4`")

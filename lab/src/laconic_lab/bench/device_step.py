@@ -5,6 +5,7 @@ The group has one rank, which owns all shards: everything is encoded and decoded
 
 from __future__ import annotations
 
+import copy
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,8 @@ LOCAL, LOCAL_LIMIT_S = "local ", 0.025
 """Before a spec: an exchange of all parameters by ``LocalSGD`` is timed; the goal for 124 million of them."""
 
 WARM_UP = 5
+MIN_TURNS, BUDGET_S = 3, 4.0
+"""After three turns, none begins once a codec has taken this long."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,12 @@ class _Bench:
     def __init__(self, settings: StepSettings) -> None:
         self.settings, self.device = settings, torch.device(settings.device)
         self.workload = workload(settings.model, settings.batch, self.device, settings.seed)
-        self.ddp = DistributedDataParallel(self.workload.build().to(self.device))
-        self.attached = DistributedDataParallel(self.workload.build().to(self.device))
+        self.model = self.workload.build().to(self.device)
+        self.ddp = DistributedDataParallel(copy.deepcopy(self.model))
+        self.attached = DistributedDataParallel(copy.deepcopy(self.model))
         self.attachment = attach(self.attached, "none")
         self.values = sum(parameter.numel() for parameter in self.ddp.parameters() if parameter.requires_grad)
+        self._plain: tuple[dict[str, Any], frozenset[str], int | None] | None = None
         self.modules: dict[str, nn.Module] = {"ddp": self.ddp, "attached": self.attached}
         if settings.compiled:
             self.modules = {which: cast(nn.Module, torch.compile(module)) for which, module in self.modules.items()}
@@ -129,21 +134,24 @@ class _Bench:
     def compare(self, spec: str) -> dict[str, Any]:
         """Return what an attached step takes and what a plain one takes, in turns."""
         works = {which: partial(self.step, which) for which in self.modules}
-        self.attachment.set("none")
-        for _ in range(WARM_UP):
-            for work in works.values():
-                work()
-        self.wait()
-        peak = self.peak(works["attached"])  # hooked and with the other module beside it, but without a codec
+        if self._plain is None:
+            for _ in range(WARM_UP):
+                for work in works.values():
+                    work()
+            # Beside the attached module, whose hook does not compress.
+            self._plain = *profile_step(works["ddp"], self.wait), self.peak(works["attached"])
+        plain, model_kernels, peak = self._plain
         self.attachment.set(spec)
         for _ in range(WARM_UP):
             works["attached"]()
         more = self.peak(works["attached"])
         runs: dict[str, list[tuple[float, float]]] = {which: [] for which in works}
-        for _ in range(self.settings.repeat):
+        began = time.perf_counter()
+        for turn in range(self.settings.repeat):
+            if turn >= MIN_TURNS and time.perf_counter() - began > BUDGET_S:
+                break
             for which, work in works.items():
                 runs[which].append(self.timed(work))
-        plain, model_kernels = profile_step(works["ddp"], self.wait)
         profile, _ = profile_step(works["attached"], self.wait, model_kernels)
         return {
             **_seconds("ddp", [run for run, _ in runs["ddp"]]),
@@ -153,12 +161,12 @@ class _Bench:
             "attached_launched_s": quartiles(tuple(launched for _, launched in runs["attached"]))[1],
             "added_peak_bytes": None if peak is None or more is None else more - peak,
             "fp32_bytes": 4 * self.values, "limit_percent": self.settings.limit(spec),
-            "ddp_profile": plain, "attached_profile": profile, "wire_bytes": self.attachment.stats()["wire_bytes"],
+            "turns": len(runs["ddp"]), "ddp_profile": plain, "attached_profile": profile,
         }  # fmt: skip
 
     def exchange_locally(self, spec: str) -> dict[str, Any]:
         """Return what an exchange of all parameters by ``LocalSGD`` takes after a local step."""
-        model = self.workload.build().to(self.device)
+        model = copy.deepcopy(self.model)
         # An outer optimizer with momentum: a single rank that takes plain means has nothing to exchange.
         local = laconic.LocalSGD(model, None, every=1, codec=spec, outer="nesterov")
         runs = []
@@ -179,7 +187,7 @@ def _one_rank(device: torch.device) -> Iterator[None]:
         raise ConfigError("--step creates its own process group: run it outside torchrun")
     store = dist.HashStore()  # type: ignore[attr-defined]
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     try:
         yield
@@ -188,9 +196,15 @@ def _one_rank(device: torch.device) -> Iterator[None]:
 
 
 def run_steps(
-    specs: Sequence[str], settings: StepSettings | None = None, tell: Callable[[str], None] = lambda text: None
-) -> list[Record]:
-    """Return a Record per codec: plain DDP's step beside the attached one, or the exchange of ``local SPEC``."""
+    specs: Sequence[str], settings: StepSettings | None = None, *, tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[Sequence[Record]], None] = lambda records: None,
+) -> list[Record]:  # fmt: skip
+    """Return a Record per codec: plain DDP's step beside the attached one, or the exchange of ``local SPEC``.
+
+    Args:
+        tell: Is called with each codec.
+        keep: Is called with all Records so far, after each.
+    """
     settings = settings or StepSettings()
     for spec in specs:
         parse(spec.removeprefix(LOCAL))
@@ -209,6 +223,7 @@ def run_steps(
                 "repeat": settings.repeat, "compiled": settings.compiled, "accumulate": settings.accumulate, **found,
             }  # fmt: skip
             records.append(Record(f"bench.device.{'local' if local else 'step'}", values, settings.seed))
+            keep(records)
         bench.attachment.detach()
     return records
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ def bench_step(
     specs: list[str] | None, device: str, model: str, repeat: int | None, seed: int, compiled: bool,
     accumulate: int, records: Path | None, json: bool,
 ) -> None:  # fmt: skip
+    from laconic.records import write
     from laconic_lab.bench.device_step import LIMITS, StepSettings, run_steps
     from laconic_lab.bench.device_tables import device_tables
 
@@ -59,7 +61,12 @@ def bench_step(
         model=model, device=device, repeat=repeat or StepSettings.repeat, seed=seed, compiled=compiled,
         accumulate=accumulate,
     )  # fmt: skip
-    found = measure("bench", records, lambda notify: run_steps(chosen, settings, notify))
+
+    def keep(found: Sequence[Record]) -> None:
+        if records is not None:
+            write(found, records)
+
+    found = measure("bench", records, lambda notify: run_steps(chosen, settings, tell=notify, keep=keep))
     show_records(found, settings.command(chosen), device_tables, json)
 
 
