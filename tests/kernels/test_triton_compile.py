@@ -79,6 +79,14 @@ def test_multi_tensor_kernels_compile(spec, compile_kernels):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("rank", [1, 4])
+def test_lowrank_kernels_compile(rank, compile_kernels):
+    names = kernel_names(compile_kernels(triton_compile.lowrank_kernels, rank))
+    assert set(names) == {"_sketch", "_orthonormal", "_factor", "_product", "_unit_rows"} and len(names) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("levels", [17, 300])
 def test_adaptive_kernels_compile(levels, compile_kernels):
     assert len(compile_kernels(triton_compile.adaptive_kernels, levels)) == 6

@@ -108,6 +108,23 @@ def multi_tensor_kernels(spec: str) -> dict[str, str]:
     return ptx
 
 
+def lowrank_kernels(rank: int) -> dict[str, str]:
+    """Kernels of PowerSGD for many matrices."""
+    from laconic.kernels.triton.lowrank_all import Matrices
+
+    matrices = Matrices([(40, 24, rank), (1100, 5, min(rank, 5))], rank, torch.device("cpu"))
+    tensors, flag = [torch.zeros(40 * 24), torch.zeros(1100 * 5)], torch.zeros(1, dtype=torch.int32)
+    places, start = matrices.addresses(tensors), torch.zeros_like(matrices.factor)
+    with compiling() as ptx:
+        matrices.write_sketch(places, matrices.flags, start)
+        matrices.write_basis(flag)
+        matrices.write_factor(places)
+        matrices.store_products(places, matrices.factor, flag)
+        matrices.store_products(places, matrices.factor, flag, places)
+        matrices.write_start(start, start)
+    return ptx
+
+
 def adaptive_kernels(levels: int) -> dict[str, str]:
     from laconic.kernels.triton import linear
 

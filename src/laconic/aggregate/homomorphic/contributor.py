@@ -109,7 +109,7 @@ class Contributor(KeepsResiduals):
     def _probe(self, slot: str, values: Tensor, spec: TensorSpec, seed: int) -> Tensor:
         family = self.summing.family
         if isinstance(family, LowRank):
-            return family.probe(values, spec, seed, self._start(slot, family.matrix(spec), values))
+            return family.probe(values, spec, seed, self.start(slot, family.matrix(spec), values))
         return family.probe(values, spec, seed)
 
     def _add_residual(self, slot: str, flat: Tensor) -> Tensor:
@@ -130,8 +130,8 @@ class Contributor(KeepsResiduals):
             torch.add(flat, residual, out=buffer)
         return buffer
 
-    def _start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
-        """Return the matrix that power iteration continues from."""
+    def start(self, slot: str, matrix: Matrix, like: Tensor) -> Tensor | None:
+        """Return the matrix that power iteration continues from; None at first."""
         memory = self._memory(slot)
         if memory.companion is not None and tuple(memory.companion.shape) != (matrix.r, matrix.columns):
             log.warning("slot %r changed its shape: its warm start is dropped", slot)
@@ -226,6 +226,11 @@ class Contributor(KeepsResiduals):
                 memory.residual = torch.zeros(size, device=device)
             residuals.append(memory.residual)
         return residuals
+
+    def keep_starts(self, slots: Sequence[str], starts: Sequence[Tensor]) -> None:
+        """Let power iteration continue from these matrices, which are updated in place."""
+        for slot, start in zip(slots, starts, strict=True):
+            self._memory(slot).companion = start
 
     def rounding_seed(self, seed: int) -> int:
         """Return this worker's rounding seed in a round."""

@@ -116,7 +116,8 @@ class Reducer:
 
     def _reduce_with_agreement(self, tensors: Sequence[tuple[str, Tensor, Tensor]]) -> None:
         seeds = {slot: self._next_seed(slot, x) for slot, x, _ in tensors}
-        if tensors and self._reduce_on_device(tensors, seeds):
+        tensors = self._reduce_on_device(tensors, seeds) if tensors else ()
+        if not tensors:
             return
         pieces, copies = [], []
         with self.stats.during("encode_s"):
@@ -226,22 +227,27 @@ class Reducer:
         """Whether tensors on a device are exchanged without the host: ``reduce_all`` then only launches work."""
         if device.type != "cuda" or backend_of(self.group) != "nccl" or self.nonfinite == "raise" or self.carry:
             return False
-        return self._device_sums.serves(torch.empty(0, device=device))
+        return self._device_sums.serves(device)
 
     def settle(self) -> None:
         """Count what happened on a device so far, which waits for it."""
         self._note_device_events(wait=True)
 
-    def _reduce_on_device(self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]) -> bool:
-        """Reduce all slots in a few launches on a GPU; False, with no effect, if that is not possible."""
+    def _reduce_on_device(
+        self, tensors: Sequence[tuple[str, Tensor, Tensor]], seeds: Mapping[str, int]
+    ) -> list[tuple[str, Tensor, Tensor]]:
+        """Reduce slots in a few launches on a GPU; return those that are left, the same on all ranks."""
         devices = {x.device for _, x, _ in tensors}
-        if self.carry or len(devices) != 1 or not self._device_sums.serves(tensors[0][1]):
-            return False
-        asynchronous = self.stays_on(next(iter(devices)))
+        if self.carry or len(devices) != 1 or not self._device_sums.serves(tensors[0][1].device):
+            return list(tensors)
         self._note_device_events(wait=False)
         named: list[tuple[str, Tensor]] = []
+        shapes: list[torch.Size] = []
         copies: list[tuple[Tensor, Tensor]] = []
+        left = [each for each in tensors if not self._device_sums.takes(each[1].shape)]
         for slot, x, out in tensors:
+            if not self._device_sums.takes(x.shape):
+                continue
             direct = out.dtype == torch.float32 and out.is_contiguous()
             # Always in the same memory, which a CUDA graph needs.
             flat = out.view(-1) if direct else self._buffers.get(len(copies), x.numel(), torch.float32, x.device)
@@ -249,14 +255,16 @@ class Reducer:
                 flat.view(x.shape).copy_(x)
             if not direct:
                 copies.append((out, flat))
-            named += [(name, flat[begin:end]) for name, begin, end in self.pieces(slot, x.numel()) if end > begin]
+            pieces = self.pieces(slot, x.numel())
+            named += [(name, flat[begin:end]) for name, begin, end in pieces]
+            shapes += [x.shape] * len(pieces)
         if named:
-            self._device_sums.reduce(named, seeds[tensors[0][0]])
+            self._device_sums.reduce(named, shapes, seeds)
         for out, flat in copies:
             out.copy_(flat.view(out.shape))
-        if not asynchronous:
+        if not self.stays_on(next(iter(devices))):
             self._note_device_events(wait=True)
-        return True
+        return left
 
     def _note_device_events(self, *, wait: bool) -> None:
         nonfinite, resets = self._events.new(wait=wait)

@@ -7,7 +7,7 @@ device: a slot that is not finite on some rank has zeros for integers, keeps its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.aggregate.homomorphic.contributor import Contributor
-from laconic.aggregate.homomorphic.families import PackedInts
+from laconic.aggregate.homomorphic.families import LowRank, PackedInts
 from laconic.collective.reductions.agreement import MAX_DIGEST, digest_of
 from laconic.collective.reductions.device_events import INVALID, MISMATCH, NONFINITE, RESETS, DeviceEvents
+from laconic.collective.reductions.device_lowrank import LowRankRound
 from laconic.collective.reductions.device_replay import Replay
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import all_reduce
@@ -35,11 +36,14 @@ MAX_ROUNDS = 256
 """Sets of tensors whose memory and CUDA graphs are kept."""
 
 
-class _Round:
+class PackedIntRound:
     """The sum of some tensors, in stretches of work between the collectives.
 
     The blocks of all slots are one behind the other in ``values``: scales, integers and residuals belong to blocks.
     """
+
+    op = dist.ReduceOp.MAX
+    """How the first all-reduce joins the ranks' probes."""
 
     def __init__(
         self, contributor: Contributor, named: Sequence[tuple[str, Tensor]], values: Tensor, counts: Tensor, fill: float
@@ -61,13 +65,19 @@ class _Round:
         described = " ".join(f"{slot} {size}" for slot, size in zip(self._slots, sizes, strict=True))
         self._digest = digest_of(f"{summing.chain.text} {summing.workers} on the device {described}")
         self.seed = 0
-        self.maxima, self.integers = torch.empty(blocks[-1] + 2, device=device), torch.empty(0)
+        self.first = torch.empty(blocks[-1] + 2, device=device)
+        self._integers = torch.empty(0)
         self._own = self._clips = self._flags = self._own_flags = torch.empty(0)
         self.stretches = (
             Replay(self._begin, device),
             Replay(self._encode, device, recorded=not self._stage.stochastic),  # whose seed is an argument
             Replay(self._decode, device),
         )
+
+    @property
+    def second(self) -> Tensor:
+        """What the second all-reduce adds."""
+        return self._integers.view(torch.int32)
 
     @property
     def current(self) -> bool:
@@ -82,17 +92,17 @@ class _Round:
             self._outs, residuals, self._contributor.decay, self._stage.rotation_seed, self._values
         )
         self._own = self._stage.scales(self._values, kernels.backend_for(self._values))
-        torch.nan_to_num(self._own, nan=FLOAT32_MAX, posinf=FLOAT32_MAX, out=self.maxima[:-2])
-        self.maxima[-2].fill_(self._digest)
-        self.maxima[-1].fill_(MAX_DIGEST - self._digest)
+        torch.nan_to_num(self._own, nan=FLOAT32_MAX, posinf=FLOAT32_MAX, out=self.first[:-2])
+        self.first[-2].fill_(self._digest)
+        self.first[-1].fill_(MAX_DIGEST - self._digest)
 
     def _encode(self) -> None:
         head, contributor = self._head, self._contributor
         self._clips, self._flags, self._own_flags = self._backend.agreed_clips(
-            self.maxima, self._own, self._heads, self._stage.clip_factor(head.levels, head.workers), MAX_DIGEST,
+            self.first, self._own, self._heads, self._stage.clip_factor(head.levels, head.workers), MAX_DIGEST,
             self._counts[NONFINITE], self._counts[MISMATCH],
         )  # fmt: skip
-        self.integers = self._stage.encode_packed_ints(
+        self._integers = self._stage.encode_packed_ints(
             self._values, head, self._clips, kernels.backend_for(self._values), HeapArena(self._values.device),
             rotation_seed=None, rounding_seed=contributor.rounding_seed(self.seed), feedback=contributor.feedback,
         )  # fmt: skip
@@ -101,7 +111,7 @@ class _Round:
         if self._residuals is not None:
             self._keep_residuals(self._residuals)
         total = PackedIntSum(
-            self.integers, self._clips, self._head.coding, replace(self._head, count=self._head.workers).total
+            self._integers, self._clips, self._head.coding, replace(self._head, count=self._head.workers).total
         )
         flag = self._backend.packed_int_decode_all(total, rotation_seed=self._stage.rotation_seed, outs=self._outs)
         self._counts[INVALID].add_(flag[0])
@@ -117,7 +127,7 @@ class _Round:
 
 
 class DeviceSums:
-    """Means over ranks of tensors on one GPU by ``shared`` or ``thc``, with the bits of the sums that the host leads.
+    """Means over ranks of tensors on one GPU by ``shared``, ``thc`` or ``powersgd``, the bits of sums led by the host.
 
     Stochastic rounding uses the rounding seed of the first slot for all.
 
@@ -131,38 +141,63 @@ class DeviceSums:
     ) -> None:  # fmt: skip
         self._contributor, self._group, self.stats, self._events = contributor, group, stats, events
         self._fill = fill
-        self._rounds: dict[tuple[Any, ...], _Round] = {}
+        self._rounds: dict[tuple[Any, ...], PackedIntRound | LowRankRound] = {}
         self._values = torch.empty(0)
 
-    def serves(self, x: Tensor) -> bool:
-        """Whether there are kernels for tensors like this one."""
+    def serves(self, device: torch.device) -> bool:
+        """Whether there are kernels for the codec on a device."""
         family = self._contributor.summing.family
-        joined = isinstance(family, PackedInts) and family.selector is None
-        return joined and kernels.multi_tensor_backend_for(x) is not None
+        joined = isinstance(family, LowRank) or (isinstance(family, PackedInts) and family.selector is None)
+        return joined and kernels.multi_tensor_backend_for(torch.empty(0, device=device)) is not None
 
-    def reduce(self, named: Sequence[tuple[str, Tensor]], seed: int) -> None:
-        """Replace flat, contiguous float32 tensors by their means. It only launches work."""
-        exchange = self._round_for(named)
-        exchange.seed = seed
+    def takes(self, shape: torch.Size) -> bool:
+        """Whether a tensor of this shape is reduced here; PowerSGD sends vectors and flat matrices whole."""
+        family = self._contributor.summing.family
+        return shape.numel() > 0 and not (isinstance(family, LowRank) and family.stage.for_shape(tuple(shape)).whole)
+
+    def reduce(
+        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
+    ) -> None:
+        """Replace flat, contiguous float32 tensors by their means. It only launches work.
+
+        Args:
+            named: Slots, or parts of them.
+            shapes: The shape of each slot.
+            seeds: The round of each slot.
+        """
+        exchange = self._round_for(named, shapes, seeds)
         begin, encode, decode = exchange.stretches
+        if isinstance(exchange, PackedIntRound):
+            exchange.seed = next(iter(seeds.values()))
         begin()
-        all_reduce(exchange.maxima, self._group, self.stats, dist.ReduceOp.MAX).wait()
+        all_reduce(exchange.first, self._group, self.stats, exchange.op).wait()
         encode()
-        all_reduce(exchange.integers.view(torch.int32), self._group, self.stats).wait()
+        all_reduce(exchange.second, self._group, self.stats).wait()
         decode()
         self._contributor.stats.rounds += len(named)
         self._events.copy_to_host()
 
-    def _round_for(self, named: Sequence[tuple[str, Tensor]]) -> _Round:
+    def _round_for(
+        self, named: Sequence[tuple[str, Tensor]], shapes: Sequence[torch.Size], seeds: Mapping[str, int]
+    ) -> PackedIntRound | LowRankRound:
         """Return the round of tensors, made anew if they or their residuals are elsewhere than before."""
         key = tuple((slot, x.data_ptr(), x.numel()) for slot, x in named)
         found = self._rounds.get(key)
         if found is None or not found.current:
             while len(self._rounds) >= MAX_ROUNDS:  # the tensors are elsewhere in every round
                 del self._rounds[next(iter(self._rounds))]
-            device, numel = named[0][1].device, SUM_BLOCK * sum(num_buckets(x.numel(), SUM_BLOCK) for _, x in named)
-            if self._values.numel() < numel or self._values.device != device:  # rounds run one after the other
-                self._values = torch.empty(numel, device=device)
-            counts = self._events.on(device)
-            found = self._rounds[key] = _Round(self._contributor, named, self._values[:numel], counts, self._fill)
+            counts, family = self._events.on(named[0][1].device), self._contributor.summing.family
+            if isinstance(family, LowRank):
+                matrices = [family.stage.for_shape(tuple(shape)) for shape in shapes]
+                found = LowRankRound(self._contributor, named, matrices, seeds, counts, self._fill)
+            else:
+                found = PackedIntRound(self._contributor, named, self._memory_for(named), counts, self._fill)
+            self._rounds[key] = found
         return found
+
+    def _memory_for(self, named: Sequence[tuple[str, Tensor]]) -> Tensor:
+        """Return memory for the blocks of all slots; rounds run one after the other and share it."""
+        device, numel = named[0][1].device, SUM_BLOCK * sum(num_buckets(x.numel(), SUM_BLOCK) for _, x in named)
+        if self._values.numel() < numel or self._values.device != device:
+            self._values = torch.empty(numel, device=device)
+        return self._values[:numel]
