@@ -23,6 +23,7 @@ from laconic.collective.reductions.device_rounds import DeviceRounds
 from laconic.collective.reductions.ranges import PART, Range, cut_into_parts, join_residuals, split_residual
 from laconic.collective.reductions.shards import GATHER, SCATTER, Part, Plan, Shard, ShardRounds
 from laconic.collective.stats import ExchangeStats
+from laconic.errors import NonFiniteError
 
 __all__ = ["TwoShot"]
 
@@ -43,7 +44,7 @@ class TwoShot(ShardRounds):
             whose selector kept it.
         stats: Where to count; a new ``ExchangeStats`` by default.
         on_device: Exchange sections between GPUs instead of frames between hosts. By default where it is possible: with
-            NCCL or one rank, for CUDA tensors, ``spread``, and a quantizer that has multi-tensor kernels.
+            NCCL or one rank, for CUDA tensors, not with ``skip``, and for codecs whose messages have a fixed size.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TwoShot(ShardRounds):
         if on_device is None:
             on_device = is_registered(group) and (self.transport.grouped or self.transport.size == 1)
         coding = coding_of(self._chain)
-        if on_device and coding is not None and nonfinite == "spread" and not self._encodes_own:
+        if on_device and coding is not None and nonfinite != "skip" and not self._encodes_own:
             self._device_rounds = DeviceRounds(
                 coding, self._channels[SCATTER], self._channels[GATHER], group, self.stats
             )
@@ -76,19 +77,26 @@ class TwoShot(ShardRounds):
             flats.append((slot, flat))
             self._next_round(slot, x.numel())
         self.stats.rounds += 1
-        if self._device_rounds is not None and self.stays_on(flats[0][1].device):
-            self._note_device_events(self._device_rounds.events.new(wait=False))
-            self._device_rounds.reduce(flats, self._rounds)
+        rounds = self._rounds_on(flats[0][1].device)
+        if rounds is not None:
+            self._note_device_events(rounds.events.new(wait=False))
+            rounds.reduce(flats, self._rounds)
         else:
             self._reduce_by_frames(flats)
         for x, flat in copies:
             x.copy_(flat.view(x.shape))
+        if rounds is not None and self.nonfinite == "raise":
+            self.settle()
 
     def stays_on(self, device: torch.device) -> bool:
         """Whether tensors on a device are exchanged without the host: ``reduce_all`` then only launches work."""
-        if self._device_rounds is None or (self._needs_cuda and device.type != "cuda"):
-            return False
-        return kernels.multi_tensor_backend_for(torch.empty(0, device=device)) is not None
+        return self.nonfinite == "spread" and self._rounds_on(device) is not None
+
+    def _rounds_on(self, device: torch.device) -> DeviceRounds | None:
+        if self._needs_cuda and device.type != "cuda":
+            return None
+        found = self._device_rounds
+        return found if found and kernels.multi_tensor_backend_for(torch.empty(0, device=device)) is not None else None
 
     def settle(self) -> None:
         """Count what happened on a device so far, which waits for it."""
@@ -97,11 +105,13 @@ class TwoShot(ShardRounds):
 
     def _note_device_events(self, events: tuple[int, int]) -> None:
         nonfinite, resets = events
-        if nonfinite:
-            self._note_nonfinite("a shard", nonfinite)
         if resets:
             self._channels[SCATTER].stats.residual_resets += resets
             self._warn_once("overflow", "a residual overflowed float32 and is reset")
+        if nonfinite:
+            self._note_nonfinite("a shard", nonfinite)
+            if self.nonfinite == "raise":
+                raise NonFiniteError("a value of some rank is not finite; all ranks skip this round of its shard")
 
     def _reduce_by_frames(self, flats: Sequence[tuple[str, Tensor]]) -> None:
         sizes = tuple((slot, flat.numel()) for slot, flat in flats)
