@@ -10,6 +10,8 @@ from laconic_lab.bench.cluster.tables import ClusterTable
 
 __all__ = ["device_tables"]
 
+DIFFERENCES = ("kernels, ms", "copies, ms", "kernels", "waits")
+
 OTHERS = {"feedback": "error feedback", "sum": "packed sums", "carried": "by an earlier threshold"}
 
 
@@ -24,6 +26,8 @@ def device_tables(records: Sequence[Record]) -> list[ClusterTable]:
         found.append(_steps(steps))
     if profiled := [record for record in steps if "attached_profile" in record.values]:
         found.append(_profiles(profiled))
+    if before := [record for record in records if record.kind == "bench.device.profile"]:
+        found.append(_before(before))
     if local := [record for record in records if record.kind == "bench.device.local"]:
         found.append(_local(local))
     return found
@@ -105,22 +109,35 @@ def _profiles(records: Sequence[Record]) -> ClusterTable:
     rows = []
     for record in records:
         values = record.values
-        plain, attached = values["ddp_profile"], values["attached_profile"]
         rows.append((
-            _workload(values), f"`{values['spec']}`",
-            *(f"{attached[part]['ms'] - plain[part]['ms']:.1f}" for part in ("kernels", "copies")),
-            f"{attached['kernels']['count'] - plain['kernels']['count']:.0f}",
-            f"{attached['waits']['count'] - plain['waits']['count']:.0f}",
+            _workload(values), f"`{values['spec']}`", *_differences(values),
             f"{1e3 * (values['attached_launched_s'] - values['ddp_launched_s']):.1f}",
             f"{1e3 * (values['attached_s'] - values['ddp_s']):.1f}",
         ))  # fmt: skip
     notes = (
-        "What an attached step has more than a plain one: milliseconds of kernels and of copies, launches of kernels, "
-        "waits of the host, milliseconds until the host has launched the step, and milliseconds of the step. Kernels "
-        "run beside those of backward, so the step grows by less than their sum."
+        "What an attached step has more than a plain one: milliseconds of kernels and of copies, numbers of kernels "
+        "and of waits of the host, milliseconds until the host has launched the step, and milliseconds of the step. "
+        "Kernels run beside those of backward, so the step grows by less than their sum."
     )
-    columns = ("step", "codec", "kernels, ms", "copies, ms", "launches", "waits", "host, ms", "step, ms")
+    columns = ("step", "codec", *DIFFERENCES, "host, ms", "step, ms")
     return ClusterTable("device-profile", columns, tuple(rows), 2, notes)
+
+
+def _before(records: Sequence[Record]) -> ClusterTable:
+    rows = [
+        (_workload(record.values), f"`{record.values['spec']}`", *_differences(record.values)) for record in records
+    ]
+    notes = f"Profiles of commit {records[0].commit}, by `{records[0].values['command']}`."
+    return ClusterTable("device-before", ("step", "codec", *DIFFERENCES), tuple(rows), 2, notes)
+
+
+def _differences(values: Mapping[str, Any]) -> list[str]:
+    """Return what an attached step has more than a plain one."""
+    plain, attached = values["ddp_profile"], values["attached_profile"]
+    return [
+        *(f"{attached[part]['ms'] - plain[part]['ms']:.1f}" for part in ("kernels", "copies")),
+        *(f"{attached[part]['count'] - plain[part]['count']:,.0f}" for part in ("kernels", "waits")),
+    ]
 
 
 def _local(records: Sequence[Record]) -> ClusterTable:

@@ -13,14 +13,14 @@ from torch.profiler import ProfilerActivity, profile
 __all__ = ["profile_step"]
 
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
-STEPS = 2
+STEPS = 1
 LISTED = 16
 
 
 def profile_step(
     step: Callable[[], None], wait: Callable[[], None], model_kernels: frozenset[str] = frozenset()
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return milliseconds and numbers of a step, the mean of two, and the names of its kernels.
+    """Return milliseconds and numbers of a step, and the names of its kernels.
 
     Args:
         wait: Waits for the device.
