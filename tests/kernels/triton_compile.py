@@ -102,6 +102,7 @@ def multi_tensor_kernels(spec: str) -> dict[str, str]:
                 coding.encode(tensors, memory, backend, torch.zeros(2, 2, dtype=torch.int32), sections, skipped, counts)
                 coding.decode(sections, backend, tensors, None, skipped)
                 coding.decode(sections, backend, tensors, 0.5, skipped)
+        backend.next_round_keys(*torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32))
         backend.agreed_clips(
             torch.zeros(8), torch.zeros(6), torch.tensor([0, 5, 6], dtype=torch.int32), 0.5, 7, counts[0], counts[3]
         )

@@ -148,3 +148,12 @@ class MultiTensorKernels(Protocol):
     ) -> Tensor:  # fmt: skip
         """Store float32 values at such positions and zeros elsewhere, or add ``weight`` times them; returns a flag."""
         ...
+
+    def next_round_keys(self, rounds: Tensor, inner: Tensor, keys: Tensor) -> None:
+        """Count a round of each shard, and write the rounding key of the seed ``splitmix64(round ^ inner)``.
+
+        Args:
+            rounds, inner: A number for each shard, int64.
+            keys: Pairs of int32, as ``random.keys`` returns them.
+        """
+        ...

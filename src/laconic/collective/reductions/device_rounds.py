@@ -26,9 +26,8 @@ from laconic.collective.reductions.ranges import cut_into_parts
 from laconic.collective.reductions.shards import hash_of
 from laconic.collective.stats import ExchangeStats
 from laconic.collective.transport import ALL_GATHER
-from laconic.kernels import random
 from laconic.kernels.interface import NONFINITE as NONFINITE_BITS
-from laconic.kernels.random import splitmix64, splitmix64_all
+from laconic.kernels.random import splitmix64
 
 __all__ = ["DeviceRounds"]
 
@@ -56,9 +55,11 @@ class _Sender:
         self._coding, self._channel, self._message, self._values = coding, channel, message, values
         self._counts, self._backend = counts, backend_for(values[0])
         self._residuals = channel.residuals_of(message.names, values)
-        self._slots = [piece.slot for piece in message.ranges]
-        self._inner = np.array([splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64)
-        self._keys = torch.zeros(len(values), 2, dtype=torch.int32, device=values[0].device)
+        self._slots, device = [piece.slot for piece in message.ranges], values[0].device
+        inner = np.array([splitmix64(sender ^ hash_of(name)) for name in message.names], dtype=np.uint64)
+        self._inner = torch.from_numpy(inner.view(np.int64)).to(device)
+        self._rounds, self._next = torch.zeros_like(self._inner), [1] * len(values)
+        self._keys = torch.zeros(len(values), 2, dtype=torch.int32, device=device)
 
     @property
     def current(self) -> bool:
@@ -68,22 +69,24 @@ class _Sender:
         of = self._channel.residual
         return all(of(name) is each for name, each in zip(self._message.names, self._residuals, strict=True))
 
-    def draw_keys(self, rounds: Sequence[int]) -> None:
+    def begin_round(self, rounds: Sequence[int]) -> None:
         """Let this round's rounding seeds be those of the frames that ``TwoShot`` would send.
+
+        The device counts rounds as well, so nothing is copied unless they do not follow one another.
 
         Args:
             rounds: The round of each slot.
         """
-        import numpy as np
-
-        if self._coding.randomized:
-            counts = np.array([rounds[slot] for slot in self._slots], dtype=np.uint64)
-            keys = random.keys(splitmix64_all(counts ^ self._inner), random.ROUNDING)
-            self._keys.copy_(keys, non_blocking=True)
+        wanted = [rounds[slot] for slot in self._slots]
+        if self._coding.randomized and wanted != self._next:
+            self._rounds.copy_(torch.tensor(wanted, dtype=torch.int64) - 1, non_blocking=True)
+        self._next = [number + 1 for number in wanted]
 
     def encode(self, unusable: Tensor | None = None) -> None:
         """Write the message: sections, and the amax bits of each shard, or those that make it unusable."""
         backend, residuals, values, message = self._backend, self._residuals, self._values, self._message
+        if self._coding.randomized:
+            backend.next_round_keys(self._rounds, self._inner, self._keys)
         if self._coding.zeroed:
             message.buffer.zero_()
         if residuals is None:
@@ -174,7 +177,7 @@ class DeviceRounds:
         numbers = [rounds[slot] for slot, _ in flats]
         for exchange in self._rounds_for(flats):
             for sender in exchange.senders:
-                sender.draw_keys(numbers)
+                sender.begin_round(numbers)
             self._run(exchange)
         self.events.copy_to_host()
 

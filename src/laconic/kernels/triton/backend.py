@@ -36,6 +36,7 @@ from laconic.kernels.triton import (
     positions,
     qsgd,
     randk,
+    round_keys,
     selectors,
     sign,
     sparse,
@@ -398,6 +399,7 @@ agreed_clips = packed_int_sums.agreed_clips
 cast_encode_all = _on_device(casts.cast_encode_all)
 cast_decode_all = _on_device(casts.cast_decode_all)
 topk_all = _on_device(sparse.topk_all)
+next_round_keys = round_keys.next_round_keys
 sparse_decode_all = _on_device(sparse.sparse_decode_all)
 
 project_rows = _with_fallback(lowrank.project_rows)
